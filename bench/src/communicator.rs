@@ -34,9 +34,9 @@ pub trait Communicator {
 
 /// One worker, nobody to talk to.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Alone;
+pub struct SingleProcess;
 
-impl Communicator for Alone {
+impl Communicator for SingleProcess {
     fn rank(&self) -> usize {
         0
     }
@@ -51,45 +51,45 @@ impl Communicator for Alone {
 }
 
 #[derive(Debug)]
-struct Meeting {
+struct Rendezvous {
     arrived: Barrier,
     inputs: Mutex<Vec<Vec<f32>>>,
 }
 
 /// A rank among threads of one process; adds in rank order.
 #[derive(Clone, Debug)]
-pub struct Together {
+pub struct InProcess {
     rank: usize,
-    meeting: Arc<Meeting>,
+    rendezvous: Arc<Rendezvous>,
 }
 
-impl Together {
+impl InProcess {
     /// All ranks of a communicator, to hand to one thread each.
     pub fn new(ranks: usize) -> Vec<Self> {
         let inputs = Mutex::new(vec![Vec::new(); ranks]);
-        let meeting = Arc::new(Meeting { arrived: Barrier::new(ranks), inputs });
-        (0..ranks).map(|rank| Self { rank, meeting: Arc::clone(&meeting) }).collect()
+        let meeting = Arc::new(Rendezvous { arrived: Barrier::new(ranks), inputs });
+        (0..ranks).map(|rank| Self { rank, rendezvous: Arc::clone(&meeting) }).collect()
     }
 }
 
-impl Communicator for Together {
+impl Communicator for InProcess {
     fn rank(&self) -> usize {
         self.rank
     }
 
     fn ranks(&self) -> usize {
-        self.meeting.inputs.lock().map_or(0, |inputs| inputs.len())
+        self.rendezvous.inputs.lock().map_or(0, |inputs| inputs.len())
     }
 
     fn average(&mut self, values: &mut [f32]) -> Result<Cost> {
         let poisoned = || anyhow!("another rank's thread has panicked");
         let began = Instant::now();
-        if let Some(input) = self.meeting.inputs.lock().map_err(|_| poisoned())?.get_mut(self.rank) {
+        if let Some(input) = self.rendezvous.inputs.lock().map_err(|_| poisoned())?.get_mut(self.rank) {
             input.clear();
             input.extend_from_slice(values);
         }
-        self.meeting.arrived.wait();
-        let inputs = self.meeting.inputs.lock().map_err(|_| poisoned())?;
+        self.rendezvous.arrived.wait();
+        let inputs = self.rendezvous.inputs.lock().map_err(|_| poisoned())?;
         let same = inputs.iter().all(|input| input.len() == values.len());
         if same {
             values.fill(0.0);
@@ -100,7 +100,7 @@ impl Communicator for Together {
             values.iter_mut().for_each(|sum| *sum /= ranks);
         }
         drop(inputs);
-        self.meeting.arrived.wait();
+        self.rendezvous.arrived.wait();
         ensure!(same, "ranks averaged different numbers of values");
         Ok(Cost { collective: began.elapsed(), ..Cost::default() })
     }

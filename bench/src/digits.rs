@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn shards_make_up_the_batch_in_order_for_any_number_of_ranks() {
+    fn shards_concatenate_to_the_batch() {
         let batches = Batches::new(5, 1437, 128).unwrap();
         for step in [0, 1, 10, 11, 500] {
             for ranks in [1, 2, 4, 8, 16, 128] {

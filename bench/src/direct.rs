@@ -3,8 +3,8 @@
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_plan::{
-    Access, Group, Local, Operand, Participant, Place, Plan, Program, Request, Segmentation, Shots, Step,
-    StepKind, Tuning, program, retention, segmentation,
+    Access, Algorithm, Buffer, Group, Local, Operand, Participant, Plan, Program, Request, Segmentation,
+    Step, StepKind, Tuning, program, retention, segmentation,
 };
 use harmonaize_shm::Memory;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Direct {
         let local = Local { access: &|_| Access::Mapped, retention };
         let program = program(
             &plan,
-            Request { collective, root, coded: false, shots: Shots::Many },
+            Request { collective, root, coded: false, algorithm: Algorithm::Ring },
             Participant(0),
             &local,
         )?;
@@ -95,9 +95,9 @@ impl Direct {
     }
 
     fn place(&self, operand: &Operand, (lo, hi): (u64, u64)) -> Result<(&Memory, u64, u64)> {
-        let (rank, which) = match operand.place {
-            Place::Input(rank) => (rank, 0),
-            Place::Output(rank) => (rank, 1),
+        let (rank, which) = match operand.buffer {
+            Buffer::Input(rank) => (rank, 0),
+            Buffer::Output(rank) => (rank, 1),
             other => bail!("a plan within one host that uses {other:?}"),
         };
         let tensors = self.tensors.get(rank.0 as usize).context("no such rank")?;
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_of_any_size_and_number_of_ranks_are_right() {
+    fn sums_are_right_for_any_size_and_ranks() {
         for ranks in [1, 2, 3, 8] {
             for bytes in [4, 32 << 10, (1 << 20) + 4, 3 << 20] {
                 let direct = Direct::new(ranks, bytes).unwrap();

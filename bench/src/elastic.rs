@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Words at the end of each gradient tensor, in which the first rank tells all what comes next.
-pub const WORDS: usize = 2;
+pub const DECISION_WORDS: usize = 2;
 /// Most ranks: those that leave are told by a bit each.
 pub const MOST_RANKS: usize = 64;
 /// What a micro-batch counts, in hundredths of one, as long as no more than the least are accumulated.
@@ -68,25 +68,25 @@ pub struct Decision {
     /// Go on as another communicator before it.
     pub regroup: bool,
     /// Without these ranks.
-    pub without: u64,
+    pub excluded: u64,
 }
 
 impl Decision {
     /// As words.
-    pub fn words(&self) -> [u64; WORDS] {
+    pub fn encode(&self) -> [u64; DECISION_WORDS] {
         let flags = u64::from(self.save) << 32 | u64::from(self.regroup) << 33;
-        [u64::from(self.accumulate) | flags, self.without]
+        [u64::from(self.accumulate) | flags, self.excluded]
     }
 
     /// From words.
-    pub fn from_words([first, without]: [u64; WORDS]) -> Self {
+    pub fn decode([first, excluded]: [u64; DECISION_WORDS]) -> Self {
         let flag = |bit: u32| first >> bit & 1 == 1;
-        Self { accumulate: first as u32, save: flag(32), regroup: flag(33), without }
+        Self { accumulate: first as u32, save: flag(32), regroup: flag(33), excluded }
     }
 
     /// Whether it goes on without this rank.
-    pub fn leaves(&self, rank: usize) -> bool {
-        rank < MOST_RANKS && self.without >> rank & 1 == 1
+    pub fn excludes(&self, rank: usize) -> bool {
+        rank < MOST_RANKS && self.excluded >> rank & 1 == 1
     }
 }
 
@@ -94,7 +94,7 @@ impl Decision {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "each line says what its fields are")]
-pub enum Said {
+pub enum Line {
     /// It is one of so many ranks.
     Joined { at_us: u64, rank: usize, ranks: usize },
     /// So much is done, after a step of so many micro-batches a rank; the AllReduce's microseconds.
@@ -108,7 +108,7 @@ pub enum Said {
     /// It goes on from here, and so much that was done is lost.
     Restored { at_us: u64, done: u64, lost: u64 },
     /// The provider has said so.
-    Told { at_us: u64, what: String },
+    Notified { at_us: u64, what: String },
     /// It is no longer one of the ranks.
     Left { at_us: u64 },
     /// The work is done, and each of so many micro-batches is in the model exactly once.
@@ -121,10 +121,10 @@ mod tests {
 
     #[test]
     fn a_decision_survives_the_sum_with_zeros() {
-        let decision = Decision { accumulate: 16, save: true, regroup: false, without: 1 << 63 | 2 };
-        assert_eq!(Decision::from_words(decision.words()), decision);
-        assert_eq!(Decision::from_words([0; WORDS]), Decision::default());
-        let leaving = [0, 1, 62, 63, 64].map(|rank| decision.leaves(rank));
+        let decision = Decision { accumulate: 16, save: true, regroup: false, excluded: 1 << 63 | 2 };
+        assert_eq!(Decision::decode(decision.encode()), decision);
+        assert_eq!(Decision::decode([0; DECISION_WORDS]), Decision::default());
+        let leaving = [0, 1, 62, 63, 64].map(|rank| decision.excludes(rank));
         assert_eq!(leaving, [false, true, false, true, false]);
     }
 
@@ -148,7 +148,7 @@ mod tests {
     /// What `cargo xtask bench cooperation` reads.
     #[test]
     fn lines_are_what_readers_expect() {
-        let line = Said::Step { at_us: 1, done: 2, ranks: 3, accumulate: 4, collective_us: 5 };
+        let line = Line::Step { at_us: 1, done: 2, ranks: 3, accumulate: 4, collective_us: 5 };
         let text = r#"{"event":"step","at_us":1,"done":2,"ranks":3,"accumulate":4,"collective_us":5}"#;
         assert_eq!(serde_json::to_string(&line).unwrap(), text);
     }

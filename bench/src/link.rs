@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, TcpTransport};
-use harmonaize_transport::verbs::{self, Devices, VerbsTransport, Wanted};
+use harmonaize_transport::verbs::{self, Devices, PortOptions, VerbsTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// The longest sleep: afterwards the deadline is looked at.
 const SLEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 /// Where one looks without an end, the deadline is looked at once in so many turns.
-const TURNS: u32 = 4096;
+const IDLE_POLLS: u32 = 4096;
 /// Calls of progress take so much work at most.
 const BUDGET: usize = 64;
 /// The one ring of an end.
@@ -73,7 +73,7 @@ pub struct Ends {
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum Header {
     /// A payload follows, the one of this number.
     Data(u64),
     /// So many payloads have come: their slots are free.
@@ -81,16 +81,16 @@ pub enum Word {
     /// So many payloads were sent, and no more come.
     Done(u64),
     /// So many payloads were not what they had to be; the last word of who receives.
-    Wrong(u64),
+    Corrupt(u64),
 }
 
-impl Word {
+impl Header {
     fn encode(self) -> [u8; HEADER] {
         let (kind, number) = match self {
             Self::Data(number) => (1_u64, number),
             Self::Credit(number) => (2, number),
             Self::Done(number) => (3, number),
-            Self::Wrong(number) => (4, number),
+            Self::Corrupt(number) => (4, number),
         };
         let mut header = [0; HEADER];
         let (first, second) = header.split_at_mut(HEADER / 2);
@@ -106,7 +106,7 @@ impl Word {
             1 => Some(Self::Data(number)),
             2 => Some(Self::Credit(number)),
             3 => Some(Self::Done(number)),
-            4 => Some(Self::Wrong(number)),
+            4 => Some(Self::Corrupt(number)),
             _ => None,
         }
     }
@@ -114,9 +114,9 @@ impl Word {
 
 /// What an end is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum EndEvent {
     /// A frame came; a payload lies in the slot of its number.
-    Word(Word),
+    Header(Header),
     /// The payload of a frame has left.
     Sent,
 }
@@ -128,7 +128,7 @@ pub struct End {
     wait: Wait,
     deadline: Instant,
     idle_since: Option<Instant>,
-    idle_turns: u32,
+    idle_polls: u32,
     room: Span,
     slot_bytes: u64,
     slots: u64,
@@ -157,7 +157,7 @@ fn bind(ends: &Ends) -> Result<Box<dyn Transport>> {
         Carrier::Verbs => {
             let config = verbs::Config {
                 devices: ends.device.iter().cloned().collect(),
-                wanted: Wanted { gid_index: ends.gid_index, ..Wanted::default() },
+                options: PortOptions { gid_index: ends.gid_index, ..PortOptions::default() },
                 ..verbs::Config::new(tcp)
             };
             Box::new(VerbsTransport::bind(config, &Devices::of_host())?)
@@ -190,7 +190,7 @@ impl End {
             wait: ends.wait,
             deadline,
             idle_since: None,
-            idle_turns: 0,
+            idle_polls: 0,
             room,
             slot_bytes: slot_bytes.into(),
             slots: slots.into(),
@@ -206,12 +206,12 @@ impl End {
     }
 
     /// Takes what has come, waits if nothing has; an error when the link has ended.
-    pub fn turn(&mut self, heard: &mut dyn FnMut(Heard) -> Result<()>) -> Result<()> {
+    pub fn run_once(&mut self, heard: &mut dyn FnMut(EndEvent) -> Result<()>) -> Result<()> {
         self.progress(&mut |event| match event {
-            Event::Sent { .. } => heard(Heard::Sent),
-            Event::Received { header, .. } => {
-                heard(Heard::Word(Word::decode(header).context("a frame that this program does not send")?))
-            }
+            Event::Sent { .. } => heard(EndEvent::Sent),
+            Event::Received { header, .. } => heard(EndEvent::Header(
+                Header::decode(header).context("a frame that this program does not send")?,
+            )),
             _ => Ok(()),
         })
     }
@@ -236,9 +236,9 @@ impl End {
     }
 
     fn idle(&mut self) -> Result<()> {
-        self.idle_turns = self.idle_turns.wrapping_add(1);
+        self.idle_polls = self.idle_polls.wrapping_add(1);
         // A clock may cost a system call.
-        if self.wait == Wait::Poll && !self.idle_turns.is_multiple_of(TURNS) {
+        if self.wait == Wait::Poll && !self.idle_polls.is_multiple_of(IDLE_POLLS) {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -260,14 +260,19 @@ impl End {
     }
 
     /// Sends a word alone; false: the queue is full, try again after a turn.
-    pub fn say(&mut self, word: Word) -> Result<bool> {
-        taken(self.transport.send(self.link, 0, &word.encode(), None))
+    pub fn send_header(&mut self, word: Header) -> Result<bool> {
+        is_queued(self.transport.send(self.link, 0, &word.encode(), None))
     }
 
     /// Sends a payload into the slot of its number; false: the queue is full, try again after a turn.
     pub fn send(&mut self, number: u64, payload: Span) -> Result<bool> {
         let landing = Landing { ring: RING, sequence: (number % self.slots) as u32 };
-        taken(self.transport.send(self.link, 0, &Word::Data(number).encode(), Some((landing, payload, 0))))
+        is_queued(self.transport.send(
+            self.link,
+            0,
+            &Header::Data(number).encode(),
+            Some((landing, payload, 0)),
+        ))
     }
 
     /// What lies in the slot of a number.
@@ -276,7 +281,7 @@ impl End {
     }
 }
 
-fn taken(sent: Result<(), SendError>) -> Result<bool> {
+fn is_queued(sent: Result<(), SendError>) -> Result<bool> {
     match sent {
         Ok(()) => Ok(true),
         Err(SendError::Full) => Ok(false),
@@ -314,13 +319,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_back() {
-        for word in [Word::Data(u64::MAX), Word::Credit(0), Word::Done(7), Word::Wrong(1 << 40)] {
-            assert_eq!(Word::decode(&word.encode()), Some(word));
+    fn headers_round_trip() {
+        for word in [Header::Data(u64::MAX), Header::Credit(0), Header::Done(7), Header::Corrupt(1 << 40)] {
+            assert_eq!(Header::decode(&word.encode()), Some(word));
         }
-        assert_eq!(Word::decode(&[]), None);
-        assert_eq!(Word::decode(&[9; HEADER]), None);
-        assert_eq!(Word::decode(&[1; HEADER + 1]), None);
+        assert_eq!(Header::decode(&[]), None);
+        assert_eq!(Header::decode(&[9; HEADER]), None);
+        assert_eq!(Header::decode(&[1; HEADER + 1]), None);
     }
 
     #[test]
@@ -332,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn stamps_are_told_apart() {
+    fn stamps_of_different_numbers_differ() {
         let span = Span::new(&Memory::private(128).unwrap(), 32, 64).unwrap();
         stamp(&span, 7).unwrap();
         assert!(stamped(&span, 7).unwrap() && !stamped(&span, 8).unwrap());

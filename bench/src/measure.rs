@@ -9,7 +9,7 @@ use std::io::Write;
 
 /// How often.
 #[derive(Args, Clone, Copy, Debug)]
-pub struct Effort {
+pub struct Repetitions {
     /// Operations before the first that is timed
     #[arg(long, default_value_t = 2)]
     pub warmup: usize,
@@ -70,7 +70,7 @@ impl Kind {
         collective.bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX))
     }
 
-    fn word(self) -> &'static str {
+    fn reduction_name(self) -> &'static str {
         match self {
             Self::Allreduce | Self::Reducescatter => "sum",
             Self::Alltoall | Self::Allgather => "none",
@@ -91,7 +91,7 @@ impl Measured {
             "{:>11} {:>11}  float {:>6} {:>11.1} {:>12.3} {:>12.3} {:>6}",
             self.bytes,
             self.bytes / 4,
-            kind.word(),
+            kind.reduction_name(),
             time,
             algbw,
             algbw * kind.bus_factor(ranks),

@@ -84,7 +84,7 @@ mod tests {
     const BLOCK: Block = Block { seed: 5, round: 9, source: 1, destination: 2 };
 
     #[test]
-    fn blocks_verify_at_every_length_and_carry_the_wish_to_stop() {
+    fn blocks_verify_at_every_length() {
         for bytes in [8, 9, 15, 16, 17, 4095] {
             for stop in [false, true] {
                 let mut block = vec![0; bytes];
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_another_round_or_rank_is_damaged() {
+    fn blocks_of_another_round_or_rank_fail() {
         let mut block = vec![0; 64];
         BLOCK.fill(&mut block, false);
         for other in [

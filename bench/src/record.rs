@@ -52,15 +52,15 @@ impl Communicator for Recorded<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::communicator::Alone;
+    use crate::communicator::SingleProcess;
     use crate::model::{Kind, Model};
     use crate::training::{Recipe, train};
 
     #[test]
-    fn the_gradients_of_the_steps_that_were_asked_for_are_kept() {
+    fn requested_steps_are_recorded() {
         let folder = tempfile::tempdir().unwrap();
         let mut recorded = Recorded {
-            inner: &mut Alone,
+            inner: &mut SingleProcess,
             folder: folder.path().join("new"),
             name: "perceptron".to_owned(),
             steps: vec![2, 3],
@@ -70,7 +70,7 @@ mod tests {
         let outcome = train(&recipe, &mut recorded, &|| true, &mut |_| Ok(())).unwrap();
         assert_eq!(
             outcome,
-            train(&recipe, &mut Alone, &|| true, &mut |_| Ok(())).unwrap(),
+            train(&recipe, &mut SingleProcess, &|| true, &mut |_| Ok(())).unwrap(),
             "nothing changed"
         );
         let mut files: Vec<_> =

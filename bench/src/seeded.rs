@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_streams_apart() {
+    fn distinct_names_give_distinct_streams() {
         let mut firsts: Vec<u64> = [[1, 2], [2, 1], [0, 0], [1, 1]]
             .iter()
             .map(|name| SplitMix64::named(7, name).next_u64())

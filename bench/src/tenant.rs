@@ -18,7 +18,7 @@ const JOIN: Duration = Duration::from_secs(60);
 const OPERATION: Duration = Duration::from_secs(120);
 
 /// How long one look for events may wait.
-const HEAR: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Which rank of which communicator, and where its agent is.
 #[derive(Args, Clone, Debug)]
@@ -37,7 +37,7 @@ pub struct Seat {
     pub secret: Option<PathBuf>,
     /// How the agent reaches tensors; over TCP by RDMA alone
     #[arg(long, value_enum)]
-    pub access: Option<Reach>,
+    pub access: Option<AccessKind>,
     /// With RDMA: this process's device, mlx5_0 or mlx5_0:1
     #[arg(long)]
     pub device: Option<String>,
@@ -67,7 +67,7 @@ pub fn budget(text: &str) -> Result<Budget, std::convert::Infallible> {
 
 /// How the agent reaches tensors.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum AccessKind {
     /// Both map them.
     Mapped,
     /// Through a socket.
@@ -91,9 +91,9 @@ impl Seat {
 
     fn options(&self, arena_bytes: u64) -> AttachOptions {
         let access = match self.access {
-            Some(Reach::Mapped) => Access::Mapped,
-            Some(Reach::Remote) => Access::Remote,
-            Some(Reach::Rdma) => Access::Rdma,
+            Some(AccessKind::Mapped) => Access::Mapped,
+            Some(AccessKind::Remote) => Access::Remote,
+            Some(AccessKind::Rdma) => Access::Rdma,
             None if self.agent.is_some() => Access::Rdma,
             None => Access::Mapped,
         };
@@ -109,7 +109,7 @@ impl Seat {
 
 /// A rank that has joined.
 #[derive(Debug)]
-pub struct Member {
+pub struct Participant {
     client: Client,
     communicator: harmonaize_client::Communicator,
     rank: usize,
@@ -117,7 +117,7 @@ pub struct Member {
 }
 
 /// A receipt's kind of algorithm in a word.
-pub fn word(algorithm: Algorithm) -> &'static str {
+pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::None => "none",
         Algorithm::WithinHost => "within host",
@@ -127,13 +127,13 @@ pub fn word(algorithm: Algorithm) -> &'static str {
         Algorithm::Dissemination => "dissemination",
         Algorithm::DirectCoded => "direct, coded",
         Algorithm::OneShot => "one shot",
-        Algorithm::TwoShots => "two shots",
+        Algorithm::TwoShot => "two shots",
         Algorithm::Aggregated => "aggregated",
         _ => "other",
     }
 }
 
-impl Member {
+impl Participant {
     /// Attaches with room for `bytes` bytes of tensors, and joins.
     pub fn join(seat: &Seat, bytes: u64) -> Result<Self> {
         Self::join_within(seat, bytes, Budget::Exact)
@@ -155,18 +155,18 @@ impl Member {
     }
 
     /// From now on prints what the provider tells its tenant, until the process ends.
-    pub fn listen(&self) -> Result<()> {
+    pub fn print_events(&self) -> Result<()> {
         let mut events = self.client.events(None);
         let mut batch = events.read(Duration::ZERO)?;
         std::thread::spawn(move || {
             loop {
                 for event in batch.events {
                     let what = format!("{}: {:?}", event.communicator, event.kind);
-                    if (Line::Told { at_us: now_us(), what }).print().is_err() {
+                    if (Line::Notified { at_us: now_us(), what }).print().is_err() {
                         return;
                     }
                 }
-                match events.read(HEAR) {
+                match events.read(EVENT_TIMEOUT) {
                     Ok(next) => batch = next,
                     // The end of the attachment among them, which operations tell of.
                     Err(_) => return,
@@ -252,7 +252,7 @@ fn timed(start: impl FnOnce() -> Result<Operation, harmonaize_client::Error>) ->
 /// A worker of a training whose gradients go through the agent.
 #[derive(Debug)]
 pub struct Worker {
-    member: Member,
+    participant: Participant,
     /// One for each number of elements that was averaged.
     tensors: Vec<Tensor>,
     lossy: bool,
@@ -262,22 +262,22 @@ impl Worker {
     /// Attaches with room for `bytes` bytes of gradients, and joins; gradients may lose what the budget says.
     pub fn join(seat: &Seat, bytes: u64, budget: Budget) -> Result<Self> {
         let lossy = budget != Budget::Exact;
-        Ok(Self { member: Member::join_within(seat, bytes, budget)?, tensors: Vec::new(), lossy })
+        Ok(Self { participant: Participant::join_within(seat, bytes, budget)?, tensors: Vec::new(), lossy })
     }
 
     /// Its membership.
-    pub fn member(&self) -> &Member {
-        &self.member
+    pub fn participant(&self) -> &Participant {
+        &self.participant
     }
 }
 
 impl Communicator for Worker {
     fn rank(&self) -> usize {
-        self.member.rank
+        self.participant.rank
     }
 
     fn ranks(&self) -> usize {
-        self.member.ranks
+        self.participant.ranks
     }
 
     fn is_lossy(&self) -> bool {
@@ -287,20 +287,20 @@ impl Communicator for Worker {
     fn average(&mut self, values: &mut [f32]) -> Result<Cost> {
         let wanted = values.len() as u64;
         if !self.tensors.iter().any(|tensor| tensor.elements() == wanted) {
-            self.tensors.push(self.member.client.tensor(Dtype::F32, wanted)?);
+            self.tensors.push(self.participant.client.tensor(Dtype::F32, wanted)?);
         }
         let tensor = self.tensors.iter().find(|tensor| tensor.elements() == wanted).context("no tensor")?;
         let began = Instant::now();
         tensor.write(0, values)?;
         let written = began.elapsed();
-        let (receipt, collective) = self.member.all_reduce(tensor, ReduceOp::Average)?;
+        let (receipt, collective) = self.participant.all_reduce(tensor, ReduceOp::Average)?;
         let began = Instant::now();
         tensor.read(0, values)?;
         Ok(Cost {
             collective,
             copies: written + began.elapsed(),
             wire_bytes: receipt.wire_bytes,
-            algorithm: word(receipt.algorithm),
+            algorithm: algorithm_name(receipt.algorithm),
         })
     }
 }

@@ -90,7 +90,7 @@ pub struct Outcome {
 pub fn train(
     recipe: &Recipe,
     communicator: &mut dyn Communicator,
-    told: &dyn Fn() -> bool,
+    stop_requested: &dyn Fn() -> bool,
     each: &mut dyn FnMut(&Step) -> Result<()>,
 ) -> Result<Outcome> {
     let digits = Digits::load(recipe.seed)?;
@@ -108,7 +108,7 @@ pub fn train(
         let loss = model.gradients(&digits.training.select(&shard)?, &mut bucket)?;
         // Every worker is to know the whole batch's loss, and the wish to end: they ride along with the gradients, unless that
         // costs them bits, for they are much larger.
-        let rest = [loss, if told() { 1.0 } else { 0.0 }];
+        let rest = [loss, if stop_requested() { 1.0 } else { 0.0 }];
         let computed = began.elapsed();
         let (cost, [loss, wish]) = share(communicator, &mut bucket, rest)?;
         let averaged = Instant::now();
@@ -158,7 +158,7 @@ fn descend(recipe: &Recipe, gradients: &[f32], velocity: &mut [f32], parameters:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::communicator::{Alone, Together};
+    use crate::communicator::{InProcess, SingleProcess};
 
     /// Largest relative difference of two curves.
     fn apart(one: &[f32], other: &[f32]) -> f32 {
@@ -198,9 +198,9 @@ mod tests {
     };
 
     #[test]
-    fn eight_workers_follow_the_single_process_and_agree_to_the_bit() {
-        let (single, alone) = curve(&SHORT, &mut Alone);
-        let workers = together(&SHORT, Together::new(8));
+    fn eight_workers_match_a_single_process() {
+        let (single, alone) = curve(&SHORT, &mut SingleProcess);
+        let workers = together(&SHORT, InProcess::new(8));
         for (losses, outcome) in &workers {
             assert_eq!((losses, outcome), (&workers[0].0, &workers[0].1));
         }
@@ -212,7 +212,7 @@ mod tests {
 
     /// Leaves one rank's values out of one average, as an AllReduce with a lost contribution would.
     struct Forgetful {
-        inner: Together,
+        inner: InProcess,
         calls: usize,
     }
 
@@ -235,9 +235,9 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_told_to_end_ends_all_after_the_same_step() {
+    fn a_stop_request_ends_all_at_one_step() {
         let steps = std::thread::scope(|scope| {
-            let worker = |mut communicator: Together| {
+            let worker = |mut communicator: InProcess| {
                 scope.spawn(move || {
                     let recipe = Recipe { steps: 3, ..SHORT };
                     let made = std::cell::Cell::new(0);
@@ -251,7 +251,7 @@ mod tests {
                     made.get()
                 })
             };
-            let workers: Vec<_> = Together::new(4).into_iter().map(worker).collect();
+            let workers: Vec<_> = InProcess::new(4).into_iter().map(worker).collect();
             workers.into_iter().map(|worker| worker.join().unwrap()).collect::<Vec<usize>>()
         });
         assert_eq!(steps, [6; 4]);
@@ -259,8 +259,8 @@ mod tests {
 
     #[test]
     fn the_tolerance_finds_a_single_lost_contribution() {
-        let (single, _) = curve(&SHORT, &mut Alone);
-        let ranks = Together::new(8).into_iter().map(|inner| Forgetful { inner, calls: 0 }).collect();
+        let (single, _) = curve(&SHORT, &mut SingleProcess);
+        let ranks = InProcess::new(8).into_iter().map(|inner| Forgetful { inner, calls: 0 }).collect();
         let found = apart(&together(&SHORT, ranks)[0].0, &single);
         assert!(found > 10.0 * TOLERANCE, "a lost contribution moved the curve by {found} only");
     }

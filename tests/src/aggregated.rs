@@ -4,11 +4,11 @@ use crate::job::{Worker, deploy, run, sockets, succeeded};
 use crate::{STEP, star_with_aggregator};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
+use harmonaize_testkit::deployment::Deployment;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
-use xtask::deployment::Deployment;
 
 /// Operations before, between and after what happens to an aggregator; of the last at least.
 pub const EACH: u64 = 10;

@@ -3,10 +3,10 @@
 use crate::STEP;
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::{Access, AttachOptions, Client, Communicator, Dtype, Rank, Tensor};
+use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
+use harmonaize_testkit::workspace::{Binaries, Profile};
 use std::path::PathBuf;
 use std::time::Duration;
-use xtask::deployment::{Deployment, Setup, Tenant, socket};
-use xtask::workspace::{Binaries, Profile};
 
 /// Control and agents on a fabric, with the tenants `a` and `b` of this test's own user; `None`, loudly, without the
 /// privilege for namespaces. `adjust` changes the settings.

@@ -7,21 +7,23 @@ pub mod job;
 pub mod replay;
 
 use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::strict;
+use harmonaize_testkit::topology::Topology;
+pub use harmonaize_testkit::topology::{
+    racks, racks_with_aggregators, racks_with_unmanaged_hosts, star, star_with_aggregator,
+};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
-use xtask::fabric::{self, Fabric};
-use xtask::namespace::Namespace;
-use xtask::topology::Topology;
-pub use xtask::topology::{racks, racks_and_strangers, racks_with_aggregators, star, star_with_aggregator};
 
 /// How long one step of a test may take before the test fails.
 pub const STEP: Duration = Duration::from_secs(20);
 
 /// Builds a fabric; `None`, loudly, where the privilege for namespaces is missing.
 pub fn fabric(topology: &str) -> Option<Result<Fabric>> {
-    if !fabric::privileged() {
-        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    if !strict::can_make_namespaces() {
         return None;
     }
     Some(Topology::parse(topology).and_then(|topology| Fabric::build(&topology)))
@@ -40,17 +42,17 @@ pub fn echo(from: &Namespace, to: &Namespace, address: Ipv4Addr, text: &str) -> 
             stream.write_all(&bytes)?;
             Ok(())
         });
-        let asked = ask(from, target, text);
+        let asked = request(from, target, text);
         if asked.is_err() {
             // Whoever never connected leaves the listener waiting: this lets it go.
-            let _ = ask(to, target, "");
+            let _ = request(to, target, "");
         }
         ensure!(answer.join().is_ok_and(|answer| answer.is_ok()), "the answering side failed");
         asked
     })
 }
 
-fn ask(from: &Namespace, target: SocketAddr, text: &str) -> Result<String> {
+fn request(from: &Namespace, target: SocketAddr, text: &str) -> Result<String> {
     let connected = from.enter(|| TcpStream::connect_timeout(&target, STEP))?;
     let mut stream = connected.with_context(|| format!("{} cannot reach {target}", from.name()))?;
     stream.set_read_timeout(Some(STEP))?;

@@ -6,9 +6,9 @@ use harmonaize_analysis::phases::{self, HostPhase, Phases};
 use harmonaize_analysis::straggler::{Detector, EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
 use harmonaize_analysis::trace::{self, Record};
 use harmonaize_events::{Direction, FlowKey};
+use harmonaize_testkit::found::{self, Found};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
-use xtask::bench::telemetry::found::{self, Found};
 
 /// All records of a trace between two times, and those before that say what stands.
 ///
@@ -130,7 +130,16 @@ impl Replay {
             Kind::Network => found::Kind::Network,
         };
         let (found_ns, by_ns, over) = (found.found_ns, found.by_ns, found.ended_ns.is_some());
-        Found::Straggler { foreign, host, rank: found.rank as usize, kind, edge, found_ns, by_ns, over }
+        Found::Straggler {
+            foreign,
+            host,
+            rank: found.rank as usize,
+            kind,
+            edge,
+            found_ns,
+            delay_ns: by_ns,
+            over,
+        }
     }
 }
 
@@ -177,7 +186,7 @@ fn congested(found: &Congestion) -> Found {
     let cause = match found.cause {
         Cause::Unknown => "unknown",
         Cause::Own => "own",
-        Cause::Others => "others",
+        Cause::CrossTraffic => "others",
     };
     Found::Congestion {
         interface: found.link.interface,

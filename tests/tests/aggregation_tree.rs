@@ -3,10 +3,10 @@
 //! With three racks the one at the spine is above all others; with two racks one of those is above the other, and its own rack sends to it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::aggregated::{rounds, sum, through_everything};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::racks_with_aggregators;
-use xtask::fabric::Faults;
 
 const RACKS: usize = 3;
 /// Of a rack; and of hosts' links and of uplinks, Mbit/s.
@@ -34,12 +34,12 @@ fn killed(position: usize) {
 }
 
 #[test]
-fn sums_are_right_while_the_one_above_is_killed_and_comes_back() {
+fn sums_survive_a_root_aggregator_restart() {
     killed(ABOVE);
 }
 
 #[test]
-fn sums_are_right_while_a_rack_s_is_killed_and_comes_back() {
+fn sums_survive_a_rack_aggregator_restart() {
     killed(0);
 }
 

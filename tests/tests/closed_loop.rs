@@ -4,20 +4,20 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_client::Access;
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::foreign::CrossTraffic;
+use harmonaize_testkit::load::Watch;
+use harmonaize_testkit::plans::{self, Plan, RingEdge};
+use harmonaize_testkit::route::{Flow, Protocol, switches};
 use harmonaize_tests::job::{Worker, deploy, run, sockets};
-use harmonaize_tests::racks_and_strangers;
+use harmonaize_tests::racks_with_unmanaged_hosts;
 use std::fmt::Debug;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use xtask::deployment::Deployment;
-use xtask::foreign::Foreign;
-use xtask::load::Watch;
-use xtask::plans::{self, Hop, Plan};
-use xtask::route::{Flow, Protocol, switches};
 
 const RATE: &str = "100Mbit/s";
 /// Half of it.
-const FOREIGN: u64 = 50_000_000;
+const CROSS_TRAFFIC: u64 = 50_000_000;
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Where agents listen for each other.
@@ -64,7 +64,7 @@ fn until<T: Debug>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Re
 
 /// The spine of a path from the first rack to the second; none where the paths that are known lead over none, or over both.
 fn up(plan: &Plan) -> Option<String> {
-    let paths = plan.hops.iter().flat_map(|hop| &hop.paths);
+    let paths = plan.ring_edges.iter().flat_map(|hop| &hop.paths);
     let mut spines = paths.filter_map(|path| match path.switches.as_slice() {
         [first, spine, last] if first == "leaf0" && last == "leaf1" => Some(spine),
         _ => None,
@@ -98,8 +98,9 @@ impl Scene<'_> {
 
     /// The spine that takes the ring from the first rack to the second.
     fn crossing(&self) -> Result<String> {
-        let plan = self.plan("a plan whose paths are known", |plan| plan.known() && up(plan).is_some())?;
-        for hop in &plan.hops {
+        let plan =
+            self.plan("a plan whose paths are known", |plan| plan.paths_known() && up(plan).is_some())?;
+        for hop in &plan.ring_edges {
             self.true_paths(hop)?;
         }
         up(&plan).context("the ring crosses a spine")
@@ -117,7 +118,7 @@ impl Scene<'_> {
     }
 
     /// What control says of a hop's paths is what the switches do with its ports, whichever end has connected.
-    fn true_paths(&self, hop: &Hop) -> Result<()> {
+    fn true_paths(&self, hop: &RingEdge) -> Result<()> {
         for path in &hop.paths {
             let ways = [(path.source_port, AGENT_PORT), (AGENT_PORT, path.source_port)];
             let way = |(source_port, destination_port)| {
@@ -132,14 +133,15 @@ impl Scene<'_> {
     }
 
     /// A foreign flow takes half of a spine: found on the wire, and left.
-    fn foreign_flow(&self) -> Result<()> {
+    fn leaves_cross_traffic(&self) -> Result<()> {
         let spine = self.crossing()?;
-        let flow = Foreign::start(self.deployment.fabric(), "f0", "f1", &spine, FOREIGN)?;
+        let flow = CrossTraffic::start(self.deployment.fabric(), "f0", "f1", &spine, CROSS_TRAFFIC)?;
         let began = flow.began_realtime_ns();
         until("the foreign flow is found and left", || {
             let decisions = plans::decisions(self.deployment)?;
             let mut since = decisions.into_iter().filter(|decision| decision.at_ns >= began);
-            Ok(since.find(|decision| decision.verdict.is_some() && decision.switched_ns().is_some()))
+            Ok(since
+                .find(|decision| decision.congestion_report.is_some() && decision.switched_ns().is_some()))
         })?;
         self.plan("a plan whose way up leaves the foreign flow alone", |plan| {
             up(plan).is_some_and(|other| other != spine)
@@ -180,17 +182,17 @@ impl Scene<'_> {
 
     fn play(&self) -> Result<()> {
         self.operations(3)?;
-        self.foreign_flow().context("a foreign flow")?;
+        self.leaves_cross_traffic().context("a foreign flow")?;
         self.drained_spine().context("a drained spine")?;
         self.dead_spine().context("a dead spine")
     }
 }
 
 #[test]
-fn plans_follow_what_the_wire_shows_and_results_stay_right() {
-    let topology = racks_and_strangers(2, 4, 2, RATE);
-    let measured = |setup: &mut xtask::deployment::Setup| {
-        setup.strangers = 2;
+fn plans_follow_congestion_and_results_stay_right() {
+    let topology = racks_with_unmanaged_hosts(2, 4, 2, RATE);
+    let measured = |setup: &mut harmonaize_testkit::deployment::Setup| {
+        setup.unmanaged_hosts = 2;
         setup.measure(RATE);
     };
     let Some(mut deployment) = deploy(&topology, measured) else { return };
@@ -210,7 +212,7 @@ fn plans_follow_what_the_wire_shows_and_results_stay_right() {
         result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
     }
     if let Err(error) = played {
-        let control = deployment.control().unwrap().said(16_384);
+        let control = deployment.control().unwrap().log_tail(16_384);
         let decisions = plans::decisions(&deployment);
         panic!("{error:#}\ndecisions: {decisions:#?}\ncontrol's log:\n{control}");
     }

@@ -41,7 +41,7 @@ fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
 }
 
 /// What a rank contributes: heavy tails, as gradients have.
-fn heavy(rank: u32, salt: u64) -> Vec<f32> {
+fn heavy_tailed(rank: u32, salt: u64) -> Vec<f32> {
     let unit = |bits: u64| (bits >> 40) as f32 / (1 << 24) as f32;
     let words = Worker::input(rank, salt, 2 * ELEMENTS);
     words.chunks_exact(2).map(|two| (unit(two[0]) - 0.5) / (unit(two[1]) + 2e-3).sqrt()).collect()
@@ -77,14 +77,15 @@ fn reduce_by(worker: &Worker, by: &Communicator, values: &[f32]) -> Result<(Vec<
 }
 
 /// An AllReduce whose result must be off by no more than the receipt says, and that by no more than the budget.
-fn coded(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
-    let (found, receipt) = reduce(worker, &heavy(worker.rank, salt))?;
+fn compressed(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
+    let (found, receipt) = reduce(worker, &heavy_tailed(worker.rank, salt))?;
     ensure!(receipt.algorithm == Algorithm::DirectCoded, "{receipt:?}");
     ensure!(receipt.bits_per_element > 0.0 && receipt.bits_per_element < 32.0, "{receipt:?}");
     ensure!(receipt.error > 0.0 && f64::from(receipt.error) <= BOUND, "{receipt:?}");
-    let right = sums(|rank| heavy(rank, salt));
+    let right = sums(|rank| heavy_tailed(rank, salt));
     let lost: f64 = found.iter().zip(&right).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
-    let signal: f64 = (0..HOSTS).flat_map(|rank| heavy(rank, salt)).map(|x| f64::from(x).powi(2)).sum();
+    let signal: f64 =
+        (0..HOSTS).flat_map(|rank| heavy_tailed(rank, salt)).map(|x| f64::from(x).powi(2)).sum();
     // The receipt is a rounded f32.
     ensure!(lost / signal <= f64::from(receipt.error) * 1.000_01, "{} is off: {receipt:?}", lost / signal);
     ensure!(lost > 0.0, "nothing was lost, against {receipt:?}");
@@ -96,7 +97,7 @@ fn coded(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
 }
 
 /// An AllReduce that loses nothing.
-fn exact(worker: &Worker, salt: u64) -> Result<()> {
+fn uncompressed(worker: &Worker, salt: u64) -> Result<()> {
     let (found, receipt) = reduce(worker, &whole(worker.rank, salt))?;
     ensure!(receipt.algorithm == Algorithm::Ring && receipt.error == 0.0, "{receipt:?}");
     ensure!(receipt.codec == "exact" && receipt.measured_error == 0.0, "{receipt:?}");
@@ -106,12 +107,12 @@ fn exact(worker: &Worker, salt: u64) -> Result<()> {
 }
 
 /// An AllToAll whose blocks from other ranks are off by what the receipt says, and the own one is not.
-fn moved(worker: &Worker, salt: u64) -> Result<()> {
+fn wire_bytes(worker: &Worker, salt: u64) -> Result<()> {
     let block = ELEMENTS / HOSTS as usize;
-    let part = |from: u32, to: u32| heavy(from, salt)[to as usize * block..][..block].to_vec();
+    let part = |from: u32, to: u32| heavy_tailed(from, salt)[to as usize * block..][..block].to_vec();
     let tensor = || worker.client.tensor(harmonaize_client::Dtype::F32, (block * HOSTS as usize) as u64);
     let (input, output) = (tensor()?, tensor()?);
-    input.write(0, &heavy(worker.rank, salt)[..block * HOSTS as usize])?;
+    input.write(0, &heavy_tailed(worker.rank, salt)[..block * HOSTS as usize])?;
     let receipt = worker.communicator.all_to_all(&input, &output)?.wait(STEP)?;
     ensure!(receipt.algorithm == Algorithm::Pairwise && receipt.bits_per_element < 16.0, "{receipt:?}");
     let (mut error, mut signal) = (0.0, 0.0);
@@ -132,7 +133,7 @@ fn moved(worker: &Worker, salt: u64) -> Result<()> {
 
 /// An AllGather, in place at one rank, whose blocks are off by what the receipt says, the own one too.
 fn gathered(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
-    let (block, mine) = (ELEMENTS / HOSTS as usize, heavy(worker.rank, salt));
+    let (block, mine) = (ELEMENTS / HOSTS as usize, heavy_tailed(worker.rank, salt));
     let tensor = |elements: usize| worker.client.tensor(harmonaize_client::Dtype::F32, elements as u64);
     let output = tensor(block * HOSTS as usize)?;
     let receipt = if worker.rank == 1 {
@@ -148,7 +149,7 @@ fn gathered(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
     output.read(0, &mut found)?;
     let (mut error, mut signal) = (0.0, 0.0);
     for (from, found) in (0..HOSTS).zip(found.chunks_exact(block)) {
-        let sent = heavy(from, salt);
+        let sent = heavy_tailed(from, salt);
         error += found.iter().zip(&sent).map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum::<f64>();
         signal += sent[..block].iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
     }
@@ -158,9 +159,9 @@ fn gathered(worker: &Worker, salt: u64) -> Result<Vec<u32>> {
 }
 
 /// AllReduces until one loses nothing: at all ranks the same.
-fn until_exact(worker: &Worker) -> Result<()> {
+fn until_uncompressed(worker: &Worker) -> Result<()> {
     for salt in 0..200 {
-        let (_, receipt) = reduce(worker, &heavy(worker.rank, salt))?;
+        let (_, receipt) = reduce(worker, &heavy_tailed(worker.rank, salt))?;
         let tensor = worker.tensor(&[u64::from(receipt.error == 0.0)])?;
         worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
         let agree = worker.contents(&tensor)?;
@@ -173,7 +174,7 @@ fn until_exact(worker: &Worker) -> Result<()> {
 }
 
 #[test]
-fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
+fn lossy_sums_stay_within_their_budget() {
     let Some(mut deployment) = deploy(&star(HOSTS as usize, "100Mbit/s"), |_| ()) else { return };
     let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let lossy = |worker: &Worker| -> Result<Vec<Vec<u32>>> {
@@ -182,28 +183,28 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
         let norms = worker.client.join_with("norms", Rank(worker.rank), worker.ranks, &within)?;
         let mut found = Vec::new();
         for salt in 0..3 {
-            found.push(coded(worker, salt)?);
+            found.push(compressed(worker, salt)?);
             let (sum, receipt) = reduce_by(worker, &norms, &whole(worker.rank, salt))?;
             ensure!((receipt.codec, receipt.error) == ("exact", 0.0), "{receipt:?}");
             let right = sums(|rank| whole(rank, salt));
             ensure!(sum.iter().zip(&right).all(|(a, b)| f64::from(*a) == *b), "wrong sum beside");
         }
-        moved(worker, 9)?;
+        wire_bytes(worker, 9)?;
         found.push(gathered(worker, 10)?);
         // One rank alone changes nothing.
         if worker.rank == 0 {
             worker.communicator.set_budget(&Budget::Exact)?;
         }
         worker.communicator.barrier()?.wait(STEP)?;
-        found.extend((3..6).map(|salt| coded(worker, salt)).collect::<Result<Vec<_>>>()?);
+        found.extend((3..6).map(|salt| compressed(worker, salt)).collect::<Result<Vec<_>>>()?);
         if worker.rank != 0 {
             worker.communicator.set_budget(&Budget::Exact)?;
         }
-        until_exact(worker)?;
-        exact(worker, 7)?;
+        until_uncompressed(worker)?;
+        uncompressed(worker, 7)?;
         Ok(found)
     };
-    let strict = |worker: &Worker| (0..6).try_for_each(|salt| exact(worker, salt));
+    let strict = |worker: &Worker| (0..6).try_for_each(|salt| uncompressed(worker, salt));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, strict));
         let found = right(ranks(&a, "job", &Budget::Vnmse(BOUND), lossy));
@@ -216,7 +217,7 @@ fn who_lets_something_be_lost_gets_it_within_the_budget_and_nobody_else() {
 }
 
 /// Whole numbers in every sixteenth block of 4096 elements, at each rank in another; zeros in between.
-fn sparse(rank: u32, salt: u64) -> Vec<f32> {
+fn sparse_input(rank: u32, salt: u64) -> Vec<f32> {
     let mut values = whole(rank, salt);
     for (index, block) in values.chunks_mut(4096).enumerate() {
         if !(index as u32 + 5 * rank).is_multiple_of(16) {
@@ -227,15 +228,15 @@ fn sparse(rank: u32, salt: u64) -> Vec<f32> {
 }
 
 #[test]
-fn whoever_lets_nothing_be_lost_is_spared_the_zeros_alone() {
+fn lossless_budget_elides_zeros_only() {
     let topology = star(HOSTS as usize, "100Mbit/s");
     let Some(mut deployment) = deploy(&topology, |setup| setup.measure("100Mbit/s")) else { return };
     let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     // Until a whole operation went without, at all ranks. Contributions have a sixteenth of their blocks, sums of three ranks three.
     let until_spared = |worker: &Worker| -> Result<Receipt> {
         for salt in 0..400 {
-            let (found, receipt) = reduce(worker, &sparse(worker.rank, salt))?;
-            let right = sums(|rank| sparse(rank, salt));
+            let (found, receipt) = reduce(worker, &sparse_input(worker.rank, salt))?;
+            let right = sums(|rank| sparse_input(rank, salt));
             let same = found.iter().zip(&right).all(|(a, b)| a.to_bits() == (*b as f32).to_bits());
             ensure!(same && receipt.error == 0.0 && receipt.measured_error == 0.0, "{receipt:?}");
             ensure!(["exact", "nonzero blocks"].contains(&receipt.codec), "{receipt:?}");
@@ -247,7 +248,7 @@ fn whoever_lets_nothing_be_lost_is_spared_the_zeros_alone() {
         }
         anyhow::bail!("zeros are sent all the time")
     };
-    let dense = |worker: &Worker| (0..6).try_for_each(|salt| exact(worker, salt));
+    let dense = |worker: &Worker| (0..6).try_for_each(|salt| uncompressed(worker, salt));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, dense));
         for receipt in right(ranks(&a, "job", &Budget::Exact, until_spared)) {
@@ -260,11 +261,11 @@ fn whoever_lets_nothing_be_lost_is_spared_the_zeros_alone() {
 
 /// What 4 bits leave out of one step comes in the next: the mean of what is received tends to the mean of what was sent.
 #[test]
-fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
+fn error_feedback_preserves_the_mean() {
     const STEPS: usize = 12;
     let Some(mut deployment) = deploy(&star(HOSTS as usize, "100Mbit/s"), |_| ()) else { return };
     let sockets = sockets(&deployment, "a");
-    let exact = sums(|rank| heavy(rank, 1));
+    let exact = sums(|rank| heavy_tailed(rank, 1));
     let off = |sum: &[f64], steps: usize| -> f64 {
         let each = sum.iter().zip(&exact).map(|(sum, right)| (sum / steps as f64 - right).powi(2));
         each.sum::<f64>().sqrt()
@@ -273,7 +274,7 @@ fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
         let input = worker.client.tensor(harmonaize_client::Dtype::F32, ELEMENTS as u64)?;
         let output = worker.client.tensor(harmonaize_client::Dtype::F32, ELEMENTS as u64)?;
         let feedback = worker.client.feedback(ELEMENTS as u64)?;
-        input.write(0, &heavy(worker.rank, 1))?;
+        input.write(0, &heavy_tailed(worker.rank, 1))?;
         let (mut found, mut figures) = (vec![0_f32; ELEMENTS], Vec::new());
         for with in [false, true] {
             let mut sum = vec![0_f64; ELEMENTS];
@@ -317,7 +318,7 @@ fn with_feedback_the_mean_of_what_is_received_is_that_of_what_was_sent() {
 
 /// Whoever comes second is told whom it disagrees with, and joins as soon as it agrees.
 #[test]
-fn a_rank_that_lets_something_else_be_lost_is_told() {
+fn a_differing_budget_is_refused() {
     let Some(mut deployment) = deploy(&star(2, "100Mbit/s"), |_| ()) else { return };
     let sockets = sockets(&deployment, "a");
     let wanted = [Budget::MatchBf16, Budget::Vnmse(BOUND)];

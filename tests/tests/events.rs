@@ -23,7 +23,7 @@ fn next(events: &mut Events, wanted: impl Fn(&EventKind) -> bool) -> Event {
 }
 
 #[test]
-fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
+fn a_drain_is_announced_before_the_loss() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
     let workers = joined(&sockets(&deployment, "a"), "job");
     let others = joined(&sockets(&deployment, "b"), "job");
@@ -64,7 +64,7 @@ fn a_drain_is_told_before_the_host_goes_and_then_the_rank_that_is_lost() {
 }
 
 #[test]
-fn an_agent_that_is_stopped_in_order_is_a_failure_for_who_stays() {
+fn an_orderly_agent_stop_is_a_failure() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
     let workers = joined(&sockets(&deployment, "a"), "job");
     let mut events = workers[0].client.events(None);

@@ -4,22 +4,22 @@
 use harmonaize_client::{
     Access, Client, Dtype, Error, EventKind, JoinRefusal, Rank, ReduceOp, RegroupOptions, Status,
 };
+use harmonaize_testkit::deployment::Setup;
 use harmonaize_tests::job::{Worker, deploy, joined, options, run, sockets};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use xtask::deployment::Setup;
 
 /// Times short enough for a test.
-fn impatient(setup: &mut Setup) {
+fn shorten_timeouts(setup: &mut Setup) {
     setup.control = "operation_timeout = \"1s\"\njoin_timeout = \"2s\"\n".into();
     setup.agent = "peer_timeout = \"1s\"\n".into();
 }
 
 /// While `scenario` runs for tenant `a`, tenant `b` keeps computing through these sockets of its; all of it right.
-fn beside_others(undisturbed: &[PathBuf], scenario: impl FnOnce()) {
+fn with_undisturbed_tenant(undisturbed: &[PathBuf], scenario: impl FnOnce()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
@@ -67,9 +67,9 @@ fn downcast(error: &anyhow::Error) -> &Error {
 }
 
 #[test]
-fn ranks_that_call_different_things_are_told_who_called_what() {
-    let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
-    beside_others(&sockets(&deployment, "b"), || {
+fn mismatched_calls_name_rank_and_call() {
+    let Some(deployment) = deploy(&star(3, "10Gbit/s"), shorten_timeouts) else { return };
+    with_undisturbed_tenant(&sockets(&deployment, "b"), || {
         type Calls = (&'static str, fn(&Worker) -> Result<harmonaize_client::Operation, Error>);
         let odd: [Calls; 4] = [
             ("count", |w| {
@@ -113,9 +113,9 @@ fn ranks_that_call_different_things_are_told_who_called_what() {
 }
 
 #[test]
-fn a_time_out_names_the_ranks_that_never_arrived() {
-    let Some(deployment) = deploy(&star(3, "10Gbit/s"), impatient) else { return };
-    beside_others(&sockets(&deployment, "b"), || {
+fn a_timeout_names_missing_ranks() {
+    let Some(deployment) = deploy(&star(3, "10Gbit/s"), shorten_timeouts) else { return };
+    with_undisturbed_tenant(&sockets(&deployment, "b"), || {
         let absent = Barrier::new(6);
         let results = run(
             &sockets(&deployment, "a"),
@@ -140,8 +140,8 @@ fn a_time_out_names_the_ranks_that_never_arrived() {
 }
 
 #[test]
-fn joins_that_cannot_be_are_refused_with_the_reason() {
-    let Some(deployment) = deploy(&star(2, "10Gbit/s"), impatient) else { return };
+fn impossible_joins_are_refused_with_reason() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), shorten_timeouts) else { return };
     let sockets = sockets(&deployment, "a");
     let attach = |host: usize| Client::attach(&sockets[host], options(Access::Mapped, 1)).unwrap();
     let (first, second) = (attach(0), attach(1));
@@ -166,9 +166,9 @@ fn joins_that_cannot_be_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_process_that_dies_in_mid_operation_ends_its_communicator_alone() {
-    let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
-    beside_others(&sockets(&deployment, "b"), || {
+fn a_dead_process_ends_its_communicator_only() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
+    with_undisturbed_tenant(&sockets(&deployment, "b"), || {
         let began = Instant::now();
         let results = run(
             &sockets(&deployment, "a"),
@@ -196,10 +196,10 @@ fn a_process_that_dies_in_mid_operation_ends_its_communicator_alone() {
 }
 
 #[test]
-fn an_agent_that_dies_costs_only_communicators_on_its_host() {
-    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
+fn a_dead_agent_ends_its_communicators_only() {
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
     let agent = deployment.agent(2).unwrap().id();
-    beside_others(&sockets(&deployment, "b")[..2], || {
+    with_undisturbed_tenant(&sockets(&deployment, "b")[..2], || {
         let results = run(
             &sockets(&deployment, "a"),
             "dies",
@@ -233,9 +233,9 @@ fn an_agent_that_dies_costs_only_communicators_on_its_host() {
 }
 
 #[test]
-fn a_host_that_vanishes_is_noticed_within_the_peer_time_out() {
-    let Some(deployment) = deploy(&star(3, "1Gbit/s"), impatient) else { return };
-    beside_others(&sockets(&deployment, "b")[..2], || {
+fn a_vanished_host_is_detected_by_timeout() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
+    with_undisturbed_tenant(&sockets(&deployment, "b")[..2], || {
         let results = run(
             &sockets(&deployment, "a"),
             "dark",
@@ -262,8 +262,8 @@ fn a_host_that_vanishes_is_noticed_within_the_peer_time_out() {
 }
 
 #[test]
-fn a_rank_that_leaves_early_hurts_nobody_until_it_is_needed() {
-    let Some(deployment) = deploy(&star(2, "10Gbit/s"), impatient) else { return };
+fn an_early_leave_fails_the_next_operation() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), shorten_timeouts) else { return };
     let gone = Barrier::new(2);
     let results = run(
         &sockets(&deployment, "a"),
@@ -327,7 +327,7 @@ fn status_says_whom_an_operation_waits_for() {
 }
 
 #[test]
-fn a_missing_privilege_is_named_with_what_to_do() {
+fn a_missing_privilege_is_named_with_remedy() {
     let Some(deployment) = deploy(&star(1, "10Gbit/s"), |_| ()) else { return };
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -376,10 +376,10 @@ fn ranks<const N: usize>(before: [u32; N]) -> Vec<Option<Rank>> {
 }
 
 #[test]
-fn a_job_goes_on_without_ranks_that_are_lost_or_drained_and_takes_in_who_comes() {
-    let Some(mut deployment) = deploy(&star(4, "10Gbit/s"), impatient) else { return };
+fn a_job_regroups_on_loss_drain_and_join() {
+    let Some(mut deployment) = deploy(&star(4, "10Gbit/s"), shorten_timeouts) else { return };
     let (own, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
-    beside_others(&others[..1], || {
+    with_undisturbed_tenant(&others[..1], || {
         let mut workers = joined(&own, "job");
         let agent = deployment.agent(3).unwrap().id().to_string();
         // Whoever has its sum may still have to send others theirs.

@@ -1,22 +1,18 @@
-//! What sums are, end to end: integers by an aggregator over a bad network, floats of the same bits whoever adds them, and sums without who
-//! is late, for who allows that.
+//! What sums are, end to end: integers by an aggregator over a bad network, and floats of the same bits whoever adds them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, ensure};
 use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Element, Negotiated, Receipt, ReduceOp};
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::STEP;
 use harmonaize_tests::aggregated::{Course, EACH, rounds, star};
 use harmonaize_tests::job::{Worker, run, sockets, succeeded};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::time::{Duration, Instant};
-use xtask::deployment::Deployment;
-use xtask::fabric::Faults;
 
 const HOSTS: usize = 4;
 /// Elements of a rank's tensor; no multiple of a chunk's.
 const ELEMENTS: usize = (1 << 16) + 3;
-/// As many as are summed before who is late has said that it has any of them.
-const FEW: usize = 15_000;
 
 /// An AllReduce of what `of` makes of each rank's words, checked against their reduction; its receipt.
 fn reduced<T: Element + PartialEq>(
@@ -40,7 +36,7 @@ fn reduced<T: Element + PartialEq>(
 
 /// Frames are lost, come twice, and are overtaken.
 #[test]
-fn integers_are_summed_on_the_way_over_a_bad_network() {
+fn integers_aggregate_over_a_bad_network() {
     let Some(deployment) = star(HOSTS, "1MiB") else { return };
     deployment.fabric().set_faults(Faults { lost: 10_000, twice: 10_000, late: 20_000 }).unwrap();
     let sockets = sockets(&deployment, "a");
@@ -117,7 +113,7 @@ fn in_order(worker: &Worker, salt: u64) -> Result<bool> {
 
 /// By the aggregator, by the hosts where it was killed in the middle, and by the hosts alone; all bits are those of the one order.
 #[test]
-fn sums_in_order_have_the_same_bits_by_whomever_they_are_added() {
+fn ordered_sums_are_bitwise_reproducible() {
     let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
     let sockets = sockets(&deployment, "a");
     let (course, whole) = (Course::default(), AtomicU64::new(0));
@@ -154,80 +150,4 @@ fn sums_in_order_have_the_same_bits_by_whomever_they_are_added() {
     let whole = whole.into_inner();
     println!("{whole} of {} rounds went whole by the aggregator", killed_after + EACH);
     assert!(whole > 0 && whole < killed_after + EACH - 1, "{whole} rounds went by the aggregator");
-}
-
-/// One rank calls only once others have a sum without it; all have that, and are told of how many hosts it is.
-#[test]
-fn who_is_late_is_left_out_of_sums_where_the_tenant_allows_it() {
-    let Some(mut deployment) = star(HOSTS, "1MiB") else { return };
-    let sockets = sockets(&deployment, "a");
-    let course = Course::default();
-    let late = HOSTS as u32 - 1;
-    let partial_sums = |this: &Deployment| -> Result<u64> {
-        let told = this.ask(&["topology"])?;
-        Ok(told["aggregators"][0]["report"]["tenants"][0]["partial_sums"].as_u64().unwrap_or(0))
-    };
-    let deadline = Instant::now() + 4 * STEP;
-    std::thread::scope(|scope| {
-        let job = scope.spawn(|| {
-            let work = |worker: &Worker| {
-                agree(worker, &Constraints::new().partial_sums(3, Duration::from_millis(5)))?;
-                worker.communicator.barrier()?.wait(STEP)?;
-                course.change(|at| at.0 = at.0.max(1));
-                let (mut told, mut turn) = (Vec::new(), 0);
-                while let Some(op) = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max].get(told.len()) {
-                    turn += 1;
-                    course.wait(|(_, allowed)| allowed >= 2 * turn)?;
-                    let tensor = worker.client.tensor(Dtype::F32, FEW as u64)?;
-                    tensor.write(0, &vec![(1 << worker.rank) as f32; FEW])?;
-                    if worker.rank == late {
-                        course.wait(|(_, allowed)| allowed > 2 * turn)?;
-                    }
-                    let receipt = worker.communicator.all_reduce_in_place(&tensor, *op)?.wait(STEP)?;
-                    let mut found = vec![0_f32; FEW];
-                    tensor.read(0, &mut found)?;
-                    let (sum, hosts) = if receipt.hosts.is_some() { (7.0, 3.0) } else { (15.0, 4.0) };
-                    let right = match op {
-                        ReduceOp::Sum => sum,
-                        ReduceOp::Average => sum / hosts,
-                        _ => 8.0,
-                    };
-                    ensure!(found.iter().all(|value| *value == right), "{op:?} of {receipt:?}: {}", found[0]);
-                    // Where the aggregator was given up meanwhile hosts have waited for all; what is no sum waits for all anyway.
-                    if receipt.hosts.is_some() || *op == ReduceOp::Max {
-                        told.push(receipt.hosts);
-                    }
-                    if worker.rank == 0 {
-                        course.change(|at| at.0 = turn + 1);
-                    }
-                }
-                Ok(told)
-            };
-            run(&sockets, "world", 1, |_| Access::Mapped, work)
-        });
-        course.wait(|(done, _)| done > 0).unwrap();
-        another_epoch(&mut deployment);
-        let unit = deployment.ask(&["topology"]).unwrap()["aggregators"][0]["unit_bytes"].as_u64();
-        let chunks = (FEW as u64 * 4).div_ceil(unit.expect("no units"));
-        for turn in 1.. {
-            let before = partial_sums(&deployment).unwrap();
-            course.change(|at| at.1 = 2 * turn);
-            let soon = Instant::now() + Duration::from_secs(2);
-            while !job.is_finished()
-                && Instant::now() < soon
-                && partial_sums(&deployment).unwrap() < before + chunks
-            {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            if job.is_finished() {
-                break;
-            }
-            course.change(|at| at.1 = 2 * turn + 1);
-            course.wait(|(done, _)| done > turn).unwrap();
-            assert!(Instant::now() < deadline, "sums wait for the late rank");
-        }
-        let told = succeeded(job.join().unwrap());
-        assert!(told.iter().all(|one| *one == [Some(3), Some(3), None]), "{told:?}");
-    });
-    deployment.end().unwrap();
 }

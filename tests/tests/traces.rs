@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, ensure};
 use harmonaize_analysis::trace::{Record, merge};
+use harmonaize_testkit::found::{Found, compare, errors, period_error, phases};
+use harmonaize_testkit::truth::{Library, Truth};
 use harmonaize_tests::replay::{Replay, records};
 use std::path::{Path, PathBuf};
-use xtask::bench::telemetry::found::{Found, held, period_error, phases, wrong};
-use xtask::bench::telemetry::truth::{Library, Truth};
 
 /// Iterations until a job is made out, and those of which nothing is asked.
 const FIRST: usize = 10;
@@ -44,14 +44,14 @@ fn median(values: &[f64]) -> f64 {
 }
 
 #[test]
-fn phases_of_foreign_trainings_are_those_of_their_logs() {
+fn external_training_phases_match_their_logs() {
     for (folder, truth) in runs().unwrap() {
         if truth.library != Library::Gloo {
             continue;
         }
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
         let found = phases(&found(&folder, &truth).unwrap());
-        let agreement = held(&truth, &found, FIRST);
+        let agreement = compare(&truth, &found, FIRST);
         let expected = truth.iterations() - FIRST;
         // The job goes on as it was made out, whatever is done to it: at most one phase is cut or joined while it changes.
         assert!(agreement.matched + 1 >= expected, "{name}: {agreement:?}");
@@ -66,11 +66,11 @@ fn phases_of_foreign_trainings_are_those_of_their_logs() {
 
 /// A hundred iterations, whose period, beginnings and ends are as close to the training's log as is asked for on quiet machines.
 #[test]
-fn a_hundred_iterations_are_found_as_they_were_logged() {
+fn a_hundred_iterations_match_the_log() {
     let (folder, truth) =
         runs().unwrap().into_iter().find(|(folder, _)| folder.ends_with("gloo-long")).unwrap();
     let found = phases(&found(&folder, &truth).unwrap());
-    let agreement = held(&truth, &found, FIRST);
+    let agreement = compare(&truth, &found, FIRST);
     assert_eq!((agreement.logged, agreement.matched, agreement.extra), (100, 100, 0), "{agreement:?}");
     let (begin, end) = (median(&agreement.beginnings_ms), median(&agreement.ends_ms));
     let period = period_error(&truth, &found, FIRST).unwrap();
@@ -79,15 +79,15 @@ fn a_hundred_iterations_are_found_as_they_were_logged() {
 }
 
 #[test]
-fn stragglers_are_those_that_were_made() {
+fn stragglers_match_the_injections() {
     for (folder, truth) in runs().unwrap() {
         let name = folder.file_name().unwrap().to_string_lossy().into_owned();
-        assert_eq!(wrong(&truth, &found(&folder, &truth).unwrap(), 3), Vec::<String>::new(), "{name}");
+        assert_eq!(errors(&truth, &found(&folder, &truth).unwrap(), 3), Vec::<String>::new(), "{name}");
     }
 }
 
 #[test]
-fn own_operations_are_those_of_the_log() {
+fn own_operations_match_the_log() {
     let mut seen = 0;
     for (folder, truth) in runs().unwrap() {
         if truth.library != Library::Ours {

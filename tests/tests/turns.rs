@@ -3,11 +3,11 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_client::Access;
+use harmonaize_testkit::deployment::Deployment;
 use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::star;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use xtask::deployment::Deployment;
 
 const RATE: &str = "100Mbit/s";
 /// Elements of 8 bytes: 80 ms over such a link, where it is a job's own.
@@ -18,7 +18,7 @@ const COMPUTES: Duration = Duration::from_millis(100);
 /// takes, comes back after a minute.
 const PATIENCE: Duration = Duration::from_secs(170);
 /// Turns that each job is seen to take: fewer than after which waits are judged.
-const TURNS: u64 = 8;
+const SLOTS: u64 = 8;
 const TENANTS: [&str; 2] = ["a", "b"];
 
 /// How many sums a job has begun, and how many it may.
@@ -44,7 +44,7 @@ fn work(worker: &Worker, progress: &Mutex<Progress>) -> Result<()> {
 }
 
 /// How many turns each tenant's job has been given; none where not both take turns with each other.
-fn given(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
+fn slots_taken(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
     let answer = deployment.ask(&["plans"])?;
     let plans = answer["plans"].as_array().context("no plans")?;
     let given = |index: usize| -> Result<Option<u64>> {
@@ -60,21 +60,21 @@ fn given(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
 }
 
 /// Waits until each of both jobs has been given some turns: it asks for one once the one before is over.
-fn both_take_turns(deployment: &Deployment) -> Result<()> {
+fn wait_until_interleaved(deployment: &Deployment) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
     while Instant::now() < deadline {
-        last = given(deployment)?;
-        if last.as_ref().is_some_and(|given| given.iter().all(|turns| *turns >= TURNS)) {
+        last = slots_taken(deployment)?;
+        if last.as_ref().is_some_and(|given| given.iter().all(|turns| *turns >= SLOTS)) {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    bail!("not {TURNS} turns of each job within {PATIENCE:?}: {last:?}")
+    bail!("not {SLOTS} turns of each job within {PATIENCE:?}: {last:?}")
 }
 
 #[test]
-fn two_jobs_on_one_link_take_turns_and_their_sums_are_right() {
+fn two_jobs_interleave_on_one_link() {
     let Some(mut deployment) = deploy(&star(2, RATE), |setup| setup.measure(RATE)) else { return };
     let sockets = TENANTS.map(|tenant| sockets(&deployment, tenant));
     let progress = TENANTS.map(|_| Mutex::new(Progress { begun: 0, limit: u64::MAX }));
@@ -84,7 +84,7 @@ fn two_jobs_on_one_link_take_turns_and_their_sums_are_right() {
             scope.spawn(move || run(sockets, "job", 1, |_| Access::Mapped, |worker| work(worker, progress)))
         };
         let jobs: Vec<_> = (0..TENANTS.len()).map(job).collect();
-        let seen = both_take_turns(&deployment);
+        let seen = wait_until_interleaved(&deployment);
         for progress in &progress {
             let mut progress = progress.lock().unwrap();
             // What one rank has begun, all do.
@@ -94,7 +94,7 @@ fn two_jobs_on_one_link_take_turns_and_their_sums_are_right() {
     });
     results.into_iter().for_each(|of_job| drop(succeeded(of_job)));
     if let Err(error) = seen {
-        let control = deployment.control().unwrap().said(16_384);
+        let control = deployment.control().unwrap().log_tail(16_384);
         panic!("{error:#}\ncontrol's log:\n{control}");
     }
     deployment.check().unwrap();

@@ -4,9 +4,10 @@ pub mod archive;
 pub mod toolchain;
 pub(crate) mod tree;
 
-use crate::packages::Consent;
-use crate::workspace;
 use anyhow::Result;
+use harmonaize_testkit::packages::Consent;
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace;
 use std::time::Instant;
 pub use toolchain::folder;
 use toolchain::{Prepared, Toolchain};
@@ -50,10 +51,7 @@ pub fn run(args: &Args) -> Result<()> {
     let begun = Instant::now();
     let toolchain = match Toolchain::prepare(Consent::from_flag(args.yes))? {
         Prepared::Ready(toolchain) => toolchain,
-        Prepared::Impossible(why) => {
-            eprintln!("SKIPPED: nothing is built or tested for aarch64: {why}.");
-            return Ok(());
-        }
+        Prepared::Impossible(why) => return strict::skip("building and testing for aarch64", why),
     };
     println!("{} is ready after {:.0} s", toolchain.version(), begun.elapsed().as_secs_f64());
     if !args.cargo.is_empty() {

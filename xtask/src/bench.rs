@@ -1,67 +1,18 @@
 //! `cargo xtask bench SUITE`: each bar is one row, measured beside what it is compared with.
 
-pub mod aggregation;
-pub mod cluster;
-mod codec;
-pub mod compression;
-pub mod control;
-pub mod cooperation;
-mod figures;
-pub mod lab;
-pub mod launcher;
-pub mod part;
-pub mod perftest;
-mod pictures;
-pub mod rdma;
-pub mod row;
-pub mod small;
-pub mod suites;
-pub mod telemetry;
-pub mod testbed;
-
-use crate::packages::{self, Consent};
-use crate::workspace::{Binaries, Profile};
 use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
-use lab::Lab;
-use part::Outcome;
-use row::{Row, table};
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use harmonaize_suites::part::{self, Outcome};
+use harmonaize_suites::pictures;
+use harmonaize_suites::row::{Row, table};
+use harmonaize_suites::suite::{self, Request, Run, SUITES};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace::{Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
-
-/// Interleaved runs of each contestant; `--full` makes more.
-const RUNS: usize = 5;
-const FULL_RUNS: usize = 15;
-
-/// A suite of rows.
-#[derive(clap::ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Suite {
-    /// Four hosts, links of 1 Gbit/s: AllReduce, AllToAll, AllGather and ReduceScatter against one TCP stream's goodput
-    Shaped,
-    /// Two ranks on one host: what agent and rings add to the plan alone
-    Service,
-    /// Four ranks on one host against Gloo and Open MPI
-    Intra,
-    /// The hosts of a testbed with RDMA devices, against perftest: needs --hosts
-    Rdma,
-    /// Four hosts: what telemetry costs, and whether what it finds is true, against the log of a training over Gloo and ours
-    Telemetry,
-    /// Eight hosts, two racks, two spines: from congestion, drains and failures to better plans for what runs
-    Control,
-    /// Four hosts: AllReduces in fewer bits against exact ones, and what control chooses on fast and slow links
-    Compression,
-    /// One core as an aggregator, beside what kernel and machine can; four and eight hosts with an aggregator against the same without
-    Aggregation,
-    /// Eight hosts far apart: small AllReduces along the ring, in one shot, in two, and as control chooses
-    Small,
-    /// Eight hosts, two racks, two spines: what tenants gain by being told, and what that tells them
-    Cooperation,
-    /// One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy
-    Codec,
-}
 
 /// What `cargo xtask bench` takes.
 #[derive(Debug, clap::Args)]
@@ -83,8 +34,8 @@ Beside the hosts it may have `launcher` (such as \"ip netns exec {host}\", or \"
 they are installed on the hosts), `folder`, `control` (the address of it on the first host), `ports` and `rate`.")]
 pub struct Args {
     /// Which rows
-    #[arg(value_enum)]
-    pub suite: Suite,
+    #[arg(value_parser = names())]
+    pub suite: String,
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
@@ -126,43 +77,50 @@ pub struct Args {
     pub yes: bool,
 }
 
-/// The parts of the suite, from which `--only` chooses.
-fn parts(args: &Args) -> Vec<&'static str> {
-    match args.suite {
-        Suite::Rdma => rdma::PARTS.to_vec(),
-        Suite::Telemetry if args.traces.is_some() => telemetry::TRACES.to_vec(),
-        Suite::Telemetry => telemetry::parts(),
-        Suite::Control => control::parts(),
-        Suite::Compression => compression::parts(),
-        Suite::Aggregation => aggregation::parts(),
-        Suite::Cooperation => cooperation::parts(),
-        Suite::Shaped | Suite::Service | Suite::Intra | Suite::Small | Suite::Codec => Vec::new(),
+/// The suites' names.
+fn names() -> PossibleValuesParser {
+    PossibleValuesParser::new(SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)))
+}
+
+impl Args {
+    fn request(&self) -> Request {
+        Request {
+            rounds: self.rounds,
+            full: self.full,
+            smoke: self.smoke,
+            only: self.only.clone(),
+            figures: self.figures.clone(),
+            files: self.files.clone(),
+            pytorch: self.pytorch,
+            hosts: self.hosts.clone(),
+            traces: self.traces.clone(),
+            wrong: self.wrong.clone(),
+            consent: Consent::from_flag(self.yes),
+        }
     }
 }
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
-    let suite = args.suite.to_possible_value().context("a suite without a name")?;
-    part::known(suite.get_name(), &parts(args), &args.only)?;
-    if args.suite == Suite::Rdma {
-        return rdma(args);
-    }
-    if args.suite != Suite::Codec && !args.files.is_empty() {
+    let suite = suite::named(&args.suite).context("there is no such suite")?;
+    let request = args.request();
+    part::check_names(suite.name, &(suite.parts)(&request), &args.only)?;
+    if suite.name != "codec" && !args.files.is_empty() {
         bail!("only the suite codec takes files");
     }
-    if args.suite != Suite::Codec && args.pytorch {
+    if suite.name != "codec" && args.pytorch {
         bail!("only the suite codec compares with PyTorch so");
     }
-    if args.suite == Suite::Codec {
-        let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-        let effort = if args.smoke { codec::Effort::Smoke } else { codec::Effort::Rounds(rounds) };
-        let pytorch = args.pytorch.then(|| Consent::from_flag(args.yes));
-        let rows = codec::run(effort, &args.files, args.figures.as_deref(), pytorch)?;
-        told(args, &rows)?;
-        return if args.smoke { Ok(()) } else { judged(&rows) };
-    }
-    let consent = Consent::from_flag(args.yes);
-    packages::require(&[packages::EMULATION, packages::BUILDING].concat(), consent)?;
+    let run = match suite.run {
+        Run::Alone(run) => {
+            let began = Instant::now();
+            let outcome = run(&request)?;
+            eprintln!("{:.0} s", began.elapsed().as_secs_f64());
+            return finished(args, outcome);
+        }
+        Run::Built(run) => run,
+    };
+    packages::require(&[packages::EMULATION, packages::BUILDING].concat(), request.consent)?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
@@ -170,131 +128,26 @@ pub fn run(args: &Args) -> Result<()> {
     eprintln!("Building (minutes, the first time)");
     let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
     let began = Instant::now();
-    let outcome = match args.suite {
-        Suite::Telemetry if args.traces.is_some() => {
-            let folder = args.traces.as_deref().unwrap_or(Path::new(""));
-            return telemetry::record(folder, &args.only, binaries, consent, stop);
-        }
-        Suite::Telemetry => telemetry::run(telemetry_effort(args), binaries, consent, stop),
-        Suite::Control => control::run(control_effort(args), binaries, stop),
-        Suite::Compression => compression::run(compression_effort(args), binaries, stop),
-        Suite::Aggregation => aggregation::run(aggregation_effort(args), binaries, stop),
-        Suite::Cooperation => cooperation::run(cooperation_effort(args), binaries, stop),
-        Suite::Small => {
-            let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-            let effort = if args.smoke { small::Effort::smoke() } else { small::Effort::new(rounds) };
-            small::run(effort, binaries, stop)
-        }
-        _ => return star(args, binaries, consent, stop),
-    };
+    let outcome = run(request, binaries, stop)?;
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
-    finished(args, outcome)
-}
-
-/// The suites that have one star of hosts.
-fn star(args: &Args, binaries: Binaries, consent: Consent, stop: Arc<AtomicBool>) -> Result<()> {
-    let runs = if args.full { FULL_RUNS } else { RUNS };
-    let hosts = if args.suite == Suite::Shaped { 4 } else { 1 };
-    let began = Instant::now();
-    let mut lab = Lab::build(hosts, "1Gbit/s", binaries, stop)?;
-    let rows = match args.suite {
-        Suite::Shaped => suites::shaped(&mut lab, runs)?,
-        Suite::Service => suites::service(&mut lab, runs)?,
-        Suite::Intra => suites::intra(&mut lab, runs, consent)?,
-        Suite::Rdma
-        | Suite::Telemetry
-        | Suite::Control
-        | Suite::Compression
-        | Suite::Aggregation
-        | Suite::Small
-        | Suite::Cooperation
-        | Suite::Codec => {
-            bail!("this suite has other hosts")
-        }
-    };
-    drop(lab);
-    eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
-    told(args, &rows)?;
-    judged(&rows)
-}
-
-fn telemetry_effort(args: &Args) -> telemetry::Effort {
-    const PAIRS: usize = 20;
-    const FULL_PAIRS: usize = 60;
-    let pairs = args.rounds.unwrap_or(if args.full { FULL_PAIRS } else { PAIRS }).max(1);
-    let effort =
-        if args.smoke { telemetry::Effort::smoke() } else { telemetry::Effort::new(pairs, &args.only) };
-    telemetry::Effort { wrong: args.wrong.clone(), ..effort }
-}
-
-fn control_effort(args: &Args) -> control::Effort {
-    const ONSETS: usize = 30;
-    let onsets = args.rounds.unwrap_or(ONSETS).max(1);
-    let effort = if args.smoke {
-        control::Effort::smoke(&args.only)
-    } else {
-        control::Effort::new(onsets, &args.only)
-    };
-    control::Effort { figures: args.figures.clone(), ..effort }
-}
-
-fn compression_effort(args: &Args) -> compression::Effort {
-    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-    let only = &args.only;
-    let effort =
-        if args.smoke { compression::Effort::smoke(only) } else { compression::Effort::new(rounds, only) };
-    compression::Effort { figures: args.figures.clone(), ..effort }
-}
-
-fn aggregation_effort(args: &Args) -> aggregation::Effort {
-    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-    let only = &args.only;
-    if args.smoke { aggregation::Effort::smoke(only) } else { aggregation::Effort::new(rounds, only) }
-}
-
-fn cooperation_effort(args: &Args) -> cooperation::Effort {
-    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-    let only = &args.only;
-    let effort =
-        if args.smoke { cooperation::Effort::smoke(only) } else { cooperation::Effort::new(rounds, only) };
-    cooperation::Effort { figures: args.figures.clone(), ..effort }
-}
-
-/// The suite on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
-fn rdma(args: &Args) -> Result<()> {
-    let Some(file) = &args.hosts else {
-        bail!(
-            "the suite rdma needs --hosts FILE; `cargo xtask bench --help` shows one, and `cargo xtask softroce bench` has its own"
-        )
-    };
-    let testbed = testbed::Testbed::read(file)?;
-    if testbed.programs.is_none() {
-        packages::require(packages::BUILDING, Consent::from_flag(args.yes))?;
-    }
-    let rounds = args.rounds.unwrap_or(if args.full { FULL_RUNS } else { RUNS }).max(1);
-    let effort = if args.smoke { rdma::Effort::smoke() } else { rdma::Effort::new(rounds, &args.only) };
-    let began = Instant::now();
-    let outcome = rdma::run(testbed, effort)?;
-    eprintln!("{:.0} s", began.elapsed().as_secs_f64());
-    finished(args, outcome)
+    if args.traces.is_some() { Ok(()) } else { finished(args, outcome) }
 }
 
 /// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
 fn finished(args: &Args, outcome: Outcome) -> Result<()> {
-    told(args, &outcome.rows)?;
+    print_rows(args, &outcome.rows)?;
     if !outcome.problems.is_empty() {
         bail!("{}", outcome.problems.join("; "));
     }
-    if args.smoke { Ok(()) } else { judged(&outcome.rows) }
+    if args.smoke { Ok(()) } else { check_bars(&outcome.rows) }
 }
 
 /// Prints the rows, as JSON too where that was asked for.
-fn told(args: &Args, rows: &[Row]) -> Result<()> {
+fn print_rows(args: &Args, rows: &[Row]) -> Result<()> {
     println!("{}\n\n{}", machine(), table(rows));
     if let Some(folder) = &args.figures {
-        let suite = args.suite.to_possible_value().context("a suite without a name")?;
-        pictures::of_rows(folder, suite.get_name(), rows)?;
-        pictures::of_ideals(folder, suite.get_name(), rows)?;
+        pictures::of_rows(folder, &args.suite, rows)?;
+        pictures::of_ideals(folder, &args.suite, rows)?;
     }
     match &args.json {
         Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(rows)?),
@@ -311,7 +164,7 @@ pub(crate) fn write_json<T: serde::Serialize + ?Sized>(path: &Path, rows: &T) ->
 }
 
 /// An error where a row does not reach its bar.
-fn judged(rows: &[Row]) -> Result<()> {
+fn check_bars(rows: &[Row]) -> Result<()> {
     let failed: Vec<&Row> = rows.iter().filter(|row| !row.pass).collect();
     if !failed.is_empty() {
         bail!("{} of {} rows do not reach their bar", failed.len(), rows.len());
@@ -348,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_part_is_refused_before_anything_is_built() {
+    fn an_unknown_part_is_refused_before_building() {
         let wrong = |line: &str| {
             let line = Line::try_parse_from(format!("bench {line}").split(' ')).unwrap();
             run(&line.args).unwrap_err().to_string()
@@ -372,11 +225,10 @@ mod tests {
     fn the_help_names_every_part() {
         let help = Line::command().render_long_help().to_string();
         let help: Vec<&str> = help.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').collect();
-        for suite in Suite::value_variants() {
-            let name = suite.to_possible_value().unwrap();
-            let line = Line::try_parse_from(["bench", name.get_name()]).unwrap();
-            for part in parts(&line.args) {
-                assert!(help.contains(&part), "{part} of {}", name.get_name());
+        for suite in SUITES {
+            let line = Line::try_parse_from(["bench", suite.name]).unwrap();
+            for part in (suite.parts)(&line.args.request()) {
+                assert!(help.contains(&part), "{part} of {}", suite.name);
             }
         }
     }

@@ -1,9 +1,10 @@
 //! `cargo xtask ci`: everything that a change must pass, stage by stage, with the time of each.
 
-use crate::packages::{self, Consent};
-use crate::workspace::{self, Binaries, Profile};
 use crate::{aarch64, ebpf, test, tidy};
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,13 +16,16 @@ const BUDGET: Duration = Duration::from_secs(90 * 60);
 /// What `cargo xtask ci` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask ci --yes               what CI runs
+  cargo xtask ci --yes --strict      what CI runs
   cargo xtask ci --only fmt,tidy     some stages")]
 pub struct Args {
     /// Install missing packages and tools without asking
     #[arg(long)]
     pub yes: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, doc, test, ebpf, softroce, aarch64, dpu, bench, fuzz, demo
+    /// Fail where a stage or a test would be skipped for what this machine lacks
+    #[arg(long)]
+    pub strict: bool,
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, machete, doc, test, ebpf, softroce, aarch64, dpu, bench, fuzz, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -37,6 +41,7 @@ const STAGES: &[(&str, Stage)] = &[
         cargo(&["clippy", "--locked", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
     }),
     ("deny", |args| deny(Consent::from_flag(args.yes))),
+    ("machete", |args| machete(Consent::from_flag(args.yes))),
     ("doc", |_| {
         let mut doc = workspace::cargo();
         doc.args(["doc", "--locked", "--quiet", "--no-deps", "--keep-going"]);
@@ -73,7 +78,9 @@ pub fn run(args: &Args) -> Result<()> {
     let chosen =
         STAGES.iter().filter(|(name, _)| args.only.is_empty() || args.only.iter().any(|only| only == name));
     let chosen: Vec<&(&str, Stage)> = chosen.collect();
-    if let [(_, stage)] = *chosen.as_slice() {
+    // What the stages run reads the variable, and a process sets none of its own.
+    let marked = !args.strict || strict::is_strict();
+    if let ([(_, stage)], true) = (chosen.as_slice(), marked) {
         return stage(args);
     }
     let folder = workspace::root().join("target/ci");
@@ -89,12 +96,18 @@ pub fn run(args: &Args) -> Result<()> {
         let log = folder.join(format!("{name}.log"));
         let mut stage = Command::new(&program);
         stage.current_dir(workspace::root()).args(["ci", "--only", name]).args(args.yes.then_some("--yes"));
+        if args.strict {
+            stage.env(strict::VARIABLE, "1");
+        }
         let fine = teed(&mut stage, &log)?;
         if !fine {
             println!("== {name} FAILED");
             let said = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
-            failures +=
-                &format!("\n== what failed in {name}; all of it: {}\n{}\n", log.display(), telling(&said));
+            failures += &format!(
+                "\n== what failed in {name}; all of it: {}\n{}\n",
+                log.display(),
+                failure_excerpt(&said)
+            );
         }
         rows.push((*name, started.elapsed(), fine));
     }
@@ -128,8 +141,8 @@ fn teed(command: &mut Command, log: &Path) -> Result<bool> {
 }
 
 /// What of a failed stage's output tells why: what stands around its words of failure, and its end.
-fn telling(said: &str) -> String {
-    const WORDS: &[&str] = &["FAILED", "panicked at", "error:", "error["];
+fn failure_excerpt(said: &str) -> String {
+    const FAILURE_MARKERS: &[&str] = &["FAILED", "panicked at", "error:", "error["];
     const BEFORE: usize = 2;
     const AFTER: usize = 8;
     const END: usize = 20;
@@ -137,7 +150,7 @@ fn telling(said: &str) -> String {
     let lines: Vec<&str> = said.lines().collect();
     let mut chosen = vec![false; lines.len()];
     for (at, line) in lines.iter().enumerate() {
-        if WORDS.iter().any(|word| line.contains(word)) {
+        if FAILURE_MARKERS.iter().any(|word| line.contains(word)) {
             chosen
                 .iter_mut()
                 .take(at + AFTER)
@@ -184,6 +197,30 @@ fn deny(consent: Consent) -> Result<()> {
     workspace::run(&mut command)
 }
 
+/// Fails where a crate lists a dependency that it does not use. Of a copy of manifests and sources without the workspace in `ebpf`: the tool
+/// takes the nearest workspace for that of a crate, which of the rooms in `ebpf` is another.
+fn machete(consent: Consent) -> Result<()> {
+    let program = packages::tool(packages::MACHETE, consent)?;
+    let copy = workspace::target().join("machete");
+    let tree = tidy::Tree::read(&workspace::root())?;
+    let _ = std::fs::remove_dir_all(&copy);
+    let other = |path: &Path| path == Path::new("ebpf/Cargo.toml") || path.starts_with("ebpf/programs");
+    for file in tree.manifests.iter().chain(&tree.rust).filter(|file| !other(&file.path)) {
+        let path = copy.join(&file.path);
+        std::fs::create_dir_all(path.parent().unwrap_or(&copy))?;
+        std::fs::write(&path, &file.text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let output = Command::new(program).arg("--no-ignore").current_dir(&copy).output()?;
+    let said =
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    print!("{said}");
+    // It ends well where it could not read a manifest.
+    if !output.status.success() || said.contains("error when handling") {
+        bail!("cargo-machete found dependencies that nobody uses, or could not look");
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,17 +234,17 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_told_and_nothing_else_but_the_end() {
+    fn an_excerpt_has_failures_and_the_end() {
         let quiet = "fine\n".repeat(100);
         let said = format!("{quiet}before\ntest a ... FAILED\nbecause\n{quiet}last\n");
-        let told = telling(&said);
+        let told = failure_excerpt(&said);
         assert!(told.contains("before\ntest a ... FAILED\nbecause\n") && told.ends_with("last\n"));
         assert_eq!(told.lines().count(), 2 + 8 + 20, "{told}");
-        assert_eq!(telling("x FAILED\n"), "x FAILED\n");
+        assert_eq!(failure_excerpt("x FAILED\n"), "x FAILED\n");
     }
 
     #[test]
-    fn a_stage_is_heard_while_it_runs_and_kept() {
+    fn a_stages_output_is_streamed_and_kept() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("stage.log");
         let mut command = Command::new("sh");
@@ -225,7 +262,7 @@ mod tests {
 
     #[test]
     fn an_unknown_stage_is_refused() {
-        let args = Args { yes: false, only: vec!["fly".into()] };
+        let args = Args { yes: false, strict: false, only: vec!["fly".into()] };
         assert!(run(&args).unwrap_err().to_string().contains("no stage named fly"));
     }
 }

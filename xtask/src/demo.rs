@@ -4,27 +4,26 @@
 
 pub mod changes;
 pub mod course;
-pub mod lines;
 pub mod page;
 pub mod timeline;
-pub mod verdict;
 pub mod views;
 
-use crate::bystander::Bystander;
-use crate::deployment::{Deployment, Setup, Tenant};
-use crate::elastic::disturbances::{Moments, Places};
-use crate::elastic::{self, Recipe, Stage};
-use crate::fabric::Fabric;
-use crate::job::{self, Job, Programs, Spaces};
-use crate::packages::{self, Consent};
-use crate::plans;
-use crate::topology::{self, Topology};
-use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
 use changes::Changes;
 use course::Course;
+use harmonaize_testkit::bystander::Bystander;
+use harmonaize_testkit::deployment::{Deployment, Setup, Tenant};
+use harmonaize_testkit::elastic::disturbances::{Moments, Places};
+use harmonaize_testkit::elastic::{self, Recipe, Stage};
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::job::{self, Job, Programs, Spaces};
+use harmonaize_testkit::lines::{Line, Tail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::plans;
+use harmonaize_testkit::summary::{self, Printed, Summary};
+use harmonaize_testkit::topology::{self, Topology};
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use indicatif::{ProgressBar, ProgressStyle};
-use lines::{Line, Tail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -33,7 +32,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use timeline::{Seen, Timeline};
-use verdict::{Printed, Verdict};
 use views::Views;
 
 /// Racks, hosts with agents in each, spines.
@@ -47,10 +45,10 @@ const RATE: u64 = 250_000_000;
 /// Of each link of a host: so a spine, and not the hosts that both tenants use, decides what a job gets.
 const HOST_RATE: u64 = 2 * RATE;
 /// What the foreign flow takes of a spine: with less, half of it is still as good as half of the other.
-const FOREIGN: u64 = RATE / 4 * 3;
+const CROSS_TRAFFIC: u64 = RATE / 4 * 3;
 /// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
 const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
-const REST: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(20);
 /// The hosts of the third tenant's ranks, in one rack: on host links that it shares with both others, and on no spine. And what it asks for:
 /// 99 of 100 requests answered in so many milliseconds.
 const REQUESTS: [usize; 2] = [0, 1];
@@ -112,14 +110,14 @@ pub fn run(args: &Args) -> Result<()> {
     let Ran { mut printed, seen, requests, changes } = demo.tenants()?;
     eprintln!("The same training in one process");
     printed.reference = demo.reference(printed.steps())?;
-    let mut verdict = verdict::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
-    let (began_us, ended_us) = verdict::span(&printed.workers)?;
+    let mut verdict = summary::judge(&printed, HOSTS, RATE as f64 / 8.0)?;
+    let (began_us, ended_us) = summary::span(&printed.workers)?;
     let timeline = Timeline::of(&seen, began_us * 1000, ended_us * 1000);
-    timeline.checks.iter().for_each(|check| verdict.hold(check.clone()));
+    timeline.checks.iter().for_each(|check| verdict.add_check(check.clone()));
     let training = printed.workers.first().map(Vec::as_slice).unwrap_or_default();
     let views = Views::of(&timeline, training, &requests, began_us);
-    verdict.hold(views.check.clone());
-    changes.checks.iter().for_each(|check| verdict.hold(check.clone()));
+    verdict.add_check(views.check.clone());
+    changes.checks.iter().for_each(|check| verdict.add_check(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
     std::fs::write(&report, page::page(&verdict, &timeline, (&views, &changes), &setting))
@@ -155,13 +153,13 @@ impl Demo<'_> {
             "{RACKS} racks of {HOSTS_A_RACK} hosts with agents and one without, {SPINES} spines, links of {rate}, {host_rate} to \
              hosts, control"
         );
-        let topology = topology::racks_and_strangers(RACKS, HOSTS_A_RACK, SPINES, &rate);
+        let topology = topology::racks_with_unmanaged_hosts(RACKS, HOSTS_A_RACK, SPINES, &rate);
         let topology = topology::with_host_rate(&topology, &host_rate)?;
         let fabric = Fabric::build(&Topology::parse(&topology)?)?;
         let tenants =
             [("a", 3001), ("b", 3002), ("c", 3003)].map(|(name, user)| Tenant { name: name.into(), user });
         let mut setup = Setup::new(self.binaries.clone(), &tenants);
-        setup.strangers = RACKS;
+        setup.unmanaged_hosts = RACKS;
         setup.measure(&host_rate);
         let mut deployment = Deployment::start(fabric, setup)?;
         let done = self.jobs(&mut deployment, &tenants);
@@ -191,7 +189,7 @@ impl Demo<'_> {
         let steps = ["--steps".to_owned(), self.args.steps.to_string()];
         let (space_a, space_b) = (Spaces::make(deployment, a)?, Spaces::make(deployment, b)?);
         let space_c = Spaces::make(deployment, c)?;
-        let rest = ["--rest-ms".to_owned(), REST.as_millis().to_string()];
+        let rest = ["--pause-ms".to_owned(), PAUSE.as_millis().to_string()];
         let arguments = [seed.clone(), rest].concat();
         let mut exchange =
             space_b.start("exchange", &EXCHANGE, &programs.path("alltoall"), &arguments, &self.logs)?;
@@ -199,10 +197,10 @@ impl Demo<'_> {
         let mut inference =
             space_c.start("inference", &REQUESTS, &programs.path("inference"), &p99, &self.logs)?;
         let two: Vec<usize> = (0..HOSTS * WORKERS_PER_HOST).map(|rank| rank / WORKERS_PER_HOST).collect();
-        let arguments = [&seed[..], &steps[..], &["--until-told", "--listen"].map(str::to_owned)].concat();
+        let arguments = [&seed[..], &steps[..], &["--until-stopped", "--listen"].map(str::to_owned)].concat();
         let mut training =
             space_a.start("training", &two, &programs.path("train"), &arguments, &self.logs)?;
-        let mut course = Course::begin(deployment, FOREIGN)?;
+        let mut course = Course::begin(deployment, CROSS_TRAFFIC)?;
         let workers = self.watch(deployment, &mut course, &mut training, &mut exchange)?;
         let seen = course.finish(deployment)?;
         let changes = self.react(deployment, &space_a, programs.path("elastic"))?;
@@ -327,7 +325,7 @@ struct Progress {
     steps: u64,
     /// Made so far.
     step: u64,
-    said: u64,
+    printed_tenth: u64,
     rounds: u64,
 }
 
@@ -338,7 +336,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template("{bar:30} step {pos}/{len} {elapsed} {msg}") {
             bar.set_style(style);
         }
-        Self { bar, steps, step: 0, said: 0, rounds: 0 }
+        Self { bar, steps, step: 0, printed_tenth: 0, rounds: 0 }
     }
 
     fn show(&mut self, worker: &[Line], exchanged: &[Line]) {
@@ -359,14 +357,14 @@ impl Progress {
         self.bar.set_message(text.clone());
         // It goes on beyond its steps if the foreign flow takes longer.
         let tenth = step * 10 / self.steps;
-        if self.bar.is_hidden() && tenth > self.said {
-            self.said = tenth;
+        if self.bar.is_hidden() && tenth > self.printed_tenth {
+            self.printed_tenth = tenth;
             eprintln!("step {step}/{}: {text}", self.steps);
         }
     }
 }
 
-fn show(args: &Args, verdict: &Verdict, report: &Path) -> Result<()> {
+fn show(args: &Args, verdict: &Summary, report: &Path) -> Result<()> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(verdict)?);
     } else {
@@ -376,9 +374,9 @@ fn show(args: &Args, verdict: &Verdict, report: &Path) -> Result<()> {
         }
         println!();
         for check in &verdict.checks {
-            println!("{}  {}\n        {}", check.word(), check.what, check.found);
+            println!("{}  {}\n        {}", check.label(), check.what, check.found);
         }
-        println!("\nTolerance: {}", verdict::WHY);
+        println!("\nTolerance: {}", summary::WHY);
     }
     eprintln!("\nReport: {}", report.display());
     Ok(())

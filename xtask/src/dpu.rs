@@ -1,9 +1,10 @@
 //! `cargo xtask dpu`: emulated offload units, each an aarch64 machine that runs the agent for a host which is another machine.
 
 use crate::aarch64::{self, toolchain::Prepared, toolchain::Toolchain};
-use crate::packages::{self, Consent};
 use anyhow::{Context, Result, bail};
-use layout::{Order, Place};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::strict;
+use layout::{MachineSpec, Order};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::fs::{self, DirBuilder, File};
 use std::io::{Read, Write};
@@ -60,8 +61,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     if let Some(reason) = missing() {
-        println!("SKIPPED: offload units: {reason}.");
-        return Ok(());
+        return strict::skip("offload units", reason);
     }
     packages::require(packages::SOFTROCE, consent)?;
     packages::require(packages::DPU, consent)?;
@@ -69,8 +69,7 @@ pub fn run(args: &Args) -> Result<()> {
     let toolchain = match Toolchain::prepare(consent)? {
         Prepared::Ready(toolchain) => toolchain,
         Prepared::Impossible(why) => {
-            println!("SKIPPED: offload units: nothing is built for aarch64: {why}.");
-            return Ok(());
+            return strict::skip("offload units", format_args!("nothing is built for aarch64: {why}"));
         }
     };
     let stop = Arc::new(AtomicBool::new(false));
@@ -169,12 +168,12 @@ impl Folder {
         Ok(folder)
     }
 
-    fn log(&self, place: &Place) -> PathBuf {
+    fn log(&self, place: &MachineSpec) -> PathBuf {
         self.logs.join(format!("{}.log", place.name))
     }
 
     /// Prints the last lines of a machine.
-    fn show_end(&self, place: &Place) {
+    fn show_end(&self, place: &MachineSpec) {
         let text = fs::read_to_string(self.log(place)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
         println!("\nThe last lines of {}:", place.name);
@@ -205,12 +204,12 @@ impl Drop for Folder {
 }
 
 /// A line of a machine's console by the machine's number, or its end.
-type Said = (usize, Option<String>);
+type ConsoleLine = (usize, Option<String>);
 
 /// All machines, from their start to the end of the last host.
 struct Run<'a> {
     guests: &'a guests::Guests,
-    places: &'a [Place],
+    places: &'a [MachineSpec],
     images: &'a [Image],
     folder: &'a Folder,
     stop: &'a AtomicBool,
@@ -247,7 +246,7 @@ impl Run<'_> {
         machines: &[Machine<'_>],
         emulators: &mut [Emulator],
         logs: &mut [File],
-        said: &Receiver<Said>,
+        console: &Receiver<ConsoleLine>,
         deadline: Instant,
     ) -> Result<()> {
         let mut watch = Watch::new(self.places);
@@ -258,7 +257,7 @@ impl Run<'_> {
             if Instant::now() >= deadline {
                 bail!("past the time limit: {}", watch.state());
             }
-            let Some((number, line)) = next(said)? else { continue };
+            let Some((number, line)) = next(console)? else { continue };
             if let Some(line) = line {
                 write_line(logs, number, &line)?;
                 watch.line(number, &line)?;
@@ -271,7 +270,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn machine<'a>(&'a self, place: &'a Place, image: &'a Image) -> Machine<'a> {
+    fn machine<'a>(&'a self, place: &'a MachineSpec, image: &'a Image) -> Machine<'a> {
         Machine {
             architecture: guests::architecture(place.side),
             kernel: self.guests.kernel(place.side),
@@ -310,7 +309,7 @@ fn write_line(logs: &mut [File], number: usize, line: &str) -> Result<()> {
 }
 
 /// The next thing said, or nothing for a moment.
-fn next(said: &Receiver<Said>) -> Result<Option<Said>> {
+fn next(said: &Receiver<ConsoleLine>) -> Result<Option<ConsoleLine>> {
     match said.recv_timeout(Duration::from_millis(100)) {
         Ok(said) => Ok(Some(said)),
         Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -325,7 +324,7 @@ fn ended(
     machine: &Machine<'_>,
     emulator: &mut Emulator,
     halted: Option<u32>,
-) -> Result<vm::machine::Verdict> {
+) -> Result<vm::machine::GuestOutcome> {
     let status = emulator.wait_until(Instant::now() + WIRED)?;
-    Ok(status.map_or(vm::machine::Verdict::TimedOut, |status| machine.verdict(halted, status)))
+    Ok(status.map_or(vm::machine::GuestOutcome::TimedOut, |status| machine.outcome(halted, status)))
 }

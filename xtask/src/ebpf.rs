@@ -4,10 +4,11 @@ mod c;
 mod object;
 mod toolchain;
 
-use crate::packages::Consent;
-use crate::workspace;
 use anyhow::{Context, Result, bail};
 use c::Compiler;
+use harmonaize_testkit::packages::Consent;
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -119,10 +120,7 @@ pub fn check(consent: Consent) -> Result<()> {
     formatted()?;
     let tools = match Tools::prepare(consent)? {
         Ok(tools) => tools,
-        Err(why) => {
-            eprintln!("SKIPPED: the programs are not built, and the committed objects not compared: {why}.");
-            return Ok(());
-        }
+        Err(why) => return strict::skip("building the programs and comparing the committed objects", why),
     };
     let built = folder().join("objects");
     tools.compile(&built)?;

@@ -1,10 +1,10 @@
 //! `cargo xtask emulate FILE`: the fabric of a topology file, with control and agents, until Ctrl-C.
 
-use crate::deployment::{Deployment, Setup, Tenant, socket};
-use crate::fabric::{self, Fabric};
-use crate::packages::{self, Consent};
-use crate::workspace::{Binaries, Profile};
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
+use harmonaize_testkit::fabric::{self, Fabric};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace::{Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
 //! `cargo xtask soak`: the simulation's tests, and two emulated offload units, for as long as asked, with new seeds each round.
 
 use crate::dpu;
-use crate::workspace;
 use anyhow::{Context, Result, anyhow, bail};
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace;
 use std::num::NonZero;
 use std::ops::Range;
 use std::process::{Command, Stdio};
@@ -280,8 +281,8 @@ fn round(
 fn offload_units(yes: bool, seed: u64) -> Result<()> {
     let absent = dpu::absent();
     if !yes && !absent.is_empty() {
-        println!("SKIPPED: offload units: {} not installed; --yes installs it.", absent.join(" "));
-        return Ok(());
+        let why = format!("{} not installed; --yes installs it", absent.join(" "));
+        return strict::skip("offload units", why);
     }
     // Rounds differ in the low bits.
     let seed = u32::try_from(seed & u64::from(u32::MAX))?.to_string();

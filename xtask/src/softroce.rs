@@ -1,15 +1,16 @@
 //! `cargo xtask softroce`: verbs for real, on SoftRoCE devices of emulated hosts in a small virtual machine.
 
-use crate::packages::{self, Consent};
 use crate::test::{Count, closing};
 use crate::vm::initramfs::{Image, Initramfs};
 use crate::vm::job::{Job, Mark, Server, Step};
 use crate::vm::kernel::Kernel;
-use crate::vm::machine::{Machine, Verdict};
+use crate::vm::machine::{GuestOutcome, Machine};
 use crate::vm::programs::{self, Userland};
 use crate::vm::{self, AMD64};
-use crate::workspace::{cargo, executables};
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace::{cargo, executables};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -119,8 +120,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Runs the tests, or says why this machine cannot.
 pub(crate) fn test(args: &TestArgs) -> Result<()> {
     if let Some(reason) = missing() {
-        println!("SKIPPED: the tests on SoftRoCE: {reason}.");
-        return Ok(());
+        return strict::skip("the tests on SoftRoCE", reason);
     }
     let begun = Instant::now();
     let (kernel, mut tree) = prepare(&args.guest)?;
@@ -230,7 +230,7 @@ fn applets() -> Result<String> {
 fn probe(kernel: &Kernel) -> Result<()> {
     let image = Image::write(&mut base(kernel)?, &Job::default(), "probe")?;
     let verdict = machine(kernel, image.path(), true).run(PROBE, |_| {})?;
-    if verdict != Verdict::Done(0) {
+    if verdict != GuestOutcome::Done(0) {
         bail!("--kvm does not work here: a guest without a job did not end well: {verdict:?}; leave it out");
     }
     Ok(())
@@ -322,15 +322,15 @@ impl Report {
     }
 
     /// Fails unless the guest ended by itself, every expected step ended, and all of them well.
-    fn judge(&self, verdict: &Verdict, expected: &[String]) -> Result<()> {
+    fn judge(&self, verdict: &GuestOutcome, expected: &[String]) -> Result<()> {
         let at = self.current.as_ref().map_or("between two steps", |(name, _)| name);
         let failed: Vec<&str> =
             self.rows.iter().filter(|row| !row.fine).map(|row| row.name.as_str()).collect();
         match verdict {
-            Verdict::TimedOut => bail!("the guest ran past its time limit, at: {at}"),
-            Verdict::Died(how) => bail!("the guest died, at: {at}; {how}"),
-            Verdict::Done(0) if failed.is_empty() => {}
-            Verdict::Done(_) => bail!("failed: {}", failed.join(", ")),
+            GuestOutcome::TimedOut => bail!("the guest ran past its time limit, at: {at}"),
+            GuestOutcome::Died(how) => bail!("the guest died, at: {at}; {how}"),
+            GuestOutcome::Done(0) if failed.is_empty() => {}
+            GuestOutcome::Done(_) => bail!("failed: {}", failed.join(", ")),
         }
         if let Some(absent) = expected.iter().find(|name| self.rows.iter().all(|row| row.name != **name)) {
             bail!("the guest never ran {absent}");
@@ -382,14 +382,14 @@ mod tests {
         "@@ end verbs 0 1.00",
     ];
 
-    fn judged(lines: &[&str], verdict: &Verdict) -> String {
+    fn judged(lines: &[&str], verdict: &GuestOutcome) -> String {
         let expected = ["verbs".to_owned()];
         report(lines).judge(verdict, &expected).map_or_else(|error| error.to_string(), |()| "passed".into())
     }
 
     #[test]
     fn a_run_passes_when_everything_expected_ended_well() {
-        assert_eq!(judged(GOOD, &Verdict::Done(0)), "passed");
+        assert_eq!(judged(GOOD, &GuestOutcome::Done(0)), "passed");
         assert_eq!(report(GOOD).rows[1].count, Count { passed: 3, failed: 0 });
         let expected = "\nstep     seconds  result     tests\nmodules     0.50  passed\n\
                         verbs       1.00  passed     3 passed, 0 failed";
@@ -398,18 +398,18 @@ mod tests {
 
     #[test]
     fn every_other_end_is_a_failure() {
-        assert_eq!(judged(&GOOD[..1], &Verdict::Done(0)), "the guest never ran verbs");
-        assert!(judged(&GOOD[..3], &Verdict::TimedOut).ends_with("at: verbs"));
-        assert!(judged(GOOD, &Verdict::Died("killed".into())).contains("killed"));
+        assert_eq!(judged(&GOOD[..1], &GuestOutcome::Done(0)), "the guest never ran verbs");
+        assert!(judged(&GOOD[..3], &GuestOutcome::TimedOut).ends_with("at: verbs"));
+        assert!(judged(GOOD, &GuestOutcome::Died("killed".into())).contains("killed"));
         let bad = ["@@ begin verbs", "@@ end verbs signal-9 2.00"];
-        assert_eq!(judged(&bad, &Verdict::Done(1)), "failed: verbs");
-        assert_eq!(judged(&bad, &Verdict::Done(0)), "failed: verbs");
+        assert_eq!(judged(&bad, &GuestOutcome::Done(1)), "failed: verbs");
+        assert_eq!(judged(&bad, &GuestOutcome::Done(0)), "failed: verbs");
         let quiet = ["@@ begin verbs", "test result: FAILED. 1 passed; 2 failed", "@@ end verbs 0 2.00"];
-        assert_eq!(judged(&quiet, &Verdict::Done(0)), "tests failed");
+        assert_eq!(judged(&quiet, &GuestOutcome::Done(0)), "tests failed");
         let idle = ["@@ begin verbs", "test result: ok. 0 passed; 0 failed", "@@ end verbs 0 2.00"];
-        assert_eq!(judged(&idle, &Verdict::Done(0)), "failed: verbs");
+        assert_eq!(judged(&idle, &GuestOutcome::Done(0)), "failed: verbs");
         let mut skipped = GOOD.to_vec();
         skipped.insert(2, "SKIPPED a: no device");
-        assert!(judged(&skipped, &Verdict::Done(0)).starts_with("1 tests skipped"));
+        assert!(judged(&skipped, &GuestOutcome::Done(0)).starts_with("1 tests skipped"));
     }
 }

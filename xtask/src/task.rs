@@ -14,6 +14,7 @@ pub struct Arguments {
 const EXAMPLES: &str = "Examples:
   cargo xtask demo                         four tenants on an emulated fabric, with a report
   cargo xtask test --yes                   every test; installs what is missing without asking
+  cargo xtask t server agreements          tests of one crate, those with that word in their names
   cargo xtask emulate fabric.toml          the fabric of a topology file, until Ctrl-C
   cargo xtask softroce test --yes          the tests that need an RDMA device, in a virtual machine
   cargo xtask dpu --yes                    the agent on an emulated offload unit, its tenants on the host
@@ -26,6 +27,8 @@ enum Task {
     Demo(crate::demo::Args),
     /// Build and run every test, in namespaces too where the privilege is there
     Test(crate::test::Args),
+    /// Build and run one crate's tests
+    T(crate::t::Args),
     /// Run everything that a change must pass, stage by stage
     Ci(crate::ci::Args),
     /// Run the simulation with rotating seeds for as long as asked
@@ -44,6 +47,8 @@ enum Task {
     Ebpf(crate::ebpf::Args),
     /// Check the project's invariants by reading the tree
     Tidy(crate::tidy::Args),
+    /// Report what to look at in the sources: pairs and circles of files, large types, long functions
+    House(crate::house::Args),
 }
 
 /// Runs the task that the command line names.
@@ -51,6 +56,7 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Demo(args) => crate::demo::run(&args),
         Task::Test(args) => crate::test::run(&args),
+        Task::T(args) => crate::t::run(&args),
         Task::Ci(args) => crate::ci::run(&args),
         Task::Soak(args) => crate::soak::run(&args),
         Task::Softroce(args) => crate::softroce::run(&args),
@@ -60,6 +66,7 @@ pub fn main() -> ExitCode {
         Task::Dpu(args) => crate::dpu::run(&args),
         Task::Ebpf(args) => crate::ebpf::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),
+        Task::House(args) => crate::house::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

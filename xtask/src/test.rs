@@ -1,8 +1,9 @@
 //! `cargo xtask test`: builds, and runs every test, in namespaces too where the privilege is there.
 
-use crate::packages::{self, Consent};
-use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::strict;
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
@@ -34,10 +35,10 @@ pub struct Count {
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     packages::require(packages::BUILDING, consent)?;
-    if crate::fabric::privileged() {
+    if harmonaize_testkit::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {
-        eprintln!("SKIPPED: not root, so the end-to-end tests in network namespaces do nothing in this run.");
+        strict::skip("end-to-end tests in network namespaces", "this is not root")?;
     }
     // One selection in all calls: cargo unifies features over what a call names, and builds anew what differs.
     let all: &[&str] = if args.runner.is_empty() { &["--workspace"] } else { &[] };

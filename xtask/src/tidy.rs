@@ -5,8 +5,8 @@ pub mod graph;
 pub mod source;
 pub mod tree;
 
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::workspace;
 use std::fmt;
 use std::path::{Path, PathBuf};
 

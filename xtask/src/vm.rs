@@ -61,5 +61,5 @@ pub const ARM64: Architecture = Architecture {
 
 /// The folder of everything that is kept for machines.
 pub fn folder() -> PathBuf {
-    crate::workspace::target().join("vm")
+    harmonaize_testkit::workspace::target().join("vm")
 }

@@ -11,8 +11,7 @@ const STAR: &str = "[[host]]\nname = 'h0'\n[[host]]\nname = 'h1'\n[[switch]]\nna
 
 /// Starts it, waits until it says that the fabric is up, and returns it with the fabric's name.
 fn emulate(folder: &Path, more: &[&str]) -> Option<(Child, String)> {
-    if !xtask::fabric::privileged() {
-        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    if !harmonaize_testkit::strict::can_make_namespaces() {
         return None;
     }
     let file = folder.join("star.toml");
@@ -30,7 +29,7 @@ fn emulate(folder: &Path, more: &[&str]) -> Option<(Child, String)> {
 
 fn gone(name: &str) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    while xtask::fabric::standing().unwrap().contains(name) {
+    while harmonaize_testkit::fabric::standing().unwrap().contains(name) {
         assert!(Instant::now() < deadline, "{name} is still there");
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -39,7 +38,7 @@ fn gone(name: &str) {
 fn ends_with(signal: &str, orderly: bool) {
     let folder = tempfile::tempdir().unwrap();
     let Some((mut child, name)) = emulate(folder.path(), &[]) else { return };
-    assert!(xtask::fabric::standing().unwrap().contains(&name));
+    assert!(harmonaize_testkit::fabric::standing().unwrap().contains(&name));
     let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     assert_eq!(child.wait().unwrap().success(), orderly);
@@ -62,11 +61,11 @@ fn sudden_death_removes_the_fabric() {
 }
 
 #[test]
-fn a_kept_fabric_stays_until_it_is_taken_down() {
+fn a_kept_fabric_stays_until_removed() {
     let folder = tempfile::tempdir().unwrap();
     let Some((mut child, name)) = emulate(folder.path(), &["--keep"]) else { return };
     assert!(child.wait().unwrap().success());
-    assert!(xtask::fabric::standing().unwrap().contains(&name));
+    assert!(harmonaize_testkit::fabric::standing().unwrap().contains(&name));
     let down = Command::new(env!("CARGO_BIN_EXE_xtask")).args(["emulate", "--down", &name]).status().unwrap();
     assert!(down.success());
     gone(&name);

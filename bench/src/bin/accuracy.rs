@@ -19,7 +19,7 @@ struct Arguments {
     #[arg(
         long,
         value_delimiter = ';',
-        default_value = "bf16;int8;int4;rotated 4;rotated 2;rotated 1;rotated 1+feedback;top 1/64, bf16;top 1/64, bf16+feedback"
+        default_value = "bf16;int8;int4;rotated 4;rotated 2;rotated 1;rotated 1+feedback"
     )]
     codecs: Vec<String>,
     /// Seeds of split, weights and batches: 1 to this
@@ -56,7 +56,7 @@ fn run(arguments: &Arguments, kind: Kind, seed: u64, coding: Coding) -> Result<R
             Ok(())
         })?;
         let accuracy = 100.0 * outcome.correct as f64 / outcome.tested as f64;
-        Ok(Run { accuracy, loss: sum / count, lost: rank.lost()? })
+        Ok(Run { accuracy, loss: sum / count, lost: rank.relative_error()? })
     };
     std::thread::scope(|scope| {
         let ranks = Lossy::new(arguments.workers, coding).into_iter();

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use clap::Parser;
 use harmonaize_bench::payload::{Block, block_bytes};
 use harmonaize_bench::report::{Line, now_us};
-use harmonaize_bench::tenant::{Member, Seat};
+use harmonaize_bench::tenant::{Participant, Seat};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ struct Arguments {
     rounds: u64,
     /// Rest after each round, in milliseconds
     #[arg(long, default_value_t = 0)]
-    rest_ms: u64,
+    pause_ms: u64,
 }
 
 fn main() -> Result<()> {
@@ -36,21 +36,21 @@ fn main() -> Result<()> {
     }
     let ranks = arguments.seat.ranks;
     let arena = 4 * ranks as u64 * (1 << 20) + (1 << 20);
-    let member = Member::join(&arguments.seat, arena)?;
+    let member = Participant::join(&arguments.seat, arena)?;
     Line::Start { at_us: now_us(), rank: member.rank(), ranks }.print()?;
-    let mut exchange = Exchange { member, seed: arguments.seed, bytes: Vec::new(), verified: 0 };
+    let mut exchange = Exchange { participant: member, seed: arguments.seed, bytes: Vec::new(), verified: 0 };
     let (mut round, mut stopping) = (0, false);
     while !stopping {
         let last = arguments.rounds.saturating_sub(1) <= round;
         stopping = exchange.round(round, last || stop.load(Ordering::Relaxed))?;
         round += 1;
-        std::thread::sleep(Duration::from_millis(arguments.rest_ms));
+        std::thread::sleep(Duration::from_millis(arguments.pause_ms));
     }
     Line::Stopped { at_us: now_us(), rounds: round, verified_bytes: exchange.verified }.print()
 }
 
 struct Exchange {
-    member: Member,
+    participant: Participant,
     seed: u64,
     bytes: Vec<u8>,
     verified: u64,
@@ -59,17 +59,17 @@ struct Exchange {
 impl Exchange {
     /// One AllToAll, checked; says whether any rank wants to stop.
     fn round(&mut self, round: u64, stop: bool) -> Result<bool> {
-        let (rank, ranks) = (self.member.rank(), self.member.ranks());
+        let (rank, ranks) = (self.participant.rank(), self.participant.ranks());
         let block = block_bytes(round);
         self.bytes.resize(block * ranks, 0);
         let name = |source, destination| Block { seed: self.seed, round, source, destination };
         for (destination, bytes) in self.bytes.chunks_exact_mut(block).enumerate() {
             name(rank, destination).fill(bytes, stop);
         }
-        let input = self.member.tensor::<u8>(self.bytes.len())?;
-        let output = self.member.tensor::<u8>(self.bytes.len())?;
+        let input = self.participant.tensor::<u8>(self.bytes.len())?;
+        let output = self.participant.tensor::<u8>(self.bytes.len())?;
         input.write(0, &self.bytes)?;
-        let (receipt, took) = self.member.all_to_all(&input, &output).context("AllToAll")?;
+        let (receipt, took) = self.participant.all_to_all(&input, &output).context("AllToAll")?;
         // What was sent must not pass for what was received.
         self.bytes.fill(0);
         output.read(0, &mut self.bytes)?;
@@ -87,7 +87,7 @@ impl Exchange {
         Line::Round {
             at_us: now_us(),
             round,
-            bytes: self.bytes.len(),
+            bytes: self.bytes.len() as u64,
             collective_us: took.as_micros() as u64,
             wire_bytes: receipt.wire_bytes,
         }

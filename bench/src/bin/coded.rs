@@ -5,9 +5,9 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use harmonaize_bench::measure::Effort;
+use harmonaize_bench::measure::Repetitions;
 use harmonaize_bench::seeded::SplitMix64;
-use harmonaize_bench::tenant::{Member, Seat, budget, word};
+use harmonaize_bench::tenant::{Participant, Seat, algorithm_name, budget};
 use harmonaize_client::{Receipt, ReduceOp, Tensor};
 use serde::Serialize;
 
@@ -17,7 +17,7 @@ struct Arguments {
     #[command(flatten)]
     seat: Seat,
     #[command(flatten)]
-    effort: Effort,
+    repetitions: Repetitions,
     /// Bytes of a rank's tensor, or tensors
     #[arg(long, default_value_t = 64 << 20)]
     bytes: usize,
@@ -97,7 +97,7 @@ fn main() -> Result<()> {
             name: format!("{}-{}", arguments.seat.name, text.replace(' ', "-")),
             ..arguments.seat.clone()
         };
-        let member = Member::join_within(&seat, room, budget(text)?)?;
+        let member = Participant::join_within(&seat, room, budget(text)?)?;
         let tensors = shapes.iter().zip(7..).map(|(shape, seed)| {
             let (input, output) = (member.tensor::<f32>(elements)?, member.tensor::<f32>(elements)?);
             input.write(0, &shape(&mut SplitMix64::named(seed, &[rank as u64]), elements))?;
@@ -118,7 +118,7 @@ fn main() -> Result<()> {
     let right = right.collect::<Result<Vec<_>>>()?;
     let mut times = vec![Vec::new(); members.len()];
     let mut worst: Vec<Option<(f64, Vec<Receipt>)>> = vec![None; members.len()];
-    for round in 0..arguments.effort.warmup + arguments.effort.iterations {
+    for round in 0..arguments.repetitions.warmup + arguments.repetitions.iterations {
         for (((text, member, tensors), times), worst) in members.iter().zip(&mut times).zip(&mut worst) {
             member.barrier()?;
             let (mut receipts, mut step) = (Vec::new(), 0.0);
@@ -127,7 +127,7 @@ fn main() -> Result<()> {
                 receipts.push(receipt);
                 step += took.as_secs_f64() * 1e6;
             }
-            if round < arguments.effort.warmup {
+            if round < arguments.repetitions.warmup {
                 continue;
             }
             times.push(step);
@@ -152,7 +152,7 @@ fn main() -> Result<()> {
             budget: text.clone(),
             bytes: arguments.bytes as u64,
             times_us,
-            algorithm: word(receipts.last().context("nothing ran")?.algorithm),
+            algorithm: algorithm_name(receipts.last().context("nothing ran")?.algorithm),
             codecs: receipts.iter().map(|receipt| receipt.codec).collect(),
             fallback: receipts.iter().any(|receipt| receipt.fallback),
             wire_bytes: receipts.iter().map(|receipt| receipt.wire_bytes).sum(),
@@ -175,7 +175,7 @@ fn read(tensor: &Tensor, elements: usize) -> Result<Vec<f32>> {
 }
 
 /// The squares of all ranks' values together.
-fn summed(member: &Member, values: &[f32]) -> Result<f64> {
+fn summed(member: &Participant, values: &[f32]) -> Result<f64> {
     let squares: f64 = values.iter().map(|value| f64::from(*value).powi(2)).sum();
     let tensor = member.tensor::<f64>(1)?;
     tensor.write(0, &[squares])?;

@@ -3,8 +3,8 @@
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use harmonaize_bench::measure::{Effort, Kind, Measured, busy};
-use harmonaize_bench::tenant::{Member, Seat};
+use harmonaize_bench::measure::{Kind, Measured, Repetitions, busy};
+use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{Receipt, ReduceOp, Tensor};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ struct Arguments {
     #[command(flatten)]
     seat: Seat,
     #[command(flatten)]
-    effort: Effort,
+    repetitions: Repetitions,
     /// Which collective
     #[arg(long, value_enum, default_value_t = Kind::Allreduce)]
     collective: Kind,
@@ -35,7 +35,7 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let most = arguments.bytes.iter().copied().max().unwrap_or(0) as u64;
-    let member = Member::join(&arguments.seat, 2 * most + 4096)?;
+    let member = Participant::join(&arguments.seat, 2 * most + 4096)?;
     if arguments.until_lost {
         return until_lost(&arguments, &member);
     }
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
 }
 
 /// One operation after the other, until the provider says that it cannot be done.
-fn until_lost(arguments: &Arguments, member: &Member) -> Result<()> {
+fn until_lost(arguments: &Arguments, member: &Participant) -> Result<()> {
     let elements = arguments.bytes.first().copied().unwrap_or(0) / 4;
     let (input, output) = (member.tensor::<f32>(elements)?, member.tensor::<f32>(elements)?);
     input.write(0, &vec![1f32; elements])?;
@@ -67,7 +67,7 @@ fn until_lost(arguments: &Arguments, member: &Member) -> Result<()> {
     }
 }
 
-fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measured> {
+fn measure(arguments: &Arguments, member: &Participant, bytes: usize) -> Result<Measured> {
     let (elements, ranks) = (bytes / 4, member.ranks());
     ensure!(
         bytes.is_multiple_of(4 * ranks),
@@ -102,13 +102,13 @@ fn measure(arguments: &Arguments, member: &Member, bytes: usize) -> Result<Measu
     let mut wrong = pattern.wrong(output)?;
     let zeros = vec![0f32; of_output];
     output.write(0, &zeros)?;
-    for _ in 0..arguments.effort.warmup {
+    for _ in 0..arguments.repetitions.warmup {
         run()?;
     }
     member.barrier()?;
-    let (mut times_us, mut wire_bytes) = (Vec::with_capacity(arguments.effort.iterations), 0);
+    let (mut times_us, mut wire_bytes) = (Vec::with_capacity(arguments.repetitions.iterations), 0);
     let (begun, spent) = (Instant::now(), busy());
-    for _ in 0..arguments.effort.iterations {
+    for _ in 0..arguments.repetitions.iterations {
         let (receipt, took) = run()?;
         times_us.push(took.as_secs_f64() * 1e6);
         wire_bytes = receipt.wire_bytes;

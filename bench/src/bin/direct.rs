@@ -4,14 +4,14 @@
 use anyhow::{Result, ensure};
 use clap::Parser;
 use harmonaize_bench::direct::Direct;
-use harmonaize_bench::measure::{Effort, Kind, Measured};
+use harmonaize_bench::measure::{Kind, Measured, Repetitions};
 use std::time::Instant;
 
 /// Times an AllReduce without agent, rings or engine.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
-    effort: Effort,
+    repetitions: Repetitions,
     /// How many ranks
     #[arg(long, default_value_t = 2)]
     ranks: u32,
@@ -32,11 +32,11 @@ fn main() -> Result<()> {
         let direct = Direct::new(arguments.ranks, *bytes)?;
         direct.run()?;
         let wrong = direct.wrong()? as u64;
-        for _ in 0..arguments.effort.warmup {
+        for _ in 0..arguments.repetitions.warmup {
             direct.run()?;
         }
-        let mut times_us = Vec::with_capacity(arguments.effort.iterations);
-        for _ in 0..arguments.effort.iterations {
+        let mut times_us = Vec::with_capacity(arguments.repetitions.iterations);
+        for _ in 0..arguments.repetitions.iterations {
             let began = Instant::now();
             direct.run()?;
             times_us.push(began.elapsed().as_secs_f64() * 1e6);

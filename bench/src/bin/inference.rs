@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use harmonaize_bench::report::{Line, now_us};
-use harmonaize_bench::tenant::{Member, Seat};
+use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{Constraints, Negotiated, ReduceOp};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::sync::Arc;
@@ -36,12 +36,12 @@ fn main() -> Result<()> {
     }
     let elements = arguments.bytes / 4;
     ensure!(elements >= 2, "a request has at least 8 bytes");
-    let member = Member::join(&arguments.seat, arguments.bytes as u64 + 4096)?;
+    let member = Participant::join(&arguments.seat, arguments.bytes as u64 + 4096)?;
     let tensor = member.tensor::<f32>(elements)?;
     let (rank, ranks) = (member.rank(), member.ranks());
     Line::Start { at_us: now_us(), rank, ranks }.print()?;
     if rank == 0 {
-        member.listen()?;
+        member.print_events()?;
         agree(&member, &arguments)?;
     }
     member.barrier()?;
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     if rank == 0 {
         let record = member.client().agreement(&arguments.seat.name)?.record;
         let (operations, late, breaches) = (record.operations, record.late, record.breaches);
-        Line::Kept { at_us: now_us(), operations, late, breaches }.print()?;
+        Line::Compliance { at_us: now_us(), operations, late, breaches }.print()?;
         if breaches > 0 {
             // One that came about just now is told within a second: whoever reads these lines is to find it.
             std::thread::sleep(Duration::from_secs(3));
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
     member.barrier()
 }
 
-fn agree(member: &Member, arguments: &Arguments) -> Result<()> {
+fn agree(member: &Participant, arguments: &Arguments) -> Result<()> {
     let wanted = Constraints::new().p99(arguments.bytes as u64, Duration::from_millis(arguments.p99_ms));
     let outcome =
         member.client().negotiate(&arguments.seat.name, &wanted, |counter, _| Some(counter.clone()))?;
@@ -86,5 +86,6 @@ fn agree(member: &Member, arguments: &Arguments) -> Result<()> {
         Negotiated::Agreed(agreement) => target(&agreement.constraints).map(|p99| p99.as_micros() as u64),
         Negotiated::Refused { .. } => None,
     };
-    Line::Promised { at_us: now_us(), asked_us: arguments.p99_ms * 1000, p99_us: p99_us.unwrap_or(0) }.print()
+    Line::Promised { at_us: now_us(), requested_us: arguments.p99_ms * 1000, p99_us: p99_us.unwrap_or(0) }
+        .print()
 }

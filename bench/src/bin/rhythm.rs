@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use harmonaize_bench::tenant::{Member, Seat};
+use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{ReduceOp, Tensor};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -64,13 +64,13 @@ fn main() -> Result<()> {
     let elements = arguments.bytes / 4;
     ensure!(elements > WINDOW, "a bucket has more than {WINDOW} elements of 4 bytes");
     let room = u64::from(arguments.buckets) * (arguments.bytes as u64 + 4096);
-    let member = Member::join(&arguments.seat, room)?;
+    let member = Participant::join(&arguments.seat, room)?;
     let tensors: Vec<Tensor> =
         (0..arguments.buckets).map(|_| member.tensor::<f32>(elements)).collect::<Result<_>>()?;
     let zeros = vec![0f32; elements];
     tensors.iter().try_for_each(|tensor| tensor.write(0, &zeros))?;
     member.barrier()?;
-    say(&json!({"connected_ns": now_ns()?}))?;
+    print_line(&json!({"connected_ns": now_ns()?}))?;
     std::thread::sleep(Duration::from_nanos(arguments.begins_ns.saturating_sub(now_ns()?)));
     for number in 0..arguments.iterations {
         let window = Window { number, elements, ranks: member.ranks() };
@@ -87,7 +87,9 @@ fn main() -> Result<()> {
             operation.wait(OPERATION)?;
         }
         let done_ns = now_ns()?;
-        say(&json!({"iteration": number, "began_ns": began_ns, "called_ns": called_ns, "done_ns": done_ns}))?;
+        print_line(
+            &json!({"iteration": number, "began_ns": began_ns, "called_ns": called_ns, "done_ns": done_ns}),
+        )?;
         let wishes = tensors.iter().map(|tensor| window.check(tensor)).collect::<Result<Vec<bool>>>()?;
         if wishes.contains(&true) {
             break;
@@ -155,7 +157,7 @@ fn now_ns() -> Result<u64> {
     Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)
 }
 
-fn say(line: &serde_json::Value) -> Result<()> {
+fn print_line(line: &serde_json::Value) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}")?;
     Ok(out.flush()?)

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use harmonaize_bench::tenant::{Member, Seat};
+use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{Algorithm, Error, Operation, Receipt, ReduceOp, Tensor};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
@@ -39,10 +39,10 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let (elements, depth) = (arguments.bytes / 4, arguments.in_flight.max(1));
     ensure!(elements >= 2, "a tensor has at least two elements of 4 bytes");
-    let member = Member::join(&arguments.seat, depth as u64 * (arguments.bytes as u64 + 4096))?;
+    let member = Participant::join(&arguments.seat, depth as u64 * (arguments.bytes as u64 + 4096))?;
     let tensors: Vec<Tensor> = (0..depth).map(|_| member.tensor::<f32>(elements)).collect::<Result<_>>()?;
     member.barrier()?;
-    let mut load = Load { arguments: &arguments, member: &member, tensors, elements, done: Vec::new() };
+    let mut load = Load { arguments: &arguments, participant: &member, tensors, elements, done: Vec::new() };
     load.run()?;
     if member.rank() == 0 {
         let done = &load.done;
@@ -65,7 +65,7 @@ struct Done {
 
 struct Load<'a> {
     arguments: &'a Arguments,
-    member: &'a Member,
+    participant: &'a Participant,
     /// One for each operation at once.
     tensors: Vec<Tensor>,
     elements: usize,
@@ -116,9 +116,9 @@ impl Load<'_> {
     fn begin(&self, number: u64) -> Result<Operation> {
         let tensor = self.tensor(number)?;
         let wish = now_ns()? >= self.arguments.until_ns;
-        let own = [value(self.member.rank(), number), f32::from(u8::from(wish))];
+        let own = [value(self.participant.rank(), number), f32::from(u8::from(wish))];
         tensor.write(self.elements as u64 - 2, &own)?;
-        self.member.start_all_reduce(tensor, ReduceOp::Sum)
+        self.participant.start_all_reduce(tensor, ReduceOp::Sum)
     }
 
     /// Whether some rank wants to end.
@@ -126,7 +126,7 @@ impl Load<'_> {
         let mut found = [0f32; 2];
         self.tensor(number)?.read(self.elements as u64 - 2, &mut found)?;
         let [sum, wishes] = found;
-        let expected: f32 = (0..self.member.ranks()).map(|rank| value(rank, number)).sum();
+        let expected: f32 = (0..self.participant.ranks()).map(|rank| value(rank, number)).sum();
         ensure!(sum == expected, "operation {number}: an element is {sum}, and not {expected}");
         let aggregated = receipt.algorithm == Algorithm::Aggregated && !receipt.fallback;
         self.done.push(Done { at_ns: now_ns()?, took, aggregated });

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use harmonaize_bench::communicator::{Alone, Communicator};
+use harmonaize_bench::communicator::{Communicator, SingleProcess};
 use harmonaize_bench::model::Kind;
 use harmonaize_bench::record::Recorded;
 use harmonaize_bench::report::{Line, now_us};
@@ -40,7 +40,7 @@ struct Arguments {
     steps: usize,
     /// Go on after those until SIGTERM to any worker: all of them end after the same step
     #[arg(long)]
-    until_told: bool,
+    until_stopped: bool,
     /// Print what the provider tells the tenant, at rank 0
     #[arg(long)]
     listen: bool,
@@ -70,19 +70,19 @@ fn main() -> Result<()> {
     let rate = arguments.rate.unwrap_or(arguments.model.rate());
     let recipe =
         Recipe { kind: arguments.model, seed, steps, batch, tested, every, rate, ..Recipe::default() };
-    let told = Arc::new(AtomicBool::new(!arguments.until_told));
-    if arguments.until_told {
+    let told = Arc::new(AtomicBool::new(!arguments.until_stopped));
+    if arguments.until_stopped {
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&told))?;
         }
     }
     let record = arguments.record.map(|folder| (folder, arguments.record_steps));
     if arguments.single {
-        return recorded(&recipe, &mut Alone, record, &told);
+        return recorded(&recipe, &mut SingleProcess, record, &told);
     }
     let mut worker = Worker::join(&arguments.seat, ARENA, arguments.budget)?;
     if arguments.listen && worker.rank() == 0 {
-        worker.member().listen()?;
+        worker.participant().print_events()?;
     }
     recorded(&recipe, &mut worker, record, &told)
 }
@@ -92,19 +92,19 @@ fn recorded(
     recipe: &Recipe,
     inner: &mut dyn Communicator,
     record: Option<(PathBuf, Vec<usize>)>,
-    told: &AtomicBool,
+    stop_requested: &AtomicBool,
 ) -> Result<()> {
     let Some((folder, steps)) = record.filter(|_| inner.rank() == 0) else {
-        return work(recipe, inner, told);
+        return work(recipe, inner, stop_requested);
     };
     let name = recipe.kind.to_possible_value().context("a model without a name")?.get_name().to_owned();
-    work(recipe, &mut Recorded { inner, folder, name, steps, made: 0 }, told)
+    work(recipe, &mut Recorded { inner, folder, name, steps, made: 0 }, stop_requested)
 }
 
 fn work(recipe: &Recipe, communicator: &mut dyn Communicator, told: &AtomicBool) -> Result<()> {
     let (rank, ranks) = (communicator.rank(), communicator.ranks());
     Line::Start { at_us: now_us(), rank, ranks }.print()?;
     let outcome =
-        train(recipe, communicator, &|| told.load(Ordering::Relaxed), &mut |step| Line::step(step).print())?;
-    Line::trained(&outcome).print()
+        train(recipe, communicator, &|| told.load(Ordering::Relaxed), &mut |step| Line::from(step).print())?;
+    Line::from(&outcome).print()
 }

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use clap::{Args, Parser, Subcommand};
-use harmonaize_bench::link::{End, Ends, Heard, Word, stamp, stamped};
+use harmonaize_bench::link::{End, EndEvent, Ends, Header, stamp, stamped};
 use harmonaize_bench::statistics::percentile;
 use harmonaize_shm::{Memory, Span};
 use serde_json::json;
@@ -84,19 +84,19 @@ fn main() -> Result<()> {
 #[derive(Default)]
 struct Sender {
     next: u64,
-    left: u64,
+    sent: u64,
     credited: u64,
-    wrong: Option<u64>,
+    corrupt: Option<u64>,
 }
 
 impl Sender {
-    fn turn(&mut self, end: &mut End) -> Result<()> {
-        end.turn(&mut |heard| {
+    fn run_once(&mut self, end: &mut End) -> Result<()> {
+        end.run_once(&mut |heard| {
             match heard {
-                Heard::Sent => self.left += 1,
-                Heard::Word(Word::Credit(count)) => self.credited = count,
-                Heard::Word(Word::Wrong(count)) => self.wrong = Some(count),
-                Heard::Word(_) => {}
+                EndEvent::Sent => self.sent += 1,
+                EndEvent::Header(Header::Credit(count)) => self.credited = count,
+                EndEvent::Header(Header::Corrupt(count)) => self.corrupt = Some(count),
+                EndEvent::Header(_) => {}
             }
             Ok(())
         })
@@ -112,7 +112,7 @@ fn send(stream: &Stream, mut end: End) -> Result<()> {
     // Both marks are set when payloads have just left, so that whole batches lie between.
     let (mut first, mut last) = (None, None);
     while last.is_none() {
-        while sender.next - sender.left < depth && sender.next - sender.credited < 2 * depth {
+        while sender.next - sender.sent < depth && sender.next - sender.credited < 2 * depth {
             let payload = source.range(sender.next % depth * bytes, bytes)?;
             stamp(&payload, sender.next)?;
             if !end.send(sender.next, payload)? {
@@ -120,25 +120,25 @@ fn send(stream: &Stream, mut end: End) -> Result<()> {
             }
             sender.next += 1;
         }
-        let before = sender.left;
-        sender.turn(&mut end)?;
-        if sender.left == before {
+        let before = sender.sent;
+        sender.run_once(&mut end)?;
+        if sender.sent == before {
             continue;
         }
         let now = Instant::now();
         match first {
-            None if now - begun >= warmup => first = Some((now, sender.left)),
-            Some((since, _)) if now - since >= seconds => last = Some((now, sender.left)),
+            None if now - begun >= warmup => first = Some((now, sender.sent)),
+            Some((since, _)) if now - since >= seconds => last = Some((now, sender.sent)),
             _ => {}
         }
     }
-    while !end.say(Word::Done(sender.next))? {
-        sender.turn(&mut end)?;
+    while !end.send_header(Header::Done(sender.next))? {
+        sender.run_once(&mut end)?;
     }
-    while sender.wrong.is_none() {
-        sender.turn(&mut end)?;
+    while sender.corrupt.is_none() {
+        sender.run_once(&mut end)?;
     }
-    let wrong = sender.wrong.unwrap_or(0);
+    let wrong = sender.corrupt.unwrap_or(0);
     if let (Some((since, first)), Some((until, last))) = (first, last) {
         let (took, count) = ((until - since).as_secs_f64(), last - first);
         let rate = (count * bytes) as f64 / took;
@@ -153,10 +153,10 @@ fn receive(stream: &Stream, mut end: End) -> Result<()> {
     let batch = u64::from(stream.depth.div_ceil(2));
     while announced != Some(came) {
         let mut numbers = Vec::new();
-        end.turn(&mut |heard| {
+        end.run_once(&mut |heard| {
             match heard {
-                Heard::Word(Word::Data(number)) => numbers.push(number),
-                Heard::Word(Word::Done(count)) => announced = Some(count),
+                EndEvent::Header(Header::Data(number)) => numbers.push(number),
+                EndEvent::Header(Header::Done(count)) => announced = Some(count),
                 _ => {}
             }
             Ok(())
@@ -165,16 +165,16 @@ fn receive(stream: &Stream, mut end: End) -> Result<()> {
             wrong += u64::from(number != came || !stamped(&end.slot(number)?, number)?);
             came += 1;
         }
-        if came - told >= batch && end.say(Word::Credit(came))? {
+        if came - told >= batch && end.send_header(Header::Credit(came))? {
             told = came;
         }
     }
     println!("{}", json!({"payloads": came, "wrong": wrong}));
-    while !end.say(Word::Wrong(wrong))? {
-        end.turn(&mut |_| Ok(()))?;
+    while !end.send_header(Header::Corrupt(wrong))? {
+        end.run_once(&mut |_| Ok(()))?;
     }
     // The other end closes when it has heard that.
-    while end.turn(&mut |_| Ok(())).is_ok() {}
+    while end.run_once(&mut |_| Ok(())).is_ok() {}
     Ok(())
 }
 
@@ -182,8 +182,8 @@ fn receive(stream: &Stream, mut end: End) -> Result<()> {
 fn await_payload(end: &mut End, number: u64) -> Result<()> {
     let mut came = false;
     while !came {
-        end.turn(&mut |heard| {
-            came |= heard == Heard::Word(Word::Data(number));
+        end.run_once(&mut |heard| {
+            came |= heard == EndEvent::Header(Header::Data(number));
             Ok(())
         })?;
     }
@@ -208,7 +208,7 @@ fn ping(latency: &Latency, mut end: End) -> Result<()> {
         }
         stamp(payload, number)?;
         while !end.send(number, payload.clone())? {
-            end.turn(&mut |_| Ok(()))?;
+            end.run_once(&mut |_| Ok(()))?;
         }
         await_payload(&mut end, number)?;
     }
@@ -229,9 +229,9 @@ fn pong(latency: &Latency, mut end: End) -> Result<()> {
         await_payload(&mut end, number)?;
         stamp(payload, number)?;
         while !end.send(number, payload.clone())? {
-            end.turn(&mut |_| Ok(()))?;
+            end.run_once(&mut |_| Ok(()))?;
         }
     }
-    while end.turn(&mut |_| Ok(())).is_ok() {}
+    while end.run_once(&mut |_| Ok(())).is_ok() {}
     Ok(())
 }

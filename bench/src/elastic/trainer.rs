@@ -1,7 +1,7 @@
 //! One rank of an elastic training.
 
 use super::model::Model;
-use super::{Decision, MOST_RANKS, Recipe, Said, WORDS};
+use super::{DECISION_WORDS, Decision, Line, MOST_RANKS, Recipe};
 use crate::report::{now_us, print};
 use crate::tenant::Seat;
 use anyhow::{Context, Result, bail, ensure};
@@ -30,27 +30,27 @@ pub struct Trainer {
     since_ns: u64,
     gradients: Tensor,
     /// For what ranks agree on.
-    word: Tensor,
+    scalar: Tensor,
     buffer: Vec<u64>,
     model: Model,
     saved: Instant,
     /// What the provider has said that the next decision answers.
-    without: u64,
+    excluded: u64,
     newcomers: bool,
 }
 
 /// Why the next state is saved; of the first rank.
 #[derive(Debug, Default)]
-struct Chosen {
+struct StepChoice {
     decision: Decision,
-    because: String,
+    reason: String,
 }
 
 impl Trainer {
     /// Joins as one of the first ranks, or `enters` a training that runs.
     pub fn join(seat: &Seat, recipe: Recipe, enters: bool) -> Result<Self> {
         ensure!(seat.ranks <= MOST_RANKS, "at most {MOST_RANKS} ranks");
-        let length = recipe.elements + WORDS;
+        let length = recipe.elements + DECISION_WORDS;
         let client = seat.attach(16 * length as u64 + 4096)?;
         let (gradients, word) = (client.tensor(Dtype::U64, length as u64)?, client.tensor(Dtype::U64, 1)?);
         let waiting = recipe.shared.join(format!("waits-{}", std::process::id()));
@@ -70,23 +70,23 @@ impl Trainer {
             events: client.events(None),
             since_ns: now_us() * 1000,
             gradients,
-            word,
+            scalar: word,
             buffer: vec![0; length],
             model,
             saved: Instant::now(),
-            without: 0,
+            excluded: 0,
             newcomers: false,
             communicator: Some(communicator),
             client,
             recipe,
         };
-        print(&Said::Joined { at_us: now_us(), rank: trainer.rank()?, ranks: trainer.ranks()? })?;
+        print(&Line::Joined { at_us: now_us(), rank: trainer.rank()?, ranks: trainer.ranks()? })?;
         if trainer.recipe.subscribed {
             // It begins with what happens from now on.
             trainer.events.read(Duration::ZERO)?;
         }
         if enters {
-            trainer.settle()?;
+            trainer.synchronize_state()?;
         }
         Ok(trainer)
     }
@@ -116,15 +116,15 @@ impl Trainer {
                     let decision = chosen.decision;
                     accumulate = decision.accumulate.max(self.recipe.accumulate.0);
                     if decision.save && self.model.done < self.recipe.work {
-                        self.save(&chosen.because)?;
+                        self.save(&chosen.reason)?;
                     }
-                    if decision.leaves(self.rank()?) {
+                    if decision.excludes(self.rank()?) {
                         self.communicator = None;
-                        return print(&Said::Left { at_us: now_us() });
+                        return print(&Line::Left { at_us: now_us() });
                     }
                     if decision.regroup {
                         self.regroup()?;
-                        self.settle()?;
+                        self.synchronize_state()?;
                     }
                 }
                 Err(error) => {
@@ -135,19 +135,19 @@ impl Trainer {
         }
         self.model.check()?;
         let Model { done, micro_batches, .. } = self.model;
-        print(&Said::Finished { at_us: now_us(), done, micro_batches })
+        print(&Line::Finished { at_us: now_us(), done, micro_batches })
     }
 
     /// Computes, exchanges, adds up; what comes next.
-    fn step(&mut self, accumulate: u32) -> Result<Chosen> {
+    fn step(&mut self, accumulate: u32) -> Result<StepChoice> {
         let (rank, ranks) = (self.rank()?, self.ranks()? as u64);
         let (each, began) = (u64::from(accumulate), Instant::now());
         // The provider is asked while the accelerator computes.
-        let mut chosen = if rank == 0 { self.decide()? } else { Chosen::default() };
+        let mut chosen = if rank == 0 { self.decide()? } else { StepChoice::default() };
         let Self { model, buffer, gradients, .. } = self;
         model.gradient(model.micro_batches + rank as u64 * each, each, buffer);
         let (_, words) = buffer.split_at_mut(model.elements().len());
-        words.copy_from_slice(&chosen.decision.words());
+        words.copy_from_slice(&chosen.decision.encode());
         std::thread::sleep((self.recipe.compute * accumulate).saturating_sub(began.elapsed()));
         gradients.write(0, buffer)?;
         let called = Instant::now();
@@ -157,48 +157,48 @@ impl Trainer {
         gradients.read(0, buffer)?;
         model.step(each * ranks, self.recipe.worth(each, ranks), buffer)?;
         let (_, words) = buffer.split_at(model.elements().len());
-        chosen.decision = Decision::from_words(words.try_into()?);
+        chosen.decision = Decision::decode(words.try_into()?);
         let (done, ranks) = (model.done, ranks as usize);
-        print(&Said::Step { at_us: now_us(), done, ranks, accumulate, collective_us })?;
+        print(&Line::Step { at_us: now_us(), done, ranks, accumulate, collective_us })?;
         Ok(chosen)
     }
 
     /// The first rank's decision for all.
-    fn decide(&mut self) -> Result<Chosen> {
+    fn decide(&mut self) -> Result<StepChoice> {
         let Recipe { accumulate, every, cost, .. } = self.recipe;
         if !self.recipe.subscribed {
             let save = self.saved.elapsed() >= every;
             // Whoever waits is taken in when nothing is lost by it.
-            let regroup = save && self.someone_waits()?;
-            let decision = Decision { accumulate: accumulate.0, save, regroup, without: 0 };
-            return Ok(Chosen { decision, because: "due".to_owned() });
+            let regroup = save && self.has_waiting_rank()?;
+            let decision = Decision { accumulate: accumulate.0, save, regroup, excluded: 0 };
+            return Ok(StepChoice { decision, reason: "due".to_owned() });
         }
         for event in self.events.read(Duration::ZERO)?.events {
-            self.heed(&event)?;
+            self.handle_event(&event)?;
         }
         let checkpoint =
             Some(Checkpoint { every, cost, last: self.saved.elapsed(), importance: Priority::Normal });
         let choice = self.client.iteration(&self.name, &Knobs { accumulate, checkpoint })?;
-        let regroup = self.without != 0 || self.newcomers;
+        let regroup = self.excluded != 0 || self.newcomers;
         let decision = Decision {
             accumulate: choice.accumulate,
             save: choice.checkpoint,
             regroup,
-            without: self.without,
+            excluded: self.excluded,
         };
-        Ok(Chosen { decision, because: format!("{:?}", choice.because).to_lowercase() })
+        Ok(StepChoice { decision, reason: format!("{:?}", choice.reason).to_lowercase() })
     }
 
-    fn heed(&mut self, event: &Event) -> Result<()> {
+    fn handle_event(&mut self, event: &Event) -> Result<()> {
         if event.communicator != self.name {
             return Ok(());
         }
-        print(&Said::Told { at_us: now_us(), what: format!("{:?}", event.kind) })?;
+        print(&Line::Notified { at_us: now_us(), what: format!("{:?}", event.kind) })?;
         let of_this = event.since_ns >= self.since_ns;
         match &event.kind {
             EventKind::Maintenance { ranks, .. } if of_this => {
                 let bits = ranks.iter().filter(|rank| (rank.0 as usize) < MOST_RANKS).map(|rank| 1 << rank.0);
-                self.without = bits.fold(0, |all, bit: u64| all | bit);
+                self.excluded = bits.fold(0, |all, bit: u64| all | bit);
             }
             EventKind::Newcomers { waiting } => self.newcomers = *waiting > 0,
             // More is accumulated under congestion by the provider's own choice, and what is lost is seen when an operation fails.
@@ -207,7 +207,7 @@ impl Trainer {
         Ok(())
     }
 
-    fn someone_waits(&self) -> Result<bool> {
+    fn has_waiting_rank(&self) -> Result<bool> {
         for entry in std::fs::read_dir(&self.recipe.shared)? {
             if entry?.file_name().to_string_lossy().starts_with("waits-") {
                 return Ok(true);
@@ -222,7 +222,7 @@ impl Trainer {
             std::thread::sleep(self.recipe.cost);
             self.model.save(&self.state())?;
             let because = because.to_owned();
-            print(&Said::Saved { at_us: now_us(), done: self.model.done, because })?;
+            print(&Line::Saved { at_us: now_us(), done: self.model.done, because })?;
         }
         self.saved = Instant::now();
         Ok(())
@@ -234,7 +234,7 @@ impl Trainer {
             Some(Error::Operation { status: Status::RankLost | Status::Timeout, .. }) => {}
             _ => bail!("{error:#}"),
         }
-        print(&Said::Failed { at_us: now_us(), what: format!("{error:#}") })?;
+        print(&Line::Failed { at_us: now_us(), what: format!("{error:#}") })?;
         let before = self.model.done;
         self.regroup()?;
         if !self.recipe.subscribed {
@@ -245,34 +245,35 @@ impl Trainer {
             }
             self.saved = Instant::now();
         }
-        self.settle()?;
+        self.synchronize_state()?;
         let done = self.model.done;
-        print(&Said::Restored { at_us: now_us(), done, lost: before.saturating_sub(done) })
+        print(&Line::Restored { at_us: now_us(), done, lost: before.saturating_sub(done) })
     }
 
     fn regroup(&mut self) -> Result<()> {
         let began = Instant::now();
         let options = RegroupOptions { timeout: JOIN, ..RegroupOptions::default() };
         self.communicator = Some(self.communicator()?.regroup(&options)?);
-        (self.without, self.newcomers, self.since_ns) = (0, false, now_us() * 1000);
+        (self.excluded, self.newcomers, self.since_ns) = (0, false, now_us() * 1000);
         let took_us = began.elapsed().as_micros() as u64;
-        print(&Said::Regrouped { at_us: now_us(), rank: self.rank()?, ranks: self.ranks()?, took_us })
+        print(&Line::Regrouped { at_us: now_us(), rank: self.rank()?, ranks: self.ranks()?, took_us })
     }
 
     /// All ranks get the state of the one that has done most: newcomers have none, and of those that were there when ranks were lost some
     /// may have ended an operation that failed at others.
-    fn settle(&mut self) -> Result<()> {
+    fn synchronize_state(&mut self) -> Result<()> {
         let (rank, most) = (self.rank()? as u64, MOST_RANKS as u64);
-        let furthest = self.agreed(self.model.micro_batches * most + (most - 1 - rank), ReduceOp::Max)?;
-        let least = self.agreed(self.model.micro_batches, ReduceOp::Min)?;
+        let furthest =
+            self.all_reduce_scalar(self.model.micro_batches * most + (most - 1 - rank), ReduceOp::Max)?;
+        let least = self.all_reduce_scalar(self.model.micro_batches, ReduceOp::Min)?;
         let (micro_batches, root) = (furthest / most, most - 1 - furthest % most);
         if micro_batches == least {
             return Ok(());
         }
-        self.agree_on(micro_batches, u32::try_from(root)?)
+        self.broadcast_state(micro_batches, u32::try_from(root)?)
     }
 
-    fn agree_on(&mut self, micro_batches: u64, root: u32) -> Result<()> {
+    fn broadcast_state(&mut self, micro_batches: u64, root: u32) -> Result<()> {
         let Self { model, buffer, gradients, .. } = self;
         let length = model.elements().len();
         let (elements, words) = buffer.split_at_mut(length);
@@ -283,17 +284,17 @@ impl Trainer {
         ended(communicator.broadcast(gradients, Rank(root))?)?;
         gradients.read(0, buffer)?;
         let (elements, words) = buffer.split_at(length);
-        let [found, done]: [u64; WORDS] = words.try_into()?;
+        let [found, done]: [u64; DECISION_WORDS] = words.try_into()?;
         ensure!(found == micro_batches, "rank {root} has {found} micro-batches, not {micro_batches}");
         *model = Model::of(found, done, elements.to_vec());
         model.check()
     }
 
-    fn agreed(&self, own: u64, reduce: ReduceOp) -> Result<u64> {
-        self.word.write(0, &[own])?;
-        ended(self.communicator()?.all_reduce_in_place(&self.word, reduce)?)?;
+    fn all_reduce_scalar(&self, own: u64, reduce: ReduceOp) -> Result<u64> {
+        self.scalar.write(0, &[own])?;
+        ended(self.communicator()?.all_reduce_in_place(&self.scalar, reduce)?)?;
         let mut agreed = [0];
-        self.word.read(0, &mut agreed)?;
+        self.scalar.read(0, &mut agreed)?;
         let [agreed] = agreed;
         Ok(agreed)
     }

@@ -3,8 +3,8 @@
 use crate::v1::{self, budget::Lets};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
-    Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Expected, Hints, Knobs, Negotiated,
-    OnFailure, PartialSums, Priority, Reason, Record, Target,
+    Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Expected, Hints, Knobs,
+    Negotiated, OnFailure, Priority, Reason, Record, Target,
 };
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ impl From<&Budget> for v1::Budget {
 }
 
 impl From<&v1::Budget> for Budget {
-    fn from(said: &v1::Budget) -> Self {
-        match &said.lets {
+    fn from(message: &v1::Budget) -> Self {
+        match &message.lets {
             None | Some(Lets::MatchBf16(false)) => Self::Exact,
             Some(Lets::Vnmse(most)) => Self::Vnmse(*most),
             Some(Lets::Codecs(codecs)) => Self::Codecs(codecs.names.clone()),
@@ -66,8 +66,8 @@ impl From<Priority> for v1::Priority {
 }
 
 impl From<v1::Priority> for Priority {
-    fn from(said: v1::Priority) -> Self {
-        match said {
+    fn from(message: v1::Priority) -> Self {
+        match message {
             v1::Priority::Unspecified | v1::Priority::Normal => Self::Normal,
             v1::Priority::Low => Self::Low,
             v1::Priority::High => Self::High,
@@ -93,11 +93,7 @@ impl From<&Constraints> for v1::Constraints {
                     OnFailure::Regroup { within } => nanos(within).max(1),
                 },
             }),
-            price_ceiling: constraints.price_ceiling,
             ordered: constraints.ordered,
-            partial: constraints
-                .partial
-                .map(|PartialSums { least, after }| v1::PartialSums { least, after_ns: nanos(after) }),
         }
     }
 }
@@ -111,25 +107,20 @@ impl v1::Constraints {
 }
 
 impl From<&v1::Constraints> for Constraints {
-    fn from(said: &v1::Constraints) -> Self {
+    fn from(message: &v1::Constraints) -> Self {
         Self {
-            budget: said.budget.as_ref().map(Into::into),
-            completions: said.completions.iter().map(Into::into).collect(),
-            iteration: said.iteration.as_ref().map(Into::into),
-            priority: said.priority().into(),
-            weight: said.weight,
-            min_busbw: said.min_busbw,
-            aggregation: !said.no_aggregation,
-            on_failure: said.on_failure.map(|said| match said.regroup_within_ns {
+            budget: message.budget.as_ref().map(Into::into),
+            completions: message.completions.iter().map(Into::into).collect(),
+            iteration: message.iteration.as_ref().map(Into::into),
+            priority: message.priority().into(),
+            weight: message.weight,
+            min_busbw: message.min_busbw,
+            aggregation: !message.no_aggregation,
+            on_failure: message.on_failure.map(|said| match said.regroup_within_ns {
                 0 => OnFailure::End,
                 nanos => OnFailure::Regroup { within: Duration::from_nanos(nanos) },
             }),
-            price_ceiling: said.price_ceiling,
-            ordered: said.ordered,
-            partial: said.partial.map(|v1::PartialSums { least, after_ns }| PartialSums {
-                least,
-                after: Duration::from_nanos(after_ns),
-            }),
+            ordered: message.ordered,
         }
     }
 }
@@ -145,16 +136,14 @@ impl From<Clause> for v1::Clause {
             Clause::Bandwidth => Self::Bandwidth,
             Clause::Aggregation => Self::Aggregation,
             Clause::OnFailure => Self::OnFailure,
-            Clause::Price => Self::Price,
             Clause::Order => Self::Order,
-            Clause::Partial => Self::Partial,
         }
     }
 }
 
 impl v1::Clause {
     /// As tenants are told it; none for one that is not known here.
-    pub fn told(self) -> Option<Clause> {
+    pub fn to_abi(self) -> Option<Clause> {
         Some(match self {
             Self::Unspecified => return None,
             Self::Budget => Clause::Budget,
@@ -165,9 +154,7 @@ impl v1::Clause {
             Self::Bandwidth => Clause::Bandwidth,
             Self::Aggregation => Clause::Aggregation,
             Self::OnFailure => Clause::OnFailure,
-            Self::Price => Clause::Price,
             Self::Order => Clause::Order,
-            Self::Partial => Clause::Partial,
         })
     }
 }
@@ -175,7 +162,7 @@ impl v1::Clause {
 /// Clauses by number as tenants are told them; those that are not known here are left out.
 pub fn clauses(numbers: &[i32]) -> Vec<Clause> {
     let known = numbers.iter().filter_map(|number| v1::Clause::try_from(*number).ok());
-    known.filter_map(v1::Clause::told).collect()
+    known.filter_map(v1::Clause::to_abi).collect()
 }
 
 /// The other way.
@@ -190,7 +177,6 @@ impl From<&Agreement> for v1::Agreement {
             number: agreement.number,
             constraints: Some((&agreement.constraints).into()),
             since_ns: agreement.since_ns,
-            price: agreement.price,
             broken: clause_numbers(&agreement.broken),
             record: Some(v1::Record { operations, late, busbw, breaches }),
         }
@@ -198,14 +184,13 @@ impl From<&Agreement> for v1::Agreement {
 }
 
 impl From<&v1::Agreement> for Agreement {
-    fn from(told: &v1::Agreement) -> Self {
-        let v1::Record { operations, late, busbw, breaches } = told.record.unwrap_or_default();
+    fn from(message: &v1::Agreement) -> Self {
+        let v1::Record { operations, late, busbw, breaches } = message.record.unwrap_or_default();
         Self {
-            number: told.number,
-            constraints: told.constraints.as_ref().map(Into::into).unwrap_or_default(),
-            since_ns: told.since_ns,
-            price: told.price,
-            broken: clauses(&told.broken),
+            number: message.number,
+            constraints: message.constraints.as_ref().map(Into::into).unwrap_or_default(),
+            since_ns: message.since_ns,
+            broken: clauses(&message.broken),
             record: Record { operations, late, busbw, breaches },
         }
     }
@@ -238,7 +223,8 @@ impl v1::Negotiated {
         if let Some(agreement) = &self.agreement {
             return Ok(Negotiated::Agreed(agreement.into()));
         }
-        let reason = |reason: v1::Reason| Some(Reason { clause: reason.clause().told()?, text: reason.text });
+        let reason =
+            |reason: v1::Reason| Some(Reason { clause: reason.clause().to_abi()?, text: reason.text });
         let reasons = self.reasons.into_iter().filter_map(reason).collect();
         Ok(Negotiated::Refused { reasons, counter: self.counter.as_ref().map(Into::into) })
     }
@@ -281,12 +267,12 @@ impl v1::IterationChoice {
     pub fn answer(request: u64, choice: Result<Choice, String>) -> Self {
         match choice {
             Err(refused) => Self { request, refused, ..Self::default() },
-            Ok(Choice { accumulate, checkpoint, because }) => {
+            Ok(Choice { accumulate, checkpoint, reason: because }) => {
                 let because = match because {
-                    Because::Usual | Because::Unknown => v1::Because::Usual,
-                    Because::Slow => v1::Because::Slow,
-                    Because::Maintenance => v1::Because::Maintenance,
-                    Because::Due => v1::Because::Due,
+                    ChoiceReason::Usual | ChoiceReason::Unknown => v1::Because::Usual,
+                    ChoiceReason::Slow => v1::Because::Slow,
+                    ChoiceReason::Maintenance => v1::Because::Maintenance,
+                    ChoiceReason::Due => v1::Because::Due,
                 };
                 Self { request, refused: String::new(), accumulate, checkpoint, because: because.into() }
             }
@@ -296,13 +282,13 @@ impl v1::IterationChoice {
     /// What it says, as tenants are told it.
     pub fn choice(self) -> Result<Choice, String> {
         let because = match self.because() {
-            v1::Because::Usual => Because::Usual,
-            v1::Because::Slow => Because::Slow,
-            v1::Because::Maintenance => Because::Maintenance,
-            v1::Because::Due => Because::Due,
+            v1::Because::Usual => ChoiceReason::Usual,
+            v1::Because::Slow => ChoiceReason::Slow,
+            v1::Because::Maintenance => ChoiceReason::Maintenance,
+            v1::Because::Due => ChoiceReason::Due,
         };
         match self.refused.is_empty() {
-            true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, because }),
+            true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, reason: because }),
             false => Err(self.refused),
         }
     }
@@ -325,7 +311,7 @@ impl From<&Hints> for v1::Hints {
 
 impl v1::Hints {
     /// As tenants say it; none where a collective is not known here.
-    pub fn said(&self) -> Option<Hints> {
+    pub fn to_abi(&self) -> Option<Hints> {
         let expected = |said: &v1::ExpectedOperation| {
             Some(Expected {
                 collective: collective(said.collective)?,
@@ -364,16 +350,14 @@ mod tests {
             .min_busbw(125_000_000)
             .aggregation(false)
             .on_failure(OnFailure::Regroup { within: Duration::from_secs(30) })
-            .price_ceiling(7)
     }
 
     #[test]
-    fn what_is_said_arrives() {
+    fn constraints_round_trip() {
         let exact = Constraints::new().budget(Budget::Exact).priority(Priority::Low);
         let ends = Constraints::new().on_failure(OnFailure::End);
         let ordered = Constraints::new().ordered(true);
-        let partial = Constraints::new().partial_sums(3, Duration::from_millis(20));
-        for constraints in [everything(), exact, ends, ordered, partial, Constraints::new()] {
+        for constraints in [everything(), exact, ends, ordered, Constraints::new()] {
             assert_eq!(Constraints::from(&v1::Constraints::from(&constraints)), constraints);
         }
         let mut strange = v1::Constraints::from(&everything());
@@ -389,9 +373,7 @@ mod tests {
             Clause::Bandwidth,
             Clause::Aggregation,
             Clause::OnFailure,
-            Clause::Price,
             Clause::Order,
-            Clause::Partial,
         ];
         assert_eq!(clauses(&clause_numbers(&all)), all);
         assert_eq!(clauses(&[0, 99, -1]), []);
@@ -399,11 +381,10 @@ mod tests {
             number: 2,
             constraints: everything(),
             since_ns: 5,
-            price: 6,
             broken: vec![Clause::Bandwidth],
             record: Record { operations: 1, late: 2, busbw: 3, breaches: 4 },
         };
-        let reasons = vec![Reason { clause: Clause::Price, text: "dear".to_owned() }];
+        let reasons = vec![Reason { clause: Clause::Weight, text: "too much".to_owned() }];
         for outcome in [
             Err("no".to_owned()),
             Ok(Negotiated::Agreed(agreement)),
@@ -426,8 +407,9 @@ mod tests {
             let asked = v1::BeginIteration::of(3, "a", "job".to_owned(), &knobs);
             assert_eq!((asked.request, asked.knobs()), (3, knobs));
         }
-        for because in [Because::Usual, Because::Slow, Because::Maintenance, Because::Due] {
-            let choice = Ok(Choice { accumulate: 4, checkpoint: true, because });
+        for because in [ChoiceReason::Usual, ChoiceReason::Slow, ChoiceReason::Maintenance, ChoiceReason::Due]
+        {
+            let choice = Ok(Choice { accumulate: 4, checkpoint: true, reason: because });
             assert_eq!(v1::IterationChoice::answer(1, choice.clone()).choice(), choice);
         }
         assert_eq!(v1::IterationChoice::answer(1, Err("no".to_owned())).choice(), Err("no".to_owned()));
@@ -438,14 +420,14 @@ mod tests {
         let all = Hints::new()
             .period(Duration::from_millis(50))
             .expect(Collective::AllReduce, 1 << 20)
-            .hidden(Collective::AllToAll, 7)
+            .overlapped(Collective::AllToAll, 7)
             .expect(Collective::Barrier, 0)
             .task_priority(7);
         for hints in [all, Hints::new()] {
-            assert_eq!(v1::Hints::from(&hints).said(), Some(hints));
+            assert_eq!(v1::Hints::from(&hints).to_abi(), Some(hints));
         }
         let strange = v1::ExpectedOperation { collective: 300, ..Default::default() };
-        assert_eq!(v1::Hints { sequence: vec![strange], ..Default::default() }.said(), None);
+        assert_eq!(v1::Hints { sequence: vec![strange], ..Default::default() }.to_abi(), None);
         let refused = v1::Hinted { request: 1, refused: "no".to_owned() };
         assert_eq!((refused.outcome(), v1::Hinted::default().outcome()), (Err("no".to_owned()), Ok(())));
     }

@@ -63,7 +63,6 @@ impl std::fmt::Debug for v1::Aggregation {
             .field("chunk_elements", &self.chunk_elements)
             .field("window", &self.window)
             .field("least_bytes", &self.least_bytes)
-            .field("partial", &self.partial)
             .field("form", &self.form)
             .finish_non_exhaustive()
     }
@@ -78,7 +77,6 @@ impl std::fmt::Debug for v1::GrantAggregation {
             .field("form", &self.form)
             .field("chunk_elements", &self.chunk_elements)
             .field("ordered", &self.ordered)
-            .field("partial", &self.partial)
             .field("tenant", &self.tenant)
             .field("weight", &self.weight)
             .field("guaranteed", &self.guaranteed)

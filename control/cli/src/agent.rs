@@ -13,10 +13,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 /// How long a connection, or a first answer, may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most flows that are taken from an agent.
-const MOST_FLOWS: usize = 4 << 20;
+const MAX_FLOWS: usize = 4 << 20;
 
 /// Where an agent's service listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Agent {
             return Err(gone("it is no socket".to_owned()));
         }
         let endpoint = Endpoint::from_shared(format!("unix://{path}"));
-        let endpoint = endpoint.map_err(|error| gone(error.to_string()))?.connect_timeout(PATIENCE);
+        let endpoint = endpoint.map_err(|error| gone(error.to_string()))?.connect_timeout(TIMEOUT);
         let channel = endpoint.connect().await.map_err(|error| gone(crate::control::cause(&error)))?;
         let client = TelemetryClient::new(channel).max_decoding_message_size(64 << 20);
         Ok(Self { client, socket: path })
@@ -75,8 +75,8 @@ impl Agent {
         let (mut time_ns, mut flows) = (0, Vec::new());
         while let Some(part) = stream.message().await.map_err(|status| self.failure(&status))? {
             time_ns = part.time_ns;
-            if flows.len() + part.flows.len() > MOST_FLOWS {
-                return Err(Failure::Refused(format!("the agent tells of more than {MOST_FLOWS} flows")));
+            if flows.len() + part.flows.len() > MAX_FLOWS {
+                return Err(Failure::Refused(format!("the agent tells of more than {MAX_FLOWS} flows")));
             }
             flows.extend(part.flows);
         }

@@ -14,10 +14,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status, Streaming};
 
 /// How long a connection may take.
-const CONNECT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often a change is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A communicator as an operator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,7 +84,8 @@ impl Control {
         let address = address.strip_prefix("http://").unwrap_or(address).to_owned();
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
-        let endpoint = endpoint.map_err(|error| unreachable(error.to_string()))?.connect_timeout(CONNECT);
+        let endpoint =
+            endpoint.map_err(|error| unreachable(error.to_string()))?.connect_timeout(CONNECT_TIMEOUT);
         let channel = endpoint.connect().await.map_err(|error| unreachable(cause(&error)))?;
         let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);
         Ok(Self { channel, client, address })
@@ -127,7 +128,7 @@ impl Control {
             if known.next_epoch != epoch {
                 return Err(Failure::Refused(format!("{id}: {}", known.last_change)));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
         match wait {
             Nanos(0) => Ok(Reordered { id, epoch, in_use: false, order }),

@@ -2,9 +2,9 @@
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
+use crate::describe::protocol_text;
 use crate::table::{row, table};
 use crate::text::{bytes, clean, duration};
-use crate::words::protocol_text;
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Flow, FlowDirection, FlowEnd, FlowOwner, FlowProtocol, KernelTcp};
 use serde_json::{Value, json};

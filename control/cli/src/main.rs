@@ -3,6 +3,7 @@
 
 mod agent;
 mod control;
+mod describe;
 mod flows;
 #[cfg(test)]
 mod golden;
@@ -18,13 +19,12 @@ mod text;
 mod top;
 mod topology;
 mod trace;
-mod words;
 
 use agent::Socket;
 use clap::{Parser, Subcommand, ValueEnum};
 use control::{Control, Target};
 use harmonaize_planner::Nanos;
-use operate::{Moment, Operate, TenantAction, Withdrawing};
+use operate::{Moment, Operate, TenantAction, WithdrawOptions};
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -215,7 +215,7 @@ enum Command {
     Top {
         /// The socket of an agent's telemetry; else, or for `control`, control is asked for all hosts.
         #[arg(long, env = "HARMONAIZE_AGENT", value_name = "unix:PATH|control")]
-        agent: Option<Watched>,
+        agent: Option<WatchTarget>,
         /// Time between two pictures; 100ms to 1min.
         #[arg(long, value_name = "DURATION", default_value = "1s")]
         interval: Nanos,
@@ -314,14 +314,14 @@ enum Command {
 
 /// What `top` watches.
 #[derive(Clone, Debug)]
-enum Watched {
+enum WatchTarget {
     /// All hosts, as control knows them.
     Control,
     /// One agent.
     Agent(Socket),
 }
 
-impl FromStr for Watched {
+impl FromStr for WatchTarget {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
@@ -423,8 +423,8 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {
-                Some(Watched::Agent(socket)) => top::Source::Agent(socket),
-                Some(Watched::Control) | None => top::Source::Control(control),
+                Some(WatchTarget::Agent(socket)) => top::Source::Agent(socket),
+                Some(WatchTarget::Control) | None => top::Source::Control(control),
             };
             let options = top::Options { interval, flows, once: once.then_some(width), filter };
             runtime.block_on(top::run(source, options))
@@ -474,11 +474,11 @@ async fn operate(control: &str, command: Command) -> Result<String, Failure> {
         }
         Command::Plan { dry_run: _, drain, json } => control.dry_run(drain, json).await,
         Command::Drain { targets, end, reason, wait, json } => {
-            control.withdraw(Withdrawing { targets, window: None, end, reason, wait, json }).await
+            control.withdraw(WithdrawOptions { targets, window: None, end, reason, wait, json }).await
         }
         Command::Maintenance { targets, from, length, cancel: end, reason, json } => {
             let (window, wait) = (Some((from, length)), Nanos(0));
-            control.withdraw(Withdrawing { targets, window, end, reason, wait, json }).await
+            control.withdraw(WithdrawOptions { targets, window, end, reason, wait, json }).await
         }
         // None of control's; see `run`.
         _ => Ok(String::new()),

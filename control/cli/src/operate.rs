@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 use tonic::{Response, Status, Streaming};
 
 /// How often a drain is looked at.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Examples of `drain`.
 pub(crate) const DRAIN_HELP: &str = "\
@@ -80,7 +80,7 @@ pub(crate) enum TenantAction {
 }
 
 /// What `drain` and `maintenance` are asked for.
-pub(crate) struct Withdrawing {
+pub(crate) struct WithdrawOptions {
     pub targets: Vec<String>,
     pub window: Option<(Moment, Option<Nanos>)>,
     pub end: bool,
@@ -222,51 +222,51 @@ impl Operate {
     }
 
     /// `drain`, or `maintenance` where there is a window.
-    pub(crate) async fn withdraw(&mut self, asked: Withdrawing) -> Result<String, Failure> {
-        let kind = match asked.window {
+    pub(crate) async fn withdraw(&mut self, options: WithdrawOptions) -> Result<String, Failure> {
+        let kind = match options.window {
             None => WithdrawalKind::Drain,
             Some(_) => WithdrawalKind::Maintenance,
         };
-        if asked.targets.is_empty() {
-            if asked.end {
+        if options.targets.is_empty() {
+            if options.end {
                 return Err(Failure::Usage("which? name hosts, switches or links".to_owned()));
             }
             let records = self.withdrawals(kind, &[]).await?;
-            return Ok(if asked.json {
+            return Ok(if options.json {
                 page(&json::withdrawals(&records))
             } else {
                 text::withdrawals(kind, &records)
             });
         }
-        if asked.end {
-            let targets = asked.targets.clone();
+        if options.end {
+            let targets = options.targets.clone();
             let outcome = self.client.restore(v1::RestoreRequest { targets, kind: kind.into() }).await;
             self.done(outcome)?;
-            return Ok(match asked.json {
-                true => page(&json::restored(kind, &asked.targets)),
+            return Ok(match options.json {
+                true => page(&json::restored(kind, &options.targets)),
                 false => {
-                    asked.targets.iter().map(|target| format!("{target}: may be used again\n")).collect()
+                    options.targets.iter().map(|target| format!("{target}: may be used again\n")).collect()
                 }
             });
         }
-        let (from_ns, until_ns) = match asked.window {
+        let (from_ns, until_ns) = match options.window {
             None => (0, 0),
             Some((_, None)) => return Err(Failure::Usage("for how long? say --for 2h".to_owned())),
             Some((from, Some(length))) => (from.nanos(), from.nanos().saturating_add(length.0)),
         };
-        let (targets, reason) = (asked.targets.clone(), asked.reason);
+        let (targets, reason) = (options.targets.clone(), options.reason);
         let request = v1::WithdrawRequest { targets, kind: kind.into(), from_ns, until_ns, reason };
         let outcome = self.client.withdraw(request).await;
         let records = self.done(outcome)?.withdrawals;
-        let records = match asked.wait {
+        let records = match options.wait {
             Nanos(0) => records,
-            wait => self.left(records, kind, wait).await?,
+            wait => self.wait_until_drained(records, kind, wait).await?,
         };
-        Ok(if asked.json { page(&json::withdrawals(&records)) } else { text::withdrawals(kind, &records) })
+        Ok(if options.json { page(&json::withdrawals(&records)) } else { text::withdrawals(kind, &records) })
     }
 
     /// Waits until no connection of ours crosses switches and links that are drained.
-    async fn left(
+    async fn wait_until_drained(
         &mut self,
         records: Vec<v1::WithdrawalRecord>,
         kind: WithdrawalKind,
@@ -284,7 +284,7 @@ impl Operate {
                     record.target, record.left
                 )));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             records = self.withdrawals(kind, &names).await?;
         }
     }

@@ -2,8 +2,8 @@
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
+use crate::describe::{cause_text, congestion_text, level_text, straggler_sentence, straggler_text};
 use crate::text::{bytes, clean, clock, duration, ranks};
-use crate::words::{cause_text, congestion_text, level_text, straggler_sentence, straggler_text};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     CodedOperation, Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,

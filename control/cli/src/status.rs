@@ -9,7 +9,7 @@ use harmonaize_api::v1::{
 };
 
 /// Most operations, and most errors, that are listed.
-const MOST_LINES: usize = 20;
+const MAX_LINES: usize = 20;
 
 /// Everything that an operator looks at first.
 pub(crate) fn text(status: &StatusReply) -> String {
@@ -51,7 +51,7 @@ pub(crate) fn text(status: &StatusReply) -> String {
 
     let flights =
         status.communicators.iter().flat_map(|known| known.in_flight.iter().map(move |one| (known, one)));
-    let flights: Vec<Vec<String>> = flights.take(MOST_LINES).map(|(known, one)| flight(known, one)).collect();
+    let flights: Vec<Vec<String>> = flights.take(MAX_LINES).map(|(known, one)| flight(known, one)).collect();
     section("IN FLIGHT", row(["name", "operation", "call", "since", "waits for"]), flights);
 
     section(
@@ -64,13 +64,13 @@ pub(crate) fn text(status: &StatusReply) -> String {
     let changes = changes.map(|known| row([&name(&known.tenant, &known.name), &known.last_change]));
     section("CHANGES GIVEN UP", row(["name", "why"]), changes.collect());
 
-    let last = status.recent_errors.iter().rev().take(MOST_LINES);
+    let last = status.recent_errors.iter().rev().take(MAX_LINES);
     section("ENDED", row(["name", "before", "kind", "ranks", "detail"]), last.map(ended).collect());
 
     let said = status.agents.iter().filter_map(|agent| Some((agent, agent.report.as_ref()?)));
     let said =
         said.flat_map(|(agent, report)| report.recent_errors.iter().map(|error| row([&agent.host, error])));
-    section("AGENTS SAY", row(["host", "error"]), said.take(MOST_LINES).collect());
+    section("AGENTS SAY", row(["host", "error"]), said.take(MAX_LINES).collect());
     page
 }
 

@@ -9,7 +9,7 @@ use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use harmonaize_client::{
     Access, AttachOptions, Budget, Client, Collective, Constraints, Error, EventCursor, Expected, Hints,
-    Negotiated, OnFailure, PartialSums, Priority,
+    Negotiated, OnFailure, Priority,
 };
 use harmonaize_planner::{Bytes, Nanos};
 use std::io::Write;
@@ -23,7 +23,7 @@ Examples:
   harmonaize tenant constraints job                        what is promised, and what of it is not kept
   harmonaize tenant constraints job --weight 2 --min-busbw 80MB/s
   harmonaize tenant constraints serve --priority high --p99 64KiB=5ms --take
-  harmonaize tenant constraints job --iteration 1GiB=2s --price-ceiling 500000 --json
+  harmonaize tenant constraints job --iteration 1GiB=2s --json
   harmonaize tenant constraints job --min-busbw 80MB/s --on-failure regroup=1min
   harmonaize tenant constraints job --none                 gives everything back
   harmonaize tenant hints job --period 50ms --bytes 64MiB  what is expected of it
@@ -89,7 +89,7 @@ enum Action {
         /// Its name.
         communicator: String,
         #[command(flatten)]
-        wanted: Wanted,
+        constraints: ProposedConstraints,
         /// Take the counter-offer if there is one.
         #[arg(long, requires = "wanted")]
         take: bool,
@@ -138,7 +138,7 @@ enum Action {
 /// What is proposed; what is left out is the provider's choice.
 #[derive(Args)]
 #[group(id = "wanted")]
-struct Wanted {
+struct ProposedConstraints {
     /// Nothing: what was promised is given back.
     #[arg(
         long,
@@ -151,9 +151,7 @@ struct Wanted {
             "budget",
             "no_aggregation",
             "on_failure",
-            "price_ceiling",
             "ordered",
-            "partial_sums",
         ]
     )]
     none: bool,
@@ -181,15 +179,9 @@ struct Wanted {
     /// What becomes of it when it fails: it is over, or it is kept for its members to regroup, 30s where nothing else is said.
     #[arg(long, value_name = "end|regroup[=DURATION]")]
     on_failure: Option<Policy>,
-    /// Most that it may cost an hour, in millionths of the provider's currency.
-    #[arg(long, value_name = "N")]
-    price_ceiling: Option<u64>,
     /// Sums of floats have the same bits in every run.
     #[arg(long)]
     ordered: bool,
-    /// Aggregators' sums may leave out hosts that are late: of at least HOSTS, once TIME has passed since the first part.
-    #[arg(long, value_name = "HOSTS=TIME")]
-    partial_sums: Option<Partial>,
 }
 
 /// What is expected; what is left out is not known.
@@ -280,19 +272,6 @@ impl FromStr for Busbw {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Partial(PartialSums);
-
-impl FromStr for Partial {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (least, after) = text.split_once('=').ok_or("no HOSTS=TIME, such as 3=20ms")?;
-        let least = least.parse().map_err(|_| format!("`{least}` is no number of hosts"))?;
-        let after: Nanos = after.parse().map_err(|error| format!("{error}"))?;
-        Ok(Self(PartialSums { least, after: after.into() }))
-    }
-}
-
 #[derive(Clone, Debug, PartialEq)]
 struct Loss(Budget);
 
@@ -342,7 +321,7 @@ impl FromStr for Cursor {
     }
 }
 
-impl Wanted {
+impl ProposedConstraints {
     /// What is proposed, if anything is.
     fn constraints(self) -> Option<Constraints> {
         let mut wanted = Constraints::new();
@@ -360,9 +339,7 @@ impl Wanted {
         wanted.budget = self.budget.map(|Loss(budget)| budget);
         wanted.aggregation = !self.no_aggregation;
         wanted.on_failure = self.on_failure.map(|Policy(policy)| policy);
-        wanted.price_ceiling = self.price_ceiling;
         wanted.ordered = self.ordered;
-        wanted.partial = self.partial_sums.map(|Partial(partial)| partial);
         let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
         (self.none || said).then_some(wanted)
     }
@@ -386,7 +363,7 @@ impl Tenant {
             error => Failure::Refused(error.to_string()),
         })?;
         match self.action {
-            Action::Constraints { communicator, wanted, take, json } => {
+            Action::Constraints { communicator, constraints: wanted, take, json } => {
                 constraints(&client, &communicator, wanted.constraints(), take, json)
             }
             Action::Hints { communicator, expected, json } => {
@@ -492,10 +469,10 @@ mod tests {
         tenant: Tenant,
     }
 
-    fn wanted(line: &str) -> Option<Constraints> {
+    fn constraints(line: &str) -> Option<Constraints> {
         let line = Line::try_parse_from(line.split(' ')).unwrap();
         match line.tenant.action {
-            Action::Constraints { wanted, .. } => wanted.constraints(),
+            Action::Constraints { constraints: wanted, .. } => wanted.constraints(),
             _ => panic!("no constraints"),
         }
     }
@@ -503,11 +480,11 @@ mod tests {
     #[test]
     fn what_is_typed_is_what_is_proposed() {
         let ms = Duration::from_millis(1);
-        assert_eq!(wanted("tenant constraints job"), None);
-        assert_eq!(wanted("tenant constraints job --none"), Some(Constraints::new()));
-        assert_eq!(wanted("tenant constraints job --weight 1"), Some(Constraints::new()));
+        assert_eq!(constraints("tenant constraints job"), None);
+        assert_eq!(constraints("tenant constraints job --none"), Some(Constraints::new()));
+        assert_eq!(constraints("tenant constraints job --weight 1"), Some(Constraints::new()));
         let all = "tenant constraints job --p99 1MiB=20ms --p99 64KiB=5ms --p99 allgather=2MiB=7ms --iteration 1GiB=2s --min-busbw 80MB/s \
-            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --on-failure regroup=1500ms --price-ceiling 7";
+            --weight 2 --priority high --budget vnmse=0.01 --no-aggregation --on-failure regroup=1500ms";
         let expected = Constraints::new()
             .p99(64 << 10, ms * 5)
             .p99(1 << 20, ms * 20)
@@ -518,23 +495,20 @@ mod tests {
             .priority(Priority::High)
             .budget(Budget::Vnmse(0.01))
             .aggregation(false)
-            .on_failure(OnFailure::Regroup { within: ms * 1500 })
-            .price_ceiling(7);
-        assert_eq!(wanted(all), Some(expected));
+            .on_failure(OnFailure::Regroup { within: ms * 1500 });
+        assert_eq!(constraints(all), Some(expected));
         let policy =
-            |text| wanted(&format!("tenant constraints job --on-failure {text}")).unwrap().on_failure;
+            |text| constraints(&format!("tenant constraints job --on-failure {text}")).unwrap().on_failure;
         assert_eq!(policy("end"), Some(OnFailure::End));
         assert_eq!(policy("regroup"), Some(OnFailure::Regroup { within: REGROUP_WITHIN }));
         let ordered = Constraints::new().ordered(true);
-        assert_eq!(wanted("tenant constraints job --ordered"), Some(ordered));
-        let partial = Constraints::new().partial_sums(3, ms * 20);
-        assert_eq!(wanted("tenant constraints job --partial-sums 3=20ms"), Some(partial));
-        let codecs = wanted("tenant constraints job --budget int8,bf16").unwrap().budget;
+        assert_eq!(constraints("tenant constraints job --ordered"), Some(ordered));
+        let codecs = constraints("tenant constraints job --budget int8,bf16").unwrap().budget;
         assert_eq!(codecs, Some(Budget::Codecs(vec!["int8".to_owned(), "bf16".to_owned()])));
     }
 
     #[test]
-    fn nothing_is_proposed_alone_and_a_counter_offer_is_to_a_proposal() {
+    fn counter_offers_need_a_proposal() {
         let wrong = |line: &str| Line::try_parse_from(line.split(' ')).err().map(|error| error.kind());
         let proposals = [
             "--p99 64KiB=5ms",
@@ -545,9 +519,7 @@ mod tests {
             "--budget exact",
             "--no-aggregation",
             "--on-failure end",
-            "--price-ceiling 7",
             "--ordered",
-            "--partial-sums 3=20ms",
         ];
         for proposal in proposals {
             let with_none = format!("tenant constraints job --none {proposal}");
@@ -569,7 +541,7 @@ mod tests {
             "tenant hints job --period 50ms --bytes 48MiB:hidden --bytes alltoall=1MiB --task-priority 2";
         let expected = Hints::new()
             .period(Duration::from_millis(50))
-            .hidden(Collective::AllReduce, 48 << 20)
+            .overlapped(Collective::AllReduce, 48 << 20)
             .expect(Collective::AllToAll, 1 << 20)
             .task_priority(2);
         assert_eq!(hints(all), Some(expected));
@@ -589,8 +561,6 @@ mod tests {
         assert!("regroup=3".parse::<Policy>().unwrap_err().contains("not a duration"));
         assert!("80MB".parse::<Busbw>().unwrap_err().contains("80MB/s"));
         assert!("vnmse=x".parse::<Loss>().unwrap_err().contains("`x`"));
-        assert!("3".parse::<Partial>().unwrap_err().contains("3=20ms"));
-        assert!("x=20ms".parse::<Partial>().unwrap_err().contains("`x`"));
         assert!("7".parse::<Cursor>().is_err() && "x:1".parse::<Cursor>().is_err());
         assert_eq!("ff:3".parse(), Ok(Cursor(EventCursor { feed: 255, next: 3 })));
     }

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_steers_no_terminal() {
+    fn control_characters_are_removed() {
         assert_eq!(clean("a\u{1b}[2J\nb\u{202e}c"), "a?[2J?b?c");
         assert_eq!(clean(&"x".repeat(99)).len(), 64);
     }

@@ -18,7 +18,7 @@ use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::layout::Rect;
-use screen::{Asked, Screen};
+use screen::{Action, Screen};
 use std::io::IsTerminal;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,7 +30,7 @@ use view::View;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Most decisions of control's that are shown.
-const DECISIONS: u32 = 16;
+const MAX_DECISIONS: u32 = 16;
 
 /// Whose telemetry is watched.
 #[derive(Clone, Debug)]
@@ -94,13 +94,9 @@ impl Stream {
             Self::Control(control, stream) => {
                 let next = stream.message().await.map_err(|status| control.failure(&status))?;
                 let view = View::fabric(&next.ok_or_else(ended)?);
-                // An older control knows of no plans.
-                let plans = control.plans_of(0).await;
-                let decisions = control.decisions(0, DECISIONS).await;
-                Ok(match (plans, decisions) {
-                    (Ok(plans), Ok(decisions)) => view.with_plans(&plans, &decisions),
-                    _ => view,
-                })
+                let plans = control.plans_of(0).await?;
+                let decisions = control.decisions(0, MAX_DECISIONS).await?;
+                Ok(view.with_plans(&plans, &decisions))
             }
         }
     }
@@ -155,7 +151,7 @@ pub(crate) async fn run(source: Source, options: Options) -> Result<String, Fail
             },
             event = input.recv() => match event {
                 Some(Event::Key(key)) => {
-                    if screen.key(key, &view) == Asked::Quit {
+                    if screen.key(key, &view) == Action::Quit {
                         return Ok(String::new());
                     }
                 }

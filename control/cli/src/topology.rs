@@ -6,7 +6,7 @@ use harmonaize_planner::{HostId, Node, SwitchKind, Topology, order, ring_crossin
 use std::path::Path;
 
 /// Most hosts of which the ring is shown.
-const MOST_HOSTS: usize = 256;
+const MAX_HOSTS: usize = 256;
 
 pub(crate) fn run(file: &Path, show: bool) -> Result<String, Failure> {
     let wrong = |error: &dyn std::fmt::Display| Failure::Refused(format!("{}: {error}", file.display()));
@@ -43,7 +43,7 @@ fn page(topology: &Topology) -> String {
         rows.push(row([&aggregator.name, &format!("aggregator at {at}, {}", aggregator.rate), "-"]));
     }
     page += &format!("\nNODES\n{}", table(&rows));
-    if topology.hosts().len() <= MOST_HOSTS {
+    if topology.hosts().len() <= MAX_HOSTS {
         page += &ring(topology);
     }
     page

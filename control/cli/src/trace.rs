@@ -28,7 +28,7 @@ Examples:
   harmonaize trace --diff before.trace after.trace --tolerance 1ms | jq .common";
 
 /// Most bytes that are recorded, or read from a file.
-const MOST_BYTES: u64 = 4 << 30;
+const MAX_BYTES: u64 = 4 << 30;
 
 /// Records from an agent.
 pub(crate) async fn record(
@@ -45,8 +45,8 @@ pub(crate) async fn record(
         if part.realtime_offset_ns != 0 {
             offset_ns = part.realtime_offset_ns;
         }
-        if recorded.len() as u64 > MOST_BYTES {
-            return Err(Failure::Refused(format!("more than {} were recorded", bytes(MOST_BYTES))));
+        if recorded.len() as u64 > MAX_BYTES {
+            return Err(Failure::Refused(format!("more than {} were recorded", bytes(MAX_BYTES))));
         }
     }
     if let Some(keep) = keep {
@@ -81,7 +81,7 @@ pub(crate) fn diff(first: &Path, second: &Path, tolerance: Nanos) -> Result<Stri
         Ok::<_, Failure>(records)
     };
     let difference = diff_records(&records(first)?, &records(second)?, tolerance.0);
-    let side = |records: &[Record]| records.iter().map(told).collect::<Vec<_>>();
+    let side = |records: &[Record]| records.iter().map(stats).collect::<Vec<_>>();
     let told = json!({
         "first": side(&difference.first), "second": side(&difference.second),
         "common": difference.common, "largest_ns": difference.largest_ns,
@@ -89,7 +89,7 @@ pub(crate) fn diff(first: &Path, second: &Path, tolerance: Nanos) -> Result<Stri
     Ok(format!("{told:#}\n"))
 }
 
-fn told(record: &Record) -> Value {
+fn stats(record: &Record) -> Value {
     let (kind, says) = match record {
         Record::Observer(observer) => ("observer", format!("{observer:?}")),
         Record::Event(event) => ("event", format!("{event:?}")),
@@ -109,9 +109,9 @@ fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let refused = |error: std::io::Error| Failure::Refused(format!("{shown}: {error}"));
     let mut recorded = Vec::new();
     let file = std::fs::File::open(path).map_err(refused)?;
-    file.take(MOST_BYTES + 1).read_to_end(&mut recorded).map_err(refused)?;
-    if recorded.len() as u64 > MOST_BYTES {
-        return Err(Failure::Refused(format!("{shown}: more than {}", bytes(MOST_BYTES))));
+    file.take(MAX_BYTES + 1).read_to_end(&mut recorded).map_err(refused)?;
+    if recorded.len() as u64 > MAX_BYTES {
+        return Err(Failure::Refused(format!("{shown}: more than {}", bytes(MAX_BYTES))));
     }
     Ok(recorded)
 }

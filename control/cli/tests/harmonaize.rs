@@ -53,7 +53,7 @@ async fn serve() -> SocketAddr {
 }
 
 /// An agent that does what it is told, and says so.
-async fn play(control: SocketAddr, host: &str, rank: u32) {
+async fn run_fake_agent(control: SocketAddr, host: &str, rank: u32) {
     let mut client = ProviderClient::connect(format!("http://{control}")).await.unwrap();
     let (up, stream) = mpsc::channel(16);
     let listen = "127.0.0.1:9".to_owned();
@@ -122,8 +122,8 @@ async fn sees_reorders_and_dissolves() {
     let (code, out, _) = ask(control, &["status"]).await;
     assert_eq!(code, 0);
     assert!(out.contains("0 of 2 agents connected, 0 communicators") && out.contains("h1    away"), "{out}");
-    play(control, "h0", 0).await;
-    play(control, "h1", 1).await;
+    run_fake_agent(control, "h0", 0).await;
+    run_fake_agent(control, "h1", 1).await;
     let status = running(control).await;
     let known = &status["communicators"][0];
     assert_eq!(
@@ -219,8 +219,8 @@ async fn top_shows_what_agents_report_to_control() {
 #[tokio::test]
 async fn operators_see_and_steer() {
     let control = serve().await;
-    play(control, "h0", 0).await;
-    play(control, "h1", 1).await;
+    run_fake_agent(control, "h0", 0).await;
+    run_fake_agent(control, "h1", 1).await;
     running(control).await;
     let (code, out, err) = ask(control, &["plans"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
@@ -228,7 +228,7 @@ async fn operators_see_and_steer() {
     let (_, out, _) = ask(control, &["plans", "a/world", "--json"]).await;
     let plans: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(plans["plans"][0]["order"], serde_json::json!(["h0", "h1"]));
-    assert_eq!(plans["plans"][0]["hops"][0]["from"], "h0");
+    assert_eq!(plans["plans"][0]["ring_edges"][0]["from"], "h0");
     assert_eq!(ask(control, &["plans", "a/none"]).await.0, 4);
 
     let (code, out, _) = ask(control, &["topology"]).await;
@@ -312,7 +312,7 @@ async fn operators_see_and_steer() {
 }
 
 #[test]
-fn says_that_control_is_away() {
+fn reports_unreachable_control() {
     // Bound and never served: nobody else can have the port, and nobody listens.
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();

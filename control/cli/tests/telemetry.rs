@@ -25,13 +25,13 @@ type Stream<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Se
 
 /// An agent that says what it is given, and no more.
 #[derive(Default)]
-struct Played {
+struct FakeAgent {
     trace: Vec<Vec<u8>>,
     /// Whether it ends its streams with an error.
     broken: bool,
 }
 
-impl Played {
+impl FakeAgent {
     fn stream<T: Send + 'static>(&self, items: Vec<T>, go_on: bool) -> Stream<T> {
         let (sender, receiver) = mpsc::channel(16);
         let broken = self.broken;
@@ -52,7 +52,7 @@ impl Played {
 }
 
 #[tonic::async_trait]
-impl Telemetry for Played {
+impl Telemetry for FakeAgent {
     type WatchStream = Stream<v1::Snapshot>;
     type FlowsStream = Stream<v1::FlowsReply>;
     type PhasesStream = Stream<v1::Finding>;
@@ -196,7 +196,7 @@ fn recorded() -> Vec<u8> {
 }
 
 /// Serves on `agent.sock` in a folder until the folder is dropped with the test's runtime.
-fn serve(played: Played) -> (tempfile::TempDir, String) {
+fn serve(played: FakeAgent) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -231,7 +231,7 @@ async fn ask(arguments: &[&str]) -> (i32, String, String) {
 
 #[tokio::test]
 async fn flows_are_listed() {
-    let (_folder, socket) = serve(Played::default());
+    let (_folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["flows", "--agent", &socket, "--json"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     let said: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -263,7 +263,7 @@ async fn flows_are_listed() {
 
 #[tokio::test]
 async fn findings_are_listed() {
-    let (_folder, socket) = serve(Played::default());
+    let (_folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["phases", "--agent", &socket, "--json"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     let said: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -293,7 +293,7 @@ async fn findings_are_listed() {
 
 #[tokio::test]
 async fn a_picture_of_top_as_text() {
-    let (_folder, socket) = serve(Played::default());
+    let (_folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["top", "--agent", &socket, "--once", "--width", "80"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.starts_with("harmonaize top  h0  20:05:42.000"), "{out}");
@@ -314,7 +314,7 @@ async fn a_picture_of_top_as_text() {
 async fn traces_are_recorded_and_converted() {
     let bytes = recorded();
     let halves = bytes.chunks(bytes.len() / 2 + 1).map(<[u8]>::to_vec).collect();
-    let (folder, socket) = serve(Played { trace: halves, ..Played::default() });
+    let (folder, socket) = serve(FakeAgent { trace: halves, ..FakeAgent::default() });
     let [out, kept, again] = ["a.pftrace", "a.trace", "b.pftrace"].map(|name| folder.path().join(name));
     let name = |path: &Path| path.to_str().unwrap().to_owned();
     let (out_name, kept_name) = (name(&out), name(&kept));
@@ -386,7 +386,7 @@ async fn recorded_traces_are_compared() {
 }
 
 #[tokio::test]
-async fn says_what_is_wrong() {
+async fn reports_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no.sock");
     let socket = format!("unix:{}", path.display());
@@ -417,7 +417,7 @@ async fn says_what_is_wrong() {
     ] {
         assert_eq!(ask(wrong).await.0, 2, "{wrong:?}");
     }
-    let (_folder, socket) = serve(Played { broken: true, ..Played::default() });
+    let (_folder, socket) = serve(FakeAgent { broken: true, ..FakeAgent::default() });
     let (code, out, err) = ask(&["phases", "--agent", &socket]).await;
     assert_eq!((code, out.lines().count(), err.as_str()), (1, 5, "harmonaize: the ring is gone?[2J\n"));
 }
@@ -444,10 +444,10 @@ impl InTerminal {
     }
 
     /// Reads until the screen has shown this.
-    fn until(&mut self, wanted: &str) {
+    fn until(&mut self, expected: &str) {
         let deadline = Instant::now() + LIMIT;
         let mut part = [0; 4096];
-        while !self.shown.windows(wanted.len()).any(|window| window == wanted.as_bytes()) {
+        while !self.shown.windows(expected.len()).any(|window| window == expected.as_bytes()) {
             match self.master.read(&mut part) {
                 Ok(count) => self.shown.extend(&part[..count]),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -455,7 +455,7 @@ impl InTerminal {
                 }
                 Err(error) => panic!("{error}: {}", String::from_utf8_lossy(&self.shown)),
             }
-            assert!(Instant::now() < deadline, "{wanted}: {}", String::from_utf8_lossy(&self.shown));
+            assert!(Instant::now() < deadline, "{expected}: {}", String::from_utf8_lossy(&self.shown));
         }
     }
 
@@ -475,7 +475,7 @@ impl InTerminal {
 
 #[tokio::test]
 async fn the_terminal_is_given_back_however_it_ends() {
-    let (_folder, socket) = serve(Played::default());
+    let (_folder, socket) = serve(FakeAgent::default());
     for how in ["q", "\u{3}", "SIGTERM", "SIGHUP"] {
         let socket = socket.clone();
         let play = move || {

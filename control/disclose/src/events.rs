@@ -93,16 +93,16 @@ pub enum Fact {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maintenance {
     /// Since when that is so.
-    pub told: Duration,
+    pub announced: Duration,
     /// When the first is; not after `told` where nobody waits for a time, but until its jobs have gone.
     pub at: Duration,
 }
 
 /// What a tenant has been told of a communicator and still holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct CurrentState {
     /// How much it is slowed, for whatever reason.
-    pub slow: Level,
+    pub slowdown: Level,
     /// If hosts of it are going to be taken away.
     pub maintenance: Option<Maintenance>,
 }
@@ -115,13 +115,13 @@ pub struct Limits {
     /// Most events of a tick.
     pub burst: usize,
     /// Most events that are kept for those who read late.
-    pub kept: usize,
+    pub capacity: usize,
 }
 
 impl Default for Limits {
     /// Once in a second, 64 of them, and 4,096 kept.
     fn default() -> Self {
-        Self { tick: Duration::from_secs(1), burst: 64, kept: 4096 }
+        Self { tick: Duration::from_secs(1), burst: 64, capacity: 4096 }
     }
 }
 
@@ -180,11 +180,11 @@ struct Subject {
     /// Since when it is as it is.
     since: Duration,
     /// What has last been told, if anything.
-    told: Option<EventKind>,
+    last_sent: Option<EventKind>,
     /// Whether there may be something to tell; and, of all that wait, which waits longest.
-    waits: Option<u64>,
+    waiting_order: Option<u64>,
     /// The tick within which it began to wait.
-    waits_from: u128,
+    waiting_since_tick: u128,
 }
 
 /// The events of one tenant.
@@ -202,16 +202,16 @@ pub struct Feed {
     /// Counts what has begun to wait.
     order: u64,
     /// The tick of which events have been made last.
-    ticked: u128,
+    last_tick: u128,
 }
 
 impl Feed {
     /// An empty feed. `number` must be one that nobody can guess from another feed's, and new whenever a feed begins anew.
     pub fn new(number: u64, limits: Limits) -> Self {
         let tick = limits.tick.max(Duration::from_millis(1));
-        let limits = Limits { tick, burst: limits.burst.max(1), kept: limits.kept.max(1) };
+        let limits = Limits { tick, burst: limits.burst.max(1), capacity: limits.capacity.max(1) };
         let (subjects, events) = (BTreeMap::new(), VecDeque::new());
-        Self { limits, number, subjects, worst: BTreeMap::new(), events, next: 0, order: 0, ticked: 0 }
+        Self { limits, number, subjects, worst: BTreeMap::new(), events, next: 0, order: 0, last_tick: 0 }
     }
 
     /// Takes a fact of the tenant's communicator `id`, named `name`; at most a tick later an event may follow.
@@ -230,14 +230,14 @@ impl Feed {
                 let lost = |kind: Kind, subject: &Subject| {
                     let broken = kind == Kind::Agreement && !subject.clauses.is_empty();
                     let told = matches!(kind, Kind::Failure | Kind::AgreementEnded);
-                    subject.waits.is_some() && (told || broken)
+                    subject.waiting_order.is_some() && (told || broken)
                 };
                 self.subjects.retain(|(of, kind), subject| {
                     subject.ended |= *of == id;
                     *of != id || lost(*kind, subject)
                 });
-                self.level_all(Kind::Capacity, now);
-                self.level_all(Kind::Congestion, now);
+                self.update_level(Kind::Capacity, now);
+                self.update_level(Kind::Congestion, now);
                 return;
             }
         };
@@ -248,7 +248,7 @@ impl Feed {
         let changed = match fact {
             Fact::Congestion { share } | Fact::Capacity { share } => {
                 subject.level = level(subject.level, share);
-                self.level_all(kind, now);
+                self.update_level(kind, now);
                 return;
             }
             Fact::PlanChanged => {
@@ -272,35 +272,36 @@ impl Feed {
             Fact::Ended => false,
         };
         if changed {
-            self.wait((id, kind), now);
+            self.enqueue((id, kind), now);
         }
     }
 
     /// A subject has something to tell: at the next whole tick, however long there was nothing.
-    fn wait(&mut self, key: (u64, Kind), now: Duration) {
+    fn enqueue(&mut self, key: (u64, Kind), now: Duration) {
         let tick = now.as_nanos() / self.limits.tick.as_nanos();
         // What waits for a tick that is late is not held up by what comes meanwhile.
-        if self.subjects.values().all(|subject| subject.waits.is_none()) {
-            self.ticked = self.ticked.max(tick);
+        if self.subjects.values().all(|subject| subject.waiting_order.is_none()) {
+            self.last_tick = self.last_tick.max(tick);
         }
         let Some(subject) = self.subjects.get_mut(&key) else { return };
         subject.since = now;
-        if subject.waits.is_none() {
-            (subject.waits, subject.waits_from) = (Some(self.order), tick);
+        if subject.waiting_order.is_none() {
+            (subject.waiting_order, subject.waiting_since_tick) = (Some(self.order), tick);
             self.order += 1;
         }
     }
 
     /// Whatever a communicator's level became: if the worst is another, or some have not heard of it, all are to be told.
-    fn level_all(&mut self, kind: Kind, now: Duration) {
+    fn update_level(&mut self, kind: Kind, now: Duration) {
         let of_kind = || self.subjects.iter().filter(move |((_, of), _)| *of == kind);
         let worst = of_kind().map(|(_, subject)| subject.level).max().unwrap_or_default();
         let changed = self.worst.insert(kind, worst).unwrap_or_default() != worst;
-        let new =
-            |subject: &Subject| worst != Level::None && subject.told.is_none() && subject.waits.is_none();
+        let new = |subject: &Subject| {
+            worst != Level::None && subject.last_sent.is_none() && subject.waiting_order.is_none()
+        };
         let due = of_kind().filter(|(_, subject)| changed || new(subject)).map(|(key, _)| *key);
         for key in due.collect::<Vec<_>>() {
-            self.wait(key, now);
+            self.enqueue(key, now);
         }
     }
 
@@ -310,22 +311,22 @@ impl Feed {
         let names = live.map(|((id, _), subject)| (*id, subject.name.clone()));
         for (id, name) in names.collect::<BTreeMap<_, _>>() {
             self.subjects.entry((id, Kind::PlanChanged)).or_default().name = name;
-            self.wait((id, Kind::PlanChanged), now);
+            self.enqueue((id, Kind::PlanChanged), now);
         }
     }
 
     /// Makes the events that are due. At any time; only the first call within a tick does something.
-    pub fn tick(&mut self, now: Duration) {
+    pub fn poll(&mut self, now: Duration) {
         let tick = now.as_nanos() / self.limits.tick.as_nanos();
-        if tick <= self.ticked {
+        if tick <= self.last_tick {
             return;
         }
-        self.ticked = tick;
+        self.last_tick = tick;
         let mut waiting: Vec<(u64, (u64, Kind))> = self
             .subjects
             .iter()
-            .filter(|(_, subject)| subject.waits_from < tick)
-            .filter_map(|(key, subject)| subject.waits.map(|order| (order, *key)))
+            .filter(|(_, subject)| subject.waiting_since_tick < tick)
+            .filter_map(|(key, subject)| subject.waiting_order.map(|order| (order, *key)))
             .collect();
         waiting.sort();
         let mut left = self.limits.burst;
@@ -334,17 +335,19 @@ impl Feed {
                 return;
             }
             let Some(subject) = self.subjects.get_mut(&key) else { continue };
-            subject.waits = None;
+            subject.waiting_order = None;
             let subject_since = subject.since;
             let worst = self.worst.get(&key.1).copied().unwrap_or_default();
             let kind = subject.kind(key.1, worst, self.limits.tick);
             // A change that was undone before anybody heard of it, or that only shows below a tick.
-            if subject.told.as_ref() == kind.as_ref() || (subject.told.is_none() && kind == usual(key.1)) {
+            if subject.last_sent.as_ref() == kind.as_ref()
+                || (subject.last_sent.is_none() && kind == baseline_event(key.1))
+            {
                 continue;
             }
             let Some(kind) = kind else { continue };
             if key.1 != Kind::PlanChanged {
-                subject.told = Some(kind.clone());
+                subject.last_sent = Some(kind.clone());
             }
             let communicator = subject.name.clone();
             if subject.ended {
@@ -354,34 +357,35 @@ impl Feed {
             self.events.push_back(Event { number, communicator, kind, since_ns });
             self.next += 1;
             left -= 1;
-            if self.events.len() > self.limits.kept {
+            if self.events.len() > self.limits.capacity {
                 self.events.pop_front();
             }
         }
     }
 
-    /// When [`Feed::tick`] has something to do, if it has.
-    pub fn due(&self) -> Option<Duration> {
-        let waits = self.subjects.values().any(|subject| subject.waits.is_some());
-        let next = u64::try_from((self.ticked + 1).saturating_mul(self.limits.tick.as_nanos())).ok()?;
+    /// When [`Feed::poll`] has something to do, if it has.
+    pub fn next_due(&self) -> Option<Duration> {
+        let waits = self.subjects.values().any(|subject| subject.waiting_order.is_some());
+        let next = u64::try_from((self.last_tick + 1).saturating_mul(self.limits.tick.as_nanos())).ok()?;
         waits.then(|| Duration::from_nanos(next))
     }
 
     /// What has been told of a communicator and still holds.
-    pub fn standing(&self, id: u64) -> Standing {
-        let told =
-            |kind| self.subjects.get(&(id, kind)).and_then(|subject| Some((subject.told.as_ref()?, subject)));
+    pub fn current_state(&self, id: u64) -> CurrentState {
+        let told = |kind| {
+            self.subjects.get(&(id, kind)).and_then(|subject| Some((subject.last_sent.as_ref()?, subject)))
+        };
         let level = |kind| match told(kind) {
             Some((EventKind::Congestion(level) | EventKind::Capacity(level), _)) => *level,
             _ => Level::None,
         };
         let maintenance = told(Kind::Maintenance).and_then(|(kind, subject)| match kind {
             EventKind::Maintenance { ranks, at_ns } if !ranks.is_empty() => {
-                Some(Maintenance { told: subject.since, at: Duration::from_nanos(*at_ns) })
+                Some(Maintenance { announced: subject.since, at: Duration::from_nanos(*at_ns) })
             }
             _ => None,
         });
-        Standing { slow: level(Kind::Congestion).max(level(Kind::Capacity)), maintenance }
+        CurrentState { slowdown: level(Kind::Congestion).max(level(Kind::Capacity)), maintenance }
     }
 
     /// Where a reader stands who wants nothing of what has been.
@@ -438,7 +442,7 @@ impl Subject {
 }
 
 /// What holds of a communicator of which nothing has been told.
-fn usual(kind: Kind) -> Option<EventKind> {
+fn baseline_event(kind: Kind) -> Option<EventKind> {
     match kind {
         Kind::Failure | Kind::PlanChanged | Kind::AgreementEnded => None,
         Kind::Maintenance => Some(EventKind::Maintenance { ranks: Vec::new(), at_ns: 0 }),

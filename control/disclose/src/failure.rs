@@ -4,10 +4,10 @@ use crate::ranks::{list, sorted, verb};
 use harmonaize_abi::{Rank, Signature, Status};
 
 /// Most calls that an error carries; a text groups them.
-const MOST_CALLS: usize = 1024;
+const MAX_CALLS: usize = 1024;
 
 /// Most groups of calls that a text names.
-const MOST_GROUPS: usize = 8;
+const MAX_GROUPS: usize = 8;
 
 /// What happened, as the provider knows it. `detail` is for the operator's log and never leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ fn mismatch(operation: u64, calls: &[(Rank, Signature)]) -> TenantError {
     let mut calls = calls.to_vec();
     calls.sort_by_key(|(rank, _)| *rank);
     calls.dedup();
-    calls.truncate(MOST_CALLS);
+    calls.truncate(MAX_CALLS);
     let mut groups: Vec<(Signature, Vec<Rank>)> = Vec::new();
     for (rank, signature) in &calls {
         match groups.iter_mut().find(|(known, _)| known == signature) {
@@ -116,10 +116,10 @@ fn mismatch(operation: u64, calls: &[(Rank, Signature)]) -> TenantError {
             None => groups.push((*signature, vec![*rank])),
         }
     }
-    let named = groups.iter().take(MOST_GROUPS);
+    let named = groups.iter().take(MAX_GROUPS);
     let named: Vec<String> =
         named.map(|(signature, ranks)| format!("{} called {signature}", list(ranks))).collect();
-    let others = if groups.len() > MOST_GROUPS { ", others called something else again" } else { "" };
+    let others = if groups.len() > MAX_GROUPS { ", others called something else again" } else { "" };
     let text = format!("operation {operation} differs between ranks: {}{others}", named.join(", "));
     let ranks = sorted(&calls.iter().map(|(rank, _)| *rank).collect::<Vec<_>>());
     TenantError { status: Status::Mismatch, operation: Some(operation), ranks, calls, text }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn says_who_and_what() {
+    fn names_ranks_and_calls() {
         let told =
             disclose(&Failure::Timeout { operation: 7, signature: sum(3), missing: vec![Rank(2), Rank(1)] });
         assert_eq!((told.status, told.operation), (Status::Timeout, Some(7)));
@@ -164,7 +164,7 @@ mod tests {
     fn texts_stay_short() {
         let calls = (0..100_000).map(|rank| (Rank(rank), sum(u64::from(rank)))).collect();
         let told = disclose(&Failure::Mismatch { operation: u64::MAX, calls });
-        assert!(told.text.len() < 1024 && told.calls.len() == MOST_CALLS, "{}", told.text);
+        assert!(told.text.len() < 1024 && told.calls.len() == MAX_CALLS, "{}", told.text);
     }
 
     proptest! {
@@ -183,7 +183,7 @@ mod tests {
 
         /// Every word of a text is one that this room or the ABI has, or a number.
         #[test]
-        fn texts_hold_no_names(ranks in proptest::collection::vec(0_u32..2000, 0..40), host in "[a-z]{4,8}[0-9]{1,3}",
+        fn texts_contain_no_names(ranks in proptest::collection::vec(0_u32..2000, 0..40), host in "[a-z]{4,8}[0-9]{1,3}",
                                octets: [u8; 4], port: u16) {
             let address = format!("{}.{}.{}.{}:{port}", octets[0], octets[1], octets[2], octets[3]);
             let ranks: Vec<Rank> = ranks.into_iter().map(Rank).collect();

@@ -5,7 +5,7 @@ use harmonaize_abi::Rank;
 use std::time::Duration;
 
 /// Most ranks that a refusal carries.
-const MOST_RANKS: usize = 1000;
+const MAX_RANKS: usize = 1000;
 
 /// Why a join will not happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,14 +15,14 @@ pub enum JoinFailure {
     /// The communicator's name is empty or too long.
     BadName {
         /// Most bytes that it may have.
-        most: usize,
+        max: usize,
     },
     /// No ranks, or more than the provider allows.
     BadSize {
         /// As joined.
         ranks: u32,
         /// Most that it may be.
-        most: u32,
+        max: u32,
     },
     /// A rank outside the communicator.
     RankOutside {
@@ -59,9 +59,9 @@ pub enum JoinFailure {
         /// Its budget, in words.
         budget: String,
         /// Who has joined with another.
-        others: Vec<Rank>,
+        differing_ranks: Vec<Rank>,
         /// And which.
-        theirs: String,
+        other_budget: String,
     },
     /// Not all ranks joined in time.
     Timeout {
@@ -73,21 +73,21 @@ pub enum JoinFailure {
     /// Too few came in time to go on with.
     Regroup {
         /// How many came.
-        came: u32,
+        joined: u32,
         /// Fewest that were asked for.
-        least: u32,
+        min_members: u32,
         /// Members that did not come.
         missing: Vec<Rank>,
     },
     /// The communicator to go on from is over, by what was agreed on for its failure.
-    Over {
+    Expired {
         /// How long its members had to go on, if they could.
         within: Option<Duration>,
     },
     /// The tenant has as many communicators as it may.
     TooManyCommunicators {
         /// Most that it may have.
-        most: usize,
+        max: usize,
     },
     /// The rank's place takes no new communicators now.
     Maintenance {
@@ -114,10 +114,10 @@ pub struct TenantRefusal {
 pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
     let (ranks, text) = match failure {
         JoinFailure::UnknownTenant => (vec![], "the provider does not know this tenant".to_owned()),
-        JoinFailure::BadName { most } => {
+        JoinFailure::BadName { max: most } => {
             (vec![], format!("a communicator's name has 1 to {most} bytes and no control characters"))
         }
-        JoinFailure::BadSize { ranks, most } => {
+        JoinFailure::BadSize { ranks, max: most } => {
             (vec![], format!("a communicator of {ranks} ranks is not possible; 1 to {most} are"))
         }
         JoinFailure::RankOutside { rank, ranks } => {
@@ -133,20 +133,20 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             ),
         ),
         JoinFailure::BadBudget { why } => (vec![], why.clone()),
-        JoinFailure::BudgetMismatch { rank, budget, others, theirs } => {
+        JoinFailure::BudgetMismatch { rank, budget, differing_ranks: others, other_budget: theirs } => {
             let have = verb(others, "has", "have");
             let text = format!(
                 "rank {rank} joins with the budget \"{budget}\", but {} {have} joined with \"{theirs}\"",
                 list(others)
             );
-            (sorted(others).into_iter().take(MOST_RANKS).collect(), text)
+            (sorted(others).into_iter().take(MAX_RANKS).collect(), text)
         }
         JoinFailure::Timeout { ranks, missing } => {
             let have = verb(missing, "has", "have");
             let text = format!("{} of {ranks} {have} not joined in time", list(missing));
-            (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
+            (sorted(missing).into_iter().take(MAX_RANKS).collect(), text)
         }
-        JoinFailure::Regroup { came, least, missing } => {
+        JoinFailure::Regroup { joined: came, min_members: least, missing } => {
             let of = if missing.is_empty() { String::new() } else { format!("; not {}", list(missing)) };
             let enough = if came < least {
                 format!(", and {least} are the fewest to go on with")
@@ -154,16 +154,16 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
                 String::new()
             };
             let text = format!("{came} came in time{of}{enough}");
-            (sorted(missing).into_iter().take(MOST_RANKS).collect(), text)
+            (sorted(missing).into_iter().take(MAX_RANKS).collect(), text)
         }
-        JoinFailure::Over { within: None } => {
+        JoinFailure::Expired { within: None } => {
             (vec![], "the communicator is over: it was agreed on that it ends where it fails".to_owned())
         }
-        JoinFailure::Over { within: Some(within) } => (
+        JoinFailure::Expired { within: Some(within) } => (
             vec![],
             format!("the communicator is over: its members had {within:?} to regroup, as it was agreed on"),
         ),
-        JoinFailure::TooManyCommunicators { most } => {
+        JoinFailure::TooManyCommunicators { max: most } => {
             (vec![], format!("the tenant has {most} communicators, the most that the provider allows"))
         }
         JoinFailure::Maintenance { rank } => (
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn says_who_is_missing() {
+    fn names_missing_ranks() {
         let told = disclose_join(&JoinFailure::Timeout { ranks: 8, missing: vec![Rank(5), Rank(3)] });
         assert_eq!(told.ranks, [Rank(3), Rank(5)]);
         assert_eq!(told.text, "ranks 3, 5 of 8 have not joined in time");
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn says_that_it_is_over_and_why() {
-        let text = |within| disclose_join(&JoinFailure::Over { within }).text;
+        let text = |within| disclose_join(&JoinFailure::Expired { within }).text;
         assert!(text(None).contains("agreed on that it ends"));
         assert!(text(Some(Duration::from_secs(30))).contains("had 30s to regroup"));
     }

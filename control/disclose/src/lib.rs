@@ -13,9 +13,9 @@ mod ranks;
 mod terms;
 mod watch;
 
-pub use events::{CursorError, Fact, Feed, Limits, Maintenance, Standing};
+pub use events::{CurrentState, CursorError, Fact, Feed, Limits, Maintenance};
 pub use failure::{Failure, TenantError, disclose};
 pub use join::{JoinFailure, TenantRefusal, disclose_join};
 pub use knobs::choose;
-pub use terms::{House, Outcome, Tariff, negotiate, quarters};
+pub use terms::{Outcome, ProviderState, negotiate, quarters};
 pub use watch::{Call, Watch};

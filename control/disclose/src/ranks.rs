@@ -3,7 +3,7 @@
 use harmonaize_abi::Rank;
 
 /// Most runs of ranks that a text names.
-const MOST_RUNS: usize = 16;
+const MAX_RUNS: usize = 16;
 
 /// Ascending, each once.
 pub(crate) fn sorted(ranks: &[Rank]) -> Vec<Rank> {
@@ -28,8 +28,8 @@ pub(crate) fn list(ranks: &[Rank]) -> String {
         1 => format!("{first}, {last}"),
         _ => format!("{first}-{last}"),
     };
-    let named: Vec<String> = runs.iter().take(MOST_RUNS).map(show).collect();
-    let more: u64 = runs.iter().skip(MOST_RUNS).map(|(first, last)| u64::from(last - first) + 1).sum();
+    let named: Vec<String> = runs.iter().take(MAX_RUNS).map(show).collect();
+    let more: u64 = runs.iter().skip(MAX_RUNS).map(|(first, last)| u64::from(last - first) + 1).sum();
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
     match ranks.len() {
         0 => "no rank".to_owned(),

@@ -20,15 +20,6 @@ const TIME_MARGIN: f64 = 1.25;
 /// For a bus bandwidth so many times its rate is set aside: headers and acknowledgements travel too.
 const RATE_MARGIN: f64 = 1.1;
 
-/// What the provider charges an hour, in millionths of its currency.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tariff {
-    /// For each Gbit/s that is set aside at each host.
-    pub gbit_hour: u64,
-    /// For each usual share beyond the first.
-    pub share_hour: u64,
-}
-
 /// A share of the network in quarters of the usual one: what the planner weighs communicators by.
 pub fn quarters(constraints: &Constraints) -> u32 {
     let priority = match constraints.priority {
@@ -40,21 +31,19 @@ pub fn quarters(constraints: &Constraints) -> u32 {
 }
 
 /// What the provider knows of a communicator and can do for it. Rates are bits a second that each host sends along a ring.
-pub struct House<'a> {
+pub struct ProviderState<'a> {
     /// Its ranks.
     pub ranks: u32,
     /// Its hosts.
     pub hosts: u32,
     /// The largest weight for this tenant.
-    pub most_weight: u32,
+    pub max_weight: u32,
     /// How long what is promised is kept at most for members that regroup.
-    pub longest_regroup: Duration,
-    /// What it charges.
-    pub tariff: Tariff,
+    pub max_regroup: Duration,
     /// What its hosts could send at all.
-    pub line: f64,
+    pub line_rate: f64,
     /// What can be set aside for it beside all that is promised.
-    pub free: f64,
+    pub available_rate: f64,
     /// Why its sums cannot be of the same bits in every run; none where they can.
     pub unordered: Option<&'a str>,
     /// Seconds that an operation of a collective and of so many bytes takes at this rate, as predicted.
@@ -68,8 +57,6 @@ pub enum Outcome {
     Promise {
         /// What is to be set aside, bits a second that each host sends; 0 for nothing.
         rate: f64,
-        /// What it costs an hour, in millionths of the provider's currency.
-        price: u64,
     },
     /// It cannot.
     Refuse {
@@ -81,39 +68,35 @@ pub enum Outcome {
 }
 
 /// Considers a proposal. Of one that makes no sense, that is said, and what comes of the nearest that does.
-pub fn negotiate(asked: &Constraints, house: &House<'_>) -> Outcome {
-    let mut reasons = asked.check().err().unwrap_or_default();
+pub fn negotiate(proposal: &Constraints, house: &ProviderState<'_>) -> Outcome {
+    let mut reasons = proposal.check().err().unwrap_or_default();
     reasons.truncate(MAX_REASONS);
-    let asked = &if reasons.is_empty() { asked.clone() } else { asked.mended() };
-    let mut talk = Talk { house, reasons, counter: asked.clone() };
+    let asked = &if reasons.is_empty() { proposal.clone() } else { proposal.clamped() };
+    let mut talk = Negotiation { house, reasons, counter: asked.clone() };
     talk.what_is_offered();
-    talk.what_is_within_reach();
-    talk.what_is_paid_for();
-    let step = talk.what_is_free();
-    let Talk { house, reasons, counter } = talk;
+    talk.drop_unreachable();
+    let step = talk.fit_available();
+    let Negotiation { house, reasons, counter } = talk;
     match reasons.is_empty() {
-        true => {
-            let rate = step.map_or(0.0, |step| house.rate(step));
-            Outcome::Promise { rate, price: house.price(asked, rate) }
-        }
+        true => Outcome::Promise { rate: step.map_or(0.0, |step| house.rate(step)) },
         false => Outcome::Refuse { reasons, counter: Some(Box::new(counter)) },
     }
 }
 
 /// A proposal that is looked at: what is wrong with it, and what it becomes without that.
-struct Talk<'t, 'h> {
-    house: &'t House<'h>,
+struct Negotiation<'t, 'h> {
+    house: &'t ProviderState<'h>,
     reasons: Vec<Reason>,
     counter: Constraints,
 }
 
-impl Talk<'_, '_> {
+impl Negotiation<'_, '_> {
     fn refuse(&mut self, clause: Clause, text: String) {
         self.reasons.push(Reason { clause, text });
     }
 
     fn what_is_offered(&mut self) {
-        let most = self.house.most_weight;
+        let most = self.house.max_weight;
         if self.counter.weight > most {
             self.refuse(
                 Clause::Weight,
@@ -121,7 +104,7 @@ impl Talk<'_, '_> {
             );
             self.counter.weight = most.max(1);
         }
-        let longest = self.house.longest_regroup;
+        let longest = self.house.max_regroup;
         if let Some(OnFailure::Regroup { within }) = self.counter.on_failure
             && within > longest
         {
@@ -135,32 +118,27 @@ impl Talk<'_, '_> {
             self.refuse(Clause::Order, format!("sums of the same bits in every run: {why}"));
             self.counter.ordered = false;
         }
-        let hosts = self.house.hosts;
-        if let Some(partial) = self.counter.partial.take_if(|partial| partial.least > hosts) {
-            let text = format!("partial sums of at least {} hosts; its ranks are on {hosts}", partial.least);
-            self.refuse(Clause::Partial, text);
-        }
     }
 
     /// Takes out what no plan could ever reach.
-    fn what_is_within_reach(&mut self) {
-        let top = self.house.top();
+    fn drop_unreachable(&mut self) {
+        let top = self.house.max_step();
         let Some(top) = top.filter(|_| self.counter.wants_guarantee()) else {
-            self.without_guarantee(top.is_none(), "its hosts send too little");
+            self.drop_guarantees(top.is_none(), "its hosts send too little");
             return;
         };
-        if self.counter.min_busbw > value(top) {
+        if self.counter.min_busbw > step_rate(top) {
             let text = format!(
                 "{} B/s of bus bandwidth; its hosts alone limit it to about {} B/s",
                 self.counter.min_busbw,
-                value(top)
+                step_rate(top)
             );
             self.refuse(Clause::Bandwidth, text);
         }
         let targets = self.counter.completions.iter().map(|target| (Clause::Completion, *target));
         let targets = targets.chain(self.counter.iteration.map(|target| (Clause::Iteration, target)));
         for (clause, target) in targets.collect::<Vec<_>>() {
-            if !self.house.reaches(&target, top) {
+            if !self.house.meets(&target, top) {
                 let best = self.house.promised_time(&target, top);
                 let text = format!("{target}; no plan for these ranks reaches less than about {best:?}");
                 self.refuse(clause, text);
@@ -169,32 +147,10 @@ impl Talk<'_, '_> {
         self.relax(Some(top));
     }
 
-    fn what_is_paid_for(&mut self) {
-        let Some(ceiling) = self.counter.price_ceiling else { return };
-        let share = self.house.price(&self.counter, 0.0);
-        if share > ceiling {
-            let text = format!(
-                "a ceiling of {ceiling} an hour; this share alone costs {share}, the usual one nothing"
-            );
-            self.refuse(Clause::Price, text);
-            self.counter.weight = 1;
-            self.counter.priority = self.counter.priority.min(Priority::Normal);
-        }
-        let Some(needed) = self.house.needed(&self.counter) else { return };
-        let asked = self.house.price(&self.counter, self.house.rate(needed));
-        if asked > ceiling {
-            let text = format!("a ceiling of {ceiling} an hour; what is asked for costs {asked}");
-            self.refuse(Clause::Price, text);
-            let price = |step: &usize| self.house.price(&self.counter, self.house.rate(*step));
-            let affordable = (0..needed).rev().find(|step| price(step) <= ceiling);
-            self.relax(affordable);
-        }
-    }
-
     /// Tries what is left beside what others have been promised; the step that can be promised.
-    fn what_is_free(&mut self) -> Option<usize> {
-        let needed = self.house.needed(&self.counter)?;
-        let fits = |step: &usize| self.house.rate(*step) <= self.house.free;
+    fn fit_available(&mut self) -> Option<usize> {
+        let needed = self.house.required_step(&self.counter)?;
+        let fits = |step: &usize| self.house.rate(*step) <= self.house.available_rate;
         if fits(&needed) {
             return Some(needed);
         }
@@ -218,7 +174,7 @@ impl Talk<'_, '_> {
     }
 
     /// Nothing can be promised, if something was wanted.
-    fn without_guarantee(&mut self, refused: bool, why: &str) {
+    fn drop_guarantees(&mut self, refused: bool, why: &str) {
         if refused && self.counter.wants_guarantee() {
             self.refuse(Clause::Bandwidth, format!("nothing can be promised: {why}"));
             self.relax(None);
@@ -233,10 +189,10 @@ impl Talk<'_, '_> {
             counter.completions.clear();
             return;
         };
-        counter.min_busbw = counter.min_busbw.min(value(step));
+        counter.min_busbw = counter.min_busbw.min(step_rate(step));
         let (house, longest) = (&self.house, TARGETS.1);
         for target in counter.completions.iter_mut().chain(&mut counter.iteration) {
-            if !house.reaches(target, step) {
+            if !house.meets(target, step) {
                 target.p99 = house.promised_time(target, step);
             }
         }
@@ -247,10 +203,10 @@ impl Talk<'_, '_> {
     }
 }
 
-impl House<'_> {
+impl ProviderState<'_> {
     /// Bits a second that each host sends for a step of bus bandwidth, with what travels beside.
     fn rate(&self, step: usize) -> f64 {
-        value(step) as f64 * 8.0 * RATE_MARGIN / self.busbw_of_rate()
+        step_rate(step) as f64 * 8.0 * RATE_MARGIN / self.busbw_of_rate()
     }
 
     /// Bus bandwidth over what a host sends: of several ranks on a host, one host's bytes are all of theirs.
@@ -260,13 +216,13 @@ impl House<'_> {
     }
 
     /// The largest step that its hosts could send.
-    fn top(&self) -> Option<usize> {
-        let most = self.line / 8.0 / RATE_MARGIN * self.busbw_of_rate();
-        (0..steps()).rev().find(|step| value(*step) as f64 <= most * (1.0 + 1e-9))
+    fn max_step(&self) -> Option<usize> {
+        let most = self.line_rate / 8.0 / RATE_MARGIN * self.busbw_of_rate();
+        (0..steps()).rev().find(|step| step_rate(*step) as f64 <= most * (1.0 + 1e-9))
     }
 
     /// Whether a target can be promised at a step.
-    fn reaches(&self, target: &Target, step: usize) -> bool {
+    fn meets(&self, target: &Target, step: usize) -> bool {
         let time = (self.time)(target.collective, target.bytes, self.rate(step)) * TIME_MARGIN;
         time <= target.p99.as_secs_f64() * (1.0 + 1e-9)
     }
@@ -279,13 +235,13 @@ impl House<'_> {
     }
 
     /// The least step that gives all that is wanted; none where nothing is.
-    fn needed(&self, wanted: &Constraints) -> Option<usize> {
-        if !wanted.wants_guarantee() {
+    fn required_step(&self, constraints: &Constraints) -> Option<usize> {
+        if !constraints.wants_guarantee() {
             return None;
         }
-        let targets = || wanted.completions.iter().chain(&wanted.iteration);
+        let targets = || constraints.completions.iter().chain(&constraints.iteration);
         let enough = |step: usize| {
-            value(step) >= wanted.min_busbw && targets().all(|target| self.reaches(target, step))
+            step_rate(step) >= constraints.min_busbw && targets().all(|target| self.meets(target, step))
         };
         // What is enough stays so with more.
         let (mut lower, mut upper) = (0, steps());
@@ -294,15 +250,6 @@ impl House<'_> {
             if enough(middle) { upper = middle } else { lower = middle + 1 }
         }
         Some(lower.min(steps() - 1))
-    }
-
-    /// What a share and a rate cost an hour.
-    fn price(&self, wanted: &Constraints, rate: f64) -> u64 {
-        let beyond = u64::from(quarters(wanted).saturating_sub(4));
-        let share = self.tariff.share_hour.saturating_mul(beyond) / 4;
-        let hosts = f64::from(self.hosts);
-        let guarantee = self.tariff.gbit_hour as f64 * rate / 1e9 * hosts;
-        share.saturating_add(guarantee.ceil().min(1e18) as u64)
     }
 }
 
@@ -313,7 +260,7 @@ fn steps() -> usize {
 }
 
 /// Bytes a second of a step.
-fn value(step: usize) -> u64 {
+fn step_rate(step: usize) -> u64 {
     let mantissa = STEPS.get(step % STEPS.len()).copied().unwrap_or(10);
     let decade = 10_u64.saturating_pow((step / STEPS.len()).min(18) as u32);
     (BUSBW.0 / 10).saturating_mul(mantissa).saturating_mul(decade)

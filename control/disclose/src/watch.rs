@@ -9,7 +9,7 @@
 //! failed nothing comes any more: then nothing is kept of what was promised of operations.
 
 use harmonaize_abi::Collective;
-use harmonaize_abi::session::{BULK_BYTES, Clause, Constraints, Record, Target};
+use harmonaize_abi::session::{Clause, Constraints, MIN_BANDWIDTH_BYTES, Record, Target};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ use std::time::Duration;
 const WINDOW: Duration = Duration::from_secs(30);
 
 /// Most operations and iterations that are kept.
-const MOST: usize = 1024;
+const MAX_SAMPLES: usize = 1024;
 
 /// Fewest large operations that tell a bandwidth, unless one takes as long as a [`STALL`].
-const LEAST_BULK: usize = 3;
+const MIN_LARGE_OPERATIONS: usize = 3;
 
 /// An operation that takes so long counts as often as its target has passed meanwhile.
 const STALL: Duration = Duration::from_secs(1);
 
 /// A bandwidth that was too little is enough again from so much more on.
-const AGAIN: f64 = 1.05;
+const RECOVERY_RATIO: f64 = 1.05;
 
 /// An operation of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct Call {
 
 /// An operation, or the operations of an iteration together.
 #[derive(Clone, Copy, Debug)]
-struct Took {
+struct Sample {
     at: Duration,
     collective: Option<Collective>,
     bytes: u64,
@@ -51,16 +51,16 @@ struct Took {
 /// What is measured of one agreement.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    wanted: Constraints,
+    constraints: Constraints,
     ranks: u32,
-    operations: VecDeque<Took>,
-    iterations: VecDeque<Took>,
+    operations: VecDeque<Sample>,
+    iterations: VecDeque<Sample>,
     /// Of the iteration that is not whole yet.
-    gathered: (u64, Duration),
+    partial_iteration: (u64, Duration),
     /// The one that has not ended and has run longest, as far as is known: its number, and what it has taken so far.
-    open: Option<(u64, Took)>,
+    longest_open: Option<(u64, Sample)>,
     /// Whether the plan gives less than was promised.
-    short: bool,
+    rate_short: bool,
     /// Whether operations failed.
     failed: bool,
     broken: BTreeSet<Clause>,
@@ -69,15 +69,15 @@ pub struct Watch {
 
 impl Watch {
     /// For a communicator of so many ranks that was promised this.
-    pub fn new(wanted: Constraints, ranks: u32) -> Self {
+    pub fn new(constraints: Constraints, ranks: u32) -> Self {
         Self {
-            wanted,
+            constraints,
             ranks,
             operations: VecDeque::new(),
             iterations: VecDeque::new(),
-            gathered: (0, Duration::ZERO),
-            open: None,
-            short: false,
+            partial_iteration: (0, Duration::ZERO),
+            longest_open: None,
+            rate_short: false,
             failed: false,
             broken: BTreeSet::new(),
             record: Record::default(),
@@ -85,7 +85,7 @@ impl Watch {
     }
 
     /// What came before an agreement goes on to count in the next of the same communicator.
-    pub fn follows(mut self, before: &Self) -> Self {
+    pub fn continued_from(mut self, before: &Self) -> Self {
         self.record = before.record;
         self
     }
@@ -93,25 +93,25 @@ impl Watch {
     /// An operation took `time` from its last rank's call.
     pub fn operation(&mut self, now: Duration, call: Call, time: Duration) {
         let Call { number, collective, bytes } = call;
-        self.open = self.open.filter(|(open, _)| *open != number);
-        let took = Took { at: now, collective, bytes, time };
+        self.longest_open = self.longest_open.filter(|(open, _)| *open != number);
+        let took = Sample { at: now, collective, bytes, time };
         self.record.operations += 1;
         self.record.late += u64::from(self.is_late(&took));
         push(&mut self.operations, took);
-        if let Some(iteration) = self.wanted.iteration {
-            self.gathered.0 = self.gathered.0.saturating_add(bytes);
-            self.gathered.1 = self.gathered.1.saturating_add(time);
-            if self.gathered.0 >= iteration.bytes {
-                let (bytes, time) = std::mem::take(&mut self.gathered);
-                push(&mut self.iterations, Took { at: now, collective: None, bytes, time });
+        if let Some(iteration) = self.constraints.iteration {
+            self.partial_iteration.0 = self.partial_iteration.0.saturating_add(bytes);
+            self.partial_iteration.1 = self.partial_iteration.1.saturating_add(time);
+            if self.partial_iteration.0 >= iteration.bytes {
+                let (bytes, time) = std::mem::take(&mut self.partial_iteration);
+                push(&mut self.iterations, Sample { at: now, collective: None, bytes, time });
             }
         }
     }
 
     /// An operation that all ranks have called has taken `time` since, and has not ended.
-    pub fn open(&mut self, now: Duration, call: Call, time: Duration) {
+    pub fn operation_open(&mut self, now: Duration, call: Call, time: Duration) {
         let Call { number, collective, bytes } = call;
-        self.open = Some((number, Took { at: now, collective, bytes, time }));
+        self.longest_open = Some((number, Sample { at: now, collective, bytes, time }));
     }
 
     /// Operations failed, and the communicator with them, through no fault of the tenant's.
@@ -122,48 +122,51 @@ impl Watch {
     }
 
     /// Whether the plan gives less than was promised.
-    pub fn planned(&mut self, short: bool) {
-        self.short = short;
+    pub fn set_rate_short(&mut self, short: bool) {
+        self.rate_short = short;
     }
 
     /// What is broken now; whether that is other than before.
-    pub fn judge(&mut self, now: Duration) -> (&BTreeSet<Clause>, bool) {
+    pub fn evaluate(&mut self, now: Duration) -> (&BTreeSet<Clause>, bool) {
         let since = now.saturating_sub(WINDOW);
         self.operations.retain(|took| took.at >= since);
         self.iterations.retain(|took| took.at >= since);
-        self.open = self.open.filter(|(_, took)| took.at >= since);
+        self.longest_open = self.longest_open.filter(|(_, took)| took.at >= since);
         let mut broken = BTreeSet::new();
-        let open = self.open.map(|(_, took)| took);
+        let open = self.longest_open.map(|(_, took)| took);
         let late = open.filter(|took| self.is_late(took));
         let targets = self.operations.iter().chain(&late);
         let targets = targets.filter_map(|took| Some((took.time, self.target(took)?)));
-        if too_many(targets) {
+        if p99_exceeded(targets) {
             broken.insert(Clause::Completion);
         }
-        if let Some(Target { p99, .. }) = self.wanted.iteration {
-            let open = open.map(|took| self.gathered.1.saturating_add(took.time)).filter(|time| *time > p99);
+        if let Some(Target { p99, .. }) = self.constraints.iteration {
+            let open = open
+                .map(|took| self.partial_iteration.1.saturating_add(took.time))
+                .filter(|time| *time > p99);
             let all = self.iterations.iter().map(|took| took.time).chain(open);
-            if too_many(all.map(|time| (time, p99))) {
+            if p99_exceeded(all.map(|time| (time, p99))) {
                 broken.insert(Clause::Iteration);
             }
         }
         // At most all its bytes are through: of one that is open that counts only where it is too little.
-        let slow = |took: &Took| self.on_bus(took) < self.wanted.min_busbw as f64 * took.time.as_secs_f64();
+        let slow =
+            |took: &Sample| self.on_bus(took) < self.constraints.min_busbw as f64 * took.time.as_secs_f64();
         let slow = open.filter(slow);
-        let large = |took: &&Took| took.bytes >= BULK_BYTES && took.collective.is_some();
+        let large = |took: &&Sample| took.bytes >= MIN_BANDWIDTH_BYTES && took.collective.is_some();
         let bulk = || self.operations.iter().chain(&slow).filter(large);
         let (bytes, time) =
             bulk().fold((0.0, 0.0), |sum, took| (sum.0 + self.on_bus(took), sum.1 + took.time.as_secs_f64()));
         let busbw = if time > 0.0 { bytes / time } else { 0.0 };
         self.record.busbw = busbw.min(1e18) as u64;
         let was = self.broken.contains(&Clause::Bandwidth);
-        let enough = self.wanted.min_busbw as f64 * if was { AGAIN } else { 1.0 };
-        let tells = bulk().count() >= LEAST_BULK || bulk().any(|took| took.time >= STALL);
-        if self.wanted.min_busbw > 0 && tells && busbw < enough {
+        let enough = self.constraints.min_busbw as f64 * if was { RECOVERY_RATIO } else { 1.0 };
+        let tells = bulk().count() >= MIN_LARGE_OPERATIONS || bulk().any(|took| took.time >= STALL);
+        if self.constraints.min_busbw > 0 && tells && busbw < enough {
             broken.insert(Clause::Bandwidth);
         }
-        if self.short || self.failed {
-            let Constraints { min_busbw, iteration, completions, .. } = &self.wanted;
+        if self.rate_short || self.failed {
+            let Constraints { min_busbw, iteration, completions, .. } = &self.constraints;
             broken.extend((*min_busbw > 0).then_some(Clause::Bandwidth));
             broken.extend(iteration.is_some().then_some(Clause::Iteration));
             broken.extend((!completions.is_empty()).then_some(Clause::Completion));
@@ -175,7 +178,7 @@ impl Watch {
     }
 
     /// What was not kept when it was judged last.
-    pub fn broken(&self) -> &BTreeSet<Clause> {
+    pub fn broken_clauses(&self) -> &BTreeSet<Clause> {
         &self.broken
     }
 
@@ -185,48 +188,48 @@ impl Watch {
     }
 
     /// When something may be other than it was judged last, though nothing happens.
-    pub fn due(&self) -> Option<Duration> {
-        let open = self.open.iter().map(|(_, took)| took);
+    pub fn next_due(&self) -> Option<Duration> {
+        let open = self.longest_open.iter().map(|(_, took)| took);
         let oldest = self.operations.front().into_iter().chain(open).min_by_key(|took| took.at);
         let oldest = oldest.filter(|_| !self.broken.is_empty())?;
         Some(oldest.at.saturating_add(WINDOW).saturating_add(Duration::from_nanos(1)))
     }
 
     /// An operation's bytes as bus bandwidth counts them.
-    fn on_bus(&self, took: &Took) -> f64 {
+    fn on_bus(&self, took: &Sample) -> f64 {
         took.bytes as f64 * took.collective.map_or(0.0, |collective| collective.bus_factor(self.ranks))
     }
 
     /// How long an operation like this may take, where that was said.
-    fn target(&self, took: &Took) -> Option<Duration> {
+    fn target(&self, took: &Sample) -> Option<Duration> {
         let covers =
             |target: &&Target| Some(target.collective) == took.collective && took.bytes <= target.bytes;
-        self.wanted.completions.iter().find(covers).map(|target| target.p99)
+        self.constraints.completions.iter().find(covers).map(|target| target.p99)
     }
 
-    fn is_late(&self, took: &Took) -> bool {
+    fn is_late(&self, took: &Sample) -> bool {
         self.target(took).is_some_and(|target| took.time > target)
     }
 }
 
-fn push(kept: &mut VecDeque<Took>, took: Took) {
-    if kept.len() == MOST {
+fn push(kept: &mut VecDeque<Sample>, took: Sample) {
+    if kept.len() == MAX_SAMPLES {
         kept.pop_front();
     }
     kept.push_back(took);
 }
 
 /// Whether of times, each with the longest that it may be, more than one in a hundred and at least two are longer.
-fn too_many(times: impl Iterator<Item = (Duration, Duration)>) -> bool {
+fn p99_exceeded(times: impl Iterator<Item = (Duration, Duration)>) -> bool {
     let (late, of) = times.fold((0_u64, 0_u64), |(late, of), (time, target)| {
-        let counts = if time < STALL { 1 } else { passed(target, time) };
+        let counts = if time < STALL { 1 } else { periods_elapsed(target, time) };
         (late.saturating_add(if time > target { counts } else { 0 }), of.saturating_add(counts))
     });
     late >= 2 && late.saturating_mul(100) > of
 }
 
 /// How often a target has passed in a time; at least once.
-fn passed(target: Duration, time: Duration) -> u64 {
+fn periods_elapsed(target: Duration, time: Duration) -> u64 {
     let times = time.as_nanos() / target.as_nanos().max(1);
     u64::try_from(times).unwrap_or(u64::MAX).max(1)
 }
@@ -256,11 +259,11 @@ mod tests {
     }
 
     fn broken(watch: &mut Watch, now: u64) -> Vec<Clause> {
-        watch.judge(at(now)).0.iter().copied().collect()
+        watch.evaluate(at(now)).0.iter().copied().collect()
     }
 
     #[test]
-    fn one_late_operation_is_none_and_two_in_a_hundred_are_enough() {
+    fn two_late_in_a_hundred_break_p99() {
         let mut watch = Watch::new(Constraints::new().p99(1 << 10, MS).p99(1 << 20, MS * 10), 4);
         for _ in 0..150 {
             ended(&mut watch, at(1), 1 << 10, MS);
@@ -277,8 +280,8 @@ mod tests {
             watch.record(),
             Record { operations: 305, late: 4, busbw: watch.record().busbw, breaches: 1 }
         );
-        assert!(!watch.judge(at(2)).1, "judged again, it is the same");
-        assert_eq!(watch.due(), Some(at(31) + Duration::from_nanos(1)));
+        assert!(!watch.evaluate(at(2)).1, "judged again, it is the same");
+        assert_eq!(watch.next_due(), Some(at(31) + Duration::from_nanos(1)));
         assert_eq!(broken(&mut watch, 33), []);
     }
 
@@ -312,20 +315,20 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_gives_less_breaks_what_it_was_for() {
+    fn plan_below_guarantee_breaks_its_clause() {
         let mut watch = Watch::new(Constraints::new().min_busbw(1_000_000).p99(1, MS), 2);
-        watch.planned(true);
-        assert_eq!(watch.judge(at(1)), (&BTreeSet::from([Clause::Completion, Clause::Bandwidth]), true));
-        watch.planned(false);
-        assert_eq!(watch.judge(at(2)), (&BTreeSet::new(), true));
-        let next = Watch::new(Constraints::new(), 2).follows(&watch);
+        watch.set_rate_short(true);
+        assert_eq!(watch.evaluate(at(1)), (&BTreeSet::from([Clause::Completion, Clause::Bandwidth]), true));
+        watch.set_rate_short(false);
+        assert_eq!(watch.evaluate(at(2)), (&BTreeSet::new(), true));
+        let next = Watch::new(Constraints::new(), 2).continued_from(&watch);
         assert_eq!(next.record().breaches, 2);
     }
 
     #[test]
     fn what_was_not_asked_for_is_never_broken() {
         let mut watch = Watch::new(Constraints::new().weight(3), 4);
-        watch.planned(true);
+        watch.set_rate_short(true);
         (0..2000).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 1000));
         assert_eq!(broken(&mut watch, 1), []);
         assert_eq!(watch.record().operations, 2000);
@@ -333,31 +336,31 @@ mod tests {
 
     /// An operation of a fabric that stalls: it breaks what was promised before it has ended, and as an outlier it was kept.
     #[test]
-    fn one_that_stalls_counts_for_those_that_it_holds_up() {
+    fn stalled_operations_count_once_per_target() {
         let wanted =
             Constraints::new().p99(1 << 20, MS * 10).min_busbw(10_000_000).iteration(8 << 20, MS * 400);
         let mut watch = Watch::new(wanted, 4);
         (0..200).for_each(|_| ended(&mut watch, at(1), 1 << 20, MS * 9));
         let stalled = Call { number: 200, collective: Some(Collective::AllReduce), bytes: 1 << 20 };
-        watch.open(at(2), stalled, MS * 9);
+        watch.operation_open(at(2), stalled, MS * 9);
         assert_eq!(broken(&mut watch, 2), [], "it is in time yet");
-        watch.open(at(2), stalled, MS * 900);
+        watch.operation_open(at(2), stalled, MS * 900);
         assert_eq!(broken(&mut watch, 2), [], "one of 201");
-        watch.open(at(5), stalled, MS * 4000);
+        watch.operation_open(at(5), stalled, MS * 4000);
         assert_eq!(broken(&mut watch, 5), [Clause::Completion, Clause::Iteration]);
         // 200 MiB in 1.8 s, and one more in a minute.
-        watch.open(at(20), stalled, MS * 60_000);
+        watch.operation_open(at(20), stalled, MS * 60_000);
         assert_eq!(broken(&mut watch, 20), [Clause::Completion, Clause::Iteration, Clause::Bandwidth]);
         assert_eq!(watch.record().late, 0, "it has not ended");
         watch.operation(at(21), stalled, MS * 61_000);
-        assert!(watch.open.is_none() && watch.record().late == 1);
+        assert!(watch.longest_open.is_none() && watch.record().late == 1);
         assert_eq!(broken(&mut watch, 21), [Clause::Completion, Clause::Bandwidth]);
-        assert_eq!(watch.due(), Some(at(31) + Duration::from_nanos(1)));
+        assert_eq!(watch.next_due(), Some(at(31) + Duration::from_nanos(1)));
         assert_eq!(broken(&mut watch, 52), []);
         // Nobody tells of it any more.
-        watch.open(at(60), stalled, MS * 4000);
+        watch.operation_open(at(60), stalled, MS * 4000);
         assert_eq!(broken(&mut watch, 60), [Clause::Completion, Clause::Iteration, Clause::Bandwidth]);
-        assert_eq!(watch.due(), Some(at(90) + Duration::from_nanos(1)));
+        assert_eq!(watch.next_due(), Some(at(90) + Duration::from_nanos(1)));
         assert_eq!(broken(&mut watch, 91), []);
     }
 
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_breaks_all_that_was_promised_of_operations() {
+    fn failures_break_all_operation_clauses() {
         let mut watch = Watch::new(Constraints::new().weight(2).p99(1, MS), 2);
         ended(&mut watch, at(1), 1, MS);
         watch.failed();

@@ -4,8 +4,8 @@
 //! communicator is held up by others, and all of them have to be looked at.
 
 use harmonaize_planner::{
-    Bytes, Cause, Conditions, Connection, Current, Drains, Estimates, HostId, Job, Level, Nanos, Path, Plan,
-    Policy, Rate, Request, Routes, Topology, Verdict, check, plan,
+    Bytes, Cause, Conditions, CongestionReport, Connection, Current, Drains, Estimates, HostId, Job, Level,
+    Nanos, Path, Plan, Policy, Rate, Request, Routes, Topology, check, plan,
 };
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -54,10 +54,10 @@ fn job(communicator: u64, pairs: &mut impl Iterator<Item = usize>, count: usize)
         hosts: pairs.take(count).flat_map(|pair| [HostId(2 * pair), HostId(2 * pair + 1)]).collect(),
         connections: CONNECTIONS,
         weight: 1,
-        promised: Rate(0),
-        limit: None,
+        guaranteed: Rate(0),
+        rate_limit: None,
         operation: Bytes(64 << 20),
-        rhythm: None,
+        iteration_pattern: None,
         current: None,
         movable: true,
     }
@@ -67,7 +67,7 @@ fn run(jobs: &mut [Job], plan: &Plan) {
     for (job, assignment) in jobs.iter_mut().zip(&plan.assignments) {
         job.current = Some(Current {
             order: assignment.order.clone(),
-            hops: assignment.hops.clone(),
+            edges: assignment.edges.clone(),
             recent_changes: 0,
         });
     }
@@ -78,7 +78,7 @@ fn connections(jobs: &[Job]) -> Vec<(Connection, Path, Rate)> {
     for job in jobs {
         let Some(current) = &job.current else { continue };
         let next = current.order.iter().cycle().skip(1);
-        for ((from, to), hop) in current.order.iter().zip(next).zip(&current.hops) {
+        for ((from, to), hop) in current.order.iter().zip(next).zip(&current.edges) {
             let (Some(from), Some(to)) = (job.hosts.get(*from as usize), job.hosts.get(*to as usize)) else {
                 continue;
             };
@@ -175,9 +175,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     for (connection, path, _) in &congested {
         let (connection, path) = (*connection, path.clone());
-        let (level, cause) = (Level::Severe, Cause::Others);
-        let verdict = Verdict { connection, path, level, cause, own: Rate(0), lost: true, foreign: None };
-        estimates.verdict(&topology, Nanos(1_000_000), verdict);
+        let (level, cause) = (Level::Severe, Cause::CrossTraffic);
+        let verdict = CongestionReport {
+            connection,
+            path,
+            level,
+            cause,
+            own_rate: Rate(0),
+            had_loss: true,
+            cross_traffic: None,
+        };
+        estimates.apply_report(&topology, Nanos(1_000_000), verdict);
     }
     times.push(("take in the verdicts of one event", begin.elapsed()));
     let begin = Instant::now();

@@ -2,12 +2,12 @@
 
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
-use crate::units::Rate;
+use harmonaize_units::Rate;
 use std::collections::BTreeSet;
 
 /// Whether a link may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Use {
+pub enum LinkUse {
     /// Yes.
     #[default]
     Open,
@@ -39,13 +39,13 @@ impl Drains {
 /// The fabric as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions {
-    cells: Vec<(Rate, Use)>,
+    cells: Vec<(Rate, LinkUse)>,
 }
 
 impl Conditions {
     /// Everything idle and whole.
     pub fn clear(topology: &Topology) -> Self {
-        Self { cells: topology.links().iter().flat_map(|link| [(link.rate, Use::Open); 2]).collect() }
+        Self { cells: topology.links().iter().flat_map(|link| [(link.rate, LinkUse::Open); 2]).collect() }
     }
 
     /// What others leave us of a directed link; 0 for one that the topology does not have.
@@ -54,13 +54,13 @@ impl Conditions {
     }
 
     /// Whether it may be used.
-    pub fn usable(&self, link: DirectedLink) -> Use {
-        self.cells.get(link.index()).map_or(Use::Failed, |(_, usable)| *usable)
+    pub fn usable(&self, link: DirectedLink) -> LinkUse {
+        self.cells.get(link.index()).map_or(LinkUse::Failed, |(_, usable)| *usable)
     }
 
     /// The worst of a path's links.
-    pub fn path(&self, path: &Path) -> Use {
-        path.links().iter().map(|link| self.usable(*link)).max().unwrap_or(Use::Failed)
+    pub fn path(&self, path: &Path) -> LinkUse {
+        path.links().iter().map(|link| self.usable(*link)).max().unwrap_or(LinkUse::Failed)
     }
 
     /// Says what others leave.
@@ -71,7 +71,7 @@ impl Conditions {
     }
 
     /// Makes a link's use worse in both directions, never better.
-    pub fn restrict(&mut self, link: LinkId, usable: Use) {
+    pub fn restrict(&mut self, link: LinkId, usable: LinkUse) {
         for forward in [true, false] {
             if let Some(cell) = self.cells.get_mut(DirectedLink { link, forward }.index()) {
                 cell.1 = cell.1.max(usable);

@@ -8,15 +8,15 @@
 //! rack cannot be asked for more than its hosts' hoses together, on the trees that are not used so; that single paths can carry it between
 //! all racks at once is tested, not proved.
 
-use crate::conditions::{Conditions, Use};
-use crate::exchange::line_rate;
+use crate::all_to_all::line_rate;
+use crate::conditions::{Conditions, LinkUse};
 use crate::path::DirectedLink;
 use crate::topology::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The least part of a fabric's trees, and of their rate, that counts as there: what is out of use beyond that is out of use for
 /// those whom it meets alone, whose promises are broken then.
-const LEAST: f64 = 0.5;
+const MIN_PART: f64 = 0.5;
 
 /// The links between hosts that stand together and all others, by the topology; hosts are counted, never named.
 #[derive(Clone, Debug)]
@@ -29,39 +29,39 @@ struct Tier {
 
 /// A fabric's tiers.
 #[derive(Clone, Debug)]
-pub struct Hose {
+pub struct HoseModel {
     tiers: Vec<Tier>,
     /// What each host's own links carry, bits a second.
-    lines: Vec<f64>,
+    line_rates: Vec<f64>,
 }
 
 /// What a fabric has for promises as it is now: the same for all hosts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Room {
+pub struct GuaranteeCapacity {
     /// Ways from a rack to all others that share no link.
     trees: usize,
     /// What each carries, bits a second.
     rate: f64,
     /// Of each tier: hosts that stand together, and links from there.
     tiers: Vec<(usize, usize)>,
-    lines: Vec<f64>,
+    line_rates: Vec<f64>,
 }
 
 /// Something promised: whose hosts each send so many bits a second to the next.
 #[derive(Clone, Copy, Debug)]
-pub struct Promised<'a> {
+pub struct Guarantee<'a> {
     /// Along a ring.
     pub hosts: &'a [HostId],
     /// Bits a second.
     pub rate: f64,
 }
 
-impl Hose {
+impl HoseModel {
     /// Finds the tiers: switches by how far they are from hosts, and below each what hangs on it. Cost: the links, and for each
     /// switch that has others above it the hosts below.
     pub fn new(topology: &Topology) -> Self {
         let count = topology.hosts().len();
-        let lines = (0..count).map(|host| line_rate(topology, &[HostId(host)]).0 as f64).collect();
+        let line_rates = (0..count).map(|host| line_rate(topology, &[HostId(host)]).0 as f64).collect();
         let level = levels(topology);
         let at = |switch: SwitchId| level.get(switch.0).copied().unwrap_or(u32::MAX);
         let mut switches: Vec<SwitchId> = (0..topology.switches().len()).map(SwitchId).collect();
@@ -97,25 +97,30 @@ impl Hose {
             let rate = up.iter().map(rate).fold(f64::INFINITY, f64::min);
             tiers.push(Tier { hosts: hosts.len(), up, rate });
         }
-        Self { tiers, lines }
+        Self { tiers, line_rates }
     }
 
     /// What there is for promises, of all links this part. What is drained, failed or taken by strangers anywhere is taken off for
     /// all hosts alike, down to half of what there is without.
-    pub fn room(&self, conditions: &Conditions, part: f64) -> Room {
+    pub fn capacity(&self, conditions: &Conditions, part: f64) -> GuaranteeCapacity {
         let available = |link: &DirectedLink| {
             let both = [*link, link.reversed()];
-            let open = both.iter().all(|link| conditions.usable(*link) == Use::Open);
+            let open = both.iter().all(|link| conditions.usable(*link) == LinkUse::Open);
             let least = both.iter().map(|link| conditions.available(*link).0).min().unwrap_or(0);
             if open { least as f64 } else { 0.0 }
         };
-        let lines: Vec<f64> = self.lines.iter().map(|line| line * part).collect();
+        let lines: Vec<f64> = self.line_rates.iter().map(|line| line * part).collect();
         let widest = lines.iter().copied().fold(0.0, f64::max);
-        let mut room = Room { trees: usize::MAX, rate: f64::INFINITY, tiers: Vec::new(), lines };
+        let mut room = GuaranteeCapacity {
+            trees: usize::MAX,
+            rate: f64::INFINITY,
+            tiers: Vec::new(),
+            line_rates: lines,
+        };
         for Tier { hosts, up, rate } in &self.tiers {
-            let least = rate * LEAST;
+            let least = rate * MIN_PART;
             let left: Vec<f64> = up.iter().map(available).filter(|left| *left >= least).collect();
-            let links = left.len().max((up.len() as f64 * LEAST).ceil() as usize);
+            let links = left.len().max((up.len() as f64 * MIN_PART).ceil() as usize);
             let enough = left.len() == links;
             let slowest = left.iter().copied().fold(f64::INFINITY, f64::min);
             room.rate = room.rate.min(if enough { slowest.min(*rate) } else { least } * part);
@@ -132,13 +137,13 @@ impl Hose {
     }
 }
 
-impl Room {
+impl GuaranteeCapacity {
     /// The most that can be promised to a communicator of these hosts beside what others are, bits a second: what it would be
     /// wherever any of them stand. Cost: the promises, times trees and hosts.
-    pub fn most(&self, hosts: &[HostId], others: &[Promised<'_>]) -> f64 {
-        let loads = loads(others.iter().copied());
+    pub fn max_guarantee(&self, hosts: &[HostId], others: &[Guarantee<'_>]) -> f64 {
+        let loads = guaranteed_rates(others.iter().copied());
         let line = |host: &HostId| {
-            let line = self.lines.get(host.0).copied().unwrap_or(0.0);
+            let line = self.line_rates.get(host.0).copied().unwrap_or(0.0);
             line - loads.get(host).copied().unwrap_or(0.0)
         };
         let own = hosts.iter().map(line).fold(f64::INFINITY, f64::min);
@@ -147,13 +152,14 @@ impl Room {
         }
         let mut sorted = others.to_vec();
         sorted.sort_by(|one, other| other.rate.total_cmp(&one.rate));
-        let each = (0..=whole(self.trees)).filter_map(|whole| self.beside(whole, hosts, &sorted));
+        let each = (0..=max_whole_trees(self.trees))
+            .filter_map(|whole| self.max_guarantee_with(whole, hosts, &sorted));
         each.fold(0.0, f64::max).min(own).max(0.0)
     }
 
     /// The same, where so many trees take communicators whole and the others are for hoses; none where the others do not fit so.
-    fn beside(&self, whole: usize, hosts: &[HostId], others: &[Promised<'_>]) -> Option<f64> {
-        let hose = self.hose(whole);
+    fn max_guarantee_with(&self, whole: usize, hosts: &[HostId], others: &[Guarantee<'_>]) -> Option<f64> {
+        let hose = self.hose_rate(whole);
         let mut used: BTreeMap<HostId, f64> = BTreeMap::new();
         let mut left = vec![self.rate; whole];
         for other in others {
@@ -172,22 +178,22 @@ impl Room {
     }
 
     /// What each host may be promised where nobody has more, if so many trees are not there.
-    fn hose(&self, less: usize) -> f64 {
+    fn hose_rate(&self, less: usize) -> f64 {
         let each =
-            self.tiers.iter().map(|(hosts, links)| hose(links.saturating_sub(less), *hosts) * self.rate);
+            self.tiers.iter().map(|(hosts, links)| hose_part(links.saturating_sub(less), *hosts) * self.rate);
         each.fold(f64::INFINITY, f64::min)
     }
 }
 
 /// How many trees may take communicators whole. The others are for hoses: whoever has been promised what, each host can still be promised its
 /// own. Of fewer than four trees half would leave little for either, and all are whoever's comes first.
-fn whole(trees: usize) -> usize {
+fn max_whole_trees(trees: usize) -> usize {
     if trees < 4 { trees } else { trees / 2 }
 }
 
 /// The largest part of a link that each of so many hosts can be promised on so many links, each flow whole on one: first fit finds a
 /// place as long as all is no more than `links - (links - 1) * part`, and where at least q fit on a link fills q of q + 1.
-fn hose(links: usize, hosts: usize) -> f64 {
+fn hose_part(links: usize, hosts: usize) -> f64 {
     let (links, hosts) = (links as f64, hosts.max(1) as f64);
     if links < 1.0 {
         return 0.0;
@@ -197,9 +203,9 @@ fn hose(links: usize, hosts: usize) -> f64 {
 }
 
 /// What each host is promised in all.
-fn loads<'a>(promised: impl Iterator<Item = Promised<'a>>) -> BTreeMap<HostId, f64> {
+fn guaranteed_rates<'a>(promised: impl Iterator<Item = Guarantee<'a>>) -> BTreeMap<HostId, f64> {
     let mut loads = BTreeMap::new();
-    for Promised { hosts, rate } in promised {
+    for Guarantee { hosts, rate } in promised {
         hosts.iter().for_each(|host| *loads.entry(*host).or_insert(0.0) += rate);
     }
     loads

@@ -5,41 +5,41 @@
 #![forbid(unsafe_code)]
 
 mod aggregation;
+mod algorithm;
+mod all_to_all;
 mod conditions;
-mod direct;
 mod estimates;
-mod exchange;
-mod groups;
 mod hose;
-mod order;
+mod interleave;
+mod iterations;
 mod path;
 mod plan;
-mod rhythm;
-mod stagger;
-mod text;
+mod policy;
+mod ring_order;
 mod topology;
 mod tuning;
-mod units;
 
-pub use aggregation::{Aggregated, Aggregation, Leaf, Offer, aggregation};
-pub use conditions::{Conditions, Drains, Use};
-pub use direct::{Direct, Reach, delays, farthest};
-pub use estimates::{Cause, Connection, Estimate, Estimates, Level, Probe, Verdict};
-pub use exchange::{exchange_rate, exchange_usage, line_rate};
-pub use groups::{Groups, GroupsError};
-pub use hose::{Hose, Promised, Room};
-pub use order::{order, ring_crossings};
-pub use path::{DirectedLink, MOST_PATHS, Path, TraceError, Ways};
-pub use plan::{
-    Assignment, CheckError, Current, GIVES_WAY, Hop, Job, Plan, Policy, Request, Routes, Score, Task, check,
-    other_paths, plan, prefer,
+pub use aggregation::{
+    AggregationDecision, AggregationPlan, AggregatorOffer, LeafAggregator, decide_aggregation,
 };
-pub use rhythm::{Operation, Rhythm};
-pub use stagger::{Hold, Turn, alone, stagger, turns};
-pub use text::{Position, TextError, parse_toml};
+pub use algorithm::{DirectThresholds, GroupCosts, delays, max_delay};
+pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
+pub use conditions::{Conditions, Drains, LinkUse};
+pub use estimates::{Cause, CongestionReport, Connection, Estimate, Estimates, Level, Probe};
+pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
+pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};
+pub use interleave::{InterleaveSlot, isolated_time, plan_interleaving};
+pub use iterations::{IterationPattern, Operation};
+pub use path::{DirectedLink, MAX_PATHS, Path, PathFinder, TraceError};
+pub use plan::{
+    Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
+    apply_priorities, check, off_ring_paths, plan,
+};
+pub use policy::algorithm::{AlgorithmChoice, AlgorithmPolicy};
+pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
+pub use ring_order::{order, ring_crossings};
 pub use topology::{
     Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,
     TopologyError,
 };
 pub use tuning::{Tuning, tuning};
-pub use units::{Bytes, Nanos, Rate, UnitError};

@@ -1,17 +1,17 @@
 //! Paths: links in the direction in which they are crossed, all equal-cost ways between two hosts, and what a trace tells.
 
 use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
-use crate::units::{Nanos, Rate};
 use core::net::IpAddr;
+use harmonaize_units::{Nanos, Rate};
 use std::sync::Arc;
 
 mod across;
-mod ways;
+mod search;
 
-pub use ways::Ways;
+pub use search::PathFinder;
 
 /// Most equal-cost paths between two hosts that are looked at.
-pub const MOST_PATHS: usize = 64;
+pub const MAX_PATHS: usize = 64;
 
 /// A link, one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -129,10 +129,10 @@ impl Topology {
         Nanos(delays.fold(0, u64::saturating_add))
     }
 
-    /// All paths between two hosts with the fewest links, in the links' order, at most [`MOST_PATHS`]: those among which
+    /// All paths between two hosts with the fewest links, in the links' order, at most [`MAX_PATHS`]: those among which
     /// switches choose by hash. None from a host to itself.
     pub fn equal_cost_paths(&self, from: HostId, to: HostId) -> Vec<Path> {
-        Ways::new(self).between(from, to)
+        PathFinder::new(self).between(from, to)
     }
 
     /// The path that a trace took: the address of each switch on the way, none for one that kept silent.

@@ -1,33 +1,33 @@
 //! Plans: for all communicators together the order of each ring, the paths of its connections, and their shares.
 
 use crate::conditions::Conditions;
+use crate::iterations::IterationPattern;
 use crate::path::{DirectedLink, Path};
-use crate::rhythm::Rhythm;
 use crate::topology::{HostId, Topology};
-use crate::units::{Bytes, Nanos, Rate};
+use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-mod bursts;
 mod change;
 mod check;
+mod describe;
 mod model;
 mod polish;
-mod prefer;
+mod priority;
 mod search;
 mod shares;
-mod words;
+mod slowdown;
 
 pub use check::check;
 
-use change::{Verdict, weigh};
-use model::{Local, Model, Ring};
+use change::{ChangeOutcome, keep_unless_gained};
+use describe::{reason, summary};
+use model::{LinkIndex, Model, Ring};
 pub(crate) use model::{hosts_rate, ring_bits};
 use polish::polish;
-pub(crate) use prefer::usage;
-pub use prefer::{GIVES_WAY, Task, prefer};
+pub(crate) use priority::usage;
+pub use priority::{Task, apply_priorities};
 use search::Search;
-use words::{reason, summary};
 
 /// A communicator that is to be planned for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,13 +41,13 @@ pub struct Job {
     /// Its share of a link that it shares, relative to others'; 0 counts as 1.
     pub weight: u32,
     /// Least that each of its hosts can send to the next, whatever others do; 0 where nothing is promised.
-    pub promised: Rate,
+    pub guaranteed: Rate,
     /// Most that it may send into the fabric from a host; none where it is not limited.
-    pub limit: Option<Rate>,
+    pub rate_limit: Option<Rate>,
     /// Bytes of a typical operation; 0 where not known.
     pub operation: Bytes,
     /// When it communicates; none where that is not known, then it counts as always communicating.
-    pub rhythm: Option<Rhythm>,
+    pub iteration_pattern: Option<IterationPattern>,
     /// What it runs by now; none while it forms.
     pub current: Option<Current>,
     /// Whether it can change now: not while a change is under way.
@@ -60,14 +60,14 @@ pub struct Current {
     /// Participants along the ring.
     pub order: Vec<u32>,
     /// The hops, one from each place of the order to the next (the last to the first).
-    pub hops: Vec<Hop>,
+    pub edges: Vec<RingEdge>,
     /// Changes of plan within the last 30 s: the more, the more the next must gain.
     pub recent_changes: u32,
 }
 
 /// From one participant to the next along the ring.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hop {
+pub struct RingEdge {
     /// The path of each connection, in the direction of the ring; empty where they are not known, then the hop's bytes count
     /// as spread over all equal-cost paths.
     pub paths: Vec<Path>,
@@ -79,7 +79,7 @@ pub enum Routes<'a> {
     /// Every equal-cost path.
     All,
     /// Those from one host to another for which a source port is known; pairs that are not named are spread by hash.
-    Known(&'a BTreeMap<(HostId, HostId), Vec<Path>>),
+    Listed(&'a BTreeMap<(HostId, HostId), Vec<Path>>),
     /// None: all are spread by hash.
     Hashed,
 }
@@ -88,17 +88,17 @@ pub enum Routes<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Least gain in a communicator's predicted time, of a million. Doubles with each recent change beyond two.
-    pub least_gain_ppm: u32,
+    pub min_gain_ppm: u32,
     /// Most that is searched, in links looked at; bounds the time a plan takes.
-    pub effort: u64,
+    pub search_budget: u64,
     /// Of it, most that goes into the last stretch, where the predicted score itself is tried out: a small fabric's plan is
     /// seldom far from the best without, and within a twentieth of it with the default, which takes some milliseconds.
-    pub polish: u64,
+    pub polish_budget: u64,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { least_gain_ppm: 100_000, effort: 20_000_000, polish: 600_000 }
+        Self { min_gain_ppm: 100_000, search_budget: 20_000_000, polish_budget: 600_000 }
     }
 }
 
@@ -125,23 +125,23 @@ pub struct Score {
     /// The worst job's.
     pub worst: f64,
     /// Jobs that cannot move a byte: some hop has no way left. Not in the others.
-    pub stuck: u32,
+    pub unreachable_jobs: u32,
     /// What of promises is not kept: the missing part of each job's, summed; 0 is best.
-    pub missing: f64,
+    pub unmet_guarantees: f64,
 }
 
 impl Score {
     /// What a promise that is not kept at all counts beside slowdowns.
-    const PROMISE: f64 = 100.0;
+    const GUARANTEE_WEIGHT: f64 = 100.0;
 
     /// What is missing of promises, beside a sum of slowdowns by weights that are together so much.
-    fn missing_of(&self, weights: f64) -> f64 {
-        Self::PROMISE * self.missing * weights
+    fn unmet_of(&self, weights: f64) -> f64 {
+        Self::GUARANTEE_WEIGHT * self.unmet_guarantees * weights
     }
 
     /// One number to be made small: the slowdown, and what is missing of promises far before it.
     fn total(&self) -> f64 {
-        self.slowdown + Self::PROMISE * self.missing
+        self.slowdown + Self::GUARANTEE_WEIGHT * self.unmet_guarantees
     }
 }
 
@@ -153,18 +153,20 @@ pub struct Assignment {
     /// Participants along the ring.
     pub order: Vec<u32>,
     /// The hops, one from each place of the order to the next.
-    pub hops: Vec<Hop>,
+    pub edges: Vec<RingEdge>,
     /// Whether it differs from what runs now.
     pub changed: bool,
     /// Its weighted max-min share, and no less than is promised where that can be had: what each host sends to the next, bits a second; 0 where stuck.
     pub share: Rate,
     /// What each participant's links shall be held to so that shares come out as planned; none where that is not needed.
-    pub pace: Option<Rate>,
+    pub rate_limit: Option<Rate>,
     /// Predicted time of the job's typical operation (of 1 MiB where it is not known), an AllReduce; the largest where stuck.
     pub time: Nanos,
     /// That time relative to the job where only its hosts' own links are a limit; infinite where stuck. For a job with a rhythm it is
     /// that of operations while they run, though links may carry all that it sends on average.
     pub slowdown: f64,
+    /// Whether it has less for jobs that matter more to its tenant: see [`priority`].
+    pub yields: bool,
     /// Why, in words, where it changes; else why it stays, where something better was not worth it; else empty.
     pub reason: String,
 }
@@ -198,28 +200,28 @@ pub enum CheckError {
     Order(u64),
     /// Not one hop from each participant to the next.
     #[error("communicator {0:x}: the hops do not go along the order")]
-    Hops(u64),
+    Edges(u64),
     /// A path that is broken, or leads elsewhere.
-    #[error("communicator {communicator:x}: a path of hop {hop} does not lead from its host to the next")]
+    #[error("communicator {communicator:x}: a path of hop {edge} does not lead from its host to the next")]
     Path {
         /// Which.
         communicator: u64,
         /// Which hop, from 0.
-        hop: usize,
+        edge: usize,
     },
     /// A path over a link that passes nothing, or that is drained, though there is another.
-    #[error("communicator {communicator:x}: hop {hop} crosses {link}, though there is another way")]
+    #[error("communicator {communicator:x}: hop {edge} crosses {link}, though there is another way")]
     Forbidden {
         /// Which.
         communicator: u64,
         /// Which hop, from 0.
-        hop: usize,
+        edge: usize,
         /// The link.
         link: String,
     },
     /// Shares that a link cannot carry.
     #[error("the shares on {link} are {shares} together, of {available}")]
-    Overfull {
+    Overcommitted {
         /// The link.
         link: String,
         /// What is planned on it.
@@ -229,7 +231,7 @@ pub enum CheckError {
     },
 }
 
-/// Plans for all communicators together. The same request gives the same plan. Time: bounded by [`Policy::effort`] and by one
+/// Plans for all communicators together. The same request gives the same plan. Time: bounded by [`Policy::search_budget`] and by one
 /// look at each path of each hop.
 pub fn plan(request: &Request<'_>) -> Plan {
     let mut model = Model::new(request);
@@ -240,21 +242,22 @@ pub fn plan(request: &Request<'_>) -> Plan {
     let (old, before) = search.predict(&runs);
     let loads_before = search.loads();
     search.run();
-    let budget = search.left().min(request.policy.polish);
+    let budget = search.remaining_budget().min(request.policy.polish_budget);
     polish(&mut search, budget);
-    let mut verdicts = weigh(&mut search, &running, request.policy.effort / 8);
+    let mut verdicts = keep_unless_gained(&mut search, &running, request.policy.search_budget / 8);
     let (mut each, mut after) = search.predict(&|_| true);
-    let voluntary = !verdicts.iter().any(|verdict| matches!(verdict, Verdict::Forms | Verdict::Forced));
-    if voluntary && (after.stuck, after.total()) > (before.stuck, before.total()) {
+    let voluntary =
+        !verdicts.iter().any(|verdict| matches!(verdict, ChangeOutcome::Forming | ChangeOutcome::Forced));
+    if voluntary && (after.unreachable_jobs, after.total()) > (before.unreachable_jobs, before.total()) {
         // What the fullest links promised did not come out: nothing changes.
         for (index, ring) in running.iter().enumerate() {
             search.replace(index, ring.clone().unwrap_or_default());
         }
-        verdicts.fill(Verdict::Same);
+        verdicts.fill(ChangeOutcome::Unchanged);
         (each, after) = search.predict(&|_| true);
     }
-    let paces = paces(&search, &each);
-    let slowdowns = bursts::slowdowns(&search, &each);
+    let paces = rate_limits(&search, &each);
+    let slowdowns = slowdown::slowdowns(&search, &each);
     let mut assignments = Vec::with_capacity(request.jobs.len());
     for (index, job) in request.jobs.iter().enumerate() {
         let (Some(ring), Some((share, on_average)), Some(slowdown), Some(verdict)) = (
@@ -265,7 +268,7 @@ pub fn plan(request: &Request<'_>) -> Plan {
         ) else {
             continue;
         };
-        let load = |link: Local| loads_before.get(link as usize).copied().unwrap_or(0.0);
+        let load = |link: LinkIndex| loads_before.get(link as usize).copied().unwrap_or(0.0);
         let slow_before = old.get(index).map_or(1.0, |(_, slowdown)| *slowdown);
         let was = running.get(index).and_then(Option::as_ref).map(|ring| (ring, slow_before));
         let bytes = if job.operation == Bytes(0) { 1 << 20 } else { job.operation.0 };
@@ -273,12 +276,16 @@ pub fn plan(request: &Request<'_>) -> Plan {
         assignments.push(Assignment {
             communicator: job.communicator,
             order: ring.order.clone(),
-            hops: search.model.hops(ring),
-            changed: matches!(verdict, Verdict::Forms | Verdict::Forced | Verdict::Gains(_)),
+            edges: search.model.ring_edges(ring),
+            changed: matches!(
+                verdict,
+                ChangeOutcome::Forming | ChangeOutcome::Forced | ChangeOutcome::Gained(_)
+            ),
             share: Rate(share as u64),
-            pace: paces.get(index).copied().flatten(),
+            rate_limit: paces.get(index).copied().flatten(),
             time: Nanos((seconds * 1e9).min(1e18) as u64),
             slowdown,
+            yields: false,
             reason: reason(search.model, verdict, was, (ring, on_average), &load),
         });
     }
@@ -288,23 +295,23 @@ pub fn plan(request: &Request<'_>) -> Plan {
 
 /// What links are to be held to: those of limited jobs, and of jobs that share a full link with one of another weight or with one
 /// that has a promise, for connections share alike by themselves.
-fn paces(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
+fn rate_limits(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
     let jobs = search.model.jobs();
-    let mut links: BTreeMap<Local, Contenders> = BTreeMap::new();
+    let mut links: BTreeMap<LinkIndex, Contenders> = BTreeMap::new();
     let crossing = |index: usize| search.rings.get(index).map(Ring::usage).unwrap_or_default();
     let first = jobs.first().map(|first| first.weight.max(1));
-    if jobs.iter().any(|job| Some(job.weight.max(1)) != first || job.promised.0 > 0) {
+    if jobs.iter().any(|job| Some(job.weight.max(1)) != first || job.guaranteed.0 > 0) {
         for ((index, job), (share, slowdown)) in jobs.iter().enumerate().zip(each) {
             for (link, part) in crossing(index) {
                 let entry = links.entry(link).or_default();
                 entry.load += part * share;
-                entry.promised += u32::from(job.promised.0 > 0);
+                entry.guaranteed += u32::from(job.guaranteed.0 > 0);
                 // Who has all that it asks for contends with nobody.
                 entry.weights.extend((*slowdown > 1.001).then_some(job.weight.max(1)));
             }
         }
         let capacity = &search.model.capacity;
-        links.retain(|link, Contenders { load, weights, promised }| {
+        links.retain(|link, Contenders { load, weights, guaranteed: promised }| {
             let unequal = weights.len() > 1 || *promised > 0 && !weights.is_empty();
             unequal && capacity.get(*link as usize).is_some_and(|capacity| *load >= capacity * 0.99)
         });
@@ -312,13 +319,14 @@ fn paces(search: &Search<'_, '_>, each: &[(f64, f64)]) -> Vec<Option<Rate>> {
     let pace = |(index, (job, (share, _))): (usize, (&Job, &(f64, f64)))| {
         let over = crossing(index);
         let unequal = over.iter().any(|(link, _)| links.contains_key(link));
-        let promises = over.iter().filter_map(|(link, _)| Some(links.get(link)?.promised)).max().unwrap_or(0);
+        let promises =
+            over.iter().filter_map(|(link, _)| Some(links.get(link)?.guaranteed)).max().unwrap_or(0);
         // The share of a job with a rhythm is one over time, unless it is counted as always communicating beside a promise.
-        let share = (unequal && *share >= 1.0 && (job.rhythm.is_none() || promises > 0))
+        let share = (unequal && *share >= 1.0 && (job.iteration_pattern.is_none() || promises > 0))
             .then_some(Rate(*share as u64))
             // Who alone has a promise takes what the others, who are held to theirs, leave.
-            .filter(|_| job.promised.0 == 0 || promises > 1);
-        let held = [share, job.limit].into_iter().flatten().min();
+            .filter(|_| job.guaranteed.0 == 0 || promises > 1);
+        let held = [share, job.rate_limit].into_iter().flatten().min();
         held.filter(|_| job.hosts.len() > 1)
     };
     jobs.iter().zip(each).enumerate().map(pace).collect()
@@ -332,12 +340,12 @@ struct Contenders {
     /// Of those who want more.
     weights: BTreeSet<u32>,
     /// Those who have a promise.
-    promised: u32,
+    guaranteed: u32,
 }
 
 /// For each of these pairs of hosts, paths for the connections between two participants that are not next to each other in the ring
 /// (acknowledgements, AllToAll): those with the most left, each once before any twice; empty where none is known.
-pub fn other_paths(request: &Request<'_>, pairs: &[(HostId, HostId)], connections: u32) -> Vec<Vec<Path>> {
+pub fn off_ring_paths(request: &Request<'_>, pairs: &[(HostId, HostId)], connections: u32) -> Vec<Vec<Path>> {
     let request = Request { jobs: &[], ..*request };
     let mut model = Model::new(&request);
     let available = |link: &DirectedLink| request.conditions.available(*link);

@@ -1,8 +1,8 @@
 //! The provider's topology as its file describes it: hosts, switches, links with rate and delay.
 
-use crate::text::{Position, TextError};
-use crate::units::{Nanos, Rate};
 use core::net::IpAddr;
+use harmonaize_units::{Nanos, Rate};
+use harmonaize_units::{Position, TextError};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ mod connected;
 mod file;
 
 /// Most hosts, and most switches, that a topology may have.
-const MOST_NODES: usize = 16384;
+const MAX_NODES: usize = 16384;
 
 /// A host, counted from 0 in the file's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -122,7 +122,7 @@ pub enum TopologyError {
     #[error("the topology has no [[host]]")]
     NoHosts,
     /// More than control can handle.
-    #[error("the topology has more than {MOST_NODES} {0}")]
+    #[error("the topology has more than {MAX_NODES} {0}")]
     TooMany(&'static str),
     /// A name that is empty, too long or has unusual characters.
     #[error(

@@ -1,20 +1,20 @@
 //! Sizes of segments, messages and rings for a group of hosts.
 
-use crate::order::order;
-use crate::path::Ways;
+use crate::path::PathFinder;
+use crate::ring_order::order;
 use crate::topology::{HostId, Topology};
-use crate::units::{Bytes, Nanos, Rate};
+use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 
 /// How long a segment may last at the planned rate. All that are in flight are done before a change of plan takes effect.
 const SEGMENT_TIME: Nanos = Nanos(7_500_000);
 
 /// Segments are no smaller, however slow links are, and messages as they are cut no smaller and no larger.
-const LEAST_SEGMENT: u64 = 32 << 10;
-const CHUNK: (u64, u64) = (8 << 10, 256 << 10);
+const MIN_SEGMENT: u64 = 32 << 10;
+const CHUNK_RANGE: (u64, u64) = (8 << 10, 256 << 10);
 
 /// Segments in flight.
-const CHANNELS: (u64, u64) = (4, 8);
+const CHANNEL_RANGE: (u64, u64) = (4, 8);
 
 /// What all participants of a communicator share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Tuning {
     /// Most bytes of a segment.
     pub segment: Bytes,
     /// Operations up to so many bytes have their inputs copied.
-    pub copy: Bytes,
+    pub copy_threshold: Bytes,
     /// Slots of a landing ring.
     pub landing_slots: u32,
 }
@@ -37,7 +37,7 @@ impl Tuning {
         channels: 4,
         chunk: Bytes(256 << 10),
         segment: Bytes(4 << 20),
-        copy: Bytes(64 << 10),
+        copy_threshold: Bytes(64 << 10),
         landing_slots: 4,
     };
 }
@@ -50,7 +50,7 @@ pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     let ring: Vec<HostId> =
         order(topology, hosts).iter().filter_map(|index| hosts.get(*index)).copied().collect();
     let hops = ring.iter().zip(ring.iter().cycle().skip(1));
-    let mut ways = Ways::new(topology);
+    let mut ways = PathFinder::new(topology);
     let widest = |(from, to): (&HostId, &HostId)| {
         let paths = ways.between(*from, *to).into_iter();
         let kinds = paths.map(|path| (topology.path_rate(&path), Reverse(topology.path_delay(&path))));
@@ -64,11 +64,17 @@ pub fn tuning(topology: &Topology, hosts: &[HostId]) -> Tuning {
     let allowed = segment_at(rate, count);
     let round_trip = Nanos(delay.0.saturating_mul(2));
     let held = rate.bytes_in(round_trip).0.saturating_mul(2);
-    let covers = held.div_ceil(CHANNELS.1).min(CHUNK.1).next_power_of_two();
-    let chunk = previous_power_of_two(allowed / count).max(covers).clamp(CHUNK.0, CHUNK.1);
-    let segment = (chunk * count).min(allowed.max(covers * count).max(LEAST_SEGMENT)) & !4095;
-    let channels = held.div_ceil(chunk).clamp(CHANNELS.0, CHANNELS.1) as u32;
-    Tuning { channels, chunk: Bytes(chunk), segment: Bytes(segment), copy: Bytes(64 << 10), landing_slots: 4 }
+    let covers = held.div_ceil(CHANNEL_RANGE.1).min(CHUNK_RANGE.1).next_power_of_two();
+    let chunk = previous_power_of_two(allowed / count).max(covers).clamp(CHUNK_RANGE.0, CHUNK_RANGE.1);
+    let segment = (chunk * count).min(allowed.max(covers * count).max(MIN_SEGMENT)) & !4095;
+    let channels = held.div_ceil(chunk).clamp(CHANNEL_RANGE.0, CHANNEL_RANGE.1) as u32;
+    Tuning {
+        channels,
+        chunk: Bytes(chunk),
+        segment: Bytes(segment),
+        copy_threshold: Bytes(64 << 10),
+        landing_slots: 4,
+    }
 }
 
 /// Bytes of a segment that lasts [`SEGMENT_TIME`] in a ring of `count` hosts.
@@ -105,7 +111,7 @@ mod tests {
             channels: 4,
             chunk: Bytes(128 << 10),
             segment: Bytes(512 << 10),
-            copy: Bytes(64 << 10),
+            copy_threshold: Bytes(64 << 10),
             landing_slots: 4,
         };
         assert_eq!(tuning(&topology, &hosts), expected);
@@ -114,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ways_have_more_in_flight() {
+    fn long_paths_have_more_in_flight() {
         let (topology, hosts) = star(4, "10Gbit/s", "250us");
         assert_eq!(tuning(&topology, &hosts).channels, 8);
         // So slow that a segment's time is small messages.

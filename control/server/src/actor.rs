@@ -1,6 +1,6 @@
 //! The one task that owns the state, on a thread of its own: feeds it messages, calls and the time, and carries out what it decides.
 
-use crate::keeper::{Keeper, Kept};
+use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::state::operator::touched;
 use crate::state::{Instruction, InstructionError, Output, ReorderError, SessionId, Settings, State};
@@ -25,13 +25,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 const MOST_INSTRUCTIONS: usize = 1024;
 
 /// How long the last changes may take to be written when control goes down.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What an agent's stream carries.
 pub(crate) type Downstream = Result<ToAgent, tonic::Status>;
 
 /// A look at the state at this time of it.
-pub(crate) type Look = Box<dyn FnOnce(&mut State, Duration) + Send>;
+pub(crate) type Query = Box<dyn FnOnce(&mut State, Duration) + Send>;
 
 /// What the gRPC layer asks for.
 pub(crate) enum Command {
@@ -48,7 +48,7 @@ pub(crate) enum Command {
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
     /// What an operator looks at.
-    Look(Look),
+    Look(Query),
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
@@ -87,7 +87,7 @@ pub(crate) struct Actor {
     streams: BTreeMap<SessionId, Stream>,
     status: BTreeMap<u64, oneshot::Sender<StatusReply>>,
     keeper: Keeper,
-    kept: mpsc::UnboundedReceiver<Kept>,
+    acks: mpsc::UnboundedReceiver<StoreAck>,
     /// By the keeper's number.
     waiting: BTreeMap<u64, Waiting>,
     plans: Plans,
@@ -129,7 +129,7 @@ impl Actor {
         settings: Settings,
         seed: [u8; 32],
         stored: Stored,
-        (keeper, kept): (Keeper, mpsc::UnboundedReceiver<Kept>),
+        (keeper, acks): (Keeper, mpsc::UnboundedReceiver<StoreAck>),
     ) -> Self {
         let ends = settings.topology.hosts().len() + settings.topology.aggregators().len();
         let most_streams = ends * 2 + 16;
@@ -142,7 +142,7 @@ impl Actor {
             streams: BTreeMap::new(),
             status: BTreeMap::new(),
             keeper,
-            kept,
+            acks,
             waiting: BTreeMap::new(),
             plans: Plans::default(),
         }
@@ -156,7 +156,7 @@ impl Actor {
     ) {
         tokio::pin!(shutdown);
         // What was taken up from the store may have something to say.
-        self.carry_out();
+        self.execute_outputs();
         loop {
             let wake = self.state.next_deadline().and_then(|deadline| self.start.checked_add(deadline));
             let wake = wake.into_iter().chain(self.plans.at).min();
@@ -171,16 +171,16 @@ impl Actor {
                     Some(command) => self.command(command),
                     None => break,
                 },
-                Some(kept) = self.kept.recv() => self.kept(kept),
+                Some(ack) = self.acks.recv() => self.on_ack(ack),
                 () = timer => self.expire(),
                 () = &mut shutdown => break,
             }
-            self.carry_out();
+            self.execute_outputs();
             self.state.finished(self.start.elapsed());
         }
         self.state.shut_down();
-        self.carry_out();
-        self.last_words().await;
+        self.execute_outputs();
+        self.flush().await;
     }
 
     fn expire(&mut self) {
@@ -191,7 +191,7 @@ impl Actor {
         let waiting = self.waiting.values().flat_map(|waiting| &waiting.changes);
         let over = self.state.expired_withdrawals(now, waiting);
         if !over.is_empty() {
-            self.state.carry_out(now, &over);
+            self.state.apply_stored(now, &over);
             self.keeper.keep(over);
         }
         if self.plans.at.is_some_and(|at| at <= Instant::now()) {
@@ -210,13 +210,13 @@ impl Actor {
     }
 
     /// Something is stored, or cannot be.
-    fn kept(&mut self, Kept { number, outcome }: Kept) {
+    fn on_ack(&mut self, StoreAck { number, outcome }: StoreAck) {
         if let Some(Waiting { changes, answer }) = self.waiting.remove(&number) {
             match &outcome {
-                Ok(()) => self.state.carry_out(self.start.elapsed(), &changes),
+                Ok(()) => self.state.apply_stored(self.start.elapsed(), &changes),
                 Err(error) => {
                     tracing::error!(%error, "not stored, and not in effect");
-                    self.state.not_kept(self.start.elapsed(), &changes);
+                    self.state.store_failed(self.start.elapsed(), &changes);
                 }
             }
             if let Some(answer) = answer {
@@ -247,20 +247,20 @@ impl Actor {
     }
 
     /// Has everything written that is to be kept.
-    async fn last_words(mut self) {
+    async fn flush(mut self) {
         self.plans.writing = None;
         self.write_plans();
-        let Self { keeper, mut kept, waiting, .. } = self;
+        let Self { keeper, acks: mut kept, waiting, .. } = self;
         // The thread ends after what is queued, and the answers with it.
         drop((keeper, waiting));
         let last = async {
-            while let Some(Kept { outcome, .. }) = kept.recv().await {
+            while let Some(StoreAck { outcome, .. }) = kept.recv().await {
                 if let Err(error) = outcome {
                     tracing::error!(%error, "not all is stored");
                 }
             }
         };
-        if tokio::time::timeout(LAST_WORDS, last).await.is_err() {
+        if tokio::time::timeout(FLUSH_TIMEOUT, last).await.is_err() {
             tracing::error!("not all is stored: the disk takes too long");
         }
     }
@@ -305,7 +305,7 @@ impl Actor {
         }
     }
 
-    fn carry_out(&mut self) {
+    fn execute_outputs(&mut self) {
         loop {
             let outputs = self.state.take_outputs();
             if outputs.is_empty() {

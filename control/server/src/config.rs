@@ -1,10 +1,9 @@
 //! Control's configuration file, and the topology that it names.
 
-use crate::state::{Directly, Settings, Terms};
+use crate::state::{Settings, Terms};
 use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_api::is_tenant_name;
-use harmonaize_disclose::Tariff;
-use harmonaize_planner::{Nanos, Position, TextError, Topology, TopologyError, parse_toml};
+use harmonaize_planner::{AlgorithmPolicy, Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -99,21 +98,11 @@ struct File {
     #[serde(default = "yes")]
     compression: bool,
     #[serde(default)]
-    direct: BTreeMap<String, Directly>,
+    direct: BTreeMap<String, AlgorithmPolicy>,
     #[serde(default = "most_weight")]
     most_weight: toml::Spanned<u32>,
     #[serde(default = "longest_regroup")]
     longest_regroup: Nanos,
-    #[serde(default)]
-    prices: Prices,
-}
-
-/// Of an hour, in millionths of a currency.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Prices {
-    gbit: u64,
-    share: u64,
 }
 
 #[derive(Deserialize)]
@@ -179,7 +168,6 @@ impl Config {
     /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// most_weight = 8               # the largest weight that a tenant can have promised
     /// longest_regroup = "600s"      # how long what a communicator that failed was promised is kept at most for its members to regroup
-    /// prices = { gbit = 0, share = 0 }    # of an hour in millionths: a Gbit/s set aside at a host, a share beyond the usual
     /// [[tenant]]
     /// name = "a"
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
@@ -203,12 +191,17 @@ impl Config {
             .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
         let store = file.store.as_ref().map(|store| folder.join(store));
         let store = store.map(|path| StoreConfig { path, topology: topology_text });
-        file.settle(&text, topology, store).map_err(wrong)
+        file.into_config(&text, topology, store).map_err(wrong)
     }
 }
 
 impl File {
-    fn settle(self, text: &str, topology: Topology, store: Option<StoreConfig>) -> Result<Config, TextError> {
+    fn into_config(
+        self,
+        text: &str,
+        topology: Topology,
+        store: Option<StoreConfig>,
+    ) -> Result<Config, TextError> {
         let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
         let (mut tenants, mut terms): (Vec<String>, BTreeMap<String, Terms>) = Default::default();
         for tenant in self.tenant {
@@ -277,7 +270,6 @@ impl File {
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
-            tariff: Tariff { gbit_hour: self.prices.gbit, share_hour: self.prices.share },
         };
         Ok(Config { listen: self.listen, session_timeout, settings, store })
     }
@@ -379,8 +371,7 @@ name = "a"
         );
         let short = load(&format!("longest_regroup = \"0s\"\n{GOOD}")).unwrap().settings;
         assert_eq!(short.longest_regroup, Duration::ZERO);
-        let priced = load(&format!("prices = {{ gbit = 3 }}\n{GOOD}")).unwrap().settings;
-        assert_eq!((priced.tariff, priced.most_weight), (Tariff { gbit_hour: 3, share_hour: 0 }, 8));
+        assert_eq!(short.most_weight, 8);
         expect(change("topology.toml", "broken.toml"), "broken.toml: line 2, column 1: unknown field `nmae`");
         expect(change("topology.toml", "none.toml"), "none.toml: No such file");
     }

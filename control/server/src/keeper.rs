@@ -14,7 +14,7 @@ struct Job {
 }
 
 /// What became of a job: kept, or why not.
-pub(crate) struct Kept {
+pub(crate) struct StoreAck {
     pub number: u64,
     pub outcome: Result<(), String>,
 }
@@ -30,7 +30,7 @@ impl Keeper {
     ///
     /// # Errors
     /// Where the system gives no thread.
-    pub(crate) fn start(store: Box<dyn Store>) -> std::io::Result<(Self, UnboundedReceiver<Kept>)> {
+    pub(crate) fn start(store: Box<dyn Store>) -> std::io::Result<(Self, UnboundedReceiver<StoreAck>)> {
         let (jobs, queue) = channel();
         let (answers, kept) = unbounded_channel();
         std::thread::Builder::new().name("store".to_owned()).spawn(move || keep(store, &queue, &answers))?;
@@ -47,7 +47,7 @@ impl Keeper {
 }
 
 /// Writes what waits as one group: one wait for the disk, however many ask.
-fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSender<Kept>) {
+fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSender<StoreAck>) {
     while let Ok(first) = queue.recv() {
         let (mut numbers, mut changes) = (vec![first.number], first.changes);
         for job in queue.try_iter().take(MOST_TOGETHER) {
@@ -57,7 +57,7 @@ fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSen
         let outcome = store.write(&changes).map_err(|error| error.to_string());
         for number in numbers {
             // Nobody asks any more where control goes down.
-            let _ = answers.send(Kept { number, outcome: outcome.clone() });
+            let _ = answers.send(StoreAck { number, outcome: outcome.clone() });
         }
     }
 }
@@ -105,7 +105,7 @@ mod tests {
         go.send(false).unwrap();
         drop(keeper);
         let mut answers = Vec::new();
-        while let Some(Kept { number, outcome }) = kept.blocking_recv() {
+        while let Some(StoreAck { number, outcome }) = kept.blocking_recv() {
             answers.push((number, outcome.err()));
         }
         let full = || Some("here: the disk is full".to_owned());

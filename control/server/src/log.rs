@@ -58,9 +58,6 @@ pub(crate) fn log(fact: &Fact) {
         Fact::TurnsOver { communicator, tenant, name, why } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, %why, "takes no turns any more");
         }
-        Fact::Held { communicator, tenant, name, hold, reason } => {
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, ?hold, %reason, "operation held back");
-        }
         Fact::Hinted { communicator, tenant, name, hints } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, %hints, "a tenant says what it expects");
         }

@@ -1,56 +1,60 @@
 //! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
 
+mod admission;
+mod agents;
 mod aggregation;
+mod aggregator_refusals;
 mod agreements;
-mod carry;
+mod algorithm;
 mod change;
+mod codec;
 mod coding;
 mod communicator;
 mod decisions;
-mod direct;
+mod effects;
 mod events;
-mod failures;
-mod form;
 mod hints;
+mod iterations;
 mod join;
-mod lately;
+mod lifecycle;
+mod link_reuse;
+mod link_state;
 pub(crate) mod operator;
-mod paces;
-mod ports;
-mod probes;
+mod rate_limits;
+mod reason;
+mod recipe;
+mod reconcile;
 mod recover;
+mod reduction;
 mod regroup;
 mod replan;
-mod rhythms;
 mod session;
-mod slowness;
+mod slowdown;
 mod status;
-mod sums;
 mod telemetry;
-mod trace;
+mod tenant_limits;
 mod turns;
-mod verdicts;
-
-pub use direct::Directly;
 
 #[cfg(test)]
 mod tests;
 
+use agents::Session;
 pub use aggregation::Terms;
 pub use change::ReorderError;
-use communicator::Communicator;
+use communicator::{Communicator, Ended};
 pub use decisions::{Changed, Counts, Decision, Noticed, Outcome, Trigger};
-use harmonaize_api::v1::{self, FailureKind, from_agent, to_agent};
-use harmonaize_disclose::Tariff;
-use harmonaize_planner::{Estimates, HostId, Topology};
+use effects::{Ctx, Effects, LearnedPort};
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, FailureKind, RefusedKind, from_agent, to_agent};
+use harmonaize_planner::{AlgorithmPolicy, Conditions, HostId, Topology};
 use harmonaize_store::Change;
 use join::Waiting;
+use link_state::LinkState;
 pub use operator::{Instruction, InstructionError};
-use ports::Ports;
 use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
-use session::Session;
-use status::{Ended, Question};
+pub use reason::{RateChange, Reason};
+use status::Question;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -70,7 +74,7 @@ pub enum Output {
     Status(u64, Box<v1::StatusReply>),
     /// For the operator's log.
     Fact(Fact),
-    /// Keep this; then [`State::carry_out`] or [`State::not_kept`].
+    /// Keep this; then [`State::apply_stored`] or [`State::store_failed`].
     Keep(Vec<Change>),
 }
 
@@ -116,8 +120,6 @@ pub enum Fact {
     TakesTurns { communicator: u64, tenant: String, name: String, with: Vec<u64>, reason: String },
     /// It takes no turns any more.
     TurnsOver { communicator: u64, tenant: String, name: String, why: String },
-    /// A communicator's next operation is held back once, so that it comes to take turns with others.
-    Held { communicator: u64, tenant: String, name: String, hold: Duration, reason: String },
     /// Something has been promised for a communicator, which takes the place of what was before.
     Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
     /// What of an agreement is not kept; nothing: it is again.
@@ -176,15 +178,13 @@ pub struct Settings {
     /// Whether tensors may travel in fewer bits where tenants let something be lost.
     pub compression: bool,
     /// How small operations of a tenant go; as control decides where it is absent.
-    pub direct: BTreeMap<String, Directly>,
+    pub direct: BTreeMap<String, AlgorithmPolicy>,
     /// What tenants have of aggregators, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
     pub most_weight: u32,
     /// How long a communicator that failed, and what was promised for it, are kept at most for its members to regroup.
     pub longest_regroup: Duration,
-    /// What promises cost.
-    pub tariff: Tariff,
 }
 
 impl Settings {
@@ -207,24 +207,19 @@ pub struct State {
     regroups: regroup::Regroups,
     communicators: BTreeMap<u64, Communicator>,
     aggregators: aggregation::Aggregators,
-    ports: Ports,
+    link_state: LinkState,
     ended: VecDeque<Ended>,
     errors: u64,
     tenant_errors: BTreeMap<String, u64>,
     questions: BTreeMap<u64, Question>,
-    asked: u64,
+    next_question: u64,
     telemetry: telemetry::Telemetry,
-    traces: trace::Traces,
-    verdicts: verdicts::Verdicts,
-    failures: failures::Failures,
-    probes: probes::Probes,
-    estimates: Estimates,
-    rhythms: BTreeMap<u64, rhythms::Operations>,
+    rhythms: BTreeMap<u64, iterations::Operations>,
     /// When it was last looked at who may take turns.
     staggered: Duration,
     turns: turns::AllTurns,
     decisions: decisions::Decisions,
-    wanted: replan::Wanted,
+    plan_request: replan::PlanRequest,
     operator: operator::Operator,
     events: events::Events,
     agreements: agreements::Agreements,
@@ -240,7 +235,7 @@ impl State {
         use rand::Rng;
         let mut random = ChaCha20Rng::from_seed(seed);
         let boot = random.next_u32();
-        let ports = Ports::new(settings.source_ports);
+        let link_state = LinkState::new(settings.source_ports);
         Self {
             settings,
             random,
@@ -252,23 +247,18 @@ impl State {
             regroups: regroup::Regroups::default(),
             communicators: BTreeMap::new(),
             aggregators: aggregation::Aggregators::default(),
-            ports,
+            link_state,
             ended: VecDeque::new(),
             errors: 0,
             tenant_errors: BTreeMap::new(),
             questions: BTreeMap::new(),
-            asked: 0,
+            next_question: 0,
             telemetry: telemetry::Telemetry::default(),
-            traces: trace::Traces::default(),
-            verdicts: verdicts::Verdicts::default(),
-            failures: failures::Failures::default(),
-            probes: probes::Probes::default(),
-            estimates: Estimates::default(),
             rhythms: BTreeMap::new(),
             staggered: Duration::ZERO,
             turns: turns::AllTurns::default(),
             decisions: decisions::Decisions::default(),
-            wanted: replan::Wanted::default(),
+            plan_request: replan::PlanRequest::default(),
             operator: operator::Operator::default(),
             events: events::Events::default(),
             agreements: agreements::Agreements::default(),
@@ -334,18 +324,21 @@ impl State {
             Message::Closed(closed) => return self.closed(now, from, closed.communicator),
             Message::Report(report) => self.report(now, from, report),
             Message::Telemetry(report) => self.telemetry(now, from, report),
-            Message::PathCongestion(told) => self.path_congestion(now, from, told),
-            Message::PathsTraced(answer) => self.traced(now, from, &answer),
-            Message::PathProbed(answer) => {
-                self.probed(now, from, &answer);
-                self.prove_waiting(now);
+            Message::PathCongestion(told) => {
+                self.with_links(now, |links, ctx, effects| links.path_congestion(ctx, effects, from, told));
             }
-            Message::SetBudget(said) => return self.set_budget(now, from, &said),
+            Message::PathsTraced(answer) => {
+                self.with_links(now, |links, ctx, effects| links.traced(ctx, effects, from, &answer));
+            }
+            Message::PathProbed(answer) => {
+                self.with_links(now, |links, ctx, effects| links.probed(ctx, effects, from, &answer));
+            }
+            Message::SetBudget(said) => return self.set_budget(from, &said),
             Message::ReadEvents(asked) => return self.read_events(now, from, asked),
             Message::Negotiate(asked) => self.negotiate(now, from, asked),
             Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
             Message::Hint(asked) => self.hint(now, from, &asked),
-            Message::TurnWanted(wanted) => return self.turn_wanted(now, from, wanted),
+            Message::TurnWanted(wanted) => return self.slot_requested(now, from, wanted),
             Message::TurnDone(done) => return self.turn_done(now, from, done),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
@@ -361,12 +354,12 @@ impl State {
         let questions = self.questions.values().map(|question| question.deadline);
         let plans = [
             self.operator.deadline(),
-            self.trace_deadline(),
-            self.probes.deadline(),
+            self.link_state.next_timeout(&self.ctx(Duration::ZERO)),
             self.plan_deadline(),
             self.aggregation_deadline(),
             self.events_deadline(),
             self.regroups_deadline(),
+            self.past_deadline(),
             self.agreements_deadline(),
             self.turns.deadline(),
         ];
@@ -376,18 +369,105 @@ impl State {
     /// Ends what has waited long enough.
     pub fn expire(&mut self, now: Duration) {
         self.expire_joins(now);
+        self.expire_past(now);
         self.expire_regroups(now);
         self.expire_communicators(now);
         self.expire_questions(now);
         self.expire_aggregations(now);
-        self.look_at_windows(now);
-        self.expire_traces(now);
-        self.prove_waiting(now);
+        if self.update_windows(now) {
+            self.note_maintenance(now, None);
+        }
+        self.with_links(now, LinkState::expire);
         self.expire_plans(now);
         self.expire_agreements(now);
         self.expire_turns(now);
         self.act(now);
         self.expire_events(now);
+    }
+
+    /// Something moved: a plan is made before this message or call is over, or as soon as may be.
+    fn want_plan(&mut self, trigger: Trigger) {
+        self.plan_request.want(trigger);
+    }
+
+    /// Forms who regrouped, and plans, if something moved and the last plan is long enough ago.
+    fn act(&mut self, now: Duration) {
+        self.close_regroups(now);
+        if !self.settings.replan {
+            self.plan_request.forget();
+            self.reconcile_agreed(now);
+        }
+        let members = self.communicators.values().map(|known| known.members.len()).sum();
+        let Some(trigger) = self.plan_request.take(now, members) else { return };
+        let Some(decision) = self.replan(now, trigger) else { return };
+        for id in self.note_rates(now) {
+            self.watch_plan(now, id);
+        }
+        if !decision.changes.is_empty() {
+            self.decided(decision);
+        }
+    }
+
+    /// The call or message before this one is over, by the clock: what it took to plan is no pause between two plans.
+    pub fn finished(&mut self, now: Duration) {
+        self.plan_request.made(now);
+    }
+
+    /// The communicator and the index of the agent in it; `None` for one that has ended, an error for another's.
+    fn part(&mut self, from: SessionId, id: u64) -> Result<Option<(&mut Communicator, usize)>, &'static str> {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(None) };
+        let index = communicator.index_of(from).ok_or("a message about a communicator of others")?;
+        Ok(Some((communicator, index)))
+    }
+
+    fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
+        self.fact(Fact::SessionRefused { reason: reason.clone() });
+        let refused = v1::Refused { kind: kind.into(), reason, protocol_version: PROTOCOL_VERSION };
+        self.send(session, to_agent::Message::Refused(refused));
+        self.outputs.push(Output::End(session));
+    }
+
+    /// Returns what parts read beside their own fields.
+    fn ctx(&self, now: Duration) -> Ctx<'_> {
+        let Self { settings, sessions, hosts, communicators, rhythms: iterations, operator, .. } = self;
+        let withdrawn = operator.withdrawn();
+        Ctx { now, settings, sessions, hosts, communicators, iterations, withdrawn }
+    }
+
+    /// Has the state of links take something in, and does what follows.
+    fn with_links<R>(
+        &mut self,
+        now: Duration,
+        step: impl FnOnce(&mut LinkState, &Ctx<'_>, &mut Effects) -> R,
+    ) -> R {
+        let Self {
+            settings, sessions, hosts, communicators, rhythms: iterations, operator, link_state, ..
+        } = self;
+        let withdrawn = operator.withdrawn();
+        let ctx = Ctx { now, settings, sessions, hosts, communicators, iterations, withdrawn };
+        let mut effects = Effects::default();
+        let result = step(link_state, &ctx, &mut effects);
+        self.apply(now, effects);
+        result
+    }
+
+    /// Does what a part has done by others.
+    fn apply(&mut self, now: Duration, effects: Effects) {
+        let Effects { outputs, trigger, ports, queues } = effects;
+        self.outputs.extend(outputs);
+        trigger.into_iter().for_each(|trigger| self.want_plan(trigger));
+        for LearnedPort { communicator, ends, host, port } in ports {
+            let known = self.communicators.get_mut(&communicator);
+            if let Some(current) = known.and_then(|known| known.lifecycle.current_mut()) {
+                current.learn_port(ends, (host, port));
+            }
+        }
+        queues.into_iter().for_each(|id| self.queue_stands(now, id));
+    }
+
+    /// Returns what links have left for ours.
+    fn conditions(&self) -> Conditions {
+        self.link_state.conditions(&self.settings.topology, self.withdrawn())
     }
 
     fn send(&mut self, to: SessionId, message: to_agent::Message) {
@@ -404,5 +484,13 @@ impl State {
 
     fn host_name(&self, host: HostId) -> String {
         self.settings.topology.hosts().get(host.0).map_or_else(String::new, |host| host.name.clone())
+    }
+}
+
+#[cfg(test)]
+impl State {
+    /// What the congestion reports of a host's agent came to: taken, dropped as too many, refused as wrong.
+    fn report_counts(&self, host: &str) -> (u64, u64, u64) {
+        self.settings.topology.host(host).map_or((0, 0, 0), |host| self.link_state.reports.counts(host))
     }
 }

@@ -42,7 +42,6 @@ fn config() -> Config {
         terms: Default::default(),
         most_weight: 8,
         longest_regroup: Duration::from_secs(600),
-        tariff: Default::default(),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
     Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
@@ -94,13 +93,13 @@ impl Agent {
 
     async fn hello(control: &Control, host: &str) -> Self {
         let mut agent = Self::open(control).await;
-        agent.say_hello(host, PROTOCOL_VERSION).await;
+        agent.send_hello(host, PROTOCOL_VERSION).await;
         let to_agent::Message::Welcome(welcome) = agent.next().await else { panic!("no welcome") };
         assert_eq!(welcome.tenants, ["a", "b"]);
         agent
     }
 
-    async fn say_hello(&mut self, host: &str, protocol_version: u32) {
+    async fn send_hello(&mut self, host: &str, protocol_version: u32) {
         let listen = "127.0.0.1:9".to_owned();
         let hello = v1::Hello {
             protocol_version,
@@ -110,10 +109,10 @@ impl Agent {
             running: vec![],
             ..v1::Hello::default()
         };
-        self.say(from_agent::Message::Hello(hello)).await;
+        self.send(from_agent::Message::Hello(hello)).await;
     }
 
-    async fn say(&mut self, message: from_agent::Message) {
+    async fn send(&mut self, message: from_agent::Message) {
         self.up.send(message.into()).await.unwrap();
     }
 
@@ -126,7 +125,7 @@ impl Agent {
             ranks,
             ..v1::Join::default()
         };
-        self.say(from_agent::Message::Join(join)).await;
+        self.send(from_agent::Message::Join(join)).await;
     }
 
     async fn next(&mut self) -> to_agent::Message {
@@ -148,7 +147,7 @@ impl Agent {
     /// Prepares an epoch, and waits until all have.
     async fn prepare(agents: &mut [&mut Self], communicator: u64, epoch: u64) {
         for agent in agents.iter_mut() {
-            agent.say(from_agent::Message::Prepared(v1::Prepared { communicator, epoch })).await;
+            agent.send(from_agent::Message::Prepared(v1::Prepared { communicator, epoch })).await;
         }
         for agent in agents {
             assert_eq!(agent.next().await, to_agent::Message::Ready(v1::Ready { communicator, epoch }));
@@ -191,11 +190,15 @@ async fn forms_reorders_and_closes() {
     Agent::prepare(&mut [&mut first, &mut second], id, 2).await;
     for agent in [&mut first, &mut second] {
         agent
-            .say(from_agent::Message::Switched(v1::Switched { communicator: id, epoch: 2, first_segment: 9 }))
+            .send(from_agent::Message::Switched(v1::Switched {
+                communicator: id,
+                epoch: 2,
+                first_segment: 9,
+            }))
             .await;
     }
     for agent in [&mut first, &mut second] {
-        agent.say(from_agent::Message::Closed(v1::Closed { communicator: id })).await;
+        agent.send(from_agent::Message::Closed(v1::Closed { communicator: id })).await;
     }
     let deadline = tokio::time::Instant::now() + LIMIT;
     loop {
@@ -263,13 +266,13 @@ async fn refusals_end_the_stream() {
         ("h9", PROTOCOL_VERSION, v1::RefusedKind::UnknownHost),
     ] {
         let mut other = Agent::open(&control).await;
-        other.say_hello(host, version).await;
+        other.send_hello(host, version).await;
         let to_agent::Message::Refused(refused) = other.next().await else { panic!("not refused") };
         assert_eq!((refused.kind(), refused.protocol_version), (kind, PROTOCOL_VERSION));
         assert_eq!(other.next_or_end().await, None);
     }
     // A breach of its own ends it, after a word why.
-    first.say(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await;
+    first.send(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await;
     first.up.send(v1::FromAgent { message: None }).await.unwrap();
     let to_agent::Message::Refused(refused) = first.next().await else { panic!("not refused") };
     assert_eq!(refused.reason, "breach of protocol: a message without content");

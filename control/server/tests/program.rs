@@ -17,7 +17,7 @@ fn control(folder: &Path, config: &str) -> Command {
 const GOOD: &str = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n";
 
 #[test]
-fn says_which_line_is_wrong() {
+fn errors_name_the_line() {
     let folder = tempfile::tempdir().unwrap();
     let output = control(folder.path(), &format!("{GOOD}lisen = 1\n")).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -51,7 +51,7 @@ fn says_that_the_address_is_taken() {
 }
 
 #[test]
-fn ends_when_told_to() {
+fn ends_on_signal() {
     for signal in ["-TERM", "-INT"] {
         let folder = tempfile::tempdir().unwrap();
         let mut child = control(folder.path(), GOOD).arg("--log-json").spawn().unwrap();

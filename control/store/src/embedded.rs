@@ -72,7 +72,7 @@ impl Embedded {
         match found {
             Some(FORMAT) => {}
             Some(found) if found > FORMAT => {
-                return Err(StoreError::Format { path: store.path, found, known: FORMAT });
+                return Err(StoreError::Format { path: store.path, found, supported: FORMAT });
             }
             Some(found) => return Err(store.damaged(format!("format {found}"))),
             None => store.begin().map_err(|error| store.failed(error))?,

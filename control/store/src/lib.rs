@@ -68,7 +68,7 @@ pub enum StoreError {
     },
     /// A newer control has written it.
     #[error(
-        "{path} has format {found}, this control knows up to {known}: start the control that wrote it, or a newer one",
+        "{path} has format {found}, this control knows up to {supported}: start the control that wrote it, or a newer one",
         path = path.display()
     )]
     Format {
@@ -77,7 +77,7 @@ pub enum StoreError {
         /// Its format.
         found: u32,
         /// The newest that is known here.
-        known: u32,
+        supported: u32,
     },
     /// It cannot be read or written now.
     #[error("{path}: {why}", path = path.display())]

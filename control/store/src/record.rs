@@ -173,9 +173,6 @@ pub struct Agreement {
     /// What is set aside, in bits a second that each host sends to the next; 0 for nothing.
     #[prost(uint64, tag = "5")]
     pub rate_bits: u64,
-    /// What it costs an hour, in millionths of the provider's currency.
-    #[prost(uint64, tag = "6")]
-    pub price: u64,
 }
 
 /// A communicator that failed, of which it was agreed on what becomes of it.

@@ -41,7 +41,6 @@ fn changes() -> Vec<Change> {
         since_ns: 6,
         constraints: vec![1, 2, 3],
         rate_bits: 1_000_000_000,
-        price: 4,
     };
     let past = |communicator, until_ns| Past {
         communicator,
@@ -179,7 +178,7 @@ fn what_is_no_store() {
 }
 
 #[test]
-fn a_newer_format_is_left_alone() {
+fn newer_format_is_not_modified() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control.redb");
     drop(Embedded::open(&path).unwrap());
@@ -189,7 +188,7 @@ fn a_newer_format_is_left_alone() {
     write.open_table(meta).unwrap().insert("format", 2_u32.to_le_bytes().as_slice()).unwrap();
     write.commit().unwrap();
     drop(database);
-    assert!(matches!(refusal(&path), StoreError::Format { found: 2, known: 1, .. }));
+    assert!(matches!(refusal(&path), StoreError::Format { found: 2, supported: 1, .. }));
 }
 
 /// A file that an earlier control wrote lacks what came later: nothing of that kind is there, and it can be written.

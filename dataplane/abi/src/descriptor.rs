@@ -5,10 +5,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bits of [`Submission::flags`]. Unknown bits are refused.
 pub mod flags {
-    /// The operation has [`super::Submission::owed`] and [`super::Submission::left_out`]: an AllReduce of f32, through a mapped attachment.
+    /// The operation has [`super::Submission::residual_in`] and [`super::Submission::residual_out`]: an AllReduce of f32, through a mapped attachment.
     pub const FEEDBACK: u8 = 1;
     /// All bits that this version knows.
-    pub const KNOWN: u8 = FEEDBACK;
+    pub const ALL: u8 = FEEDBACK;
 }
 
 /// `bytes` bytes from `offset` of the attachment's arena (mapped attachment) or of the tenant's registered memory
@@ -57,9 +57,9 @@ pub struct Submission {
     /// Training or inference step that this operation belongs to, 0 unknown. Hint.
     pub iteration: u64,
     /// With [`flags::FEEDBACK`]: as many elements as the input that are owed to the sum, as earlier operations left them out. Else zero.
-    pub owed: Region,
+    pub residual_in: Region,
     /// With [`flags::FEEDBACK`]: where what is owed after a successful operation goes; all of it is written. Overlaps no other region. Else zero.
-    pub left_out: Region,
+    pub residual_out: Region,
     /// Zero.
     pub reserved: [u64; 2],
 }
@@ -87,8 +87,8 @@ pub struct Completion {
     pub algorithm: u8,
     /// Receipt: 1 if part of the operation was run again another way, or chunks went exact though others were coded.
     pub fallback: u8,
-    /// Receipt: fewest hosts whose parts are in a part of the result, where that is not all; else 0.
-    pub hosts: u16,
+    /// Zero.
+    pub reserved1: u16,
     /// Receipt: the most that the error (vNMSE) is, by what encoders measured, as `f32` bits; 0 for exact operations.
     pub error: u32,
     /// Receipt: the error (vNMSE) that encoders measured, added up over all encodings, as `f32` bits: what was lost where the errors of
@@ -103,29 +103,23 @@ pub struct Completion {
 }
 
 /// Names of codecs, at the numbers that completions tell. New ones come at the end.
-pub const CODECS: [&str; 18] = [
+pub const CODECS: [&str; 12] = [
     "exact",
     "bf16",
     "fp16",
     "int8",
-    "e4m3",
-    "e5m2",
     "int4",
     "int8 stochastic",
-    "int4 stochastic",
     "rotated 4",
     "rotated 3",
     "rotated 2",
     "rotated 1",
     "nonzero blocks",
-    "top 1/16",
-    "top 1/64",
-    "top 1/64, bf16",
     "shared 4",
 ];
 
 /// In [`Completion::codec`]: codes that an aggregator adds.
-pub const SHARED_CODEC: u16 = 17;
+pub const SHARED_CODEC: u16 = 11;
 
 /// In [`Completion::codec`]: parts travelled in different codecs.
 pub const SEVERAL_CODECS: u16 = u16::MAX;

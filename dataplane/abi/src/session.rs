@@ -1,4 +1,4 @@
-//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](Knock), over TCP: the handshake
+//! Messages between a tenant's process and its agent, over a Unix socket or, after a [proof](AuthRequest), over TCP: the handshake
 //! that opens an attachment, then joining and leaving communicators and asking why an operation failed.
 //!
 //! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The
@@ -11,26 +11,26 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
+mod auth;
 mod budget;
 mod constraints;
 mod event;
 mod hints;
 mod knobs;
 mod offer;
-mod proof;
-mod unanswered;
+mod request_error;
 
+pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
 pub use budget::Budget;
 pub use constraints::{
-    Agreement, BULK_BYTES, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
-    Negotiated, OnFailure, PARTIAL_AFTER, PartialSums, Priority, REGROUP, Reason, Record, TARGETS, Target,
+    Agreement, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
+    MIN_BANDWIDTH_BYTES, Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,
 };
 pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
-pub use knobs::{Because, Checkpoint, Choice, Knobs, KnobsError, MAX_ACCUMULATE};
+pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
-pub use proof::{Challenge, Knock, MIN_SECRET, Proven, Response, Secret};
-pub use unanswered::Unanswered;
+pub use request_error::RequestError;
 
 /// Opens the first message each way.
 pub const MAGIC: [u8; 8] = *b"harmoniz";
@@ -151,7 +151,7 @@ pub enum Request {
         /// New ranks ascend by this; where it is the same members come first, by rank, then newcomers as they came.
         key: u32,
         /// Fewest ranks that it goes on with.
-        least: u32,
+        min_ranks: u32,
         /// How long to wait for members; then it goes on with those who came, if they are enough. A newcomer waits so long for them.
         timeout_ns: u64,
     },
@@ -271,35 +271,35 @@ pub enum Answer {
         /// Of the request.
         id: u64,
         /// Or so.
-        refused: Option<Unanswered>,
+        refused: Option<RequestError>,
     },
     /// Events, or why there are none to be had.
     Events {
         /// Of the request.
         id: u64,
         /// Or not.
-        read: Result<EventBatch, Unanswered>,
+        read: Result<EventBatch, RequestError>,
     },
     /// What came of a proposal, or what is agreed on.
     Negotiated {
         /// Of the request.
         id: u64,
         /// Or why nothing came of it.
-        outcome: Result<Negotiated, Unanswered>,
+        outcome: Result<Negotiated, RequestError>,
     },
     /// What the provider chose.
     Iteration {
         /// Of the request.
         id: u64,
         /// Or not.
-        choice: Result<Choice, Unanswered>,
+        choice: Result<Choice, RequestError>,
     },
     /// Hints were taken note of, or why not.
     Hinted {
         /// Of the request.
         id: u64,
         /// Or so.
-        refused: Option<Unanswered>,
+        refused: Option<RequestError>,
     },
 }
 
@@ -504,7 +504,7 @@ pub fn decode<T: DeserializeOwned>(message: &[u8]) -> Result<T, MessageError> {
     decoded(message)
 }
 
-/// A first message ([`Knock`] or [`Hello`], or the answer to it) with its length, ready to be written.
+/// A first message ([`AuthRequest`] or [`Hello`], or the answer to it) with its length, ready to be written.
 pub fn encode_first(message: &impl Serialize) -> Result<Vec<u8>, MessageError> {
     let mut opening = [0; 10];
     let (magic, version) = opening.split_at_mut(MAGIC.len());

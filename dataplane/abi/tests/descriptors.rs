@@ -14,14 +14,14 @@ const SOURCES: [&str; 11] = [
     "collective.rs",
     "descriptor.rs",
     "session.rs",
+    "session/auth.rs",
     "session/budget.rs",
     "session/constraints.rs",
     "session/event.rs",
     "session/hints.rs",
     "session/knobs.rs",
     "session/offer.rs",
-    "session/proof.rs",
-    "session/unanswered.rs",
+    "session/request_error.rs",
 ];
 
 fn root() -> PathBuf {

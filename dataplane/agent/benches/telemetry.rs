@@ -5,7 +5,8 @@
 use harmonaize_agent::telemetry::{Setup, start};
 use harmonaize_events::{Direction, Event, FlowKey, InterfaceTotals, Losses};
 use harmonaize_loader::{
-    Change, Collector, Cost, Counters, Endpoints, Error, Flows, Kernel, Options, Programs, Trial, Watched,
+    AttachedInterface, Change, Collector, Cost, Counters, Endpoints, Error, Flows, Kernel, Options, Programs,
+    Trial,
 };
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +41,7 @@ impl Collector for Fed {
     fn detach(&mut self, name: &str) -> Result<InterfaceTotals, Error> {
         self.programs.lock().unwrap().detach(name)
     }
-    fn attached(&self) -> Vec<Watched> {
+    fn attached(&self) -> Vec<AttachedInterface> {
         Collector::attached(&*self.programs.lock().unwrap())
     }
     fn refresh(&mut self) -> Result<Vec<Change>, Error> {
@@ -70,10 +71,10 @@ impl Collector for Fed {
     fn cost(&self) -> Result<Cost, Error> {
         self.programs.lock().unwrap().cost()
     }
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.as_fd())
     }
-    fn wakes_late(&self) -> Option<BorrowedFd<'_>> {
+    fn late_rtt_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.late.as_fd())
     }
 }
@@ -111,10 +112,10 @@ fn packets(port: u16, sequence: u32, late: bool) -> Vec<(Direction, Vec<u8>)> {
 /// The thread's share of a core while every flow has a packet in so long a time; none: while all rest. `gap` ends bursts; round trips that
 /// `late` asks for are told.
 fn measure(every: Option<Duration>, gap: Duration, late: Duration) -> (u64, f64, u64) {
-    let options = Options { idle_gap: gap, late_round_trip: late, ..Options::default() };
+    let options = Options { idle_gap: gap, late_rtt: late, ..Options::default() };
     let programs = Programs::open(&options).unwrap();
     let (kernel, ring) = (programs.kernel().clone(), programs.as_fd().try_clone_to_owned().unwrap());
-    let told_late = programs.late_round_trips().try_clone_to_owned().unwrap();
+    let told_late = programs.late_rtt_fd().try_clone_to_owned().unwrap();
     let programs = Arc::new(Mutex::new(programs));
     let fed = Fed { programs: Arc::clone(&programs), kernel, ring, late: told_late };
     let setup = Setup {
@@ -171,9 +172,9 @@ fn measure(every: Option<Duration>, gap: Duration, late: Duration) -> (u64, f64,
         let (packets, length) = feeder.join().unwrap();
         let used = (after.thread - before.thread).as_nanos() as u64;
         let ppm = used * 1_000_000 / (after.time_ns - before.time_ns);
-        (ppm, packets as f64 / length.as_secs_f64(), after.gaps.events)
+        (ppm, packets as f64 / length.as_secs_f64(), after.losses.events)
     });
-    assert!(runtime.block_on(handle.read(true)).unwrap().flows_known >= u64::from(flows));
+    assert!(runtime.block_on(handle.read(true)).unwrap().flow_count >= u64::from(flows));
     handle.stop();
     thread.join().unwrap();
     result

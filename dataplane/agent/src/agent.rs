@@ -8,13 +8,13 @@ pub use prepare::{Check, Checked};
 
 use crate::coding;
 use crate::control::Event;
+use crate::interleave::read_interleaving;
 use crate::paths::Paths;
 use crate::questions::Questions;
-use crate::recipe::Proved;
+use crate::recipe::VerifiedPlans;
 use crate::report;
 use crate::session::{AttachmentId, Joined, SessionRequest};
 use crate::telemetry;
-use crate::turns::turns;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
@@ -30,16 +30,16 @@ type JoinReply = oneshot::Sender<Result<Joined, JoinRefused>>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
 /// However often control wants to hear what was measured, no more often than this.
-const REPORTS: Duration = Duration::from_millis(100);
+const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long control's word that a communicator ended waits for the peers' own.
-const HEARSAY: Duration = Duration::from_secs(1);
+const DISSOLVE_GRACE: Duration = Duration::from_secs(1);
 
 /// Messages to control that are left for what the engine notices; tenants' requests find no room in them.
 const RESERVE: usize = 512;
 
 /// Operator-facing errors that are kept for status.
-const RECENT: usize = 16;
+const MAX_RECENT_ERRORS: usize = 16;
 
 /// A tenant's process.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ struct Attachment {
 
 /// A join that control has not answered.
 #[derive(Debug)]
-struct Waiting {
+struct PendingJoin {
     attachment: AttachmentId,
     /// None if control says which.
     rank: Option<Rank>,
@@ -61,7 +61,7 @@ struct Waiting {
 
 /// A local rank of a communicator.
 #[derive(Debug)]
-struct Member {
+struct LocalMember {
     attachment: AttachmentId,
     rank: Rank,
     handle: u32,
@@ -73,10 +73,10 @@ struct Member {
 #[derive(Debug)]
 struct Communicator {
     recipe: v1::Recipe,
-    members: Vec<Member>,
+    members: Vec<LocalMember>,
     ended: Option<FailureDetail>,
     /// Asked before the end was known here.
-    asking: Vec<(Rank, DetailReply)>,
+    detail_requests: Vec<(Rank, DetailReply)>,
 }
 
 /// See the module's documentation.
@@ -86,13 +86,13 @@ pub struct Agent {
     telemetry: Option<telemetry::Handle>,
     paths: Paths,
     attachments: HashMap<AttachmentId, Attachment>,
-    waiting: BTreeMap<u64, Waiting>,
+    pending_joins: BTreeMap<u64, PendingJoin>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
     /// The engine knows tenants by their places here.
     tenants: Vec<String>,
     questions: Questions,
-    proved: Proved,
+    verified: VerifiedPlans,
     /// Communicator and epoch of the recipe that is being checked.
     checking: Option<(u64, u64)>,
     start: Instant,
@@ -118,12 +118,12 @@ impl Agent {
             telemetry,
             paths,
             attachments: HashMap::new(),
-            waiting: BTreeMap::new(),
+            pending_joins: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
             tenants: Vec::new(),
             questions: Questions::default(),
-            proved: Proved::default(),
+            verified: VerifiedPlans::default(),
             checking: None,
             start: Instant::now(),
             errors: 0,
@@ -133,18 +133,18 @@ impl Agent {
         }
     }
 
-    fn tell(&mut self, message: from_agent::Message) {
+    fn send_to_control(&mut self, message: from_agent::Message) {
         if self.control.try_send(message).is_err() {
             self.note("control does not keep up; a message was dropped".into());
         }
     }
 
     fn command(&mut self, command: Command) {
-        self.takes(command);
+        self.try_command(command);
     }
 
     /// Gives the engine a command; whether it took it.
-    fn takes(&mut self, command: Command) -> bool {
+    fn try_command(&mut self, command: Command) -> bool {
         let taken = self.engine.command(command).is_ok();
         if !taken && !self.stopping {
             self.note("the engine does not keep up or has stopped; a command was dropped".into());
@@ -160,14 +160,14 @@ impl Agent {
     fn note(&mut self, error: String) {
         tracing::warn!("{error}");
         self.errors += 1;
-        if self.recent.len() == RECENT {
+        if self.recent.len() == MAX_RECENT_ERRORS {
             self.recent.remove(0);
         }
         self.recent.push(error);
     }
 
     /// Takes in what a tenant's process wants.
-    pub fn tenant(&mut self, request: SessionRequest) {
+    pub fn handle_request(&mut self, request: SessionRequest) {
         match request {
             SessionRequest::Attached { attachment, tenant, end } => {
                 tracing::info!(%attachment, tenant, "attached");
@@ -192,7 +192,7 @@ impl Agent {
                 };
                 self.join(attachment, join, reply);
             }
-            SessionRequest::Regroup { attachment, who, key, least, timeout, reply } => {
+            SessionRequest::Regroup { attachment, who, key, min_ranks: least, timeout, reply } => {
                 let Some((tenant, name, communicator, member)) = self.regrouping(attachment, who) else {
                     return refuse(reply, JoinRefusal::Unavailable, Vec::new(), FORGOTTEN);
                 };
@@ -217,10 +217,10 @@ impl Agent {
             SessionRequest::Ask { attachment, question } => {
                 let Some(attached) = self.attachments.get(&attachment) else { return };
                 if let Some(message) = self.questions.ask(&attached.tenant, question) {
-                    self.tell(message);
+                    self.send_to_control(message);
                 }
             }
-            SessionRequest::Detached { attachment } => self.detached(attachment),
+            SessionRequest::Detached { attachment } => self.handle_detached(attachment),
         }
     }
 
@@ -231,8 +231,8 @@ impl Agent {
         let request = self.next_request;
         self.next_request += 1;
         let rank = join.regroup.is_none().then_some(Rank(join.rank));
-        self.waiting.insert(request, Waiting { attachment, rank, reply });
-        self.tell(from_agent::Message::Join(v1::Join { request, ..join }));
+        self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
+        self.send_to_control(from_agent::Message::Join(v1::Join { request, ..join }));
     }
 
     /// Who regroups, in control's words: the tenant, its name for the communicator, and of a member which one it is of and its rank there.
@@ -252,7 +252,7 @@ impl Agent {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
         let Some((communicator, Rank(rank))) = joined else { return };
         let budget = coding::to_control(budget);
-        self.tell(from_agent::Message::SetBudget(v1::SetBudget { communicator, rank, budget }));
+        self.send_to_control(from_agent::Message::SetBudget(v1::SetBudget { communicator, rank, budget }));
     }
 
     fn leave(&mut self, id: u64, rank: Rank) {
@@ -264,7 +264,11 @@ impl Agent {
         }
         self.command(Command::Leave { communicator: CommunicatorId(id), rank });
         // Control wants to know even if it is over: the rank is not expected to go on with the others.
-        self.tell(from_agent::Message::Leave(v1::Leave { communicator: id, rank: rank.0, request: 0 }));
+        self.send_to_control(from_agent::Message::Leave(v1::Leave {
+            communicator: id,
+            rank: rank.0,
+            request: 0,
+        }));
     }
 
     fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
@@ -274,13 +278,13 @@ impl Agent {
             Some(communicator) => match &communicator.ended {
                 Some(detail) => drop(reply.send(Some(detail.clone()))),
                 // The tenant's completion can overtake the engine's notice.
-                None => communicator.asking.push((rank, reply)),
+                None => communicator.detail_requests.push((rank, reply)),
             },
             None => drop(reply.send(None)),
         }
     }
 
-    fn detached(&mut self, attachment: AttachmentId) {
+    fn handle_detached(&mut self, attachment: AttachmentId) {
         let Some(attached) = self.attachments.remove(&attachment) else { return };
         tracing::info!(%attachment, tenant = attached.tenant, "detached");
         // The engine sees the end first: with an operation in flight its ranks are lost, not leaving.
@@ -289,25 +293,29 @@ impl Agent {
             self.leave(communicator, rank);
         }
         let gone: Vec<u64> = self
-            .waiting
+            .pending_joins
             .iter()
             .filter(|(_, w)| w.attachment == attachment)
             .map(|(request, _)| *request)
             .collect();
         for request in gone {
-            if let Some(waiting) = self.waiting.remove(&request) {
+            if let Some(waiting) = self.pending_joins.remove(&request) {
                 let rank = waiting.rank.map_or(0, |rank| rank.0);
-                self.tell(from_agent::Message::Leave(v1::Leave { communicator: 0, rank, request }));
+                self.send_to_control(from_agent::Message::Leave(v1::Leave {
+                    communicator: 0,
+                    rank,
+                    request,
+                }));
             }
         }
     }
 
-    /// Takes in what control says. A recipe is to be checked first: until [`Agent::checked`], all else that control says waits.
-    pub fn control(&mut self, event: Event) -> Option<Check> {
+    /// Takes in what control says. A recipe is to be checked first: until [`Agent::handle_checked`], all else that control says waits.
+    pub fn handle_control(&mut self, event: Event) -> Option<Check> {
         match event {
             Event::Form(recipe) => return Some(self.check(recipe, true)),
             Event::Change(recipe) => return Some(self.check(recipe, false)),
-            Event::Ready { communicator, epoch } => self.ready(communicator, epoch),
+            Event::Ready { communicator, epoch } => self.handle_ready(communicator, epoch),
             Event::Abandon(abandon) => {
                 if let Ok(epoch) = u32::try_from(abandon.epoch) {
                     self.command(Command::Abandon {
@@ -317,7 +325,7 @@ impl Agent {
                 }
             }
             Event::JoinRefused(refused) => {
-                if let Some(waiting) = self.waiting.remove(&refused.request) {
+                if let Some(waiting) = self.pending_joins.remove(&refused.request) {
                     let ranks = refused.ranks.iter().map(|&rank| Rank(rank)).collect();
                     refuse(waiting.reply, report::refusal(refused.kind()), ranks, &refused.text);
                 }
@@ -326,44 +334,44 @@ impl Agent {
             Event::ReportRequest { id } => self.command(Command::Status { id }),
             Event::TracePaths(asked) => {
                 if let Some(answer) = self.paths.trace(asked) {
-                    self.tell(from_agent::Message::PathsTraced(answer));
+                    self.send_to_control(from_agent::Message::PathsTraced(answer));
                 }
             }
             Event::ProbePath(asked) => {
                 if let Some(answer) = self.paths.probe(asked) {
-                    self.tell(from_agent::Message::PathProbed(answer));
+                    self.send_to_control(from_agent::Message::PathProbed(answer));
                 }
             }
-            Event::Hold(hold) => self.command(Command::Hold {
-                communicator: CommunicatorId(hold.communicator),
-                hold: Duration::from_nanos(hold.hold_ns),
-            }),
-            Event::Turns(told) => self.command(Command::Turns {
+            Event::Turns(told) => self.command(Command::Interleave {
                 communicator: CommunicatorId(told.communicator),
-                turns: turns(&told),
+                interleaving: read_interleaving(&told),
             }),
             Event::TurnGiven(v1::TurnGiven { communicator, turn }) => {
-                self.command(Command::TurnGiven { communicator: CommunicatorId(communicator), turn });
+                self.command(Command::SlotGranted { communicator: CommunicatorId(communicator), slot: turn });
             }
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
             Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
-                self.questions.session(Some(&welcome));
+                self.questions.session(true);
                 let interval = welcome.telemetry_interval_ns;
-                let interval = (interval > 0).then(|| Duration::from_nanos(interval).max(REPORTS));
+                let interval =
+                    (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
                 if let Some(telemetry) = &self.telemetry {
                     telemetry.report_every(interval);
                     let (to, most) = (self.control.downgrade(), welcome.path_verdicts_per_second);
-                    telemetry.tell_paths(to, most, self.paths.listen());
+                    telemetry.report_paths(to, most, self.paths.listen());
                 }
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.questions.session(None);
+                self.questions.session(false);
                 // Whoever gives turns next knows nothing of those that were.
                 for id in self.communicators.keys().copied().collect::<Vec<_>>() {
-                    self.command(Command::Turns { communicator: CommunicatorId(id), turns: None });
+                    self.command(Command::Interleave {
+                        communicator: CommunicatorId(id),
+                        interleaving: None,
+                    });
                 }
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
@@ -373,7 +381,7 @@ impl Agent {
     }
 
     /// Ends what control has ended.
-    pub fn tick(&mut self, now: Instant) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.dissolving.iter().position(|(due, ..)| now >= *due) {
             let (_, id, failure, reason) = self.dissolving.swap_remove(due);
             self.end(id, failure, &reason);
@@ -389,7 +397,7 @@ impl Agent {
         let failure = report::failure_from(dissolved);
         if dissolved.kind() != v1::FailureKind::Operator {
             // Whoever told control may itself be what the others have lost; what links and peers say here counts more.
-            self.dissolving.push((Instant::now() + HEARSAY, id, failure, dissolved.reason.clone()));
+            self.dissolving.push((Instant::now() + DISSOLVE_GRACE, id, failure, dissolved.reason.clone()));
             return;
         }
         self.end(id, failure, &dissolved.reason);
@@ -398,17 +406,17 @@ impl Agent {
     fn end(&mut self, id: u64, failure: Failure, reason: &str) {
         self.command(Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() });
         // If the engine never had it, or has let it go, nobody else will say that it is over.
-        self.over(id, &failure, reason);
+        self.finish(id, &failure, reason);
     }
 
     /// Takes in what the engine says.
-    pub fn engine(&mut self, notice: Notice) {
+    pub fn handle_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Prepared { communicator, epoch, flows } => {
                 tracing::debug!(communicator = communicator.0, epoch, "links are up");
-                self.formed(communicator.0, epoch, &flows);
+                self.report_links(communicator.0, epoch, &flows);
                 let (communicator, epoch) = (communicator.0, epoch.into());
-                self.tell(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+                self.send_to_control(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
             }
             Notice::PrepareFailed { communicator, epoch, reason } => {
                 self.prepare_failed(communicator.0, epoch.into(), reason);
@@ -420,24 +428,26 @@ impl Agent {
                     known.recipe.epoch = epoch;
                 }
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
-                self.tell(from_agent::Message::Switched(switched));
+                self.send_to_control(from_agent::Message::Switched(switched));
             }
-            Notice::TurnWanted { communicator: CommunicatorId(communicator), turn } => {
-                self.tell(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
+            Notice::SlotRequested { communicator: CommunicatorId(communicator), turn } => {
+                self.send_to_control(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
             }
-            Notice::TurnDone { communicator: CommunicatorId(communicator), turn } => {
-                self.tell(from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
+            Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: turn } => {
+                self.send_to_control(from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
             }
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;
                 self.note(format!("communicator {id:016x} ended: {failure}; {detail}"));
                 self.telemetry.iter().for_each(|telemetry| telemetry.ended(id));
-                self.tell(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
-                self.over(id, &failure, &detail);
+                self.send_to_control(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
+                self.finish(id, &failure, &detail);
             }
             Notice::Closed { communicator } => {
                 self.telemetry.iter().for_each(|telemetry| telemetry.ended(communicator.0));
-                self.tell(from_agent::Message::Closed(v1::Closed { communicator: communicator.0 }));
+                self.send_to_control(from_agent::Message::Closed(v1::Closed {
+                    communicator: communicator.0,
+                }));
                 self.communicators.remove(&communicator.0);
             }
             Notice::Detached { attachment, reason } => {
@@ -448,15 +458,15 @@ impl Agent {
                 let mut report = report::report(id, &status, &attached, self.start.elapsed());
                 report.errors = self.errors;
                 report.recent_errors.clone_from(&self.recent);
-                self.tell(from_agent::Message::Report(report));
+                self.send_to_control(from_agent::Message::Report(report));
             }
         }
     }
 
     /// An epoch's links are up: telemetry hears whose flows they are.
-    fn formed(&self, id: u64, epoch: u32, flows: &[(Participant, Flow)]) {
+    fn report_links(&self, id: u64, epoch: u32, flows: &[(Participant, Flow)]) {
         let (Some(telemetry), Some(known)) = (&self.telemetry, self.communicators.get(&id)) else { return };
-        telemetry.formed(telemetry::Formed {
+        telemetry.formed(telemetry::EpochLinks {
             communicator: id,
             tenant: known.recipe.tenant.clone(),
             name: known.recipe.name.clone(),
@@ -468,7 +478,7 @@ impl Agent {
     }
 
     /// A communicator has ended; whoever waits or asks is told, in terms of ranks.
-    fn over(&mut self, id: u64, failure: &Failure, detail: &str) {
+    fn finish(&mut self, id: u64, failure: &Failure, detail: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
         let mut refused = Vec::new();
@@ -483,7 +493,7 @@ impl Agent {
                 refuse(reply, kind, told.ranks.clone(), &told.text);
             }
         }
-        for (_, reply) in communicator.asking.drain(..) {
+        for (_, reply) in communicator.detail_requests.drain(..) {
             let _ = reply.send(Some(told.clone()));
         }
         let attachments = &self.attachments;

@@ -2,92 +2,96 @@
 
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
-use harmonaize_aggregator::{Form, Key};
+use harmonaize_aggregator::{Key, PayloadFormat};
 use harmonaize_api::v1::{self, aggregation_form};
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Participant;
 use harmonaize_transport::datagram::{Gid, RdmaAddress};
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 
 /// For how long hosts sum after a session with the aggregator failed, at first and at most.
-const HOLDS: [Nanos; 2] = [Nanos(100_000_000), Nanos(30_000_000_000)];
+const BACKOFF: [Nanos; 2] = [Nanos(100_000_000), Nanos(30_000_000_000)];
 /// Most chunks in flight that a worker keeps account of.
-const MOST_WINDOW: u32 = 4096;
+const MAX_WINDOW: u32 = 4096;
 
 /// What core and engine are to know of the aggregator of a communicator of so many participants.
 ///
 /// # Errors
 /// What does not fit together, in words.
 pub(crate) fn read(
-    told: &v1::Aggregation,
+    message: &v1::Aggregation,
     participants: u32,
     me: Participant,
 ) -> Result<(Aggregation, Aggregator), String> {
     let of = |what: &str| format!("aggregation: {what}");
-    let address: SocketAddr = told.address.parse().map_err(|_| of("address"))?;
+    let address: SocketAddr = message.address.parse().map_err(|_| of("address"))?;
     if address.port() == 0 || address.ip().is_unspecified() || address.ip().is_multicast() {
         return Err(of("address"));
     }
-    if told.workers != participants || !(2..=u32::from(MAX_WORKERS)).contains(&participants) {
-        return Err(of(&format!("{} workers of {participants} participants", told.workers)));
+    if message.workers != participants || !(2..=u32::from(MAX_WORKERS)).contains(&participants) {
+        return Err(of(&format!("{} workers of {participants} participants", message.workers)));
     }
-    if told.worker != me.0 {
-        return Err(of(&format!("participant {} is told to be worker {}", me.0, told.worker)));
+    if message.worker != me.0 {
+        return Err(of(&format!("participant {} is told to be worker {}", me.0, message.worker)));
     }
-    let worker = place(told).map_err(|what| of(&what))?;
-    let key: [u8; 32] = told.key.as_slice().try_into().map_err(|_| of("key of another length"))?;
-    let form = form(told.form.as_ref()).map_err(|what| of(&what))?;
-    let chunk = told.chunk_elements as usize;
-    let bytes = form.sum_bytes(chunk).filter(|_| form.is_possible() && form.are_whole(chunk));
+    let worker = worker_index(message).map_err(|what| of(&what))?;
+    let key: [u8; 32] = message.key.as_slice().try_into().map_err(|_| of("key of another length"))?;
+    let form = parse_format_or_default(message.form.as_ref()).map_err(|what| of(&what))?;
+    let chunk = message.chunk_elements as usize;
+    let bytes = form.sum_bytes(chunk).filter(|_| form.is_supported() && form.are_whole(chunk));
     if !bytes.is_some_and(|bytes| (1..=MAX_PAYLOAD).contains(&bytes)) || chunk == 0 {
         return Err(of(&format!("chunks of {chunk} elements, {form:?}")));
     }
-    let codes = matches!(form, Form::Shared { .. });
-    let all = !matches!(form, Form::Shared { ranks, .. } if u32::from(ranks) != participants);
-    if !all || (codes && told.partial) {
+    let codes = matches!(form, PayloadFormat::Shared { .. });
+    let all = !matches!(form, PayloadFormat::Shared { ranks, .. } if u32::from(ranks) != participants);
+    if !all {
         return Err(of(&format!("codes of others than {participants} workers")));
     }
-    let most = codes.then_some(told.most_error).filter(|most| *most > 0.0);
-    let window = u16::try_from(told.window.min(MOST_WINDOW)).unwrap_or(0);
+    let most = codes.then_some(message.most_error).filter(|most| *most > 0.0);
+    let window = u16::try_from(message.window.min(MAX_WINDOW)).unwrap_or(0);
     if window == 0 {
         return Err(of("a window of 0"));
     }
-    let [hold, most_hold] = HOLDS;
-    let &v1::Aggregation { averages, others, least_bytes, at_once, barriers, .. } = told;
+    let [hold, most_hold] = BACKOFF;
+    let &v1::Aggregation { least_bytes, at_once, barriers, .. } = message;
     // Aggregators above and below each other carry sums of elements alone.
-    if told.branch.is_some() && (codes || barriers || told.broadcast_most_bytes > 0) {
+    if message.branch.is_some() && (codes || barriers || message.broadcast_most_bytes > 0) {
         return Err(of("what is no sum of elements, by several aggregators"));
     }
-    let range = [told.broadcast_least_bytes, told.broadcast_most_bytes];
-    if range[0] > range[1] || (range[1] > 0 || barriers) && !at_once || at_once && told.partial {
+    let range = [message.broadcast_least_bytes, message.broadcast_most_bytes];
+    if range[0] > range[1] || (range[1] > 0 || barriers) && !at_once {
         return Err(of("broadcasts or barriers that cannot be"));
     }
     let broadcasts = (range[1] > 0).then_some(range);
-    let group = group(told).map_err(|what| of(&what))?;
-    let rules =
-        Aggregation { form, averages, others, least_bytes, at_once, broadcasts, barriers, hold, most_hold };
-    let rdma = told.datagrams.as_ref().map(|port| {
+    let rules = Aggregation {
+        format: form,
+        min_bytes: least_bytes,
+        eager: at_once,
+        broadcast_bytes: broadcasts,
+        barriers,
+        backoff: hold,
+        max_backoff: most_hold,
+    };
+    let rdma = message.datagrams.as_ref().map(|port| {
         let gid: [u8; 16] = port.gid.as_slice().try_into().map_err(|_| of("a port's address"))?;
         Ok::<_, String>((RdmaAddress { gid: Gid(gid), number: port.number }, port.key))
     });
     let aggregator = Aggregator {
         address,
         rdma: rdma.transpose()?,
-        communicator: told.communicator,
+        communicator: message.communicator,
         worker,
         key: Key::new(&key),
-        group,
-        chunk_elements: told.chunk_elements,
+        chunk_elements: message.chunk_elements,
         window,
-        partial: told.partial,
-        most,
+        max_error: most,
     };
     Ok((rules, aggregator))
 }
 
 /// Which worker this is of the aggregator that it sends to.
-fn place(told: &v1::Aggregation) -> Result<u16, String> {
+fn worker_index(told: &v1::Aggregation) -> Result<u16, String> {
     let (worker, workers) = match told.branch {
         Some(v1::Branch { worker, workers }) => (worker, workers),
         None => (told.worker, told.workers),
@@ -96,44 +100,24 @@ fn place(told: &v1::Aggregation) -> Result<u16, String> {
     u16::try_from(worker).ok().filter(|_| sound).ok_or(format!("worker {worker} of {workers}"))
 }
 
-/// Where what is for all workers at once goes; none where nothing does.
-///
-/// # Errors
-/// If it is no multicast address with a port.
-pub(crate) fn read_group(told: &str) -> Result<Option<SocketAddrV4>, String> {
-    if told.is_empty() {
-        return Ok(None);
-    }
-    let at = told.parse().ok().filter(|at: &SocketAddrV4| at.ip().is_multicast() && at.port() != 0);
-    at.map(Some).ok_or("a group that is none".to_owned())
-}
-
-/// The same, with its key.
-fn group(told: &v1::Aggregation) -> Result<Option<(SocketAddrV4, Key)>, String> {
-    let Some(at) = read_group(&told.group)? else { return Ok(None) };
-    let key: [u8; 32] =
-        told.group_key.as_slice().try_into().map_err(|_| "a group's key of another length")?;
-    Ok(Some((at, Key::new(&key))))
-}
-
 /// What payloads are: sums of f32 where nothing is said.
-fn form(told: Option<&v1::AggregationForm>) -> Result<Form, String> {
-    let Some(form) = told else { return Ok(Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum }) };
-    form.form.as_ref().map_or(Err("no form".into()), read_form)
+fn parse_format_or_default(told: Option<&v1::AggregationForm>) -> Result<PayloadFormat, String> {
+    let Some(form) = told else { return Ok(PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum }) };
+    form.form.as_ref().map_or(Err("no form".into()), parse_format)
 }
 
 /// What payloads are, in this version's words.
 ///
 /// # Errors
 /// What is not known here.
-pub(crate) fn read_form(told: &aggregation_form::Form) -> Result<Form, String> {
+pub(crate) fn parse_format(told: &aggregation_form::Form) -> Result<PayloadFormat, String> {
     match told {
         aggregation_form::Form::Tensor(v1::TensorForm { dtype, op }) => {
             let short = |text: &str| text.chars().take(64).collect::<String>();
             let known = dtype.parse().ok().zip(op.parse().ok());
             let (dtype, op) = known
                 .ok_or_else(|| format!("no sums of {} by {} are known here", short(dtype), short(op)))?;
-            Ok(Form::Tensor { dtype, op })
+            Ok(PayloadFormat::Tensor { dtype, op })
         }
         aggregation_form::Form::Shared(v1::SharedForm { bits, block, ranks }) => {
             let numbers = (u8::try_from(*bits), u16::try_from(*block), u16::try_from(*ranks));
@@ -142,7 +126,7 @@ pub(crate) fn read_form(told: &aggregation_form::Form) -> Result<Form, String> {
                     "codes of {bits} bits in blocks of {block} for {ranks} are not known here"
                 ));
             };
-            Ok(Form::Shared { bits, block, ranks })
+            Ok(PayloadFormat::Shared { bits, block, ranks })
         }
     }
 }
@@ -151,7 +135,7 @@ pub(crate) fn read_form(told: &aggregation_form::Form) -> Result<Form, String> {
 mod tests {
     use super::*;
 
-    fn told() -> v1::Aggregation {
+    fn message() -> v1::Aggregation {
         v1::Aggregation {
             address: "10.0.0.9:7300".into(),
             communicator: 5,
@@ -177,27 +161,27 @@ mod tests {
 
     #[test]
     fn what_control_tells_is_taken_over() {
-        let (rules, aggregator) = read(&told(), 4, Participant(1)).unwrap();
-        let sums = |dtype, op| Form::Tensor { dtype, op };
-        assert_eq!((rules.form, rules.least_bytes), (sums(Dtype::F32, ReduceOp::Sum), 65_536));
+        let (rules, aggregator) = read(&message(), 4, Participant(1)).unwrap();
+        let sums = |dtype, op| PayloadFormat::Tensor { dtype, op };
+        assert_eq!((rules.format, rules.min_bytes), (sums(Dtype::F32, ReduceOp::Sum), 65_536));
         assert_eq!((aggregator.communicator, aggregator.chunk_elements, aggregator.window), (5, 256, 64));
         assert_eq!(aggregator.worker, 1);
         let branch = Some(v1::Branch { worker: 3, workers: 4 });
-        let (_, below) = read(&v1::Aggregation { branch, ..told() }, 4, Participant(1)).unwrap();
+        let (_, below) = read(&v1::Aggregation { branch, ..message() }, 4, Participant(1)).unwrap();
         assert_eq!(below.worker, 3);
-        let of_integers = v1::Aggregation { form: form("i64", "max"), ..told() };
+        let of_integers = v1::Aggregation { form: form("i64", "max"), ..message() };
         let (rules, _) = read(&of_integers, 4, Participant(1)).unwrap();
-        assert_eq!((rules.form, rules.averages), (sums(Dtype::I64, ReduceOp::Max), false));
-        let codes = v1::Aggregation { form: shared(4, 256, 4), most_error: 0.03, averages: true, ..told() };
+        assert_eq!(rules.format, sums(Dtype::I64, ReduceOp::Max));
+        let codes = v1::Aggregation { form: shared(4, 256, 4), most_error: 0.03, ..message() };
         let (rules, aggregator) = read(&codes, 4, Participant(1)).unwrap();
-        assert_eq!(rules.form, Form::Shared { bits: 4, block: 256, ranks: 4 });
-        assert_eq!((rules.averages, aggregator.most), (true, Some(0.03)));
+        assert_eq!(rules.format, PayloadFormat::Shared { bits: 4, block: 256, ranks: 4 });
+        assert_eq!(aggregator.max_error, Some(0.03));
     }
 
     #[test]
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut v1::Aggregation));
-        let damaged: [Damage; 26] = [
+        let damaged: [Damage; 25] = [
             ("a port's address", |told| {
                 told.datagrams = Some(v1::DatagramPort { gid: vec![0; 15], ..v1::DatagramPort::default() });
             }),
@@ -218,7 +202,6 @@ mod tests {
             ("chunks of 256", |told| told.form = shared(5, 256, 4)),
             ("chunks of 256", |told| told.form = shared(4, 512, 4)),
             ("codes of others", |told| told.form = shared(4, 256, 5)),
-            ("codes of others", |told| (told.form, told.partial) = (shared(4, 256, 4), true)),
             ("broadcasts or barriers", |told| (told.at_once, told.broadcast_least_bytes) = (true, 1)),
             ("broadcasts or barriers", |told| told.barriers = true),
             ("worker 3 of 3", |told| told.branch = Some(v1::Branch { worker: 3, workers: 3 })),
@@ -234,11 +217,11 @@ mod tests {
             ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),
         ];
         for (what, damage) in damaged {
-            let mut told = told();
+            let mut told = message();
             damage(&mut told);
             let error = read(&told, 4, Participant(1)).expect_err(what);
             assert!(error.contains(what), "{what}: {error}");
         }
-        assert!(read(&v1::Aggregation { workers: 1, worker: 0, ..told() }, 1, Participant(0)).is_err());
+        assert!(read(&v1::Aggregation { workers: 1, worker: 0, ..message() }, 1, Participant(0)).is_err());
     }
 }

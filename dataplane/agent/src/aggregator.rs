@@ -13,7 +13,7 @@ mod serve;
 
 pub use calibrate::{Calibration, calibrate};
 pub use config::AggregatorConfig;
-pub use grant::Upwards;
+pub use grant::ParentConfig;
 
 use crate::control::{self, Event, Settings};
 use crate::telemetry::http;
@@ -29,13 +29,13 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// How often control is told what was done.
-const REPORTS: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Datagrams that wait to be sent.
 const BATCH: usize = 256;
 /// How long the calibration may take.
 const CALIBRATION: Duration = Duration::from_millis(50);
 /// How long the last words to control may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves until `stop` completes.
 ///
@@ -62,9 +62,6 @@ pub async fn run_on(
     };
     let socket = Datagrams::bind(config.listen, datagrams)
         .with_context(|| format!("cannot listen on {} for workers", config.listen))?;
-    if config.multicast.is_some() {
-        socket.reach_far().context("cannot set how far multicast goes")?;
-    }
     let address = socket.local_address();
     let rate = match config.packets_per_second {
         Some(rate) => rate,
@@ -93,11 +90,6 @@ pub async fn run_on(
         unit_bytes: u32::try_from(unit).unwrap_or(u32::MAX),
         packets_per_second: rate,
         granted: Vec::new(),
-        codes: true,
-        spreads: true,
-        parents: true,
-        others: true,
-        multicast: config.multicast.map_or_else(String::new, |groups| groups.to_string()),
         datagrams,
     };
     let settings = Settings::new(config.control, config.name.clone(), address);
@@ -107,7 +99,7 @@ pub async fn run_on(
         let listener = TcpListener::bind(metrics)
             .await
             .with_context(|| format!("cannot listen on {metrics} for scrapes"))?;
-        let asked = thread.asker();
+        let asked = thread.commands();
         let scrape = move || {
             let asked = asked.clone();
             async move { metrics::text(&asked.read().await?).ok() }
@@ -115,17 +107,17 @@ pub async fn run_on(
         tokio::spawn(http::serve(scrape, listener, closed));
     }
     tracing::info!(name = config.name, %address, units, unit, packets_per_second = rate, "aggregator is up");
-    let mut reports = tokio::time::interval(REPORTS);
+    let mut reports = tokio::time::interval(REPORT_INTERVAL);
     tokio::pin!(stop);
     loop {
         tokio::select! {
             Some(event) = control.events.recv() => {
-                if let Some(answer) = follow(&thread, config.upwards, event).await {
+                if let Some(answer) = handle_event(&thread, config.parent, event).await {
                     let _ = control.to_control.send(answer).await;
                 }
             }
             _ = reports.tick() => {
-                if let Some(reading) = thread.asker().read().await {
+                if let Some(reading) = thread.commands().read().await {
                     // A control that does not read gets the next one.
                     let _ = control.to_control.try_send(from_agent::Message::Aggregator(reading.report()));
                 }
@@ -137,12 +129,12 @@ pub async fn run_on(
     closing.send_replace(true);
     drop(control.to_control);
     drop(control.events);
-    let _ = tokio::time::timeout(FAREWELL, control.task).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
     thread.end()
 }
 
 /// Does what control says; the answer, if it wants one.
-async fn follow(thread: &Thread, upwards: Upwards, event: Event) -> Option<from_agent::Message> {
+async fn handle_event(thread: &Thread, upwards: ParentConfig, event: Event) -> Option<from_agent::Message> {
     match event {
         Event::GrantAggregation(told) => {
             let id = told.communicator;

@@ -32,7 +32,7 @@ pub fn codecs() -> &'static [v1::CodecSpeed] {
 
 /// What a codec takes; none where it cannot be used here.
 fn speed(name: &str, codec: Codec, tensor: &[f32], sum: &mut [f32]) -> Option<v1::CodecSpeed> {
-    let mut chunk = vec![0_u8; codec.most_bytes(tensor.len())?];
+    let mut chunk = vec![0_u8; codec.max_bytes(tensor.len())?];
     let (mut encoding, mut decoding) = (Duration::MAX, Duration::MAX);
     for seed in 0..TIMES as u64 {
         let begun = Instant::now();

@@ -12,7 +12,7 @@ pub(crate) use telemetry::check_name;
 pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
-use harmonaize_planner::{Nanos, TextError, parse_toml};
+use harmonaize_units::{Nanos, TextError, parse_toml};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

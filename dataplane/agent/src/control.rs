@@ -4,7 +4,6 @@
 //! again; a join that has waited for control too long is refused here.
 
 mod ledger;
-mod takes;
 
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
@@ -13,7 +12,6 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
-use takes::Takes;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -28,7 +26,7 @@ const QUEUE: usize = 1024;
 const MESSAGE_BYTES: usize = 16 << 20;
 
 /// How long the last messages may take when the agent goes down.
-const FAREWELL: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the agent's operator decided about control.
 #[derive(Clone, Debug)]
@@ -44,8 +42,8 @@ pub struct Settings {
     /// How long a silent control counts as alive.
     pub session_timeout: Duration,
     /// How long a join waits for a control that cannot be reached.
-    pub join_patience: Duration,
-    /// What this agent can do beyond what every agent can.
+    pub join_timeout: Duration,
+    /// What this agent can do where its host allows it.
     pub abilities: v1::Abilities,
     /// What this is, if no host's agent but an aggregator.
     pub aggregator: Option<v1::Aggregator>,
@@ -60,7 +58,7 @@ impl Settings {
             listen,
             retry: (Duration::from_millis(100), Duration::from_secs(3)),
             session_timeout: Duration::from_secs(5),
-            join_patience: Duration::from_secs(30),
+            join_timeout: Duration::from_secs(30),
             abilities: v1::Abilities::default(),
             aggregator: None,
         }
@@ -101,8 +99,6 @@ pub enum Event {
     TracePaths(v1::TracePaths),
     /// Say how much of a way is free: answer with `PathProbed`.
     ProbePath(v1::ProbePath),
-    /// Hold the next operation of a communicator back.
-    Hold(v1::Hold),
     /// Have large operations of a communicator wait for their turn: ask with `TurnWanted`, and say `TurnDone`.
     Turns(v1::Turns),
     /// The turn that was asked for.
@@ -115,7 +111,7 @@ pub enum Event {
         communicator: u64,
     },
     /// Answer to what a tenant asked.
-    Answered(Answered),
+    Answered(ControlAnswer),
     /// Answer with a `Report` of this id.
     ReportRequest {
         /// For the answer.
@@ -126,7 +122,7 @@ pub enum Event {
 /// Control's answer to what a tenant asked.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "one at a time, handed on at once")]
-pub enum Answered {
+pub enum ControlAnswer {
     /// To `ReadEvents`.
     Events(v1::EventsRead),
     /// To `Negotiate`.
@@ -180,13 +176,13 @@ struct Stream {
 
 /// What happened next in a session.
 #[expect(clippy::large_enum_variant, reason = "one at a time, looked at where it was made")]
-enum Step {
+enum SessionEvent {
     /// Something was handed on.
-    Moved,
+    Progress,
     /// The agent said something, or has gone.
-    Said(Option<from_agent::Message>),
+    FromAgent(Option<from_agent::Message>),
     /// Control said something, or the stream ended.
-    Heard(Result<Option<v1::ToAgent>, tonic::Status>),
+    FromControl(Result<Option<v1::ToAgent>, tonic::Status>),
 }
 
 impl Session {
@@ -224,7 +220,7 @@ impl Session {
             Err(_) => return Ok(("connecting was cut off".to_owned(), None, false)),
         };
         self.outbox.push_back(self.ledger.hello());
-        self.talk(&mut stream).await
+        self.exchange(&mut stream).await
     }
 
     fn endpoint(&self) -> Result<Endpoint, String> {
@@ -236,67 +232,64 @@ impl Session {
         Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
     }
 
-    async fn talk(&mut self, stream: &mut Stream) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
+    async fn exchange(
+        &mut self,
+        stream: &mut Stream,
+    ) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
         let mut welcomed = false;
-        let mut takes = Takes::default();
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
             let (hear, listen) = (self.inbox.len() < QUEUE, self.outbox.len() < QUEUE);
             let step = tokio::select! {
-                message = stream.down.message(), if hear => Step::Heard(message),
+                message = stream.down.message(), if hear => SessionEvent::FromControl(message),
                 permit = stream.up.reserve(), if up_open && !self.outbox.is_empty() => {
                     up_open = permit.is_ok();
                     if let Some((permit, message)) = permit.ok().zip(self.outbox.pop_front()) {
                         permit.send(message.into());
                     }
-                    Step::Moved
+                    SessionEvent::Progress
                 }
-                message = self.outgoing.recv(), if listen => Step::Said(message),
+                message = self.outgoing.recv(), if listen => SessionEvent::FromAgent(message),
                 permit = self.events.reserve(), if !self.inbox.is_empty() => {
                     let event = self.inbox.pop_front();
                     let (permit, event) = permit.ok().zip(event).ok_or(AgentGone)?;
                     permit.send(event);
-                    Step::Moved
+                    SessionEvent::Progress
                 }
             };
             match step {
-                Step::Moved => {}
-                Step::Said(Some(message)) if !takes.takes(&message) => {}
-                Step::Said(Some(message)) => {
+                SessionEvent::Progress => {}
+                SessionEvent::FromAgent(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
-                Step::Said(None) => {
-                    self.farewell(stream).await;
+                SessionEvent::FromAgent(None) => {
+                    self.drain(stream).await;
                     return Err(AgentGone);
                 }
-                Step::Heard(Ok(Some(message))) => match message.message {
+                SessionEvent::FromControl(Ok(Some(message))) => match message.message {
                     Some(to_agent::Message::Refused(refused)) => {
                         return Ok((refused.reason.clone(), Some(refused.kind()), welcomed));
                     }
                     Some(to_agent::Message::Welcome(welcome)) => {
                         welcomed = true;
-                        takes.welcome(&welcome);
-                        self.outbox.extend(self.ledger.connected(takes.budgets));
+                        self.outbox.extend(self.ledger.connected());
                         self.inbox.push_back(Event::Connected(welcome));
                     }
-                    Some(message) => {
-                        takes.asked(&message);
-                        self.inbox.extend(self.ledger.incoming(message));
-                    }
+                    Some(message) => self.inbox.extend(self.ledger.incoming(message)),
                     // Of a later version of the interface.
                     None => {}
                 },
-                Step::Heard(Ok(None)) => {
+                SessionEvent::FromControl(Ok(None)) => {
                     return Ok(("control closed the session".to_owned(), None, welcomed));
                 }
-                Step::Heard(Err(status)) => return Ok((status_text(&status), None, welcomed)),
+                SessionEvent::FromControl(Err(status)) => return Ok((status_text(&status), None, welcomed)),
             }
         }
     }
 
     /// Gets the last messages out.
-    async fn farewell(&mut self, stream: &mut Stream) {
+    async fn drain(&mut self, stream: &mut Stream) {
         let rest = async {
             for message in self.outbox.drain(..) {
                 if stream.up.send(message.into()).await.is_err() {
@@ -307,7 +300,7 @@ impl Session {
             drop(std::mem::replace(&mut stream.up, closed));
             while let Ok(Some(_)) = stream.down.message().await {}
         };
-        let _ = timeout(FAREWELL, rest).await;
+        let _ = timeout(DRAIN_TIMEOUT, rest).await;
     }
 
     /// Keeps account of what the agent says, hands out events and refuses joins that waited too long, until `done`.

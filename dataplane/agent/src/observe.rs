@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use harmonaize_analysis::trace::{self, Replayed, merge};
 use harmonaize_loader::{Collector, Options, Programs, interfaces_up};
-use harmonaize_planner::Nanos;
+use harmonaize_units::Nanos;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ pub struct Observe {
 /// Prints what was found and how things stand.
 trait Printer {
     fn finding(&mut self, finding: &Finding, names: &Names) -> String;
-    fn standing(&mut self, before: &Reading, now: &Reading) -> String;
+    fn status(&mut self, before: &Reading, now: &Reading) -> String;
     fn missed(&mut self, count: u64) -> String;
 }
 
@@ -106,11 +106,11 @@ impl Observe {
         };
         let options = Options {
             idle_gap: self.idle_gap.into(),
-            late_round_trip: Telemetry::default().late_round_trip,
+            late_rtt: Telemetry::default().late_rtt,
             flows: self.flows,
             run_time: self.run_time,
             diagnosis: self.diagnosis,
-            early: self.xdp,
+            xdp: self.xdp,
             endpoints: Some(own_endpoints()),
             ..Options::default()
         };
@@ -164,7 +164,7 @@ impl Observe {
                 None => {
                     let now: Arc<Reading> = handle.read(true).await.ok_or_else(ended)?;
                     now.links.iter().for_each(|one| names.insert(one.measured.index, &one.measured.name));
-                    let line = printer.standing(&before, &now);
+                    let line = printer.status(&before, &now);
                     before = now;
                     line
                 }

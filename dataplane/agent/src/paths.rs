@@ -4,9 +4,9 @@
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Abilities};
-use harmonaize_transport::paths::{
-    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question, Traced,
-    Tracer, Trains,
+use harmonaize_probe::{
+    Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
+    TracedRoute, Tracer, TrainConfig,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub struct Paths {
     listen: u16,
     answerer: Option<Answerer>,
     missing: Vec<String>,
-    asked: Option<(Sender<v1::TracePaths>, Sender<v1::ProbePath>)>,
+    queues: Option<(Sender<v1::TracePaths>, Sender<v1::ProbePath>)>,
 }
 
 impl Paths {
@@ -35,27 +35,27 @@ impl Paths {
     /// that comes from other agents.
     pub fn begin(listen: SocketAddr, counts: bool) -> Self {
         let mut paths =
-            Self { source: None, listen: listen.port(), answerer: None, missing: Vec::new(), asked: None };
+            Self { source: None, listen: listen.port(), answerer: None, missing: Vec::new(), queues: None };
         let IpAddr::V4(address) = listen.ip() else {
-            paths.lacks("ways are traced and probed over IPv4 alone");
+            paths.record_missing("ways are traced and probed over IPv4 alone");
             return paths;
         };
         match Tracer::open(address) {
             Ok(_) => paths.source = Some(address),
-            Err(error) => paths.lacks(&format!(
+            Err(error) => paths.record_missing(&format!(
                 "ways cannot be traced without raw sockets, which need CAP_NET_RAW: {error}; control plans without them"
             )),
         }
         match Answerer::bind(SocketAddrV4::new(address, listen.port()), counts) {
             Ok(answerer) => paths.answerer = Some(answerer),
-            Err(error) => paths.lacks(&format!(
+            Err(error) => paths.record_missing(&format!(
                 "UDP {listen} cannot be had, so no other agent can probe the way here: {error}"
             )),
         }
         paths
     }
 
-    fn lacks(&mut self, what: &str) {
+    fn record_missing(&mut self, what: &str) {
         tracing::warn!("{what}");
         self.missing.push(what.chars().take(200).collect());
     }
@@ -67,22 +67,11 @@ impl Paths {
             trace: self.source.is_some(),
             probe: self.source.is_some() && self.answerer.is_some(),
             probe_address: probe_address.unwrap_or_default(),
-            hold: true,
-            turns: true,
-            carry: true,
-            direct: true,
-            coded_exchanges: true,
-            coded_measured: true,
-            coded_finer: true,
             pace,
             path_verdicts,
             missing: self.missing.clone(),
             codecs: Vec::new(),
             aggregation: false,
-            aggregated_codes: true,
-            aggregated_at_once: true,
-            aggregated_trees: true,
-            aggregated_others: true,
             datagram_bytes: 0,
         }
     }
@@ -108,14 +97,14 @@ impl Paths {
         spawn("probes", move || {
             answer(&to_probe, &to, |asked| Message::PathProbed(probed(&mut prober, &asked)))
         })?;
-        self.asked = Some((traces, probes));
+        self.queues = Some((traces, probes));
         Ok(())
     }
 
     /// Takes a question; the answer, where there is one at once.
     pub fn trace(&self, asked: v1::TracePaths) -> Option<v1::PathsTraced> {
         let question = asked.question;
-        let taken = self.asked.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
+        let taken = self.queues.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
         let error = self.refusal();
         (!taken).then(|| v1::PathsTraced { question, paths: Vec::new(), error })
     }
@@ -123,13 +112,13 @@ impl Paths {
     /// As [`Paths::trace`].
     pub fn probe(&self, asked: v1::ProbePath) -> Option<v1::PathProbed> {
         let question = asked.question;
-        let taken = self.asked.as_ref().is_some_and(|(_, probes)| probes.try_send(asked).is_ok());
+        let taken = self.queues.as_ref().is_some_and(|(_, probes)| probes.try_send(asked).is_ok());
         let error = self.refusal();
         (!taken).then(|| v1::PathProbed { question, error, ..v1::PathProbed::default() })
     }
 
     fn refusal(&self) -> String {
-        match self.asked {
+        match self.queues {
             Some(_) => "too many questions wait".to_owned(),
             None => self.missing.join("; "),
         }
@@ -165,7 +154,7 @@ fn trace(source: Ipv4Addr, asked: &v1::TracePaths) -> v1::PathsTraced {
         tracer.trace(question, PATIENCE).map_err(|error| format!("tracing: {error}"))
     });
     let (paths, error) = match found {
-        Ok(ways) => (ways.iter().map(way).collect(), String::new()),
+        Ok(ways) => (ways.iter().map(to_traced_path).collect(), String::new()),
         Err(error) => (Vec::new(), error),
     };
     v1::PathsTraced { question: asked.question, paths, error }
@@ -185,7 +174,7 @@ fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, String
     Ok(Question { protocol: Protocol::Tcp, source, destination: address(&asked.address)?, pairs, hops })
 }
 
-fn way(traced: &Traced) -> v1::TracedPath {
+fn to_traced_path(traced: &TracedRoute) -> v1::TracedPath {
     v1::TracedPath {
         source_port: traced.ports.0.into(),
         destination_port: traced.ports.1.into(),
@@ -201,18 +190,18 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
         Err(error) => return failed(error),
     };
     let v1::ProbePath { bytes, trains: count, enough_bits, spread_bits, .. } = *asked;
-    let trains = Trains { bytes, count, enough_bits, spread_bits };
+    let trains = TrainConfig { bytes, count, enough_bps: enough_bits, spread_bps: spread_bits };
     match prober.probe(to, &via, trains) {
         Ok(probed) => v1::PathProbed {
             question: asked.question,
-            received_bits: probed.received_bits,
-            sent_bits: probed.sent_bits,
+            received_bits: probed.received_bps,
+            sent_bits: probed.sent_bps,
             packets_sent: probed.sent,
             packets_received: probed.received,
             source_port: probed.source_port.into(),
             unreachable: false,
             error: String::new(),
-            beside_bits: probed.beside_bits,
+            beside_bits: probed.cross_traffic_bps,
         },
         Err(error) => {
             let unreachable = matches!(error, ProbeError::Unreachable { .. });
@@ -244,7 +233,7 @@ mod tests {
 
     const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-    fn asked(ports: Vec<(u32, u32)>, hops: u32, address: &str) -> v1::TracePaths {
+    fn trace_request(ports: Vec<(u32, u32)>, hops: u32, address: &str) -> v1::TracePaths {
         let pair = |(source_port, destination_port)| v1::PortPair { source_port, destination_port };
         let ports = ports.into_iter().map(pair).collect();
         v1::TracePaths { question: 7, address: address.to_owned(), ports, hops }
@@ -253,11 +242,11 @@ mod tests {
     #[test]
     fn questions_that_make_no_sense_are_answered_with_what_is_wrong() {
         let wrong = [
-            (asked(vec![(1, 65_536)], 3, "10.0.0.1"), "65536 is no port"),
-            (asked(vec![(1, 2)], 0, "10.0.0.1"), "0 hops"),
-            (asked(vec![(1, 2)], 17, "10.0.0.1"), "17 hops"),
-            (asked(vec![(1, 2); 65], 3, "10.0.0.1"), "65 pairs of ports"),
-            (asked(vec![(1, 2)], 3, "10.0.0.1:7100"), "is no IPv4 address"),
+            (trace_request(vec![(1, 65_536)], 3, "10.0.0.1"), "65536 is no port"),
+            (trace_request(vec![(1, 2)], 0, "10.0.0.1"), "0 hops"),
+            (trace_request(vec![(1, 2)], 17, "10.0.0.1"), "17 hops"),
+            (trace_request(vec![(1, 2); 65], 3, "10.0.0.1"), "65 pairs of ports"),
+            (trace_request(vec![(1, 2)], 3, "10.0.0.1:7100"), "is no IPv4 address"),
         ];
         for (asked, what) in wrong {
             let answer = trace(HERE, &asked);
@@ -294,9 +283,9 @@ mod tests {
     fn an_agent_that_cannot_says_so() {
         let paths = Paths::begin("[::1]:7100".parse().unwrap(), true);
         let abilities = paths.abilities(true, false);
-        assert!(!abilities.trace && !abilities.probe && abilities.hold && abilities.pace, "{abilities:?}");
+        assert!(!abilities.trace && !abilities.probe && abilities.pace, "{abilities:?}");
         assert_eq!(abilities.missing.len(), 1);
-        let answer = paths.trace(asked(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
+        let answer = paths.trace(trace_request(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
         assert!(answer.question == 7 && answer.error.contains("IPv4"), "{answer:?}");
         assert!(paths.probe(v1::ProbePath::default()).is_some());
     }

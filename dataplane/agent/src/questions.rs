@@ -1,32 +1,31 @@
 //! What tenants ask of control through their agent, and who waits for which answer.
 
-mod asked;
 mod events;
+mod pending;
 
-use crate::control::Answered;
+use crate::control::ControlAnswer;
 use crate::session::Question;
-use asked::Asked;
 use events::{batch, read_events};
 use harmonaize_abi::session::{Choice, EventBatch, Negotiated};
 use harmonaize_api::v1::{self, from_agent};
+use pending::PendingRequests;
 
 /// Questions of all kinds.
 #[derive(Debug, Default)]
 pub(crate) struct Questions {
-    readers: Asked<EventBatch>,
-    negotiations: Asked<Negotiated>,
-    iterations: Asked<Choice>,
-    hints: Asked<()>,
+    readers: PendingRequests<EventBatch>,
+    negotiations: PendingRequests<Negotiated>,
+    iterations: PendingRequests<Choice>,
+    hints: PendingRequests<()>,
 }
 
 impl Questions {
-    /// A session with control has begun, which takes what it says that it does, or has ended.
-    pub(crate) fn session(&mut self, welcome: Option<&v1::Welcome>) {
-        let takes = |kind: fn(&v1::Welcome) -> bool| welcome.is_some_and(kind);
-        self.readers.session(takes(|welcome| welcome.events));
-        self.negotiations.session(takes(|welcome| welcome.agreements));
-        self.iterations.session(takes(|welcome| welcome.agreements));
-        self.hints.session(takes(|welcome| welcome.hints));
+    /// A session with control has begun, or has ended.
+    pub(crate) fn session(&mut self, open: bool) {
+        self.readers.reset(open);
+        self.negotiations.reset(open);
+        self.iterations.reset(open);
+        self.hints.reset(open);
     }
 
     /// What to say to control for a tenant's question; none where it cannot be asked.
@@ -55,12 +54,12 @@ impl Questions {
     }
 
     /// Control's answer, for who waits for it.
-    pub(crate) fn answer(&mut self, answer: Answered) {
+    pub(crate) fn answer(&mut self, answer: ControlAnswer) {
         match answer {
-            Answered::Events(answer) => self.readers.answer(answer.request, batch(answer)),
-            Answered::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
-            Answered::Iteration(answer) => self.iterations.answer(answer.request, answer.choice()),
-            Answered::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
+            ControlAnswer::Events(answer) => self.readers.answer(answer.request, batch(answer)),
+            ControlAnswer::Negotiated(answer) => self.negotiations.answer(answer.request, answer.outcome()),
+            ControlAnswer::Iteration(answer) => self.iterations.answer(answer.request, answer.choice()),
+            ControlAnswer::Hinted(answer) => self.hints.answer(answer.request, answer.outcome()),
         }
     }
 }

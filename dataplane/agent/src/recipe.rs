@@ -7,18 +7,19 @@ use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Nanos, Timeouts};
 use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
-    Access, Coding, Group, Local, Participant, Plan, Request, Retention, Shots, Tuning, check_own, program,
+    Access, Algorithm, Coding, Group, Local, Participant, Plan, Request, Retention, Tuning, check_own,
+    program,
 };
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Longest that participants have to answer before a time-out is declared.
-const INQUIRY: u64 = 1_000_000_000;
+const MAX_INQUIRY_NS: u64 = 1_000_000_000;
 
 /// A recipe that can be executed.
 #[derive(Debug)]
-pub struct Expanded {
+pub struct ExpandedRecipe {
     /// The plan under its epoch.
     pub plan: EpochPlan,
     /// Who we are.
@@ -41,51 +42,43 @@ pub struct RecipeError {
 }
 
 /// Plans that are kept in mind as proved.
-const PROVED: usize = 32;
+const MAX_VERIFIED: usize = 32;
 
 /// Longest that a proof may take: far longer than that of a thousand hosts.
-const PATIENCE: Duration = Duration::from_secs(5);
+const VERIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Plans that were proved lately: a change that leaves order and landing slots as they are needs no other proof.
 #[derive(Debug, Default)]
-pub struct Proved(VecDeque<Known>);
+pub struct VerifiedPlans(VecDeque<VerifiedPlan>);
 
 /// One of them, as one participant.
 #[derive(Debug, PartialEq)]
-struct Known {
+struct VerifiedPlan {
     plan: Plan,
     me: Participant,
     landing_slots: u32,
     coded: bool,
-    exchanges: bool,
 }
 
-impl Known {
+impl VerifiedPlan {
     fn of(plan: &EpochPlan, me: Participant) -> Self {
-        Self {
-            plan: plan.plan.clone(),
-            me,
-            landing_slots: plan.landing_slots,
-            coded: plan.coding.is_some(),
-            exchanges: plan.coding.is_some_and(|coding| coding.exchanges),
-        }
+        Self { plan: plan.plan.clone(), me, landing_slots: plan.landing_slots, coded: plan.coding.is_some() }
     }
 
     /// Whether whoever has proved this has proved the other.
     fn covers(&self, other: &Self) -> bool {
         (&self.plan, self.me, self.landing_slots) == (&other.plan, other.me, other.landing_slots)
             && self.coded >= other.coded
-            && self.exchanges >= other.exchanges
     }
 }
 
-impl Proved {
+impl VerifiedPlans {
     /// Proves what was not proved yet.
-    fn prove(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), String> {
-        let wanted = Known::of(plan, me);
+    fn verify(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), String> {
+        let wanted = VerifiedPlan::of(plan, me);
         if !self.0.iter().any(|known| known.covers(&wanted)) {
-            prove(plan, me, Instant::now() + PATIENCE)?;
-            self.0.truncate(PROVED - 1);
+            verify(plan, me, Instant::now() + VERIFY_TIMEOUT)?;
+            self.0.truncate(MAX_VERIFIED - 1);
             self.0.push_front(wanted);
         }
         Ok(())
@@ -96,7 +89,7 @@ impl Proved {
 ///
 /// # Errors
 /// If anything in it does not fit together.
-pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeError> {
+pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRecipe, RecipeError> {
     let error = |what: String| RecipeError { communicator: recipe.communicator, epoch: recipe.epoch, what };
     let members = recipe.participants.iter().map(|p| p.ranks.iter().map(|&rank| Rank(rank)).collect());
     let group = Group::new(members.collect()).ok_or_else(|| error("ranks missing or there twice".into()))?;
@@ -134,10 +127,10 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
         aggregation: rules,
     };
     let operation = Nanos(tuning.operation_timeout_ns);
-    let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(INQUIRY)) };
-    proved.prove(&plan, me).map_err(error)?;
+    let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(MAX_INQUIRY_NS)) };
+    proved.verify(&plan, me).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
-    Ok(Expanded { plan, me, peers, aggregator, timeouts })
+    Ok(ExpandedRecipe { plan, me, peers, aggregator, timeouts })
 }
 
 /// Expands every algorithm as this participant runs it, for mapped and for remote tensors and each way of keeping inputs, and has
@@ -147,11 +140,11 @@ pub fn expand(recipe: &Recipe, proved: &mut Proved) -> Result<Expanded, RecipeEr
 /// alone say, and where all participants' programs are so the whole is right ([`check_own`] says why). Nobody runs a program of an epoch before
 /// control has heard from all that they have prepared it, which none does whose own proof fails. So what all agents prove together is
 /// what each of them would prove of all, and each takes the time of its own programs: in proportion to the hosts, not to their square.
-fn prove(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), String> {
+fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), String> {
     for Variant { request, retention, access } in variants(plan, me) {
         let failed = |why: String| format!("{}: {why}", request.collective);
         if Instant::now() > until {
-            return Err(failed(format!("not proved within {} s", PATIENCE.as_secs())));
+            return Err(failed(format!("not proved within {} s", VERIFY_TIMEOUT.as_secs())));
         }
         let local = Local { access: &|_| access, retention };
         let own = program(&plan.plan, request, me, &local).map_err(|error| failed(error.to_string()))?;
@@ -179,23 +172,20 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
                 continue;
             }
             let can = match collective {
-                Collective::AllReduce => plan.coding.is_some(),
-                Collective::AllToAll | Collective::AllGather => {
-                    plan.coding.is_some_and(|coding| coding.exchanges)
-                }
+                Collective::AllReduce | Collective::AllToAll | Collective::AllGather => plan.coding.is_some(),
                 Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
             };
-            let exact = |shots| Request { collective, root: Rank(0), coded: false, shots };
-            let coded = Request { coded: true, ..exact(Shots::Many) };
+            let exact = |shots| Request { collective, root: Rank(0), coded: false, algorithm: shots };
+            let coded = Request { coded: true, ..exact(Algorithm::Ring) };
             let coded = (can && retention != Retention::CopyInputs).then_some(coded);
             // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
-            let shots: &[Shots] = match collective {
-                Collective::AllReduce => &[Shots::Many, Shots::One, Shots::Two],
-                Collective::AllToAll => &[Shots::Many],
+            let shots: &[Algorithm] = match collective {
+                Collective::AllReduce => &[Algorithm::Ring, Algorithm::OneShot, Algorithm::TwoShot],
+                Collective::AllToAll => &[Algorithm::Ring],
                 Collective::AllGather
                 | Collective::ReduceScatter
                 | Collective::Broadcast
-                | Collective::Barrier => &[Shots::Many, Shots::One],
+                | Collective::Barrier => &[Algorithm::Ring, Algorithm::OneShot],
             };
             let roots = if collective == Collective::Broadcast { roots(plan, me) } else { vec![Rank(0)] };
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
@@ -233,9 +223,7 @@ fn coding(told: &v1::Coding) -> Result<Coding, String> {
         most => Ok(Coding {
             codec: number(&told.codec)?,
             finer: told.finer.as_deref().map(number).transpose()?,
-            most,
-            exchanges: told.exchanges,
-            measured: told.measured,
+            max_error: most,
         }),
     }
 }
@@ -311,7 +299,7 @@ pub(crate) mod tests {
     #[test]
     fn right_recipes_are_expanded_and_proved() {
         for (hosts, per_host) in [(1, 1), (1, 9), (2, 1), (5, 3), (32, 2)] {
-            let expanded = expand(&recipe(hosts, per_host), &mut Proved::default()).unwrap();
+            let expanded = expand(&recipe(hosts, per_host), &mut VerifiedPlans::default()).unwrap();
             assert_eq!(expanded.plan.plan.participants(), hosts);
             assert_eq!(expanded.peers.len() as u32, hosts - 1);
             let tuning = expanded.plan.tuning;
@@ -323,7 +311,7 @@ pub(crate) mod tests {
     fn links_that_go_on_need_no_introduction() {
         let mut recipe = recipe(3, 1);
         recipe.peers[1] = v1::Peer { participant: 2, carried: true, ..v1::Peer::default() };
-        let mut proved = Proved::default();
+        let mut proved = VerifiedPlans::default();
         for epoch in 2..100 {
             recipe.epoch = epoch;
             let peers = expand(&recipe, &mut proved).unwrap().peers;
@@ -344,40 +332,40 @@ pub(crate) mod tests {
     #[test]
     fn what_is_coded_is_proved_once_more() {
         let mut recipe = recipe(3, 1);
-        let mut proved = Proved::default();
-        let coding = |exchanges| v1::Coding { codec: "int8".into(), exchanges, ..v1::Coding::default() };
-        let told = [None, Some(coding(false)), Some(coding(true)), Some(coding(false)), None];
+        let mut proved = VerifiedPlans::default();
+        let coding = || v1::Coding { codec: "int8".into(), ..v1::Coding::default() };
+        let told = [None, Some(coding()), Some(coding()), None];
         let counts = told.map(|coding| {
             recipe.coding = coding;
             expand(&recipe, &mut proved).unwrap();
             proved.0.len()
         });
-        assert_eq!(counts, [1, 2, 3, 3, 3]);
+        assert_eq!(counts, [1, 2, 2, 2]);
     }
 
     fn plan(hosts: u32, per_host: u32) -> EpochPlan {
         let mut recipe = recipe(hosts, per_host);
-        recipe.coding = Some(v1::Coding { codec: "int8".into(), exchanges: true, ..v1::Coding::default() });
-        expand(&recipe, &mut Proved(VecDeque::new())).unwrap().plan
+        recipe.coding = Some(v1::Coding { codec: "int8".into(), ..v1::Coding::default() });
+        expand(&recipe, &mut VerifiedPlans(VecDeque::new())).unwrap().plan
     }
 
     #[test]
     fn every_participant_of_many_hosts_can_prove_its_own_part() {
         let plan = plan(257, 1);
         for me in [0, 1, 128, 255, 256].map(Participant) {
-            prove(&plan, me, Instant::now() + Duration::from_secs(600)).unwrap();
+            verify(&plan, me, Instant::now() + Duration::from_secs(600)).unwrap();
         }
     }
 
     #[test]
     fn a_proof_that_takes_too_long_is_given_up() {
         let plan = plan(2, 1);
-        let error = prove(&plan, Participant(0), Instant::now() - Duration::from_secs(1)).unwrap_err();
+        let error = verify(&plan, Participant(0), Instant::now() - Duration::from_secs(1)).unwrap_err();
         assert!(error.contains("not proved within 5 s"), "{error}");
     }
 
     /// The programs of all participants by the checker of them all, as agents did.
-    fn prove_all(plan: &EpochPlan, Variant { request, retention, access }: Variant) {
+    fn verify_all(plan: &EpochPlan, Variant { request, retention, access }: Variant) {
         let local = Local { access: &|_| access, retention };
         let everyone = (0..plan.plan.participants()).map(Participant);
         let programs: Result<Vec<_>, _> =
@@ -397,14 +385,14 @@ pub(crate) mod tests {
             let mut own = Vec::new();
             for me in [0, hosts / 2, hosts - 1].map(Participant) {
                 let begun = Instant::now();
-                prove(&plan, me, begun + Duration::from_secs(600)).unwrap();
+                verify(&plan, me, begun + Duration::from_secs(600)).unwrap();
                 own.push(begun.elapsed());
             }
             let all = variants(&plan, Participant(0));
             let all = all.into_iter().filter(|variant| variant.request.root == Rank(0));
             let begun = Instant::now();
             let whole = (hosts * per_host <= 256).then(|| {
-                all.for_each(|variant| prove_all(&plan, variant));
+                all.for_each(|variant| verify_all(&plan, variant));
                 begun.elapsed()
             });
             println!("{hosts} hosts of {per_host}: own {own:?}, all {whole:?}");
@@ -415,16 +403,11 @@ pub(crate) mod tests {
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
         let mut coded = recipe(3, 1);
-        coded.coding = Some(v1::Coding {
-            codec: "int8".into(),
-            most: Some(1e-3),
-            exchanges: true,
-            measured: true,
-            finer: Some("bf16".into()),
-        });
-        let found = expand(&coded, &mut Proved::default()).unwrap().plan.coding.unwrap();
+        coded.coding =
+            Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), finer: Some("bf16".into()) });
+        let found = expand(&coded, &mut VerifiedPlans::default()).unwrap().plan.coding.unwrap();
         let named = |number: u16| Codec::NAMED[usize::from(number)].1;
-        assert_eq!((named(found.codec), found.most), (Codec::INT8, Some(1e-3)));
+        assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
         assert_eq!(found.finer.map(named), Some(Codec::BF16));
         let damaged: [Damage; 12] = [
             ("codec \"bf17\"", |r| {
@@ -451,7 +434,7 @@ pub(crate) mod tests {
         for (what, damage) in damaged {
             let mut recipe = recipe(3, 1);
             damage(&mut recipe);
-            let error = expand(&recipe, &mut Proved::default()).expect_err(what).to_string();
+            let error = expand(&recipe, &mut VerifiedPlans::default()).expect_err(what).to_string();
             assert!(error.contains(what) && error.contains("0000000000000007"), "{what}: {error}");
         }
     }

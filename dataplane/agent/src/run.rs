@@ -27,7 +27,7 @@ const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How long communicators may take to end in order when the agent stops.
-const FAREWELL: Duration = Duration::from_secs(3);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Completes with SIGINT or SIGTERM.
 ///
@@ -53,8 +53,11 @@ fn bind(config: &Config, devices: &Devices) -> anyhow::Result<Box<dyn Transport 
         ..TcpConfig::new(config.listen)
     };
     let Some(asked) = &config.verbs else { return Ok(Box::new(TcpTransport::bind(tcp)?)) };
-    let verbs =
-        VerbsConfig { devices: asked.devices.clone(), wanted: asked.wanted(), ..VerbsConfig::new(tcp) };
+    let verbs = VerbsConfig {
+        devices: asked.devices.clone(),
+        options: asked.port_options(),
+        ..VerbsConfig::new(tcp)
+    };
     Ok(Box::new(VerbsTransport::bind(verbs, devices)?))
 }
 
@@ -75,7 +78,7 @@ fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
     let listening = rdma.listen.map(|listen| listen.ip()).filter(|address| !address.is_unspecified());
     RdmaRules {
         devices: devices.clone(),
-        wanted: rdma.wanted(),
+        port: rdma.port_options(),
         address: listening.unwrap_or(links),
         listen: rdma.listen,
         handshake: HANDSHAKE,
@@ -105,12 +108,12 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let datagrams = datagrams(&config, devices);
     let datagram_bytes = datagrams.as_ref().map_or(0, |(_, bytes)| *bytes);
     if let Some((port, _)) = datagrams {
-        engine.send_datagrams_by(port);
+        engine.set_datagram_port(port);
     }
     let mut telemetry = config.telemetry.as_ref().and_then(|asked| {
         let (writer, reader) = marks(MARKS);
         let begun = telemetry::begin(asked, &config.host, config.listen.ip(), reader)?;
-        engine.mark_into(writer);
+        engine.set_mark_writer(writer);
         Some(begun)
     });
     let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
@@ -145,18 +148,18 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
 
     let mut checks = JoinSet::new();
     let mut ending: Option<Instant> = None;
-    while ending.is_none_or(|ending| ending.elapsed() < FAREWELL && !thread.is_finished()) {
+    while ending.is_none_or(|ending| ending.elapsed() < DRAIN_TIMEOUT && !thread.is_finished()) {
         tokio::select! {
-            Some(notice) = heard.recv() => agent.engine(notice),
-            Some(request) = asked.recv(), if agent.has_room() => agent.tenant(request),
+            Some(notice) = heard.recv() => agent.handle_notice(notice),
+            Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
             Some(event) = control.events.recv(), if !agent.is_checking() => {
-                if let Some(check) = agent.control(event) {
+                if let Some(check) = agent.handle_control(event) {
                     checks.spawn_blocking(move || check.run());
                 }
             }
-            Some(checked) = checks.join_next() => agent.checked(checked.ok()),
+            Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
-                agent.tick(Instant::now());
+                agent.handle_timeout(Instant::now());
                 if ending.is_none() && thread.is_finished() {
                     tracing::error!("the engine's thread is gone; the agent ends");
                     closing.send_replace(true);
@@ -172,12 +175,12 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         }
     }
     while let Ok(notice) = heard.try_recv() {
-        agent.engine(notice);
+        agent.handle_notice(notice);
     }
     // Nobody takes requests any more: sessions that wait for room end.
     drop((agent, asked));
     while servers.join_next().await.is_some() {}
-    let _ = tokio::time::timeout(FAREWELL, control.task).await;
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
     if let Some(telemetry) = telemetry.take() {
         telemetry.end().await;
     }

@@ -6,8 +6,8 @@
 mod attached;
 mod connection;
 mod network;
-mod pace;
 mod rdma;
+mod request_quota;
 mod server;
 mod socket;
 mod stream;
@@ -21,7 +21,7 @@ use harmonaize_abi::session::{
     Negotiated, Regrouping, Secret,
 };
 use harmonaize_shm::AgentEnd;
-use harmonaize_verbs::{Devices, Wanted};
+use harmonaize_verbs::{Devices, PortOptions};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +89,7 @@ pub struct RdmaRules {
     /// The devices to choose from.
     pub devices: Devices,
     /// Which, and how packets go.
-    pub wanted: Wanted,
+    pub port: PortOptions,
     /// If no device is named, the one that has this address.
     pub address: IpAddr,
     /// Where tenants' processes may connect over TCP.
@@ -173,7 +173,7 @@ pub enum SessionRequest {
         /// What new ranks ascend by.
         key: u32,
         /// Fewest ranks to go on with.
-        least: u32,
+        min_ranks: u32,
         /// How long the process is ready to wait for the others.
         timeout: Duration,
         /// What it has become, or why not.

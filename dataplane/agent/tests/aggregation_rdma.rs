@@ -3,7 +3,7 @@
 
 mod whole;
 
-use harmonaize_agent::aggregator::{self, AggregatorConfig, Upwards};
+use harmonaize_agent::aggregator::{self, AggregatorConfig, ParentConfig};
 use harmonaize_agent::config::Verbs;
 use harmonaize_client::{
     Access, Algorithm, AttachOptions, Client, Communicator, Dtype, JoinOptions, Rank, ReduceOp,
@@ -47,8 +47,7 @@ fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
         mtu: 9000,
         spin: Duration::from_micros(50),
         packets_per_second: Some(10_000_000),
-        upwards: Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) },
-        multicast: None,
+        parent: ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) },
         metrics: None,
         verbs: device("agg"),
     };

@@ -163,7 +163,7 @@ impl Provider {
     }
 }
 
-fn all_ways(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
+fn all_accesses(test: u8, links: impl Fn(usize) -> Option<Verbs>) {
     let provider = Provider::start(test, links);
     std::thread::scope(|scope| {
         for rank in 0..RANKS {
@@ -239,12 +239,12 @@ fn feedback_is_kept_however_a_rank_is_attached() {
 
 #[test]
 fn ranks_attached_in_all_ways_work_together() {
-    all_ways(1, |_| None);
+    all_accesses(1, |_| None);
 }
 
 #[test]
 fn the_same_with_links_over_rdma() {
-    all_ways(2, |host| {
+    all_accesses(2, |host| {
         let devices = vec![["agent0", "agent1"][host].to_owned()];
         Some(Verbs { devices, ..Verbs::default() })
     });

@@ -1,15 +1,16 @@
 //! Tracing and probing on an emulated fabric of two racks and two spines: what is said against what the packets do.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_transport::paths::{
-    Answerer, ProbeError, Probed, Prober, Protocol, Question, Traced, Tracer, Trains,
+use harmonaize_probe::{
+    Answerer, ProbeError, ProbeResult, Prober, Protocol, Question, TracedRoute, Tracer, TrainConfig,
 };
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::strict::can_make_namespaces;
+use harmonaize_testkit::topology::{Topology, racks};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::time::Duration;
-use xtask::fabric::{Fabric, privileged};
-use xtask::topology::{Topology, racks};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const LISTEN: u16 = 7100;
@@ -17,8 +18,7 @@ const RATE: u64 = 200_000_000;
 
 /// Hosts h0 and h1, each on a leaf of its own; none, loudly, without the privilege.
 fn fabric() -> Option<Fabric> {
-    if !privileged() {
-        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    if !can_make_namespaces() {
         return None;
     }
     Some(Fabric::build(&Topology::parse(&racks(2, 1, 2, "200Mbit/s")).unwrap()).unwrap())
@@ -35,7 +35,7 @@ fn switch(fabric: &Fabric, name: &str) -> Vec<Ipv4Addr> {
 }
 
 /// The switches that a way names, by their names; "?" for silence.
-fn names(fabric: &Fabric, way: &Traced) -> Vec<&'static str> {
+fn names(fabric: &Fabric, way: &TracedRoute) -> Vec<&'static str> {
     let all = ["leaf0", "leaf1", "spine0", "spine1"].map(|name| (name, switch(fabric, name)));
     let name = |hop: &Option<Ipv4Addr>| {
         let Some(hop) = hop else { return "?" };
@@ -44,7 +44,7 @@ fn names(fabric: &Fabric, way: &Traced) -> Vec<&'static str> {
     way.hops.iter().map(name).collect()
 }
 
-fn traced(fabric: &Fabric, from: &str, to: &str, pairs: Vec<(u16, u16)>, hops: u8) -> Vec<Traced> {
+fn traced(fabric: &Fabric, from: &str, to: &str, pairs: Vec<(u16, u16)>, hops: u8) -> Vec<TracedRoute> {
     let (source, destination) = (address(fabric, from), address(fabric, to));
     let question = Question { protocol: Protocol::Tcp, source, destination, pairs, hops };
     let host = fabric.host(from).unwrap();
@@ -91,7 +91,7 @@ fn a_connections_way_is_told_before_it_is_made() {
     let Some(fabric) = fabric() else { return };
     let ports: Vec<u16> = (40_000..40_064).collect();
     let ways = traced(&fabric, "h0", "h1", ports.iter().map(|port| (*port, LISTEN)).collect(), 3);
-    let spine = |way: &Traced| names(&fabric, way)[1];
+    let spine = |way: &TracedRoute| names(&fabric, way)[1];
     for (way, port) in ways.iter().zip(&ports) {
         assert_eq!(way.ports, (*port, LISTEN));
         let names = names(&fabric, way);
@@ -165,11 +165,11 @@ fn a_train_takes_the_way_that_is_asked_for() {
     let answerer = far.enter(|| Answerer::bind(listen, true)).unwrap().unwrap();
     let source = address(&fabric, "h0");
     let mut prober = Prober::new(source);
-    let mut over = |switches: &[&str]| -> Result<Probed, ProbeError> {
+    let mut over = |switches: &[&str]| -> Result<ProbeResult, ProbeError> {
         let via: Vec<_> = switches.iter().map(|name| switch(&fabric, name)).collect();
         let near = &fabric.host("h0").unwrap().namespace;
         near.enter(|| {
-            prober.probe(answerer.address(), &via, Trains { bytes: 384 << 10, ..Trains::default() })
+            prober.probe(answerer.address(), &via, TrainConfig { bytes: 384 << 10, ..TrainConfig::default() })
         })
         .unwrap()
     };
@@ -185,7 +185,7 @@ fn a_train_takes_the_way_that_is_asked_for() {
         assert_eq!(received(&fabric, other, "port0"), beside);
         // A machine that is busy is slower; none is faster than the link.
         assert!(probed.sent == 268 && probed.received > 200, "{probed:?}");
-        assert!(probed.received_bits > 0 && probed.received_bits < RATE * 12 / 10, "{probed:?}");
+        assert!(probed.received_bps > 0 && probed.received_bps < RATE * 12 / 10, "{probed:?}");
     }
     let error = over(&["leaf0", "leaf1", "spine0"]).unwrap_err();
     assert!(matches!(error, ProbeError::Unreachable { tried: 64 }), "{error}");

@@ -7,7 +7,7 @@
 
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, Sealed, seal};
-use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, To};
+use harmonaize_aggregator::{Aggregator, Grant, Key, PayloadFormat, Pool, Recipient, Share};
 use harmonaize_kernels::reduce;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -24,11 +24,9 @@ fn grant(bytes: usize) -> Grant {
         communicator: 1,
         secret: SECRET,
         workers: WORKERS,
-        form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
+        format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
         elements: (bytes / 4) as u32,
         ordered: false,
-        partial: None,
-        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: 2 * WINDOW as u32, most: 2 * WINDOW as u32 },
         parent: None,
     }
@@ -81,7 +79,7 @@ fn main() {
             let mut aggregator = Aggregator::new(7, Pool::new(2 * WINDOW as u32, bytes));
             aggregator.grant(grant(bytes)).unwrap();
             let mut sent = 0_usize;
-            aggregator.receive(Duration::ZERO, &begin, &mut |_: To, _: &[u8]| ());
+            aggregator.receive(Duration::ZERO, &begin, &mut |_: Recipient, _: &[u8]| ());
             let took = [
                 timed(|| {
                     // Twice half of the parts: sum and source together take as much cache as the parts do.
@@ -113,7 +111,7 @@ fn main() {
                 }),
                 timed(|| {
                     for packet in &packets {
-                        aggregator.receive(Duration::ZERO, packet, &mut |_: To, packet: &[u8]| {
+                        aggregator.receive(Duration::ZERO, packet, &mut |_: Recipient, packet: &[u8]| {
                             sent += packet.len()
                         });
                     }

@@ -1,25 +1,20 @@
 //! The aggregator: many communicators, one pool. Packets and time in; packets out, and counts of what was not believed.
 
-use crate::communicator::{Communicator, Up};
+use crate::communicator::{Communicator, ParentSession};
 use crate::packet::{Header, Kind, MAX_WORKERS, PacketError, Sealed};
-use crate::{Form, Key, Pool, PoolError, Share};
+use crate::{Key, PayloadFormat, Pool, PoolError, Share};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Whom a packet is for. The edge knows the addresses: control's, or those from which packets came that were believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum To {
+pub enum Recipient {
     /// A worker of a communicator.
     Worker {
         /// The communicator.
         communicator: u64,
         /// Which of its workers.
         worker: u16,
-    },
-    /// All workers of a communicator at once: its group, where the network has multicast.
-    Group {
-        /// The communicator.
-        communicator: u64,
     },
     /// The aggregator above this one.
     Parent {
@@ -31,26 +26,17 @@ pub enum To {
 /// Takes packets that are to be sent.
 pub trait Outbox {
     /// Takes one; it is the caller's again on return.
-    fn send(&mut self, to: To, packet: &[u8]);
+    fn send(&mut self, to: Recipient, packet: &[u8]);
 
     /// What was received is believed: a worker's packet, by its tag. Whether it was sent after all that came before, its session and then
     /// its sequence say. What is sent for it comes after this.
-    fn heard(&mut self, _from: &Header) {}
+    fn authenticated(&mut self, _from: &Header) {}
 }
 
-impl<F: FnMut(To, &[u8])> Outbox for F {
-    fn send(&mut self, to: To, packet: &[u8]) {
+impl<F: FnMut(Recipient, &[u8])> Outbox for F {
+    fn send(&mut self, to: Recipient, packet: &[u8]) {
         self(to, packet);
     }
-}
-
-/// When a sum may leave workers out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Partial {
-    /// Fewest workers in a sum, at least 1.
-    pub least: u16,
-    /// How long after the first part, at least.
-    pub after: Duration,
 }
 
 /// The aggregator above, of which this one is a worker.
@@ -61,9 +47,9 @@ pub struct Parent {
     /// The key of that worker.
     pub key: Key,
     /// For how long it may leave packets unanswered, before the session is lost.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How soon a sum may be sent up again.
-    pub again: Duration,
+    pub retry_after: Duration,
 }
 
 /// A communicator as control grants it.
@@ -76,16 +62,12 @@ pub struct Grant {
     /// Its workers here, 1 to [`MAX_WORKERS`].
     pub workers: u16,
     /// What its payloads are.
-    pub form: Form,
+    pub format: PayloadFormat,
     /// Elements of a chunk; the last one of a segment may have fewer.
     pub elements: u32,
     /// Whether parts are added in the order of the workers, so that sums of floats are the same each time. Takes a unit for each
     /// worker and chunk, not one a chunk. (Integers and shared codes are the same in any order.)
     pub ordered: bool,
-    /// Whether sums may leave workers out.
-    pub partial: Option<Partial>,
-    /// Whether there is a group of the workers: sums go to all at once as soon as each has said that it hears it.
-    pub group: bool,
     /// What it may use of the pool.
     pub share: Share,
     /// The aggregator above, if the sum goes on there.
@@ -98,9 +80,9 @@ pub enum GrantError {
     /// No workers, or more than [`MAX_WORKERS`].
     #[error("{0} workers, where 1 to {MAX_WORKERS} can be")]
     Workers(u16),
-    /// The form has no sums, or none that add again under a parent or may leave workers out, or not for so many workers.
+    /// The form has no sums, or none that add again under a parent, or not for so many workers.
     #[error("there are no such sums of {0:?}")]
-    Form(Form),
+    Format(PayloadFormat),
     /// A chunk is empty, not whole blocks, or does not fit a unit.
     #[error("a chunk of {elements} elements takes {bytes:?} bytes, and a unit holds {unit}")]
     Chunk {
@@ -116,23 +98,17 @@ pub enum GrantError {
     Pool(#[from] PoolError),
 }
 
-/// What was done, and what was dropped and why, for one communicator. All are packets, but for `sums` and `partial_sums`.
+/// What was done, and what was dropped and why, for one communicator. All are packets, but for `sums`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Believed.
     pub received: u64,
     /// Sent.
     pub sent: u64,
-    /// Of these, sums that went to all workers at once.
-    pub to_all: u64,
     /// Chunks summed.
     pub sums: u64,
-    /// Of these, with parts missing.
-    pub partial_sums: u64,
     /// Parts that were in already.
     pub duplicates: u64,
-    /// Parts that came after a partial sum.
-    pub late: u64,
     /// Of earlier sessions, or of chunks that all workers have.
     pub stale: u64,
     /// Of sessions or incarnations that are not here: answered with [`Kind::Lost`].
@@ -157,11 +133,11 @@ pub struct Counters {
 
 /// Packets of no communicator, dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strangers {
+pub struct Unrecognized {
     /// Of a wrong length.
     pub length: u64,
     /// Of another protocol.
-    pub stranger: u64,
+    pub magic: u64,
     /// Of another version.
     pub version: u64,
     /// Of an unknown kind.
@@ -176,13 +152,13 @@ pub struct Aggregator {
     incarnation: u64,
     pool: Pool,
     communicators: BTreeMap<u64, Communicator>,
-    strangers: Strangers,
+    unrecognized: Unrecognized,
 }
 
 impl Aggregator {
     /// A new one, of an incarnation that was drawn at random, not 0.
     pub fn new(incarnation: u64, pool: Pool) -> Self {
-        Self { incarnation, pool, communicators: BTreeMap::new(), strangers: Strangers::default() }
+        Self { incarnation, pool, communicators: BTreeMap::new(), unrecognized: Unrecognized::default() }
     }
 
     /// Admits a communicator. All that it will ever need is allocated here.
@@ -194,22 +170,22 @@ impl Aggregator {
             return Err(GrantError::Workers(grant.workers));
         }
         // A sum of codes is decoded as one of all workers'.
-        let enough = !matches!(grant.form, Form::Shared { ranks, .. } if ranks < grant.workers || grant.partial.is_some());
-        if !grant.form.is_possible() || !enough || (grant.parent.is_some() && !grant.form.adds_sums()) {
-            return Err(GrantError::Form(grant.form));
+        let enough = !matches!(grant.format, PayloadFormat::Shared { ranks, .. } if ranks < grant.workers);
+        if !grant.format.is_supported() || !enough || (grant.parent.is_some() && !grant.format.adds_sums()) {
+            return Err(GrantError::Format(grant.format));
         }
-        grant.ordered &= grant.form.adds_sums();
+        grant.ordered &= grant.format.adds_sums();
         let (elements, unit) = (grant.elements, self.pool.unit_bytes());
-        let bytes = usize::try_from(elements).ok().filter(|elements| grant.form.are_whole(*elements));
-        let bytes =
-            bytes.and_then(|elements| grant.form.part_bytes(elements).max(grant.form.sum_bytes(elements)));
+        let bytes = usize::try_from(elements).ok().filter(|elements| grant.format.are_whole(*elements));
+        let bytes = bytes
+            .and_then(|elements| grant.format.part_bytes(elements).max(grant.format.sum_bytes(elements)));
         if elements == 0 || bytes.is_none_or(|bytes| bytes > unit) {
             return Err(GrantError::Chunk { elements, bytes, unit });
         }
         let grain = if grant.ordered { u32::from(grant.workers) } else { 1 };
         self.pool.admit(grant.communicator, grant.share, grain)?;
         self.communicators.insert(grant.communicator, Communicator::new(grant, grain));
-        self.settle();
+        self.release_surplus();
         Ok(())
     }
 
@@ -226,10 +202,10 @@ impl Aggregator {
         let sealed = match Sealed::read(bytes) {
             Ok(sealed) => sealed,
             Err(error) => {
-                let strangers = &mut self.strangers;
+                let strangers = &mut self.unrecognized;
                 *match error {
                     PacketError::Length | PacketError::Tag => &mut strangers.length,
-                    PacketError::Stranger => &mut strangers.stranger,
+                    PacketError::Magic => &mut strangers.magic,
                     PacketError::Version(_) => &mut strangers.version,
                     PacketError::Kind(_) => &mut strangers.kind,
                 } += 1;
@@ -237,14 +213,14 @@ impl Aggregator {
             }
         };
         let Some(communicator) = self.communicators.get_mut(&sealed.communicator()) else {
-            self.strangers.communicator += 1;
+            self.unrecognized.communicator += 1;
             return;
         };
         let below = sealed.kind().of_workers();
         let key = if below {
             communicator.key(sealed.worker())
         } else {
-            communicator.up().filter(|up| up.is(sealed.worker())).map(Up::key)
+            communicator.up().filter(|up| up.is(sealed.worker())).map(ParentSession::key)
         };
         let Some(key) = key else {
             let nobody = !below && communicator.up().is_none();
@@ -258,7 +234,7 @@ impl Aggregator {
         };
         communicator.counters.received += 1;
         if below {
-            out.heard(&header);
+            out.authenticated(&header);
         }
         let pool = &mut self.pool;
         match header.kind {
@@ -267,25 +243,25 @@ impl Aggregator {
                 communicator.worker(now, self.incarnation, &header, payload, pool, out);
             }
             Kind::Granted | Kind::Result | Kind::Waiting | Kind::Lost => {
-                communicator.parent(self.incarnation, &header, payload, pool, out);
+                communicator.handle_parent(self.incarnation, &header, payload, pool, out);
             }
         }
-        self.settle();
+        self.release_surplus();
     }
 
     /// Whoever has nothing above a new quota says so at once, also if it is still.
-    fn settle(&mut self) {
-        if self.pool.was_divided() {
-            self.communicators.values().for_each(|communicator| communicator.settle(&mut self.pool));
+    fn release_surplus(&mut self) {
+        if self.pool.take_shares_changed() {
+            self.communicators.values().for_each(|communicator| communicator.release_surplus(&mut self.pool));
         }
     }
 
     /// Lets go what communicators borrowed of which nothing was heard for `idle`. To be called now and then.
-    pub fn tick(&mut self, now: Duration, idle: Duration) {
+    pub fn handle_timeout(&mut self, now: Duration, idle: Duration) {
         for communicator in self.communicators.values_mut() {
-            communicator.rest(now, idle, &mut self.pool);
+            communicator.release_if_idle(now, idle, &mut self.pool);
         }
-        self.settle();
+        self.release_surplus();
     }
 
     /// What happened to a communicator's packets.
@@ -294,8 +270,8 @@ impl Aggregator {
     }
 
     /// What happened to packets of no communicator.
-    pub fn strangers(&self) -> Strangers {
-        self.strangers
+    pub fn unrecognized(&self) -> Unrecognized {
+        self.unrecognized
     }
 
     /// The memory, and who has how much of it.

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Most times the first hold that pass between two knocks: hosts are not held up by them.
-const KNOCKS: u32 = 20;
+const MAX_PROBE_BACKOFF: u32 = 20;
 
 /// Who sums from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Way {
+pub enum Summation {
     /// The aggregator, in the session of the same number.
     Aggregator,
     /// The hosts by themselves.
@@ -38,9 +38,9 @@ pub enum Agreement {
         /// As it was asked.
         session: u64,
         /// All segments below this one are whole here.
-        whole: u64,
+        done: u64,
         /// All segments below this one are whole everywhere.
-        settled: u64,
+        done_everywhere: u64,
     },
     /// To all: go on with segment `from`.
     Resume {
@@ -49,22 +49,22 @@ pub enum Agreement {
         /// The first segment that is done in it, also where its sums are there already.
         from: u64,
         /// By whom.
-        way: Way,
+        summation: Summation,
     },
     /// To the leader, in a session: all segments below this one are whole here.
-    Whole {
+    Done {
         /// In which session.
         session: u64,
         /// The segment.
         below: u64,
     },
     /// To all: all segments below this one are whole everywhere, and their inputs need not be kept.
-    Settled {
+    DoneEverywhere {
         /// The segment.
         below: u64,
     },
     /// To all, before a Resume that undoes segments: of those that may be done at once, these need not be summed again.
-    Held {
+    HaveSums {
         /// As it was asked.
         session: u64,
         /// Somebody has all sums of segments below this one.
@@ -84,39 +84,39 @@ pub enum Audience {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Voice {
+struct FollowerState {
     stopped: bool,
-    whole: u64,
-    settled: u64,
+    done: u64,
+    done_everywhere: u64,
 }
 
 /// The leader, at one of the workers.
 #[derive(Debug)]
 pub struct Leader {
-    voices: Vec<Voice>,
+    followers: Vec<FollowerState>,
     session: u64,
     /// The latest that the leader's worker asked for. Who could not open it may go on refusing it.
-    asked: u64,
+    requested: u64,
     /// Whether all are asked to stop, and not all have.
     gathering: bool,
-    way: Way,
-    settled: u64,
+    summation: Summation,
+    done_everywhere: u64,
     /// At the last Resume: who had most segments whole, and below which.
-    held: (u64, u16),
-    first_hold: Duration,
-    most_hold: Duration,
-    hold: Duration,
+    most_done: (u64, u16),
+    initial_backoff: Duration,
+    max_backoff: Duration,
+    backoff: Duration,
     /// When aggregation is tried again.
     retry: Option<Duration>,
     /// Whether the aggregator is being asked if it is there.
-    knocks: bool,
+    probing: bool,
     /// When the current session began.
     since: Duration,
 }
 
-impl std::fmt::Debug for Voice {
+impl std::fmt::Debug for FollowerState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}{}", self.whole, self.settled, if self.stopped { "" } else { "?" })
+        write!(f, "{}/{}{}", self.done, self.done_everywhere, if self.stopped { "" } else { "?" })
     }
 }
 
@@ -124,106 +124,112 @@ impl Leader {
     /// A leader of `workers` workers, which has started for the `incarnation`th time, from 1: sessions of later incarnations have
     /// greater numbers. After a session with the aggregator failed, hosts sum for `hold`; twice as long each time, up to `most`.
     /// It stops all at once, for they may be in a session of an earlier incarnation: send what [`Leader::restart`] returns.
-    pub fn new(workers: u16, incarnation: u32, hold: Duration, most: Duration) -> Self {
+    pub fn new(workers: u16, incarnation: u32, backoff: Duration, most: Duration) -> Self {
         Self {
-            voices: vec![Voice::default(); usize::from(workers)],
+            followers: vec![FollowerState::default(); usize::from(workers)],
             session: u64::from(incarnation) << 32,
-            asked: 0,
+            requested: 0,
             gathering: false,
-            way: Way::Aggregator,
-            settled: 0,
-            held: (0, 0),
-            first_hold: hold,
-            most_hold: most,
-            hold,
+            summation: Summation::Aggregator,
+            done_everywhere: 0,
+            most_done: (0, 0),
+            initial_backoff: backoff,
+            max_backoff: most,
+            backoff,
             retry: None,
-            knocks: false,
+            probing: false,
             since: Duration::ZERO,
         }
     }
 
     /// Begins another session.
     pub fn restart(&mut self) -> (Audience, Agreement) {
-        self.session = self.asked.max(self.session + 1);
+        self.session = self.requested.max(self.session + 1);
         self.gathering = true;
-        self.voices.iter_mut().for_each(|voice| voice.stopped = false);
+        self.followers.iter_mut().for_each(|voice| voice.stopped = false);
         (Audience::All, Agreement::Stop { session: self.session })
     }
 
     /// Takes a worker's message; returns what is to be sent.
     pub fn receive(&mut self, now: Duration, from: u16, message: Agreement) -> Option<(Audience, Agreement)> {
-        let voice = self.voices.get_mut(usize::from(from))?;
+        let voice = self.followers.get_mut(usize::from(from))?;
         match message {
             Agreement::Ask { session } => {
                 // Of a session that is over already, all know; of one that failed, hosts take over.
                 if session != 0 && (session != self.session || self.gathering) {
                     return None;
                 }
-                if session != 0 && self.way == Way::Aggregator {
+                if session != 0 && self.summation == Summation::Aggregator {
                     self.fail(now);
                 }
                 Some(self.restart())
             }
-            Agreement::Stopped { session, whole, settled } => {
+            Agreement::Stopped { session, done: whole, done_everywhere: settled } => {
                 if session != self.session || !self.gathering {
                     return None;
                 }
-                *voice = Voice { stopped: true, whole, settled };
-                self.voices.iter().all(|voice| voice.stopped).then(|| self.resume(now))
+                *voice = FollowerState { stopped: true, done: whole, done_everywhere: settled };
+                self.followers.iter().all(|voice| voice.stopped).then(|| self.resume(now))
             }
-            Agreement::Whole { session, below } => {
+            Agreement::Done { session, below } => {
                 if session != self.session || self.gathering {
                     return None;
                 }
-                voice.whole = voice.whole.max(below);
-                let all = self.voices.iter().map(|voice| voice.whole).min().unwrap_or(0);
-                (all > self.settled).then(|| {
-                    self.settled = all;
-                    (Audience::All, Agreement::Settled { below: all })
+                voice.done = voice.done.max(below);
+                let all = self.followers.iter().map(|voice| voice.done).min().unwrap_or(0);
+                (all > self.done_everywhere).then(|| {
+                    self.done_everywhere = all;
+                    (Audience::All, Agreement::DoneEverywhere { below: all })
                 })
             }
             Agreement::Stop { .. }
-            | Agreement::Held { .. }
+            | Agreement::HaveSums { .. }
             | Agreement::Resume { .. }
-            | Agreement::Settled { .. } => None,
+            | Agreement::DoneEverywhere { .. } => None,
         }
     }
 
     fn fail(&mut self, now: Duration) {
         // A session that lasted shows that the aggregator works.
-        if now.saturating_sub(self.since) > self.hold.saturating_mul(4) {
-            self.hold = self.first_hold;
+        if now.saturating_sub(self.since) > self.backoff.saturating_mul(4) {
+            self.backoff = self.initial_backoff;
         }
-        self.way = Way::Hosts;
-        self.wait(now);
+        self.summation = Summation::Hosts;
+        self.back_off(now);
     }
 
-    fn wait(&mut self, now: Duration) {
-        self.retry = Some(now + self.hold);
-        self.hold = (self.hold * 2).min(self.most_hold);
+    fn back_off(&mut self, now: Duration) {
+        self.retry = Some(now + self.backoff);
+        self.backoff = (self.backoff * 2).min(self.max_backoff);
     }
 
     fn resume(&mut self, now: Duration) -> (Audience, Agreement) {
         self.gathering = false;
         self.since = now;
         // Whoever stopped for this may have stopped asking, too.
-        if std::mem::take(&mut self.knocks) {
-            self.wait(now);
+        if std::mem::take(&mut self.probing) {
+            self.back_off(now);
         }
-        let whole = self.voices.iter().map(|voice| voice.whole).min().unwrap_or(0);
-        let settled = self.voices.iter().map(|voice| voice.settled).max().unwrap_or(0).max(self.settled);
+        let whole = self.followers.iter().map(|voice| voice.done).min().unwrap_or(0);
+        let settled = self
+            .followers
+            .iter()
+            .map(|voice| voice.done_everywhere)
+            .max()
+            .unwrap_or(0)
+            .max(self.done_everywhere);
         let from = whole.max(settled);
-        self.held =
-            (0..).zip(&self.voices).map(|(worker, voice)| (voice.whole, worker)).max().unwrap_or_default();
-        self.settled = settled;
-        self.voices.iter_mut().for_each(|voice| voice.whole = from);
-        (Audience::All, Agreement::Resume { session: self.session, from, way: self.way })
+        self.most_done =
+            (0..).zip(&self.followers).map(|(worker, voice)| (voice.done, worker)).max().unwrap_or_default();
+        self.done_everywhere = settled;
+        self.followers.iter_mut().for_each(|voice| voice.done = from);
+        (Audience::All, Agreement::Resume { session: self.session, from, summation: self.summation })
     }
 
     /// What to send before the last Resume, if anybody has more than is whole everywhere.
-    pub fn held(&self, session: u64, from: u64) -> Option<Agreement> {
-        let (below, worker) = self.held;
-        (below > from).then_some(Agreement::Held { session, below, worker })
+    pub fn sum_holder(&self, session: u64, from: u64) -> Option<Agreement> {
+        let (below, worker) = self.most_done;
+        (below > from).then_some(Agreement::HaveSums { session, below, worker })
     }
 
     /// When [`Leader::poll`] is to be called, if it is.
@@ -232,28 +238,28 @@ impl Leader {
     }
 
     /// Once the hosts' time is over: the number of the session in which the leader's worker asks whether the aggregator is there, by
-    /// its Begin alone. Hosts go on meanwhile; say what came of it to [`Leader::knocked`].
+    /// its Begin alone. Hosts go on meanwhile; say what came of it to [`Leader::handle_probe_outcome`].
     pub fn poll(&mut self, now: Duration) -> Option<u64> {
         let due = self.poll_timeout().is_some_and(|retry| now >= retry);
         due.then(|| {
-            (self.retry, self.knocks) = (None, true);
-            self.asked = self.asked.max(self.session) + 1;
-            self.asked
+            (self.retry, self.probing) = (None, true);
+            self.requested = self.requested.max(self.session) + 1;
+            self.requested
         })
     }
 
     /// The aggregator is there, and all go back to it; or it is not, and hosts have more time.
-    pub fn knocked(&mut self, now: Duration, there: bool) -> Option<(Audience, Agreement)> {
-        if !std::mem::take(&mut self.knocks) {
+    pub fn handle_probe_outcome(&mut self, now: Duration, there: bool) -> Option<(Audience, Agreement)> {
+        if !std::mem::take(&mut self.probing) {
             return None;
         }
         if !there {
-            let most = (self.first_hold * KNOCKS).min(self.most_hold);
-            self.retry = Some(now + self.hold.min(most));
-            self.hold = self.hold.max((self.hold * 2).min(most));
+            let most = (self.initial_backoff * MAX_PROBE_BACKOFF).min(self.max_backoff);
+            self.retry = Some(now + self.backoff.min(most));
+            self.backoff = self.backoff.max((self.backoff * 2).min(most));
             return None;
         }
-        self.way = Way::Aggregator;
+        self.summation = Summation::Aggregator;
         // A session that is being agreed on is by the aggregator, then.
         (!self.gathering).then(|| self.restart())
     }

@@ -2,19 +2,17 @@
 //! all workers that they have the sum.
 
 use crate::Pool;
-use crate::aggregator::{Counters, Grant, Outbox, To};
+use crate::aggregator::{Counters, Grant, Outbox, Recipient};
 use crate::packet::{Content, HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
-mod group;
 mod parent;
 mod part;
 
-use group::Group;
-pub(crate) use parent::Up;
+pub(crate) use parent::ParentSession;
 
 /// Most chunks that a communicator has at once: two sets of 4096.
-const MOST_CHUNKS: u32 = 8192;
+const MAX_CHUNKS: u32 = 8192;
 
 /// Where a chunk stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +41,6 @@ struct Entry {
     seen: u16,
     /// Hosts whose parts are in the sum.
     count: u16,
-    since: Duration,
     /// When it last went to the parent.
     sent_up: Option<Duration>,
 }
@@ -57,29 +54,24 @@ const FREE: Entry = Entry {
     root: 0,
     seen: 0,
     count: 0,
-    since: Duration::ZERO,
     sent_up: None,
 };
 
-struct Member {
+struct WorkerState {
     key: Key,
     had: u64,
-    /// Whether it has named this incarnation in this session, and so has no sum of another.
-    joined: bool,
-    /// Whether it hears what goes to all at once.
-    hears: bool,
 }
 
 pub(crate) struct Communicator {
     grant: Grant,
     grain: u32,
-    members: Vec<Member>,
+    members: Vec<WorkerState>,
     entries: Vec<Entry>,
     /// Of each entry, a bit for each worker whose part has come.
     bits: Vec<u64>,
     /// Of each entry, its units.
     units: Vec<u32>,
-    words: usize,
+    bitmap_len: usize,
     /// 0 before the first.
     session: u64,
     lost: bool,
@@ -87,14 +79,11 @@ pub(crate) struct Communicator {
     base: u64,
     /// Workers that have no more than these.
     lagging: u16,
-    /// Workers that have named this incarnation in this session.
-    joined: u16,
     /// No chunk from here on has an entry.
     top: u64,
     active: bool,
-    heard: Duration,
-    up: Option<Up>,
-    group: Option<Group>,
+    last_received: Duration,
+    up: Option<ParentSession>,
     pub(crate) counters: Counters,
 }
 
@@ -106,32 +95,25 @@ impl std::fmt::Debug for Communicator {
 
 impl Communicator {
     pub(crate) fn new(grant: Grant, grain: u32) -> Self {
-        let entries = (grant.share.most / grain.max(1)).clamp(2, MOST_CHUNKS) as usize;
-        let words = usize::from(grant.workers).div_ceil(64);
-        let member = |worker| Member {
-            key: Key::derive(&grant.secret, grant.communicator, worker),
-            had: 0,
-            joined: false,
-            hears: false,
-        };
-        let up = grant.parent.clone().map(Up::new);
-        let group = grant.group.then(|| Group::new(&grant.secret, grant.communicator));
+        let entries = (grant.share.most / grain.max(1)).clamp(2, MAX_CHUNKS) as usize;
+        let bitmap_len = usize::from(grant.workers).div_ceil(64);
+        let member =
+            |worker| WorkerState { key: Key::derive(&grant.secret, grant.communicator, worker), had: 0 };
+        let up = grant.parent.clone().map(ParentSession::new);
         Self {
             members: (0..grant.workers).map(member).collect(),
             entries: vec![FREE; entries],
-            bits: vec![0; entries * words],
+            bits: vec![0; entries * bitmap_len],
             units: vec![0; entries * grain as usize],
-            words,
+            bitmap_len,
             session: 0,
             lost: false,
             base: 0,
             lagging: grant.workers,
-            joined: 0,
             top: 0,
             active: false,
-            heard: Duration::ZERO,
+            last_received: Duration::ZERO,
             up,
-            group,
             counters: Counters::default(),
             grant,
             grain,
@@ -142,12 +124,12 @@ impl Communicator {
         self.members.get(usize::from(worker)).map(|member| &member.key)
     }
 
-    pub(crate) fn up(&self) -> Option<&Up> {
+    pub(crate) fn up(&self) -> Option<&ParentSession> {
         self.up.as_ref()
     }
 
     /// Chunks that may have an entry at once.
-    fn room(&self, pool: &Pool) -> u64 {
+    fn max_open(&self, pool: &Pool) -> u64 {
         let id = self.grant.communicator;
         let chunks = pool.owned(id).min(pool.quota(id)) / self.grain.max(1);
         u64::from(chunks).min(self.entries.len() as u64)
@@ -155,7 +137,7 @@ impl Communicator {
 
     /// Half of them: while one set's sums are fetched, the other fills.
     fn window(&self, pool: &Pool) -> u16 {
-        let own = u16::try_from(self.room(pool) / 2).unwrap_or(u16::MAX);
+        let own = u16::try_from(self.max_open(pool) / 2).unwrap_or(u16::MAX);
         self.up.as_ref().map_or(own, |up| own.min(up.window())).max(1)
     }
 
@@ -182,38 +164,15 @@ impl Communicator {
             self.counters.lost += 1;
             self.answer(Kind::Lost, incarnation, header, 0, 0, pool, out);
         } else if self.up.as_ref().is_some_and(|up| !up.is_granted()) {
-            self.climb(now, Kind::Begin, true, 0, (0, 0), &mut [0; HEADER_BYTES], out);
+            self.send_to_parent(now, Kind::Begin, true, 0, (0, 0), &mut [0; HEADER_BYTES], out);
         } else {
-            if header.incarnation == incarnation {
-                self.join(header.worker);
-            }
-            if self.up.as_ref().is_some_and(|up| !up.has_joined()) && self.all_joined() {
-                self.climb(now, Kind::Begin, true, 0, (0, 0), &mut [0; HEADER_BYTES], out);
-            }
             self.grant_to(incarnation, header, pool, out);
         }
     }
 
-    fn join(&mut self, worker: u16) {
-        if let Some(member) = self.members.get_mut(usize::from(worker)) {
-            self.joined += u16::from(!member.joined);
-            member.joined = true;
-        }
-    }
-
-    /// Whether all have named this incarnation. Before, a sum that leaves workers out could meet another in the same session: of
-    /// an earlier incarnation, that left out others.
-    fn all_joined(&self) -> bool {
-        self.joined == self.grant.workers
-    }
-
-    /// Says that the session is open: at once, or if sums may be partial when the worker has named this incarnation.
+    /// Says that the session is open.
     fn grant_to(&mut self, incarnation: u64, header: &Header, pool: &Pool, out: &mut impl Outbox) {
-        let joined = self.members.get(usize::from(header.worker)).is_some_and(|member| member.joined);
-        let above = self.up.as_ref().is_none_or(Up::has_joined);
-        let note = u8::from(above && (joined || self.grant.partial.is_none()));
-        self.answer(Kind::Granted, incarnation, header, note, 0, pool, out);
-        self.call(incarnation, pool, out);
+        self.answer(Kind::Granted, incarnation, header, 0, 0, pool, out);
     }
 
     /// A worker's part, or its word on what it has.
@@ -242,13 +201,11 @@ impl Communicator {
             self.counters.ahead += 1;
             return;
         }
-        self.join(header.worker);
-        self.hears(header.worker, header.window == 1);
         self.acknowledge(header.worker, header.had, pool);
         if header.kind == Kind::Contribution {
             self.part(now, incarnation, header, payload, pool, out);
         } else if header.note == 1 && header.chunk >= self.base {
-            self.asked(now, incarnation, header, pool, out);
+            self.handle_request(now, incarnation, header, pool, out);
         } else if header.note == 0 {
             self.acknowledge_up(now, out);
         }
@@ -272,19 +229,19 @@ impl Communicator {
             self.release(chunk, pool);
         }
         self.base = least;
-        self.settle(pool);
+        self.release_surplus(pool);
     }
 
     /// Tells the pool once nothing is above the quota.
-    pub(crate) fn settle(&self, pool: &mut Pool) {
+    pub(crate) fn release_surplus(&self, pool: &mut Pool) {
         let id = self.grant.communicator;
-        if pool.is_unsettled() && self.top <= self.base + u64::from(pool.quota(id) / self.grain.max(1)) {
+        if pool.is_rebalancing() && self.top <= self.base + u64::from(pool.quota(id) / self.grain.max(1)) {
             pool.drained(id);
         }
     }
 
     fn place(&self, chunk: u64) -> usize {
-        // No chunk is so far from another with an entry that they meet: see `room`.
+        // No chunk is so far from another with an entry that they meet: see `max_open`.
         (chunk % self.entries.len().max(1) as u64) as usize
     }
 
@@ -310,7 +267,7 @@ impl Communicator {
     }
 
     fn bit(&mut self, chunk: u64, worker: u16) -> Option<(&mut u64, u64)> {
-        let at = self.place(chunk) * self.words + usize::from(worker) / 64;
+        let at = self.place(chunk) * self.bitmap_len + usize::from(worker) / 64;
         self.bits.get_mut(at).map(|word| (word, 1 << (worker % 64)))
     }
 
@@ -338,16 +295,13 @@ impl Communicator {
             self.release(chunk, pool);
         }
         for member in &mut self.members {
-            (member.had, member.joined, member.hears) = (0, false, false);
+            member.had = 0;
         }
-        if let Some(group) = &mut self.group {
-            group.forget();
-        }
-        (self.base, self.top, self.lagging, self.joined) = (0, 0, self.grant.workers, 0);
+        (self.base, self.top, self.lagging) = (0, 0, self.grant.workers);
         if let Some(up) = &mut self.up {
             up.forget();
         }
-        self.settle(pool);
+        self.release_surplus(pool);
     }
 
     fn lose(&mut self, pool: &mut Pool) {
@@ -356,7 +310,7 @@ impl Communicator {
     }
 
     fn wake(&mut self, now: Duration, pool: &mut Pool) {
-        self.heard = now;
+        self.last_received = now;
         if !self.active {
             self.active = true;
             pool.set_active(self.grant.communicator, true);
@@ -364,15 +318,15 @@ impl Communicator {
     }
 
     /// Lets go what is borrowed, if nothing was heard for `idle`.
-    pub(crate) fn rest(&mut self, now: Duration, idle: Duration, pool: &mut Pool) {
-        if self.active && now.saturating_sub(self.heard) > idle {
+    pub(crate) fn release_if_idle(&mut self, now: Duration, idle: Duration, pool: &mut Pool) {
+        if self.active && now.saturating_sub(self.last_received) > idle {
             self.active = false;
             pool.set_active(self.grant.communicator, false);
         }
-        self.settle(pool);
+        self.release_surplus(pool);
     }
 
-    /// All parts are in, or enough of them.
+    /// All parts are in.
     fn complete(
         &mut self,
         now: Duration,
@@ -382,9 +336,7 @@ impl Communicator {
         out: &mut impl Outbox,
     ) {
         self.counters.sums += 1;
-        let adds = entry.content.adds();
-        self.counters.partial_sums += u64::from(adds && entry.seen < self.grant.workers);
-        if self.grant.ordered && adds {
+        if self.grant.ordered && entry.content.adds() {
             self.add_in_order(entry, pool);
         }
         if self.up.is_some() {
@@ -397,9 +349,9 @@ impl Communicator {
     }
 
     fn add_in_order(&mut self, entry: Entry, pool: &mut Pool) {
-        let (chunk, form) = (entry.chunk, self.form(entry.content));
+        let (chunk, form) = (entry.chunk, self.format_of(entry.content));
         let Some(first) = (0..self.grant.workers).find(|worker| self.has(chunk, *worker)) else { return };
-        let (from, words) = (self.place(chunk) * self.grain as usize, self.place(chunk) * self.words);
+        let (from, words) = (self.place(chunk) * self.grain as usize, self.place(chunk) * self.bitmap_len);
         // The sum's unit is the first; whose part lay there, if any, has not come.
         self.units.get_mut(from..).unwrap_or_default().swap(0, usize::from(first));
         let sum = self.unit_of(chunk, 0);
@@ -421,13 +373,6 @@ impl Communicator {
         entry.stage = Stage::Done;
         self.set(entry);
         let all = entry.content != Content::Spread;
-        if all && self.all_hear() {
-            self.send_sum_to_all(incarnation, entry, pool, out);
-            return self.advance_up();
-        }
-        if entry.chunk.is_multiple_of(group::CALLS) {
-            self.call(incarnation, pool, out);
-        }
         for worker in 0..self.grant.workers {
             if all || self.has(entry.chunk, worker) {
                 self.send_sum(incarnation, entry, worker, pool, out);
@@ -472,12 +417,12 @@ impl Communicator {
         if let Some(packet) = unit.get_mut(..HEADER_BYTES + bytes) {
             seal(&header, key, packet);
             self.counters.sent += 1;
-            out.send(To::Worker { communicator: self.grant.communicator, worker }, packet);
+            out.send(Recipient::Worker { communicator: self.grant.communicator, worker }, packet);
         }
     }
 
     /// A worker asks for a chunk, by sending its part again or outright.
-    fn asked(
+    fn handle_request(
         &mut self,
         now: Duration,
         incarnation: u64,
@@ -489,17 +434,6 @@ impl Communicator {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
-        if entry.stage == Stage::Filling && entry.content == Content::Sum && self.all_joined() {
-            let enough = |entry: Entry| {
-                self.grant.partial.is_some_and(|partial| {
-                    entry.seen >= partial.least.max(1) && now.saturating_sub(entry.since) >= partial.after
-                })
-            };
-            if enough(entry) {
-                // All get the sum, this worker too.
-                return self.complete(now, incarnation, entry, pool, out);
-            }
-        }
         if entry.stage == Stage::Up {
             self.send_up(now, entry, pool, out);
         }
@@ -529,6 +463,6 @@ impl Communicator {
         let header = Header { kind, count, incarnation, window, note, had, ..*to };
         seal(&header, key, &mut packet);
         self.counters.sent += 1;
-        out.send(To::Worker { communicator: self.grant.communicator, worker: to.worker }, &packet);
+        out.send(Recipient::Worker { communicator: self.grant.communicator, worker: to.worker }, &packet);
     }
 }

@@ -13,13 +13,15 @@ mod communicator;
 mod losses;
 pub mod packet;
 mod pool;
-mod round_trip;
+mod rtt;
 mod sum;
 mod worker;
 
-pub use aggregator::{Aggregator, Counters, Grant, GrantError, Outbox, Parent, Partial, Strangers, To};
-pub use agreement::{Agreement, Audience, Leader, Way};
+pub use aggregator::{Aggregator, Counters, Grant, GrantError, Outbox, Parent, Recipient, Unrecognized};
+pub use agreement::{Agreement, Audience, Leader, Summation};
 pub use packet::{Key, worker_key};
 pub use pool::{Pool, PoolError, Share};
-pub use sum::Form;
-pub use worker::{Codes, Event, Reason, SPAN, Task, Tensors, Worker, WorkerConfig, WorkerCounters};
+pub use sum::PayloadFormat;
+pub use worker::{
+    Codes, Event, MAX_WINDOWS_AHEAD, Reason, Task, Tensors, Worker, WorkerConfig, WorkerCounters,
+};

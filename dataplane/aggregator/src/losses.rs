@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 /// Questions of a period of which fewer say nothing.
-const JUDGED: u32 = 64;
+const MIN_SAMPLES: u32 = 64;
 
 /// Questions and answers, period by period. Those of a period are held against the answers of it and of the next, so that what is late is
 /// not taken for lost, however much is asked at once; some of these answers are to later questions, so that less is found than there is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Losses {
     /// Of a thousand questions, how many may go unanswered.
-    most: u32,
+    max_permille: u32,
     period: Duration,
     /// When the period began.
     since: Duration,
@@ -25,18 +25,18 @@ struct Period {
 }
 
 impl Losses {
-    pub(crate) fn new(most: u32, period: Duration) -> Self {
+    pub(crate) fn new(max_permille: u32, period: Duration) -> Self {
         let (before, this) = (Period::default(), Period::default());
-        Self { most, period, since: Duration::ZERO, before, this }
+        Self { max_permille, period, since: Duration::ZERO, before, this }
     }
 
     /// Nothing has been asked.
     pub(crate) fn begin(&mut self, now: Duration) {
-        *self = Self { since: now, ..Self::new(self.most, self.period) };
+        *self = Self { since: now, ..Self::new(self.max_permille, self.period) };
     }
 
     /// A question is asked. Whether too many went unanswered.
-    pub(crate) fn asked(&mut self, now: Duration) -> bool {
+    pub(crate) fn record_request(&mut self, now: Duration) -> bool {
         let over = now.saturating_sub(self.since) >= self.period;
         let Period { questions, answers } = self.before;
         if over {
@@ -48,11 +48,12 @@ impl Losses {
         }
         self.this.questions = self.this.questions.saturating_add(1);
         let unanswered = u64::from(questions.saturating_sub(answers));
-        over && questions >= JUDGED && unanswered * 1000 > u64::from(self.most) * u64::from(questions)
+        over && questions >= MIN_SAMPLES
+            && unanswered * 1000 > u64::from(self.max_permille) * u64::from(questions)
     }
 
     /// One is answered.
-    pub(crate) fn answered(&mut self) {
+    pub(crate) fn record_answer(&mut self) {
         self.this.answers = self.this.answers.saturating_add(1);
     }
 }
@@ -69,9 +70,9 @@ mod tests {
         let end = (PERIOD * periods).as_millis() as usize;
         (0..end).any(|at| {
             if at >= late && (at - late).is_multiple_of(of) {
-                losses.answered();
+                losses.record_answer();
             }
-            losses.asked(Duration::from_millis(at as u64))
+            losses.record_request(Duration::from_millis(at as u64))
         })
     }
 
@@ -84,9 +85,9 @@ mod tests {
     }
 
     #[test]
-    fn a_few_questions_say_nothing() {
+    fn few_requests_are_not_judged() {
         let mut losses = Losses::new(900, PERIOD);
-        assert!((0..1000_u32).all(|at| !losses.asked(PERIOD * at / 60)));
+        assert!((0..1000_u32).all(|at| !losses.record_request(PERIOD * at / 60)));
     }
 
     #[test]
@@ -95,9 +96,9 @@ mod tests {
         let mut now = Duration::ZERO;
         for _ in 0..20 {
             now += PERIOD;
-            assert!((0..1024).all(|_| !losses.asked(now)));
+            assert!((0..1024).all(|_| !losses.record_request(now)));
             // Of a period its first question alone has answers of the next.
-            (0..1024).for_each(|_| losses.answered());
+            (0..1024).for_each(|_| losses.record_answer());
         }
     }
 }

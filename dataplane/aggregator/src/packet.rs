@@ -3,7 +3,7 @@
 //! A packet is believed only after its tag: until then nothing but its length, version and names is looked at. The table of fields
 //! is in `docs/protocol.md`.
 
-use crate::Form;
+use crate::PayloadFormat;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_kernels::polyval::Polyval;
 use hmac::{Hmac, KeyInit, Mac};
@@ -20,8 +20,6 @@ pub const HEADER_BYTES: usize = size_of::<Wire>();
 pub const MAX_PAYLOAD: usize = 8192;
 /// Most workers of a communicator.
 pub const MAX_WORKERS: u16 = 1024;
-/// Instead of a worker: all of a communicator's. Their key is that of a worker of this number.
-pub const ALL_WORKERS: u16 = u16::MAX;
 
 /// What the parts of a chunk are; the note of a Contribution or a Result says it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +53,7 @@ impl Content {
                 let codes = note.checked_sub(OTHER)?;
                 let (dtype, op) = (codes >> OP_BITS, codes & ((1 << OP_BITS) - 1));
                 let (dtype, op) = (Dtype::from_code(dtype)?, ReduceOp::from_code(op)?);
-                Form::Tensor { dtype, op }.is_possible().then_some(Self::Other(dtype, op))
+                PayloadFormat::Tensor { dtype, op }.is_supported().then_some(Self::Other(dtype, op))
             }
         }
     }
@@ -148,7 +146,7 @@ impl Kind {
 pub struct Header {
     /// What the packet is.
     pub kind: Kind,
-    /// The worker that sends it, or that it is sent to; [`ALL_WORKERS`] of what is sent to all at once.
+    /// The worker that sends it, or that it is sent to.
     pub worker: u16,
     /// Workers of hosts whose parts are in the payload.
     pub count: u16,
@@ -164,7 +162,7 @@ pub struct Header {
     pub chunk: u64,
     /// From workers: they have all results below this chunk. From aggregators: all workers said so.
     pub had: u64,
-    /// From aggregators: how many chunks a worker may have in flight. From workers: 1 if what is sent to all at once is heard, else 0.
+    /// From aggregators: how many chunks a worker may have in flight. From workers: 0.
     pub window: u16,
     /// Of [`Kind::Waiting`]: 1 if the worker's part is in. Of [`Kind::Acknowledge`]: 1 if the chunk is asked for. Of
     /// [`Kind::Contribution`] and [`Kind::Result`]: what parts are. Else 0.
@@ -179,7 +177,7 @@ pub enum PacketError {
     Length,
     /// The magic number or a reserved byte is another.
     #[error("these bytes are of another protocol")]
-    Stranger,
+    Magic,
     /// Another version of the protocol.
     #[error("version {0}, and this end speaks version {VERSION}")]
     Version(u8),
@@ -304,13 +302,13 @@ impl<'a> Sealed<'a> {
     pub fn read(bytes: &'a [u8]) -> Result<Self, PacketError> {
         let (wire, payload) = Wire::ref_from_prefix(bytes).map_err(|_| PacketError::Length)?;
         if wire.magic != MAGIC {
-            return Err(PacketError::Stranger);
+            return Err(PacketError::Magic);
         }
         if wire.version != VERSION {
             return Err(PacketError::Version(wire.version));
         }
         if wire.reserved != [0; 3] {
-            return Err(PacketError::Stranger);
+            return Err(PacketError::Magic);
         }
         let kind = Kind::ALL.into_iter().find(|kind| *kind as u8 == wire.kind);
         let kind = kind.ok_or(PacketError::Kind(wire.kind))?;

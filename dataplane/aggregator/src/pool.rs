@@ -22,10 +22,10 @@ pub struct Share {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// More would be guaranteed than there is.
-    #[error("{wanted} units are to be guaranteed, and {free} are not yet promised to others")]
+    #[error("{requested} units are to be guaranteed, and {free} are not yet promised to others")]
     Promised {
         /// Units asked for.
-        wanted: u32,
+        requested: u32,
         /// Units that nobody has a promise of.
         free: u32,
     },
@@ -34,7 +34,7 @@ pub enum PoolError {
     Share(Share),
     /// The communicator is there already.
     #[error("communicator {0:#x} has been admitted before")]
-    Known(u64),
+    Duplicate(u64),
 }
 
 struct Holding {
@@ -55,9 +55,9 @@ pub struct Pool {
     free: Vec<u32>,
     holdings: BTreeMap<u64, Holding>,
     /// Whether a holding differs from its quota.
-    unsettled: bool,
+    rebalancing: bool,
     /// Whether there was a division that holders have not been told of.
-    divided: bool,
+    shares_changed: bool,
 }
 
 impl std::fmt::Debug for Pool {
@@ -76,8 +76,8 @@ impl Pool {
             unit_bytes,
             free: (0..units).rev().collect(),
             holdings: BTreeMap::new(),
-            unsettled: false,
-            divided: false,
+            rebalancing: false,
+            shares_changed: false,
         }
     }
 
@@ -116,11 +116,11 @@ impl Pool {
             return Err(PoolError::Share(share));
         }
         if self.holdings.contains_key(&communicator) {
-            return Err(PoolError::Known(communicator));
+            return Err(PoolError::Duplicate(communicator));
         }
         let free = self.unpromised();
         if share.guaranteed > free {
-            return Err(PoolError::Promised { wanted: share.guaranteed, free });
+            return Err(PoolError::Promised { requested: share.guaranteed, free });
         }
         let holding = Holding { share, active: false, quota: share.guaranteed, owned: 0, used: 0 };
         self.holdings.insert(communicator, holding);
@@ -179,13 +179,13 @@ impl Pool {
                 holding.quota += part;
             }
         }
-        (self.unsettled, self.divided) = (true, true);
+        (self.rebalancing, self.shares_changed) = (true, true);
         self.hand_out();
     }
 
     /// Whether quotas changed since this was last asked.
-    pub(crate) fn was_divided(&mut self) -> bool {
-        mem::take(&mut self.divided)
+    pub(crate) fn take_shares_changed(&mut self) -> bool {
+        mem::take(&mut self.shares_changed)
     }
 
     /// A communicator has nothing above its quota any more.
@@ -199,7 +199,7 @@ impl Pool {
 
     /// Gives what nobody owns to those below their quota, guarantees first.
     fn hand_out(&mut self) {
-        if !self.unsettled {
+        if !self.rebalancing {
             return;
         }
         let owned = self.holdings.values().map(|holding| holding.owned).sum::<u32>();
@@ -212,12 +212,12 @@ impl Pool {
                 spare -= part;
             }
         }
-        self.unsettled = self.holdings.values().any(|holding| holding.owned != holding.quota);
+        self.rebalancing = self.holdings.values().any(|holding| holding.owned != holding.quota);
     }
 
     /// Whether holdings are on their way to other quotas.
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.unsettled
+    pub(crate) fn is_rebalancing(&self) -> bool {
+        self.rebalancing
     }
 
     /// A unit for a communicator, if it owns one more than it uses.
@@ -376,8 +376,8 @@ mod tests {
     fn promises_are_kept_or_not_made() {
         let mut pool = Pool::new(10, 64);
         pool.admit(1, share(1, 6, 10), 1).unwrap();
-        assert_eq!(pool.admit(2, share(2, 6, 6), 1), Err(PoolError::Promised { wanted: 6, free: 4 }));
-        assert_eq!(pool.admit(1, share(2, 2, 6), 1), Err(PoolError::Known(1)));
+        assert_eq!(pool.admit(2, share(2, 6, 6), 1), Err(PoolError::Promised { requested: 6, free: 4 }));
+        assert_eq!(pool.admit(1, share(2, 2, 6), 1), Err(PoolError::Duplicate(1)));
         assert!(matches!(pool.admit(3, share(2, 3, 6), 2), Err(PoolError::Share(_))));
         assert!(matches!(pool.admit(3, Share { weight: 0, ..share(2, 4, 6) }, 1), Err(PoolError::Share(_))));
         pool.set_active(1, true);

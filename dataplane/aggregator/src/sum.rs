@@ -6,7 +6,7 @@ use harmonaize_kernels::{Isa, MAX_SOURCES, copy, reduce};
 
 /// What a communicator's payloads are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum PayloadFormat {
     /// Elements of a tensor. `F16` and `Bf16` are refused, for each addition would round; so is `Average`, which workers divide.
     Tensor {
         /// Their type.
@@ -15,7 +15,7 @@ pub enum Form {
         op: ReduceOp,
     },
     /// [`Code::Shared`] of f32 elements: parts of `bits` bits an element, sums of 6, 8 or 16; after them, as f32, the squares of what was
-    /// lost and of the elements. Whole blocks a chunk, but for the last. Before them go their ranges ([`Form::RANGES`]).
+    /// lost and of the elements. Whole blocks a chunk, but for the last. Before them go their ranges ([`PayloadFormat::RANGES`]).
     Shared {
         /// Bits of one worker's element, 1 to 4.
         bits: u8,
@@ -29,12 +29,12 @@ pub enum Form {
 /// Bytes of the two squares after codes.
 pub(crate) const SQUARES: usize = 8;
 
-impl Form {
+impl PayloadFormat {
     /// What ranges of shared codes are: a norm a block, of which the greatest counts.
     pub const RANGES: Self = Self::Tensor { dtype: Dtype::F32, op: ReduceOp::Max };
 
     /// Whether there are sums of this form.
-    pub fn is_possible(self) -> bool {
+    pub fn is_supported(self) -> bool {
         match self {
             Self::Tensor { dtype, op } => {
                 !matches!(dtype, Dtype::F16 | Dtype::Bf16) && op != ReduceOp::Average
@@ -67,7 +67,7 @@ impl Form {
     }
 
     /// Elements of a type of which a chunk has as many as fit the sum of a chunk of `elements` elements of this form.
-    pub fn others(self, elements: usize, dtype: Dtype) -> usize {
+    pub fn elements_of_other(self, elements: usize, dtype: Dtype) -> usize {
         self.sum_bytes(elements).map_or(0, |bytes| bytes / dtype.size())
     }
 

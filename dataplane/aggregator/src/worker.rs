@@ -1,41 +1,34 @@
 //! The worker: a host's side. Segments in; packets out and in; sums written, and at the end of a session the reason why.
 
-use crate::Form;
+use crate::PayloadFormat;
 use crate::losses::Losses;
 use crate::packet::{Content, HEADER_BYTES, Header, Kind, seal};
-use crate::round_trip::RoundTrip;
+use crate::rtt::RttEstimator;
 use crate::sum::SQUARES;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 mod config;
-mod hearing;
 mod receive;
 mod work;
 
 pub use config::{Codes, Event, Reason, Task, Tensors, WorkerConfig, WorkerCounters};
-use hearing::Hearing;
 use work::{Flight, Work};
 
 /// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
 /// it takes to ask for it and to send it again.
-pub const SPAN: u32 = 4;
+pub const MAX_WINDOWS_AHEAD: u32 = 4;
 /// Of its patience a worker has one part of so many with an aggregator of which the network says that nobody is there.
-const DOUBT: u32 = 5;
+const REFUSED_TIMEOUT_DIVISOR: u32 = 5;
 /// How often it asks in that time.
-const DOUBTS: u32 = 4;
+const REFUSED_PROBES: u32 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
-    /// What the aggregator said of its incarnation, or 0.
-    Beginning {
-        incarnation: u64,
-    },
-    Running {
-        incarnation: u64,
-    },
+    Beginning,
+    Running { incarnation: u64 },
     Ended,
 }
 
@@ -64,23 +57,22 @@ pub struct Worker {
     /// Chunks below were looked at for losses.
     judged: u64,
     sequence: u64,
-    echoed: u64,
-    hearing: Hearing,
+    last_answered: u64,
     begin_due: Duration,
     begins: u32,
     /// Nothing is due before.
     due: Duration,
-    unanswered: Option<Duration>,
+    unanswered_since: Option<Duration>,
     /// Since when the network says that nobody is there.
-    doubted: Option<Duration>,
+    refused_since: Option<Duration>,
     losses: Losses,
-    told: u64,
+    acked: u64,
     /// When the last sum came.
     summed: Duration,
     ended: Option<Reason>,
     /// How long sums take, and answers to questions.
-    round_trip: RoundTrip,
-    answers: RoundTrip,
+    sum_rtt: RttEstimator,
+    answer_rtt: RttEstimator,
     counters: WorkerCounters,
 }
 
@@ -94,16 +86,16 @@ impl std::fmt::Debug for Worker {
 impl Worker {
     /// A worker without a session. All that it will ever need is allocated here.
     pub fn new(config: WorkerConfig) -> Self {
-        let round_trip = RoundTrip::new(config.retry_least, config.retry_most);
+        let sum_rtt = RttEstimator::new(config.min_retry, config.max_retry);
         let most = usize::try_from(config.codes.segment_elements).unwrap_or(usize::MAX);
         Self {
-            ranges: vec![0; config.segments * config.form.ranges_bytes(most)],
-            ranges_chunk: config.form.ranged(config.elements as usize) as u64,
+            ranges: vec![0; config.segments * config.format.ranges_bytes(most)],
+            ranges_chunk: config.format.ranged(config.elements as usize) as u64,
             end: 0,
             state: State::Idle,
             session: 0,
             work: VecDeque::with_capacity(config.segments),
-            flights: vec![Flight::default(); usize::from(config.window.max(1)) * SPAN as usize],
+            flights: vec![Flight::default(); usize::from(config.window.max(1)) * MAX_WINDOWS_AHEAD as usize],
             had: 0,
             next: 0,
             window: 1,
@@ -111,19 +103,18 @@ impl Worker {
             open: 0,
             judged: 0,
             sequence: 0,
-            echoed: 0,
-            hearing: Hearing::new(config.patience),
+            last_answered: 0,
             begin_due: Duration::ZERO,
             begins: 0,
             due: Duration::MAX,
-            unanswered: None,
-            doubted: None,
-            losses: Losses::new(config.loss_most, config.patience),
-            told: 0,
+            unanswered_since: None,
+            refused_since: None,
+            losses: Losses::new(config.max_loss_permille, config.timeout),
+            acked: 0,
             summed: Duration::ZERO,
             ended: None,
-            round_trip,
-            answers: round_trip,
+            sum_rtt,
+            answer_rtt: sum_rtt,
             counters: WorkerCounters::default(),
             config,
         }
@@ -132,23 +123,18 @@ impl Worker {
     /// Begins the session that all workers have agreed on; what was submitted before is forgotten.
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();
-        (self.state, self.session, self.ended) = (State::Beginning { incarnation: 0 }, session, None);
-        (self.had, self.next, self.end, self.window, self.told) = (0, 0, 0, 1, 0);
+        (self.state, self.session, self.ended) = (State::Beginning, session, None);
+        (self.had, self.next, self.end, self.window, self.acked) = (0, 0, 0, 1, 0);
         self.flights.fill(Flight::default());
         (self.open, self.judged) = (0, 0);
-        self.hearing.begin();
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
-        self.heard();
+        self.note_answer();
         self.losses.begin(now);
     }
 
     /// Whether the aggregator has answered in this session.
     pub fn is_answered(&self) -> bool {
-        match self.state {
-            State::Idle | State::Ended => false,
-            State::Beginning { incarnation } => incarnation != 0,
-            State::Running { .. } => true,
-        }
+        matches!(self.state, State::Running { .. })
     }
 
     /// Whether segments are submitted that are not done.
@@ -180,7 +166,7 @@ impl Worker {
     /// Gives a segment to be done, the next after the last. `false` if there is no room, or no session.
     pub fn submit(&mut self, segment: u64, task: Task) -> bool {
         let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
-        let running = matches!(self.state, State::Beginning { .. } | State::Running { .. });
+        let running = matches!(self.state, State::Beginning | State::Running { .. });
         let (elements, of_form) = match task {
             Task::Sum(elements) => (elements, true),
             Task::Other { elements, .. } => (elements, false),
@@ -203,7 +189,6 @@ impl Worker {
                 ranged,
                 made: 0,
                 summed: 0,
-                hosts: self.config.hosts,
                 squares: Squares::default(),
             });
             self.end += self.chunks_of_ranges(task) + elements.div_ceil(cut);
@@ -219,7 +204,7 @@ impl Worker {
         let done =
             self.state != State::Ended && self.work.front().is_some_and(|work| work.summed == work.elements);
         let work = if done { self.work.pop_front() } else { None };
-        work.map(|Work { segment, hosts, squares, .. }| Event::Done { segment, hosts, squares })
+        work.map(|Work { segment, squares, .. }| Event::Done { segment, squares })
     }
 
     /// How much of a segment is in a chunk: elements, or bytes as many as those of a sum; 0 if there is no such chunk.
@@ -227,8 +212,10 @@ impl Worker {
         let elements = self.config.elements.max(1);
         match task {
             Task::Sum(_) | Task::Barrier => u64::from(elements),
-            Task::Other { dtype, .. } => self.config.form.others(elements as usize, dtype) as u64,
-            Task::Broadcast { .. } => self.config.form.sum_bytes(elements as usize).unwrap_or(1) as u64,
+            Task::Other { dtype, .. } => {
+                self.config.format.elements_of_other(elements as usize, dtype) as u64
+            }
+            Task::Broadcast { .. } => self.config.format.sum_bytes(elements as usize).unwrap_or(1) as u64,
         }
     }
 
@@ -242,7 +229,7 @@ impl Worker {
 
     /// Bytes of this worker's part of a chunk, and of what comes back.
     fn sizes(&self, flight: &Flight) -> (Option<usize>, Option<usize>) {
-        let (form, elements) = (self.config.form, flight.elements);
+        let (form, elements) = (self.config.format, flight.elements);
         match flight.content {
             Content::Sum => (form.part_bytes(elements), form.sum_bytes(elements)),
             Content::Other(dtype, _) => {
@@ -264,10 +251,10 @@ impl Worker {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let due = match self.state {
             State::Idle | State::Ended => return None,
-            State::Beginning { .. } => self.begin_due,
-            State::Running { .. } => self.tells_by().into_iter().fold(self.due, Duration::min),
+            State::Beginning => self.begin_due,
+            State::Running { .. } => self.ack_timeout().into_iter().fold(self.due, Duration::min),
         };
-        let ends = self.silent_from().into_iter().chain(self.refused_from());
+        let ends = self.silence_timeout().into_iter().chain(self.refused_timeout());
         let due = ends.fold(due, Duration::min);
         (due != Duration::MAX).then_some(due)
     }
@@ -280,31 +267,31 @@ impl Worker {
         tensors: &impl Tensors,
         packet: &mut [u8],
     ) -> Option<usize> {
-        if self.refused_from().is_some_and(|end| now >= end) {
+        if self.refused_timeout().is_some_and(|end| now >= end) {
             self.end(Reason::Refused);
         }
-        if self.silent_from().is_some_and(|end| now >= end) {
+        if self.silence_timeout().is_some_and(|end| now >= end) {
             self.end(Reason::Silent);
         }
         match self.state {
             State::Idle | State::Ended => None,
-            State::Beginning { incarnation } => {
+            State::Beginning => {
                 if now < self.begin_due {
                     return None;
                 }
-                self.begin_due = now + self.retry(self.answers, self.begins);
+                self.begin_due = now + self.retry(self.answer_rtt, self.begins);
                 self.begins += 1;
-                self.ask(now);
-                self.bare(Kind::Begin, incarnation, 0, 0, packet)
+                self.note_request(now);
+                self.bare(Kind::Begin, 0, 0, 0, packet)
             }
             State::Running { incarnation } => {
                 if let Some(chunk) = self.overdue(now) {
-                    return self.again(now, incarnation, chunk, tensors, packet);
+                    return self.retransmit(now, incarnation, chunk, tensors, packet);
                 }
                 if let Some(chunk) = self.make() {
                     return self.part(now, incarnation, chunk, tensors, packet);
                 }
-                let tells = self.tells_by().is_some_and(|due| now >= due);
+                let tells = self.ack_timeout().is_some_and(|due| now >= due);
                 if tells { self.bare(Kind::Acknowledge, incarnation, self.had, 0, packet) } else { None }
             }
         }
@@ -312,9 +299,9 @@ impl Worker {
 
     /// When the aggregator is told by a packet of its own that all sums are there; none where there is nothing to tell. Parts that follow tell it
     /// as well, and come before where one operation follows the other.
-    fn tells_by(&self) -> Option<Duration> {
-        let finished = self.had == self.next && self.told < self.had;
-        finished.then(|| self.summed + self.round_trip.retry(0))
+    fn ack_timeout(&self) -> Option<Duration> {
+        let finished = self.had == self.next && self.acked < self.had;
+        finished.then(|| self.summed + self.sum_rtt.retry(0))
     }
 
     fn flight(&self, chunk: u64) -> Flight {
@@ -349,16 +336,14 @@ impl Worker {
         None
     }
 
-    /// Makes the next chunk, if the window has room and there is work.
-    fn make(&mut self) -> Option<u64> {
-        let most = self.window.min(self.flights.len() as u64);
-        if self.open < self.most_open() { self.make_below(self.had + most) } else { None }
-    }
-
-    /// Makes the next chunk if it is below `limit`. Ranges go first, those of segments to come too: so they are there when the
-    /// turn is on their codes. But these never take the last place in flight: others may not have come so far, and wait for codes
+    /// Makes the next chunk, if the window has room and there is work. Ranges go first, those of segments to come too: so they are there when
+    /// the turn is on their codes. But these never take the last place in flight: others may not have come so far, and wait for codes
     /// from here. Cost: a look at each segment that is submitted.
-    fn make_below(&mut self, limit: u64) -> Option<u64> {
+    fn make(&mut self) -> Option<u64> {
+        if self.open >= self.most_open() {
+            return None;
+        }
+        let limit = self.had + self.window.min(self.flights.len() as u64);
         let of_ranges = self.ranges_chunk;
         let below = |at: u64| (at < limit).then_some(at);
         let spare = self.open + 1 < self.most_open();
@@ -405,49 +390,53 @@ impl Worker {
         Some(at)
     }
 
-    fn ask(&mut self, now: Duration) {
-        self.unanswered.get_or_insert(now);
-        if self.losses.asked(now) {
+    fn note_request(&mut self, now: Duration) {
+        self.unanswered_since.get_or_insert(now);
+        if self.losses.record_request(now) {
             self.end(Reason::Losses);
         }
     }
 
     /// The aggregator has answered: it is there.
-    fn heard(&mut self) {
-        (self.unanswered, self.doubted) = (None, None);
+    fn note_answer(&mut self) {
+        (self.unanswered_since, self.refused_since) = (None, None);
     }
 
     /// After how long what was sent `attempts` times before now is asked for: sums take long where they wait for others, too, and answers do not.
-    fn retry(&self, of: RoundTrip, attempts: u32) -> Duration {
+    fn retry(&self, of: RttEstimator, attempts: u32) -> Duration {
         let usual = of.retry(attempts);
-        if self.doubted.is_some() { usual.min(self.config.patience / (DOUBT * DOUBTS)) } else { usual }
+        if self.refused_since.is_some() {
+            usual.min(self.config.timeout / (REFUSED_TIMEOUT_DIVISOR * REFUSED_PROBES))
+        } else {
+            usual
+        }
     }
 
     /// When the session ends if nothing is answered until then; none where nothing is asked.
-    fn silent_from(&self) -> Option<Duration> {
-        self.unanswered.map(|since| since + self.config.patience)
+    fn silence_timeout(&self) -> Option<Duration> {
+        self.unanswered_since.map(|since| since + self.config.timeout)
     }
 
     /// The same where the network says that nobody is there.
-    fn refused_from(&self) -> Option<Duration> {
-        self.doubted.map(|since| since + self.config.patience / DOUBT)
+    fn refused_timeout(&self) -> Option<Duration> {
+        self.refused_since.map(|since| since + self.config.timeout / REFUSED_TIMEOUT_DIVISOR)
     }
 
     /// The network says that nobody is where the aggregator was. Whoever can send packets to this host could have said so: the aggregator is
     /// asked at once, and given up if it does not answer within a part of the patience.
-    pub fn refused(&mut self, now: Duration) {
+    pub fn handle_refused(&mut self, now: Duration) {
         let open = |chunk: &u64| {
             let flight = self.flight(*chunk);
             flight.made && !flight.done
         };
         match self.state {
-            _ if self.doubted.is_some() => {}
+            _ if self.refused_since.is_some() => {}
             State::Idle | State::Ended => {}
-            State::Beginning { .. } => (self.doubted, self.begin_due) = (Some(now), now),
+            State::Beginning => (self.refused_since, self.begin_due) = (Some(now), now),
             State::Running { .. } => {
                 let Some(chunk) = (self.had..self.next).find(open) else { return };
                 self.set(chunk, Flight { due: now, ..self.flight(chunk) });
-                (self.doubted, self.due) = (Some(now), now);
+                (self.refused_since, self.due) = (Some(now), now);
             }
         }
     }
@@ -459,7 +448,7 @@ impl Worker {
     }
 
     /// Asks for a chunk, or sends it again where the part is known to be missing. A question is short, and what is late is not lost.
-    fn again(
+    fn retransmit(
         &mut self,
         now: Duration,
         incarnation: u64,
@@ -467,19 +456,19 @@ impl Worker {
         tensors: &impl Tensors,
         packet: &mut [u8],
     ) -> Option<usize> {
-        self.ask(now);
+        self.note_request(now);
         if self.state == State::Ended {
             return None;
         }
         let mut flight = self.flight(chunk);
-        if flight.attempts == 0 || flight.held == Some(false) {
-            self.counters.sent_again += u64::from(flight.attempts > 0);
+        if flight.part_received == Some(false) {
+            self.counters.retransmits += 1;
             return self.part(now, incarnation, chunk, tensors, packet);
         }
-        flight.due = now + self.retry(self.answers, flight.questions);
+        flight.due = now + self.retry(self.answer_rtt, flight.requests);
         flight.attempts += 1;
-        flight.questions += 1;
-        flight.asked = Some(now);
+        flight.requests += 1;
+        flight.requested_at = Some(now);
         self.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.bare(Kind::Acknowledge, incarnation, chunk, 1, packet)
@@ -498,14 +487,14 @@ impl Worker {
         let bytes = self.sizes(&flight).0?;
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
         let payload = packet.get_mut(HEADER_BYTES..)?;
-        match (content, self.config.form) {
-            (Content::Spread, _) if root => tensors.give(segment, offset, payload),
+        match (content, self.config.format) {
+            (Content::Spread, _) if root => tensors.read_broadcast(segment, offset, payload),
             (Content::Spread | Content::Nothing, _) => {}
             (Content::Ranges, _) => tensors.ranges(segment, offset, elements, payload),
-            (Content::Sum, Form::Tensor { .. }) | (Content::Other(..), _) => {
+            (Content::Sum, PayloadFormat::Tensor { .. }) | (Content::Other(..), _) => {
                 tensors.read(segment, offset, elements, payload);
             }
-            (Content::Sum, Form::Shared { .. }) => {
+            (Content::Sum, PayloadFormat::Shared { .. }) => {
                 let (codes, squares) = payload.split_at_mut_checked(bytes.checked_sub(SQUARES)?)?;
                 let of_all = self.ranges.get(self.ranges_at(segment, offset, elements))?;
                 let Squares { error, signal } = tensors.encode(segment, offset, elements, of_all, codes);
@@ -514,10 +503,11 @@ impl Worker {
                 }
             }
         }
-        (flight.sent, flight.held, flight.asked, flight.again) = (now, None, None, flight.attempts > 0);
-        flight.questions = 0;
+        (flight.sent, flight.part_received, flight.requested_at, flight.retransmitted) =
+            (now, None, None, flight.attempts > 0);
+        flight.requests = 0;
         // Who is answered backs off no more: it is loss that is in the way, not a queue.
-        let usual = if flight.again { self.answers } else { self.round_trip };
+        let usual = if flight.retransmitted { self.answer_rtt } else { self.sum_rtt };
         flight.due = now + self.retry(usual, 0);
         flight.attempts += 1;
         self.set(chunk, flight);
@@ -528,7 +518,7 @@ impl Worker {
 
     /// Where the ranges of these elements lie.
     fn ranges_at(&self, segment: u64, offset: u64, elements: usize) -> std::ops::Range<usize> {
-        let form = self.config.form;
+        let form = self.config.format;
         let of = |elements: u64| form.ranges_bytes(usize::try_from(elements).unwrap_or(usize::MAX));
         let turn = (segment % self.config.segments.max(1) as u64) as usize;
         let at = turn * of(self.config.codes.segment_elements) + of(offset);
@@ -550,7 +540,7 @@ impl Worker {
 
     fn seal(&mut self, kind: Kind, incarnation: u64, chunk: u64, note: u8, packet: &mut [u8]) {
         self.sequence += 1;
-        self.told = self.had;
+        self.acked = self.had;
         self.counters.sent += 1;
         let header = Header {
             kind,
@@ -562,7 +552,7 @@ impl Worker {
             sequence: self.sequence,
             chunk,
             had: self.had,
-            window: u16::from(self.hearing.hears()),
+            window: 0,
             note,
         };
         seal(&header, &self.config.key, packet);

@@ -8,7 +8,8 @@ use counting::Counting;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker,
+    WorkerConfig,
 };
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ impl Tensors for Ones {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|to| to.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8], _: u16) {
+    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8]) {
         assert!(bytes.chunks_exact(4).all(|value| value == (WORKERS as i32).to_le_bytes()));
         self.0 += elements as u64;
     }
@@ -49,8 +50,8 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
                 if steps.is_multiple_of(29) {
                     continue;
                 }
-                aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
-                    let To::Worker { worker, .. } = to else { panic!("no parent") };
+                aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
+                    let Recipient::Worker { worker, .. } = to else { panic!("no parent") };
                     let (worker, ones) = &mut workers[usize::from(worker)];
                     worker.receive(now, packet, ones);
                 });
@@ -66,7 +67,7 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
 #[test]
 fn nothing_is_allocated_for_a_packet() {
     for ordered in [false, true] {
-        let form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+        let form = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
         let mut aggregator = Aggregator::new(7, Pool::new(64, 4 * ELEMENTS));
         let share = Share { tenant: 1, weight: 1, guaranteed: 48, most: 48 };
         let (workers, elements) = (WORKERS as u16, ELEMENTS as u32);
@@ -74,11 +75,9 @@ fn nothing_is_allocated_for_a_packet() {
             communicator: 1,
             secret: [1; 32],
             workers,
-            form,
+            format: form,
             elements,
             ordered,
-            partial: None,
-            group: false,
             share,
             parent: None,
         };
@@ -89,18 +88,16 @@ fn nothing_is_allocated_for_a_packet() {
                     communicator: 1,
                     worker,
                     key: Key::derive(&[1; 32], 1, worker),
-                    group: None,
-                    form,
+                    format: form,
                     elements,
                     window: 32,
                     segments: 4,
                     codes: Codes::default(),
                     hosts: workers,
-                    partial: false,
-                    patience: Duration::from_secs(10),
-                    retry_least: Duration::from_micros(100),
-                    retry_most: Duration::from_millis(4),
-                    loss_most: 900,
+                    timeout: Duration::from_secs(10),
+                    min_retry: Duration::from_micros(100),
+                    max_retry: Duration::from_millis(4),
+                    max_loss_permille: 900,
                 };
                 (Worker::new(config), Ones(0))
             })
@@ -115,6 +112,6 @@ fn nothing_is_allocated_for_a_packet() {
         sum(&mut aggregator, &mut members, 1, 60, &mut steps);
         assert_eq!(counting::so_far() - before, 0, "ordered: {ordered}");
         assert!(members.iter().all(|(_, ones)| ones.0 == 60_000));
-        assert!(members.iter().any(|(worker, _)| worker.counters().sent_again > 0), "nothing was lost");
+        assert!(members.iter().any(|(worker, _)| worker.counters().retransmits > 0), "nothing was lost");
     }
 }

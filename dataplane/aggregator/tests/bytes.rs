@@ -6,8 +6,8 @@ use harmonaize_aggregator::packet::{
     HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, Sealed, VERSION, seal,
 };
 use harmonaize_aggregator::{
-    Aggregator, Codes, Counters, Form, Grant, GrantError, Key, Partial, Pool, Share, Task, Tensors, To,
-    Worker, WorkerConfig,
+    Aggregator, Codes, Counters, Grant, GrantError, Key, PayloadFormat, Pool, Recipient, Share, Task,
+    Tensors, Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use proptest::prelude::*;
@@ -65,11 +65,9 @@ fn grant() -> Grant {
         communicator: COMMUNICATOR,
         secret: SECRET,
         workers: 3,
-        form: Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
+        format: PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
         elements: 4,
         ordered: false,
-        partial: None,
-        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: 4, most: 8 },
         parent: None,
     }
@@ -80,18 +78,16 @@ fn worker() -> Worker {
         communicator: COMMUNICATOR,
         worker: 0,
         key: key(0),
-        group: None,
-        form: Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
+        format: PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
         elements: 4,
         window: 4,
         segments: 2,
         codes: Codes::default(),
         hosts: 3,
-        partial: false,
-        patience: Duration::from_millis(20),
-        retry_least: Duration::from_micros(100),
-        retry_most: Duration::from_millis(4),
-        loss_most: 900,
+        timeout: Duration::from_millis(20),
+        min_retry: Duration::from_micros(100),
+        max_retry: Duration::from_millis(4),
+        max_loss_permille: 900,
     })
 }
 
@@ -99,7 +95,7 @@ struct Nothing;
 
 impl Tensors for Nothing {
     fn read(&self, _: u64, _: u64, _: usize, _: &mut [u8]) {}
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
 }
 
 #[test]
@@ -129,7 +125,7 @@ fn a_header_is_what_its_table_says() {
     other[2] = VERSION + 1;
     assert_eq!(Sealed::read(&other).err(), Some(PacketError::Version(VERSION + 1)));
     other[0] = 0;
-    assert_eq!(Sealed::read(&other).err(), Some(PacketError::Stranger));
+    assert_eq!(Sealed::read(&other).err(), Some(PacketError::Magic));
     assert_eq!(Sealed::read(&bytes[..79]).err(), Some(PacketError::Length));
     assert_eq!(Sealed::read(&[]).err(), Some(PacketError::Length));
 }
@@ -163,7 +159,7 @@ proptest! {
         }
         let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
         aggregator.grant(grant()).unwrap();
-        aggregator.receive(Duration::ZERO, &bytes, &mut |_: To, _: &[u8]| panic!("answered"));
+        aggregator.receive(Duration::ZERO, &bytes, &mut |_: Recipient, _: &[u8]| panic!("answered"));
         prop_assert_eq!(aggregator.counters(COMMUNICATOR).unwrap().received, 0);
         let mut worker = worker();
         worker.begin(Duration::ZERO, 1);
@@ -186,7 +182,7 @@ proptest! {
             let payload = vec![1; if carries { 4 * elements } else { 0 }];
             let bytes = packet(&header, &key(header.worker), &payload);
             let mut sent = 0;
-            aggregator.receive(now, &bytes, &mut |_: To, _: &[u8]| sent += 1);
+            aggregator.receive(now, &bytes, &mut |_: Recipient, _: &[u8]| sent += 1);
             prop_assert!(sent <= 3, "no more than a sum for each worker");
             worker.receive(now, &bytes, &mut Nothing);
             while worker.poll_transmit(now, &Nothing, &mut buffer).is_some() {}
@@ -221,7 +217,7 @@ impl Tensors for Memory {
         let at = offset as usize / self.elements * self.part;
         bytes.copy_from_slice(&self.input[at..at + bytes.len()]);
     }
-    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8], _: u16) {
+    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8]) {
         let at = offset as usize / self.elements * self.sum;
         self.output[at..at + bytes.len()].copy_from_slice(bytes);
     }
@@ -238,11 +234,11 @@ impl Tensors for Memory {
 impl Table {
     /// Workers with these inputs of `total` elements; `order` is in which their packets come.
     fn run(grant: Grant, inputs: &[Vec<u8>], total: usize, order: &[usize]) -> (Vec<Vec<u8>>, Counters) {
-        let (form, elements) = (grant.form, grant.elements as usize);
-        let whole = |bytes: fn(Form, usize) -> Option<usize>| bytes(form, elements).unwrap();
-        let (part, sum) = (whole(Form::part_bytes), whole(Form::sum_bytes));
+        let (form, elements) = (grant.format, grant.elements as usize);
+        let whole = |bytes: fn(PayloadFormat, usize) -> Option<usize>| bytes(form, elements).unwrap();
+        let (part, sum) = (whole(PayloadFormat::part_bytes), whole(PayloadFormat::sum_bytes));
         // What is lost of codes stands behind them.
-        let behind = if matches!(form, Form::Shared { .. }) { 8 } else { 0 };
+        let behind = if matches!(form, PayloadFormat::Shared { .. }) { 8 } else { 0 };
         let chunks = total.div_ceil(elements);
         let mut aggregator = Aggregator::new(7, Pool::new(64, part.max(sum)));
         aggregator.grant(grant.clone()).unwrap();
@@ -252,7 +248,7 @@ impl Table {
                 communicator: grant.communicator,
                 worker: index as u16,
                 key: Key::derive(&grant.secret, grant.communicator, index as u16),
-                form,
+                format: form,
                 elements: grant.elements,
                 hosts: grant.workers,
                 ..config()
@@ -275,12 +271,12 @@ impl Table {
                 while let Some(bytes) =
                     table.workers[*index].poll_transmit(now, &table.memories[*index], &mut packet)
                 {
-                    let mut sent: Vec<(To, Vec<u8>)> = Vec::new();
-                    table.aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
+                    let mut sent: Vec<(Recipient, Vec<u8>)> = Vec::new();
+                    table.aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
                         sent.push((to, packet.to_vec()))
                     });
                     for (to, packet) in sent {
-                        let To::Worker { worker, .. } = to else { panic!("no parent") };
+                        let Recipient::Worker { worker, .. } = to else { panic!("no parent") };
                         let worker = usize::from(worker);
                         table.workers[worker].receive(now, &packet, &mut table.memories[worker]);
                     }
@@ -297,18 +293,16 @@ fn config() -> WorkerConfig {
         communicator: COMMUNICATOR,
         worker: 0,
         key: key(0),
-        group: None,
-        form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
+        format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
         elements: 4,
         window: 8,
         segments: 2,
         codes: Codes { segment_elements: 1000, ..Codes::default() },
         hosts: 3,
-        partial: false,
-        patience: Duration::from_millis(20),
-        retry_least: Duration::from_micros(100),
-        retry_most: Duration::from_millis(4),
-        loss_most: 900,
+        timeout: Duration::from_millis(20),
+        min_retry: Duration::from_micros(100),
+        max_retry: Duration::from_millis(4),
+        max_loss_permille: 900,
     }
 }
 
@@ -317,8 +311,8 @@ proptest! {
     fn floats_in_order_are_the_same_whoever_comes_first(values in proptest::collection::vec(proptest::collection::vec(-1.0e9..1.0e9_f32, 37), 11), order in Just((0..11).collect::<Vec<usize>>()).prop_shuffle()) {
         let inputs: Vec<Vec<u8>> = values.iter().map(|input| input.iter().flat_map(|value| value.to_le_bytes()).collect()).collect();
         let expected: Vec<u8> = (0..37).flat_map(|at| values.iter().map(|input| input[at]).reduce(|sum, value| sum + value).unwrap().to_le_bytes()).collect();
-        let form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
-        let grant = Grant { workers: 11, form, ordered: true, share: Share { tenant: 1, weight: 1, guaranteed: 44, most: 44 }, ..grant() };
+        let form = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+        let grant = Grant { workers: 11, format: form, ordered: true, share: Share { tenant: 1, weight: 1, guaranteed: 44, most: 44 }, ..grant() };
         let (outputs, _) = Table::run(grant, &inputs, 37, &order);
         for output in outputs {
             prop_assert_eq!(&output[..4 * 37], &expected[..]);
@@ -330,7 +324,7 @@ proptest! {
         use harmonaize_abi::{View, ViewMut};
         use harmonaize_kernels::{Isa, codes};
         let (block, elements) = (64_usize, 128_usize);
-        let form = Form::Shared { bits: bits as u8, block: block as u16, ranks: 3 };
+        let form = PayloadFormat::Shared { bits: bits as u8, block: block as u16, ranks: 3 };
         let one = codes::Code::Shared { bits, block, ranks: 1 };
         let values: Vec<Vec<f32>> = (0..3).map(|rank| (0..total).map(|at| ((at * 7 + rank * 13) % 101) as f32 - 50.0).collect()).collect();
         let ranges = vec![RANGE; elements / block];
@@ -343,7 +337,7 @@ proptest! {
                 bytes
             }).collect()
         }).collect();
-        let grant = Grant { form, elements: elements as u32, ..grant() };
+        let grant = Grant { format: form, elements: elements as u32, ..grant() };
         let (outputs, counters) = Table::run(grant, &inputs, total, &order);
         prop_assert_eq!(counters.sums, (total.div_ceil(elements) + total.div_ceil(form.ranged(elements))) as u64);
         let sum = codes::Code::Shared { bits, block, ranks: 3 };
@@ -364,16 +358,13 @@ proptest! {
 #[test]
 fn grants_that_cannot_work_are_refused() {
     let mut aggregator = Aggregator::new(7, Pool::new(16, 16));
-    let half = Form::Tensor { dtype: Dtype::F16, op: ReduceOp::Sum };
-    let few = Form::Shared { bits: 4, block: 64, ranks: 2 };
-    let codes = Form::Shared { bits: 4, block: 64, ranks: 3 };
-    let partial = Some(Partial { least: 1, after: Duration::ZERO });
+    let half = PayloadFormat::Tensor { dtype: Dtype::F16, op: ReduceOp::Sum };
+    let few = PayloadFormat::Shared { bits: 4, block: 64, ranks: 2 };
     for (grant, refused) in [
         (Grant { workers: 0, ..grant() }, GrantError::Workers(0)),
         (Grant { workers: 1025, ..grant() }, GrantError::Workers(1025)),
-        (Grant { form: half, ..grant() }, GrantError::Form(half)),
-        (Grant { form: few, ..grant() }, GrantError::Form(few)),
-        (Grant { form: codes, partial, ..grant() }, GrantError::Form(codes)),
+        (Grant { format: half, ..grant() }, GrantError::Format(half)),
+        (Grant { format: few, ..grant() }, GrantError::Format(few)),
         (Grant { elements: 5, ..grant() }, GrantError::Chunk { elements: 5, bytes: Some(20), unit: 16 }),
         (Grant { elements: 0, ..grant() }, GrantError::Chunk { elements: 0, bytes: Some(0), unit: 16 }),
     ] {
@@ -384,15 +375,14 @@ fn grants_that_cannot_work_are_refused() {
 
 /// All that counts what is not believed, or not taken.
 fn counts(aggregator: &Aggregator) -> Vec<(&'static str, u64)> {
-    let (strangers, counters) = (aggregator.strangers(), aggregator.counters(COMMUNICATOR).unwrap());
+    let (strangers, counters) = (aggregator.unrecognized(), aggregator.counters(COMMUNICATOR).unwrap());
     vec![
         ("length", strangers.length),
-        ("stranger", strangers.stranger),
+        ("stranger", strangers.magic),
         ("version", strangers.version),
         ("unknown kind", strangers.kind),
         ("communicator", strangers.communicator),
         ("duplicates", counters.duplicates),
-        ("late", counters.late),
         ("stale", counters.stale),
         ("lost", counters.lost),
         ("no slot", counters.no_slot),
@@ -431,7 +421,8 @@ fn bad_packets_are_counted_and_have_no_effect() {
     let as_it_is = |_: &mut Header| ();
     let mut say = |bytes: &[u8]| {
         let (before, mut answers) = (counts(&aggregator), Vec::new());
-        aggregator.receive(Duration::ZERO, bytes, &mut |_: To, packet: &[u8]| answers.push(packet.to_vec()));
+        aggregator
+            .receive(Duration::ZERO, bytes, &mut |_: Recipient, packet: &[u8]| answers.push(packet.to_vec()));
         let grown = counts(&aggregator).into_iter().zip(before).filter(|(now, before)| now.1 != before.1);
         let grown: Vec<(&str, u64)> = grown.map(|(now, before)| (now.0, now.1 - before.1)).collect();
         (grown, answers)

@@ -5,12 +5,12 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Form, Grant, Key, Pool, Share, Task, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WORKERS: u16 = 2;
 const DELAY: Duration = Duration::from_micros(10);
 
@@ -23,7 +23,7 @@ impl Tensors for Nothing {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(1);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
 }
 
 /// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most
@@ -36,11 +36,9 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
             communicator: id,
             secret: [1; 32],
             workers: WORKERS,
-            form: FORM,
+            format: FORMAT,
             elements: 1,
             ordered: false,
-            partial: None,
-            group: false,
             share: *share,
             parent: None,
         };
@@ -50,18 +48,16 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
                 communicator: id,
                 worker,
                 key: Key::derive(&[1; 32], id, worker),
-                group: None,
-                form: FORM,
+                format: FORMAT,
                 elements: 1,
                 window,
                 segments: 2,
                 codes: Codes::default(),
                 hosts: WORKERS,
-                partial: false,
-                patience: Duration::from_secs(1),
-                retry_least: Duration::from_millis(1),
-                retry_most: Duration::from_millis(50),
-                loss_most: 1000,
+                timeout: Duration::from_secs(1),
+                min_retry: Duration::from_millis(1),
+                max_retry: Duration::from_millis(50),
+                max_loss_permille: 1000,
             };
             let sharers = shares.iter().filter(|(other, _)| other.tenant == share.tenant).count();
             let mut worker_of = Worker::new(config);
@@ -80,8 +76,8 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
         for (to, packet) in flying.remove(&now).unwrap_or_default() {
             match to {
                 Some(worker) => workers.get_mut(&worker).unwrap().receive(now, &packet, &mut Nothing),
-                None => aggregator.receive(now, &packet, &mut |to: To, packet: &[u8]| {
-                    let To::Worker { communicator, worker } = to else { panic!("no parent") };
+                None => aggregator.receive(now, &packet, &mut |to: Recipient, packet: &[u8]| {
+                    let Recipient::Worker { communicator, worker } = to else { panic!("no parent") };
                     answers.push((Some((communicator, worker)), packet.to_vec()));
                 }),
             }

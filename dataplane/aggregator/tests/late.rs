@@ -5,12 +5,13 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Reason, Share, Task, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Reason, Recipient, Share, Task, Tensors,
+    Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
-const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WINDOW: u16 = 256;
 const COMMUNICATOR: u64 = 5;
 const SECRET: [u8; 32] = [1; 32];
@@ -21,28 +22,26 @@ impl Tensors for Zeros {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(0);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8], _: u16) {}
+    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
 }
 
 fn done(segment: u64) -> Option<Event> {
-    Some(Event::Done { segment, hosts: 1, squares: Squares::default() })
+    Some(Event::Done { segment, squares: Squares::default() })
 }
 
 /// Who is ahead of others sends ranges of segments that they have not come to, and still the codes that they wait for.
 #[test]
 fn ranges_of_segments_to_come_hold_up_no_codes() {
-    let form = Form::Shared { bits: 4, block: 64, ranks: 2 };
+    let form = PayloadFormat::Shared { bits: 4, block: 64, ranks: 2 };
     let mut aggregator = Aggregator::new(1, Pool::new(64, 512));
     let share = Share { tenant: 1, weight: 1, guaranteed: 64, most: 64 };
     let grant = Grant {
         communicator: COMMUNICATOR,
         secret: SECRET,
         workers: 2,
-        form,
+        format: form,
         elements: 64,
         ordered: false,
-        partial: None,
-        group: false,
         share,
         parent: None,
     };
@@ -52,18 +51,16 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
             communicator: COMMUNICATOR,
             worker,
             key: Key::derive(&SECRET, COMMUNICATOR, worker),
-            group: None,
-            form,
+            format: form,
             elements: 64,
             window: 2,
             segments: 4,
             codes: Codes { segment_elements: 128, ..Codes::default() },
             hosts: 2,
-            partial: false,
-            patience: Duration::from_millis(150),
-            retry_least: Duration::from_millis(4),
-            retry_most: Duration::from_millis(40),
-            loss_most: 500,
+            timeout: Duration::from_millis(150),
+            min_retry: Duration::from_millis(4),
+            max_retry: Duration::from_millis(40),
+            max_loss_permille: 500,
         })
     };
     let mut workers = [worker(0), worker(1)];
@@ -80,8 +77,8 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
             let mut packet = [0; HEADER_BYTES + 512];
             while let Some(bytes) = workers[at].poll_transmit(now, &Zeros, &mut packet) {
                 let mut sent = Vec::new();
-                aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
-                    let To::Worker { worker, .. } = to else { panic!("no parent") };
+                aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
+                    let Recipient::Worker { worker, .. } = to else { panic!("no parent") };
                     sent.push((usize::from(worker), packet.to_vec()));
                 });
                 sent.iter().for_each(|(to, packet)| workers[*to].receive(now, packet, &mut Zeros));
@@ -106,18 +103,16 @@ impl Ends {
             communicator: COMMUNICATOR,
             worker: 0,
             key: Key::derive(&SECRET, COMMUNICATOR, 0),
-            group: None,
-            form: FORM,
+            format: FORMAT,
             elements: 4,
             window: WINDOW,
             segments: 1,
             codes: Codes::default(),
             hosts: 1,
-            partial: false,
-            patience: Duration::from_millis(150),
-            retry_least: Duration::from_millis(4),
-            retry_most: Duration::from_millis(40),
-            loss_most: 500,
+            timeout: Duration::from_millis(150),
+            min_retry: Duration::from_millis(4),
+            max_retry: Duration::from_millis(40),
+            max_loss_permille: 500,
         }
     }
 
@@ -133,11 +128,9 @@ impl Ends {
             communicator: COMMUNICATOR,
             secret: SECRET,
             workers: 1,
-            form: FORM,
+            format: FORMAT,
             elements: 4,
             ordered: false,
-            partial: None,
-            group: false,
             share: Share { tenant: 1, weight: 1, guaranteed: most, most },
             parent: None,
         };
@@ -166,7 +159,8 @@ impl Ends {
     fn answer(&mut self, now: Duration, packets: &[Vec<u8>]) {
         let mut answers = Vec::new();
         for packet in packets {
-            self.aggregator.receive(now, packet, &mut |_: To, packet: &[u8]| answers.push(packet.to_vec()));
+            self.aggregator
+                .receive(now, packet, &mut |_: Recipient, packet: &[u8]| answers.push(packet.to_vec()));
         }
         answers.iter().for_each(|packet| self.worker.receive(now, packet, &mut Zeros));
     }
@@ -210,7 +204,7 @@ fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
     ends.answer(now, &questions);
     let missing = ends.sent(now);
     assert_eq!(kinds(&missing), [Kind::Contribution; 2]);
-    assert_eq!(ends.worker.counters().sent_again, 2);
+    assert_eq!(ends.worker.counters().retransmits, 2);
     ends.answer(now, &missing);
     assert_eq!(ends.worker.poll_event(), done(1));
 }
@@ -223,14 +217,14 @@ fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     let parts = ends.sent(now);
     let mut sums = Vec::new();
     for packet in &parts {
-        ends.aggregator.receive(now, packet, &mut |_: To, packet: &[u8]| sums.push(packet.to_vec()));
+        ends.aggregator.receive(now, packet, &mut |_: Recipient, packet: &[u8]| sums.push(packet.to_vec()));
     }
     sums.remove(1);
     sums.iter().for_each(|packet| ends.worker.receive(now, packet, &mut Zeros));
     let questions = ends.sent(now);
     assert_eq!(kinds(&questions), [Kind::Acknowledge]);
     ends.answer(now, &questions);
-    assert_eq!(ends.worker.counters().sent_again, 0);
+    assert_eq!(ends.worker.counters().retransmits, 0);
     assert_eq!(ends.worker.poll_event(), done(1));
 }
 
@@ -271,14 +265,14 @@ fn ended(ends: &mut Ends, mut now: Duration) -> (Duration, Option<Event>) {
 fn a_refusal_is_believed_only_if_nobody_answers() {
     let mut now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    ends.worker.refused(now);
+    ends.worker.handle_refused(now);
     now += Duration::from_secs(1);
     ends.sent(now);
     assert_eq!(ends.worker.poll_event(), None, "nothing is waited for");
     for segment in 1..=50 {
         assert!(ends.worker.submit(segment, Task::Sum(4 * 8)));
         let parts = ends.sent(now);
-        ends.worker.refused(now);
+        ends.worker.handle_refused(now);
         let questions = ends.sent(now);
         assert_eq!(kinds(&questions), [Kind::Acknowledge], "at once, and not for everything");
         ends.answer(now, &questions);
@@ -289,12 +283,12 @@ fn a_refusal_is_believed_only_if_nobody_answers() {
     let (refused, fifth) = (Some(Event::Ended(Reason::Refused)), Duration::from_millis(30));
     assert!(ends.worker.submit(51, Task::Sum(4 * 8)));
     ends.sent(now);
-    ends.worker.refused(now);
+    ends.worker.handle_refused(now);
     assert_eq!(ended(&mut ends, now), (now + fifth, refused));
     // A session that begins where nobody is.
     ends.worker.begin(now, 2);
     assert_eq!(ends.sent(now).len(), 1);
-    ends.worker.refused(now);
+    ends.worker.handle_refused(now);
     assert_eq!(ended(&mut ends, now), (now + fifth, refused));
     ends.worker.begin(now, 3);
     let silent = Some(Event::Ended(Reason::Silent));
@@ -304,7 +298,7 @@ fn a_refusal_is_believed_only_if_nobody_answers() {
 /// Sums through a network that loses this part of all packets, each way; how the session ended, if it did.
 fn through(lost: f64, loss_most: u32) -> Option<Event> {
     let mut now = Duration::from_millis(1);
-    let mut ends = Ends::with(now, WorkerConfig { loss_most, ..Ends::config() });
+    let mut ends = Ends::with(now, WorkerConfig { max_loss_permille: loss_most, ..Ends::config() });
     let mut state = 1_u64;
     let mut drops = move || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -316,7 +310,7 @@ fn through(lost: f64, loss_most: u32) -> Option<Event> {
             now += Duration::from_micros(500);
             let mut answers = Vec::new();
             for packet in ends.sent(now).into_iter().filter(|_| !drops()) {
-                let mut out = |_: To, packet: &[u8]| answers.push(packet.to_vec());
+                let mut out = |_: Recipient, packet: &[u8]| answers.push(packet.to_vec());
                 ends.aggregator.receive(now, &packet, &mut out);
             }
             for packet in answers.into_iter().filter(|_| !drops()) {

@@ -4,14 +4,15 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Form, Grant, Key, Pool, Reason, Share, Task, Tensors, To, Worker, WorkerConfig,
+    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Reason, Recipient, Share, Task, Tensors,
+    Worker, WorkerConfig,
 };
 use std::time::Duration;
 
 const COMMUNICATOR: u64 = 5;
 const SECRET: [u8; 32] = [1; 32];
 const WORKERS: usize = 3;
-const FORM: Form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
 
 /// Bytes of each segment: what a worker gives, and what it has got.
 struct Memory {
@@ -26,9 +27,9 @@ impl Tensors for Memory {
         assert_eq!(bytes.len(), elements * size);
         bytes.copy_from_slice(&self.inputs[segment as usize][offset as usize * size..][..bytes.len()]);
     }
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], hosts: u16) {
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
         let size = self.sizes[segment as usize];
-        assert_eq!((bytes.len(), usize::from(hosts)), (elements * size, WORKERS));
+        assert_eq!(bytes.len(), elements * size);
         self.outputs[segment as usize][offset as usize * size..][..bytes.len()].copy_from_slice(bytes);
     }
 }
@@ -39,11 +40,9 @@ fn aggregator(elements: u32, ordered: bool) -> Aggregator {
         communicator: COMMUNICATOR,
         secret: SECRET,
         workers: WORKERS as u16,
-        form: FORM,
+        format: FORMAT,
         elements,
         ordered,
-        partial: None,
-        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: 12, most: 48 },
         parent: None,
     };
@@ -56,18 +55,16 @@ fn worker(worker: usize, elements: u32) -> Worker {
         communicator: COMMUNICATOR,
         worker: worker as u16,
         key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
-        group: None,
-        form: FORM,
+        format: FORMAT,
         elements,
         window: 8,
         segments: 8,
         codes: Codes::default(),
         hosts: WORKERS as u16,
-        partial: false,
-        patience: Duration::from_millis(20),
-        retry_least: Duration::from_micros(100),
-        retry_most: Duration::from_millis(4),
-        loss_most: 900,
+        timeout: Duration::from_millis(20),
+        min_retry: Duration::from_micros(100),
+        max_retry: Duration::from_millis(4),
+        max_loss_permille: 900,
     });
     worker.begin(Duration::ZERO, 1);
     worker
@@ -82,8 +79,8 @@ fn run(aggregator: &mut Aggregator, workers: &mut [Worker], memories: &mut [Memo
         for index in 0..workers.len() {
             while let Some(bytes) = workers[index].poll_transmit(now, &memories[index], &mut packet) {
                 let mut sent = Vec::new();
-                aggregator.receive(now, &packet[..bytes], &mut |to: To, packet: &[u8]| {
-                    let To::Worker { worker, .. } = to else { panic!("no parent, no group") };
+                aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
+                    let Recipient::Worker { worker, .. } = to else { panic!("there is no parent") };
                     sent.push((usize::from(worker), packet.to_vec()));
                 });
                 for (to, packet) in sent {

@@ -4,13 +4,13 @@
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Agreement, Codes, Event, Form, Grant, Key, Leader, Parent, Pool, Reason, Share, Task,
-    Tensors, To, Worker, WorkerConfig,
+    Aggregator, Agreement, Codes, Event, Grant, Key, Leader, Parent, PayloadFormat, Pool, Reason, Recipient,
+    Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::collections::VecDeque;
 use std::time::Duration;
 
-const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const COMMUNICATOR: u64 = 5;
 const UNITS: u32 = 64;
 const SECRETS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
@@ -21,7 +21,7 @@ impl Tensors for Ones {
     fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8], _: u16) {
+    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8]) {
         assert!(bytes.chunks_exact(4).all(|word| word == 3_i32.to_le_bytes()), "{bytes:?}");
     }
 }
@@ -31,8 +31,8 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
     let parent = Parent {
         worker: 1,
         key: Key::derive(&SECRETS[0], COMMUNICATOR, 1),
-        patience: Duration::from_millis(100),
-        again: Duration::from_millis(1),
+        timeout: Duration::from_millis(100),
+        retry_after: Duration::from_millis(1),
     };
     let mut aggregator = Aggregator::new(incarnation, Pool::new(UNITS, 16));
     aggregator
@@ -40,11 +40,9 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
             communicator: COMMUNICATOR,
             secret: SECRETS[at],
             workers: 2,
-            form: FORM,
+            format: FORMAT,
             elements: 4,
             ordered: false,
-            partial: None,
-            group: false,
             share: Share { tenant: 1, weight: 1, guaranteed: 8, most: UNITS },
             parent: (at == 1).then_some(parent),
         })
@@ -72,18 +70,16 @@ impl Tree {
                 communicator: COMMUNICATOR,
                 worker,
                 key: Key::derive(&SECRETS[at], COMMUNICATOR, worker),
-                group: None,
-                form: FORM,
+                format: FORMAT,
                 elements: 4,
                 window: 8,
                 segments: 4,
                 codes: Codes::default(),
                 hosts: 3,
-                partial: false,
-                patience: Duration::from_millis(150),
-                retry_least: Duration::from_millis(4),
-                retry_most: Duration::from_millis(40),
-                loss_most: 500,
+                timeout: Duration::from_millis(150),
+                min_retry: Duration::from_millis(4),
+                max_retry: Duration::from_millis(40),
+                max_loss_permille: 500,
             })
         };
         let mut tree = Self {
@@ -96,7 +92,7 @@ impl Tree {
     }
 
     /// All that is sent now arrives, and what follows from it; what came of it.
-    fn settle(&mut self, now: Duration) -> Vec<Event> {
+    fn run_until_idle(&mut self, now: Duration) -> Vec<Event> {
         let (mut events, mut waiting) = (Vec::new(), VecDeque::new());
         loop {
             for (worker, (at, _)) in self.workers.iter_mut().zip(PLACES) {
@@ -112,13 +108,12 @@ impl Tree {
             }
             let mut sent = Vec::new();
             self.aggregators[at]
-                .receive(now, &packet, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
+                .receive(now, &packet, &mut |to: Recipient, packet: &[u8]| sent.push((to, packet.to_vec())));
             for (to, packet) in sent {
                 match to {
-                    To::Parent { .. } => waiting.push_back((0, packet)),
-                    To::Group { .. } => panic!("there is no group"),
-                    To::Worker { worker: 1, .. } if at == 0 => waiting.push_back((1, packet)),
-                    To::Worker { worker, .. } => {
+                    Recipient::Parent { .. } => waiting.push_back((0, packet)),
+                    Recipient::Worker { worker: 1, .. } if at == 0 => waiting.push_back((1, packet)),
+                    Recipient::Worker { worker, .. } => {
                         let host = PLACES.iter().position(|place| *place == (at, worker)).unwrap();
                         self.workers[host].receive(now, &packet, &mut Ones);
                     }
@@ -135,13 +130,13 @@ fn segments(apart: Duration) -> (u64, u64) {
     let mut now = Duration::ZERO;
     for segment in 0..3 {
         tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(segment, Task::Sum(100))));
-        let done = tree.settle(now).into_iter().filter(|event| matches!(event, Event::Done { hosts: 3, .. }));
+        let done = tree.run_until_idle(now).into_iter().filter(|event| matches!(event, Event::Done { .. }));
         assert_eq!(done.count(), 3);
         now += apart;
-        tree.settle(now);
+        tree.run_until_idle(now);
         assert_eq!(free(&tree), apart >= LATER, "what is there until others follow");
     }
-    tree.settle(now + LATER);
+    tree.run_until_idle(now + LATER);
     assert!(free(&tree), "something is held for nobody");
     let [above, below] = [0, 1].map(|at| tree.aggregators[at].counters(COMMUNICATOR).unwrap());
     assert_eq!((above.up, above.down), (0, 0));
@@ -163,19 +158,19 @@ fn parts_that_follow_say_what_is_there() {
 fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
     let mut tree = Tree::new();
     tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(0, Task::Sum(4))));
-    assert_eq!(tree.settle(Duration::ZERO).len(), 3);
+    assert_eq!(tree.run_until_idle(Duration::ZERO).len(), 3);
     tree.aggregators[0] = aggregator(0, 11);
     // The part that goes up is answered at once; the hosts below hear of it at their next question, long before anybody's patience ends.
     tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(1, Task::Sum(4))));
-    let mut ended = tree.settle(Duration::from_millis(1));
-    ended.extend(tree.settle(Duration::from_millis(50)));
+    let mut ended = tree.run_until_idle(Duration::from_millis(1));
+    ended.extend(tree.run_until_idle(Duration::from_millis(50)));
     assert_eq!(ended, [Event::Ended(Reason::Lost); 3]);
 }
 
 #[test]
 fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
     let mut tree = Tree::new();
-    tree.settle(Duration::ZERO);
+    tree.run_until_idle(Duration::ZERO);
     tree.headless = true;
     tree.workers.iter_mut().for_each(Worker::stop);
     let hold = Duration::from_secs(1);
@@ -185,7 +180,7 @@ fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
         Some((_, Agreement::Stop { session } | Agreement::Resume { session, .. })) => session,
         said => panic!("{said:?}"),
     };
-    let stopped = |session| Agreement::Stopped { session, whole: 0, settled: 0 };
+    let stopped = |session| Agreement::Stopped { session, done: 0, done_everywhere: 0 };
     let first = say(&mut leader, stopped((1 << 32) + 1));
     let by_hosts = say(&mut leader, Agreement::Ask { session: first });
     assert_eq!(say(&mut leader, stopped(by_hosts)), by_hosts);
@@ -193,12 +188,12 @@ fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
     let knock = |tree: &mut Tree, leader: &mut Leader, now: Duration| {
         tree.workers[1].begin(now, leader.poll(now).unwrap());
         for later in 0..20 {
-            tree.settle(now + Duration::from_millis(10) * later);
+            tree.run_until_idle(now + Duration::from_millis(10) * later);
         }
         tree.workers[1].is_answered()
     };
     assert!(!knock(&mut tree, &mut leader, hold));
-    leader.knocked(hold, false);
+    leader.handle_probe_outcome(hold, false);
     tree.headless = false;
     tree.aggregators[0] = aggregator(0, 11);
     assert!(knock(&mut tree, &mut leader, 3 * hold), "what could not be opened once never can be");

@@ -2,48 +2,48 @@
 //! ranges.
 
 use crate::attach::Client;
-use crate::events::LOOK;
+use crate::events::POLL_INTERVAL;
 use crate::{Agreement, Choice, Constraints, Error, Hints, Knobs, Negotiated, Reason};
-use harmonaize_abi::session::{Answer, Checkpoint, Request, Unanswered};
+use harmonaize_abi::session::{Answer, Checkpoint, Request, RequestError};
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 /// How long the provider may take: what it promises is on disk by then.
-const WITHIN: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most proposals of one [`Client::negotiate`].
-const MOST_ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 
-fn unanswered(why: Unanswered) -> Error {
-    Error::unanswered(why, Error::Agreement)
+fn request_error(why: RequestError) -> Error {
+    Error::from_request_error(why, Error::Agreement)
 }
 
 /// What was chosen lately, by communicator: iterations may be of a few milliseconds, and what is chosen changes once a second.
 #[derive(Debug, Default)]
-pub(crate) struct Chosen(BTreeMap<String, (Instant, Knobs, Choice)>);
+pub(crate) struct ChoiceCache(BTreeMap<String, (Instant, Knobs, Choice)>);
 
-impl Chosen {
+impl ChoiceCache {
     /// The knobs but for what differs from one iteration to the next.
-    fn alike(knobs: &Knobs) -> Knobs {
+    fn cache_key(knobs: &Knobs) -> Knobs {
         let checkpoint = knobs.checkpoint.map(|known| Checkpoint { last: Duration::ZERO, ..known });
         Knobs { checkpoint, ..*knobs }
     }
 
     /// What stands for this iteration, too. Not where a checkpoint is due.
-    fn recall(&self, now: Instant, communicator: &str, knobs: &Knobs) -> Option<Choice> {
+    fn get(&self, now: Instant, communicator: &str, knobs: &Knobs) -> Option<Choice> {
         let (at, of, choice) = self.0.get(communicator)?;
-        let fresh = now.saturating_duration_since(*at) < LOOK;
-        (fresh && *of == Self::alike(knobs) && !knobs.alone().checkpoint).then_some(*choice)
+        let fresh = now.saturating_duration_since(*at) < POLL_INTERVAL;
+        (fresh && *of == Self::cache_key(knobs) && !knobs.fallback().checkpoint).then_some(*choice)
     }
 
     /// What was chosen stands for a moment, but to save is for once.
-    fn note(&mut self, now: Instant, communicator: String, knobs: &Knobs, choice: Choice) {
-        self.0.retain(|_, (at, ..)| now.saturating_duration_since(*at) < LOOK);
+    fn insert(&mut self, now: Instant, communicator: String, knobs: &Knobs, choice: Choice) {
+        self.0.retain(|_, (at, ..)| now.saturating_duration_since(*at) < POLL_INTERVAL);
         if choice.checkpoint {
             self.0.remove(&communicator);
         } else {
-            self.0.insert(communicator, (now, Self::alike(knobs), choice));
+            self.0.insert(communicator, (now, Self::cache_key(knobs), choice));
         }
     }
 }
@@ -60,7 +60,7 @@ impl Client {
     /// # let client = Client::attach("/run/harmonaize/tenant.sock", AttachOptions::default())?;
     /// let wanted = Constraints::new().priority(Priority::High).p99(64 << 10, Duration::from_millis(5));
     /// match client.propose("job", &wanted)? {
-    ///     Negotiated::Agreed(agreement) => println!("agreed on; it costs {} an hour", agreement.price),
+    ///     Negotiated::Agreed(agreement) => println!("agreement {}", agreement.number),
     ///     Negotiated::Refused { reasons, counter } => println!("{reasons:?}; could be had: {counter:?}"),
     /// }
     /// # Ok(())
@@ -90,7 +90,7 @@ impl Client {
         for round in 1.. {
             let outcome = self.propose(communicator, &wanted)?;
             let amended = match &outcome {
-                Negotiated::Refused { reasons, counter: Some(counter) } if round < MOST_ROUNDS => {
+                Negotiated::Refused { reasons, counter: Some(counter) } if round < MAX_ROUNDS => {
                     amend(counter, reasons)
                 }
                 _ => None,
@@ -123,8 +123,8 @@ impl Client {
     /// # Errors
     /// [`Error::Agreement`] where the knobs make no sense or no such communicator runs, [`Error::TooOften`] as [`Client::propose`].
     pub fn iteration(&self, communicator: &str, knobs: &Knobs) -> Result<Choice, Error> {
-        let chosen = || self.chosen().lock().unwrap_or_else(PoisonError::into_inner);
-        let recalled = chosen().recall(Instant::now(), communicator, knobs);
+        let chosen = || self.choices().lock().unwrap_or_else(PoisonError::into_inner);
+        let recalled = chosen().get(Instant::now(), communicator, knobs);
         if let Some(choice) = recalled {
             self.shared().poll().alive()?;
             return Ok(choice);
@@ -132,10 +132,10 @@ impl Client {
         let (communicator, knobs) = (communicator.to_owned(), *knobs);
         let asked = communicator.clone();
         let choice = match self.answered(|id| Request::Iteration { id, communicator: asked, knobs })? {
-            Answer::Iteration { choice, .. } => choice.map_err(unanswered)?,
+            Answer::Iteration { choice, .. } => choice.map_err(request_error)?,
             _ => return Err(Error::Protocol("the agent answered an iteration with something else".into())),
         };
-        chosen().note(Instant::now(), communicator, &knobs, choice);
+        chosen().insert(Instant::now(), communicator, &knobs, choice);
         Ok(choice)
     }
 
@@ -159,7 +159,7 @@ impl Client {
     pub fn hint(&self, communicator: &str, hints: &Hints) -> Result<(), Error> {
         let (communicator, hints) = (communicator.to_owned(), hints.clone());
         match self.answered(|id| Request::Hint { id, communicator, hints })? {
-            Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |why| Err(unanswered(why))),
+            Answer::Hinted { refused, .. } => refused.map_or(Ok(()), |why| Err(request_error(why))),
             _ => Err(Error::Protocol("the agent answered hints with something else".into())),
         }
     }
@@ -167,7 +167,7 @@ impl Client {
     fn ask(&self, communicator: &str, propose: Option<Constraints>) -> Result<Negotiated, Error> {
         let communicator = communicator.to_owned();
         match self.answered(|id| Request::Negotiate { id, communicator, propose })? {
-            Answer::Negotiated { outcome, .. } => outcome.map_err(unanswered),
+            Answer::Negotiated { outcome, .. } => outcome.map_err(request_error),
             _ => Err(Error::Protocol("the agent answered a proposal with something else".into())),
         }
     }
@@ -175,10 +175,10 @@ impl Client {
     fn answered(&self, request: impl FnOnce(u64) -> Request) -> Result<Answer, Error> {
         let shared = self.shared();
         let id = shared.lock().request(request)?;
-        let answer = shared.wait(Instant::now().checked_add(WITHIN), |state| state.answer(id))?;
+        let answer = shared.wait(Instant::now().checked_add(TIMEOUT), |state| state.answer(id))?;
         answer.ok_or_else(|| {
             shared.lock().forget(id);
-            Error::Agreement(format!("no answer from the agent within {WITHIN:?}"))
+            Error::Agreement(format!("no answer from the agent within {TIMEOUT:?}"))
         })
     }
 }
@@ -186,34 +186,34 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::session::{Because, Priority};
+    use harmonaize_abi::session::{ChoiceReason, Priority};
 
     #[test]
     fn a_choice_stands_for_a_moment_unless_it_was_to_save_or_saving_is_due() {
-        let (mut chosen, begin) = (Chosen::default(), Instant::now());
+        let (mut chosen, begin) = (ChoiceCache::default(), Instant::now());
         let second = Duration::from_secs(1);
         let knobs = |most, last| {
             let checkpoint =
                 Checkpoint { every: second * 60, cost: second, last, importance: Priority::Normal };
             Knobs { accumulate: (1, most), checkpoint: Some(checkpoint) }
         };
-        let choice = Choice { accumulate: 3, checkpoint: false, because: Because::Slow };
-        let recall = |chosen: &Chosen, after: Duration, name: &str, knobs: Knobs| {
-            chosen.recall(begin + after, name, &knobs).is_some()
+        let choice = Choice { accumulate: 3, checkpoint: false, reason: ChoiceReason::Slow };
+        let recall = |chosen: &ChoiceCache, after: Duration, name: &str, knobs: Knobs| {
+            chosen.get(begin + after, name, &knobs).is_some()
         };
-        let soon = LOOK / 2;
-        chosen.note(begin, "job".to_owned(), &knobs(8, second), choice);
-        assert_eq!(chosen.recall(begin + soon, "job", &knobs(8, second + soon)), Some(choice));
-        assert!(!recall(&chosen, LOOK, "job", knobs(8, second)));
+        let soon = POLL_INTERVAL / 2;
+        chosen.insert(begin, "job".to_owned(), &knobs(8, second), choice);
+        assert_eq!(chosen.get(begin + soon, "job", &knobs(8, second + soon)), Some(choice));
+        assert!(!recall(&chosen, POLL_INTERVAL, "job", knobs(8, second)));
         assert!(!recall(&chosen, soon, "other", knobs(8, second)));
         assert!(!recall(&chosen, soon, "job", knobs(9, second)));
         assert!(!recall(&chosen, soon, "job", knobs(8, second * 60)), "saving is due");
         assert!(!recall(&chosen, soon, "job", Knobs { checkpoint: None, ..knobs(8, second) }));
-        chosen.note(begin, "job".to_owned(), &knobs(8, second), Choice { checkpoint: true, ..choice });
+        chosen.insert(begin, "job".to_owned(), &knobs(8, second), Choice { checkpoint: true, ..choice });
         assert!(!recall(&chosen, soon, "job", knobs(8, second)), "it saves once");
         // What is old is not kept.
-        chosen.note(begin, "job".to_owned(), &knobs(8, second), choice);
-        chosen.note(begin + LOOK, "other".to_owned(), &knobs(8, second), choice);
+        chosen.insert(begin, "job".to_owned(), &knobs(8, second), choice);
+        chosen.insert(begin + POLL_INTERVAL, "other".to_owned(), &knobs(8, second), choice);
         assert_eq!(chosen.0.len(), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! Attaching to the agent.
 
-use crate::agreement::Chosen;
-use crate::communicator::{Communicator, JoinOptions, Joining, RegroupOptions};
+use crate::agreement::ChoiceCache;
+use crate::communicator::{Communicator, JoinOptions, PendingJoin, RegroupOptions};
 use crate::feedback::Feedback;
 use crate::session::Opening;
 use crate::shared::Shared;
@@ -52,7 +52,7 @@ impl Default for AttachOptions {
 pub struct Client {
     shared: Arc<Shared>,
     pool: Arc<Pool>,
-    chosen: Mutex<Chosen>,
+    choices: Mutex<ChoiceCache>,
 }
 
 impl Client {
@@ -83,7 +83,7 @@ impl Client {
         };
         let pool = Pool::new(Arc::clone(end.memory()));
         let shared = Shared::new(end, opening.into_session(), options.spin)?;
-        Ok(Self { shared: Arc::new(shared), pool, chosen: Mutex::default() })
+        Ok(Self { shared: Arc::new(shared), pool, choices: Mutex::default() })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -91,8 +91,8 @@ impl Client {
     }
 
     /// What was chosen for iterations lately.
-    pub(crate) fn chosen(&self) -> &Mutex<Chosen> {
-        &self.chosen
+    pub(crate) fn choices(&self) -> &Mutex<ChoiceCache> {
+        &self.choices
     }
 
     /// A tensor of `elements` elements. Its contents are unspecified.
@@ -119,7 +119,7 @@ impl Client {
         ranks: u32,
         options: &JoinOptions,
     ) -> Result<Communicator, Error> {
-        Joining::start(&self.shared, &self.pool, name, rank, ranks, options)?.wait()
+        PendingJoin::start(&self.shared, &self.pool, name, rank, ranks, options)?.wait()
     }
 
     /// Becomes a rank of the communicator `name` that runs already, or whose members start anew. Blocks until its members
@@ -131,7 +131,7 @@ impl Client {
     pub fn enter(&self, name: &str, options: &RegroupOptions) -> Result<Communicator, Error> {
         let who = Regrouping::Newcomer { name: name.to_owned() };
         let key = options.key.unwrap_or(u32::MAX);
-        Joining::regroup(&self.shared, &self.pool, name, who, key, options)?.wait()
+        PendingJoin::regroup(&self.shared, &self.pool, name, who, key, options)?.wait()
     }
 }
 

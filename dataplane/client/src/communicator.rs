@@ -36,13 +36,13 @@ impl Default for JoinOptions {
 /// operations are dropped.
 #[derive(Debug)]
 pub struct Communicator {
-    member: Arc<Member>,
+    membership: Arc<Membership>,
     pool: Arc<Pool>,
 }
 
 /// Membership, shared by the communicator and its operations.
 #[derive(Debug)]
-pub(crate) struct Member {
+pub(crate) struct Membership {
     pub(crate) shared: Arc<Shared>,
     pub(crate) handle: u32,
     name: String,
@@ -51,7 +51,7 @@ pub(crate) struct Member {
     before: Vec<Option<Rank>>,
 }
 
-impl Drop for Member {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.shared.lock().leave(self.handle);
     }
@@ -64,7 +64,7 @@ pub struct RegroupOptions {
     /// waits so long for the members.
     pub timeout: Duration,
     /// Fewest ranks to go on with.
-    pub least: u32,
+    pub min_ranks: u32,
     /// New ranks ascend by this: a member's rank if nothing is said, and a newcomer's comes last. Where two are the same members
     /// come first, by rank, then newcomers as they came.
     pub key: Option<u32>,
@@ -73,12 +73,12 @@ pub struct RegroupOptions {
 impl Default for RegroupOptions {
     /// 60 s, with whoever is left, in the order of ranks.
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), least: 1, key: None }
+        Self { timeout: Duration::from_secs(60), min_ranks: 1, key: None }
     }
 }
 
 /// A join on its way.
-pub(crate) struct Joining<'a> {
+pub(crate) struct PendingJoin<'a> {
     shared: &'a Arc<Shared>,
     pool: &'a Arc<Pool>,
     name: &'a str,
@@ -92,7 +92,7 @@ fn nanos(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl<'a> Joining<'a> {
+impl<'a> PendingJoin<'a> {
     pub(crate) fn start(
         shared: &'a Arc<Shared>,
         pool: &'a Arc<Pool>,
@@ -121,9 +121,10 @@ impl<'a> Joining<'a> {
         key: u32,
         options: &RegroupOptions,
     ) -> Result<Self, Error> {
-        let RegroupOptions { timeout, least, .. } = *options;
+        let RegroupOptions { timeout, min_ranks: least, .. } = *options;
         let timeout_ns = nanos(timeout);
-        let id = shared.lock().request(|id| Request::Regroup { id, who, key, least, timeout_ns })?;
+        let id =
+            shared.lock().request(|id| Request::Regroup { id, who, key, min_ranks: least, timeout_ns })?;
         Ok(Self { shared, pool, name, place: None, timeout, id })
     }
 
@@ -139,8 +140,8 @@ impl<'a> Joining<'a> {
         match self.shared.wait(deadline, |state| state.answer(self.id))? {
             Some(Answer::Joined { communicator: handle, rank, ranks, before, .. }) => {
                 let (shared, name) = (Arc::clone(self.shared), self.name.to_owned());
-                let member = Arc::new(Member { shared, handle, name, rank, ranks, before });
-                Ok(Communicator { member, pool: Arc::clone(self.pool) })
+                let member = Arc::new(Membership { shared, handle, name, rank, ranks, before });
+                Ok(Communicator { membership: member, pool: Arc::clone(self.pool) })
             }
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
             Some(_) => Err(Error::Protocol("the agent answered a join with something else".into())),
@@ -157,18 +158,18 @@ impl<'a> Joining<'a> {
 impl Communicator {
     /// This process's rank.
     pub fn rank(&self) -> Rank {
-        self.member.rank
+        self.membership.rank
     }
 
     /// How many ranks there are.
     pub fn ranks(&self) -> u32 {
-        self.member.ranks
+        self.membership.ranks
     }
 
     /// Where it goes on from another ([`Communicator::regroup`]): by rank, the rank there, and nothing for newcomers. Empty where it does
     /// not, and where it has more than 1,024 ranks.
     pub fn before(&self) -> &[Option<Rank>] {
-        &self.member.before
+        &self.membership.before
     }
 
     /// Goes on without ranks that are gone, and with processes that [wait](crate::Client::enter) to be taken in, as a new communicator of
@@ -184,9 +185,9 @@ impl Communicator {
     /// [`Error::Regroup`] where too few have come in time, or the communicator is over by its
     /// [policy](crate::Constraints::on_failure): [`JoinRefusal::Over`].
     pub fn regroup(&self, options: &RegroupOptions) -> Result<Self, Error> {
-        let Member { shared, handle, name, rank, .. } = &*self.member;
+        let Membership { shared, handle, name, rank, .. } = &*self.membership;
         let who = Regrouping::Member { communicator: *handle };
-        Joining::regroup(shared, &self.pool, name, who, options.key.unwrap_or(rank.0), options)?.wait()
+        PendingJoin::regroup(shared, &self.pool, name, who, options.key.unwrap_or(rank.0), options)?.wait()
     }
 
     /// Wants another budget for this communicator from now on. It is in effect once all ranks have asked for the same, from the
@@ -197,13 +198,15 @@ impl Communicator {
     /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where the tenant has asked the
     /// provider too much lately.
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
-        let (shared, communicator) = (&self.member.shared, self.member.handle);
+        let (shared, communicator) = (&self.membership.shared, self.membership.handle);
         let budget = budget.clone();
         let id = shared.lock().request(|id| Request::SetBudget { id, communicator, budget })?;
         let answer = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| state.answer(id))?;
         match answer {
             Some(Answer::BudgetSet { refused: None, .. }) => Ok(()),
-            Some(Answer::BudgetSet { refused: Some(why), .. }) => Err(Error::unanswered(why, Error::Budget)),
+            Some(Answer::BudgetSet { refused: Some(why), .. }) => {
+                Err(Error::from_request_error(why, Error::Budget))
+            }
             Some(_) => Err(Error::Protocol("the agent answered a budget with something else".into())),
             None => {
                 shared.lock().forget(id);
@@ -366,20 +369,20 @@ impl Communicator {
             collective: collective.code(),
             dtype: dtype.code(),
             reduce: reduce.code(),
-            communicator: self.member.handle,
+            communicator: self.membership.handle,
             root: root.0,
             count,
             flags: bits,
             input,
             output,
-            owed,
-            left_out,
+            residual_in: owed,
+            residual_out: left_out,
             ..Default::default()
         };
-        let shared = &self.member.shared;
+        let shared = &self.membership.shared;
         let cookie = shared.poll().submit(submission, buffers, shared.entries)?;
         let signature = Signature { collective, dtype, reduce, root, count };
-        Ok(Operation::new(Arc::clone(&self.member), cookie, signature))
+        Ok(Operation::new(Arc::clone(&self.membership), cookie, signature))
     }
 }
 

@@ -1,6 +1,6 @@
 //! What can go wrong, said so that a person knows what to do.
 
-use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, Unanswered};
+use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, RequestError};
 use harmonaize_abi::{Dtype, Rank, Signature, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
@@ -31,7 +31,7 @@ pub enum Error {
     },
     /// Whoever listens there does not know the tenant's secret.
     #[error("whoever listens at {at} is not the provider's agent, or does not know this tenant's secret")]
-    Stranger {
+    Unauthenticated {
         /// The address.
         at: String,
     },
@@ -82,11 +82,11 @@ pub enum Error {
     Memory(#[from] MemoryError),
     /// The arena has no room.
     #[error(
-        "no room for {asked} bytes in the arena of {arena}: {free} are free, at most {largest} in one piece; drop tensors or attach with a larger arena"
+        "no room for {requested} bytes in the arena of {arena}: {free} are free, at most {largest} in one piece; drop tensors or attach with a larger arena"
     )]
     NoRoom {
         /// Bytes asked for.
-        asked: u64,
+        requested: u64,
         /// Bytes of the arena.
         arena: u64,
         /// Bytes free.
@@ -157,10 +157,10 @@ pub enum Error {
     #[error("no agreement: {0}")]
     Agreement(String),
     /// The tenant has asked the provider too much lately through this agent. This question was not looked at.
-    #[error("too many questions to the provider; the next in {again:?}")]
+    #[error("too many questions to the provider; the next in {retry_after:?}")]
     TooOften {
         /// After so long one will be answered.
-        again: Duration,
+        retry_after: Duration,
     },
     /// Waiting took too long; what was waited for goes on.
     #[error("{what} did not end within {waited:?}; it is still in flight and can be waited for again")]
@@ -186,10 +186,10 @@ pub enum Error {
 
 impl Error {
     /// Of a question that was not answered.
-    pub(crate) fn unanswered(why: Unanswered, refused: fn(String) -> Self) -> Self {
+    pub(crate) fn from_request_error(why: RequestError, refused: fn(String) -> Self) -> Self {
         match why {
-            Unanswered::TooOften { again } => Self::TooOften { again },
-            Unanswered::Refused(text) => refused(text),
+            RequestError::TooOften { retry_after: again } => Self::TooOften { retry_after: again },
+            RequestError::Refused(text) => refused(text),
         }
     }
 }

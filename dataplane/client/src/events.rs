@@ -17,7 +17,7 @@ pub use stream::EventStream;
 const GRACE: Duration = Duration::from_secs(5);
 
 /// For so long a look that found nothing stands for the next: a job may look in each of its steps, however short they are.
-pub(crate) const LOOK: Duration = Duration::from_millis(50);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A reader of the tenant's events, over all its communicators, also those of other processes.
 ///
@@ -64,7 +64,9 @@ impl Events {
     /// another reader of this attachment waits; [`Error::TooOften`] where the tenant has asked the provider too much and `wait` is
     /// over before it may again. The reader stands where it stood.
     pub fn read(&mut self, wait: Duration) -> Result<EventBatch, Error> {
-        if let Some((_, cursor)) = self.nothing.filter(|(at, _)| wait.is_zero() && at.elapsed() < LOOK) {
+        if let Some((_, cursor)) =
+            self.nothing.filter(|(at, _)| wait.is_zero() && at.elapsed() < POLL_INTERVAL)
+        {
             return Ok(EventBatch { missed: 0, events: Vec::new(), cursor });
         }
         let until = Instant::now().checked_add(wait);
@@ -80,7 +82,7 @@ impl Events {
                 continue;
             }
             let answer = match self.took(answer) {
-                Err(Error::TooOften { again }) if !left.is_zero() => {
+                Err(Error::TooOften { retry_after: again }) if !left.is_zero() => {
                     std::thread::sleep(again.min(left));
                     continue;
                 }
@@ -110,7 +112,7 @@ impl Events {
         let Answer::Events { read, .. } = answer else {
             return Err(Error::Protocol("the agent answered something else than events".into()));
         };
-        let batch = read.map_err(|why| Error::unanswered(why, Error::Events))?;
+        let batch = read.map_err(|why| Error::from_request_error(why, Error::Events))?;
         self.cursor = Some(batch.cursor);
         let nothing = batch.missed == 0 && batch.events.is_empty();
         self.nothing = nothing.then(|| (Instant::now(), batch.cursor));

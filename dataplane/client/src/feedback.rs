@@ -13,12 +13,12 @@ const CLEARED: usize = 4096;
 /// tensor has. Kept whatever codec or plan comes next. A tensor of another shape needs a feedback of its own.
 #[derive(Debug)]
 pub struct Feedback {
-    halves: Arc<Halves>,
+    halves: Arc<ResidualPair>,
 }
 
 /// One half says what is owed, the other takes what will be.
 #[derive(Debug)]
-struct Halves {
+struct ResidualPair {
     tensors: [Tensor; 2],
     /// [`OTHER`] and [`IN_USE`].
     state: AtomicU8,
@@ -29,7 +29,7 @@ const OTHER: u8 = 1;
 /// An operation is in flight with it.
 const IN_USE: u8 = 2;
 
-impl Halves {
+impl ResidualPair {
     /// What is owed, and where what will be goes.
     fn ordered(&self, state: u8) -> [&Tensor; 2] {
         let [one, other] = &self.tensors;
@@ -40,12 +40,12 @@ impl Halves {
 /// An operation has the halves until this is dropped.
 #[derive(Debug)]
 pub(crate) struct InUse {
-    halves: Arc<Halves>,
+    halves: Arc<ResidualPair>,
 }
 
 impl InUse {
     /// The operation has succeeded: what it left out is owed.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn commit(&self) {
         self.halves.state.fetch_xor(OTHER, Ordering::AcqRel);
     }
 }
@@ -59,7 +59,7 @@ impl Drop for InUse {
 impl Feedback {
     pub(crate) fn new(pool: &Arc<Pool>, elements: u64) -> Result<Self, Error> {
         let half = || Tensor::new(pool, Dtype::F32, elements);
-        let halves = Halves { tensors: [half()?, half()?], state: AtomicU8::new(0) };
+        let halves = ResidualPair { tensors: [half()?, half()?], state: AtomicU8::new(0) };
         let feedback = Self { halves: Arc::new(halves) };
         feedback.reset()?;
         Ok(feedback)
@@ -96,7 +96,7 @@ impl Feedback {
         one.elements()
     }
 
-    fn owed(&self) -> Result<&Tensor, Error> {
+    fn residual(&self) -> Result<&Tensor, Error> {
         let state = self.halves.state.load(Ordering::Acquire);
         let [owed, _] = self.halves.ordered(state);
         if state & IN_USE == 0 { Ok(owed) } else { Err(Self::in_use()) }
@@ -107,7 +107,7 @@ impl Feedback {
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Shape`] while an operation with it is in flight.
     pub fn read(&self, offset: u64, into: &mut [f32]) -> Result<(), Error> {
-        self.owed()?.read(offset, into)
+        self.residual()?.read(offset, into)
     }
 
     /// Sets what is owed, from element `offset` on, as from a checkpoint.
@@ -115,7 +115,7 @@ impl Feedback {
     /// # Errors
     /// As [`Self::read`].
     pub fn write(&self, offset: u64, from: &[f32]) -> Result<(), Error> {
-        self.owed()?.write(offset, from)
+        self.residual()?.write(offset, from)
     }
 
     /// Forgets what is owed.
@@ -123,7 +123,7 @@ impl Feedback {
     /// # Errors
     /// As [`Self::read`].
     pub fn reset(&self) -> Result<(), Error> {
-        let (owed, elements) = (self.owed()?, self.elements());
+        let (owed, elements) = (self.residual()?, self.elements());
         for at in (0..elements).step_by(CLEARED) {
             let length = elements.saturating_sub(at).min(CLEARED as u64) as usize;
             owed.write(at, [0.0_f32; CLEARED].get(..length).unwrap_or_default())?;

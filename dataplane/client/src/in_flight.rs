@@ -84,7 +84,7 @@ impl InFlight {
                 if let Some(feedback) = &buffers.feedback
                     && completion.status == Status::Ok.code()
                 {
-                    feedback.settle();
+                    feedback.commit();
                 }
                 Some(buffers)
             }

@@ -54,9 +54,9 @@ pub use events::EventStream;
 pub use events::Events;
 pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
-    Access, Agreement, Because, Budget, Checkpoint, Choice, Clause, Constraints, Event, EventBatch,
+    Access, Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Event, EventBatch,
     EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, OnFailure,
-    PartialSums, Priority, Reason, Record, RefusalKind, Secret, Target,
+    Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]

@@ -1,7 +1,7 @@
 //! Operations in flight, and what is known of them afterwards.
 
 use crate::Error;
-use crate::communicator::Member;
+use crate::communicator::Membership;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
 use harmonaize_abi::{CODECS, Completion, SEVERAL_CODECS, Signature, Status};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ const DETAIL_WITHIN: Duration = Duration::from_secs(2);
 /// A collective in flight. Dropped before its end, it goes on, and its tensors' memory stays taken until then.
 #[derive(Debug)]
 pub struct Operation {
-    member: Arc<Member>,
+    membership: Arc<Membership>,
     cookie: u64,
     signature: Signature,
     stage: Stage,
@@ -23,7 +23,7 @@ pub struct Operation {
 enum Stage {
     InFlight,
     /// Failed; the agent was asked why.
-    Asked(Completion, u64, Instant),
+    AwaitingDetail(Completion, u64, Instant),
     Ended(Completion, Option<Box<FailureDetail>>),
 }
 
@@ -48,7 +48,7 @@ pub enum Algorithm {
     /// Direct exchange among hosts: everything from each to all.
     OneShot,
     /// Direct exchange among hosts: from each to who adds a part up, and from there to all.
-    TwoShots,
+    TwoShot,
     /// Sums by an aggregator on the way.
     Aggregated,
     /// Something that this version has no name for.
@@ -75,11 +75,9 @@ pub struct Receipt {
     pub error: f32,
     /// Error (vNMSE) that encoders measured, added up over all encodings on the way: what was lost, but where the errors of several
     /// hosts are alike (as of the same tensor at all, in codecs that are not unbiased), or cancel; then it lies anywhere up to `error`. Never
-    /// above it; the same where nothing was added, an aggregator added, or an agent is older. Both are over the squares that are known: where a host has several
+    /// above it; the same where nothing was added, or an aggregator added. Both are over the squares that are known: where a host has several
     /// ranks, those of their sum over their number, which are fewer, so that both say too much there.
     pub measured_error: f32,
-    /// Fewest hosts whose parts are in a part of the result, if that was not all; a tenant has to have allowed it.
-    pub hosts: Option<u16>,
 }
 
 impl Receipt {
@@ -97,7 +95,7 @@ impl Receipt {
                 5 => Algorithm::Dissemination,
                 6 => Algorithm::DirectCoded,
                 7 => Algorithm::OneShot,
-                8 => Algorithm::TwoShots,
+                8 => Algorithm::TwoShot,
                 9 => Algorithm::Aggregated,
                 other => Algorithm::Other(other),
             },
@@ -108,7 +106,6 @@ impl Receipt {
             },
             error: f32::from_bits(completion.error),
             measured_error: f32::from_bits(completion.measured_error),
-            hosts: (completion.hosts > 0).then_some(completion.hosts),
         }
     }
 }
@@ -119,8 +116,8 @@ fn has_detail(status: Status) -> bool {
 }
 
 impl Operation {
-    pub(crate) fn new(member: Arc<Member>, cookie: u64, signature: Signature) -> Self {
-        Self { member, cookie, signature, stage: Stage::InFlight }
+    pub(crate) fn new(membership: Arc<Membership>, cookie: u64, signature: Signature) -> Self {
+        Self { membership, cookie, signature, stage: Stage::InFlight }
     }
 
     /// What was called.
@@ -134,7 +131,7 @@ impl Operation {
         let deadline = Instant::now().checked_add(timeout);
         if matches!(self.stage, Stage::InFlight) {
             let cookie = self.cookie;
-            match self.member.shared.wait(deadline, |state| state.claim(cookie))? {
+            match self.membership.shared.wait(deadline, |state| state.claim(cookie))? {
                 Some(completion) => self.ended(completion),
                 None => {
                     let what = self.signature.to_string();
@@ -142,8 +139,8 @@ impl Operation {
                 }
             }
         }
-        if let Stage::Asked(completion, id, until) = self.stage {
-            let answer = self.member.shared.wait(Some(until), |state| state.answer(id));
+        if let Stage::AwaitingDetail(completion, id, until) = self.stage {
+            let answer = self.membership.shared.wait(Some(until), |state| state.answer(id));
             self.explained(completion, id, answer.ok().flatten());
         }
         self.result().unwrap_or_else(|| Err(Error::Protocol("operation neither in flight nor ended".into())))
@@ -152,7 +149,7 @@ impl Operation {
     /// The result, if the operation has ended. Never blocks.
     pub fn poll(&mut self) -> Result<Option<Receipt>, Error> {
         if matches!(self.stage, Stage::InFlight) {
-            let mut state = self.member.shared.poll();
+            let mut state = self.membership.shared.poll();
             match state.claim(self.cookie) {
                 Some(completion) => {
                     drop(state);
@@ -161,8 +158,8 @@ impl Operation {
                 None => return state.alive().map(|()| None),
             }
         }
-        if let Stage::Asked(completion, id, until) = self.stage {
-            let mut state = self.member.shared.poll();
+        if let Stage::AwaitingDetail(completion, id, until) = self.stage {
+            let mut state = self.membership.shared.poll();
             let (answer, lost) = (state.answer(id), state.alive().is_err());
             drop(state);
             if answer.is_some() || lost || Instant::now() >= until {
@@ -173,21 +170,21 @@ impl Operation {
     }
 
     fn ended(&mut self, completion: Completion) {
-        let communicator = self.member.handle;
+        let communicator = self.membership.handle;
         let asked = match Status::from_code(completion.status) {
             Some(status) if has_detail(status) => {
-                self.member.shared.lock().request(|id| Request::Detail { id, communicator }).ok()
+                self.membership.shared.lock().request(|id| Request::Detail { id, communicator }).ok()
             }
             _ => None,
         };
         self.stage = match asked {
-            Some(id) => Stage::Asked(completion, id, Instant::now() + DETAIL_WITHIN),
+            Some(id) => Stage::AwaitingDetail(completion, id, Instant::now() + DETAIL_WITHIN),
             None => Stage::Ended(completion, None),
         };
     }
 
     fn explained(&mut self, completion: Completion, id: u64, answer: Option<Answer>) {
-        self.member.shared.lock().forget(id);
+        self.membership.shared.lock().forget(id);
         let detail = match answer {
             Some(Answer::Detail { detail, .. }) => detail.map(Box::new),
             _ => None,
@@ -215,10 +212,10 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        let mut state = self.member.shared.lock();
+        let mut state = self.membership.shared.lock();
         match self.stage {
             Stage::InFlight => state.in_flight.abandon(self.cookie),
-            Stage::Asked(_, id, _) => state.forget(id),
+            Stage::AwaitingDetail(_, id, _) => state.forget(id),
             Stage::Ended(..) => {}
         }
     }

@@ -5,7 +5,7 @@ use crate::session::Opening;
 use harmonaize_abi::session::{PairEnd, Welcome};
 use harmonaize_shm::TenantEnd;
 use harmonaize_verbs::attachment::TenantOffer;
-use harmonaize_verbs::{Devices, Function, Gid, VerbsError, Wanted};
+use harmonaize_verbs::{Devices, Function, Gid, PortOptions, VerbsError};
 
 /// How an attachment over RDMA finds its device and sends its packets.
 #[derive(Clone, Debug)]
@@ -45,12 +45,12 @@ pub(crate) fn open(
 }
 
 fn function(opening: &Opening, agent: &PairEnd, options: &RdmaOptions) -> Result<Function, VerbsError> {
-    let wanted = Wanted {
+    let wanted = PortOptions {
         device: options.device.clone(),
         gid_index: options.gid_index,
         mtu: options.mtu,
         traffic_class: options.traffic_class,
-        ..Wanted::default()
+        ..PortOptions::default()
     };
     for address in [opening.local(), Gid(agent.gid).ip()].into_iter().flatten() {
         match Function::open(&options.devices, &wanted, Some(address)) {

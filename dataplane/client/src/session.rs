@@ -2,8 +2,8 @@
 
 use crate::{AgentAddress, Error};
 use harmonaize_abi::session::{
-    Access, Answer, Challenge, Hello, Knock, MAX_MESSAGE, MessageError, Proven, Refused, Request, Secret,
-    Welcome, decode, decode_first, encode, encode_first, length,
+    Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
+    Request, Secret, Welcome, decode, decode_first, encode, encode_first, length,
 };
 use harmonaize_shm::receive_with_descriptors;
 use rustix::io::Errno;
@@ -58,7 +58,7 @@ impl Opening {
                 let opening = Self { socket: stream.into() };
                 opening.limit(timeout)?;
                 watched(opening.socket.as_fd()).map_err(system("setsockopt(TCP)"))?;
-                opening.prove(tenant, secret, at)?;
+                opening.authenticate(tenant, secret, at)?;
                 Ok(opening)
             }
         }
@@ -72,18 +72,18 @@ impl Opening {
         Ok(())
     }
 
-    fn prove(&self, tenant: &str, secret: &Secret, at: &AgentAddress) -> Result<(), Error> {
+    fn authenticate(&self, tenant: &str, secret: &Secret, at: &AgentAddress) -> Result<(), Error> {
         let mut nonce = [0; 32];
         getrandom::fill(&mut nonce)
             .map_err(|error| Error::System { call: "getrandom", source: std::io::Error::other(error) })?;
-        let knock = Knock { tenant: tenant.to_owned(), nonce };
+        let knock = AuthRequest { tenant: tenant.to_owned(), nonce };
         self.write(&encode_first(&knock)?)?;
         let challenge: Challenge = first(&self.read(&mut Vec::new())?)?;
         self.send(&secret.response(&knock, &challenge))?;
-        let proven: Proven = self.receive_or_refused()?;
-        match secret.proves(&knock, &challenge, &proven) {
+        let proven: AuthConfirmation = self.receive_or_refused()?;
+        match secret.verify_agent(&knock, &challenge, &proven) {
             true => Ok(()),
-            false => Err(Error::Stranger { at: at.to_string() }),
+            false => Err(Error::Unauthenticated { at: at.to_string() }),
         }
     }
 

@@ -16,7 +16,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// How often polling without waiting, and spinning, looks for answers and whether the agent is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -37,19 +37,19 @@ pub(crate) struct State {
     session: Session,
     pub(crate) in_flight: InFlight,
     /// Requests whose answers someone waits for.
-    answers: HashMap<u64, Awaited>,
+    answers: HashMap<u64, PendingAnswer>,
     /// One for events that nobody waits for any more, while the agent waits for events: it takes no other meanwhile.
     pub(crate) abandoned: Option<u64>,
     next_id: u64,
     /// Whether a thread sleeps in the kernel for all. Nobody else takes completions or answers meanwhile.
     driving: bool,
-    looked: Instant,
+    last_poll: Instant,
     lost: Option<String>,
 }
 
 /// An answer that someone waits for.
 #[derive(Debug, Default)]
-struct Awaited {
+struct PendingAnswer {
     answer: Option<Answer>,
     /// The task that waits for it.
     task: Option<Waker>,
@@ -69,7 +69,7 @@ impl Shared {
             abandoned: None,
             next_id: 0,
             driving: false,
-            looked: Instant::now(),
+            last_poll: Instant::now(),
             lost: None,
         };
         let changed = Condvar::new();
@@ -85,7 +85,7 @@ impl Shared {
         let mut state = self.lock();
         if !state.driving {
             state.take();
-            if state.looked.elapsed() >= LOOK_EVERY {
+            if state.last_poll.elapsed() >= POLL_INTERVAL {
                 state.receive();
             }
         }
@@ -114,7 +114,7 @@ impl Shared {
                 return Ok(None);
             }
             if spin_until.is_none_or(|until| now < until) {
-                if !state.driving && now.duration_since(state.looked) >= LOOK_EVERY {
+                if !state.driving && now.duration_since(state.last_poll) >= POLL_INTERVAL {
                     state.receive();
                 }
                 drop(state);
@@ -172,7 +172,7 @@ impl Shared {
     fn sleep<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        left: Option<Duration>,
+        remaining: Option<Duration>,
     ) -> MutexGuard<'a, State> {
         if state.end.prepare_sleep() {
             state.driving = true;
@@ -182,7 +182,7 @@ impl Shared {
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.session.as_fd(), PollFlags::IN | output),
             ];
-            let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+            let timeout = remaining.and_then(|left| Timespec::try_from(left).ok());
             let ready = rustix::event::poll(&mut fds, timeout.as_ref());
             let session = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
             state = self.lock();
@@ -243,7 +243,7 @@ impl State {
 
     /// Takes answers, and notices when the agent is gone.
     fn receive(&mut self) {
-        self.looked = Instant::now();
+        self.last_poll = Instant::now();
         let mut answers = Vec::new();
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));
@@ -293,7 +293,7 @@ impl State {
         let id = self.next_id;
         self.next_id += 1;
         self.session.send(&request(id))?;
-        self.answers.insert(id, Awaited::default());
+        self.answers.insert(id, PendingAnswer::default());
         Ok(id)
     }
 

@@ -61,7 +61,7 @@ impl Tensor {
         let Some(offset) = bytes.and_then(|bytes| free_pieces.take(bytes)) else {
             let (free, largest) = free_pieces.room();
             let asked = bytes.unwrap_or(u64::MAX);
-            return Err(Error::NoRoom { asked, arena: pool.memory.bytes() as u64, free, largest });
+            return Err(Error::NoRoom { requested: asked, arena: pool.memory.bytes() as u64, free, largest });
         };
         drop(free_pieces);
         Ok(Self { block: Arc::new(Block { pool: Arc::clone(pool), dtype, elements, offset }) })

@@ -6,7 +6,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Most codecs that a budget names.
-const MOST_NAMED: usize = 32;
+const MAX_CODECS: usize = 32;
 
 /// What a tenant lets be lost of its tensors.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub enum BudgetError {
     #[error("a bound of {0} on vNMSE; it must be above 0 and at most 1")]
     Bound(f64),
     /// No codec, or very many.
-    #[error("{0} codecs are allowed; a list has 1 to {MOST_NAMED}")]
+    #[error("{0} codecs are allowed; a list has 1 to {MAX_CODECS}")]
     Count(usize),
     /// No codec of that name.
     #[error("no codec is called \"{name}\"; there are {known}", known = names(Codec::all().map(|(name, _)| name)))]
@@ -46,7 +46,7 @@ impl TryFrom<&Said> for Budget {
             Said::Exact => Ok(Self::Exact),
             Said::Vnmse(most) if *most > 0.0 && *most <= 1.0 => Ok(Self::Vnmse(*most)),
             Said::Vnmse(most) => Err(BudgetError::Bound(*most)),
-            Said::Codecs(named) if named.is_empty() || named.len() > MOST_NAMED => {
+            Said::Codecs(named) if named.is_empty() || named.len() > MAX_CODECS => {
                 Err(BudgetError::Count(named.len()))
             }
             Said::Codecs(named) => {
@@ -94,7 +94,7 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 impl Budget {
     /// The most that [`crate::Squares::relative`] may be; `None` where no bound is given.
-    pub fn most(&self) -> Option<f64> {
+    pub fn max_error(&self) -> Option<f64> {
         match self {
             Self::Exact => Some(0.0),
             Self::Vnmse(most) => Some(*most),
@@ -104,9 +104,9 @@ impl Budget {
     }
 
     /// The same for what travels by `codec`: bfloat16 itself needs no bound to match bfloat16, and what loses nothing none at all.
-    pub fn most_by(&self, codec: Codec) -> Option<f64> {
+    pub fn max_error_of(&self, codec: Codec) -> Option<f64> {
         let matches = *self == Self::MatchBf16 && codec == Codec::BF16;
-        self.most().filter(|_| !matches && !codec.is_lossless())
+        self.max_error().filter(|_| !matches && !codec.is_lossless())
     }
 
     /// Whether the codec may be tried at all. None is ever needed: exact is always allowed, and what loses nothing.
@@ -166,11 +166,11 @@ mod tests {
 
     #[test]
     fn bf16_itself_matches_bf16() {
-        assert_eq!(Budget::MatchBf16.most_by(Codec::BF16), None);
-        assert_eq!(Budget::MatchBf16.most_by(Codec::INT8), Some(0.5_f64.powi(18)));
-        assert_eq!(Budget::Vnmse(0.1).most_by(Codec::BF16), Some(0.1));
+        assert_eq!(Budget::MatchBf16.max_error_of(Codec::BF16), None);
+        assert_eq!(Budget::MatchBf16.max_error_of(Codec::INT8), Some(0.5_f64.powi(18)));
+        assert_eq!(Budget::Vnmse(0.1).max_error_of(Codec::BF16), Some(0.1));
         let lossless = Codec::all().filter(|(_, codec)| Budget::Exact.allows(*codec));
         assert_eq!(lossless.map(|(name, _)| name).collect::<Vec<_>>(), ["exact", "nonzero blocks"]);
-        assert_eq!(Budget::Exact.most_by(Codec::NONZERO), None);
+        assert_eq!(Budget::Exact.max_error_of(Codec::NonzeroBlocks), None);
     }
 }

@@ -13,7 +13,7 @@ pub struct Encoded {
     pub squares: Squares,
 }
 
-/// Writes the f32 elements of `source` as a chunk at the start of `to`, which has at least [`Codec::most_bytes`]. The same seed,
+/// Writes the f32 elements of `source` as a chunk at the start of `to`, which has at least [`Codec::max_bytes`]. The same seed,
 /// codec and elements give the same bytes on every CPU.
 ///
 /// # Errors
@@ -21,7 +21,7 @@ pub struct Encoded {
 /// such blocks; nothing is written then.
 pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Encoded, CodecError> {
     let elements = elements(source.bytes())?;
-    let most = codec.most_payload(elements).ok_or(KernelError::Block)?;
+    let most = codec.max_payload(elements).ok_or(KernelError::Block)?;
     let short = CodecError::Short { expected: HEADER_BYTES.saturating_add(most), given: to.bytes() };
     let payload = to.range(HEADER_BYTES, most).ok_or(short)?;
     let count = u32::try_from(elements).map_err(|_| KernelError::Block)?;
@@ -29,7 +29,7 @@ pub fn encode(codec: Codec, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Res
     let isa = Isa::detect();
     let (bytes, squares) = match codec {
         Codec::Fixed(code) => (most, codes::encode(isa, code, seed, source, payload)?),
-        Codec::Sparse(form) => codes::encode_sparse(isa, form, seed, source, payload)?,
+        Codec::NonzeroBlocks => (codes::encode_nonzero(isa, source, payload)?, Squares::default()),
     };
     let length = u32::try_from(bytes).map_err(|_| KernelError::Block)?;
     let header = Header { codec, payload: length, elements: count, seed, squares, measured: 1.0 }.to_bytes();
@@ -67,7 +67,7 @@ pub fn decode(from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<Header, C
     let isa = Isa::detect();
     match header.codec {
         Codec::Fixed(code) => codes::decode(isa, code, header.seed, payload, store, to)?,
-        Codec::Sparse(form) => match codes::decode_sparse(isa, form, payload, store, to) {
+        Codec::NonzeroBlocks => match codes::decode_nonzero(isa, payload, store, to) {
             Err(KernelError::Content) => return Err(CodecError::Payload),
             decoded => decoded?,
         },

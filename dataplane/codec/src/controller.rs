@@ -33,7 +33,7 @@ pub struct Outlook {
     /// The same for one that is: it may go other ways.
     pub coded_rate: f64,
     /// Seconds that the operation may take before the tenant waits for it.
-    pub hidden: f64,
+    pub overlapped: f64,
     /// Chunks of an operation: coding one goes on beside sending another.
     pub chunks: f64,
 }
@@ -48,12 +48,12 @@ const WORTH: f64 = 0.35;
 const DWELL: Duration = Duration::from_secs(5);
 /// For how long a change makes the next one dearer: each doubles what it must gain.
 const RECENT: Duration = Duration::from_secs(60);
-const MOST_RECENT: usize = 5;
+const MAX_RECENT: usize = 5;
 /// How far back what would have been best is looked at, where the codec has changed lately.
-const LOOK_BACK: Duration = Duration::from_secs(60);
-const MOST_SEEN: usize = 128;
+const HISTORY: Duration = Duration::from_secs(60);
+const MAX_OUTLOOKS: usize = 128;
 /// For how long what operations came to counts.
-const KEPT: Duration = Duration::from_secs(600);
+const LEARNED_LIFETIME: Duration = Duration::from_secs(600);
 /// What an operation weighs against those before.
 const WEIGHT: f64 = 0.125;
 /// What differs by so much of what was written down is worth writing.
@@ -79,7 +79,7 @@ pub struct Choice {
 impl Level {
     /// A codec with what it takes where nobody has measured it: one core of a server, tensors with heavy tails.
     pub fn typical(codec: Codec) -> Self {
-        let bytes = codec.most_bytes(TYPICAL).unwrap_or(usize::MAX);
+        let bytes = codec.max_bytes(TYPICAL).unwrap_or(usize::MAX);
         let ratio = bytes as f64 / (TYPICAL * size_of::<f32>()) as f64;
         Self { codec, ratio, encode: 4e9, decode: 8e9, loss: codec.typical_loss() }
     }
@@ -96,7 +96,7 @@ pub struct Controller {
     /// When the codec changed lately, oldest first.
     changes: VecDeque<Duration>,
     /// Outlooks of the last time, and since when each held, oldest first.
-    seen: VecDeque<(Duration, Outlook)>,
+    outlooks: VecDeque<(Duration, Outlook)>,
     barred: Vec<Codec>,
 }
 
@@ -106,7 +106,7 @@ struct Learned {
     codec: Codec,
     /// What they lost over what was predicted.
     loss: f64,
-    /// Bytes on the wire over those that were predicted: more where chunks went exact, or where a sparse codec finds more.
+    /// Bytes on the wire over those that were predicted: more where chunks went exact, or where fewer blocks are zeros.
     bytes: f64,
     last: Duration,
     /// Both as they were last worth writing down.
@@ -116,14 +116,14 @@ struct Learned {
 impl Controller {
     /// An operation with `level`, as it was predicted, lost `loss` by its receipt and took `ratio` bytes on the wire for a byte of
     /// f32. True where that is worth writing down: something new, or much else than was written last.
-    pub fn told(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) -> bool {
+    pub fn handle_outcome(&mut self, now: Duration, level: &Level, loss: f64, ratio: f64) -> bool {
         let lossless = level.codec.is_lossless();
         let sound = loss.is_finite() && ratio.is_finite() && (level.loss > 0.0 || lossless);
         if !sound || level.ratio <= 0.0 {
             return false;
         }
         let (loss, bytes) = (if lossless { 1.0 } else { loss / level.loss }, ratio / level.ratio);
-        self.learned.retain(|known| known.last + KEPT > now);
+        self.learned.retain(|known| known.last + LEARNED_LIFETIME > now);
         match self.learned.iter_mut().find(|known| known.codec == level.codec) {
             Some(known) => {
                 known.loss += (loss - known.loss) * WEIGHT;
@@ -146,14 +146,14 @@ impl Controller {
     }
 
     /// Whether anything is known of a codec from operations that still counts.
-    pub fn knows(&self, now: Duration, codec: Codec) -> bool {
-        self.learned.iter().any(|known| known.codec == codec && known.last + KEPT > now)
+    pub fn has_learned(&self, now: Duration, codec: Codec) -> bool {
+        self.learned.iter().any(|known| known.codec == codec && known.last + LEARNED_LIFETIME > now)
     }
 
     /// Whether tensors of which `ratio` bytes for a byte are in blocks that are not zeros, though they were sent otherwise, are worth telling
-    /// of as operations by [`Codec::NONZERO`]: not dense ones of which nothing else is known.
+    /// of as operations by [`Codec::NonzeroBlocks`]: not dense ones of which nothing else is known.
     pub fn heeds_zeros(&self, now: Duration, ratio: f64) -> bool {
-        ratio < SPARSE || self.knows(now, Codec::NONZERO)
+        ratio < SPARSE || self.has_learned(now, Codec::NonzeroBlocks)
     }
 
     /// What is known of codecs from operations: what they lost over what was predicted, and bytes on the wire over those that were.
@@ -171,8 +171,8 @@ impl Controller {
 
     /// A level as it is known now. What was not tried yet is taken to do as well as the last tried codec whose loss has the same
     /// reason, or else as well as it may: the budget holds anyway, and the first operations tell.
-    fn known(&self, now: Duration, level: &Level) -> Level {
-        let learned = || self.learned.iter().filter(|known| known.last + KEPT > now);
+    fn adjusted(&self, now: Duration, level: &Level) -> Level {
+        let learned = || self.learned.iter().filter(|known| known.last + LEARNED_LIFETIME > now);
         if let Some(known) = learned().find(|known| known.codec == level.codec) {
             return Level { loss: level.loss * known.loss, ratio: level.ratio * known.bytes, ..*level };
         }
@@ -186,8 +186,8 @@ impl Controller {
     }
 
     /// Another codec is in use.
-    pub fn changed(&mut self, now: Duration) {
-        if self.changes.len() == MOST_RECENT {
+    pub fn handle_change(&mut self, now: Duration) {
+        if self.changes.len() == MAX_RECENT {
             self.changes.pop_front();
         }
         self.changes.push_back(now);
@@ -206,18 +206,20 @@ impl Controller {
     }
 
     /// From now on this is the outlook.
-    pub fn saw(&mut self, now: Duration, outlook: &Outlook) {
-        while self.seen.len() == MOST_SEEN || self.seen.get(1).is_some_and(|(at, _)| *at + LOOK_BACK <= now) {
-            self.seen.pop_front();
+    pub fn handle_outlook(&mut self, now: Duration, outlook: &Outlook) {
+        while self.outlooks.len() == MAX_OUTLOOKS
+            || self.outlooks.get(1).is_some_and(|(at, _)| *at + HISTORY <= now)
+        {
+            self.outlooks.pop_front();
         }
-        self.seen.push_back((now, *outlook));
+        self.outlooks.push_back((now, *outlook));
     }
 
     /// How many operations a level could have run lately, were there nothing else.
     fn operations(&self, now: Duration, level: Option<&Level>) -> f64 {
-        let ends = self.seen.iter().skip(1).map(|(at, _)| *at).chain([now]);
-        let phases = self.seen.iter().zip(ends).map(|((from, outlook), to)| {
-            let from = (*from).max(now.saturating_sub(LOOK_BACK));
+        let ends = self.outlooks.iter().skip(1).map(|(at, _)| *at).chain([now]);
+        let phases = self.outlooks.iter().zip(ends).map(|((from, outlook), to)| {
+            let from = (*from).max(now.saturating_sub(HISTORY));
             to.saturating_sub(from).as_secs_f64() / outlook.time(level).max(1e-9)
         });
         phases.sum()
@@ -237,8 +239,8 @@ impl Controller {
         let usable = levels.iter().filter(|level| {
             level.codec != Codec::EXACT && budget.allows(level.codec) && !self.barred.contains(&level.codec)
         });
-        let known = usable.map(|level| self.known(now, level));
-        let kept = |level: &Level| budget.most_by(level.codec).is_none_or(|most| level.loss <= most);
+        let known = usable.map(|level| self.adjusted(now, level));
+        let kept = |level: &Level| budget.max_error_of(level.codec).is_none_or(|most| level.loss <= most);
         let levels: Vec<Level> = known.filter(kept).collect();
         let of = |level: Option<&Level>| {
             let codec = level.map_or(Codec::EXACT, |level| level.codec);
@@ -288,7 +290,7 @@ impl Controller {
     }
 
     /// When another choice may come out of the same words, for a change weighs less then.
-    pub fn again(&self, now: Duration) -> Option<Duration> {
+    pub fn retry_at(&self, now: Duration) -> Option<Duration> {
         self.gain(now).1
     }
 
@@ -317,6 +319,6 @@ impl Outlook {
         };
         let sending = bytes / rate.max(1.0);
         let whole = sending.max(coding) + sending.min(coding) / self.chunks.max(1.0);
-        (whole - self.hidden).max(0.0)
+        (whole - self.overlapped).max(0.0)
     }
 }

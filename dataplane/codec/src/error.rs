@@ -22,7 +22,7 @@ pub enum CodecError {
         found: u16,
     },
     /// A later version wrote it.
-    #[error("a chunk of version {version}, and version {} is the latest known", crate::VERSION)]
+    #[error("a chunk of version {version}, not {}", crate::VERSION)]
     Version {
         /// The chunk's version.
         version: u8,

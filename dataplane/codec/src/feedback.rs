@@ -14,29 +14,29 @@ use harmonaize_kernels::{copy, reduce};
 ///
 /// `owed` is only read: a sum that is done again begins with the same.
 #[derive(Clone, Copy, Debug)]
-pub struct Account<'a> {
+pub struct ErrorFeedback<'a> {
     /// What is owed before.
-    pub owed: View<'a>,
+    pub residual_in: View<'a>,
     /// What is owed after.
-    pub left_out: ViewMut<'a>,
+    pub residual_out: ViewMut<'a>,
 }
 
-impl<'a> Account<'a> {
+impl<'a> ErrorFeedback<'a> {
     /// What to encode of a contribution: it and what is owed, which lies in `left_out` meanwhile.
     ///
     /// # Errors
     /// If the views do not fit.
     pub fn contribution(&self, own: View<'_>) -> Result<View<'a>, CodecError> {
-        reduce(ReduceOp::Sum, Dtype::F32, &[own, self.owed], &[self.left_out], None)?;
-        Ok(self.left_out.as_view())
+        reduce(ReduceOp::Sum, Dtype::F32, &[own, self.residual_in], &[self.residual_out], None)?;
+        Ok(self.residual_out.as_view())
     }
 
     /// A contribution was encoded like that: what its chunk left out is owed.
     ///
     /// # Errors
     /// As [`decode`].
-    pub fn contributed(&self, coded: &Coded, chunk: View<'_>) -> Result<(), CodecError> {
-        self.settle(coded, chunk, 1)
+    pub fn record_contribution(&self, coded: &Coded, chunk: View<'_>) -> Result<(), CodecError> {
+        self.update_residual(coded, chunk, 1)
     }
 
     /// Adds what is owed to an owner's sum that has its own contribution so far.
@@ -44,7 +44,7 @@ impl<'a> Account<'a> {
     /// # Errors
     /// If the views do not fit.
     pub fn begin(&self, sum: ViewMut<'_>) -> Result<(), CodecError> {
-        Ok(reduce(ReduceOp::Sum, Dtype::F32, &[sum.as_view(), self.owed], &[sum], None)?)
+        Ok(reduce(ReduceOp::Sum, Dtype::F32, &[sum.as_view(), self.residual_in], &[sum], None)?)
     }
 
     /// Takes note of the complete sum, before it is divided.
@@ -52,7 +52,7 @@ impl<'a> Account<'a> {
     /// # Errors
     /// If the views do not fit.
     pub fn complete(&self, sum: View<'_>) -> Result<(), CodecError> {
-        Ok(copy(sum, &[self.left_out])?)
+        Ok(copy(sum, &[self.residual_out])?)
     }
 
     /// That sum was encoded, or its average of so many ranks: what its chunk left out of it is owed. An average's chunk is decoded once a
@@ -60,30 +60,30 @@ impl<'a> Account<'a> {
     ///
     /// # Errors
     /// As [`decode`].
-    pub fn concluded(
+    pub fn record_result(
         &self,
         coded: &Coded,
         average_of: Option<u32>,
         chunk: View<'_>,
     ) -> Result<(), CodecError> {
-        self.settle(coded, chunk, average_of.unwrap_or(1))
+        self.update_residual(coded, chunk, average_of.unwrap_or(1))
     }
 
     /// Nothing was coded: what was owed still is.
     ///
     /// # Errors
     /// If the views do not fit.
-    pub fn carry(&self) -> Result<(), CodecError> {
-        Ok(copy(self.owed, &[self.left_out])?)
+    pub fn keep_residual(&self) -> Result<(), CodecError> {
+        Ok(copy(self.residual_in, &[self.residual_out])?)
     }
 
     /// Chunks without an error leave nothing out. What is no number is told in the sum, and owed to nobody.
-    fn settle(&self, coded: &Coded, chunk: View<'_>, times: u32) -> Result<(), CodecError> {
+    fn update_residual(&self, coded: &Coded, chunk: View<'_>, times: u32) -> Result<(), CodecError> {
         let Squares { error, signal } = coded.squares;
         if coded.refused || error == 0.0 || !error.is_finite() || !signal.is_finite() {
-            return clear(self.left_out);
+            return clear(self.residual_out);
         }
-        (0..times).try_for_each(|_| decode(chunk, Store::Subtract, self.left_out).map(drop))
+        (0..times).try_for_each(|_| decode(chunk, Store::Subtract, self.residual_out).map(drop))
     }
 }
 

@@ -3,10 +3,8 @@
 use crate::codec::Fields;
 use crate::{Codec, CodecError, Squares};
 
-/// The latest version that is read here. What version 1 can say is written in version 1.
-pub const VERSION: u8 = 2;
-/// Of headers without a part that was measured.
-const PLAIN: u8 = 1;
+/// The version that is written and read here.
+pub const VERSION: u8 = 1;
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 48;
 /// Bytes that the check is of.
@@ -19,13 +17,13 @@ const MAGIC: u16 = 0x7a68;
 /// | bytes | what |
 /// |---|---|
 /// | 0, 1 | 0x68 0x7a |
-/// | 2 | version: 1, or 2 where bytes 8 to 11 hold something |
-/// | 3 | codec: 0 exact, 1 bf16, 2 binary16, 3 integers in blocks, 4 E4M3 in blocks, 5 E5M2 in blocks, 6 rotated blocks, 7 the largest, 8 blocks that are not zero |
+/// | 2 | version: 1 |
+/// | 3 | codec: 0 exact, 1 bf16, 2 binary16, 3 integers in blocks, 4 rotated blocks, 5 blocks that are not zeros |
 /// | 4 | bits of an element's code |
-/// | 5 | the block's size as a power of two, or how many elements one is kept of; 0 where there are none |
+/// | 5 | the block's size as a power of two; 0 where there are none |
 /// | 6 | flags: 1 = rounded stochastically; the rest 0 |
 /// | 7 | 0 |
-/// | 8 to 11 | version 1: 0; version 2: the part of the squared error that encoders measured, 0 to 1, f32 |
+/// | 8 to 11 | the part of the squared error that encoders measured, 0 to 1, f32 |
 /// | 12 to 15 | bytes of the payload |
 /// | 16 to 19 | elements |
 /// | 20 to 27 | seed |
@@ -33,8 +31,8 @@ const MAGIC: u16 = 0x7a68;
 /// | 36 to 43 | the squared tensor that it is an error of, f64 |
 /// | 44 to 47 | check of bytes 0 to 43: FNV-1a, 32 bits |
 ///
-/// Where the squared error is a bound, as of sums, encoders measured less of it; version 1 does not tell. The squares are of what the chunk's encoder lost, or of more, where it says so ([`crate::state`]); none is negative.
-/// The payload has no check: whatever it holds, it decodes to numbers, or, of sparse codecs, is refused, and links have checks of their own.
+/// Where the squared error is a bound, as of sums, encoders measured less of it. The squares are of what the chunk's encoder lost, or of more, where it says so ([`crate::state`]); none is negative.
+/// The payload has no check: whatever it holds, it decodes to numbers, or, of blocks that are not zeros, is refused, and links have checks of their own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Header {
     /// How the payload holds the elements.
@@ -47,7 +45,7 @@ pub struct Header {
     pub seed: u64,
     /// What was lost, of what; NaN where the encoder met one.
     pub squares: Squares,
-    /// The part of the squared error that encoders measured, 0 to 1: all of it where it is no bound, or the header does not tell.
+    /// The part of the squared error that encoders measured, 0 to 1: all of it where it is no bound.
     pub measured: f32,
 }
 
@@ -62,12 +60,10 @@ impl Header {
     pub fn to_bytes(self) -> [u8; HEADER_BYTES] {
         let Fields { id, bits, block, flags } = self.codec.fields();
         let mut bytes = [0; HEADER_BYTES];
-        let (version, measured) =
-            if self.measured < 1.0 { (VERSION, self.measured.to_le_bytes()) } else { (PLAIN, [0; 4]) };
         let parts: [(usize, &[u8]); 8] = [
             (0, &MAGIC.to_le_bytes()),
-            (2, &[version, id, bits, block, flags]),
-            (8, &measured),
+            (2, &[VERSION, id, bits, block, flags]),
+            (8, &self.measured.to_le_bytes()),
             (12, &self.payload.to_le_bytes()),
             (16, &self.elements.to_le_bytes()),
             (20, &self.seed.to_le_bytes()),
@@ -94,17 +90,16 @@ impl Header {
             return Err(CodecError::Magic { found: magic });
         }
         let [version, id, bits, block, flags, reserved] = part(bytes, 2);
-        if !(PLAIN..=VERSION).contains(&version) {
+        if version != VERSION {
             return Err(CodecError::Version { version });
         }
         if u32::from_le_bytes(part(bytes, CHECKED)) != check(bytes) {
             return Err(CodecError::Damaged);
         }
         let unknown = CodecError::Codec { id, parameters: [bits, block, flags] };
-        if reserved != 0 || (version == PLAIN && u32::from_le_bytes(part(bytes, 8)) != 0) {
+        if reserved != 0 {
             return Err(unknown);
         }
-        let measured = if version == PLAIN { 1.0 } else { f32::from_le_bytes(part(bytes, 8)) };
         let codec = Codec::from_fields(Fields { id, bits, block, flags }).ok_or(unknown)?;
         let header = Self {
             codec,
@@ -115,11 +110,11 @@ impl Header {
                 error: f64::from_le_bytes(part(bytes, 28)),
                 signal: f64::from_le_bytes(part(bytes, 36)),
             },
-            measured,
+            measured: f32::from_le_bytes(part(bytes, 8)),
         };
         let negative = header.squares.error < 0.0 || header.squares.signal < 0.0;
         if negative
-            || !(0.0..=1.0).contains(&measured)
+            || !(0.0..=1.0).contains(&header.measured)
             || !codec.can_have(header.elements as usize, header.payload as usize)
         {
             return Err(CodecError::Payload);

@@ -1,7 +1,7 @@
 //! Compressed tensors: chunks that say of themselves how to read them, what each lost, what an encoder left out kept for the
 //! next step, a compressed AllReduce's arithmetic, and the choice of the codec that makes an operation end soonest within its tenant's budget.
 //!
-//! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::most_bytes`] tells
+//! A chunk is a [`Header`] and a payload. [`encode`] writes one into a caller's buffer, whose size [`Codec::max_bytes`] tells
 //! beforehand; [`decode`] reads one from bytes that may be anything, and gives values or a [`CodecError`]. Neither allocates.
 //!
 //! Architecture invariant: no clock, no socket, no thread, no file; time and speeds come in as arguments.
@@ -21,7 +21,7 @@ pub use chunk::{Encoded, decode, encode, header, state};
 pub use codec::Codec;
 pub use controller::{Choice, Controller, Level, Outlook};
 pub use error::CodecError;
-pub use feedback::Account;
-pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Sparse, Squares, Store};
+pub use feedback::ErrorFeedback;
+pub use harmonaize_kernels::codes::{Code, Grid, Rounding, Squares, Store};
 pub use header::{HEADER_BYTES, Header, VERSION};
 pub use reduction::{Coded, Sums, Terms, shared_spread};

@@ -34,11 +34,9 @@ pub struct Terms {
     /// What a chunk that would lose too much by it goes in, if it holds there: as unbiased as `codec`, or it is not used.
     pub finer: Option<Codec>,
     /// The budget: the most that the squared error of the sum may be, over the squares of all ranks' inputs.
-    pub most: Option<f64>,
+    pub max_error: Option<f64>,
     /// How many contribute, the owner included.
     pub participants: u32,
-    /// Whether sums' chunks say what encoders measured, beside the bound: in headers of version 2, which all have to know.
-    pub measured: bool,
 }
 
 /// A chunk that was written, or read, on such terms.
@@ -86,8 +84,8 @@ impl Terms {
             let share = share / others.min(chance_of(codec, elements)).max(1.0);
             // The square of the ranks' sum is at most so many times the sum of their squares.
             let signal = lost.signal / f64::from(ranks.max(1));
-            let holds = self.most.is_none_or(|most| lost.error <= share * most * signal);
-            (Stated::plain(Squares { error: lost.error, signal }), holds)
+            let holds = self.max_error.is_none_or(|most| lost.error <= share * most * signal);
+            (HeaderValues::plain(Squares { error: lost.error, signal }), holds)
         })
     }
 
@@ -98,7 +96,7 @@ impl Terms {
     /// As [`encode`].
     pub fn pass(&self, seed: u64, source: View<'_>, to: ViewMut<'_>) -> Result<Coded, CodecError> {
         self.encode(seed, source, to, |_, lost| {
-            (Stated::plain(lost), self.most.is_none_or(|most| lost.error <= most * lost.signal))
+            (HeaderValues::plain(lost), self.max_error.is_none_or(|most| lost.error <= most * lost.signal))
         })
     }
 
@@ -145,10 +143,13 @@ impl Terms {
             let mut all = *sums;
             all.add(lost.error * scale, chance_of(codec, elements));
             let squares = Squares { error: all.bound(), signal: sums.signal };
-            let part = if self.measured { all.errors / squares.error } else { 1.0 };
+            let part = all.errors / squares.error;
             // Of what is no number, or nothing, all was measured.
             let part = if (0.0..1.0).contains(&part) { part as f32 } else { 1.0 };
-            (Stated { squares, part }, self.most.is_none_or(|most| squares.error <= most * squares.signal))
+            (
+                HeaderValues { squares, part },
+                self.max_error.is_none_or(|most| squares.error <= most * squares.signal),
+            )
         })
     }
 
@@ -182,10 +183,10 @@ impl Terms {
         seed: u64,
         source: View<'_>,
         to: ViewMut<'_>,
-        judge: impl Fn(Codec, Squares) -> (Stated, bool),
+        judge: impl Fn(Codec, Squares) -> (HeaderValues, bool),
     ) -> Result<Coded, CodecError> {
         let room = to.bytes();
-        let fits = |codec: &Codec| codec.most_bytes(elements(source)).is_some_and(|most| most <= room);
+        let fits = |codec: &Codec| codec.max_bytes(elements(source)).is_some_and(|most| most <= room);
         // Of no error nobody asks what it is a part of.
         let mut signal = if self.codec == Codec::EXACT { 0.0 } else { f64::NAN };
         for codec in self.codecs().filter(fits) {
@@ -236,13 +237,13 @@ pub fn shared_spread(bits: u8, workers: u32) -> f64 {
 }
 
 /// What a chunk's header is to say.
-struct Stated {
+struct HeaderValues {
     squares: Squares,
     /// The part of the squared error that was measured.
     part: f32,
 }
 
-impl Stated {
+impl HeaderValues {
     fn plain(squares: Squares) -> Self {
         Self { squares, part: 1.0 }
     }

@@ -8,13 +8,13 @@ use common::outlook;
 use harmonaize_codec::{Budget, Codec, Controller, Level};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Seconds that a tenant computes between two operations.
 const COMPUTING: f64 = 0.05;
 /// Seconds from a change of the rate until control plans with it, and from the choice until it is in use.
-const KNOWN: f64 = 0.25;
+const CONTROL_DELAY: f64 = 0.25;
 const SWITCHED: f64 = 0.15;
 const SECONDS: usize = 600;
 const TRACES: u64 = 60;
@@ -29,7 +29,7 @@ fn levels() -> Vec<Level> {
         (Codec::INT4, 0.129, 6e9, 9e9, 0.38),
         (Codec::rotated(4), 0.126, 4e9, 8e9, 0.019),
         (Codec::rotated(2), 0.063, 5e9, 8e9, 0.27),
-        (Codec::NONZERO, 1.0005, 9e9, 9e9, 0.0),
+        (Codec::NonzeroBlocks, 1.0005, 9e9, 9e9, 0.0),
     ]
     .map(|(codec, ratio, encode, decode, loss)| Level { codec, ratio, encode, decode, loss })
     .to_vec()
@@ -111,7 +111,7 @@ impl Truth {
     /// As the operation goes: chunks that would pass the budget are exact, after they were encoded in vain.
     fn runs(self, level: &Level, time: f64) -> Level {
         match self.loss(level) <= self.most {
-            _ if level.codec == Codec::NONZERO => Level { ratio: self.zeros.ratio(time), ..*level },
+            _ if level.codec == Codec::NonzeroBlocks => Level { ratio: self.zeros.ratio(time), ..*level },
             true => Level { loss: self.loss(level), ..*level },
             false => Level { loss: 0.0, ratio: 1.0, ..*level },
         }
@@ -146,6 +146,8 @@ struct Control {
     planned: f64,
     rate: f64,
     changes: usize,
+    /// Operations by codec.
+    ran: BTreeMap<&'static str, usize>,
 }
 
 impl Control {
@@ -160,6 +162,7 @@ impl Control {
             planned: f64::NEG_INFINITY,
             rate,
             changes: 0,
+            ran: BTreeMap::new(),
         };
         new.current = new.choose(0.0, rate);
         new
@@ -175,18 +178,18 @@ impl Control {
     }
 
     /// The codec in use, after a look at the network.
-    fn looks(&mut self, trace: &[f64], time: f64) -> Option<Level> {
+    fn sample(&mut self, trace: &[f64], time: f64) -> Option<Level> {
         let now = Duration::from_secs_f64(time);
         if let Some((_, codec)) = self.next.take_if(|(at, _)| *at <= time) {
             self.current = codec;
             self.changes += 1;
-            self.controller.changed(now);
+            self.controller.handle_change(now);
         }
-        let rate = at(trace, time - KNOWN);
+        let rate = at(trace, time - CONTROL_DELAY);
         let moved = (rate - self.rate).abs() > 0.1 * self.rate;
         if (moved || time >= self.planned + 1.0) && self.next.is_none() {
             (self.planned, self.rate) = (time, rate);
-            self.controller.saw(now, &outlook(rate));
+            self.controller.handle_outlook(now, &outlook(rate));
             let codec = self.choose(time, rate);
             if codec != self.current {
                 self.next = Some((time + SWITCHED, codec));
@@ -196,8 +199,8 @@ impl Control {
     }
 
     /// What an operation came to that has just ended.
-    fn told(&mut self, time: f64, level: &Level, ran: &Level) {
-        self.controller.told(Duration::from_secs_f64(time), level, ran.loss, ran.ratio);
+    fn handle_outcome(&mut self, time: f64, level: &Level, ran: &Level) {
+        self.controller.handle_outcome(Duration::from_secs_f64(time), level, ran.loss, ran.ratio);
         self.plans(time);
     }
 
@@ -205,21 +208,24 @@ impl Control {
     fn plans(&mut self, time: f64) {
         if self.next.is_none() {
             let codec = self.choose(time, self.rate);
-            self.next = (codec != self.current).then_some((time + KNOWN + SWITCHED, codec));
+            self.next = (codec != self.current).then_some((time + CONTROL_DELAY + SWITCHED, codec));
         }
     }
 
     fn at(&mut self, trace: &[f64], truth: Truth, time: f64, ended: bool) -> Option<Level> {
         let now = Duration::from_secs_f64(time);
-        let level = self.looks(trace, time);
+        let level = self.sample(trace, time);
+        if ended {
+            *self.ran.entry(self.current.name()).or_default() += 1;
+        }
         if let Some(level) = level.filter(|_| ended) {
             let ran = truth.runs(&level, time);
-            self.controller.told(now, &level, ran.loss, ran.ratio);
+            self.controller.handle_outcome(now, &level, ran.loss, ran.ratio);
         }
         let ratio = truth.zeros.ratio(time);
-        if ended && self.current != Codec::NONZERO && self.controller.heeds_zeros(now, ratio) {
-            let blocks = self.levels.iter().find(|level| level.codec == Codec::NONZERO).unwrap();
-            self.controller.told(now, blocks, 0.0, ratio);
+        if ended && self.current != Codec::NonzeroBlocks && self.controller.heeds_zeros(now, ratio) {
+            let blocks = self.levels.iter().find(|level| level.codec == Codec::NonzeroBlocks).unwrap();
+            self.controller.handle_outcome(now, blocks, 0.0, ratio);
         }
         if ended {
             self.plans(time);
@@ -241,6 +247,7 @@ struct Row {
     /// and over that of exact operations.
     of_exact: f64,
     changes: usize,
+    ran: BTreeMap<&'static str, usize>,
 }
 
 fn rows() -> Vec<Row> {
@@ -267,7 +274,16 @@ fn rows() -> Vec<Row> {
             let mut control = Control::new(&levels, most, trace[0]);
             let time = run(&trace, operations, truth, |time, ended| control.at(&trace, truth, time, ended));
             let (of_best, of_exact) = (time / best, time / alone);
-            rows.push(Row { seed, most, tails, zeros, of_best, of_exact, changes: control.changes });
+            rows.push(Row {
+                seed,
+                most,
+                tails,
+                zeros,
+                of_best,
+                of_exact,
+                changes: control.changes,
+                ran: control.ran,
+            });
         }
     }
     rows
@@ -291,6 +307,15 @@ fn over_many_traces_it_is_as_good_as_the_best_fixed_codec_in_hindsight() {
     let (gained, all) = (of(|row| row.most == 0.0 && row.of_exact < 0.8), of(|_| true));
     println!("on {} of {} traces exact tenants gained by their zeros", gained.len(), all.len());
     println!("on {} recorded ones some codec changed", of(|row| row.seed >= TRACES && row.changes > 0).len());
+    for (name, recorded) in [("generated", false), ("recorded", true)] {
+        let mut ran = BTreeMap::<&str, usize>::new();
+        for (codec, count) in
+            rows.iter().filter(|row| (row.seed >= TRACES) == recorded).flat_map(|row| &row.ran)
+        {
+            *ran.entry(codec).or_default() += count;
+        }
+        println!("operations by codec on {name} traces: {ran:?}");
+    }
     assert!(2 * gained.len() > all.len(), "{gained:?}");
     for row in rows {
         assert!(row.most > 0.0 || row.zeros != Zeros::Of(0.0) || row.changes == 0, "dense: {row:?}");
@@ -344,12 +369,13 @@ fn layered(trace: &[f64], most: f64) -> [f64; 2] {
         let control = std::cell::RefCell::new(Control::new(&levels, most, trace[0]));
         let choose = |time: f64| {
             let mut control = control.borrow_mut();
-            let chosen = control.looks(trace, time);
+            let chosen = control.sample(trace, time);
             let Control { controller, budget, current, rate, .. } = &*control;
             let finer = controller.finer(budget, *current, &levels, &outlook(*rate)).filter(|_| two);
             [chosen, levels.iter().find(|level| Some(level.codec) == finer).copied()]
         };
-        let told = |time: f64, level: &Level, ran: &Level| control.borrow_mut().told(time, level, ran);
+        let told =
+            |time: f64, level: &Level, ran: &Level| control.borrow_mut().handle_outcome(time, level, ran);
         run_layers(trace, (operations, most), choose, told) / best
     })
 }

@@ -34,7 +34,7 @@ fn heavy(seed: u64) -> Vec<f32> {
 
 /// The error of what comes back over the tensor, both by hand, having checked what the encoder says of it.
 fn vnmse(codec: Codec, seed: u64, tensor: &[f32]) -> f64 {
-    let mut chunk = vec![0; codec.most_bytes(tensor.len()).unwrap()];
+    let mut chunk = vec![0; codec.max_bytes(tensor.len()).unwrap()];
     let told = encode(codec, seed, View::from(tensor), ViewMut::from(&mut chunk[..])).unwrap();
     let mut back = vec![0_f32; tensor.len()];
     decode(View::from(&chunk[..told.bytes]), Store::Set, ViewMut::from(&mut back[..])).unwrap();
@@ -101,26 +101,27 @@ fn rotation_buys_much_over_blocks_at_4_bits_on_heavy_tails() {
 /// tensor is the mean error over the number of seeds, within 10%; a bias of a hundredth of the tensor would show.
 #[test]
 fn unbiased_codes_are() {
-    const MANY: u64 = 400;
+    const SAMPLES: u64 = 400;
     let tensor = &heavy(99)[..4096];
     let stochastic = |grid| Codec::Fixed(Code::Blocks { grid, block: 256, rounding: Rounding::Stochastic });
     let rotated = |bits| Codec::Fixed(Code::Rotated { bits, block: 1024 });
     for codec in
         [stochastic(Grid::Int8), stochastic(Grid::Int4), rotated(1), rotated(2), rotated(3), rotated(4)]
     {
-        let mut chunk = vec![0; codec.most_bytes(tensor.len()).unwrap()];
+        let mut chunk = vec![0; codec.max_bytes(tensor.len()).unwrap()];
         let mut sum = vec![0_f32; tensor.len()];
         let mut error = 0.0;
-        for seed in 0..MANY {
+        for seed in 0..SAMPLES {
             let told = encode(codec, seed, View::from(tensor), ViewMut::from(&mut chunk[..])).unwrap();
-            error += told.squares.relative() / MANY as f64;
+            error += told.squares.relative() / SAMPLES as f64;
             decode(View::from(&chunk[..]), Store::Add, ViewMut::from(&mut sum[..])).unwrap();
         }
         let square = |value: f64| value * value;
-        let off = tensor.iter().zip(&sum).map(|(x, s)| square(f64::from(*x) - f64::from(*s) / MANY as f64));
+        let off =
+            tensor.iter().zip(&sum).map(|(x, s)| square(f64::from(*x) - f64::from(*s) / SAMPLES as f64));
         let off = off.sum::<f64>() / tensor.iter().map(|x| square(f64::from(*x))).sum::<f64>();
-        let expected = error / MANY as f64;
-        assert!(off < 1.1 * expected, "{codec:?}, seeds 0 to {MANY}: {off}, where {expected} is chance");
+        let expected = error / SAMPLES as f64;
+        assert!(off < 1.1 * expected, "{codec:?}, seeds 0 to {SAMPLES}: {off}, where {expected} is chance");
     }
 }
 

@@ -25,7 +25,7 @@ fn outlook(goodput: f64) -> Outlook {
         decoded: 128e6,
         rate: goodput,
         coded_rate: goodput,
-        hidden: 0.0,
+        overlapped: 0.0,
         chunks: 64.0,
     }
 }
@@ -41,7 +41,7 @@ fn a_fast_network_stays_exact_and_a_slow_one_does_not() {
     assert_eq!(chosen(&outlook(50e9)), Codec::EXACT);
     assert_eq!(chosen(&outlook(1e8)), Codec::rotated(2));
     // What the tenant does not wait for is not worth any loss.
-    assert_eq!(chosen(&Outlook { hidden: 10.0, ..outlook(1e8) }), Codec::EXACT);
+    assert_eq!(chosen(&Outlook { overlapped: 10.0, ..outlook(1e8) }), Codec::EXACT);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn what_operations_lost_and_sent_counts_instead_of_what_was_thought() {
     assert_eq!(chosen(&controller, 5e-5, Codec::EXACT), Codec::INT8);
     assert_eq!(chosen(&controller, 2e-5, Codec::EXACT), Codec::BF16);
     // Chunks that the budget refused went exact: the codec gains nothing, and is left alone for a while.
-    controller.told(NOW, &int8, 1e-6, 0.99);
+    controller.handle_outcome(NOW, &int8, 1e-6, 0.99);
     assert_eq!(chosen(&controller, 5e-5, Codec::INT8), Codec::BF16);
     let later = |controller: &Controller, seconds| {
         let now = NOW + Duration::from_secs(seconds);
@@ -74,11 +74,11 @@ fn what_operations_lost_and_sent_counts_instead_of_what_was_thought() {
     assert_eq!((later(&controller, 599), later(&controller, 600)), (Codec::BF16, Codec::INT8));
     // What it really loses lets it stay where it was thought to pass the budget.
     let mut controller = Controller::default();
-    controller.told(NOW, &int8, 1e-5, 0.254);
+    controller.handle_outcome(NOW, &int8, 1e-5, 0.254);
     assert_eq!(chosen(&controller, 2e-5, Codec::BF16), Codec::INT8);
     // Nothing is learned from what is no number.
-    controller.told(NOW, &int8, f64::NAN, 0.254);
-    controller.told(NOW, &int8, 1e-5, f64::INFINITY);
+    controller.handle_outcome(NOW, &int8, f64::NAN, 0.254);
+    controller.handle_outcome(NOW, &int8, 1e-5, f64::INFINITY);
     assert_eq!(chosen(&controller, 2e-5, Codec::BF16), Codec::INT8);
 }
 
@@ -104,9 +104,9 @@ fn what_cannot_be_used_rests_and_small_changes_change_nothing() {
 #[test]
 fn each_change_makes_the_next_one_dearer_for_a_minute() {
     let mut controller = Controller::default();
-    assert_eq!(controller.again(NOW), None);
-    controller.changed(NOW);
-    assert_eq!(controller.again(NOW), Some(NOW + Duration::from_secs(5)));
-    assert_eq!(controller.again(NOW + Duration::from_secs(5)), Some(NOW + Duration::from_secs(60)));
-    assert_eq!(controller.again(NOW + Duration::from_secs(60)), None);
+    assert_eq!(controller.retry_at(NOW), None);
+    controller.handle_change(NOW);
+    assert_eq!(controller.retry_at(NOW), Some(NOW + Duration::from_secs(5)));
+    assert_eq!(controller.retry_at(NOW + Duration::from_secs(5)), Some(NOW + Duration::from_secs(60)));
+    assert_eq!(controller.retry_at(NOW + Duration::from_secs(60)), None);
 }

@@ -3,21 +3,21 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_codec::{Account, Codec, Terms};
+use harmonaize_codec::{Codec, ErrorFeedback, Terms};
 use harmonaize_kernels::reduce;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// Participants, each with what it owes of one part.
 struct World {
-    owed: Vec<Vec<f32>>,
-    left_out: Vec<Vec<f32>>,
+    residual_in: Vec<Vec<f32>>,
+    residual_out: Vec<Vec<f32>>,
 }
 
 impl World {
     fn new(participants: usize, elements: usize) -> Self {
         let zeros = vec![vec![0.0; elements]; participants];
-        Self { owed: zeros.clone(), left_out: zeros }
+        Self { residual_in: zeros.clone(), residual_out: zeros }
     }
 
     /// The sum, or average, that all get; `owner` adds it up. What is owed changes only if the step is not `undone`.
@@ -31,11 +31,12 @@ impl World {
         undone: bool,
     ) -> Vec<f32> {
         let all = inputs.len() as u32;
-        let mut accounts = self.owed.iter().zip(&mut self.left_out).map(|(owed, left_out)| Account {
-            owed: View::from(&owed[..]),
-            left_out: ViewMut::from(&mut left_out[..]),
-        });
-        let accounts: Vec<Account<'_>> = accounts.by_ref().collect();
+        let mut accounts =
+            self.residual_in.iter().zip(&mut self.residual_out).map(|(owed, left_out)| ErrorFeedback {
+                residual_in: View::from(&owed[..]),
+                residual_out: ViewMut::from(&mut left_out[..]),
+            });
+        let accounts: Vec<ErrorFeedback<'_>> = accounts.by_ref().collect();
         let mut bytes = vec![0_u8; inputs[0].len() * 4 + 128];
         let (mut sum, chunk) = (inputs[owner].clone(), ViewMut::from(&mut bytes[..]));
         let to = ViewMut::from(&mut sum[..]);
@@ -44,7 +45,7 @@ impl World {
         for other in (0..inputs.len()).filter(|other| *other != owner) {
             let source = accounts[other].contribution(View::from(&inputs[other][..])).unwrap();
             let coded = terms.contribute(1, seed ^ (other as u64) << 32, source, chunk).unwrap();
-            accounts[other].contributed(&coded, chunk.as_view()).unwrap();
+            accounts[other].record_contribution(&coded, chunk.as_view()).unwrap();
             terms.add(&mut sums, chunk.as_view(), to).unwrap();
         }
         accounts[owner].complete(to.as_view()).unwrap();
@@ -53,10 +54,10 @@ impl World {
             reduce(ReduceOp::Average, Dtype::F32, &[to.as_view()], &[to], average_of).unwrap();
         }
         let coded = terms.conclude(&sums, average_of, !seed, to.as_view(), chunk).unwrap();
-        accounts[owner].concluded(&coded, average_of, chunk.as_view()).unwrap();
+        accounts[owner].record_result(&coded, average_of, chunk.as_view()).unwrap();
         terms.take(chunk.as_view(), to).unwrap();
         if !undone {
-            std::mem::swap(&mut self.owed, &mut self.left_out);
+            std::mem::swap(&mut self.residual_in, &mut self.residual_out);
         }
         sum
     }
@@ -80,7 +81,7 @@ fn what_was_sent_is_what_was_given_less_what_is_owed() {
             let most = [None, Some(0.05)][random.random_range(0..2)];
             let finer =
                 random.random_bool(0.5).then(|| Codec::NAMED[random.random_range(0..Codec::NAMED.len())].1);
-            let terms = Terms { codec, finer, most, participants: participants as u32, measured: true };
+            let terms = Terms { codec, finer, max_error: most, participants: participants as u32 };
             let (owner, average) = (random.random_range(0..participants), random.random_bool(0.5));
             let inputs: Vec<Vec<f32>> = (0..participants).map(|_| input(&mut random, elements)).collect();
             if random.random_bool(0.2) {
@@ -95,7 +96,7 @@ fn what_was_sent_is_what_was_given_less_what_is_owed() {
             }
         }
         for at in 0..elements {
-            let owed: f64 = world.owed.iter().map(|owed| f64::from(owed[at])).sum();
+            let owed: f64 = world.residual_in.iter().map(|owed| f64::from(owed[at])).sum();
             let off = (given[at] - sent[at] - owed).abs();
             assert!(off < 1e-3, "seed {seed}, element {at} of {elements}: off by {off}, {owed} owed");
         }
@@ -107,13 +108,8 @@ fn the_mean_of_what_is_received_converges_to_the_mean_of_what_was_given() {
     let mean_error = |feedback: bool, steps: u64| {
         let (mut random, participants) = (ChaCha8Rng::seed_from_u64(11), 4);
         let inputs: Vec<Vec<f32>> = (0..participants).map(|_| input(&mut random, 2000)).collect();
-        let terms = Terms {
-            codec: Codec::INT4,
-            finer: None,
-            most: None,
-            participants: participants as u32,
-            measured: true,
-        };
+        let terms =
+            Terms { codec: Codec::INT4, finer: None, max_error: None, participants: participants as u32 };
         let (mut world, mut sum) = (World::new(participants, 2000), vec![0_f64; 2000]);
         for step in 0..steps {
             let found = world.step(terms, 1, false, step, &inputs, !feedback);
@@ -134,13 +130,13 @@ fn nothing_is_owed_of_what_is_no_number() {
     for (name, codec) in Codec::NAMED.iter().skip(1) {
         for odd in [f32::NAN, f32::INFINITY, 1e30] {
             let mut world = World::new(2, 600);
-            let terms = Terms { codec: *codec, finer: None, most: None, participants: 2, measured: true };
+            let terms = Terms { codec: *codec, finer: None, max_error: None, participants: 2 };
             let mut inputs = vec![vec![0.25_f32; 600]; 2];
             world.step(terms, 0, true, 1, &inputs, false);
             inputs[1][7] = odd;
             let found = world.step(terms, 0, true, 2, &inputs, false);
             assert!(odd.is_finite() || !found[7].is_finite(), "{name}: {odd} is hidden");
-            let owed = world.owed.iter().flatten();
+            let owed = world.residual_in.iter().flatten();
             assert!(owed.clone().all(|owed| owed.is_finite()), "{name}: {odd} is owed");
         }
     }

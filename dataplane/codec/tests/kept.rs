@@ -71,19 +71,18 @@ fn the_controller_never_passes_the_budget() {
                 let time = STEP * operation as f64;
                 let (now, rate) = (Duration::from_secs_f64(time), rate(&mut random, trace, time, &mut walk));
                 let outlook = outlook(rate);
-                controller.saw(now, &outlook);
+                controller.handle_outlook(now, &outlook);
                 let codec = controller.choose(now, &budget, current, &levels, &outlook).codec;
                 if codec != current {
                     (current, changes) = (codec, changes + 1);
-                    controller.changed(now);
+                    controller.handle_change(now);
                 }
                 *ran.entry(codec.name()).or_default() += 1;
                 let terms = Terms {
                     codec,
                     finer: controller.finer(&budget, codec, &levels, &outlook),
-                    most: budget.most_by(codec),
+                    max_error: budget.max_error_of(codec),
                     participants: PARTICIPANTS as u32,
-                    measured: true,
                 };
                 let seed = trace << 32 | operation as u64;
                 let minute = (time / 20.0) as u64 + trace;
@@ -102,13 +101,13 @@ fn the_controller_never_passes_the_budget() {
                 if outcome.refused > 0 && !codec.is_lossless() {
                     refused += 1;
                     // What the refusals were for.
-                    let part = Part { terms: Terms { most: None, ..terms }, ..part.clone() };
+                    let part = Part { terms: Terms { max_error: None, ..terms }, ..part.clone() };
                     would += usize::from(lost(&part.run(seed, operation % 2 == 0)) > most);
                 }
                 // As an agent's receipt has it.
                 if let Some(level) = levels.iter().find(|level| level.codec == codec) {
                     let ratio = outcome.bytes as f64 / (4 * ELEMENTS * PARTICIPANTS) as f64;
-                    controller.told(now, level, measured, ratio);
+                    controller.handle_outcome(now, level, measured, ratio);
                 }
             }
         }

@@ -5,7 +5,7 @@ use harmonaize_plan::{Coding, Program, Retention, Step};
 use std::sync::Arc;
 
 /// A step not yet issued.
-const WAITING: u8 = u8::MAX;
+const NOT_ISSUED: u8 = u8::MAX;
 
 /// The segment that a channel runs.
 #[derive(Clone, Debug)]
@@ -30,27 +30,27 @@ pub struct Segment {
     /// Which segment of its session with an aggregator it is, if one sums it; its program waits for it to be left to the hosts.
     pub aggregated: Option<u64>,
     /// Set if it is begun again although its sum is there.
-    pub restored: Option<Restored>,
+    pub resume: Option<Resume>,
 }
 
 /// How a segment is begun again by the hosts of which somebody has what it comes to. No input is read: the program's first steps
 /// copy what is kept, or nothing (for a sum, what adds nothing).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Restored {
+pub struct Resume {
     /// What is kept here is what the first local rank gives; of a broadcast the root.
-    pub gives: bool,
+    pub source: bool,
     /// It was done here: outputs have been written, and may belong to the tenant again.
-    pub whole: bool,
+    pub completed: bool,
 }
 
 impl Segment {
-    /// Whether what comes of it waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::keeps`]).
-    pub fn holds(&self) -> bool {
-        self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.keeps()
+    /// Whether what comes of it waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::retains_output`]).
+    pub fn stages_output(&self) -> bool {
+        self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.retains_output()
     }
 
     /// Whether what comes of it stays in staging until everybody has it, since the operation may be completed before.
-    pub fn keeps(&self) -> bool {
+    pub fn retains_output(&self) -> bool {
         self.retention == Retention::CopyInputs && self.lo < self.hi
     }
 }
@@ -59,20 +59,18 @@ impl Segment {
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     segment: Option<Segment>,
-    /// By step: parts of it that are still under way, or [`WAITING`].
+    /// By step: parts of it that are still under way, or [`NOT_ISSUED`].
     pending: Vec<u8>,
     next: usize,
     /// The next step to think of for [`crate::Action::Post`].
-    post: usize,
+    next_post: usize,
     unfinished: usize,
     /// Steps before this one are not committed ones.
     committed: usize,
-    uncommitted_left: usize,
+    uncommitted_remaining: usize,
     /// Of an aggregated segment: the sum is there, and is where it belongs.
     summed: bool,
-    settled: bool,
-    /// Of its sum: fewest participants whose parts are in it.
-    hosts: u16,
+    copied_out: bool,
 }
 
 impl Channel {
@@ -84,13 +82,13 @@ impl Channel {
         debug_assert!(self.segment.is_none(), "a channel runs one segment at a time");
         let steps = &segment.program.steps;
         self.pending.clear();
-        self.pending.resize(steps.len(), WAITING);
+        self.pending.resize(steps.len(), NOT_ISSUED);
         self.next = 0;
-        self.post = 0;
+        self.next_post = 0;
         self.unfinished = steps.len();
         self.committed = steps.iter().position(|step| step.committed).unwrap_or(steps.len());
-        self.uncommitted_left = self.committed;
-        (self.summed, self.settled, self.hosts) = (false, false, u16::MAX);
+        self.uncommitted_remaining = self.committed;
+        (self.summed, self.copied_out) = (false, false);
         self.segment = Some(segment);
     }
 
@@ -98,7 +96,7 @@ impl Channel {
     pub(crate) fn ready(&self, acknowledged: bool) -> Option<(u32, &Segment, &Step)> {
         let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
         let step = segment.program.steps.get(self.next)?;
-        if step.committed && (!acknowledged || self.uncommitted_left > 0) {
+        if step.committed && (!acknowledged || self.uncommitted_remaining > 0) {
             return None;
         }
         let met = step.after.iter().all(|&earlier| self.pending.get(earlier as usize) == Some(&0));
@@ -113,7 +111,7 @@ impl Channel {
             *pending = parts;
         }
         if parts == 0 {
-            self.finished(step);
+            self.finish_step(step);
         }
     }
 
@@ -122,10 +120,10 @@ impl Channel {
     pub(crate) fn complete(&mut self, step: u32) -> bool {
         let step = step as usize;
         match self.pending.get_mut(step) {
-            Some(pending) if *pending != WAITING && *pending > 0 => {
+            Some(pending) if *pending != NOT_ISSUED && *pending > 0 => {
                 *pending -= 1;
                 if *pending == 0 {
-                    self.finished(step);
+                    self.finish_step(step);
                 }
                 true
             }
@@ -136,80 +134,77 @@ impl Channel {
     /// The first step from `post` on that is not issued yet and at most `ahead` behind the next to be issued.
     pub(crate) fn postable(&self, ahead: usize) -> Option<(usize, &Segment, &Step)> {
         let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
-        let at = self.post.max(self.next);
+        let at = self.next_post.max(self.next);
         let step = segment.program.steps.get(at).filter(|_| at < self.next + ahead)?;
         Some((at, segment, step))
     }
 
     /// Steps up to this one need no more thought.
-    pub(crate) fn thought_of(&mut self, step: usize) {
-        self.post = step + 1;
+    pub(crate) fn skip_posts_to(&mut self, step: usize) {
+        self.next_post = step + 1;
     }
 
     /// The steps before `step` that have not completed, and whether each has been issued.
-    pub(crate) fn open_before(&self, step: usize) -> impl Iterator<Item = (&Step, bool)> {
+    pub(crate) fn incomplete_before(&self, step: usize) -> impl Iterator<Item = (&Step, bool)> {
         let steps = self.segment.iter().flat_map(|segment| &segment.program.steps);
         let steps = steps.zip(&self.pending).take(step);
-        steps.filter(|(_, pending)| **pending != 0).map(|(step, pending)| (step, *pending != WAITING))
+        steps.filter(|(_, pending)| **pending != 0).map(|(step, pending)| (step, *pending != NOT_ISSUED))
     }
 
-    fn finished(&mut self, step: usize) {
+    fn finish_step(&mut self, step: usize) {
         self.unfinished -= 1;
         if step < self.committed {
-            self.uncommitted_left -= 1;
+            self.uncommitted_remaining -= 1;
         }
     }
 
     /// Whether this participant's part in the segment is done but for what waits for the acknowledgement.
     pub(crate) fn done(&self) -> bool {
-        if self.aggregated() { self.summed } else { self.uncommitted_left == 0 }
+        if self.aggregated() { self.summed } else { self.uncommitted_remaining == 0 }
     }
 
     fn aggregated(&self) -> bool {
         self.segment.as_ref().is_some_and(|segment| segment.aggregated.is_some())
     }
 
-    /// The aggregator has summed the segment of at least so many participants' parts, if it is this one of an epoch's session; its operation
-    /// then.
-    pub(crate) fn sum(&mut self, epoch: u32, index: u64, hosts: u16) -> Option<u64> {
+    /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
+    pub(crate) fn handle_sum(&mut self, epoch: u32, index: u64) -> Option<u64> {
         let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
         let operation = self.segment.as_ref().filter(this)?.operation;
-        (self.summed, self.hosts) = (true, hosts);
+        self.summed = true;
         Some(operation)
     }
 
-    /// Fewest participants whose parts are in the segment's sum; the most that can be where hosts do it.
-    pub(crate) fn hosts(&self) -> u16 {
-        if self.aggregated() { self.hosts } else { u16::MAX }
-    }
-
     /// Whether a sum has to be brought where it belongs, now that everybody has acknowledged. Says so once.
-    pub(crate) fn settle(&mut self) -> bool {
-        self.aggregated() && self.summed && !std::mem::replace(&mut self.settled, true) && self.holds()
+    pub(crate) fn take_copy_out(&mut self) -> bool {
+        self.aggregated()
+            && self.summed
+            && !std::mem::replace(&mut self.copied_out, true)
+            && self.stages_output()
     }
 
     /// The same of one that is brought as soon as it is done here.
-    pub(crate) fn settle_at_once(&mut self) -> bool {
-        self.segment.as_ref().is_some_and(Segment::keeps) && self.settle()
+    pub(crate) fn take_eager_copy_out(&mut self) -> bool {
+        self.segment.as_ref().is_some_and(Segment::retains_output) && self.take_copy_out()
     }
 
-    fn holds(&self) -> bool {
-        self.segment.as_ref().is_some_and(Segment::holds)
+    fn stages_output(&self) -> bool {
+        self.segment.as_ref().is_some_and(Segment::stages_output)
     }
 
     /// Begins an aggregated segment again, by its program; false if it is none.
-    pub(crate) fn by_hosts(&mut self, restored: Option<Restored>) -> bool {
+    pub(crate) fn fall_back(&mut self, restored: Option<Resume>) -> bool {
         let Some(segment) = self.segment.take_if(|segment| segment.aggregated.is_some()) else {
             return false;
         };
-        self.begin(Segment { aggregated: None, restored, ..segment });
+        self.begin(Segment { aggregated: None, resume: restored, ..segment });
         true
     }
 
     /// Whether nothing at all is left to do, given that everybody has (or has not) acknowledged.
     pub(crate) fn released(&self, acknowledged: bool) -> bool {
         if self.aggregated() {
-            return acknowledged && self.summed && (self.settled || !self.holds());
+            return acknowledged && self.summed && (self.copied_out || !self.stages_output());
         }
         let kept = self.segment.as_ref().is_some_and(|s| s.retention != Retention::KeepInputs);
         self.segment.is_some() && self.unfinished == 0 && (acknowledged || !kept)

@@ -1,21 +1,20 @@
 //! The communicator: puts calls, streams, channels, acknowledgements, switches and failures together.
 
-use crate::acknowledge::Acknowledgements;
-use crate::aggregation::Aggregated;
+use crate::ack_tree::AckTree;
+use crate::aggregation::AggregationReport;
 use crate::channel::{Channel, Segment};
 use crate::departure::Departures;
 use crate::epoch::{Epoch, EpochPlan, Timeouts, stream};
-use crate::hold::Hold;
 use crate::inquiry::Inquiry;
+use crate::interleave::InterleaveSlot;
 use crate::message::{Control, Header, Kind, Message, Payload};
-use crate::operation::{Call, Called, Operations};
+use crate::operation::{Call, CallOutcome, Operations};
 use crate::stream::Arrival;
 use crate::switch::Switch;
-use crate::turn::Turn;
 use crate::{CoreError, Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, Signature};
-use harmonaize_plan::{Access, Group, MAX_STEP_PEERS, Participant, PlanError, Shots};
+use harmonaize_plan::{Access, Algorithm, Group, MAX_STEP_PEERS, Participant, PlanError};
 use std::collections::VecDeque;
 
 /// What a communicator is made from.
@@ -58,35 +57,35 @@ pub struct Receipt {
     /// Tensor bytes that this participant sent, as they were sent.
     pub wire_bytes: u64,
     /// How it went between participants, where it was not coded.
-    pub shots: Shots,
+    pub algorithm: Algorithm,
     /// What coding it came to; `None` if nothing was coded.
-    pub coded: Option<Coded>,
+    pub coded: Option<CodingReport>,
     /// What aggregation it came to; `None` if no aggregator was to sum any of it.
-    pub aggregated: Option<Aggregated>,
+    pub aggregation: Option<AggregationReport>,
 }
 
 /// What coding came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Coded {
+pub struct CodingReport {
     /// Bytes of chunks that were sent, each as often as it was.
     pub wire_bytes: u64,
-    /// The codec of what was not exact, as [`harmonaize_plan::Coding::codec`] says it; [`Coded::SEVERAL`] if it was not always the same.
+    /// The codec of what was not exact, as [`harmonaize_plan::Coding::codec`] says it; [`CodingReport::MIXED`] if it was not always the same.
     pub codec: u16,
     /// Of the results that were decoded: the most that the squared error of the sums is, as their owners told it, or what it is of what was moved,
     pub error: f64,
     /// what encoders measured of it,
     pub measured: f64,
     /// and the squares that it is an error of.
-    pub signal: f64,
+    pub squares: f64,
     /// Whether a chunk that was written or read here was exact although its plan says otherwise.
-    pub refused: bool,
+    pub uncompressed_chunks: bool,
 }
 
-impl Coded {
+impl CodingReport {
     /// Nothing travelled in fewer bits.
     pub const EXACT: u16 = 0;
     /// Parts of an operation travelled in different codecs.
-    pub const SEVERAL: u16 = u16::MAX;
+    pub const MIXED: u16 = u16::MAX;
 }
 
 /// What the caller must do next.
@@ -97,8 +96,8 @@ impl Coded {
 )]
 pub enum Action {
     /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends` in order. Call
-    /// [`Communicator::completed`] once per send when its bytes may be overwritten, and once for a fetch or store when it has ended; steps
-    /// without either are complete when executed. After a step with coded operands call [`Communicator::coded`].
+    /// [`Communicator::handle_completion`] once per send when its bytes may be overwritten, and once for a fetch or store when it has ended; steps
+    /// without either are complete when executed. After a step with coded operands call [`Communicator::handle_coded`].
     Step {
         /// Channel.
         channel: u16,
@@ -121,7 +120,7 @@ pub enum Action {
         /// Its number on the stream.
         sequence: u32,
     },
-    /// Begin this session with the aggregator of `epoch`; see [`Communicator::aggregated`] and [`Communicator::aggregation_ended`].
+    /// Begin this session with the aggregator of `epoch`; see [`Communicator::handle_aggregated`] and [`Communicator::handle_aggregation_ended`].
     Join {
         /// The epoch.
         epoch: u32,
@@ -129,28 +128,28 @@ pub enum Action {
         session: u64,
     },
     /// Ask the aggregator of `epoch` whether it is there, by the beginning of a session with it that nothing is submitted in, while hosts go
-    /// on; what comes of it is told by [`Communicator::aggregation_answers`] or [`Communicator::aggregation_ended`].
-    Knock {
+    /// on; what comes of it is told by [`Communicator::handle_aggregator_alive`] or [`Communicator::handle_aggregation_ended`].
+    ProbeAggregator {
         /// The epoch.
         epoch: u32,
         /// The session.
         session: u64,
     },
     /// End the session with the aggregator of `epoch`: from now on nothing is read or written for it.
-    Quit {
+    Leave {
         /// The epoch.
         epoch: u32,
     },
     /// Have the aggregator do the segment on `channel`, the session's next (see [`Segment::aggregated`]). Of a sum the local ranks'
     /// inputs, added up, are this participant's part. What comes goes to their outputs, but if the segment's outputs are held
-    /// ([`Segment::holds`]) to staging, and what is a broadcast's root's own at once.
+    /// ([`Segment::stages_output`]) to staging, and what is a broadcast's root's own at once.
     Aggregate {
         /// Channel.
         channel: u16,
     },
-    /// Everybody has the sum of the segment on `channel`, or this one has it and keeps it ([`Segment::keeps`]): copy it from staging to
+    /// Everybody has the sum of the segment on `channel`, or this one has it and keeps it ([`Segment::retains_output`]): copy it from staging to
     /// the local ranks' outputs; an average is divided on the way.
-    Settle {
+    CopyOut {
         /// Channel.
         channel: u16,
     },
@@ -183,15 +182,15 @@ pub enum Action {
     },
     /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
     Ended(Failure),
-    /// Ask whoever gives turns for this one; see [`Communicator::turn_given`]. An [`Action::EndTurn`] follows, unless the communicator ends.
-    AskTurn {
+    /// Ask whoever gives turns for this one; see [`Communicator::handle_slot_granted`]. An [`Action::ReleaseSlot`] follows, unless the communicator ends.
+    RequestSlot {
         /// Its number, higher than any before.
-        turn: u64,
+        slot: u64,
     },
     /// Say that this turn is over, or no longer wanted.
-    EndTurn {
+    ReleaseSlot {
         /// Its number.
-        turn: u64,
+        slot: u64,
     },
     /// All participants switch to `epoch` at `segment`.
     Switched {
@@ -228,21 +227,20 @@ pub struct Communicator {
     /// Segments below this are done here.
     pub(crate) done: u64,
     pub(crate) channels: Vec<Channel>,
-    pub(crate) acknowledgements: Acknowledgements,
+    pub(crate) acknowledgements: AckTree,
     pub(crate) credits: VecDeque<(u32, Participant, u16)>,
     /// To whom, on which epoch's link if not the usual one, and what.
     pub(crate) outbox: VecDeque<(Participant, Option<u32>, Message)>,
     pub(crate) actions: VecDeque<Action>,
     pub(crate) inquiry: Option<Inquiry>,
-    pub(crate) progress: Nanos,
+    pub(crate) last_progress: Nanos,
     /// By participant: what it last called.
-    heard: Vec<Option<(u64, Signature)>>,
+    last_calls: Vec<Option<(u64, Signature)>>,
     pub(crate) departures: Departures,
-    pub(crate) hold: Hold,
-    pub(crate) turn: Turn,
+    pub(crate) interleave: InterleaveSlot,
     pub(crate) failure: Option<Failure>,
     /// Local ranks of the oldest operation whose completion was reported.
-    pub(crate) reported: usize,
+    pub(crate) reported_ranks: usize,
 }
 
 impl Communicator {
@@ -268,25 +266,24 @@ impl Communicator {
             begun: 0,
             done: 0,
             channels: (0..channels).map(|_| Channel::default()).collect(),
-            acknowledgements: Acknowledgements::new(config.me, participants, channels),
+            acknowledgements: AckTree::new(config.me, participants, channels),
             credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
             outbox: VecDeque::with_capacity(4 * participants as usize),
             actions: VecDeque::with_capacity(10 + usize::from(channels)),
             inquiry: None,
-            progress: Nanos(0),
-            heard: vec![None; participants as usize],
+            last_progress: Nanos(0),
+            last_calls: vec![None; participants as usize],
             departures: Departures::new(participants),
-            hold: Hold::default(),
-            turn: Turn::default(),
+            interleave: InterleaveSlot::default(),
             failure: None,
-            reported: 0,
+            reported_ranks: 0,
             group,
         })
     }
 
     /// A local rank calls an operation. It is number n for a rank that has called n before.
-    pub fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
-        self.open()?;
+    pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
+        self.check_open()?;
         if call.signature.collective == Collective::Broadcast && call.signature.root.0 >= self.group.ranks() {
             return Err(CoreError::BadPlan("root outside the communicator"));
         }
@@ -295,10 +292,10 @@ impl Communicator {
         }
         let idle = self.operations.oldest().is_none();
         let number = match self.operations.call(now, rank, call) {
-            Called::Taken(number) => number,
-            Called::Full => return Err(CoreError::Full),
-            Called::NoRank => return Err(CoreError::NotLocal(rank)),
-            Called::Differs { number, other } => {
+            CallOutcome::Accepted(number) => number,
+            CallOutcome::Full => return Err(CoreError::Full),
+            CallOutcome::NotLocal => return Err(CoreError::NotLocal(rank)),
+            CallOutcome::Mismatch { number, other } => {
                 let failure =
                     Failure::Mismatch { operation: number, calls: vec![other, (rank, call.signature)] };
                 self.fail(failure.clone());
@@ -306,7 +303,7 @@ impl Communicator {
             }
         };
         if idle {
-            self.progress = now;
+            self.last_progress = now;
         }
         self.compare_with_peers(number, (rank, call.signature));
         self.refuse_impossible();
@@ -315,7 +312,7 @@ impl Communicator {
 
     /// Whether what peers called as operation `number` is the same.
     fn compare_with_peers(&mut self, number: u64, call: (Rank, Signature)) {
-        let other = (0..).map(Participant).zip(&self.heard).find_map(|(peer, heard)| {
+        let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, heard)| {
             let (operation, signature) = (*heard)?;
             (operation == number && signature != call.1).then_some((peer, signature))
         });
@@ -347,12 +344,12 @@ impl Communicator {
     }
 
     /// The epoch that the next segment runs under, as far as is known here.
-    pub fn epoch_in_force(&self) -> u32 {
+    pub fn active_epoch(&self) -> u32 {
         self.control_epoch()
     }
 
     /// The epoch whose links a change may carry over.
-    pub fn epoch_of_links(&self) -> u32 {
+    pub fn link_epoch(&self) -> u32 {
         self.current.number()
     }
 
@@ -374,7 +371,7 @@ impl Communicator {
 
     /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or
     /// where it was posted.
-    pub fn receive(
+    pub fn handle_frame(
         &mut self,
         now: Nanos,
         from: Participant,
@@ -386,19 +383,21 @@ impl Communicator {
         if self.failure.is_some() || from == self.me || from.0 >= self.group.participants() {
             return;
         }
-        let before = self.acknowledgements.everyone();
-        self.acknowledgements.heard(from, &header);
-        if self.acknowledgements.everyone() > before {
-            self.moved(now);
+        let before = self.acknowledgements.acked_by_all();
+        self.acknowledgements.handle_header(from, &header);
+        if self.acknowledgements.acked_by_all() > before {
+            self.note_progress(now);
         }
         let right = match header.kind {
             k if k == Kind::Acknowledge as u8 => true,
-            k if k == Kind::Credit as u8 => self.credit(from, link, &header),
+            k if k == Kind::Credit as u8 => self.handle_credit(from, link, &header),
             k if k == Kind::Data as u8 => {
-                self.moved(now);
-                self.credit(from, link, &header) && self.arrive(now, from, link, &header, payload)
+                self.note_progress(now);
+                self.handle_credit(from, link, &header) && self.handle_data(now, from, link, &header, payload)
             }
-            k if k == Kind::Control as u8 => control.is_some_and(|control| self.control(now, from, control)),
+            k if k == Kind::Control as u8 => {
+                control.is_some_and(|control| self.handle_control(now, from, control))
+            }
             _ => false,
         };
         if !right {
@@ -413,7 +412,7 @@ impl Communicator {
         self.next.as_mut().map(|switch| &mut switch.epoch).filter(|epoch| epoch.number() == number)
     }
 
-    fn credit(&mut self, from: Participant, link: u32, header: &Header) -> bool {
+    fn handle_credit(&mut self, from: Participant, link: u32, header: &Header) -> bool {
         let newest = self.next.as_ref().map_or(self.current.number(), |switch| switch.epoch.number());
         if header.epoch < link || header.epoch > newest {
             return false;
@@ -422,14 +421,14 @@ impl Communicator {
         let of_link = |epoch: &&mut Epoch| epoch.link(from) == Some(link);
         match Some(&mut self.current).filter(of_link).or(next.filter(of_link)) {
             Some(epoch) => {
-                epoch.stream(from, header.channel).is_some_and(|stream| stream.credit(header.credit))
+                epoch.stream(from, header.channel).is_some_and(|stream| stream.handle_credit(header.credit))
             }
             // The last credits of a link that is no longer needed here.
             None => link < self.current.number(),
         }
     }
 
-    fn arrive(
+    fn handle_data(
         &mut self,
         now: Nanos,
         from: Participant,
@@ -445,7 +444,7 @@ impl Communicator {
             return true;
         }
         if header.epoch < self.current.number() {
-            self.doubt(now, from, header.operation);
+            self.handle_unexpected(now, from, header.operation);
             return true;
         }
         let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
@@ -454,10 +453,10 @@ impl Communicator {
         }
         let plans = (&mut self.current, &mut self.next);
         let Some(stream) = stream(plans, header.epoch, from, header.channel) else { return false };
-        if !stream.arrive(header.sequence, arrival) {
+        if !stream.handle_arrival(header.sequence, arrival) {
             return false;
         }
-        if let Some(heard) = self.heard.get_mut(from.0 as usize)
+        if let Some(heard) = self.last_calls.get_mut(from.0 as usize)
             && heard.is_none_or(|(operation, _)| operation <= header.operation)
         {
             *heard = Some((header.operation, signature));
@@ -465,53 +464,54 @@ impl Communicator {
         true
     }
 
-    fn control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
+    fn handle_control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
         match control {
-            Control::Inquire { operation } => self.inquired(from, operation),
+            Control::Inquire { operation } => self.handle_inquiry(from, operation),
             Control::Answer { operation, missing, call } => {
-                self.answered(now, from, operation, missing, call)
+                self.handle_answer(now, from, operation, missing, call)
             }
-            Control::Left { rank, operations } => return self.peer_left(from, rank, operations),
+            Control::Left { rank, operations } => return self.handle_peer_departed(from, rank, operations),
             Control::Abort { failure } => self.fail(failure),
             Control::Prepared { epoch } => {
                 if let Some(prepared) = self.prepared.get_mut(from.0 as usize) {
                     *prepared = (*prepared).max(epoch);
                 }
-                self.lead();
+                self.propose_if_leader();
             }
-            Control::Propose { epoch } => return self.proposed(from, epoch),
-            Control::Promise { epoch, below } => self.promised(from, epoch, below),
+            Control::Propose { epoch } => return self.handle_proposal(from, epoch),
+            Control::Promise { epoch, below } => self.handle_promise(from, epoch, below),
             Control::Commit { epoch, segment } => {
-                return from == self.leader() && self.committed(epoch, segment);
+                return from == self.leader() && self.handle_commit(epoch, segment);
             }
-            Control::Withdrawn { epoch } => self.withdrawn(from, epoch),
+            Control::Withdrawn { epoch } => self.handle_withdrawn(from, epoch),
             Control::Aggregation { epoch, generation, agreement } => {
-                return self.agree(now, from, epoch, agreement, generation);
+                return self.handle_agreement(now, from, epoch, agreement, generation);
             }
         }
         true
     }
 
     /// A send, fetch or store that an [`Action::Step`] asked for has ended.
-    pub fn completed(&mut self, now: Nanos, channel: u16, step: u32) {
+    pub fn handle_completion(&mut self, now: Nanos, channel: u16, step: u32) {
         if self.failure.is_some() {
             return;
         }
         let right = self.channels.get_mut(usize::from(channel)).is_some_and(|c| c.complete(step));
         debug_assert!(right, "a completion that nobody waits for");
-        self.moved(now);
+        self.note_progress(now);
     }
 
-    pub(crate) fn tell(&mut self, to: Participant, control: Control) {
+    pub(crate) fn send_control(&mut self, to: Participant, control: Control) {
         let mut header = Header::new(Kind::Control, self.current.number());
-        self.acknowledgements.tell(to, &mut header);
+        self.acknowledgements.fill_header(to, &mut header);
         let twice = matches!(
             control,
             Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
         );
         // Until the old epoch is done, a peer may have closed its link, or not know of the commit; and either link may have
         // broken with nobody here knowing.
-        let other = self.next.as_ref().filter(|switch| twice && switch.ready && !switch.epoch.carries(to));
+        let other =
+            self.next.as_ref().filter(|switch| twice && switch.ready && !switch.epoch.reuses_link(to));
         let message = Message { header, control: Some(Box::new(control)) };
         match other.map(|switch| switch.epoch.number()) {
             Some(next) => {
@@ -522,10 +522,10 @@ impl Communicator {
         }
     }
 
-    pub(crate) fn tell_all(&mut self, control: &Control) {
+    pub(crate) fn broadcast_control(&mut self, control: &Control) {
         for peer in (0..self.group.participants()).map(Participant) {
             if peer != self.me {
-                self.tell(peer, control.clone());
+                self.send_control(peer, control.clone());
             }
         }
     }
@@ -539,7 +539,7 @@ impl Communicator {
     }
 
     /// The next control message.
-    pub(crate) fn say(&mut self) -> Option<Action> {
+    pub(crate) fn poll_control(&mut self) -> Option<Action> {
         while let Some((to, epoch, message)) = self.outbox.pop_front() {
             let epoch = epoch.unwrap_or(self.control_epoch());
             if self.epoch(epoch).is_some() {
@@ -551,29 +551,29 @@ impl Communicator {
 
     /// The next thing to do, if any.
     pub fn poll(&mut self, now: Nanos) -> Option<Action> {
-        if let Some(action) = self.say() {
+        if let Some(action) = self.poll_control() {
             return Some(action);
         }
         if let Some(action) = self.actions.pop_front() {
             return Some(action);
         }
         if self.failure.is_some() {
-            return self.report_failed();
+            return self.poll_failed();
         }
-        self.attend_aggregation(now);
+        self.handle_aggregation_timeout(now);
         loop {
-            self.settle();
+            self.advance_completions();
             // What is done here is where it belongs before anybody hears of it.
             if let Some(action) = self.actions.pop_front() {
                 return Some(action);
             }
-            if let Some(action) = self.report_completed() {
+            if let Some(action) = self.poll_completed() {
                 return Some(action);
             }
-            self.end_turn(now);
+            self.poll_slot_over(now);
             let begun = self.begun;
             while self.begin_segment(now) {}
-            if let Some(action) = self.issue(now) {
+            if let Some(action) = self.poll_step(now) {
                 return Some(action);
             }
             // A segment without steps is done as it begins.
@@ -581,20 +581,20 @@ impl Communicator {
                 break;
             }
         }
-        if let Some(action) = self.say().or_else(|| self.actions.pop_front()) {
+        if let Some(action) = self.poll_control().or_else(|| self.actions.pop_front()) {
             return Some(action);
         }
         if self.failure.is_some() {
             return None;
         }
-        if let Some(action) = self.tell_credit() {
+        if let Some(action) = self.poll_credit() {
             return Some(action);
         }
         // Who changes plans, or leaves, waits for those of everything that is done.
-        let all = self.next.is_some() || self.departures.any_left();
-        let (to, epoch) = (self.acknowledgements.due(now, all)?, self.control_epoch());
+        let all = self.next.is_some() || self.departures.any_departed();
+        let (to, epoch) = (self.acknowledgements.poll_due(now, all)?, self.control_epoch());
         let mut header = Header::new(Kind::Acknowledge, epoch);
-        self.acknowledgements.tell(to, &mut header);
+        self.acknowledgements.fill_header(to, &mut header);
         Some(Action::Send { to, epoch, message: Message { header, control: None } })
     }
 }

@@ -14,13 +14,13 @@ pub(crate) struct Departures {
     /// By participant: its link of the next epoch is down.
     next: Vec<bool>,
     /// Ranks that left, and how many operations they took part in.
-    left: Vec<(Rank, u64)>,
+    departed: Vec<(Rank, u64)>,
 }
 
 impl Departures {
     pub(crate) fn new(participants: u32) -> Self {
         let none = vec![false; participants as usize];
-        Self { current: none.clone(), next: none, left: Vec::new() }
+        Self { current: none.clone(), next: none, departed: Vec::new() }
     }
 
     /// The next epoch is the current one.
@@ -35,7 +35,7 @@ impl Departures {
     }
 
     /// Whether a link of the next epoch is down.
-    pub(crate) fn broken(&self) -> bool {
+    pub(crate) fn next_is_down(&self) -> bool {
         self.next.contains(&true)
     }
 
@@ -45,26 +45,26 @@ impl Departures {
     }
 
     /// Whether any rank has left.
-    pub(crate) fn any_left(&self) -> bool {
-        !self.left.is_empty()
+    pub(crate) fn any_departed(&self) -> bool {
+        !self.departed.is_empty()
     }
 
     fn leave(&mut self, rank: Rank, operations: u64) -> bool {
-        let new = !self.has_left(rank);
+        let new = !self.has_departed(rank);
         if new {
-            self.left.push((rank, operations));
+            self.departed.push((rank, operations));
         }
         new
     }
 
-    fn has_left(&self, rank: Rank) -> bool {
-        self.left.iter().any(|(left, _)| *left == rank)
+    fn has_departed(&self, rank: Rank) -> bool {
+        self.departed.iter().any(|(left, _)| *left == rank)
     }
 }
 
 impl Communicator {
     /// The link to a peer that was made for the epoch `link` has gone down.
-    pub fn link_down(&mut self, link: u32, peer: Participant) {
+    pub fn handle_link_down(&mut self, link: u32, peer: Participant) {
         if self.failure().is_some() {
             return;
         }
@@ -90,13 +90,14 @@ impl Communicator {
     /// Whether a peer cannot be reached any more. A peer closes the old link once all of its segments are done by everybody, which
     /// it may know before we do, even of the commit; before that, what is to go by the old link cannot go by another. The new
     /// one it may have given up, until the commit.
-    fn lost(&self, peer: usize) -> bool {
+    fn is_lost(&self, peer: usize) -> bool {
         let current = self.departures.current.get(peer) == Some(&true);
         let next = self.departures.next.get(peer) == Some(&true);
-        let needed = |below: Option<u64>| below.is_none_or(|below| self.acknowledgements.mine() < below);
+        let needed =
+            |below: Option<u64>| below.is_none_or(|below| self.acknowledgements.local_done() < below);
         match &self.next {
             Some(switch) if switch.commit.is_some() => next || current && needed(switch.commit),
-            Some(switch) if switch.ready => current && (next || needed(switch.below)),
+            Some(switch) if switch.ready => current && (next || needed(switch.promised_below)),
             _ => current,
         }
     }
@@ -107,21 +108,23 @@ impl Communicator {
         if self.failure().is_some() {
             return;
         }
-        if let Some(peer) = self.acknowledgements.severed(self.begun, |peer| self.lost(peer as usize)) {
+        if let Some(peer) =
+            self.acknowledgements.lost_neighbor(self.begun, |peer| self.is_lost(peer as usize))
+        {
             let mut ranks = self.group.local(peer).to_vec();
             ranks.sort_unstable();
             self.fail(Failure::RanksLost { ranks });
             return;
         }
         let (first, end) = self.operations.bounds();
-        if first == end && self.acknowledgements.everyone() >= self.begun {
+        if first == end && self.acknowledgements.acked_by_all() >= self.begun {
             return;
         }
-        let left = self.departures.left.iter();
+        let left = self.departures.departed.iter();
         let left = left.filter(|(_, operations)| end > *operations).map(|(rank, _)| *rank);
-        let lost = (0..self.group.participants()).filter(|peer| self.lost(*peer as usize));
+        let lost = (0..self.group.participants()).filter(|peer| self.is_lost(*peer as usize));
         let lost = lost.flat_map(|peer| self.group.local(Participant(peer)).iter().copied());
-        let lost = lost.filter(|rank| !self.departures.has_left(*rank));
+        let lost = lost.filter(|rank| !self.departures.has_departed(*rank));
         let mut ranks: Vec<Rank> = left.chain(lost).collect();
         if !ranks.is_empty() {
             ranks.sort_unstable();
@@ -130,9 +133,9 @@ impl Communicator {
     }
 
     /// A local rank's process is gone, or it has left. With an operation in flight the communicator ends.
-    pub fn rank_left(&mut self, rank: Rank) {
+    pub fn handle_rank_departed(&mut self, rank: Rank) {
         let Some(called) = self.operations.called(rank) else { return };
-        if self.departures.has_left(rank) {
+        if self.departures.has_departed(rank) {
             return;
         }
         if self.failure().is_none() && self.awaits_completion(rank, called) {
@@ -140,13 +143,13 @@ impl Communicator {
         }
         self.departures.leave(rank, called);
         if self.failure().is_none() {
-            self.tell_all(&Control::Left { rank, operations: called });
+            self.broadcast_control(&Control::Left { rank, operations: called });
             self.refuse_impossible();
         }
     }
 
     /// A peer says that a rank of its left.
-    pub(crate) fn peer_left(&mut self, from: Participant, rank: Rank, operations: u64) -> bool {
+    pub(crate) fn handle_peer_departed(&mut self, from: Participant, rank: Rank, operations: u64) -> bool {
         if !self.group.local(from).contains(&rank) {
             return false;
         }
@@ -156,11 +159,11 @@ impl Communicator {
     }
 
     /// Says again which local ranks left: what was said on links that others close may be lost.
-    pub(crate) fn repeat_departures(&mut self) {
+    pub(crate) fn resend_departures(&mut self) {
         let local = self.operations.ranks().to_vec();
-        let left = self.departures.left.to_vec();
+        let left = self.departures.departed.to_vec();
         for (rank, operations) in left.into_iter().filter(|(rank, _)| local.contains(rank)) {
-            self.tell_all(&Control::Left { rank, operations });
+            self.broadcast_control(&Control::Left { rank, operations });
         }
     }
 
@@ -168,10 +171,12 @@ impl Communicator {
     pub fn finished(&self) -> bool {
         let mut local = self.operations.ranks().iter();
         let told = self.outbox.is_empty() && self.actions.is_empty();
-        told && local.all(|rank| self.departures.has_left(*rank))
+        told && local.all(|rank| self.departures.has_departed(*rank))
             && match self.failure() {
                 Some(_) => self.operations.oldest().is_none(),
-                None => self.acknowledgements.everyone() >= self.begun && !self.acknowledgements.is_untold(),
+                None => {
+                    self.acknowledgements.acked_by_all() >= self.begun && !self.acknowledgements.has_pending()
+                }
             }
     }
 
@@ -181,12 +186,12 @@ impl Communicator {
     }
 
     /// The participant goes away for good, and its ranks with it.
-    pub fn go_down(&mut self) {
+    pub fn shut_down(&mut self) {
         self.fail(Failure::RanksLost { ranks: self.group.local(self.me).to_vec() });
     }
 
     /// A participant broke the protocol, in a way that the caller found.
-    pub fn breach(&mut self, participant: Participant) {
+    pub fn handle_breach(&mut self, participant: Participant) {
         self.fail(Failure::Internal { ranks: self.group.local(participant).to_vec() });
     }
 
@@ -196,7 +201,7 @@ impl Communicator {
         if self.failure().is_some() {
             return;
         }
-        self.tell_all(&Control::Abort { failure: failure.clone() });
+        self.broadcast_control(&Control::Abort { failure: failure.clone() });
         self.actions.clear();
         self.actions.push_back(Action::Ended(failure.clone()));
         self.inquiry = None;
@@ -204,7 +209,7 @@ impl Communicator {
     }
 
     /// What a call gets once the communicator has ended.
-    pub(crate) fn open(&self) -> Result<(), CoreError> {
+    pub(crate) fn check_open(&self) -> Result<(), CoreError> {
         self.failure().map_or(Ok(()), |failure| Err(CoreError::Ended(failure.clone())))
     }
 }

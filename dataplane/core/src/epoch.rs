@@ -1,13 +1,13 @@
 //! A plan in force: participants' order, tuning, compiled programs, and the streams that belong to it.
 
-use crate::aggregation::{Aggregation, State};
+use crate::aggregation::{Aggregation, AggregationState};
 use crate::stream::Stream;
 use crate::switch::Switch;
 use crate::{CoreError, Nanos};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
-    Access, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Place, Plan, Program, Request, Retention,
-    Segmentation, Shots, Step, StepKind, Tuning, program, retention, segmentation, shots,
+    Access, Algorithm, Buffer, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Plan, Program, Request,
+    Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
 };
 use std::sync::Arc;
 
@@ -42,14 +42,14 @@ pub struct Timeouts {
 /// An epoch at this participant.
 #[derive(Debug)]
 pub(crate) struct Epoch {
-    pub(crate) decided: EpochPlan,
+    pub(crate) config: EpochPlan,
     me: Participant,
     access: Vec<(Rank, Access)>,
     programs: Vec<(Request, Retention, Arc<Program>)>,
     streams: Vec<Stream>,
     /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
     links: Vec<u32>,
-    pub(crate) aggregation: Option<State>,
+    pub(crate) aggregation: Option<AggregationState>,
 }
 
 impl Epoch {
@@ -65,12 +65,12 @@ impl Epoch {
         let streams = participants * usize::from(decided.channels);
         let streams = (0..streams).map(|_| Stream::new(decided.landing_slots)).collect();
         let links = vec![decided.epoch; participants];
-        let aggregation = decided.aggregation.filter(|_| participants > 1).map(State::new);
-        Ok(Self { decided, me, access, programs: Vec::new(), streams, links, aggregation })
+        let aggregation = decided.aggregation.filter(|_| participants > 1).map(AggregationState::new);
+        Ok(Self { config: decided, me, access, programs: Vec::new(), streams, links, aggregation })
     }
 
-    /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`Epoch::succeed`].
-    pub(crate) fn carry(&mut self, today: &Self, carried: &[Participant]) -> Result<(), CoreError> {
+    /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`Epoch::take_over_streams`].
+    pub(crate) fn reuse_links(&mut self, today: &Self, carried: &[Participant]) -> Result<(), CoreError> {
         for (at, peer) in carried.iter().enumerate() {
             let known = today.link(*peer).filter(|_| *peer != self.me);
             let (Some(since), Some(link)) = (known, self.links.get_mut(peer.0 as usize)) else {
@@ -81,15 +81,15 @@ impl Epoch {
             }
             *link = since;
         }
-        if !carried.is_empty() && self.decided.landing_slots != today.decided.landing_slots {
+        if !carried.is_empty() && self.config.landing_slots != today.config.landing_slots {
             return Err(CoreError::BadPlan("landing slots differ, so that no link can be carried over"));
         }
         Ok(())
     }
 
     /// Takes the streams of the links that are carried over from the epoch before, which is over.
-    pub(crate) fn succeed(&mut self, before: &mut Self) {
-        let channels = usize::from(self.decided.channels).max(1);
+    pub(crate) fn take_over_streams(&mut self, before: &mut Self) {
+        let channels = usize::from(self.config.channels).max(1);
         let number = self.number();
         let carried = self.links.iter().map(|link| *link != number);
         let streams = self.streams.chunks_mut(channels).zip(before.streams.chunks_mut(channels));
@@ -104,27 +104,27 @@ impl Epoch {
     }
 
     /// Whether the link to a peer is one of an earlier epoch.
-    pub(crate) fn carries(&self, peer: Participant) -> bool {
+    pub(crate) fn reuses_link(&self, peer: Participant) -> bool {
         self.link(peer).is_some_and(|link| link != self.number())
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.decided.epoch
+        self.config.epoch
     }
 
     /// How an operation is cut.
-    pub(crate) fn cut(&self, signature: &Signature) -> Segmentation {
-        segmentation(&self.decided.plan, signature, &self.decided.tuning)
+    pub(crate) fn segmentation(&self, signature: &Signature) -> Segmentation {
+        segmentation(&self.config.plan, signature, &self.config.tuning)
     }
 
     /// How an operation goes between participants.
-    pub(crate) fn shots(&self, signature: &Signature) -> Shots {
-        shots(&self.decided.plan, signature, &self.decided.tuning)
+    pub(crate) fn algorithm(&self, signature: &Signature) -> Algorithm {
+        select_algorithm(&self.config.plan, signature, &self.config.tuning)
     }
 
     /// How this participant keeps inputs for a second run.
     pub(crate) fn retention(&self, signature: &Signature, in_place: bool) -> Retention {
-        let usual = retention(&self.decided.plan, signature, in_place, &self.decided.tuning);
+        let usual = retention(&self.config.plan, signature, in_place, &self.config.tuning);
         let aggregates = self.needs_inputs(signature);
         match usual {
             // What may be aggregated may have to be begun again.
@@ -138,11 +138,11 @@ impl Epoch {
     /// between participants, but whether they are copied does not.
     pub(crate) fn coding(&self, signature: &Signature, retention: Retention) -> Option<Coding> {
         let adds = matches!(signature.reduce, ReduceOp::Sum | ReduceOp::Average);
-        let large = retention != Retention::CopyInputs && self.decided.plan.participants() > 1;
-        self.decided.coding.filter(|coding| {
+        let large = retention != Retention::CopyInputs && self.config.plan.participants() > 1;
+        self.config.coding.filter(|_| {
             let can = match signature.collective {
                 Collective::AllReduce => adds,
-                Collective::AllToAll | Collective::AllGather => coding.exchanges,
+                Collective::AllToAll | Collective::AllGather => true,
                 Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
             };
             can && large && signature.dtype == Dtype::F32
@@ -154,11 +154,12 @@ impl Epoch {
         &mut self,
         signature: &Signature,
         retention: Retention,
-        shots: Shots,
+        algorithm: Algorithm,
     ) -> Result<Arc<Program>, CoreError> {
         let coded = self.coding(signature, retention).is_some();
-        let shots = if coded { Shots::Many } else { shots };
-        let request = Request { collective: signature.collective, root: signature.root, coded, shots };
+        let shots = if coded { Algorithm::Ring } else { algorithm };
+        let request =
+            Request { collective: signature.collective, root: signature.root, coded, algorithm: shots };
         let known = self.programs.iter().find(|(r, k, _)| *r == request && *k == retention);
         if let Some((_, _, program)) = known {
             return Ok(Arc::clone(program));
@@ -166,7 +167,7 @@ impl Epoch {
         let access = |rank: Rank| {
             self.access.iter().find(|(r, _)| *r == rank).map_or(Access::Mapped, |(_, access)| *access)
         };
-        let compiled = program(&self.decided.plan, request, self.me, &Local { access: &access, retention })?;
+        let compiled = program(&self.config.plan, request, self.me, &Local { access: &access, retention })?;
         if !compiled.steps.iter().all(runnable) {
             return Err(CoreError::BadPlan("a step that this version cannot run"));
         }
@@ -176,7 +177,7 @@ impl Epoch {
     }
 
     fn stream_index(&self, peer: Participant, channel: u16) -> Option<usize> {
-        let channels = self.decided.channels;
+        let channels = self.config.channels;
         (channel < channels).then(|| peer.0 as usize * usize::from(channels) + usize::from(channel))
     }
 
@@ -198,7 +199,7 @@ pub(crate) fn stream<'a>(
     channel: u16,
 ) -> Option<&'a mut Stream> {
     let carried = current.number() != epoch
-        && next.as_ref().is_some_and(|next| next.epoch.number() == epoch && next.epoch.carries(peer));
+        && next.as_ref().is_some_and(|next| next.epoch.number() == epoch && next.epoch.reuses_link(peer));
     if carried || current.number() == epoch {
         return current.stream(peer, channel);
     }
@@ -208,8 +209,8 @@ pub(crate) fn stream<'a>(
 
 /// Peers among operands.
 pub(crate) fn peers(operands: &[Operand]) -> impl Iterator<Item = (Participant, &Operand)> {
-    operands.iter().filter_map(|operand| match operand.place {
-        Place::Peer(peer) => Some((peer, operand)),
+    operands.iter().filter_map(|operand| match operand.buffer {
+        Buffer::Peer(peer) => Some((peer, operand)),
         _ => None,
     })
 }

@@ -1,22 +1,22 @@
 //! Running segments: what is done, what begins next, which step is issued, which credits are due.
 
-use crate::aggregation::By;
+use crate::aggregation::Executor;
 use crate::channel::{Channel, Segment};
 use crate::communicator::{Action, Communicator, PeerMessage};
 use crate::epoch::{peers, stream};
+use crate::interleave::Admission;
 use crate::message::{Header, Kind, Message, Payload};
 use crate::operation::Run;
-use crate::turn::Entry;
 use crate::{Failure, Nanos};
 use arrayvec::ArrayVec;
 use harmonaize_abi::Signature;
-use harmonaize_plan::{CODED_ROOM, Form, Operand, Participant, Retention, StepKind};
+use harmonaize_plan::{CODED_ROOM, Encoding, Operand, Participant, Retention, StepKind};
 
 impl Communicator {
     /// Takes note of segments that are done or released, and of an old plan that nobody needs any more.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn advance_completions(&mut self) {
         let count = self.channels.len() as u64;
-        while self.done < self.begun && !self.frozen() {
+        while self.done < self.begun && !self.is_frozen() {
             let index = self.done % count;
             let channel = self.channels.get_mut(index as usize);
             let this = |segment: &Segment| segment.number == self.done;
@@ -24,29 +24,27 @@ impl Communicator {
                 if !channel.done() {
                     break;
                 }
-                if channel.settle_at_once() {
-                    self.actions.push_back(Action::Settle { channel: index as u16 });
+                if channel.take_eager_copy_out() {
+                    self.actions.push_back(Action::CopyOut { channel: index as u16 });
                 }
             }
             self.done += 1;
         }
-        self.acknowledgements.done(self.done);
+        self.acknowledgements.advance_local(self.done);
         // What is still to be brought from a channel's staging keeps the channel.
         if !self.actions.is_empty() {
             return;
         }
-        let everyone = self.acknowledgements.everyone();
+        let everyone = self.acknowledgements.acked_by_all();
         for channel in &mut self.channels {
             let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
             if !channel.released(acknowledged) {
                 continue;
             }
-            let hosts = channel.hosts();
             let segment = channel.clear();
             let Some(operation) = segment.and_then(|it| self.operations.get_mut(it.operation)) else {
                 continue;
             };
-            operation.least = operation.least.min(hosts);
             if let Some(run) = operation.run.as_mut() {
                 run.finished += 1;
             }
@@ -54,7 +52,7 @@ impl Communicator {
         self.retire_epoch();
     }
 
-    /// Begins the next segment in order, if its operation is called by all and neither held back nor waiting for its turn, its channel free and its plan known.
+    /// Begins the next segment in order, if its operation is called by all and does not wait for its turn, its channel free and its plan known.
     pub(crate) fn begin_segment(&mut self, now: Nanos) -> bool {
         let segment = self.begun;
         let Some(operation) = self.operations.get(self.cursor) else { return false };
@@ -70,14 +68,11 @@ impl Communicator {
         };
         if operation.run.is_none() {
             let Signature { count, dtype, .. } = operation.signature;
-            if self.hold.holds(now) {
-                return false;
-            }
-            match self.turn.enter(now, self.cursor, count.saturating_mul(dtype.size() as u64)) {
-                Entry::Free => {}
-                Entry::Waits => return false,
-                Entry::Asks => {
-                    self.actions.push_back(Action::AskTurn { turn: self.cursor });
+            match self.interleave.admit(now, self.cursor, count.saturating_mul(dtype.size() as u64)) {
+                Admission::Admitted => {}
+                Admission::Blocked => return false,
+                Admission::SlotNeeded => {
+                    self.actions.push_back(Action::RequestSlot { slot: self.cursor });
                     return false;
                 }
             }
@@ -89,11 +84,11 @@ impl Communicator {
         };
         let retention = run.map_or_else(|| epoch.retention(&signature, in_place), |run: Run| run.retention);
         let (number, aggregates) = (epoch.number(), epoch.aggregates(&signature, retention));
-        let by = if aggregates { self.run_by(now, number, segment) } else { By::Hosts };
+        let by = if aggregates { self.assign_executor(now, number, segment) } else { Executor::Hosts };
         let aggregated = match by {
-            By::Unknown => return false,
-            By::Aggregator(index) => Some(index),
-            By::Hosts => None,
+            Executor::Unknown => return false,
+            Executor::Aggregator(index) => Some(index),
+            Executor::Hosts => None,
         };
         let epoch = match &mut self.next {
             Some(switch) if new_plan => &mut switch.epoch,
@@ -102,26 +97,26 @@ impl Communicator {
         let Some(operation) = self.operations.get_mut(self.cursor) else { return false };
         let run = operation.run.get_or_insert_with(|| Run {
             first_segment: segment,
-            cut: epoch.cut(&signature),
+            segmentation: epoch.segmentation(&signature),
             retention,
-            shots: epoch.shots(&signature),
+            algorithm: epoch.algorithm(&signature),
             begun: 0,
             finished: 0,
         });
         let coding = epoch.coding(&signature, retention);
-        let Ok(program) = epoch.program(&signature, retention, run.shots) else {
+        let Ok(program) = epoch.program(&signature, retention, run.algorithm) else {
             let ranks = self.group.local(self.me).to_vec();
             self.fail(Failure::Internal { ranks });
             return false;
         };
-        let (lo, hi) = run.cut.range(segment - run.first_segment);
+        let (lo, hi) = run.segmentation.range(segment - run.first_segment);
         run.begun += 1;
         if run.retention != Retention::CopyInputs {
             self.acknowledgements.await_below(segment + 1);
         }
-        let all_begun = run.begun == run.cut.segments;
+        let all_begun = run.begun == run.segmentation.segments;
         if aggregated.is_some() {
-            operation.given += 1;
+            operation.aggregated_segments += 1;
             let root = self.group.local(self.me).contains(&signature.root);
             let state = epoch.aggregation.as_ref();
             operation.wire_bytes += state.map_or(0, |state| state.bytes(&signature, hi - lo, root));
@@ -141,7 +136,7 @@ impl Communicator {
                 coding,
                 retention,
                 aggregated,
-                restored,
+                resume: restored,
             });
         }
         self.begun += 1;
@@ -153,12 +148,12 @@ impl Communicator {
     /// are under way: those last long enough, and what follows them had better go by the new plan.
     pub(crate) fn segments_ahead(&self) -> u64 {
         let run = self.operations.get(self.cursor).and_then(|operation| operation.run);
-        run.map_or(0, |run| run.cut.segments - run.begun).min(self.channels.len().div_ceil(4) as u64)
+        run.map_or(0, |run| run.segmentation.segments - run.begun).min(self.channels.len().div_ceil(4) as u64)
     }
 
     /// Issues the next step of the lowest segment that has one ready.
-    pub(crate) fn issue(&mut self, now: Nanos) -> Option<Action> {
-        let everyone = self.acknowledgements.everyone();
+    pub(crate) fn poll_step(&mut self, now: Nanos) -> Option<Action> {
+        let everyone = self.acknowledgements.acked_by_all();
         let count = self.channels.len() as u64;
         let first = self.begun.saturating_sub(count);
         if self.failure().is_some() {
@@ -167,21 +162,21 @@ impl Communicator {
         for segment in first..self.begun {
             let index = (segment % count) as u16;
             let channel = self.channels.get_mut(usize::from(index)).filter(|_| segment < everyone);
-            if channel.is_some_and(Channel::settle) {
-                return Some(Action::Settle { channel: index });
+            if channel.is_some_and(Channel::take_copy_out) {
+                return Some(Action::CopyOut { channel: index });
             }
-            if let Some(action) = self.post(index) {
+            if let Some(action) = self.poll_post(index) {
                 return Some(action);
             }
             match self.issue_on(index, everyone) {
                 Ok(None) => {}
                 Ok(Some(action)) => {
-                    self.progress = now;
+                    self.last_progress = now;
                     return Some(action);
                 }
                 Err((peer, operation)) => {
-                    self.doubt(now, peer, operation);
-                    if let Some(action) = self.say() {
+                    self.handle_unexpected(now, peer, operation);
+                    if let Some(action) = self.poll_control() {
                         return Some(action);
                     }
                 }
@@ -200,8 +195,8 @@ impl Communicator {
         // Fewest and most bytes; of no elements there is no chunk.
         let expected = |operand: &Operand| {
             let exact = operand.part.elements(segment.lo, segment.hi).1 * signature.dtype.size() as u64;
-            match operand.form {
-                Form::Coded(_) if exact > 0 => 1..=exact + u64::from(CODED_ROOM),
+            match operand.encoding {
+                Encoding::Coded(_) if exact > 0 => 1..=exact + u64::from(CODED_ROOM),
                 _ => exact..=exact,
             }
         };
@@ -243,10 +238,10 @@ impl Communicator {
             let plans = (&mut self.current, &mut self.next);
             let Some(stream) = stream(plans, epoch, peer, index) else { return Ok(None) };
             header.sequence = stream.send();
-            header.credit = stream.tell_credit();
-            self.acknowledgements.tell(peer, &mut header);
+            header.credit = stream.take_credit();
+            self.acknowledgements.fill_header(peer, &mut header);
             let bytes = *expected(operand).end() as u32;
-            if operand.form == Form::Exact
+            if operand.encoding == Encoding::Exact
                 && let Some(operation) = self.operations.get_mut(segment.operation)
             {
                 operation.wire_bytes += u64::from(bytes);
@@ -261,7 +256,7 @@ impl Communicator {
         Ok(Some(Action::Step { channel: index, step, sources, sends }))
     }
 
-    pub(crate) fn tell_credit(&mut self) -> Option<Action> {
+    pub(crate) fn poll_credit(&mut self) -> Option<Action> {
         while let Some((number, peer, channel)) = self.credits.pop_front() {
             // What is due on a link that was carried over since is due still.
             let number = number.max(self.current.number());
@@ -272,8 +267,8 @@ impl Communicator {
             }
             let mut header = Header::new(Kind::Credit, number);
             header.channel = channel;
-            header.credit = stream.tell_credit();
-            self.acknowledgements.tell(peer, &mut header);
+            header.credit = stream.take_credit();
+            self.acknowledgements.fill_header(peer, &mut header);
             return Some(Action::Send {
                 to: peer,
                 epoch: number,

@@ -7,7 +7,7 @@ use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::{Group, Participant};
 
 /// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
-const MOST_LOWERED: u32 = 8;
+const MAX_LOWERED: u32 = 8;
 
 type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
 
@@ -44,7 +44,7 @@ impl Inquiry {
     }
 
     /// What the answers say. Who has not answered counts as missing with all its ranks.
-    pub(crate) fn verdict(&self, group: &Group) -> Failure {
+    pub(crate) fn failure(&self, group: &Group) -> Failure {
         let operation = self.operation;
         let mut calls: Vec<(Rank, Signature)> = Vec::new();
         let mut missing = Vec::new();
@@ -75,71 +75,71 @@ impl Inquiry {
 
 impl Communicator {
     /// Something has moved: nobody need be asked.
-    pub(crate) fn moved(&mut self, now: Nanos) {
-        self.progress = now;
+    pub(crate) fn note_progress(&mut self, now: Nanos) {
+        self.last_progress = now;
         self.inquiry.take_if(|inquiry| inquiry.suspect.is_none());
     }
 
-    /// When [`Communicator::timeout`] wants to be called.
-    pub fn next_timeout(&self) -> Option<Nanos> {
+    /// When [`Communicator::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
         let open = self.failure().is_none();
-        self.inquiry_due().into_iter().chain(self.aggregation_due().filter(|_| open)).min()
+        self.inquiry_timeout().into_iter().chain(self.aggregation_timeout().filter(|_| open)).min()
     }
 
-    fn inquiry_due(&self) -> Option<Nanos> {
+    fn inquiry_timeout(&self) -> Option<Nanos> {
         if self.failure().is_some() {
             return None;
         }
         match &self.inquiry {
             Some(inquiry) => Some(inquiry.deadline),
-            None => self.operations.oldest().map(|_| self.progress.after(self.timeouts.operation)),
+            None => self.operations.oldest().map(|_| self.last_progress.after(self.timeouts.operation)),
         }
     }
 
     /// Time has passed.
-    pub fn timeout(&mut self, now: Nanos) {
-        self.attend_aggregation(now);
-        if self.inquiry_due().is_none_or(|due| now < due) {
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        self.handle_aggregation_timeout(now);
+        if self.inquiry_timeout().is_none_or(|due| now < due) {
             return;
         }
         if let Some(inquiry) = &self.inquiry {
-            let verdict = inquiry.verdict(&self.group);
+            let verdict = inquiry.failure(&self.group);
             self.fail(verdict);
         } else if let Some(number) = self.operations.oldest().map(|operation| operation.number) {
-            self.inquire(now.after(self.timeouts.inquiry), number, None);
+            self.send_inquiry(now.after(self.timeouts.inquiry), number, None);
         }
     }
 
     /// Asks everybody who has called what.
-    fn inquire(&mut self, deadline: Nanos, number: u64, suspect: Option<(Participant, u64)>) {
+    fn send_inquiry(&mut self, deadline: Nanos, number: u64, suspect: Option<(Participant, u64)>) {
         let mut inquiry = Inquiry::new(number, deadline, suspect, self.group.participants());
         inquiry.answer(self.me, self.operations.missing(number), self.operations.caller(number));
         self.inquiry = Some(inquiry);
-        self.tell_all(&Control::Inquire { operation: number });
+        self.broadcast_control(&Control::Inquire { operation: number });
         self.conclude();
     }
 
     /// A message of a peer is not what the plan says. Either it called something else, or it is broken.
-    pub(crate) fn doubt(&mut self, now: Nanos, peer: Participant, operation: u64) {
+    pub(crate) fn handle_unexpected(&mut self, now: Nanos, peer: Participant, operation: u64) {
         if self.inquiry.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
             let operation = operation.min(self.operations.bounds().1);
-            let first = self.operations.remembered().min(operation);
-            self.inquire(now.after(self.timeouts.inquiry), first, Some((peer, operation)));
+            let first = self.operations.oldest_remembered().min(operation);
+            self.send_inquiry(now.after(self.timeouts.inquiry), first, Some((peer, operation)));
         }
     }
 
-    pub(crate) fn inquired(&mut self, from: Participant, operation: u64) {
+    pub(crate) fn handle_inquiry(&mut self, from: Participant, operation: u64) {
         // Who has ended an operation that others are still in asks for too late a one.
         let oldest = self.operations.oldest().map(|oldest| oldest.number);
         let earlier = oldest.filter(|oldest| *oldest < operation);
         for operation in earlier.into_iter().chain([operation]) {
             let missing = self.operations.missing(operation);
             let call = self.operations.caller(operation);
-            self.tell(from, Control::Answer { operation, missing, call });
+            self.send_control(from, Control::Answer { operation, missing, call });
         }
     }
 
-    pub(crate) fn answered(
+    pub(crate) fn handle_answer(
         &mut self,
         now: Nanos,
         from: Participant,
@@ -151,10 +151,10 @@ impl Communicator {
         if inquiry.operation == operation {
             inquiry.answer(from, missing, call);
             self.conclude();
-        } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MOST_LOWERED
+        } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MAX_LOWERED
         {
             let lowered = inquiry.lowered + 1;
-            self.inquire(now.after(self.timeouts.inquiry), operation, None);
+            self.send_inquiry(now.after(self.timeouts.inquiry), operation, None);
             if let Some(inquiry) = &mut self.inquiry {
                 inquiry.lowered = lowered;
             }
@@ -163,12 +163,12 @@ impl Communicator {
 
     fn conclude(&mut self) {
         let Some(inquiry) = self.inquiry.as_ref().filter(|inquiry| inquiry.complete()) else { return };
-        let verdict = inquiry.verdict(&self.group);
+        let verdict = inquiry.failure(&self.group);
         let (deadline, next) = (inquiry.deadline, inquiry.operation.saturating_add(1));
         match (&verdict, inquiry.suspect) {
             // Segments are counted wrongly from the first operation on that differs.
             (Failure::Internal { .. }, Some((suspect, last))) if next <= last => {
-                self.inquire(deadline, next, Some((suspect, last)));
+                self.send_inquiry(deadline, next, Some((suspect, last)));
             }
             _ => self.fail(verdict),
         }

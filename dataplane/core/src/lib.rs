@@ -11,7 +11,7 @@
 //! Architecture invariant: no clock, socket, thread, file or async runtime; all time and all messages are arguments.
 #![forbid(unsafe_code)]
 
-mod acknowledge;
+mod ack_tree;
 mod aggregation;
 mod channel;
 mod communicator;
@@ -19,25 +19,24 @@ mod departure;
 mod epoch;
 mod execute;
 mod failure;
-mod hold;
 mod inquiry;
+mod interleave;
 mod message;
 mod operation;
 mod post;
 mod report;
 mod stream;
 mod switch;
-mod turn;
 
-pub use aggregation::{Aggregated, Aggregation};
-pub use channel::{Restored, Segment};
-pub use communicator::{Action, Coded, Communicator, Config, PeerMessage, Receipt};
+pub use aggregation::{Aggregation, AggregationReport};
+pub use channel::{Resume, Segment};
+pub use communicator::{Action, CodingReport, Communicator, Config, PeerMessage, Receipt};
 pub use epoch::{EpochPlan, Timeouts};
 pub use failure::Failure;
+pub use interleave::Interleaving;
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
 pub use report::InFlight;
-pub use turn::Turns;
 
 /// Nanoseconds since some instant that the caller chose once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,8 +1,8 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
-use crate::{Coded, Nanos};
+use crate::{CodingReport, Nanos};
 use harmonaize_abi::{Rank, Signature};
-use harmonaize_plan::{Retention, Segmentation, Shots};
+use harmonaize_plan::{Algorithm, Retention, Segmentation};
 
 /// One rank's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +29,19 @@ pub(crate) struct Operation {
     pub(crate) run: Option<Run>,
     pub(crate) wire_bytes: u64,
     /// Set when something was coded.
-    pub(crate) coded: Option<Coded>,
-    /// Segments given to an aggregator, how many of them the hosts did again, and the fewest participants in a sum of those that have left
-    /// their channels.
-    pub(crate) given: u64,
-    pub(crate) again: u64,
-    pub(crate) least: u16,
+    pub(crate) coded: Option<CodingReport>,
+    /// Segments given to an aggregator, and how many of them the hosts did again.
+    pub(crate) aggregated_segments: u64,
+    pub(crate) fallback_segments: u64,
 }
 
 /// How an operation that has begun runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) first_segment: u64,
-    pub(crate) cut: Segmentation,
+    pub(crate) segmentation: Segmentation,
     pub(crate) retention: Retention,
-    pub(crate) shots: Shots,
+    pub(crate) algorithm: Algorithm,
     /// Segments begun and segments finished (committed steps included).
     pub(crate) begun: u64,
     pub(crate) finished: u64,
@@ -62,15 +60,15 @@ pub(crate) struct Operations {
 
 /// What became of a call.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Called {
+pub(crate) enum CallOutcome {
     /// Taken as operation of this number.
-    Taken(u64),
+    Accepted(u64),
     /// Too many in flight.
     Full,
     /// Another local rank called something else as this operation.
-    Differs { number: u64, other: (Rank, Signature) },
+    Mismatch { number: u64, other: (Rank, Signature) },
     /// No such local rank.
-    NoRank,
+    NotLocal,
 }
 
 impl Operations {
@@ -90,9 +88,8 @@ impl Operations {
             run: None,
             wire_bytes: 0,
             coded: None,
-            given: 0,
-            again: 0,
-            least: u16::MAX,
+            aggregated_segments: 0,
+            fallback_segments: 0,
         };
         Self {
             ring: (0..capacity.max(1)).map(blank).collect(),
@@ -155,7 +152,7 @@ impl Operations {
     }
 
     /// The first operation of which [`Operations::caller`] knows.
-    pub(crate) fn remembered(&self) -> u64 {
+    pub(crate) fn oldest_remembered(&self) -> u64 {
         self.next.saturating_sub(self.ring.len() as u64)
     }
 
@@ -164,15 +161,15 @@ impl Operations {
         self.called.iter().all(|called| *called > number)
     }
 
-    pub(crate) fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> Called {
-        let Some(local) = self.local(rank) else { return Called::NoRank };
-        let Some(number) = self.called.get(local).copied() else { return Called::NoRank };
+    pub(crate) fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> CallOutcome {
+        let Some(local) = self.local(rank) else { return CallOutcome::NotLocal };
+        let Some(number) = self.called.get(local).copied() else { return CallOutcome::NotLocal };
         if number >= self.first + self.ring.len() as u64 {
-            return Called::Full;
+            return CallOutcome::Full;
         }
         if number < self.next {
             if let Some(other) = self.caller(number).filter(|(_, signature)| *signature != call.signature) {
-                return Called::Differs { number, other };
+                return CallOutcome::Mismatch { number, other };
             }
         } else {
             let index = self.index(number);
@@ -185,7 +182,7 @@ impl Operations {
                 fresh.run = None;
                 fresh.wire_bytes = 0;
                 fresh.coded = None;
-                (fresh.given, fresh.again, fresh.least) = (0, 0, u16::MAX);
+                (fresh.aggregated_segments, fresh.fallback_segments) = (0, 0);
             }
             self.next = number + 1;
         }
@@ -198,7 +195,7 @@ impl Operations {
         if let Some(called) = self.called.get_mut(local) {
             *called += 1;
         }
-        Called::Taken(number)
+        CallOutcome::Accepted(number)
     }
 
     /// Forgets the oldest operation; it has been reported.

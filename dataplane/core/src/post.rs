@@ -3,33 +3,33 @@
 use crate::channel::{Channel, Segment};
 use crate::communicator::{Action, Communicator};
 use crate::epoch::peers;
-use harmonaize_plan::{Form, Operand, Participant, Place, Step, StepKind};
+use harmonaize_plan::{Buffer, Encoding, Operand, Participant, Step, StepKind};
 
 /// How many steps ahead of the next to be issued are looked at.
-const AHEAD: usize = 16;
+const LOOKAHEAD: usize = 16;
 
 /// What became of thinking of a step.
-enum Thought {
+enum PostDecision {
     Post(Participant, u32),
     /// Nothing to post, for good.
     Never,
     /// Perhaps once earlier steps have completed.
-    NotYet,
+    Later,
 }
 
 impl Communicator {
-    /// The next payload on a channel that may be posted for. Cost: a look at each of the [`AHEAD`] steps and their
+    /// The next payload on a channel that may be posted for. Cost: a look at each of the [`LOOKAHEAD`] steps and their
     /// predecessors that have not completed, and no allocation.
-    pub(crate) fn post(&mut self, index: u16) -> Option<Action> {
+    pub(crate) fn poll_post(&mut self, index: u16) -> Option<Action> {
         loop {
             let channel = self.channels.get(usize::from(index))?;
-            let (at, segment, step) = channel.postable(AHEAD)?;
-            let thought = self.think(index, channel, at, segment, step);
-            if matches!(thought, Thought::NotYet) {
+            let (at, segment, step) = channel.postable(LOOKAHEAD)?;
+            let thought = self.decide_post(index, channel, at, segment, step);
+            if matches!(thought, PostDecision::Later) {
                 return None;
             }
-            self.channels.get_mut(usize::from(index))?.thought_of(at);
-            if let Thought::Post(peer, sequence) = thought {
+            self.channels.get_mut(usize::from(index))?.skip_posts_to(at);
+            if let PostDecision::Post(peer, sequence) = thought {
                 return Some(Action::Post { channel: index, step: at as u32, peer, sequence });
             }
         }
@@ -37,56 +37,63 @@ impl Communicator {
 
     /// A message that a step copies to memory may lie there from its arrival on, if no earlier step has still to read or
     /// write that memory.
-    fn think(&self, index: u16, channel: &Channel, at: usize, segment: &Segment, step: &Step) -> Thought {
-        let destination = step.destinations.iter().find(|operand| !matches!(operand.place, Place::Peer(_)));
+    fn decide_post(
+        &self,
+        index: u16,
+        channel: &Channel,
+        at: usize,
+        segment: &Segment,
+        step: &Step,
+    ) -> PostDecision {
+        let destination = step.destinations.iter().find(|operand| !matches!(operand.buffer, Buffer::Peer(_)));
         let (Some((peer, _)), Some(destination)) = (peers(&step.sources).next(), destination) else {
-            return Thought::Never;
+            return PostDecision::Never;
         };
         let (lo, hi) = (segment.lo, segment.hi);
-        let coded = step.sources.iter().any(|operand| operand.form != Form::Exact);
-        let restored = segment.restored.is_some();
+        let coded = step.sources.iter().any(|operand| operand.encoding != Encoding::Exact);
+        let restored = segment.resume.is_some();
         let empty = destination.part.elements(lo, hi).1 == 0;
         if step.kind != StepKind::Move || coded || step.committed || empty || restored {
-            return Thought::Never;
+            return PostDecision::Never;
         }
         let Some(in_place) = self.operations.get(segment.operation).map(|operation| operation.in_place)
         else {
-            return Thought::Never;
+            return PostDecision::Never;
         };
         let mut ahead = 0;
-        for (earlier, issued) in channel.open_before(at) {
+        for (earlier, issued) in channel.incomplete_before(at) {
             let mut operands = earlier.sources.iter().chain(&earlier.destinations);
             if operands.any(|operand| overlap(operand, destination, in_place, (lo, hi))) {
-                return Thought::NotYet;
+                return PostDecision::Later;
             }
             let from_peer = |(from, _): &(Participant, &Operand)| !issued && *from == peer;
             ahead += peers(&earlier.sources).filter(from_peer).count() as u32;
         }
         let epoch = match &self.next {
-            Some(switch) if switch.epoch.number() == segment.epoch && !switch.epoch.carries(peer) => {
+            Some(switch) if switch.epoch.number() == segment.epoch && !switch.epoch.reuses_link(peer) => {
                 &switch.epoch
             }
             _ => &self.current,
         };
         match epoch.stream_ref(peer, index) {
-            Some(stream) if stream.has_arrived(ahead) => Thought::Never,
-            Some(stream) => {
-                stream.expect(ahead).map_or(Thought::NotYet, |sequence| Thought::Post(peer, sequence))
-            }
-            None => Thought::Never,
+            Some(stream) if stream.has_arrived(ahead) => PostDecision::Never,
+            Some(stream) => stream
+                .expect(ahead)
+                .map_or(PostDecision::Later, |sequence| PostDecision::Post(peer, sequence)),
+            None => PostDecision::Never,
         }
     }
 }
 
 /// Whether two operands of one channel's segment may share memory. In place, a rank's output is its input.
 fn overlap(one: &Operand, other: &Operand, in_place: bool, (lo, hi): (u64, u64)) -> bool {
-    let tensor = |operand: &Operand| match operand.place {
-        Place::Input(rank) => Some((rank, !in_place)),
-        Place::Output(rank) => Some((rank, false)),
-        Place::Staging(_) | Place::Peer(_) => None,
+    let tensor = |operand: &Operand| match operand.buffer {
+        Buffer::Input(rank) => Some((rank, !in_place)),
+        Buffer::Output(rank) => Some((rank, false)),
+        Buffer::Staging(_) | Buffer::Peer(_) => None,
     };
-    match (one.place, other.place) {
-        (Place::Staging(one), Place::Staging(other)) => one == other,
+    match (one.buffer, other.buffer) {
+        (Buffer::Staging(one), Buffer::Staging(other)) => one == other,
         _ => {
             let ((start, length), (from, count)) = (one.part.elements(lo, hi), other.part.elements(lo, hi));
             tensor(one).is_some()

@@ -1,7 +1,7 @@
 //! What is told of operations: that they have ended, and how far they are.
 
 use crate::Nanos;
-use crate::communicator::{Action, Coded, Communicator, Receipt};
+use crate::communicator::{Action, CodingReport, Communicator, Receipt};
 use crate::epoch::peers;
 use harmonaize_abi::{Rank, Signature};
 use harmonaize_plan::Retention;
@@ -25,20 +25,20 @@ pub struct InFlight {
 
 impl Communicator {
     /// What a coded step came to, to be told after each.
-    pub fn coded(&mut self, operation: u64, step: &Coded) {
+    pub fn handle_coded(&mut self, operation: u64, step: &CodingReport) {
         let Some(operation) = self.operations.get_mut(operation) else { return };
         operation.wire_bytes += step.wire_bytes;
         let all = operation.coded.get_or_insert_default();
         all.codec = match (all.codec, step.codec) {
-            (known, Coded::EXACT) => known,
-            (known, codec) if known == codec || known == Coded::EXACT => codec,
-            _ => Coded::SEVERAL,
+            (known, CodingReport::EXACT) => known,
+            (known, codec) if known == codec || known == CodingReport::EXACT => codec,
+            _ => CodingReport::MIXED,
         };
         all.wire_bytes += step.wire_bytes;
         all.error += step.error;
         all.measured += step.measured;
-        all.signal += step.signal;
-        all.refused |= step.refused;
+        all.squares += step.squares;
+        all.uncompressed_chunks |= step.uncompressed_chunks;
     }
 
     /// Operations in flight, for people.
@@ -51,7 +51,10 @@ impl Communicator {
             missing: self.operations.missing(operation.number),
             awaits: awaited.clone(),
             segments: operation.run.map_or((0, 0), |run| {
-                (self.done.saturating_sub(run.first_segment).min(run.cut.segments), run.cut.segments)
+                (
+                    self.done.saturating_sub(run.first_segment).min(run.segmentation.segments),
+                    run.segmentation.segments,
+                )
             }),
         };
         self.operations.iter().map(describe).collect()
@@ -61,7 +64,7 @@ impl Communicator {
     pub(crate) fn awaits_completion(&self, rank: Rank, called: u64) -> bool {
         let (first, _) = self.operations.bounds();
         let local = self.operations.ranks().iter().position(|local| *local == rank);
-        let told = u64::from(local.is_some_and(|local| local < self.reported));
+        let told = u64::from(local.is_some_and(|local| local < self.reported_ranks));
         called > first + told
     }
 
@@ -75,51 +78,54 @@ impl Communicator {
         ranks
     }
 
-    pub(crate) fn report_completed(&mut self) -> Option<Action> {
+    pub(crate) fn poll_completed(&mut self) -> Option<Action> {
         loop {
             let operation = self.operations.oldest()?;
             let run = operation.run?;
-            let end = run.first_segment + run.cut.segments;
-            let complete = run.begun == run.cut.segments
+            let end = run.first_segment + run.segmentation.segments;
+            let complete = run.begun == run.segmentation.segments
                 && match run.retention {
-                    Retention::KeepInputs => self.acknowledgements.everyone() >= end,
+                    Retention::KeepInputs => self.acknowledgements.acked_by_all() >= end,
                     Retention::CopyInputs => self.done >= end,
-                    Retention::HoldOutputs => run.finished == run.cut.segments,
+                    Retention::HoldOutputs => run.finished == run.segmentation.segments,
                 };
             if !complete {
                 return None;
             }
-            let rank = self.operations.ranks().get(self.reported).copied();
-            let token = operation.calls.get(self.reported).copied().flatten();
+            let rank = self.operations.ranks().get(self.reported_ranks).copied();
+            let token = operation.calls.get(self.reported_ranks).copied().flatten();
             if let (Some(rank), Some(token)) = (rank, token) {
-                self.reported += 1;
+                self.reported_ranks += 1;
                 let receipt = Receipt {
                     operation: operation.number,
                     signature: operation.signature,
                     wire_bytes: operation.wire_bytes,
-                    shots: run.shots,
+                    algorithm: run.algorithm,
                     coded: operation.coded,
-                    aggregated: self.aggregated_in(operation),
+                    aggregation: self.aggregation_report(operation),
                 };
                 return Some(Action::Complete { rank, token, receipt });
             }
-            self.reported = 0;
+            self.reported_ranks = 0;
             self.operations.retire();
         }
     }
 
-    pub(crate) fn report_failed(&mut self) -> Option<Action> {
+    pub(crate) fn poll_failed(&mut self) -> Option<Action> {
         loop {
             let operation = self.operations.oldest()?;
             let (number, calls) = (operation.number, &operation.calls);
-            let open =
-                calls.iter().enumerate().skip(self.reported).find_map(|(local, t)| Some((local, (*t)?)));
+            let open = calls
+                .iter()
+                .enumerate()
+                .skip(self.reported_ranks)
+                .find_map(|(local, t)| Some((local, (*t)?)));
             if let Some((local, token)) = open {
-                self.reported = local + 1;
+                self.reported_ranks = local + 1;
                 let rank = self.operations.ranks().get(local).copied()?;
                 return Some(Action::Fail { rank, token, operation: number });
             }
-            self.reported = 0;
+            self.reported_ranks = 0;
             self.operations.retire();
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct Stream {
     credited: u32,
     arrived: u32,
     consumed: u32,
-    credit_told: u32,
+    credit_sent: u32,
     arrivals: Box<[Option<Arrival>]>,
 }
 
@@ -34,7 +34,7 @@ impl Stream {
             credited: 0,
             arrived: 0,
             consumed: 0,
-            credit_told: 0,
+            credit_sent: 0,
             arrivals: vec![None; slots as usize].into_boxed_slice(),
         }
     }
@@ -54,7 +54,7 @@ impl Stream {
 
     /// The peer has consumed `credit` messages. False if it claims more than were sent.
     #[must_use]
-    pub(crate) fn credit(&mut self, credit: u32) -> bool {
+    pub(crate) fn handle_credit(&mut self, credit: u32) -> bool {
         let outstanding = self.sent.wrapping_sub(self.credited);
         let newly = credit.wrapping_sub(self.credited);
         if newly > outstanding {
@@ -67,7 +67,7 @@ impl Stream {
 
     /// A message has landed. False if it is out of order or overruns the window.
     #[must_use]
-    pub(crate) fn arrive(&mut self, sequence: u32, arrival: Arrival) -> bool {
+    pub(crate) fn handle_arrival(&mut self, sequence: u32, arrival: Arrival) -> bool {
         if sequence != self.arrived || self.arrived.wrapping_sub(self.consumed) >= self.slots {
             return false;
         }
@@ -105,13 +105,13 @@ impl Stream {
     }
 
     /// What to tell the peer with the next frame.
-    pub(crate) fn tell_credit(&mut self) -> u32 {
-        self.credit_told = self.consumed;
+    pub(crate) fn take_credit(&mut self) -> u32 {
+        self.credit_sent = self.consumed;
         self.consumed
     }
 
     /// Whether the peer should hear of freed slots even if nothing else goes its way: when half of them are.
     pub(crate) fn credit_due(&self) -> bool {
-        self.consumed.wrapping_sub(self.credit_told) >= self.slots.div_ceil(2)
+        self.consumed.wrapping_sub(self.credit_sent) >= self.slots.div_ceil(2)
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct Switch {
     /// This participant's links for it are up.
     pub(crate) ready: bool,
     /// This participant's promise: first segment that it will not begin before the commit.
-    pub(crate) below: Option<u64>,
+    pub(crate) promised_below: Option<u64>,
     /// Leader: everyone's promises.
     promises: Vec<Option<u64>>,
     proposed: bool,
@@ -27,7 +27,7 @@ impl Switch {
         Self {
             epoch,
             ready: false,
-            below: None,
+            promised_below: None,
             promises: vec![None; participants as usize],
             proposed: false,
             commit: None,
@@ -42,7 +42,7 @@ impl Switch {
     }
 
     /// Leader: takes a promise; the switch point once all have promised. Says so once.
-    pub(crate) fn promised(&mut self, from: Participant, below: u64) -> Option<u64> {
+    pub(crate) fn record_promise(&mut self, from: Participant, below: u64) -> Option<u64> {
         *self.promises.get_mut(from.0 as usize)? = Some(below);
         if self.commit.is_some() {
             return None;
@@ -52,7 +52,7 @@ impl Switch {
 
     /// Whether a segment runs under the new plan (`Some(true)`), under the old one, or must not begin yet (`None`).
     pub(crate) fn governs(&self, segment: u64) -> Option<bool> {
-        match (self.commit, self.below) {
+        match (self.commit, self.promised_below) {
             (Some(commit), _) => Some(segment >= commit),
             (None, Some(below)) if segment >= below => None,
             _ => Some(false),
@@ -61,16 +61,20 @@ impl Switch {
 }
 
 impl Communicator {
-    /// Prepares a new plan. [`Communicator::links_up`] must follow when its links are, or [`Communicator::abandon`].
+    /// Prepares a new plan. [`Communicator::handle_links_up`] must follow when its links are, or [`Communicator::abandon`].
     /// The links to the participants in `carried` are today's, with what is under way on them; at the other end it must be the
     /// same ones.
     ///
     /// # Errors
     /// If another change is under way, the epoch is not newer, members, channels or chunk differ from today's, or a link cannot be
     /// carried over: it is to nobody, is down, or landing slots differ.
-    pub fn change(&mut self, decided: EpochPlan, carried: &[Participant]) -> Result<(), CoreError> {
-        self.open()?;
-        let today = &self.current.decided;
+    pub fn handle_plan_change(
+        &mut self,
+        decided: EpochPlan,
+        carried: &[Participant],
+    ) -> Result<(), CoreError> {
+        self.check_open()?;
+        let today = &self.current.config;
         if self.next.is_some() {
             return Err(CoreError::BadPlan("another change is under way"));
         }
@@ -90,7 +94,7 @@ impl Communicator {
             return Err(CoreError::BadPlan("a link to carry over is down"));
         }
         let mut epoch = Epoch::new(decided, self.me, self.access.clone())?;
-        epoch.carry(&self.current, carried)?;
+        epoch.reuse_links(&self.current, carried)?;
         self.next = Some(Switch::new(epoch, self.group.participants()));
         Ok(())
     }
@@ -99,7 +103,7 @@ impl Communicator {
     /// epoch. False if it is too late for that: promises were made, and all links were up.
     pub fn abandon(&mut self, epoch: u32) -> bool {
         self.give_up(epoch) && {
-            self.tell_withdrawn(epoch);
+            self.send_withdrawn(epoch);
             true
         }
     }
@@ -107,7 +111,7 @@ impl Communicator {
     fn give_up(&mut self, epoch: u32) -> bool {
         let early = self
             .next
-            .take_if(|s| s.epoch.number() == epoch && s.below.is_none() && s.commit.is_none())
+            .take_if(|s| s.epoch.number() == epoch && s.promised_below.is_none() && s.commit.is_none())
             .is_some();
         if early {
             self.withdrawn = self.withdrawn.max(Some(epoch));
@@ -116,11 +120,11 @@ impl Communicator {
         early
     }
 
-    fn tell_withdrawn(&mut self, epoch: u32) {
+    fn send_withdrawn(&mut self, epoch: u32) {
         if self.leader() == self.me {
-            self.tell_all(&Control::Withdrawn { epoch });
+            self.broadcast_control(&Control::Withdrawn { epoch });
         } else {
-            self.tell(self.leader(), Control::Withdrawn { epoch });
+            self.send_control(self.leader(), Control::Withdrawn { epoch });
         }
     }
 
@@ -128,12 +132,12 @@ impl Communicator {
     pub(crate) fn withdraw(&mut self, epoch: u32) {
         if self.give_up(epoch) {
             self.actions.push_back(Action::Retire { epoch });
-            self.tell_withdrawn(epoch);
+            self.send_withdrawn(epoch);
         }
     }
 
     /// Somebody gave up a change: the leader, then, for all.
-    pub(crate) fn withdrawn(&mut self, from: Participant, epoch: u32) {
+    pub(crate) fn handle_withdrawn(&mut self, from: Participant, epoch: u32) {
         let leads = self.leader() == self.me;
         if self.failure().is_some() || !(leads || from == self.leader()) || epoch <= self.current.number() {
             return;
@@ -143,22 +147,22 @@ impl Communicator {
             return;
         }
         if let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) {
-            switch.below = None;
+            switch.promised_below = None;
             self.withdraw(epoch);
         } else if leads && self.withdrawn.is_none_or(|before| before < epoch) {
-            self.tell_withdrawn(epoch);
+            self.send_withdrawn(epoch);
         }
         self.withdrawn = self.withdrawn.max(Some(epoch));
         self.refuse_impossible();
     }
 
     /// All links of a plan in preparation are up here.
-    pub fn links_up(&mut self, epoch: u32) {
+    pub fn handle_links_up(&mut self, epoch: u32) {
         if self.failure().is_some() {
             return;
         }
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
-        if self.departures.broken() {
+        if self.departures.next_is_down() {
             return self.withdraw(epoch);
         }
         switch.ready = true;
@@ -166,9 +170,9 @@ impl Communicator {
             *prepared = epoch;
         }
         if self.leader() == self.me {
-            self.lead();
+            self.propose_if_leader();
         } else {
-            self.tell(self.leader(), Control::Prepared { epoch });
+            self.send_control(self.leader(), Control::Prepared { epoch });
         }
     }
 
@@ -178,40 +182,42 @@ impl Communicator {
     }
 
     /// Proposes a prepared plan, if this participant leads and all are prepared.
-    pub(crate) fn lead(&mut self) {
+    pub(crate) fn propose_if_leader(&mut self) {
         if self.leader() != self.me || self.failure().is_some() {
             return;
         }
         let Some(switch) = &mut self.next else { return };
         let epoch = switch.epoch.number();
         if switch.propose(&self.prepared) {
-            self.tell_all(&Control::Propose { epoch });
-            self.promise(epoch);
+            self.broadcast_control(&Control::Propose { epoch });
+            self.send_promise(epoch);
         }
     }
 
     /// Somebody who need not be trusted says that all participants have prepared a plan: promises are made without waiting for the
     /// leader to hear so over links that may be slow. If it is wrong, the leader misses a promise, and nothing is switched.
-    pub fn all_prepared(&mut self, epoch: u32) {
+    pub fn handle_all_prepared(&mut self, epoch: u32) {
         let ready = |switch: &Switch| switch.epoch.number() == epoch && switch.ready;
         if self.failure().is_none() && self.next.as_ref().is_some_and(ready) {
-            self.promise(epoch);
+            self.send_promise(epoch);
         }
     }
 
     /// Promises, once, not to begin segments beyond those at hand until the commit.
-    fn promise(&mut self, epoch: u32) {
+    fn send_promise(&mut self, epoch: u32) {
         let below = self.begun + self.segments_ahead();
-        let Some(switch) = self.next.as_mut().filter(|switch| switch.below.is_none()) else { return };
-        switch.below = Some(below);
+        let Some(switch) = self.next.as_mut().filter(|switch| switch.promised_below.is_none()) else {
+            return;
+        };
+        switch.promised_below = Some(below);
         if self.leader() == self.me {
-            self.promised(self.me, epoch, below);
+            self.handle_promise(self.me, epoch, below);
         } else {
-            self.tell(self.leader(), Control::Promise { epoch, below });
+            self.send_control(self.leader(), Control::Promise { epoch, below });
         }
     }
 
-    pub(crate) fn proposed(&mut self, from: Participant, epoch: u32) -> bool {
+    pub(crate) fn handle_proposal(&mut self, from: Participant, epoch: u32) -> bool {
         if from != self.leader() {
             return false;
         }
@@ -226,40 +232,40 @@ impl Communicator {
         if !switch.ready {
             return false;
         }
-        self.promise(epoch);
+        self.send_promise(epoch);
         true
     }
 
-    pub(crate) fn promised(&mut self, from: Participant, epoch: u32, below: u64) {
+    pub(crate) fn handle_promise(&mut self, from: Participant, epoch: u32, below: u64) {
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else { return };
-        if let Some(segment) = switch.promised(from, below) {
-            self.tell_all(&Control::Commit { epoch, segment });
-            self.committed(epoch, segment);
+        if let Some(segment) = switch.record_promise(from, below) {
+            self.broadcast_control(&Control::Commit { epoch, segment });
+            self.handle_commit(epoch, segment);
         }
     }
 
-    pub(crate) fn committed(&mut self, epoch: u32, segment: u64) -> bool {
+    pub(crate) fn handle_commit(&mut self, epoch: u32, segment: u64) -> bool {
         let Some(switch) = self.next.as_mut().filter(|switch| switch.epoch.number() == epoch) else {
             return false;
         };
-        if switch.commit.is_some() || switch.below.is_none_or(|below| segment < below) {
+        if switch.commit.is_some() || switch.promised_below.is_none_or(|below| segment < below) {
             return false;
         }
         switch.commit = Some(segment);
         self.actions.push_back(Action::Switched { epoch, segment });
-        self.repeat_departures();
+        self.resend_departures();
         self.refuse_impossible();
         true
     }
 
     /// Makes the new plan the current one when every segment of the old one is acknowledged by all.
     pub(crate) fn retire_epoch(&mut self) {
-        let everyone = self.acknowledgements.everyone();
+        let everyone = self.acknowledgements.acked_by_all();
         let Some(switch) = self.next.take_if(|s| s.commit.is_some_and(|commit| everyone >= commit)) else {
             return;
         };
         let mut old = std::mem::replace(&mut self.current, switch.epoch);
-        self.current.succeed(&mut old);
+        self.current.take_over_streams(&mut old);
         self.departures.retire();
         self.actions.push_back(Action::Retire { epoch: old.number() });
     }

@@ -50,13 +50,7 @@ fn main() {
 fn coded(name: &str, runs: usize) {
     let bytes = 16 * MIB;
     let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
-    let coding = (name != "exact").then_some(Coding {
-        codec,
-        finer: None,
-        most: None,
-        exchanges: false,
-        measured: true,
-    });
+    let coding = (name != "exact").then_some(Coding { codec, finer: None, max_error: None });
     let hub = Hub::new();
     let transports = (0..4).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
     let tuning = Tuning { chunk_bytes: 256 << 10, ..Tuning::default() };

@@ -3,15 +3,15 @@
 use crate::attachment::Attachment;
 use crate::coded::mix;
 use crate::command::Aggregator;
+use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::engine::watch;
-use crate::member::{Kept, Member};
 use crate::table::Table;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
 use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event, Form, Tensors, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Event, PayloadFormat, Tensors, Worker, WorkerConfig};
 use harmonaize_codec::shared_spread;
-use harmonaize_core::{Aggregation, Coded, EpochPlan, Nanos, Segment};
+use harmonaize_core::{Aggregation, CodingReport, EpochPlan, Nanos, Segment};
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
 use harmonaize_plan::{MAX_SOURCES, Participant};
@@ -24,31 +24,31 @@ use std::time::Duration;
 mod actions;
 mod endpoint;
 
-use endpoint::{Search, endpoint};
+use endpoint::{Reconnect, endpoint};
 
 /// For how long an aggregator may be silent before hosts take over.
-const PATIENCE: Duration = Duration::from_millis(150);
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(150);
 /// Between which times a part is sent again.
-const RETRY: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40)];
+const RETRY_BOUNDS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40)];
 /// Of a thousand questions, how many may go unanswered.
-const LOSSES: u32 = 900;
+const MAX_LOSS_PERMILLE: u32 = 900;
 /// Datagrams that leave as one message: more would overrun queues on the way.
-const TOGETHER: usize = 16;
+const GSO_SEGMENTS: usize = 16;
 /// Datagrams that wait to be sent, calls to receive in a row, and turns of the loop between two looks at what came for an idle worker.
 const BATCH: usize = 64;
-const CALLS: usize = 8;
-const IDLE: u32 = 16;
+const MAX_RECEIVE_CALLS: usize = 8;
+const MAX_IDLE_POLLS: u32 = 16;
 
 /// The way to an epoch's aggregator.
 #[derive(Debug)]
-pub(crate) struct Path {
+pub(crate) struct AggregatorPath {
     epoch: u32,
     address: Address,
     worker: Worker,
     datagrams: Endpoint,
-    search: Search,
+    reconnect: Reconnect,
     coder: Coder,
-    turn: u32,
+    idle_polls: u32,
     session: Session,
 }
 
@@ -56,22 +56,20 @@ pub(crate) struct Path {
 #[derive(Debug, Default)]
 struct Session {
     /// All that is wanted is to know whether the aggregator is there.
-    knocks: bool,
+    probe_only: bool,
     /// It has been given up here, which no mark has told yet.
-    given_up: bool,
+    abandoned: bool,
 }
 
 /// What a host makes codes by.
 #[derive(Debug)]
 struct Coder {
     rules: Aggregation,
-    /// Whether sums may leave hosts out.
-    partial: bool,
     /// Where the elements of several ranks are added up: as many as a chunk has.
     sum: RefCell<Box<[f32]>>,
 }
 
-impl Path {
+impl AggregatorPath {
     /// A way to the aggregator, which is watched by `wake`; all that it needs is allocated here. `None` for a plan without aggregation,
     /// and where local tensors are not in reach.
     pub(crate) fn open(
@@ -83,7 +81,7 @@ impl Path {
     ) -> Result<Option<Box<Self>>, String> {
         let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
         let hosts = plan.plan.group().participants();
-        let form = rules.form;
+        let form = rules.format;
         let ranks = plan.plan.group().local(me).len();
         if !mapped || ranks > MAX_SOURCES {
             tracing::warn!(
@@ -97,98 +95,94 @@ impl Path {
         // Sums are longer than parts, and ranges no longer.
         let payload = form.sum_bytes(chunk).ok_or("a chunk that is too long")?;
         let (codes, sum) = match form {
-            Form::Tensor { .. } => (Codes::default(), 0),
-            Form::Shared { bits, .. } => {
+            PayloadFormat::Tensor { .. } => (Codes::default(), 0),
+            PayloadFormat::Shared { bits, .. } => {
                 let segment_elements = u64::from(plan.tuning.segment_bytes) / size_of::<f32>() as u64;
-                let (most, spread) = (aggregator.most.unwrap_or(f64::INFINITY), shared_spread(bits, hosts));
-                (Codes { segment_elements, most, spread }, if ranks > 1 { chunk } else { 0 })
+                let (most, spread) =
+                    (aggregator.max_error.unwrap_or(f64::INFINITY), shared_spread(bits, hosts));
+                (Codes { segment_elements, max_error: most, spread }, if ranks > 1 { chunk } else { 0 })
             }
         };
-        let partial = aggregator.partial;
-        let coder = Coder { rules, partial, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
+        let coder = Coder { rules, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
         let config = WorkerConfig {
             communicator: aggregator.communicator,
             worker: aggregator.worker,
             key: aggregator.key.clone(),
-            group: aggregator.group.as_ref().map(|(_, key)| key.clone()),
-            form,
+            format: form,
             elements: aggregator.chunk_elements,
             window: aggregator.window,
             segments: usize::from(plan.channels),
             codes,
             hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
-            partial,
-            patience: PATIENCE,
-            retry_least: RETRY[0],
-            retry_most: RETRY[1],
-            loss_most: LOSSES,
+            timeout: SILENCE_TIMEOUT,
+            min_retry: RETRY_BOUNDS[0],
+            max_retry: RETRY_BOUNDS[1],
+            max_loss_permille: MAX_LOSS_PERMILLE,
         };
         let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
         let config_of_datagrams =
-            DatagramConfig { bytes, batch: BATCH, together: TOGETHER, ..DatagramConfig::default() };
+            DatagramConfig { bytes, batch: BATCH, gso_segments: GSO_SEGMENTS, ..DatagramConfig::default() };
         let no_endpoint = |error: std::io::Error| format!("no endpoint for the aggregator: {error}");
-        let (mut datagrams, address) =
-            endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
+        let (datagrams, address) = endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
         datagrams.wake_fd().and_then(|fd| watch(wake, fd)).map_err(no_endpoint)?;
-        if let Some((group, _)) = aggregator.group {
-            let joined = datagrams.join(group, aggregator.address).and_then(|fd| watch(wake, fd));
-            if let Err(error) = joined {
-                // Who does not say that it hears the group gets its own.
-                tracing::info!(epoch = plan.epoch, %group, %error, "no way to the group of an aggregator's workers");
-            }
-        }
         let worker = Worker::new(config);
         Ok(Some(Box::new(Self {
             epoch: plan.epoch,
             address,
             worker,
             datagrams,
-            search: Search::default(),
+            reconnect: Reconnect::default(),
             coder,
-            turn: 0,
+            idle_polls: 0,
             session: Session::default(),
         })))
     }
 
     /// Packets in, what they say to the communicator, packets out. How much was done.
-    fn progress(&mut self, now: Nanos, member: &mut Member, attachments: &Table<Attachment>) -> usize {
+    fn progress(
+        &mut self,
+        now: Nanos,
+        member: &mut CommunicatorState,
+        attachments: &Table<Attachment>,
+    ) -> usize {
         let time = Duration::from_nanos(now.0);
-        let Self { epoch, address, worker, datagrams, search, coder, turn, session } = self;
-        *turn = (*turn + 1) % IDLE;
+        let Self { epoch, address, worker, datagrams, reconnect: search, coder, idle_polls: turn, session } =
+            self;
+        *turn = (*turn + 1) % MAX_IDLE_POLLS;
         // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
-        let mut reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
+        let mut reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
         let mut worked = 0;
-        for _ in 0..if worker.is_idle() && *turn > 0 { 0 } else { CALLS } {
+        for _ in 0..if worker.is_idle() && *turn > 0 { 0 } else { MAX_RECEIVE_CALLS } {
             let received = datagrams.receive(&mut |from, bytes| {
                 if from == *address {
                     worker.receive(time, bytes, &mut reach);
                 }
             });
             if datagrams.take_refusal() {
-                worker.refused(time);
+                worker.handle_refused(time);
             }
             if received == 0 {
                 break;
             }
             worked += received;
         }
-        worked += tell(now, *epoch, worker, session, member);
-        let reach = Reach { member, attachments, epoch: *epoch, coder: Some(coder) };
+        worked += notify_core(now, *epoch, worker, session, member);
+        let reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
         let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
         while worked < 2 * BATCH && datagrams.push(&mut write) {
             worked += 1;
         }
         datagrams.flush();
         // The host's address has changed, or there is no route: what was not sent now is asked for on the way that there is then.
-        if datagrams.is_astray() && search.is_due(now) {
-            datagrams.keep_to(*address);
-            if !datagrams.is_astray() {
+        if datagrams.has_no_route() && search.is_due(now) {
+            datagrams.restrict_to(*address);
+            if !datagrams.has_no_route() {
                 let (communicator, epoch, from) = (member.id.0, *epoch, datagrams.local_address());
                 tracing::info!(communicator, epoch, ?from, "a way to the aggregator is found anew");
             }
         }
         // Sending may have found that the aggregator is silent.
-        worked + tell(now, *epoch, worker, session, member)
+        worked + notify_core(now, *epoch, worker, session, member)
     }
 
     /// To be called before the loop sleeps; false if something is there already.
@@ -197,7 +191,7 @@ impl Path {
     }
 
     /// When it wants to be called.
-    pub(crate) fn due(&self, now: Nanos) -> Option<Nanos> {
+    pub(crate) fn poll_timeout(&self, now: Nanos) -> Option<Nanos> {
         if self.datagrams.waiting() > 0 {
             return Some(now);
         }
@@ -207,27 +201,39 @@ impl Path {
 }
 
 /// Tells the communicator what has happened to the worker.
-fn tell(now: Nanos, epoch: u32, worker: &mut Worker, session: &mut Session, member: &mut Member) -> usize {
+fn notify_core(
+    now: Nanos,
+    epoch: u32,
+    worker: &mut Worker,
+    session: &mut Session,
+    member: &mut CommunicatorState,
+) -> usize {
     let mut told = 0;
-    if session.knocks && worker.is_answered() {
-        session.knocks = false;
-        member.core.aggregation_answers(now, epoch);
+    if session.probe_only && worker.is_answered() {
+        session.probe_only = false;
+        member.core.handle_aggregator_alive(now, epoch);
     }
     while let Some(event) = worker.poll_event() {
         told += 1;
         match event {
-            Event::Done { segment, hosts, squares } => {
+            Event::Done { segment, squares } => {
                 let coded = squares != Squares::default();
                 let Squares { error, signal } = squares;
-                let told = Coded { codec: SHARED_CODEC, error, measured: error, signal, ..Coded::default() };
+                let told = CodingReport {
+                    codec: SHARED_CODEC,
+                    error,
+                    measured: error,
+                    squares: signal,
+                    ..CodingReport::default()
+                };
                 let coded = coded.then_some(told);
-                member.core.aggregated(now, epoch, segment, hosts, coded.as_ref());
+                member.core.handle_aggregated(now, epoch, segment, coded.as_ref());
             }
-            Event::Ended(_) if std::mem::take(&mut session.knocks) => {
-                member.core.aggregation_ended(now, epoch)
+            Event::Ended(_) if std::mem::take(&mut session.probe_only) => {
+                member.core.handle_aggregation_ended(now, epoch)
             }
             Event::Ended(reason) => {
-                session.given_up = true;
+                session.abandoned = true;
                 let (communicator, counters) = (member.id.0, worker.counters());
                 tracing::info!(
                     communicator,
@@ -236,7 +242,7 @@ fn tell(now: Nanos, epoch: u32, worker: &mut Worker, session: &mut Session, memb
                     ?counters,
                     "the aggregator is given up; hosts take over"
                 );
-                member.core.aggregation_ended(now, epoch);
+                member.core.handle_aggregation_ended(now, epoch);
             }
         }
     }
@@ -244,23 +250,27 @@ fn tell(now: Nanos, epoch: u32, worker: &mut Worker, session: &mut Session, memb
 }
 
 /// The local ranks' tensors of the segments that are being aggregated.
-struct Reach<'a> {
-    member: &'a Member,
+struct SegmentTensors<'a> {
+    member: &'a CommunicatorState,
     attachments: &'a Table<Attachment>,
     epoch: u32,
     coder: Option<&'a Coder>,
 }
 
-impl<'a> Reach<'a> {
+impl<'a> SegmentTensors<'a> {
     fn segment(&self, index: u64) -> Option<(u16, &'a Segment, Signature)> {
-        let (channel, segment) = self.member.core.aggregated_as(self.epoch, index)?;
+        let (channel, segment) = self.member.core.aggregated_segment(self.epoch, index)?;
         Some((channel, segment, segment.signature))
     }
 
     /// Where what comes of a segment is held: its bytes from `at` on.
-    fn held(&self, channel: u16, segment: &Segment, at: u64, bytes: u64) -> Option<ViewMut<'a>> {
+    fn staged_output(&self, channel: u16, segment: &Segment, at: u64, bytes: u64) -> Option<ViewMut<'a>> {
         let size = segment.signature.dtype.size() as u64;
-        let base = if segment.keeps() { self.member.kept(segment, size, Kept::Sum) } else { 0 };
+        let base = if segment.retains_output() {
+            self.member.extra_offset(segment, size, ExtraStaging::Result)
+        } else {
+            0
+        };
         self.member.staging_of(channel)?.view_mut(base + at, bytes).ok()
     }
 
@@ -272,8 +282,8 @@ impl<'a> Reach<'a> {
         at: u64,
         bytes: u64,
     ) -> Option<ArrayVec<ViewMut<'a>, MAX_SOURCES>> {
-        if segment.holds() {
-            return Some(ArrayVec::from_iter([self.held(channel, segment, at, bytes)?]));
+        if segment.stages_output() {
+            return Some(ArrayVec::from_iter([self.staged_output(channel, segment, at, bytes)?]));
         }
         let start = segment.lo * segment.signature.dtype.size() as u64;
         let mut views = ArrayVec::new();
@@ -285,30 +295,30 @@ impl<'a> Reach<'a> {
     }
 
     /// Bytes of the root's input, from `at` of the segment on.
-    fn given(&self, segment: &Segment, at: u64, bytes: u64) -> Option<View<'a>> {
+    fn root_input(&self, segment: &Segment, at: u64, bytes: u64) -> Option<View<'a>> {
         let signature = &segment.signature;
         let (memory, tensor) = self.tensor(segment, signature, signature.root, false, segment.lo)?;
         memory.view(tensor + at, bytes).ok()
     }
 
-    fn hand_out(&self, index: u64, at: u64, to: &mut [u8]) -> Option<()> {
+    fn load_broadcast(&self, index: u64, at: u64, to: &mut [u8]) -> Option<()> {
         let (_, segment, _) = self.segment(index)?;
-        let from = self.given(segment, at, to.len() as u64)?;
+        let from = self.root_input(segment, at, to.len() as u64)?;
         harmonaize_kernels::copy(from, &[to.into()]).ok()
     }
 
-    fn receive(&self, index: u64, at: u64, bytes: &[u8]) -> Option<()> {
+    fn store_broadcast(&self, index: u64, at: u64, bytes: &[u8]) -> Option<()> {
         let (channel, segment, _) = self.segment(index)?;
         let places = self.places(channel, segment, at, bytes.len() as u64)?;
         harmonaize_kernels::copy(bytes.into(), &places).ok()
     }
 
     /// What a root broadcasts, to its own ranks.
-    fn keep(&self, channel: u16) -> Option<()> {
+    fn copy_root_output(&self, channel: u16) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
         let places = self.places(channel, segment, 0, bytes)?;
-        harmonaize_kernels::copy(self.given(segment, 0, bytes)?, &places).ok()
+        harmonaize_kernels::copy(self.root_input(segment, 0, bytes)?, &places).ok()
     }
 
     /// A rank's memory and where in it the tensor's bytes from element `at` on lie.
@@ -401,7 +411,7 @@ impl<'a> Reach<'a> {
     }
 
     fn norms(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
-        let Form::Shared { block, .. } = self.coder?.rules.form else { return None };
+        let PayloadFormat::Shared { block, .. } = self.coder?.rules.format else { return None };
         let block = usize::from(block);
         let several = self.member.locals.len() > 1;
         let piece = if several { self.coder?.sum.try_borrow().ok()?.len() } else { elements }.max(1);
@@ -422,7 +432,7 @@ impl<'a> Reach<'a> {
         of_all: &[u8],
         to: &mut [u8],
     ) -> Option<Squares> {
-        let Form::Shared { bits, block, .. } = self.coder?.rules.form else { return None };
+        let PayloadFormat::Shared { bits, block, .. } = self.coder?.rules.format else { return None };
         let me = u64::from(self.member.core.me().0);
         let encoded = self.of_host(index, offset, elements, |from, seed| {
             let (bits, block, noise) = (bits.into(), block.into(), mix(seed ^ (me + 1)));
@@ -437,31 +447,26 @@ impl<'a> Reach<'a> {
         Some(Squares { signal: squares.sum::<Option<f64>>()?, ..encoded })
     }
 
-    /// `hosts`: how many hosts' parts are in it.
-    fn bring(&self, index: u64, offset: u64, elements: usize, sum: &[u8], hosts: u16) -> Option<()> {
+    fn write_sum(&self, index: u64, offset: u64, elements: usize, sum: &[u8]) -> Option<()> {
         let (channel, segment, signature) = self.segment(index)?;
         let size = signature.dtype.size() as u64;
         let bytes = elements as u64 * size;
-        let holds = segment.holds();
+        let holds = segment.stages_output();
         let outputs = if holds {
-            ArrayVec::from_iter([self.held(channel, segment, offset * size, bytes)?])
+            ArrayVec::from_iter([self.staged_output(channel, segment, offset * size, bytes)?])
         } else {
             self.outputs(segment, &signature, segment.lo + offset, bytes)?
         };
         let (first, others) = outputs.split_first()?;
         let coder = self.coder?;
-        // What is held is divided when it goes to the outputs; where hosts may be left out, at once, by the ranks of those that are not: each has
-        // as many.
-        let average = signature.reduce == ReduceOp::Average && (!holds || coder.partial);
-        let all = self.member.participants.max(1);
-        let ranks = match coder.partial {
-            true => (self.member.ranks * u32::from(hosts) / all).max(1),
-            false => self.member.ranks,
-        };
-        match coder.rules.form_of(&signature)? {
-            Form::Tensor { .. } if !average => return harmonaize_kernels::copy(sum.into(), &outputs).ok(),
-            Form::Tensor { .. } => harmonaize_kernels::copy(sum.into(), &[*first]).ok()?,
-            Form::Shared { bits, block, ranks } => {
+        // What is held is divided when it goes to the outputs.
+        let average = signature.reduce == ReduceOp::Average && !holds;
+        match coder.rules.format_of(&signature)? {
+            PayloadFormat::Tensor { .. } if !average => {
+                return harmonaize_kernels::copy(sum.into(), &outputs).ok();
+            }
+            PayloadFormat::Tensor { .. } => harmonaize_kernels::copy(sum.into(), &[*first]).ok()?,
+            PayloadFormat::Shared { bits, block, ranks } => {
                 let code = Code::Shared { bits: bits.into(), block: block.into(), ranks: ranks.into() };
                 let seed = self.seed(segment, offset);
                 // What is read again here stays in the caches.
@@ -471,21 +476,21 @@ impl<'a> Reach<'a> {
             }
         }
         if average {
-            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(ranks));
+            let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
             harmonaize_kernels::reduce(op, dtype, &[first.as_view()], &[*first], of).ok()?;
         }
         if others.is_empty() { Some(()) } else { harmonaize_kernels::copy(first.as_view(), others).ok() }
     }
 
-    /// Copies a sum that was held to where it belongs; `partial`: it may leave hosts out, and was divided.
-    fn settle(&self, channel: u16, partial: bool) -> Option<()> {
+    /// Copies a sum that was held to where it belongs.
+    fn copy_out(&self, channel: u16) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
-        let held = self.held(channel, segment, 0, bytes)?.as_view();
+        let held = self.staged_output(channel, segment, 0, bytes)?.as_view();
         let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
         let average = signature.collective == Collective::AllReduce && signature.reduce == ReduceOp::Average;
-        if average && !partial {
+        if average {
             let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
             return harmonaize_kernels::reduce(op, dtype, &[held], &outputs, of).ok();
         }
@@ -494,7 +499,7 @@ impl<'a> Reach<'a> {
 }
 
 /// Cost: a pass over each local rank's part of the chunk, and a search among the channels.
-impl Tensors for Reach<'_> {
+impl Tensors for SegmentTensors<'_> {
     fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
         if self.add_up(segment, offset, elements, bytes).is_none() {
             // A tenant that is gone took its tensor with it, and ends the communicator.
@@ -502,18 +507,18 @@ impl Tensors for Reach<'_> {
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], hosts: u16) {
-        let _ = self.bring(segment, offset, elements, bytes, hosts);
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+        let _ = self.write_sum(segment, offset, elements, bytes);
     }
 
-    fn give(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
-        if self.hand_out(segment, offset, bytes).is_none() {
+    fn read_broadcast(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+        if self.load_broadcast(segment, offset, bytes).is_none() {
             bytes.fill(0);
         }
     }
 
-    fn take(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
-        let _ = self.receive(segment, offset, bytes);
+    fn write_broadcast(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+        let _ = self.store_broadcast(segment, offset, bytes);
     }
 
     fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {

@@ -2,7 +2,7 @@
 
 use crate::command::{AttachmentId, AttachmentStatus, CommunicatorId};
 use crate::engine::untag;
-use crate::execute::Deferred;
+use crate::execute::PendingTransfer;
 use crate::table::Key;
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status, Submission};
 use harmonaize_shm::{AgentEnd, EndError};
@@ -12,16 +12,16 @@ use std::collections::VecDeque;
 pub(crate) struct Attachment {
     pub(crate) id: AttachmentId,
     pub(crate) end: Box<dyn AgentEnd>,
-    joined: Vec<Joined>,
+    joined: Vec<JoinedCommunicator>,
     in_flight: u32,
     unflushed: bool,
     /// Transfers that this end had no room for yet, in order.
-    waiting: VecDeque<Deferred>,
+    waiting: VecDeque<PendingTransfer>,
 }
 
 /// A communicator that this attachment has joined and not left.
 #[derive(Clone, Copy, Debug)]
-struct Joined {
+struct JoinedCommunicator {
     handle: u32,
     id: CommunicatorId,
     communicator: Key,
@@ -43,12 +43,12 @@ impl Attachment {
     }
 
     pub(crate) fn join(&mut self, handle: u32, (id, communicator): (CommunicatorId, Key), rank: Rank) {
-        self.joined.push(Joined { handle, id, communicator, rank, ended: None });
+        self.joined.push(JoinedCommunicator { handle, id, communicator, rank, ended: None });
     }
 
     /// The communicator is no more; calls on it are answered with `status` until the tenant leaves it. Its transfers that have not
     /// started never do: once the tenant hears of the end, its tensors are its own again. Those under way end before it hears.
-    pub(crate) fn end_of(&mut self, communicator: Key, status: Status) {
+    pub(crate) fn mark_ended(&mut self, communicator: Key, status: Status) {
         for joined in self.joined.iter_mut().filter(|joined| joined.communicator == communicator) {
             joined.ended.get_or_insert(status);
         }
@@ -87,7 +87,7 @@ impl Attachment {
     }
 
     /// Starts a fetch or store, behind all that were asked for before.
-    pub(crate) fn transfer(&mut self, asked: Deferred) -> Result<(), EndError> {
+    pub(crate) fn transfer(&mut self, asked: PendingTransfer) -> Result<(), EndError> {
         self.waiting.push_back(asked);
         self.transfer_waiting().map(drop)
     }
@@ -95,7 +95,7 @@ impl Attachment {
     /// Starts those for which there is room now; how many.
     pub(crate) fn transfer_waiting(&mut self) -> Result<usize, EndError> {
         let mut started = 0;
-        while let Some(Deferred { tag, store, offset, span, .. }) = self.waiting.front() {
+        while let Some(PendingTransfer { tag, store, offset, span, .. }) = self.waiting.front() {
             let (tag, offset, span) = (*tag, *offset, span.clone());
             let result =
                 if *store { self.end.store(tag, span, offset) } else { self.end.fetch(tag, offset, span) };
@@ -148,7 +148,7 @@ mod tests {
         let mut attachment = Attachment::new(AttachmentId(1), Box::new(end));
         let memory = Memory::private(1).unwrap();
         memory.write(0, &[1]).unwrap();
-        let store = |communicator: Key, offset: u64| Deferred {
+        let store = |communicator: Key, offset: u64| PendingTransfer {
             attachment: Key { index: 0, generation: 1 },
             tag: tag(communicator, 0, 3),
             store: true,
@@ -161,7 +161,7 @@ mod tests {
             attachment.transfer(store(over, offset)).unwrap();
         }
         attachment.transfer(store(other, depth + 1)).unwrap();
-        attachment.end_of(over, Status::Aborted);
+        attachment.mark_ended(over, Status::Aborted);
         loop {
             let served = attachment.end.progress(&mut |_| {}).unwrap() + tenant.progress().unwrap();
             if served + attachment.transfer_waiting().unwrap() == 0 {

@@ -1,24 +1,24 @@
 //! Coded steps: encoding what is sent, adding and decoding what arrived, and what of it goes into the receipt.
 
-use crate::execute::{Context, ExecuteError, Located, MAX_DESTINATIONS, is_peer};
+use crate::execute::{Context, ExecuteError, Located, MAX_DESTINATIONS, is_peer_operand};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Sums, Terms, header};
-use harmonaize_core::{Coded, Segment};
-use harmonaize_plan::{CODED_ROOM, Form, Operand, Part, Participant, Place, Stage, Step, StepKind};
+use harmonaize_core::{CodingReport, Segment};
+use harmonaize_plan::{Buffer, CODED_ROOM, Encoding, Operand, Part, Participant, Stage, Step, StepKind};
 use harmonaize_shm::Span;
 
 /// What a coded step came to.
 #[derive(Default)]
-pub(crate) struct Outcome {
+pub(crate) struct CodedStep {
     /// The chunk that the step's sends carry.
     pub(crate) from: Option<Span>,
     /// The own part's sum after this step, if it added to it.
     pub(crate) sums: Option<Sums>,
     /// For the receipt, but for the bytes sent; `None` of no elements.
-    pub(crate) done: Option<Coded>,
+    pub(crate) done: Option<CodingReport>,
     /// The part of which this participant's account is settled.
-    pub(crate) settled: Option<Part>,
+    pub(crate) residual_part: Option<Part>,
 }
 
 /// The codec that a plan names so.
@@ -27,15 +27,15 @@ pub(crate) fn codec(number: u16) -> Option<Codec> {
 }
 
 /// What a chunk that was written or read says for the receipt.
-fn done(coded: &harmonaize_codec::Coded) -> Coded {
+fn done(coded: &harmonaize_codec::Coded) -> CodingReport {
     let number = Codec::NAMED.iter().position(|(_, known)| *known == coded.codec);
-    let codec = number.map_or(Coded::SEVERAL, |number| number as u16);
-    Coded { codec, refused: coded.refused, ..Coded::default() }
+    let codec = number.map_or(CodingReport::MIXED, |number| number as u16);
+    CodingReport { codec, uncompressed_chunks: coded.refused, ..CodingReport::default() }
 }
 
 /// Whether a step has coded operands.
 pub(crate) fn is_coded(step: &Step) -> bool {
-    step.sources.iter().chain(&step.destinations).any(|operand| operand.form != Form::Exact)
+    step.sources.iter().chain(&step.destinations).any(|operand| operand.encoding != Encoding::Exact)
 }
 
 /// A step in its segment, with what it is coded by.
@@ -56,26 +56,25 @@ pub(crate) fn run(
     size: u64,
     signature: &Signature,
     step: &Step,
-) -> Result<Outcome, ExecuteError> {
+) -> Result<CodedStep, ExecuteError> {
     let (Some(from), Some(to)) = (step.sources.first(), step.destinations.first()) else {
         return Err(ExecuteError::NoSource);
     };
     if from.part.elements(segment.lo, segment.hi).1 == 0 {
-        return Ok(Outcome::default());
+        return Ok(CodedStep::default());
     }
     let coding = segment.coding.ok_or(ExecuteError::Operand(*from))?;
     let terms = Terms {
         codec: codec(coding.codec).ok_or(ExecuteError::Operand(*from))?,
         finer: coding.finer.and_then(codec),
-        most: coding.most,
+        max_error: coding.max_error,
         participants: context.member.participants,
-        measured: coding.measured,
     };
     let coder = Coder { context, segment, signature, size, terms };
-    match (step.kind, from.form, to.form) {
-        (StepKind::Move, Form::Exact, Form::Coded(stage)) => coder.encode(from, step, stage),
-        (StepKind::Move, Form::Coded(_), Form::Coded(_)) => coder.repeat(from),
-        (StepKind::Move, Form::Coded(_), Form::Exact) => coder.decode(from, step),
+    match (step.kind, from.encoding, to.encoding) {
+        (StepKind::Move, Encoding::Exact, Encoding::Coded(stage)) => coder.encode(from, step, stage),
+        (StepKind::Move, Encoding::Coded(_), Encoding::Coded(_)) => coder.repeat(from),
+        (StepKind::Move, Encoding::Coded(_), Encoding::Exact) => coder.decode(from, step),
         (StepKind::Reduce { last }, ..) => coder.add(step, last),
         _ => Err(ExecuteError::Operand(*from)),
     }
@@ -89,7 +88,7 @@ impl<'a> Coder<'a, '_> {
     /// Where a chunk lies: a message as long as it is, a slot with all its room.
     fn chunk(&self, operand: &Operand) -> Result<Located<'a>, ExecuteError> {
         let missing = || ExecuteError::Operand(*operand);
-        if let Place::Peer(peer) = operand.place {
+        if let Buffer::Peer(peer) = operand.buffer {
             let mut messages = self.context.sources.iter();
             let message = messages.find(|message| message.peer == peer).ok_or_else(missing)?;
             let bytes = u64::from(message.bytes);
@@ -101,7 +100,7 @@ impl<'a> Coder<'a, '_> {
 
     fn view(&self, operand: &Operand) -> Result<View<'a>, ExecuteError> {
         let (memory, at, bytes) =
-            if operand.form == Form::Exact { self.exact(operand)? } else { self.chunk(operand)? };
+            if operand.encoding == Encoding::Exact { self.exact(operand)? } else { self.chunk(operand)? };
         Ok(memory.view(at, bytes)?)
     }
 
@@ -114,8 +113,8 @@ impl<'a> Coder<'a, '_> {
         self.context.member.locals.len() as u32
     }
 
-    fn encode(&self, from: &Operand, step: &Step, stage: Stage) -> Result<Outcome, ExecuteError> {
-        let slot = step.destinations.iter().find(|operand| !is_peer(operand));
+    fn encode(&self, from: &Operand, step: &Step, stage: Stage) -> Result<CodedStep, ExecuteError> {
+        let slot = step.destinations.iter().find(|operand| !is_peer_operand(operand));
         let slot = slot.ok_or(ExecuteError::NoSource)?;
         let (memory, at, room) = self.chunk(slot)?;
         let (source, to) = (self.view(from)?, memory.view_mut(at, room)?);
@@ -126,7 +125,7 @@ impl<'a> Coder<'a, '_> {
                 None => self.terms.contribute(self.ranks(), seed, source, to),
                 Some(account) => account.contribution(source).and_then(|owing| {
                     let coded = self.terms.contribute(self.ranks(), seed, owing, to)?;
-                    account.contributed(&coded, to.as_view()).map(|()| coded)
+                    account.record_contribution(&coded, to.as_view()).map(|()| coded)
                 }),
             },
             Stage::Moved => self.terms.pass(seed, source, to),
@@ -137,7 +136,7 @@ impl<'a> Coder<'a, '_> {
                 let average_of = average.then_some(self.context.member.ranks);
                 let coded = self.terms.conclude(&sums, average_of, seed, source, to).map_err(own)?;
                 let concluded =
-                    account.map_or(Ok(()), |account| account.concluded(&coded, average_of, to.as_view()));
+                    account.map_or(Ok(()), |account| account.record_result(&coded, average_of, to.as_view()));
                 concluded.map(|()| coded)
             }
         };
@@ -145,22 +144,22 @@ impl<'a> Coder<'a, '_> {
         let from = Some(Span::new(memory, at, coded.bytes as u64)?);
         let done = Some(done(&coded));
         let settled = account.filter(|_| stage != Stage::Moved).map(|_| slot.part);
-        Ok(Outcome { from, done, settled, sums: None })
+        Ok(CodedStep { from, done, residual_part: settled, sums: None })
     }
 
     /// Sends what was encoded once more.
-    fn repeat(&self, from: &Operand) -> Result<Outcome, ExecuteError> {
+    fn repeat(&self, from: &Operand) -> Result<CodedStep, ExecuteError> {
         let (memory, at, room) = self.chunk(from)?;
         let chunk = header(memory.view(at, room)?).map_err(own)?;
         let bytes = HEADER_BYTES as u64 + u64::from(chunk.payload);
-        Ok(Outcome {
+        Ok(CodedStep {
             from: Some(Span::new(memory, at, bytes)?),
-            done: Some(Coded::default()),
-            ..Outcome::default()
+            done: Some(CodingReport::default()),
+            ..CodedStep::default()
         })
     }
 
-    fn decode(&self, from: &Operand, step: &Step) -> Result<Outcome, ExecuteError> {
+    fn decode(&self, from: &Operand, step: &Step) -> Result<CodedStep, ExecuteError> {
         let (first, others) = step.destinations.split_first().ok_or(ExecuteError::NoSource)?;
         let to = self.view_mut(first)?;
         let taken = self.terms.take(self.view(from)?, to).map_err(|error| blame(from, error))?;
@@ -173,11 +172,11 @@ impl<'a> Coder<'a, '_> {
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
         let Squares { error, signal } = taken.squares;
-        let done = Coded { error, measured: taken.measured, signal, ..done(&taken) };
-        Ok(Outcome { done: Some(done), ..Outcome::default() })
+        let done = CodingReport { error, measured: taken.measured, squares: signal, ..done(&taken) };
+        Ok(CodedStep { done: Some(done), ..CodedStep::default() })
     }
 
-    fn add(&self, step: &Step, last: bool) -> Result<Outcome, ExecuteError> {
+    fn add(&self, step: &Step, last: bool) -> Result<CodedStep, ExecuteError> {
         let ([_, added], [sum]) = (step.sources.as_slice(), step.destinations.as_slice()) else {
             return Err(ExecuteError::NoSource);
         };
@@ -200,7 +199,7 @@ impl<'a> Coder<'a, '_> {
             harmonaize_kernels::reduce(op, dtype, &[to.as_view()], &[to], Some(ranks))
                 .map_err(|error| ExecuteError::Kernel(error.to_string()))?;
         }
-        Ok(Outcome { sums: Some(sums), done: Some(done(&read)), ..Outcome::default() })
+        Ok(CodedStep { sums: Some(sums), done: Some(done(&read)), ..CodedStep::default() })
     }
 
     /// From where the encoder's random choices come: another place for every chunk that a participant adds or tells of a sum, the same when
@@ -229,15 +228,15 @@ fn own(error: CodecError) -> ExecuteError {
 
 /// A chunk that is none is its sender's fault.
 fn blame(from: &Operand, error: CodecError) -> ExecuteError {
-    match from.place {
-        Place::Peer(peer) => ExecuteError::Chunk { peer, error },
+    match from.buffer {
+        Buffer::Peer(peer) => ExecuteError::Chunk { peer, error },
         _ => own(error),
     }
 }
 
 /// The most that the error of an operation is, and what encoders measured, over all ranks' squares.
-pub(crate) fn vnmse(coded: &Coded) -> [f32; 2] {
-    let Coded { error, measured, signal, .. } = *coded;
+pub(crate) fn vnmse(coded: &CodingReport) -> [f32; 2] {
+    let CodingReport { error, measured, squares: signal, .. } = *coded;
     [error, measured].map(|error| Squares { error, signal }.relative() as f32)
 }
 

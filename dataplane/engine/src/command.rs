@@ -1,11 +1,11 @@
 //! What control asks of an engine, and what the engine says.
 
-use harmonaize_core::{EpochPlan, Failure, InFlight, Timeouts, Turns};
+use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
 use harmonaize_transport::datagram::RdmaAddress;
 use harmonaize_transport::{Flow, Introduction};
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,16 +50,12 @@ pub struct Aggregator {
     pub worker: u16,
     /// This worker's key.
     pub key: harmonaize_aggregator::Key,
-    /// Where what is for all workers at once comes, and the key of that.
-    pub group: Option<(SocketAddrV4, harmonaize_aggregator::Key)>,
     /// Elements of a chunk; its bytes fit a packet.
     pub chunk_elements: u32,
     /// Most chunks in flight.
     pub window: u16,
-    /// Whether sums may leave hosts out.
-    pub partial: bool,
     /// Where it sums codes: the most that the squared error of a sum may be, over the squares of all ranks' elements.
-    pub most: Option<f64>,
+    pub max_error: Option<f64>,
 }
 
 /// Everything that a communicator needs at this agent.
@@ -83,8 +79,8 @@ pub struct Formation {
     pub timeouts: Timeouts,
 }
 
-/// Longest that an operation is held back.
-pub const MAX_HOLD: std::time::Duration = std::time::Duration::from_secs(1);
+/// Longest that an operation waits for its turn.
+pub const MAX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A request to the engine.
 #[derive(Debug)]
@@ -121,27 +117,19 @@ pub enum Command {
         /// Which epoch.
         epoch: u32,
     },
-    /// Hold the next operation of a communicator back once: its first segment here begins so much later than it could. Takes the
-    /// place of a hold that waits.
-    Hold {
-        /// Of which communicator.
-        communicator: CommunicatorId,
-        /// By how long, at most [`MAX_HOLD`].
-        hold: std::time::Duration,
-    },
-    /// Have large operations of a communicator wait here for their turn, each at most [`MAX_HOLD`]; none: no longer.
-    Turns {
+    /// Have large operations of a communicator wait here for their turn, each at most [`MAX_PATIENCE`]; none: no longer.
+    Interleave {
         /// Of which communicator.
         communicator: CommunicatorId,
         /// How.
-        turns: Option<Turns>,
+        interleaving: Option<Interleaving>,
     },
-    /// A turn that [`Notice::TurnWanted`] asked for is given.
-    TurnGiven {
+    /// A turn that [`Notice::SlotRequested`] asked for is given.
+    SlotGranted {
         /// To which communicator.
         communicator: CommunicatorId,
         /// Its number.
-        turn: u64,
+        slot: u64,
     },
     /// Give up a change that is not under way yet.
     Abandon {
@@ -204,18 +192,18 @@ pub enum Notice {
         segment: u64,
     },
     /// An operation waits for its turn.
-    TurnWanted {
+    SlotRequested {
         /// Of which communicator.
         communicator: CommunicatorId,
         /// The turn's number, higher than any before.
         turn: u64,
     },
     /// A turn that was wanted is over, given or not.
-    TurnDone {
+    SlotReleased {
         /// Of which communicator.
         communicator: CommunicatorId,
         /// Its number.
-        turn: u64,
+        slot: u64,
     },
     /// A communicator has ended with an error.
     Ended {

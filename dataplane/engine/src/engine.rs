@@ -1,16 +1,16 @@
 //! The engine: one thread's attachments, communicators and transport.
 
 use crate::attachment::Attachment;
-use crate::coded::{Outcome, vnmse};
+use crate::coded::{CodedStep, vnmse};
 use crate::command::{AttachmentId, CommunicatorId, Notice};
-use crate::execute::{Context, Deferred, Left, post, run, send_all};
+use crate::communicator_state::{CommunicatorState, status_of};
+use crate::execute::{Context, PendingTransfer, StepResult, post, run, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
-use crate::member::{Member, status_of};
 use crate::reaper::Reaper;
 use crate::sharing::Sharing;
 use crate::table::{Key, Table};
-use crate::validate::{Checked, check};
+use crate::validate::{CheckedCall, check};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Rank, Signature, Status as Code, Submission};
 use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
@@ -25,29 +25,29 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Actions of one communicator in a row, so that all get their turn.
-const TURN: usize = 32;
+const QUANTUM: usize = 32;
 /// Descriptors of one attachment in a row.
 const SUBMISSIONS: usize = 8;
 /// [`Completion::algorithm`] of what an aggregator summed.
 const AGGREGATED: u8 = 9;
 /// How long a loop that stops goes on for last words.
-const FAREWELL: Nanos = Nanos(200_000_000);
+const DRAIN_TIMEOUT: Nanos = Nanos(200_000_000);
 /// How often timers are looked at while there is work.
-const TIMERS: Nanos = Nanos(1_000_000);
+const TIMER_INTERVAL: Nanos = Nanos(1_000_000);
 
 /// See the crate's documentation. The transport is the agent's way to others.
 pub struct Engine {
     pub(crate) transport: Box<dyn Transport + Send>,
     pub(crate) attachments: Table<Attachment>,
     pub(crate) by_attachment: HashMap<AttachmentId, Key>,
-    pub(crate) members: Table<Member>,
+    pub(crate) communicators: Table<CommunicatorState>,
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
     pub(crate) sharing: Sharing,
     /// The device for datagrams to aggregators.
     pub(crate) port: Option<RdmaPort>,
     /// Transfers that a step asks for beside its own; empty between two.
-    pub(crate) asked: Vec<Deferred>,
+    pub(crate) pending_transfers: Vec<PendingTransfer>,
     /// When links were last closed.
     pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
@@ -63,7 +63,7 @@ pub struct Engine {
 
 impl Engine {
     /// An engine without attachments or communicators. `notify` is called from [`Engine::progress`] and
-    /// [`Engine::command`]; it must not block.
+    /// [`Engine::handle_command`]; it must not block.
     ///
     /// # Errors
     /// If the kernel grants no descriptor or no thread.
@@ -79,12 +79,12 @@ impl Engine {
             transport,
             attachments: Table::default(),
             by_attachment: HashMap::new(),
-            members: Table::default(),
+            communicators: Table::default(),
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             sharing: Sharing::default(),
             port: None,
-            asked: Vec::with_capacity(64),
+            pending_transfers: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
             reaper: Reaper::begin()?,
@@ -98,12 +98,12 @@ impl Engine {
     }
 
     /// From now on marks of operations go into this queue. A mark takes a look at the clock and no allocation.
-    pub fn mark_into(&mut self, marks: MarkWriter) {
+    pub fn set_mark_writer(&mut self, marks: MarkWriter) {
         self.marks = marks;
     }
 
     /// From now on packets to aggregators that are there over RDMA go by this device.
-    pub fn send_datagrams_by(&mut self, port: RdmaPort) {
+    pub fn set_datagram_port(&mut self, port: RdmaPort) {
         self.port = Some(port);
     }
 
@@ -113,7 +113,7 @@ impl Engine {
 
     /// Whether [`crate::Command::Stop`] was given and every communicator has been let go.
     pub fn stopped(&self) -> bool {
-        self.stopping && self.by_communicator.is_empty() && self.now() >= self.closed.after(FAREWELL)
+        self.stopping && self.by_communicator.is_empty() && self.now() >= self.closed.after(DRAIN_TIMEOUT)
     }
 
     /// What is readable when something from outside brings the engine work.
@@ -128,7 +128,7 @@ impl Engine {
             .iter_mut()
             .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
         let attachments = busy.count();
-        let paths = self.members.iter_mut().flat_map(|member| &mut member.epochs);
+        let paths = self.communicators.iter_mut().flat_map(|member| &mut member.epochs);
         let datagrams = paths.filter_map(|links| (!links.aggregator.as_mut()?.prepare_sleep()).then_some(()));
         datagrams.count() == 0 && attachments == 0 && self.transport.prepare_sleep()
     }
@@ -142,45 +142,45 @@ impl Engine {
     /// that only something from outside, or time, can bring more.
     pub fn progress(&mut self, budget: usize) -> usize {
         let now = self.now();
-        let mut worked = self.network(now, budget);
-        worked += self.tenants(now);
-        for place in 0..self.members.places() {
-            if let Some(key) = self.members.key_at(place) {
-                worked += self.turn(now, key);
+        let mut worked = self.poll_network(now, budget);
+        worked += self.poll_tenants(now);
+        for place in 0..self.communicators.places() {
+            if let Some(key) = self.communicators.key_at(place) {
+                worked += self.run_quantum(now, key);
             }
         }
-        worked += self.aggregators(now);
+        worked += self.poll_aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
             if let Some(Err(error)) = self.attachments.get_mut(key).map(Attachment::flush) {
                 self.broken.push((key, error.to_string()));
             }
         }
-        worked += self.let_go_broken();
-        if now >= self.timers.after(TIMERS) {
+        worked += self.drop_broken();
+        if now >= self.timers.after(TIMER_INTERVAL) {
             self.timers = now;
-            self.members.iter_mut().for_each(|member| member.core.timeout(now));
+            self.communicators.iter_mut().for_each(|member| member.core.handle_timeout(now));
         }
         worked
     }
 
     /// How long the loop may sleep for want of events.
-    pub fn patience(&self) -> Option<Duration> {
-        let timeouts = self.members.iter().filter_map(|member| member.core.next_timeout());
-        let held = self.members.iter().filter_map(|member| member.core.held_until());
+    pub fn sleep_timeout(&self) -> Option<Duration> {
+        let timeouts = self.communicators.iter().filter_map(|member| member.core.poll_timeout());
+        let held = self.communicators.iter().filter_map(|member| member.core.poll_deferral_timeout());
         let now = self.now();
-        let paths = self.members.iter().flat_map(|member| &member.epochs);
-        let packets = paths.filter_map(|links| links.aggregator.as_ref()?.due(now));
+        let paths = self.communicators.iter().flat_map(|member| &member.epochs);
+        let packets = paths.filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
         let due = timeouts
             .chain(held)
             .chain(packets)
-            .chain(self.stopping.then(|| self.closed.after(FAREWELL)))
+            .chain(self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT)))
             .min()?;
         Some(Duration::from_nanos(due.0.saturating_sub(now.0)).max(Duration::from_millis(1)))
     }
 
-    fn network(&mut self, now: Nanos, budget: usize) -> usize {
-        let Self { transport, members, links, marks, .. } = self;
+    fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
+        let Self { transport, communicators: members, links, marks, .. } = self;
         let mut ups = Vec::new();
         let mut downs = Vec::new();
         let worked = transport.progress(budget, &mut |link, event| {
@@ -193,33 +193,33 @@ impl Engine {
                     }
                 }
                 Event::Received { header, payload, posted } => {
-                    received(member, now, (epoch, peer), header, payload, posted, marks);
+                    handle_frame(member, now, (epoch, peer), header, payload, posted, marks);
                 }
                 Event::Sent { token } => {
                     let (_, channel, step) = untag(token);
-                    member.core.completed(now, channel, step);
+                    member.core.handle_completion(now, channel, step);
                 }
                 Event::Down { reason } => {
-                    member.note_down(peer, &reason);
+                    member.record_link_down(peer, &reason);
                     downs.push((key, epoch, peer, link));
                 }
             }
         });
         for (key, epoch) in ups {
-            self.epoch_up(key, epoch);
+            self.handle_epoch_up(key, epoch);
         }
         for (key, epoch, peer, link) in downs {
             self.links.remove(&link);
-            self.down(key, epoch, peer);
+            self.handle_link_down(key, epoch, peer);
         }
         worked
     }
 
-    fn tenants(&mut self, now: Nanos) -> usize {
+    fn poll_tenants(&mut self, now: Nanos) -> usize {
         let mut worked = 0;
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
-            match self.tenant(now, key) {
+            match self.poll_tenant(now, key) {
                 Ok(done) => worked += done,
                 Err(error) => self.broken.push((key, error.to_string())),
             }
@@ -227,15 +227,15 @@ impl Engine {
         worked
     }
 
-    fn tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
-        let Self { attachments, members, asked, .. } = self;
+    fn poll_tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
+        let Self { attachments, communicators: members, pending_transfers: asked, .. } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut worked = attachment.end.progress(&mut |token| {
             let (of, channel, step) = untag(token);
             // Nothing follows from what ends after its communicator.
             let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
-            match feedback::is_alone(step) {
-                None => member.core.completed(now, channel, step),
+            match feedback::is_untracked(step) {
+                None => member.core.handle_completion(now, channel, step),
                 Some(place) => asked.extend(place.and_then(|place| member.carried(of, channel, place))),
             }
         })?;
@@ -256,11 +256,11 @@ impl Engine {
     }
 
     /// Executes what a communicator wants done, for one turn.
-    fn turn(&mut self, now: Nanos, key: Key) -> usize {
-        let Some(member) = self.members.get_mut(key) else { return 0 };
+    fn run_quantum(&mut self, now: Nanos, key: Key) -> usize {
+        let Some(member) = self.communicators.get_mut(key) else { return 0 };
         let mut worked = member.backlog.flush(self.transport.as_mut());
-        while worked < TURN {
-            let Some(member) = self.members.get_mut(key) else { return worked };
+        while worked < QUANTUM {
+            let Some(member) = self.communicators.get_mut(key) else { return worked };
             if !member.backlog.is_empty() {
                 break;
             }
@@ -268,7 +268,7 @@ impl Engine {
                 if member.core.finished() || member.core.failure().is_some() {
                     let status = member.core.failure().map_or(Code::Destroyed, status_of);
                     let (communicator, ended) = (member.id, member.ended);
-                    self.let_go(key, status);
+                    self.forget_communicator(key, status);
                     if !ended {
                         (self.notify)(Notice::Closed { communicator });
                     }
@@ -276,54 +276,56 @@ impl Engine {
                 break;
             };
             worked += 1;
-            self.act(now, key, action);
+            self.execute(now, key, action);
         }
         worked
     }
 
-    fn act(&mut self, now: Nanos, key: Key, action: Action) {
-        let Some(member) = self.members.get_mut(key) else { return };
+    fn execute(&mut self, now: Nanos, key: Key, action: Action) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
         match action {
             Action::Step { channel, step, sources, mut sends } => {
                 let tag = tag(key, channel, step);
                 if let Err(error) = member.reserve_staging(channel) {
-                    return member.break_off(&error.to_string());
+                    return member.fail_internal(&error.to_string());
                 }
-                if self.marks.is_read()
-                    && let Some(mark) = member.begins(channel)
+                if self.marks.has_reader()
+                    && let Some(mark) = member.begin_mark(channel)
                 {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
                 }
                 if step == 0 {
                     member.forget_sums(channel);
-                    let restored = member.restore(channel);
+                    let restored = member.prepare_resume(channel);
                     if let Err(error) =
                         restored.and_then(|()| member.reserve_feedback(channel, &self.attachments))
                     {
-                        return member.break_off(&error.to_string());
+                        return member.fail_internal(&error.to_string());
                     }
                 }
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                let asked = &mut self.asked;
+                let asked = &mut self.pending_transfers;
                 let begun = if step == 0 { feedback::begin(&context, key, asked) } else { Ok(()) };
                 let left = begun.and_then(|()| run(&context, step, tag)).and_then(|left| {
-                    let Left::Coded(Outcome { settled: Some(part), .. }) = left else { return Ok(left) };
+                    let StepResult::Coded(CodedStep { residual_part: Some(part), .. }) = left else {
+                        return Ok(left);
+                    };
                     feedback::settled(&context, key, part, asked).map(|()| left)
                 });
                 let left = match left {
-                    Ok(Left::Coded(outcome)) => {
-                        member.note(channel, &outcome, sends.len());
+                    Ok(StepResult::Coded(outcome)) => {
+                        member.record_step(channel, &outcome, sends.len());
                         let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
                         sends.iter_mut().for_each(|message| message.bytes = bytes);
-                        Ok(Left::Sends(outcome.from))
+                        Ok(StepResult::Sends(outcome.from))
                     }
                     left => left,
                 };
-                for asked in self.asked.drain(..) {
+                for asked in self.pending_transfers.drain(..) {
                     transfer(&mut self.attachments, &mut self.broken, asked);
                 }
                 match left {
-                    Ok(Left::Sends(from)) => {
+                    Ok(StepResult::Sends(from)) => {
                         let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
                         member.bytes_received += received;
                         let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
@@ -331,50 +333,52 @@ impl Engine {
                             let mark = || of_message(member, sent.peer, &sent.header, sent.bytes);
                             self.marks.write(MarkKind::Sent, mark);
                         }
-                        (0..empty).for_each(|_| member.core.completed(now, channel, step));
+                        (0..empty).for_each(|_| member.core.handle_completion(now, channel, step));
                     }
-                    Ok(Left::Transfer(deferred)) if deferred.span.bytes() == 0 => {
-                        member.core.completed(now, channel, step);
+                    Ok(StepResult::Transfer(deferred)) if deferred.span.bytes() == 0 => {
+                        member.core.handle_completion(now, channel, step);
                     }
-                    Ok(Left::Transfer(asked)) => transfer(&mut self.attachments, &mut self.broken, asked),
-                    Ok(Left::Coded(_)) => {}
+                    Ok(StepResult::Transfer(asked)) => {
+                        transfer(&mut self.attachments, &mut self.broken, asked)
+                    }
+                    Ok(StepResult::Coded(_)) => {}
                     Err(error) => member.blame(&error),
                 }
             }
             Action::Post { channel, step, peer, sequence } => {
                 if let Err(error) = member.reserve_staging(channel) {
-                    return member.break_off(&error.to_string());
+                    return member.fail_internal(&error.to_string());
                 }
                 let sources = ArrayVec::new();
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
                 let landing = Landing { ring: channel, sequence };
                 if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
-                    member.break_off(&error.to_string());
+                    member.fail_internal(&error.to_string());
                 }
             }
             Action::Join { .. }
-            | Action::Knock { .. }
-            | Action::Quit { .. }
+            | Action::ProbeAggregator { .. }
+            | Action::Leave { .. }
             | Action::Aggregate { .. }
-            | Action::Settle { .. } => {
+            | Action::CopyOut { .. } => {
                 self.aggregate(now, key, &action);
             }
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
-            Action::Ended(failure) => self.ended(key, failure),
-            Action::AskTurn { turn } => {
+            Action::Ended(failure) => self.handle_ended(key, failure),
+            Action::RequestSlot { slot: turn } => {
                 let communicator = member.id;
-                (self.notify)(Notice::TurnWanted { communicator, turn });
+                (self.notify)(Notice::SlotRequested { communicator, turn });
             }
-            Action::EndTurn { turn } => {
+            Action::ReleaseSlot { slot: turn } => {
                 let communicator = member.id;
-                (self.notify)(Notice::TurnDone { communicator, turn });
+                (self.notify)(Notice::SlotReleased { communicator, slot: turn });
             }
             Action::Switched { epoch, segment } => {
                 tracing::debug!(communicator = member.id.0, epoch, segment, "switch is agreed on");
                 member.switching = Some((epoch, segment));
-                let before = member.links(member.core.epoch_of_links());
+                let before = member.links(member.core.link_epoch());
                 let rates = member.links(epoch).zip(before).map(|(links, before)| links.other_rates(before));
                 for (link, rate) in rates.into_iter().flatten() {
                     self.transport.pace(link, rate);
@@ -391,7 +395,7 @@ impl Engine {
     }
 
     fn send(&mut self, key: Key, to: Participant, epoch: u32, message: &Message) {
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(links) = member.epochs.iter().find(|links| links.epoch == epoch) else { return };
         let channel = if message.control.is_some() { 0 } else { message.header.channel };
         let Some(route) = links.route(to, channel) else { return };
@@ -401,7 +405,7 @@ impl Engine {
     }
 
     fn complete(&mut self, key: Key, rank: Rank, token: u64, receipt: &Receipt) {
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         member.completed += 1;
         // Once for all local ranks, whom all the receipt concerns.
         if let Some(coded) = &receipt.coded
@@ -410,10 +414,10 @@ impl Engine {
         {
             self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));
         }
-        if let Some(aggregated) = receipt.aggregated
+        if let Some(aggregated) = receipt.aggregation
             && member.locals.first().is_some_and(|first| first.rank == rank)
         {
-            let (operation, segment) = (receipt.operation, aggregated.again);
+            let (operation, segment) = (receipt.operation, aggregated.fallback_segments);
             self.marks.write(MarkKind::Aggregated, || Mark { operation, segment, ..member.mark() });
         }
         let Some(call) = member.forget(token) else { return };
@@ -429,7 +433,8 @@ impl Engine {
         let elements = receipt.signature.count.saturating_mul(blocks.into()).max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;
-        let request = Request { collective, root, coded: receipt.coded.is_some(), shots: receipt.shots };
+        let request =
+            Request { collective, root, coded: receipt.coded.is_some(), algorithm: receipt.algorithm };
         let [error, measured] = receipt.coded.map_or([0.0; 2], |coded| vnmse(&coded));
         let completion = Completion {
             version: ABI_VERSION,
@@ -439,12 +444,11 @@ impl Engine {
             operation: receipt.operation,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
-            algorithm: match &receipt.aggregated {
+            algorithm: match &receipt.aggregation {
                 Some(aggregated) if aggregated.segments > 0 => AGGREGATED,
-                _ => harmonaize_plan::algorithm(member.participants, request),
+                _ => harmonaize_plan::algorithm_code(member.participants, request),
             },
             fallback: fell_back(receipt).into(),
-            hosts: receipt.aggregated.map_or(0, |aggregated| aggregated.short_of(member.participants)),
             error: error.to_bits(),
             measured_error: measured.to_bits(),
             codec: receipt.coded.map_or(0, |coded| coded.codec),
@@ -454,7 +458,7 @@ impl Engine {
     }
 
     fn fail(&mut self, key: Key, rank: Rank, token: u64, operation: u64) {
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         member.failed += 1;
         self.marks.write(MarkKind::Failed, || of_end(member, rank, operation));
         let status = member.core.failure().map_or(Code::Internal, status_of);
@@ -478,7 +482,7 @@ impl Engine {
         }
     }
 
-    fn let_go_broken(&mut self) -> usize {
+    fn drop_broken(&mut self) -> usize {
         let count = self.broken.len();
         while let Some((key, reason)) = self.broken.pop() {
             if let Some(attachment) = self.attachments.get(key).map(|attachment| attachment.id) {
@@ -497,13 +501,13 @@ pub(crate) fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> std::io::Result<()> {
 
 /// Whether something went another way than it was to.
 fn fell_back(receipt: &Receipt) -> bool {
-    receipt.coded.is_some_and(|coded| coded.refused)
-        || receipt.aggregated.is_some_and(|aggregated| aggregated.again > 0)
+    receipt.coded.is_some_and(|coded| coded.uncompressed_chunks)
+        || receipt.aggregation.is_some_and(|aggregated| aggregated.fallback_segments > 0)
 }
 
 /// Takes a frame in. One that is not of the protocol ends the communicator.
-fn received(
-    member: &mut Member,
+fn handle_frame(
+    member: &mut CommunicatorState,
     now: Nanos,
     (epoch, peer): (u32, Participant),
     header: &[u8],
@@ -519,9 +523,9 @@ fn received(
             if header.kind == Kind::Data as u8 {
                 marks.write(MarkKind::Received, || of_message(member, peer, &header, bytes));
             }
-            member.core.receive(now, peer, epoch, header, control, Payload { bytes, posted });
+            member.core.handle_frame(now, peer, epoch, header, control, Payload { bytes, posted });
         }
-        _ => member.core.breach(peer),
+        _ => member.core.handle_breach(peer),
     }
 }
 
@@ -529,10 +533,10 @@ fn received(
 pub(crate) fn transfer(
     attachments: &mut Table<Attachment>,
     broken: &mut Vec<(Key, String)>,
-    asked: Deferred,
+    transfer: PendingTransfer,
 ) {
-    let key = asked.attachment;
-    if let Some(Err(error)) = attachments.get_mut(key).map(|attachment| attachment.transfer(asked)) {
+    let key = transfer.attachment;
+    if let Some(Err(error)) = attachments.get_mut(key).map(|attachment| attachment.transfer(transfer)) {
         broken.push((key, error.to_string()));
     }
 }
@@ -541,15 +545,15 @@ pub(crate) fn transfer(
 fn submit(
     now: Nanos,
     attachment: &Attachment,
-    members: &mut Table<Member>,
+    members: &mut Table<CommunicatorState>,
     submission: &Submission,
-) -> Result<(Mark, Checked), Code> {
+) -> Result<(Mark, CheckedCall), Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
     let checked = check(submission, attachment.end.arena_bytes(), (rank, member.ranks))?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, in_place: checked.in_place, token };
-    let result = member.core.call(now, rank, call);
+    let result = member.core.handle_call(now, rank, call);
     if result.is_err() {
         member.forget(token);
     }

@@ -1,13 +1,13 @@
 //! Executing one step on memory: where operands lie, which kernel, what is sent from where.
 
 use crate::attachment::Attachment;
-use crate::coded::{self, Outcome};
-use crate::member::{Kept, Member};
+use crate::coded::{self, CodedStep};
+use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{Collective, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_core::{MAX_MESSAGE, PeerMessage, Segment};
-use harmonaize_plan::{MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Place, Step, StepKind};
+use harmonaize_plan::{Buffer, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Step, StepKind};
 use harmonaize_shm::{EndError, Memory, Span};
 use harmonaize_transport::{Landing, LinkId, SendError, Transport};
 use std::collections::VecDeque;
@@ -86,7 +86,7 @@ impl Backlog {
 
 /// A fetch or store that an attachment is asked for.
 #[derive(Debug)]
-pub(crate) struct Deferred {
+pub(crate) struct PendingTransfer {
     pub(crate) attachment: Key,
     pub(crate) tag: u64,
     pub(crate) store: bool,
@@ -95,39 +95,39 @@ pub(crate) struct Deferred {
 }
 
 /// What [`run`] leaves to the caller.
-pub(crate) enum Left {
+pub(crate) enum StepResult {
     /// The memory from which the step's sends go, if any.
     Sends(Option<Span>),
     /// The same of a coded step.
-    Coded(Outcome),
+    Coded(CodedStep),
     /// A fetch or store to start.
-    Transfer(Deferred),
+    Transfer(PendingTransfer),
 }
 
 /// One step in its segment.
 pub(crate) struct Context<'a> {
-    pub(crate) member: &'a Member,
+    pub(crate) member: &'a CommunicatorState,
     pub(crate) attachments: &'a Table<Attachment>,
     pub(crate) channel: u16,
     pub(crate) sources: &'a ArrayVec<PeerMessage, MAX_STEP_PEERS>,
 }
 
 /// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
-pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<Left, ExecuteError> {
+pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<StepResult, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, &signature, operand);
     if coded::is_coded(step) {
-        return coded::run(context, segment, size, &signature, step).map(Left::Coded);
+        return coded::run(context, segment, size, &signature, step).map(StepResult::Coded);
     }
     match step.kind {
         StepKind::Fetch | StepKind::Store => transfer(context, step, tag, &place),
         StepKind::Move | StepKind::Reduce { .. } => {
             let posted = context.sources.iter().any(|message| message.posted);
-            let hidden = |operand: &Operand| context.is_hidden(segment, operand);
+            let hidden = |operand: &Operand| context.is_aliased(segment, operand);
             compute(context.member.ranks, step, &signature, (&place, &hidden), posted)?;
-            Ok(Left::Sends(send_from(step, &place)?))
+            Ok(StepResult::Sends(send_from(step, &place)?))
         }
     }
 }
@@ -144,7 +144,7 @@ pub(crate) fn post(
     let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let route = context.member.links(segment.epoch).and_then(|links| links.route(peer, context.channel));
-    let to = step.destinations.iter().find(|operand| !is_peer(operand));
+    let to = step.destinations.iter().find(|operand| !is_peer_operand(operand));
     let (Some((link, _)), Some(to)) = (route, to) else { return Err(ExecuteError::NoSource) };
     let (memory, offset, bytes) = context.place(segment, size, &signature, to)?;
     transport.post(link, landing, Span::new(memory, offset, bytes)?);
@@ -158,17 +158,17 @@ fn send_from<'a>(
     step: &Step,
     place: &dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>,
 ) -> Result<Option<Span>, ExecuteError> {
-    if step.destinations.iter().all(|operand| !is_peer(operand)) {
+    if step.destinations.iter().all(|operand| !is_peer_operand(operand)) {
         return Ok(None);
     }
-    let from = step.destinations.iter().find(|operand| !is_peer(operand)).or(step.sources.first());
+    let from = step.destinations.iter().find(|operand| !is_peer_operand(operand)).or(step.sources.first());
     let Some(from) = from else { return Ok(None) };
     let (memory, offset, bytes) = place(from)?;
     Ok((bytes > 0).then(|| Span::new(memory, offset, bytes)).transpose()?)
 }
 
-pub(crate) fn is_peer(operand: &Operand) -> bool {
-    matches!(operand.place, Place::Peer(_))
+pub(crate) fn is_peer_operand(operand: &Operand) -> bool {
+    matches!(operand.buffer, Buffer::Peer(_))
 }
 
 /// Where operands lie, and which destinations are left out.
@@ -195,7 +195,7 @@ fn compute<'a>(
         StepKind::Reduce { last: true } if signature.reduce == ReduceOp::Average => Some(ranks),
         _ => None,
     };
-    let written = |operand: &&Operand| !is_peer(operand) && !hidden(operand);
+    let written = |operand: &&Operand| !is_peer_operand(operand) && !hidden(operand);
     let mut passes = step.destinations.iter().filter(written).peekable();
     let mut first: Option<View<'_>> = None;
     if let (true, Some(operand)) = (posted, passes.peek()) {
@@ -230,14 +230,14 @@ fn transfer<'a>(
     step: &Step,
     tag: u64,
     place: &dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>,
-) -> Result<Left, ExecuteError> {
+) -> Result<StepResult, ExecuteError> {
     let source = step.sources.first().ok_or(ExecuteError::NoSource)?;
     let destination = step.destinations.first().ok_or(ExecuteError::NoSource)?;
     let store = matches!(step.kind, StepKind::Store);
     let (remote, staged) = if store { (destination, source) } else { (source, destination) };
-    let (rank, output) = match remote.place {
-        Place::Input(rank) if !store => (rank, false),
-        Place::Output(rank) if store => (rank, true),
+    let (rank, output) = match remote.buffer {
+        Buffer::Input(rank) if !store => (rank, false),
+        Buffer::Output(rank) if store => (rank, true),
         _ => return Err(ExecuteError::Operand(*remote)),
     };
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
@@ -248,7 +248,13 @@ fn transfer<'a>(
     let (offset, bytes) = tensor_range(segment, size, &signature, remote.part);
     let (memory, at, _) = place(staged)?;
     let span = Span::new(memory, at, bytes)?;
-    Ok(Left::Transfer(Deferred { attachment: local.attachment, tag, store, offset: base + offset, span }))
+    Ok(StepResult::Transfer(PendingTransfer {
+        attachment: local.attachment,
+        tag,
+        store,
+        offset: base + offset,
+        span,
+    }))
 }
 
 /// Offset and length in bytes of a part of a rank's tensor.
@@ -268,51 +274,51 @@ impl<'a> Context<'a> {
     ) -> Result<Located<'a>, ExecuteError> {
         let missing = || ExecuteError::Operand(*operand);
         let (offset, bytes) = tensor_range(segment, size, signature, operand.part);
-        match operand.place {
-            Place::Input(rank) | Place::Output(rank) => {
-                if let Some(kept) = self.restored(segment, operand.place) {
+        match operand.buffer {
+            Buffer::Input(rank) | Buffer::Output(rank) => {
+                if let Some(kept) = self.resume_source(segment, operand.buffer) {
                     let start = segment.lo * size;
                     let memory = self.member.staging_of(self.channel).ok_or_else(missing)?;
-                    let at = self.member.kept(segment, size, kept).checked_add(offset);
+                    let at = self.member.extra_offset(segment, size, kept).checked_add(offset);
                     let at = at.and_then(|at| at.checked_sub(start)).ok_or_else(missing)?;
                     return Ok((memory, at, bytes));
                 }
                 let local = self.member.local(rank).ok_or_else(missing)?;
                 let call = self.member.pending(segment.operation, rank).ok_or_else(missing)?;
-                let output = matches!(operand.place, Place::Output(_));
+                let output = matches!(operand.buffer, Buffer::Output(_));
                 let region = if output { &call.output } else { &call.input };
                 let end = self.attachments.get(local.attachment).ok_or_else(missing)?;
                 let memory = end.end.memory().ok_or_else(missing)?;
                 Ok((memory, region.offset + offset, bytes))
             }
-            Place::Staging(slot) => {
+            Buffer::Staging(slot) => {
                 let (memory, at) =
                     self.member.staging(self.channel, segment, size, slot).ok_or_else(missing)?;
                 Ok((memory, at, bytes))
             }
-            Place::Peer(peer) => self.landing(segment.epoch, peer, bytes).ok_or_else(missing),
+            Buffer::Peer(peer) => self.landing(segment.epoch, peer, bytes).ok_or_else(missing),
         }
     }
 
     /// What stands for a tensor of a segment that is begun again although what it comes to is there.
-    fn restored(&self, segment: &Segment, place: Place) -> Option<Kept> {
-        let restored = segment.restored?;
+    fn resume_source(&self, segment: &Segment, place: Buffer) -> Option<ExtraStaging> {
+        let restored = segment.resume?;
         match place {
             // Of a broadcast it is the root's.
-            Place::Input(rank) => {
+            Buffer::Input(rank) => {
                 let of_root = segment.signature.collective == Collective::Broadcast;
-                let gives = restored.gives && (of_root || self.is_first(rank));
-                Some(if gives { Kept::Sum } else { Kept::Nothing })
+                let gives = restored.source && (of_root || self.is_first(rank));
+                Some(if gives { ExtraStaging::Result } else { ExtraStaging::Neutral })
             }
-            Place::Output(_) if restored.whole => Some(Kept::Nothing),
+            Buffer::Output(_) if restored.completed => Some(ExtraStaging::Neutral),
             _ => None,
         }
     }
 
     /// Whether a destination stands for the same memory as another.
-    fn is_hidden(&self, segment: &Segment, operand: &Operand) -> bool {
-        let whole = segment.restored.is_some_and(|restored| restored.whole);
-        matches!(operand.place, Place::Output(rank) if whole && !self.is_first(rank))
+    fn is_aliased(&self, segment: &Segment, operand: &Operand) -> bool {
+        let whole = segment.resume.is_some_and(|restored| restored.completed);
+        matches!(operand.buffer, Buffer::Output(rank) if whole && !self.is_first(rank))
     }
 
     fn is_first(&self, rank: Rank) -> bool {
@@ -331,7 +337,7 @@ impl<'a> Context<'a> {
 
 /// Sends a step's messages; how many of them were empty, and thus complete at once.
 pub(crate) fn send_all(
-    member: &mut Member,
+    member: &mut CommunicatorState,
     transport: &mut dyn Transport,
     sends: &[PeerMessage],
     from: Option<&Span>,

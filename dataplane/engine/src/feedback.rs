@@ -6,32 +6,32 @@
 
 use crate::attachment::Attachment;
 use crate::coded::is_coded;
+use crate::communicator_state::{CommunicatorState, Pending};
 use crate::engine::tag;
-use crate::execute::{Context, Deferred, ExecuteError, tensor_range};
-use crate::member::{Member, Pending};
+use crate::execute::{Context, ExecuteError, PendingTransfer, tensor_range};
 use crate::table::{Key, Table};
-use harmonaize_codec::Account;
+use harmonaize_codec::ErrorFeedback;
 use harmonaize_core::Segment;
 use harmonaize_plan::Part;
 use harmonaize_shm::{Memory, MemoryError, Span};
 use std::sync::Arc;
 
 /// In tags, the step of a transfer that nobody waits for.
-const ALONE: u32 = 0xf_ffff;
+const UNTRACKED: u32 = 0xf_ffff;
 /// Less the place among the local ranks: the step of a fetch of what stays owed.
-const CARRIED: u32 = ALONE - 1;
+const FETCH_RESIDUAL: u32 = UNTRACKED - 1;
 /// The lowest of those; no program has so many steps.
-const LEAST: u32 = 0xf_0000;
+const LOWEST_STEP: u32 = 0xf_0000;
 
 /// Where both halves of a rank's account of a part lie.
-struct Halves<'a> {
+struct ResidualPair<'a> {
     memory: &'a Arc<Memory>,
     /// Of the part.
-    owed: u64,
-    left_out: u64,
+    residual_in: u64,
+    residual_out: u64,
     bytes: u64,
     /// In staging: the rank's attachment, and where the part's halves are in its tensors.
-    away: Option<(Key, [u64; 2])>,
+    remote: Option<(Key, [u64; 2])>,
 }
 
 /// Bytes of a half of a segment in staging.
@@ -40,7 +40,7 @@ fn half(segment: &Segment, size: u64) -> u64 {
 }
 
 /// What a local rank's call on a channel's segment says, if it has feedback.
-fn call<'a>(member: &'a Member, segment: &Segment, place: usize) -> Option<&'a Pending> {
+fn call<'a>(member: &'a CommunicatorState, segment: &Segment, place: usize) -> Option<&'a Pending> {
     let local = member.locals.get(place)?;
     member.pending(segment.operation, local.rank).filter(|call| call.feedback.is_some())
 }
@@ -49,7 +49,7 @@ fn is_mapped(attachments: &Table<Attachment>, key: Key) -> bool {
     attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
 }
 
-impl Member {
+impl CommunicatorState {
     /// Makes room for what the ranks of a channel's segment owe whose tensors are not mapped. Allocates only when that is more than any
     /// before on this channel.
     pub(crate) fn reserve_feedback(
@@ -65,7 +65,7 @@ impl Member {
         };
         let Some(last) = (0..self.locals.len()).rev().find(away) else { return Ok(()) };
         let bytes = 2 * (last as u64 + 1) * half(segment, size);
-        let Some(owing) = self.owing.get_mut(usize::from(channel)) else { return Ok(()) };
+        let Some(owing) = self.residual_staging.get_mut(usize::from(channel)) else { return Ok(()) };
         if owing.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
             let bytes = usize::try_from(bytes.max(64)).map_err(|_| MemoryError::BadSize(bytes))?;
             *owing = Some(Memory::private(bytes)?);
@@ -74,21 +74,21 @@ impl Member {
     }
 
     /// What stays owed was fetched: where it goes back to, in the other half.
-    pub(crate) fn carried(&self, key: Key, channel: u16, place: usize) -> Option<Deferred> {
+    pub(crate) fn carried(&self, key: Key, channel: u16, place: usize) -> Option<PendingTransfer> {
         let (segment, size) = self.segment_and_size(channel)?;
         let [_, left_out] = call(self, segment, place)?.feedback?;
-        let memory = self.owing.get(usize::from(channel))?.as_ref()?;
+        let memory = self.residual_staging.get(usize::from(channel))?.as_ref()?;
         let at = 2 * place as u64 * half(segment, size);
         let span = Span::new(memory, at, (segment.hi - segment.lo) * size).ok()?;
         let attachment = self.locals.get(place)?.attachment;
         let offset = left_out.offset + segment.lo * size;
-        Some(Deferred { attachment, tag: tag(key, channel, ALONE), store: true, offset, span })
+        Some(PendingTransfer { attachment, tag: tag(key, channel, UNTRACKED), store: true, offset, span })
     }
 }
 
 /// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
-pub(crate) fn is_alone(step: u32) -> Option<Option<usize>> {
-    (step >= LEAST).then(|| CARRIED.checked_sub(step).map(|place| place as usize))
+pub(crate) fn is_untracked(step: u32) -> Option<Option<usize>> {
+    (step >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step).map(|place| place as usize))
 }
 
 impl<'a> Context<'a> {
@@ -97,7 +97,7 @@ impl<'a> Context<'a> {
         &self,
         segment: &'a Segment,
         part: Part,
-    ) -> impl Iterator<Item = Result<(usize, Halves<'a>), ExecuteError>> {
+    ) -> impl Iterator<Item = Result<(usize, ResidualPair<'a>), ExecuteError>> {
         let (member, attachments, channel) = (self.member, self.attachments, self.channel);
         let given = (0..member.locals.len()).filter_map(move |place| {
             let feedback = call(member, segment, place)?.feedback?;
@@ -111,14 +111,20 @@ impl<'a> Context<'a> {
             let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
             if let Some(memory) = end.end.memory() {
                 let [owed, left_out] = there;
-                return Ok((place, Halves { memory, owed, left_out, bytes, away: None }));
+                return Ok((
+                    place,
+                    ResidualPair { memory, residual_in: owed, residual_out: left_out, bytes, remote: None },
+                ));
             }
-            let memory = member.owing.get(usize::from(channel)).and_then(Option::as_ref);
+            let memory = member.residual_staging.get(usize::from(channel)).and_then(Option::as_ref);
             let memory = memory.ok_or(ExecuteError::NoSource)?;
             let half = half(segment, size);
             let owed = 2 * place as u64 * half + offset - segment.lo * size;
             let away = Some((attachment, there));
-            Ok((place, Halves { memory, owed, left_out: owed + half, bytes, away }))
+            Ok((
+                place,
+                ResidualPair { memory, residual_in: owed, residual_out: owed + half, bytes, remote: away },
+            ))
         })
     }
 
@@ -127,39 +133,50 @@ impl<'a> Context<'a> {
         &self,
         segment: &'a Segment,
         part: Part,
-    ) -> Result<Option<Account<'a>>, ExecuteError> {
+    ) -> Result<Option<ErrorFeedback<'a>>, ExecuteError> {
         let first = self.halves(segment, part).next().transpose()?;
         first.map(|(_, halves)| halves.account()).transpose()
     }
 }
 
-impl<'a> Halves<'a> {
-    fn account(&self) -> Result<Account<'a>, ExecuteError> {
-        let Self { memory, owed, left_out, bytes, .. } = *self;
-        Ok(Account { owed: memory.view(owed, bytes)?, left_out: memory.view_mut(left_out, bytes)? })
+impl<'a> ResidualPair<'a> {
+    fn account(&self) -> Result<ErrorFeedback<'a>, ExecuteError> {
+        let Self { memory, residual_in: owed, residual_out: left_out, bytes, .. } = *self;
+        Ok(ErrorFeedback {
+            residual_in: memory.view(owed, bytes)?,
+            residual_out: memory.view_mut(left_out, bytes)?,
+        })
     }
 }
 
 /// A segment begins, perhaps once more, by another plan: what its program does not settle stays owed. Without feedback it costs a
 /// look at each local rank's call; with it a copy of the segment where that is not coded. What has to be fetched for it goes into `asked`, for
 /// before anything else of the segment is.
-pub(crate) fn begin(context: &Context<'_>, key: Key, asked: &mut Vec<Deferred>) -> Result<(), ExecuteError> {
+pub(crate) fn begin(
+    context: &Context<'_>,
+    key: Key,
+    asked: &mut Vec<PendingTransfer>,
+) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let coded = segment.aggregated.is_none() && segment.program.steps.iter().any(is_coded);
     for (index, halves) in context.halves(segment, Part::whole(0)).enumerate() {
         let (place, halves) = halves?;
         let settled = coded && index == 0;
-        match halves.away {
+        match halves.remote {
             _ if halves.bytes == 0 => {}
             Some((attachment, [offset, _])) => {
-                let step = if settled { ALONE } else { CARRIED - (place as u32).min(CARRIED - LEAST) };
-                let span = Span::new(halves.memory, halves.owed, halves.bytes)?;
+                let step = if settled {
+                    UNTRACKED
+                } else {
+                    FETCH_RESIDUAL - (place as u32).min(FETCH_RESIDUAL - LOWEST_STEP)
+                };
+                let span = Span::new(halves.memory, halves.residual_in, halves.bytes)?;
                 let tag = tag(key, context.channel, step);
-                asked.push(Deferred { attachment, tag, store: false, offset, span });
+                asked.push(PendingTransfer { attachment, tag, store: false, offset, span });
             }
             None if settled => {}
             None => {
-                let carried = halves.account()?.carry();
+                let carried = halves.account()?.keep_residual();
                 carried.map_err(|error| ExecuteError::Kernel(error.to_string()))?;
             }
         }
@@ -172,14 +189,14 @@ pub(crate) fn settled(
     context: &Context<'_>,
     key: Key,
     part: Part,
-    asked: &mut Vec<Deferred>,
+    transfers: &mut Vec<PendingTransfer>,
 ) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let Some((_, halves)) = context.halves(segment, part).next().transpose()? else { return Ok(()) };
-    if let Some((attachment, [_, offset])) = halves.away {
-        let span = Span::new(halves.memory, halves.left_out, halves.bytes)?;
-        let tag = tag(key, context.channel, ALONE);
-        asked.push(Deferred { attachment, tag, store: true, offset, span });
+    if let Some((attachment, [_, offset])) = halves.remote {
+        let span = Span::new(halves.memory, halves.residual_out, halves.bytes)?;
+        let tag = tag(key, context.channel, UNTRACKED);
+        transfers.push(PendingTransfer { attachment, tag, store: true, offset, span });
     }
     Ok(())
 }

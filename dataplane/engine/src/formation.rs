@@ -1,10 +1,10 @@
 //! Bringing a communicator, or a new plan of one, to life: links, landing rings, the state machine.
 
-use crate::aggregated::Path;
+use crate::aggregated::AggregatorPath;
 use crate::attachment::Attachment;
 use crate::coded::codec;
 use crate::command::{Aggregator, Formation, Peer};
-use crate::member::{Links, Local, Member, Parts};
+use crate::communicator_state::{CommunicatorParts, CommunicatorState, Links, Local};
 use crate::table::{Key, Table};
 use harmonaize_core::{Communicator, Config, EpochPlan};
 use harmonaize_plan::{Access, CODED_ROOM, Participant};
@@ -57,7 +57,7 @@ fn open_link(
     let participant = peer.participant;
     let at = |error: &dyn std::fmt::Display| format!("link to participant {}: {error}", participant.0);
     let Some(introduction) = peer.introduction else {
-        let carried = before.is_some_and(|before| links.carry(participant, before, peer.rate));
+        let carried = before.is_some_and(|before| links.reuse(participant, before, peer.rate));
         return if carried { Ok(()) } else { Err(at(&"there is none to go on with")) };
     };
     let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
@@ -87,7 +87,7 @@ fn slot_bytes(plan: &EpochPlan) -> Result<u32, &'static str> {
 }
 
 /// What a plan asks for that this engine does not have.
-pub(crate) fn lacking(plan: &EpochPlan) -> Result<(), String> {
+pub(crate) fn unsupported(plan: &EpochPlan) -> Result<(), String> {
     let mut named = plan.coding.iter().flat_map(|coding| [Some(coding.codec), coding.finer]).flatten();
     match named.find(|number| codec(*number).is_none()) {
         Some(number) => Err(format!("codec {number} is not known here")),
@@ -113,8 +113,8 @@ pub(crate) fn open_path(
     me: Participant,
     mapped: bool,
     (wake, port): (&OwnedFd, Option<&RdmaPort>),
-) -> Option<Box<Path>> {
-    Path::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
+) -> Option<Box<AggregatorPath>> {
+    AggregatorPath::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
         tracing::warn!(epoch = plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
         None
     })
@@ -127,9 +127,9 @@ pub(crate) fn form(
     keys: &[Key],
     wake: (&OwnedFd, Option<&RdmaPort>),
     formation: Formation,
-) -> Result<Member, String> {
+) -> Result<CommunicatorState, String> {
     let plan = formation.plan.clone();
-    lacking(&plan)?;
+    unsupported(&plan)?;
     let group = plan.plan.group();
     let mut expected = group.local(formation.me).to_vec();
     expected.sort_unstable();
@@ -157,7 +157,7 @@ pub(crate) fn form(
     let mut links = open_links(transport, &plan, formation.me, formation.peers, None)?;
     let mapped = keys.iter().all(|key| mapped(attachments, *key));
     links.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
-    Ok(Member::new(Parts {
+    Ok(CommunicatorState::new(CommunicatorParts {
         id: formation.communicator,
         tenant: formation.tenant,
         core,

@@ -12,13 +12,13 @@ mod aggregated;
 mod attachment;
 mod coded;
 mod command;
+mod communicator_state;
 mod engine;
 mod execute;
 mod feedback;
 mod formation;
 mod lifecycle;
 mod marks;
-mod member;
 mod reaper;
 mod run;
 mod sharing;
@@ -27,7 +27,7 @@ mod validate;
 
 pub use command::{
     Aggregator, AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation,
-    LocalRank, MAX_HOLD, Notice, Peer, Status,
+    LocalRank, MAX_PATIENCE, Notice, Peer, Status,
 };
 pub use engine::Engine;
 pub use marks::{MarkReader, MarkWriter, marks};

@@ -1,20 +1,20 @@
 //! Communicators and attachments coming and going: commands, links up and down, the end.
 
 use crate::attachment::Attachment;
-use crate::command::{Aggregator, Command, CommunicatorId, Formation, MAX_HOLD, Notice, Peer, Status};
+use crate::command::{Aggregator, Command, CommunicatorId, Formation, MAX_PATIENCE, Notice, Peer, Status};
+use crate::communicator_state::{CommunicatorState, Links, status_of};
 use crate::engine::{Engine, watch};
-use crate::formation::{form, lacking, mapped, open_links, open_path};
-use crate::member::{Links, Member, status_of};
+use crate::formation::{form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
 use harmonaize_abi::Status as Code;
-use harmonaize_core::{EpochPlan, Failure, Nanos, Turns};
+use harmonaize_core::{EpochPlan, Failure, Interleaving, Nanos};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
 use rustix::event::epoll;
 
 impl Engine {
     /// Carries out a command.
-    pub fn command(&mut self, command: Command) {
+    pub fn handle_command(&mut self, command: Command) {
         match command {
             Command::Attach { attachment, end } => {
                 let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
@@ -39,29 +39,23 @@ impl Engine {
             }
             Command::AllPrepared { communicator, epoch } => {
                 if let Some(member) = self.member(communicator) {
-                    member.core.all_prepared(epoch);
+                    member.core.handle_all_prepared(epoch);
                 }
             }
-            Command::Hold { communicator, hold } => {
-                if let Some(member) = self.member(communicator) {
-                    let hold = hold.min(MAX_HOLD).as_nanos();
-                    member.core.hold(Nanos(u64::try_from(hold).unwrap_or(u64::MAX)));
-                }
-            }
-            Command::Turns { communicator, turns } => {
-                let most = Nanos(u64::try_from(MAX_HOLD.as_nanos()).unwrap_or(u64::MAX));
-                let bounded = |turns: Turns| Turns {
-                    patience: turns.patience.min(most),
-                    pause: turns.pause.min(most),
+            Command::Interleave { communicator, interleaving: turns } => {
+                let most = Nanos(u64::try_from(MAX_PATIENCE.as_nanos()).unwrap_or(u64::MAX));
+                let bounded = |turns: Interleaving| Interleaving {
+                    max_wait: turns.max_wait.min(most),
+                    idle_timeout: turns.idle_timeout.min(most),
                     ..turns
                 };
                 if let Some(member) = self.member(communicator) {
-                    member.core.take_turns(turns.map(bounded));
+                    member.core.set_interleaving(turns.map(bounded));
                 }
             }
-            Command::TurnGiven { communicator, turn } => {
+            Command::SlotGranted { communicator, slot: turn } => {
                 if let Some(member) = self.member(communicator) {
-                    member.core.turn_given(turn);
+                    member.core.handle_slot_granted(turn);
                 }
             }
             Command::Abandon { communicator, epoch } => {
@@ -72,7 +66,7 @@ impl Engine {
             }
             Command::Leave { communicator, rank } => {
                 if let Some(member) = self.member(communicator) {
-                    member.core.rank_left(rank);
+                    member.core.handle_rank_departed(rank);
                 }
                 self.attachments.iter_mut().for_each(|attachment| attachment.leave(communicator, rank));
             }
@@ -84,21 +78,21 @@ impl Engine {
             Command::Status { id } => {
                 let now = self.now();
                 let status = Status {
-                    communicators: self.members.iter().map(|member| member.status(now)).collect(),
+                    communicators: self.communicators.iter().map(|member| member.status(now)).collect(),
                     attachments: self.attachments.iter().map(Attachment::status).collect(),
                 };
                 (self.notify)(Notice::Status { id, status });
             }
             Command::Stop => {
                 self.stopping = true;
-                self.members.iter_mut().for_each(|member| member.core.go_down());
+                self.communicators.iter_mut().for_each(|member| member.core.shut_down());
             }
         }
     }
 
-    fn member(&mut self, communicator: CommunicatorId) -> Option<&mut Member> {
+    fn member(&mut self, communicator: CommunicatorId) -> Option<&mut CommunicatorState> {
         let key = self.by_communicator.get(&communicator)?;
-        self.members.get_mut(*key)
+        self.communicators.get_mut(*key)
     }
 
     fn form(&mut self, formation: Formation) {
@@ -122,9 +116,9 @@ impl Engine {
         };
         let formed = formed.and_then(|member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
-            let alone = member.epochs.iter().all(crate::member::Links::complete);
+            let alone = member.epochs.iter().all(crate::communicator_state::Links::complete);
             self.sharing.admit(member.tenant);
-            let key = self.members.insert(member).ok_or("too many communicators")?;
+            let key = self.communicators.insert(member).ok_or("too many communicators")?;
             self.by_communicator.insert(communicator, key);
             self.enter_links(key, epoch, &links);
             for (local, attachment) in handles.iter().zip(&keys) {
@@ -162,16 +156,16 @@ impl Engine {
         let Some(key) = self.by_communicator.get(&communicator).copied() else {
             return self.refuse_change(communicator, epoch, "no such communicator".into());
         };
-        if let Err(reason) = lacking(&plan) {
+        if let Err(reason) = unsupported(&plan) {
             return self.refuse_change(communicator, epoch, reason);
         }
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         let goes_on = peers.iter().filter(|peer| peer.introduction.is_none());
         let carried: Vec<Participant> = goes_on.map(|peer| peer.participant).collect();
-        if let Err(error) = member.core.change(plan.clone(), &carried) {
+        if let Err(error) = member.core.handle_plan_change(plan.clone(), &carried) {
             return self.refuse_change(communicator, epoch, error.to_string());
         }
-        let before = member.links(member.core.epoch_of_links());
+        let before = member.links(member.core.link_epoch());
         let me = member.core.me();
         let opened = open_links(self.transport.as_mut(), &plan, me, peers, before);
         let mapped = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
@@ -187,7 +181,7 @@ impl Engine {
                 member.epochs.push(links);
                 self.enter_links(key, epoch, &ids);
                 if complete {
-                    self.epoch_up(key, epoch);
+                    self.handle_epoch_up(key, epoch);
                 }
             }
             Err(reason) => {
@@ -202,9 +196,9 @@ impl Engine {
     }
 
     /// All links of an epoch are up.
-    pub(crate) fn epoch_up(&mut self, key: Key, epoch: u32) {
-        let Some(member) = self.members.get_mut(key) else { return };
-        member.core.links_up(epoch);
+    pub(crate) fn handle_epoch_up(&mut self, key: Key, epoch: u32) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        member.core.handle_links_up(epoch);
         let communicator = member.id;
         let paths = member.links(epoch).into_iter().flat_map(Links::all_paths);
         let flow = |(peer, link, path)| Some((peer, self.transport.flow(link, path)?));
@@ -214,7 +208,7 @@ impl Engine {
 
     pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {
         let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(mut links) = member.take_links(epoch) else { return };
         let kept = |link: &LinkId| member.epochs.iter().any(|other| other.has(*link));
         links.links.iter_mut().for_each(|link| *link = link.filter(|link| !kept(link)));
@@ -226,27 +220,27 @@ impl Engine {
         let Some(attachment) = self.attachments.remove(key) else { return };
         self.by_attachment.remove(&attachment.id);
         for (communicator, rank) in attachment.ranks() {
-            if let Some(member) = self.members.get_mut(communicator) {
-                member.core.rank_left(rank);
+            if let Some(member) = self.communicators.get_mut(communicator) {
+                member.core.handle_rank_departed(rank);
             }
         }
         // Nobody looks after it any more, so it must not wake the loop until it is gone.
         let _ = epoll::delete(&self.wake, attachment.end.wake_fd());
-        self.reaper.let_go(attachment.end);
+        self.reaper.reap(attachment.end);
     }
 
-    pub(crate) fn down(&mut self, key: Key, epoch: u32, peer: Participant) {
-        let Some(member) = self.members.get_mut(key) else { return };
+    pub(crate) fn handle_link_down(&mut self, key: Key, epoch: u32, peer: Participant) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
         let communicator = member.id;
         let announced = member.links(epoch).is_none_or(|links| links.announced);
         if announced || member.ended {
-            member.core.link_down(epoch, peer);
+            member.core.handle_link_down(epoch, peer);
             return;
         }
         let reason = std::mem::take(&mut member.detail);
         if member.epochs.len() == 1 {
             (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
-            self.let_go(key, Code::Aborted);
+            self.forget_communicator(key, Code::Aborted);
         } else {
             member.core.abandon(epoch);
             self.drop_links(communicator, epoch);
@@ -255,14 +249,14 @@ impl Engine {
     }
 
     /// Forgets a communicator: closes its links, answers later calls on its handles with `status`.
-    pub(crate) fn let_go(&mut self, key: Key, status: Code) {
-        let Some(member) = self.members.remove(key) else { return };
+    pub(crate) fn forget_communicator(&mut self, key: Key, status: Code) {
+        let Some(member) = self.communicators.remove(key) else { return };
         self.by_communicator.remove(&member.id);
         for links in &member.epochs {
             self.close(links);
         }
         for attachment in self.attachments.iter_mut() {
-            attachment.end_of(key, status);
+            attachment.mark_ended(key, status);
         }
     }
 
@@ -278,15 +272,15 @@ impl Engine {
 
     /// A communicator has ended with an error. Its links go first, and its transfers that wait: once a tenant hears of it, its tensors
     /// are its own again.
-    pub(crate) fn ended(&mut self, key: Key, failure: Failure) {
-        let Some(member) = self.members.get_mut(key) else { return };
+    pub(crate) fn handle_ended(&mut self, key: Key, failure: Failure) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
         member.ended = true;
         let (communicator, detail) = (member.id, std::mem::take(&mut member.detail));
         for links in std::mem::take(&mut member.epochs) {
             self.close(&links);
         }
         let status = status_of(&failure);
-        self.attachments.iter_mut().for_each(|attachment| attachment.end_of(key, status));
+        self.attachments.iter_mut().for_each(|attachment| attachment.mark_ended(key, status));
         (self.notify)(Notice::Ended { communicator, failure, detail });
     }
 }

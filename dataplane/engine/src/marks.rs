@@ -1,12 +1,12 @@
 //! Marks of own operations for whoever measures: a bounded queue that the poll loop never waits for.
 
 use crate::attachment::Attachment;
-use crate::member::Member;
+use crate::communicator_state::CommunicatorState;
 use crossbeam::queue::ArrayQueue;
 use harmonaize_abi::{Collective, Dtype, Rank, Region, Signature};
 use harmonaize_codec::Squares;
-use harmonaize_core::{Coded, Header, Receipt};
-use harmonaize_events::{LOOKED, Mark, MarkKind};
+use harmonaize_core::{CodingReport, Header, Receipt};
+use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use harmonaize_kernels::codes::zero_blocks;
 use harmonaize_plan::Participant;
 use rustix::time::{ClockId, clock_gettime};
@@ -22,7 +22,7 @@ struct Queue {
     lost: AtomicU64,
 }
 
-/// The end that an engine writes; see [`crate::Engine::mark_into`]. The default one leads nowhere.
+/// The end that an engine writes; see [`crate::Engine::set_mark_writer`]. The default one leads nowhere.
 #[derive(Debug, Default)]
 pub struct MarkWriter(Option<Arc<Queue>>);
 
@@ -51,7 +51,7 @@ impl MarkReader {
 
 impl MarkWriter {
     /// Whether there is somebody who reads marks.
-    pub(crate) fn is_read(&self) -> bool {
+    pub(crate) fn has_reader(&self) -> bool {
         self.0.is_some()
     }
 
@@ -70,7 +70,7 @@ impl MarkWriter {
 }
 
 /// What a mark says of a message of data that `member` sent to `peer`, or received from there.
-pub(crate) fn of_message(member: &Member, peer: Participant, header: &Header, bytes: u32) -> Mark {
+pub(crate) fn of_message(member: &CommunicatorState, peer: Participant, header: &Header, bytes: u32) -> Mark {
     Mark {
         operation: header.operation,
         segment: header.segment,
@@ -83,18 +83,18 @@ pub(crate) fn of_message(member: &Member, peer: Participant, header: &Header, by
 }
 
 /// What a mark says of a coded operation: what it lost, and what it saved against an exact one's ring.
-pub(crate) fn of_coded(member: &Member, receipt: &Receipt, coded: &Coded) -> Mark {
+pub(crate) fn of_coded(member: &CommunicatorState, receipt: &Receipt, coded: &CodingReport) -> Mark {
     let Signature { count, dtype, .. } = receipt.signature;
     let of = u64::from(member.participants.max(1));
     let exact = count.saturating_mul(dtype.size() as u64).saturating_mul(2 * (of - 1)) / of;
     let bytes = exact.saturating_sub(receipt.wire_bytes);
-    let Coded { error, signal, refused, .. } = *coded;
+    let CodingReport { error, squares: signal, uncompressed_chunks: refused, .. } = *coded;
     let segment = Squares { error, signal }.relative().to_bits();
     Mark { operation: receipt.operation, segment, bytes, channel: refused.into(), ..member.mark() }
 }
 
 /// What a mark says of the end of a local rank's operation.
-pub(crate) fn of_end(member: &Member, rank: Rank, operation: u64) -> Mark {
+pub(crate) fn of_end(member: &CommunicatorState, rank: Rank, operation: u64) -> Mark {
     Mark { operation, rank: rank.0, ..member.mark() }
 }
 
@@ -106,6 +106,6 @@ pub(crate) fn zeros(attachment: &Attachment, signature: &Signature, tensor: Regi
         return 0;
     }
     let view = attachment.end.memory().and_then(|memory| memory.view(tensor.offset, tensor.bytes).ok());
-    let zeros = view.and_then(|view| zero_blocks(view, operation, LOOKED).ok());
+    let zeros = view.and_then(|view| zero_blocks(view, operation, SAMPLED_BLOCKS).ok());
     zeros.map_or(0, |zeros| 1 + u64::from(zeros))
 }

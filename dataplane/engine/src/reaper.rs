@@ -26,7 +26,7 @@ impl Reaper {
     }
 
     /// Drops an end before long.
-    pub(crate) fn let_go(&self, end: Box<dyn AgentEnd>) {
+    pub(crate) fn reap(&self, end: Box<dyn AgentEnd>) {
         if let Some(ends) = &self.ends {
             // Without the thread it is dropped here.
             let _ = ends.send(end);

@@ -46,16 +46,16 @@ pub fn start(engine: Engine, spin: Duration) -> std::io::Result<(Handle, JoinHan
     let handle = Handle { commands: sender, bell: Arc::clone(&bell) };
     let thread = std::thread::Builder::new()
         .name("engine".into())
-        .spawn(move || turn(engine, &receiver, &bell, spin))?;
+        .spawn(move || run_loop(engine, &receiver, &bell, spin))?;
     Ok((handle, thread))
 }
 
-fn turn(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, spin: Duration) {
+fn run_loop(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, spin: Duration) {
     let mut idle_since: Option<Instant> = None;
     while !engine.stopped() {
         let mut worked = 0;
         while let Ok(command) = commands.try_recv() {
-            engine.command(command);
+            engine.handle_command(command);
             worked += 1;
         }
         worked += engine.progress(BUDGET);
@@ -78,7 +78,7 @@ fn turn(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, spin: 
 
 /// Sleeps until something from outside brings work, or a timer is due.
 fn sleep(engine: &Engine, bell: &OwnedFd) {
-    let timeout = engine.patience().map(|patience| Timespec {
+    let timeout = engine.sleep_timeout().map(|patience| Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: patience.subsec_nanos().into(),
     });

@@ -6,7 +6,7 @@ use harmonaize_abi::{
 
 /// A call that passed every check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedCall {
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
     pub(crate) input: Region,
@@ -20,11 +20,11 @@ pub(crate) fn check(
     submission: &Submission,
     arena_bytes: u64,
     (rank, ranks): (Rank, u32),
-) -> Result<Checked, Status> {
+) -> Result<CheckedCall, Status> {
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
-    let known = submission.flags & !flags::KNOWN == 0 && submission.reserved.iter().all(|word| *word == 0);
+    let known = submission.flags & !flags::ALL == 0 && submission.reserved.iter().all(|word| *word == 0);
     let collective = Collective::from_code(submission.collective);
     let dtype = Dtype::from_code(submission.dtype);
     let reduce = ReduceOp::from_code(submission.reduce);
@@ -42,11 +42,11 @@ pub(crate) fn check(
         root: if broadcast { Rank(submission.root) } else { Rank(0) },
         count: submission.count,
     };
-    let feedback =
-        (submission.flags & flags::FEEDBACK != 0).then_some([submission.owed, submission.left_out]);
+    let feedback = (submission.flags & flags::FEEDBACK != 0)
+        .then_some([submission.residual_in, submission.residual_out]);
     let right = match feedback {
         Some(_) => collective == Collective::AllReduce && dtype == Dtype::F32,
-        None => submission.owed == Region::default() && submission.left_out == Region::default(),
+        None => submission.residual_in == Region::default() && submission.residual_out == Region::default(),
     };
     if !right {
         return Err(Status::BadKind);
@@ -54,7 +54,7 @@ pub(crate) fn check(
     if collective == Collective::Barrier {
         let signature = Signature { dtype: Dtype::U8, count: 0, ..signature };
         let none = Region::default();
-        return Ok(Checked { signature, in_place: false, input: none, output: none, feedback });
+        return Ok(CheckedCall { signature, in_place: false, input: none, output: none, feedback });
     }
     let size = dtype.size() as u64;
     let block = submission.count.checked_mul(size).ok_or(Status::OutOfRange)?;
@@ -87,7 +87,7 @@ pub(crate) fn check(
             return Err(Status::Overlap);
         }
     }
-    Ok(Checked { signature, in_place, input, output, feedback })
+    Ok(CheckedCall { signature, in_place, input, output, feedback })
 }
 
 #[cfg(test)]
@@ -111,12 +111,15 @@ mod tests {
     /// Eight elements in place, with feedback.
     fn fed() -> Submission {
         let (owed, left_out) = (Region { offset: 32, bytes: 32 }, Region { offset: 64, bytes: 32 });
-        Submission { flags: flags::FEEDBACK, owed, left_out, ..sum(8, 0, 0) }
+        Submission { flags: flags::FEEDBACK, residual_in: owed, residual_out: left_out, ..sum(8, 0, 0) }
     }
 
     #[test]
     fn feedback_passes_where_it_is_asked_for() {
-        assert_eq!(check(&fed(), 128, (Rank(0), 2)).unwrap().feedback, Some([fed().owed, fed().left_out]));
+        assert_eq!(
+            check(&fed(), 128, (Rank(0), 2)).unwrap().feedback,
+            Some([fed().residual_in, fed().residual_out])
+        );
         assert_eq!(check(&sum(8, 0, 0), 128, (Rank(0), 2)).unwrap().feedback, None);
     }
 
@@ -146,20 +149,20 @@ mod tests {
             ("region of another size", Submission { count: 15, ..right }, Status::OutOfRange),
             ("misaligned", sum(8, 0, 66), Status::OutOfRange),
             ("overlap", sum(16, 0, 32), Status::Overlap),
-            ("feedback without its flag", Submission { owed: right.input, ..right }, Status::BadKind),
+            ("feedback without its flag", Submission { residual_in: right.input, ..right }, Status::BadKind),
             ("feedback of integers", Submission { dtype: Dtype::I32.code(), ..fed() }, Status::BadKind),
             (
                 "feedback beyond",
-                Submission { left_out: Region { offset: 100, bytes: 32 }, ..fed() },
+                Submission { residual_out: Region { offset: 100, bytes: 32 }, ..fed() },
                 Status::OutOfRange,
             ),
             (
                 "feedback of another size",
-                Submission { owed: Region { offset: 0, bytes: 8 }, ..fed() },
+                Submission { residual_in: Region { offset: 0, bytes: 8 }, ..fed() },
                 Status::OutOfRange,
             ),
-            ("feedback on the input", Submission { owed: fed().input, ..fed() }, Status::Overlap),
-            ("feedback on itself", Submission { left_out: fed().owed, ..fed() }, Status::Overlap),
+            ("feedback on the input", Submission { residual_in: fed().input, ..fed() }, Status::Overlap),
+            ("feedback on itself", Submission { residual_out: fed().residual_in, ..fed() }, Status::Overlap),
         ];
         for (what, submission, status) in cases {
             assert_eq!(check(&submission, 128, (Rank(0), 2)), Err(status), "{what}");

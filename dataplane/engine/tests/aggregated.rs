@@ -9,7 +9,7 @@ mod served;
 
 use common::{World, reduce};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission};
-use harmonaize_aggregator::Form;
+use harmonaize_aggregator::PayloadFormat;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
@@ -132,7 +132,7 @@ fn an_aggregator_that_dies_costs_no_operation() {
 }
 
 /// What marks tell of aggregated operations, for each host: the segments that hosts did of each; and how often hosts gave the aggregator up.
-fn told(world: &World) -> (Vec<Vec<u64>>, usize) {
+fn marked(world: &World) -> (Vec<Vec<u64>>, usize) {
     let mut given_up = 0;
     let of_host = world.marks.iter().map(|marks| {
         let marks: Vec<Mark> = std::iter::from_fn(|| marks.read()).collect();
@@ -154,13 +154,13 @@ fn marks_tell_of_operations_by_the_aggregator_and_of_its_end() {
     loop {
         aggregated(&mut world, 20_000, true);
         // Only so many marks wait to be read.
-        told(&world);
+        marked(&world);
         aggregated(&mut world, 20_000, true);
-        let (whole, _) = told(&world);
+        let (whole, _) = marked(&world);
         assert!(whole.iter().all(|host| host.last() == Some(&0)), "{whole:?}");
         drop(served.take());
         let completions = all_reduce(&mut world, 20_000, true, |_| {});
-        let (again, given_up) = told(&world);
+        let (again, given_up) = marked(&world);
         if completions.iter().all(|completion| completion.fallback == 1) {
             assert!(again.iter().all(|host| matches!(host[..], [segments] if segments > 0)), "{again:?}");
             assert!(given_up > 0, "nobody gave it up");
@@ -225,7 +225,7 @@ fn an_epoch_ends_aggregation() {
             let (plan, peers) = (world.plan(2, &[0, 2, 1, 3]), world.peers(2, me));
             let communicator = CommunicatorId(1);
             let change = Command::Change { communicator, plan, peers, aggregator: None };
-            world.engines[me.0 as usize].command(change);
+            world.engines[me.0 as usize].handle_command(change);
         }
     });
     world.until("the switch", |world| {
@@ -271,8 +271,8 @@ fn what_the_aggregator_does_not_sum_goes_by_the_hosts() {
     assert_eq!(served.sums(), 0);
 }
 
-fn codes(hosts: usize) -> Form {
-    Form::Shared { bits: 4, block: 64, ranks: hosts as u16 }
+fn codes(hosts: usize) -> PayloadFormat {
+    PayloadFormat::Shared { bits: 4, block: 64, ranks: hosts as u16 }
 }
 
 /// One AllReduce; what it lost, vNMSE, and its completions. All ranks have the same bits.
@@ -337,7 +337,7 @@ fn codes_that_would_lose_too_much_are_left_to_the_hosts() {
     let ranks = [vec![0], vec![1], vec![2]];
     let served = Served::of(codes(3), any(), 7, 3, 0);
     let mut reached = served.reached_by(3);
-    reached.iter_mut().for_each(|aggregator| aggregator.most = Some(1e-3));
+    reached.iter_mut().for_each(|aggregator| aggregator.max_error = Some(1e-3));
     let mut world = world_of(codes(3), &ranks, reached);
     let inputs: Vec<Vec<f32>> = (0..3).map(|rank| ordinary(rank, 20_000)).collect();
     let deadline = Instant::now() + Duration::from_secs(120);

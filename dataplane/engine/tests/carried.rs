@@ -53,7 +53,7 @@ fn change(world: &mut World, epoch: u32, order: &[u32], made: &[(u32, u32)]) {
             peer.introduction = peer.introduction.take().filter(|_| made.contains(&pair));
         }
         let plan = world.plan(epoch, order);
-        world.engines[me.0 as usize].command(Command::Change {
+        world.engines[me.0 as usize].handle_command(Command::Change {
             communicator: COMMUNICATOR,
             plan,
             peers,
@@ -120,7 +120,7 @@ fn exactly_the_links_that_are_needed(transports: fn() -> Vec<Box<dyn Transport +
     end(&mut world, 1000);
     let failure = Failure::Dissolved;
     for engine in &mut world.engines {
-        engine.command(Command::Dissolve { communicator: COMMUNICATOR, failure: failure.clone() });
+        engine.handle_command(Command::Dissolve { communicator: COMMUNICATOR, failure: failure.clone() });
     }
     until_links(&mut world, &counts, [(5, 5), (4, 4), (4, 4), (5, 5)]);
 }
@@ -145,7 +145,7 @@ fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
     }
     change(&mut world, 2, &[0, 2, 1, 3], &[(1, 2)]);
     for engine in &mut world.engines {
-        engine.command(Command::Abandon { communicator: COMMUNICATOR, epoch: 2 });
+        engine.handle_command(Command::Abandon { communicator: COMMUNICATOR, epoch: 2 });
     }
     end(&mut world, count);
     until_links(&mut world, &counts, [(3, 0), (4, 1), (4, 1), (3, 0)]);
@@ -164,7 +164,12 @@ fn a_link_that_is_not_there_cannot_go_on() {
         (peer.participant, peer.introduction) = (Participant(9), None);
     }
     let plan = world.plan(2, &[0, 1, 2, 3]);
-    world.engines[0].command(Command::Change { communicator: COMMUNICATOR, plan, peers, aggregator: None });
+    world.engines[0].handle_command(Command::Change {
+        communicator: COMMUNICATOR,
+        plan,
+        peers,
+        aggregator: None,
+    });
     world.until("a refusal", |world| {
         let heard = world.notices[0].lock().unwrap();
         heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: 2, .. }))

@@ -168,7 +168,7 @@ fn a_running_operation_changes_its_plan() {
             peers: world.peers(2, me),
             aggregator: None,
         };
-        world.engines[me.0 as usize].command(command);
+        world.engines[me.0 as usize].handle_command(command);
     }
     assert!(world.completions().iter().all(|c| c.status == 0));
     let expected = (0..4).map(|r| input(r, count)).fold(vec![0_u64; count], |sum, values| {
@@ -208,7 +208,7 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
         for me in (0..4).map(Participant) {
             let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
             let command = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
-            world.engines[me.0 as usize].command(command);
+            world.engines[me.0 as usize].handle_command(command);
         }
         world.until("a switch", |world| (0..4).all(|me| told(world, me, epoch)));
     }
@@ -262,7 +262,7 @@ fn a_rank_can_leave_a_communicator_that_is_over() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     let communicator = CommunicatorId(1);
     for engine in &mut world.engines {
-        engine.command(Command::Dissolve { communicator, failure: Failure::Dissolved });
+        engine.handle_command(Command::Dissolve { communicator, failure: Failure::Dissolved });
     }
     world.until("the end", |world| {
         world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
@@ -274,7 +274,7 @@ fn a_rank_can_leave_a_communicator_that_is_over() {
     };
     refused(&mut world, Status::Aborted);
     for (rank, engine) in (0..).map(Rank).zip(&mut world.engines) {
-        engine.command(Command::Leave { communicator, rank });
+        engine.handle_command(Command::Leave { communicator, rank });
     }
     refused(&mut world, Status::BadCommunicator);
 }

@@ -7,7 +7,7 @@ mod common;
 use common::{MARKS, SMALL, World, call};
 use harmonaize_abi::{Collective, ReduceOp, Status};
 use harmonaize_engine::{Notice, marks};
-use harmonaize_events::{LOOKED, Mark, MarkKind};
+use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use harmonaize_plan::Participant;
 use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Flow, Transport};
@@ -52,7 +52,7 @@ fn zeros_are_told_of_large_tensors() {
     world.write_floats(0, 0, &values);
     values.fill(1.5);
     world.write_floats(1, 0, &values);
-    let all = 1 + u64::from(LOOKED);
+    let all = 1 + u64::from(SAMPLED_BLOCKS);
     assert_eq!(sum(COUNT as u64, &mut world), [[all, 1], [1, 1]]);
     world.write_floats(1, 0, &vec![0.0; COUNT]);
     assert_eq!(sum(COUNT as u64, &mut world), [[all, all]; 2]);
@@ -60,7 +60,7 @@ fn zeros_are_told_of_large_tensors() {
 }
 
 #[test]
-fn an_operation_is_told_whole() {
+fn marks_cover_the_operation() {
     let mut world = world(&[vec![2], vec![0], vec![1]]);
     const COUNT: u64 = 6_000;
     for operation in 0..3 {

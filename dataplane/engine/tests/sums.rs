@@ -1,4 +1,4 @@
-//! What of sums is a communicator's own: elements of any type by any reduction, in one order, or without who is late.
+//! What of sums is a communicator's own: elements of any type by any reduction, and in one order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 #[allow(dead_code, reason = "other tests need more of it")]
@@ -9,11 +9,9 @@ mod served;
 
 use common::reduce;
 use harmonaize_abi::{Dtype, ReduceOp, Region, Submission, View};
-use harmonaize_aggregator::{Grant, Partial};
-use harmonaize_core::Aggregation;
+use harmonaize_aggregator::Grant;
 use harmonaize_plan::Tuning;
-use served::{CHUNK, FORM, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
-use std::time::{Duration, Instant};
+use served::{FORMAT, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
 
 /// Elements of any type that adds exactly, or as floats of its own, by every reduction; of several ranks on a host, in place, and small ones that
 /// are done at once.
@@ -73,13 +71,13 @@ fn sums_in_order_have_one_outcome_whoever_adds() {
     let _turn = my_turn();
     let ranks = [vec![0, 4], vec![1], vec![2], vec![3]];
     let ordered =
-        |incarnation, at| Served::granted(Grant { ordered: true, ..grant(FORM, 4) }, at, incarnation, 20);
+        |incarnation, at| Served::granted(Grant { ordered: true, ..grant(FORMAT, 4) }, at, incarnation, 20);
     let served = ordered(1, any());
     let reached = served.reached_by(4);
     let address = reached[0].address;
     // Hosts add in the order in which the aggregator does.
     let tuning = Tuning { one_shot_bytes: 2000, two_shot_bytes: 1 << 40, ..Tuning::default() };
-    let mut world = world_where(rules(FORM), &ranks, reached, tuning);
+    let mut world = world_where(rules(FORMAT), &ranks, reached, tuning);
     let (mut served, mut by_aggregator, mut by_hosts) = (Some(served), 0, 0);
     for round in 0..24_usize {
         let count = [1000, 70_003][round % 2];
@@ -109,50 +107,4 @@ fn sums_in_order_have_one_outcome_whoever_adds() {
         served.get_or_insert_with(|| ordered(2 + round as u64, address));
     }
     assert!(by_aggregator > 0 && by_hosts > 0, "{by_aggregator} by the aggregator, {by_hosts} by hosts");
-}
-
-/// A host that comes late is left out of sums and averages, where that is allowed; all ranks have the same, and say of how many hosts.
-#[test]
-fn sums_leave_out_who_is_late_where_they_may() {
-    let _turn = my_turn();
-    let ranks = [vec![0, 1], vec![2, 3], vec![4, 5]];
-    let partial = Some(Partial { least: 2, after: Duration::from_millis(1) });
-    let served = Served::granted(Grant { partial, ..grant(FORM, 3) }, any(), 7, 0);
-    let mut reached = served.reached_by(3);
-    reached.iter_mut().for_each(|aggregator| aggregator.partial = true);
-    let mut world =
-        world_where(Aggregation { at_once: false, ..rules(FORM) }, &ranks, reached, Tuning::default());
-    let deadline = Instant::now() + Duration::from_secs(120);
-    for (op, in_place) in [(ReduceOp::Sum, false), (ReduceOp::Average, false), (ReduceOp::Average, true)] {
-        loop {
-            let count = 2000;
-            let output = if in_place { 0 } else { 16 << 20 };
-            (0..6).for_each(|rank| world.write_floats(rank, 0, &vec![(1 << rank) as f32; count]));
-            let before = served.sums();
-            (0..4).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
-            let soon = Instant::now() + Duration::from_secs(1);
-            world.until("the sum of two hosts", |_| {
-                served.sums() >= before + (count as u64).div_ceil(CHUNK.into()) || Instant::now() > soon
-            });
-            (4..6).for_each(|rank| world.submit(rank, reduce(op, count as u64, 0, output)));
-            let completions = world.completions();
-            assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
-            let hosts = completions[0].hosts;
-            assert!(completions.iter().all(|completion| completion.hosts == hosts), "{completions:?}");
-            let found = world.read_floats(0, output, count);
-            for rank in 1..6 {
-                assert!(world.read_floats(rank, output, count) == found, "rank {rank} has other bits");
-            }
-            let [some, all] = match op {
-                ReduceOp::Average => [15.0 / 4.0, 63.0 / 6.0],
-                _ => [15.0, 63.0],
-            };
-            assert!(found.iter().all(|sum| [some, all].contains(sum)), "{:?}", &found[..8]);
-            assert_eq!(hosts == 2, found.contains(&some), "{hosts} of 3 hosts");
-            if whole_by(&completions) && hosts == 2 {
-                break;
-            }
-            assert!(Instant::now() < deadline, "no sum leaves out who is late: {completions:?}");
-        }
-    }
 }

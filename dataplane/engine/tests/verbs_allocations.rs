@@ -96,7 +96,7 @@ fn no_turn_allocates_once_a_communicator_is_up() {
     };
     let number = |name| Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
     let (codec, finer) = (number("rotated 4"), Some(number("int8 stochastic")));
-    let coding = Some(Coding { codec, finer, most: Some(0.02), exchanges: true, measured: true });
+    let coding = Some(Coding { codec, finer, max_error: Some(0.02) });
     let ranks = [vec![0, 2], vec![1]];
     let mut world = World::with_coding(transports(), &ranks, tuning, common::ARENA, 2, coding);
     // As many as to bring every operation to every channel.

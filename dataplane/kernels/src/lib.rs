@@ -18,7 +18,7 @@
 //! # Memory that others write
 //! Views are read and written through raw pointers of any alignment, and what is read decides no address and no branch:
 //! a tenant that changes its tensor during a pass changes values in the destinations, nothing else. Of codes it may also falsify the
-//! squares that are told, and of sparse ones where bytes lie within the destination.
+//! squares that are told, and of blocks that are not zeros where bytes lie within the destination.
 //!
 //! Architecture invariant: no allocation, no threads, no I/O.
 

@@ -12,12 +12,12 @@
 use crate::builder::{
     Builder, Feeder, Rotation, coded, coded_peer, input, outputs, peer, remote_count, staged,
 };
-use crate::plan::{Local, Plan, PlanError, Request, Shots};
+use crate::one_two_shot::{others, send};
+use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
 use crate::program::{
-    Access, Form, MAX_STEP_PEERS, Operand, Part, Participant, Place, Program, Retention, Slot, Stage,
+    Access, Buffer, Encoding, MAX_STEP_PEERS, Operand, Part, Participant, Program, Retention, Slot, Stage,
     StepKind,
 };
-use crate::shots::{others, send};
 use harmonaize_abi::Rank;
 
 /// Slots for each of fetching ahead and storing behind.
@@ -36,7 +36,7 @@ struct Gather<'a> {
     /// Where own blocks are encoded, if they are.
     encoded: Option<Rotation>,
     /// By local rank, its decoded block until the acknowledgement, if it is held back.
-    held: Vec<Slot>,
+    retained: Vec<Slot>,
 }
 
 /// The program of the participant at `position`.
@@ -52,7 +52,7 @@ pub(crate) fn program(
     if codes && local.retention == Retention::CopyInputs {
         return Err(PlanError::Copied);
     }
-    let direct = codes || request.shots == Shots::One;
+    let direct = codes || request.algorithm == Algorithm::OneShot;
     let mut gather = Gather::new(group.local(me), local, all > 1, codes)?;
     let peers = others(plan, position)?;
     let next = if direct { peers.as_slice() } else { peers.get(..1).unwrap_or(&[]) };
@@ -102,7 +102,7 @@ impl<'a> Gather<'a> {
         let encoded = if codes { Some(Rotation::new(&mut builder, 2, 1)?) } else { None };
         let hold = codes && local.retention == Retention::HoldOutputs;
         let held = if hold { builder.slots(ranks.len() as u32, 1)? } else { Vec::new() };
-        Ok(Self { builder, ranks, local, copies, feeder, stores, encoded, held })
+        Ok(Self { builder, ranks, local, copies, feeder, stores, encoded, retained: held })
     }
 
     /// Sends the block of the local rank of this pass, if there is one, and brings it to the local outputs.
@@ -118,7 +118,7 @@ impl<'a> Gather<'a> {
                 send(&mut self.builder, source, peers);
                 self.deliver(source, rank, &[])?;
             }
-            Some(code) => match self.held.get(pass) {
+            Some(code) => match self.retained.get(pass) {
                 None => self.deliver(code, rank, &[])?,
                 Some(slot) => self.builder.copy(code, vec![staged(*slot, Part::whole(0))]),
             },
@@ -154,7 +154,7 @@ impl<'a> Gather<'a> {
     fn deliver(&mut self, source: Operand, rank: Rank, on: &[Participant]) -> Result<(), PlanError> {
         let block = Part::whole(rank.0);
         let mut destinations = outputs(self.ranks, self.local, Access::Mapped, block);
-        let exact = source.form == Form::Exact && matches!(source.place, Place::Staging(_));
+        let exact = source.encoding == Encoding::Exact && matches!(source.buffer, Buffer::Staging(_));
         let waiting = match &mut self.stores {
             None => None,
             Some(_) if exact => Some(source),
@@ -178,10 +178,10 @@ impl<'a> Gather<'a> {
 
     /// Writes what was held back, if anything was.
     fn finish(mut self) -> Result<Program, PlanError> {
-        if !self.held.is_empty() {
+        if !self.retained.is_empty() {
             self.builder.begin_committed();
         }
-        for (slot, rank) in self.held.iter().zip(self.ranks) {
+        for (slot, rank) in self.retained.iter().zip(self.ranks) {
             let (held, block) = (staged(*slot, Part::whole(0)), Part::whole(rank.0));
             let mapped = outputs(self.ranks, self.local, Access::Mapped, block);
             if !mapped.is_empty() {

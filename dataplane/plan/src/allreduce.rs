@@ -49,7 +49,7 @@ pub(crate) struct Landing<'a> {
     ranks: &'a [Rank],
     local: &'a Local<'a>,
     /// By chunk, where outputs are held back.
-    held: Vec<Slot>,
+    retained: Vec<Slot>,
     /// Where remote ranks' results wait to be stored.
     staging: Option<Rotation>,
 }
@@ -71,12 +71,12 @@ impl<'a> Landing<'a> {
         let held = if hold { builder.slots(of, of)? } else { Vec::new() };
         let store = !hold && remote_count(ranks, local) > 0;
         let staging = if store { Some(Rotation::new(builder, 3.min(of), of)?) } else { None };
-        Ok(Self { ranks, local, held, staging })
+        Ok(Self { ranks, local, retained: held, staging })
     }
 
     /// Where the complete `part` goes; it can be sent on from the first destination.
     pub(crate) fn next(&mut self, part: Part) -> Result<Landed, PlanError> {
-        if let Some(slot) = self.held.get(part.index as usize) {
+        if let Some(slot) = self.retained.get(part.index as usize) {
             return Ok(Landed { destinations: vec![staged(*slot, part)], staged: None });
         }
         let mut destinations = outputs(self.ranks, self.local, Access::Mapped, part);
@@ -97,12 +97,12 @@ impl<'a> Landing<'a> {
 
     /// Writes what was held back, if anything was.
     pub(crate) fn commit(&self, builder: &mut Builder) {
-        if self.held.is_empty() {
+        if self.retained.is_empty() {
             return;
         }
         builder.begin_committed();
-        let of = self.held.len() as u32;
-        for (index, slot) in (0..of).zip(&self.held) {
+        let of = self.retained.len() as u32;
+        for (index, slot) in (0..of).zip(&self.retained) {
             let held = staged(*slot, Part { block: 0, index, of });
             let mapped = outputs(self.ranks, self.local, Access::Mapped, held.part);
             if !mapped.is_empty() {
@@ -114,7 +114,7 @@ impl<'a> Landing<'a> {
 }
 
 /// What this participant adds to each chunk.
-enum Own<'a> {
+enum LocalContribution<'a> {
     /// The local ranks' inputs.
     Inputs(Contributions<'a>),
     /// Their reduction, copied beforehand; by chunk.
@@ -127,7 +127,7 @@ struct Ring<'a> {
     position: u32,
     next: Participant,
     previous: Participant,
-    own: Own<'a>,
+    own: LocalContribution<'a>,
     landing: Landing<'a>,
     /// Where incomplete chunks wait to be sent, unless the held slots serve.
     partial: Option<Rotation>,
@@ -152,9 +152,9 @@ impl<'a> Ring<'a> {
         let partial = if hold { None } else { Some(Rotation::new(&mut builder, 2, chunks)?) };
         let own = if copies.is_empty() {
             let parts: Vec<Part> = (0..chunks).map(|round| chunk(position, round, chunks)).collect();
-            Own::Inputs(Contributions::new(&mut builder, ranks, local, &parts, true)?)
+            LocalContribution::Inputs(Contributions::new(&mut builder, ranks, local, &parts, true)?)
         } else {
-            Own::Copies(copies)
+            LocalContribution::Copies(copies)
         };
         let (next, previous) = (plan.at(position, 1)?, plan.at(position, chunks - 1)?);
         let mut ring = Self { builder, chunks, position, next, previous, own, landing, partial };
@@ -206,17 +206,17 @@ impl<'a> Ring<'a> {
     /// Sends the own contribution to a chunk that nobody else has added to.
     fn start(&mut self, part: Part) -> Result<(), PlanError> {
         match &mut self.own {
-            Own::Copies(slots) => {
+            LocalContribution::Copies(slots) => {
                 let slot = *slots.get(part.index as usize).ok_or(PlanError::Inconsistent)?;
                 self.builder.send(staged(slot, part), self.next);
                 Ok(())
             }
-            Own::Inputs(contributions) if contributions.single() => {
+            LocalContribution::Inputs(contributions) if contributions.single() => {
                 contributions.pass_on(&mut self.builder, part, vec![peer(self.next, part)])
             }
-            Own::Inputs(_) => {
+            LocalContribution::Inputs(_) => {
                 let partial = self.partial(part)?;
-                if let Own::Inputs(contributions) = &mut self.own {
+                if let LocalContribution::Inputs(contributions) = &mut self.own {
                     contributions.reduce(&mut self.builder, None, part, false, vec![partial])?;
                 }
                 self.builder.send(partial, self.next);
@@ -233,10 +233,10 @@ impl<'a> Ring<'a> {
         destinations: Vec<Operand>,
     ) -> Result<(), PlanError> {
         match &mut self.own {
-            Own::Inputs(contributions) => {
+            LocalContribution::Inputs(contributions) => {
                 contributions.reduce(&mut self.builder, Some(arrived), part, last, destinations)
             }
-            Own::Copies(slots) => {
+            LocalContribution::Copies(slots) => {
                 let slot = *slots.get(part.index as usize).ok_or(PlanError::Inconsistent)?;
                 let sources = vec![arrived, staged(slot, part)];
                 self.builder.push(StepKind::Reduce { last }, sources, destinations);
@@ -249,7 +249,7 @@ impl<'a> Ring<'a> {
     fn partial(&mut self, part: Part) -> Result<Operand, PlanError> {
         let slot = match &mut self.partial {
             Some(rotation) => rotation.next()?,
-            None => *self.landing.held.get(part.index as usize).ok_or(PlanError::Inconsistent)?,
+            None => *self.landing.retained.get(part.index as usize).ok_or(PlanError::Inconsistent)?,
         };
         Ok(staged(slot, part))
     }

@@ -7,7 +7,7 @@
 
 use crate::builder::{Builder, Feeder, Rotation, coded, coded_peer, input, peer, remote_count, staged};
 use crate::plan::{Local, Plan, PlanError};
-use crate::program::{Access, Operand, Part, Participant, Place, Program, Retention, Slot, Stage, StepKind};
+use crate::program::{Access, Buffer, Operand, Part, Participant, Program, Retention, Slot, Stage, StepKind};
 use harmonaize_abi::Rank;
 use std::collections::HashMap;
 
@@ -196,13 +196,13 @@ impl Exchange<'_> {
         from: Rank,
         to: Rank,
     ) -> Result<(), PlanError> {
-        let output = Operand::exact(Place::Output(to), Part::whole(from.0));
+        let output = Operand::exact(Buffer::Output(to), Part::whole(from.0));
         if (self.local.access)(to) == Access::Mapped {
             builder.copy(source, vec![output]);
             return Ok(());
         }
-        let staged = match (source.place, &mut self.stores) {
-            (Place::Staging(_), _) => source,
+        let staged = match (source.buffer, &mut self.stores) {
+            (Buffer::Staging(_), _) => source,
             (_, Some(rotation)) => {
                 let target = staged(rotation.next()?, source.part);
                 builder.copy(source, vec![target]);

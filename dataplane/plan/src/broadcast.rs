@@ -2,10 +2,10 @@
 //! another; or in one shot, from there to everybody.
 
 use crate::builder::{Builder, Feeder, Rotation, input, outputs, peer, remote_count, staged};
-use crate::plan::{Local, Plan, PlanError, Request, Shots};
+use crate::one_two_shot;
+use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
 use crate::program::{Access, Operand, Part, Participant, Program, Retention, Slot, StepKind};
 use crate::segmentation::BROADCAST_PARTS;
-use crate::shots;
 use harmonaize_abi::Rank;
 
 /// Slots in which remote ranks' parts wait.
@@ -30,7 +30,7 @@ pub(crate) fn program(
     let (participants, root) = (plan.participants(), request.root);
     let unknown = PlanError::Root { root, ranks: plan.group().ranks() };
     let first = plan.group().participant_of(root).and_then(|first| plan.position(first)).ok_or(unknown)?;
-    let one = request.shots == Shots::One;
+    let one = request.algorithm == Algorithm::OneShot;
     // How many get it straight from here, and how far back is who it comes from.
     let (next, back) = match (position + participants - first) % participants {
         0 if one => (participants - 1, 0),
@@ -69,7 +69,7 @@ impl Link<'_> {
     }
 
     fn send(&self, builder: &mut Builder, from: Operand) {
-        shots::send(builder, from, &self.next);
+        one_two_shot::send(builder, from, &self.next);
     }
 
     fn rotation(&self, builder: &mut Builder) -> Result<Option<Rotation>, PlanError> {

@@ -2,7 +2,7 @@
 
 use crate::plan::{Local, PlanError};
 use crate::program::{
-    Access, Form, MAX_SOURCES, Operand, Part, Participant, Place, Program, Slot, Stage, Step, StepKind,
+    Access, Buffer, Encoding, MAX_SOURCES, Operand, Part, Participant, Program, Slot, Stage, Step, StepKind,
 };
 use harmonaize_abi::Rank;
 use std::collections::VecDeque;
@@ -92,8 +92,8 @@ impl Builder {
         }
         after.sort_unstable();
         after.dedup();
-        let sends = destinations.iter().any(|operand| matches!(operand.place, Place::Peer(_)));
-        let memory = destinations.iter().find(|operand| !matches!(operand.place, Place::Peer(_)));
+        let sends = destinations.iter().any(|operand| matches!(operand.buffer, Buffer::Peer(_)));
+        let memory = destinations.iter().find(|operand| !matches!(operand.buffer, Buffer::Peer(_)));
         let (read, written) = match kind {
             StepKind::Fetch => (None, destinations.first()),
             StepKind::Store => (sources.first(), None),
@@ -110,8 +110,8 @@ impl Builder {
     }
 
     fn unfinished_at(&mut self, operand: &Operand) -> Option<&mut Unfinished> {
-        match operand.place {
-            Place::Staging(slot) => self.unfinished.get_mut(usize::from(slot.0)),
+        match operand.buffer {
+            Buffer::Staging(slot) => self.unfinished.get_mut(usize::from(slot.0)),
             _ => None,
         }
     }
@@ -119,33 +119,33 @@ impl Builder {
 
 /// A part of a rank's input.
 pub(crate) fn input(rank: Rank, part: Part) -> Operand {
-    Operand::exact(Place::Input(rank), part)
+    Operand::exact(Buffer::Input(rank), part)
 }
 
 /// A part in a staging slot.
 pub(crate) fn staged(slot: Slot, part: Part) -> Operand {
-    Operand::exact(Place::Staging(slot), part.in_block(0))
+    Operand::exact(Buffer::Staging(slot), part.in_block(0))
 }
 
 /// A part as a message.
 pub(crate) fn peer(participant: Participant, part: Part) -> Operand {
-    Operand::exact(Place::Peer(participant), part.in_block(0))
+    Operand::exact(Buffer::Peer(participant), part.in_block(0))
 }
 
 /// A part in a staging slot, coded.
 pub(crate) fn coded(slot: Slot, part: Part, stage: Stage) -> Operand {
-    Operand { form: Form::Coded(stage), ..staged(slot, part) }
+    Operand { encoding: Encoding::Coded(stage), ..staged(slot, part) }
 }
 
 /// A part as a message, coded.
 pub(crate) fn coded_peer(participant: Participant, part: Part, stage: Stage) -> Operand {
-    Operand { form: Form::Coded(stage), ..peer(participant, part) }
+    Operand { encoding: Encoding::Coded(stage), ..peer(participant, part) }
 }
 
 /// A part of the outputs of those ranks that are reached as `access` says.
 pub(crate) fn outputs(ranks: &[Rank], local: &Local<'_>, access: Access, part: Part) -> Vec<Operand> {
     let reached = ranks.iter().filter(|rank| (local.access)(**rank) == access);
-    reached.map(|rank| Operand::exact(Place::Output(*rank), part)).collect()
+    reached.map(|rank| Operand::exact(Buffer::Output(*rank), part)).collect()
 }
 
 /// How many of the ranks are remote.
@@ -201,7 +201,7 @@ impl Feeder {
     /// Takes back the slots of operands that the steps issued so far have used, and fetches on.
     pub(crate) fn give_back(&mut self, builder: &mut Builder, operands: &[Operand]) {
         for operand in operands {
-            if let Place::Staging(slot) = operand.place {
+            if let Buffer::Staging(slot) = operand.buffer {
                 self.free.push_back(slot);
             }
         }

@@ -12,16 +12,16 @@ mod broadcast;
 mod builder;
 mod check;
 mod direct;
+mod one_two_shot;
 mod plan;
 mod program;
 mod reducescatter;
 mod segmentation;
-mod shots;
 
 pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check, check_own};
-pub use plan::{Coding, Edges, Local, Plan, PlanError, Request, Shots, algorithm, edges, program};
+pub use plan::{Algorithm, Coding, Edges, Local, Plan, PlanError, Request, algorithm_code, edges, program};
 pub use program::{
-    Access, CODED_ROOM, Form, Group, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant, Place, Program,
-    Retention, Slot, Stage, Step, StepKind,
+    Access, Buffer, CODED_ROOM, Encoding, Group, MAX_SOURCES, MAX_STEP_PEERS, Operand, Part, Participant,
+    Program, Retention, Slot, Stage, Step, StepKind,
 };
-pub use segmentation::{Segmentation, Tuning, retention, segmentation, shots};
+pub use segmentation::{Segmentation, Tuning, retention, segmentation, select_algorithm};

@@ -1,7 +1,7 @@
 //! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
 
-use crate::program::{Access, Group, Participant, Place, Program, Retention};
-use crate::{allgather, allreduce, alltoall, barrier, broadcast, direct, reducescatter, shots};
+use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
+use crate::{allgather, allreduce, alltoall, barrier, broadcast, direct, one_two_shot, reducescatter};
 use harmonaize_abi::{Collective, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -31,19 +31,19 @@ pub struct Request {
     /// Whether an AllReduce, an AllToAll or an AllGather between participants is coded; ignored by the others.
     pub coded: bool,
     /// How what is not coded goes between participants; ignored by an AllToAll.
-    pub shots: Shots,
+    pub algorithm: Algorithm,
 }
 
 /// In how many hops an operation goes from everybody to everybody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Shots {
+pub enum Algorithm {
     /// From one to the next: by ring, chain or dissemination.
     #[default]
-    Many,
+    Ring,
     /// Straight from each to all.
-    One,
-    /// Straight from each to the owners of the parts, and from these to all. As [`Shots::Many`] but for an AllReduce.
-    Two,
+    OneShot,
+    /// Straight from each to the owners of the parts, and from these to all. As [`Algorithm::Ring`] but for an AllReduce.
+    TwoShot,
 }
 
 /// How operations that may lose something are coded, alike at all participants.
@@ -55,11 +55,7 @@ pub struct Coding {
     pub finer: Option<u16>,
     /// The most that an operation may lose: the squared error of its sum over the squares of all ranks' inputs, or of each chunk that is
     /// moved over its squares. `None`: no bound.
-    pub most: Option<f64>,
-    /// Whether AllToAlls and AllGathers are coded, too.
-    pub exchanges: bool,
-    /// Whether chunks of sums say what encoders measured, beside the bound.
-    pub measured: bool,
+    pub max_error: Option<f64>,
 }
 
 /// What a participant knows of its own ranks. Participants need not agree on it: messages do not depend on it.
@@ -183,17 +179,19 @@ pub fn program(
         Collective::AllReduce if request.coded && plan.participants() > 1 => {
             direct::program(plan, position, me, local)
         }
-        Collective::AllReduce if plan.participants() > 1 => match request.shots {
-            Shots::Many => allreduce::program(plan, position, me, local),
-            Shots::One => shots::one(plan, position, me, local),
-            Shots::Two => shots::two(plan, position, me, local),
+        Collective::AllReduce if plan.participants() > 1 => match request.algorithm {
+            Algorithm::Ring => allreduce::program(plan, position, me, local),
+            Algorithm::OneShot => one_two_shot::one_shot(plan, position, me, local),
+            Algorithm::TwoShot => one_two_shot::two_shot(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
         Collective::AllToAll => alltoall::program(plan, request.coded, position, me, local),
         Collective::AllGather => allgather::program(plan, request, position, me, local),
-        Collective::ReduceScatter => reducescatter::program(plan, request.shots, position, me, local),
+        Collective::ReduceScatter => reducescatter::program(plan, request.algorithm, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request, position, me, local),
-        Collective::Barrier if request.shots == Shots::One => shots::barrier(plan, position),
+        Collective::Barrier if request.algorithm == Algorithm::OneShot => {
+            one_two_shot::barrier(plan, position)
+        }
         Collective::Barrier => barrier::program(plan, position),
     }
 }
@@ -212,8 +210,8 @@ pub fn edges(program: &Program) -> Edges {
     let mut edges = Edges::default();
     for step in &program.steps {
         for (operands, peers) in [(&step.sources, &mut edges.from), (&step.destinations, &mut edges.to)] {
-            peers.extend(operands.iter().filter_map(|operand| match operand.place {
-                Place::Peer(peer) => Some(peer),
+            peers.extend(operands.iter().filter_map(|operand| match operand.buffer {
+                Buffer::Peer(peer) => Some(peer),
                 _ => None,
             }));
         }
@@ -227,14 +225,14 @@ pub fn edges(program: &Program) -> Edges {
 
 /// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
 /// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two.
-pub fn algorithm(participants: u32, request: Request) -> u8 {
-    match (request.collective, request.shots) {
+pub fn algorithm_code(participants: u32, request: Request) -> u8 {
+    match (request.collective, request.algorithm) {
         _ if participants == 1 => 1,
         (Collective::AllReduce | Collective::AllGather, _) if request.coded => 6,
         (Collective::AllToAll, _) => 3,
-        (_, Shots::One) => 7,
-        (Collective::AllReduce, Shots::Two) => 8,
-        (Collective::AllReduce, Shots::Many) => 2,
+        (_, Algorithm::OneShot) => 7,
+        (Collective::AllReduce, Algorithm::TwoShot) => 8,
+        (Collective::AllReduce, Algorithm::Ring) => 2,
         (Collective::AllGather | Collective::ReduceScatter, _) => 2,
         (Collective::Broadcast, _) => 4,
         (Collective::Barrier, _) => 5,

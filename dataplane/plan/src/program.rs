@@ -53,7 +53,7 @@ pub struct Slot(pub u16);
 
 /// Where an operand lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
+pub enum Buffer {
     /// A local rank's input tensor.
     Input(Rank),
     /// A local rank's output tensor.
@@ -82,7 +82,7 @@ pub struct Part {
 
 /// How an operand's elements are represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Form {
+pub enum Encoding {
     /// As the tensor's element type.
     Exact,
     /// As a chunk of the epoch's codec, in as many bytes as it takes, at most those of the exact elements and [`CODED_ROOM`].
@@ -107,11 +107,11 @@ pub const CODED_ROOM: u32 = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operand {
     /// Where.
-    pub place: Place,
+    pub buffer: Buffer,
     /// Which elements.
     pub part: Part,
     /// In which form.
-    pub form: Form,
+    pub encoding: Encoding,
 }
 
 /// What a step does with its sources. Its result goes to every destination; a peer destination is sent from the first
@@ -256,7 +256,7 @@ impl Part {
 
 impl Operand {
     /// An operand in the tensor's own element type.
-    pub const fn exact(place: Place, part: Part) -> Self {
-        Self { place, part, form: Form::Exact }
+    pub const fn exact(buffer: Buffer, part: Part) -> Self {
+        Self { buffer, part, encoding: Encoding::Exact }
     }
 }

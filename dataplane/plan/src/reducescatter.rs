@@ -11,16 +11,16 @@
 
 use crate::allreduce::copy_inputs;
 use crate::builder::{Builder, Contributions, Rotation, input, peer, remote_count, staged};
-use crate::plan::{Local, Plan, PlanError, Shots};
-use crate::program::{Access, Operand, Part, Participant, Place, Program, Retention, Slot, StepKind};
-use crate::shots::{add_up, partial};
+use crate::one_two_shot::{add_up, partial};
+use crate::plan::{Algorithm, Local, Plan, PlanError};
+use crate::program::{Access, Buffer, Operand, Part, Participant, Program, Retention, Slot, StepKind};
 use harmonaize_abi::Rank;
 
 /// Slots for sums that wait to be sent, and for results that wait to be stored.
 const STAGED: u32 = 3;
 
 /// What this participant adds to each block.
-enum Own<'a> {
+enum LocalContribution<'a> {
     /// The local ranks' inputs, added up as they are used.
     Inputs(Contributions<'a>),
     /// Their sums, copied beforehand; by block.
@@ -31,11 +31,11 @@ struct Scatter<'a> {
     builder: Builder,
     ranks: &'a [Rank],
     local: &'a Local<'a>,
-    own: Own<'a>,
+    own: LocalContribution<'a>,
     /// Where sums wait to be sent.
     outgoing: Option<Rotation>,
     /// By local rank, its result until the acknowledgement, if it is held back.
-    held: Vec<Slot>,
+    retained: Vec<Slot>,
     /// Where results wait to be stored to remote ranks.
     stores: Option<Rotation>,
 }
@@ -43,13 +43,13 @@ struct Scatter<'a> {
 /// The program of the participant at `position`.
 pub(crate) fn program(
     plan: &Plan,
-    shots: Shots,
+    algorithm: Algorithm,
     position: u32,
     me: Participant,
     local: &Local<'_>,
 ) -> Result<Program, PlanError> {
     let (group, all) = (plan.group(), plan.participants());
-    let direct = shots == Shots::One && all > 1;
+    let direct = algorithm == Algorithm::OneShot && all > 1;
     let passes = (0..all).map(|each| group.local(Participant(each)).len()).max().unwrap_or(0);
     // Blocks in the order in which this participant adds to them, the own ones last in their pass; how far back their owners stand.
     let mut blocks = Vec::new();
@@ -98,11 +98,11 @@ impl<'a> Scatter<'a> {
         let own = if several && local.retention == Retention::CopyInputs {
             // By block, not in the order of their use: the copies lie in the same slots in every order.
             let blocks: Vec<Part> = (0..blocks).map(Part::whole).collect();
-            Own::Copies(copy_inputs(&mut builder, ranks, local, &blocks)?)
+            LocalContribution::Copies(copy_inputs(&mut builder, ranks, local, &blocks)?)
         } else {
-            Own::Inputs(Contributions::new(&mut builder, ranks, local, parts, several)?)
+            LocalContribution::Inputs(Contributions::new(&mut builder, ranks, local, parts, several)?)
         };
-        let copied = matches!(own, Own::Copies(_));
+        let copied = matches!(own, LocalContribution::Copies(_));
         let as_it_is = copied || matches!(ranks, [rank] if (local.access)(*rank) == Access::Mapped);
         let waits = several && !as_it_is || participants > 2 && !direct;
         let outgoing = if waits { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
@@ -110,22 +110,22 @@ impl<'a> Scatter<'a> {
         let held = if hold { builder.slots(ranks.len() as u32, 1)? } else { Vec::new() };
         let stores = !hold && remote_count(ranks, local) > 0;
         let stores = if stores { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
-        Ok(Self { builder, ranks, local, own, outgoing, held, stores })
+        Ok(Self { builder, ranks, local, own, outgoing, retained: held, stores })
     }
 
     /// What this participant adds to a block, in one place.
     fn take(&mut self, block: Part) -> Result<Operand, PlanError> {
-        if let (Own::Inputs(_), [rank]) = (&self.own, self.ranks)
+        if let (LocalContribution::Inputs(_), [rank]) = (&self.own, self.ranks)
             && (self.local.access)(*rank) == Access::Mapped
         {
             return Ok(input(*rank, block));
         }
         match &mut self.own {
-            Own::Copies(slots) => {
+            LocalContribution::Copies(slots) => {
                 let slot = slots.get(block.block as usize).ok_or(PlanError::Inconsistent)?;
                 Ok(staged(*slot, block))
             }
-            Own::Inputs(contributions) => {
+            LocalContribution::Inputs(contributions) => {
                 let slot = self.outgoing.as_mut().ok_or(PlanError::Inconsistent)?.next()?;
                 contributions.pass_on(&mut self.builder, block, vec![staged(slot, block)])?;
                 Ok(staged(slot, block))
@@ -143,7 +143,7 @@ impl<'a> Scatter<'a> {
         let block = Part::whole(rank.0);
         match (arrived, next) {
             (None, Some(next)) => {
-                if let Own::Inputs(contributions) = &mut self.own
+                if let LocalContribution::Inputs(contributions) = &mut self.own
                     && contributions.single()
                 {
                     return contributions.pass_on(&mut self.builder, block, vec![peer(next, block)]);
@@ -174,10 +174,10 @@ impl<'a> Scatter<'a> {
         to: Operand,
     ) -> Result<(), PlanError> {
         match &mut self.own {
-            Own::Inputs(contributions) => {
+            LocalContribution::Inputs(contributions) => {
                 contributions.reduce(&mut self.builder, arrived, block, last, vec![to])
             }
-            Own::Copies(slots) => {
+            LocalContribution::Copies(slots) => {
                 let slot = slots.get(block.block as usize).ok_or(PlanError::Inconsistent)?;
                 let sources = arrived.into_iter().chain([staged(*slot, block)]).collect();
                 self.builder.push(StepKind::Reduce { last }, sources, vec![to]);
@@ -190,30 +190,30 @@ impl<'a> Scatter<'a> {
     fn land(&mut self, rank: Rank) -> Result<Operand, PlanError> {
         let whole = Part::whole(0);
         let at = self.ranks.iter().position(|local| *local == rank).ok_or(PlanError::Inconsistent)?;
-        if let Some(slot) = self.held.get(at) {
+        if let Some(slot) = self.retained.get(at) {
             return Ok(staged(*slot, whole));
         }
         match (self.local.access)(rank) {
-            Access::Mapped => Ok(Operand::exact(Place::Output(rank), whole)),
+            Access::Mapped => Ok(Operand::exact(Buffer::Output(rank), whole)),
             Access::Remote => Ok(staged(self.stores.as_mut().ok_or(PlanError::Inconsistent)?.next()?, whole)),
         }
     }
 
     /// Brings a remote rank's result on to its output, unless it is held back.
     fn store(&mut self, rank: Rank, landed: Operand) {
-        if self.held.is_empty() && (self.local.access)(rank) == Access::Remote {
-            self.builder.store(landed, &[Operand::exact(Place::Output(rank), Part::whole(0))]);
+        if self.retained.is_empty() && (self.local.access)(rank) == Access::Remote {
+            self.builder.store(landed, &[Operand::exact(Buffer::Output(rank), Part::whole(0))]);
         }
     }
 
     /// Writes what was held back, if anything was.
     fn finish(mut self) -> Result<Program, PlanError> {
-        if !self.held.is_empty() {
+        if !self.retained.is_empty() {
             self.builder.begin_committed();
         }
-        for (slot, rank) in self.held.iter().zip(self.ranks) {
+        for (slot, rank) in self.retained.iter().zip(self.ranks) {
             let held = staged(*slot, Part::whole(0));
-            let output = Operand::exact(Place::Output(*rank), Part::whole(0));
+            let output = Operand::exact(Buffer::Output(*rank), Part::whole(0));
             match (self.local.access)(*rank) {
                 Access::Mapped => self.builder.copy(held, vec![output]),
                 Access::Remote => self.builder.store(held, &[output]),

@@ -1,6 +1,6 @@
 //! How an operation is cut into segments, and which retention an operation of its size gets.
 
-use crate::plan::{Plan, Shots};
+use crate::plan::{Algorithm, Plan};
 use crate::program::{Participant, Retention};
 use harmonaize_abi::{Collective, Signature};
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,8 @@ pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segm
         _ => signature.count,
     };
     let size = signature.dtype.size() as u64;
-    let most = most_elements(plan, signature.collective, shots(plan, signature, tuning), size, tuning);
+    let most =
+        max_elements(plan, signature.collective, select_algorithm(plan, signature, tuning), size, tuning);
     let segments = count.div_ceil(most).max(1);
     let unit = ALIGNMENT / size;
     let even = count.div_ceil(segments);
@@ -79,7 +80,7 @@ pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segm
 }
 
 /// Most elements of a block that a segment may have, at least 1.
-fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, tuning: &Tuning) -> u64 {
+fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64, tuning: &Tuning) -> u64 {
     let participants = u64::from(plan.participants());
     let chunk = (u64::from(tuning.chunk_bytes) / size).max(1);
     let segment = (u64::from(tuning.segment_bytes) / size).max(1);
@@ -87,7 +88,7 @@ fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, t
     let of_blocks = |blocks: u64| (segment / blocks.max(1)).max(least).min(chunk);
     match collective {
         Collective::AllReduce | Collective::Broadcast if participants == 1 => segment,
-        Collective::AllReduce | Collective::Broadcast if shots == Shots::One => segment.min(chunk),
+        Collective::AllReduce | Collective::Broadcast if shots == Algorithm::OneShot => segment.min(chunk),
         Collective::AllReduce => segment.min(chunk.saturating_mul(participants)),
         Collective::Broadcast => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
         Collective::AllToAll => {
@@ -102,21 +103,21 @@ fn most_elements(plan: &Plan, collective: Collective, shots: Shots, size: u64, t
 }
 
 /// How an operation goes between participants. Depends only on what all participants share.
-pub fn shots(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Shots {
+pub fn select_algorithm(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Algorithm {
     let bytes = tensor_bytes(plan, signature);
     let within = |most: u64| most > 0 && bytes <= most;
     match signature.collective {
-        _ if plan.participants() == 1 => Shots::Many,
-        Collective::Barrier if tuning.one_shot_bytes > 0 => Shots::One,
-        Collective::AllReduce | Collective::Broadcast if within(tuning.one_shot_bytes) => Shots::One,
-        Collective::AllReduce if within(tuning.two_shot_bytes) => Shots::Two,
+        _ if plan.participants() == 1 => Algorithm::Ring,
+        Collective::Barrier if tuning.one_shot_bytes > 0 => Algorithm::OneShot,
+        Collective::AllReduce | Collective::Broadcast if within(tuning.one_shot_bytes) => Algorithm::OneShot,
+        Collective::AllReduce if within(tuning.two_shot_bytes) => Algorithm::TwoShot,
         // As many messages, of as many bytes, as along the ring.
         Collective::AllGather | Collective::ReduceScatter
             if within(tuning.one_shot_bytes.max(tuning.two_shot_bytes)) =>
         {
-            Shots::One
+            Algorithm::OneShot
         }
-        _ => Shots::Many,
+        _ => Algorithm::Ring,
     }
 }
 

@@ -6,16 +6,16 @@ mod common;
 use common::{Case, Grouping, RETENTIONS, Reach, plain, requests};
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, Group, Local, MAX_SOURCES, Participant, Place, Plan, PlanError, Request, Retention, Shots,
-    StepKind, algorithm, edges, program,
+    Access, Algorithm, Buffer, Group, Local, MAX_SOURCES, Participant, Plan, PlanError, Request, Retention,
+    StepKind, algorithm_code, edges, program,
 };
 
-fn sweep(collective: Collective, coded: bool, shots: Shots) {
+fn sweep(collective: Collective, coded: bool, shots: Algorithm) {
     for ranks in 1..=64 {
         for grouping in Grouping::ALL {
             let plan = grouping.plan(ranks);
             let wanted = |request: &Request| {
-                (request.collective, request.coded, request.shots) == (collective, coded, shots)
+                (request.collective, request.coded, request.algorithm) == (collective, coded, shots)
             };
             for request in requests(ranks).into_iter().filter(wanted) {
                 for reach in Reach::ALL {
@@ -45,47 +45,49 @@ fn sweep(collective: Collective, coded: bool, shots: Shots) {
 
 #[test]
 fn every_allreduce_is_right() {
-    sweep(Collective::AllReduce, false, Shots::Many);
+    sweep(Collective::AllReduce, false, Algorithm::Ring);
 }
 
 #[test]
 fn every_allreduce_in_one_shot_is_right() {
-    sweep(Collective::AllReduce, false, Shots::One);
+    sweep(Collective::AllReduce, false, Algorithm::OneShot);
 }
 
 #[test]
 fn every_allreduce_in_two_shots_is_right() {
-    sweep(Collective::AllReduce, false, Shots::Two);
+    sweep(Collective::AllReduce, false, Algorithm::TwoShot);
 }
 
 #[test]
 fn every_broadcast_and_barrier_in_one_shot_is_right() {
-    sweep(Collective::Broadcast, false, Shots::One);
-    sweep(Collective::Barrier, false, Shots::One);
+    sweep(Collective::Broadcast, false, Algorithm::OneShot);
+    sweep(Collective::Barrier, false, Algorithm::OneShot);
 }
 
 #[test]
 fn direct_exchanges_take_as_many_hops_as_they_say_and_add_in_one_order() {
     let mut order: Vec<u32> = (0..8).collect();
-    for (shots, hops, messages) in [(Shots::Many, 14, 14), (Shots::One, 1, 7), (Shots::Two, 2, 14)] {
+    for (shots, hops, messages) in
+        [(Algorithm::Ring, 14, 14), (Algorithm::OneShot, 1, 7), (Algorithm::TwoShot, 2, 14)]
+    {
         order.rotate_left(3);
         let group = Grouping::PerHost(1).plan(8).group().clone();
         let plan = Plan::new(group, order.iter().map(|index| Participant(*index)).collect()).unwrap();
-        let request = Request { shots, ..plain(Collective::AllReduce, Rank(0)) };
+        let request = Request { algorithm: shots, ..plain(Collective::AllReduce, Rank(0)) };
         let case = Case { plan, request, retention: Some(Retention::CopyInputs), reach: Reach::Mapped };
         let programs = case.programs();
         let report = case.check(&programs, 1).unwrap();
         assert!(report.usage.iter().all(|usage| (usage.sent, usage.received) == (messages, messages)));
-        assert_eq!(longest_way(&programs), hops, "{shots:?}");
-        if shots == Shots::Many {
+        assert_eq!(longest_path(&programs), hops, "{shots:?}");
+        if shots == Algorithm::Ring {
             continue;
         }
         // Whoever adds: four contributions by number, then the sum of those and the other four.
         for (me, program) in (0..).zip(&programs) {
             let reductions = program.steps.iter().filter(|step| matches!(step.kind, StepKind::Reduce { .. }));
-            let from = |operand: &harmonaize_plan::Operand| match operand.place {
-                Place::Peer(peer) => Some(peer.0),
-                Place::Staging(_) => Some(me),
+            let from = |operand: &harmonaize_plan::Operand| match operand.buffer {
+                Buffer::Peer(peer) => Some(peer.0),
+                Buffer::Staging(_) => Some(me),
                 _ => None,
             };
             let added: Vec<Vec<_>> =
@@ -96,7 +98,7 @@ fn direct_exchanges_take_as_many_hops_as_they_say_and_add_in_one_order() {
 }
 
 /// Messages that follow one another on the longest way through the programs, each sent as early as can be.
-fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
+fn longest_path(programs: &[harmonaize_plan::Program]) -> usize {
     let mut sent: std::collections::HashMap<(u32, u32), Vec<usize>> = Default::default();
     let mut taken: std::collections::HashMap<(u32, u32), usize> = Default::default();
     let mut at: Vec<(usize, usize)> = vec![(0, 0); programs.len()];
@@ -106,7 +108,7 @@ fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
             'steps: while let Some(step) = program.steps.get(at[me as usize].0) {
                 let mut longest = at[me as usize].1;
                 for operand in &step.sources {
-                    if let Place::Peer(from) = operand.place {
+                    if let Buffer::Peer(from) = operand.buffer {
                         let next = taken.get(&(from.0, me)).copied().unwrap_or(0);
                         let Some(hops) = sent.get(&(from.0, me)).and_then(|all| all.get(next)) else {
                             break 'steps;
@@ -115,12 +117,12 @@ fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
                     }
                 }
                 for operand in &step.sources {
-                    if let Place::Peer(from) = operand.place {
+                    if let Buffer::Peer(from) = operand.buffer {
                         *taken.entry((from.0, me)).or_default() += 1;
                     }
                 }
                 for operand in &step.destinations {
-                    if let Place::Peer(to) = operand.place {
+                    if let Buffer::Peer(to) = operand.buffer {
                         sent.entry((me, to.0)).or_default().push(longest + 1);
                     }
                 }
@@ -135,12 +137,12 @@ fn longest_way(programs: &[harmonaize_plan::Program]) -> usize {
 
 #[test]
 fn every_coded_alltoall_is_right_and_encodes_once() {
-    sweep(Collective::AllToAll, true, Shots::Many);
+    sweep(Collective::AllToAll, true, Algorithm::Ring);
 }
 
 #[test]
 fn every_coded_allreduce_is_right_and_encodes_twice() {
-    sweep(Collective::AllReduce, true, Shots::Many);
+    sweep(Collective::AllReduce, true, Algorithm::Ring);
 }
 
 #[test]
@@ -154,7 +156,7 @@ fn a_coded_exchange_of_four_sends_each_part_once_to_its_owner_and_once_from_it()
         // Three contributions on their way, the sum, the result, and the local sum before it is encoded.
         assert_eq!((usage.sent, usage.received, program.slots.as_slice()), (6, 6, &[4; 6][..]));
         let sends = |step: &&harmonaize_plan::Step| {
-            step.destinations.iter().filter(|to| matches!(to.place, Place::Peer(_))).count()
+            step.destinations.iter().filter(|to| matches!(to.buffer, Buffer::Peer(_))).count()
         };
         assert_eq!(program.steps.iter().map(|step| sends(&step)).max(), Some(3));
     }
@@ -169,7 +171,7 @@ fn no_step_sends_to_more_peers_than_can_be() {
             Case { plan: Grouping::PerHost(1).plan(24), request, retention: None, reach: Reach::Mixed };
         for step in case.programs().iter().flat_map(|program| &program.steps) {
             let peers = |operands: &[harmonaize_plan::Operand]| {
-                operands.iter().filter(|operand| matches!(operand.place, Place::Peer(_))).count()
+                operands.iter().filter(|operand| matches!(operand.buffer, Buffer::Peer(_))).count()
             };
             assert!(peers(&step.sources) <= 4 && peers(&step.destinations) <= 4, "{step:?}");
         }
@@ -178,32 +180,32 @@ fn no_step_sends_to_more_peers_than_can_be() {
 
 #[test]
 fn every_alltoall_is_right() {
-    sweep(Collective::AllToAll, false, Shots::Many);
+    sweep(Collective::AllToAll, false, Algorithm::Ring);
 }
 
 #[test]
 fn every_allgather_is_right() {
-    sweep(Collective::AllGather, false, Shots::Many);
+    sweep(Collective::AllGather, false, Algorithm::Ring);
 }
 
 #[test]
 fn every_allgather_in_one_shot_is_right() {
-    sweep(Collective::AllGather, false, Shots::One);
+    sweep(Collective::AllGather, false, Algorithm::OneShot);
 }
 
 #[test]
 fn every_coded_allgather_is_right_and_encodes_once() {
-    sweep(Collective::AllGather, true, Shots::Many);
+    sweep(Collective::AllGather, true, Algorithm::Ring);
 }
 
 #[test]
 fn every_reducescatter_is_right() {
-    sweep(Collective::ReduceScatter, false, Shots::Many);
+    sweep(Collective::ReduceScatter, false, Algorithm::Ring);
 }
 
 #[test]
 fn every_reducescatter_in_one_shot_is_right() {
-    sweep(Collective::ReduceScatter, false, Shots::One);
+    sweep(Collective::ReduceScatter, false, Algorithm::OneShot);
 }
 
 /// Of 8 participants each sends 7 blocks, along the ring as straight; a ReduceScatter in one shot adds as AllReduce does, a ring from the owner on.
@@ -213,8 +215,8 @@ fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
     let order = [3, 4, 5, 6, 7, 0, 1, 2].map(Participant).to_vec();
     let plan = Plan::new(group, order).unwrap();
     for collective in [Collective::AllGather, Collective::ReduceScatter] {
-        for (shots, hops) in [(Shots::Many, 7), (Shots::One, 1)] {
-            let request = Request { shots, ..plain(collective, Rank(0)) };
+        for (shots, hops) in [(Algorithm::Ring, 7), (Algorithm::OneShot, 1)] {
+            let request = Request { algorithm: shots, ..plain(collective, Rank(0)) };
             let case = Case {
                 plan: plan.clone(),
                 request,
@@ -224,10 +226,10 @@ fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
             let programs = case.programs();
             let report = case.check(&programs, 1).unwrap();
             assert!(report.usage.iter().all(|usage| (usage.sent, usage.received) == (7, 7)), "{request:?}");
-            assert_eq!(longest_way(&programs), hops, "{request:?}");
-            let own = |operand: &harmonaize_plan::Operand| match operand.place {
-                Place::Peer(peer) => Some(peer.0),
-                Place::Input(rank) => Some(rank.0),
+            assert_eq!(longest_path(&programs), hops, "{request:?}");
+            let own = |operand: &harmonaize_plan::Operand| match operand.buffer {
+                Buffer::Peer(peer) => Some(peer.0),
+                Buffer::Input(rank) => Some(rank.0),
                 _ => None,
             };
             let added = |me: usize| -> Vec<Vec<u32>> {
@@ -237,7 +239,7 @@ fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
             };
             match (collective, shots) {
                 (Collective::AllGather, _) => assert!((0..8).all(|me| added(me).is_empty())),
-                (_, Shots::One) => {
+                (_, Algorithm::OneShot) => {
                     assert!((0..8).all(|me| added(me) == [vec![0, 1, 2, 3], vec![4, 5, 6, 7]]))
                 }
                 // What came from the one before, and the own contribution.
@@ -249,12 +251,12 @@ fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
 
 #[test]
 fn every_broadcast_is_right() {
-    sweep(Collective::Broadcast, false, Shots::Many);
+    sweep(Collective::Broadcast, false, Algorithm::Ring);
 }
 
 #[test]
 fn every_barrier_is_right() {
-    sweep(Collective::Barrier, false, Shots::Many);
+    sweep(Collective::Barrier, false, Algorithm::Ring);
 }
 
 fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Retention, reach: Reach) -> Case {
@@ -362,17 +364,18 @@ fn remote_ranks_are_fetched_ahead() {
 
 #[test]
 fn algorithm_classes_are_those_of_the_receipt() {
-    let class =
-        |shots, collective: &Collective| algorithm(4, Request { shots, ..plain(*collective, Rank(0)) });
+    let class = |shots, collective: &Collective| {
+        algorithm_code(4, Request { algorithm: shots, ..plain(*collective, Rank(0)) })
+    };
     let classes = |shots| Collective::ALL.iter().map(|each| class(shots, each)).collect::<Vec<_>>();
-    assert_eq!(classes(Shots::Many), [2, 3, 4, 5, 2, 2]);
-    assert_eq!(classes(Shots::One), [7, 3, 7, 7, 7, 7]);
-    assert_eq!(classes(Shots::Two), [8, 3, 4, 5, 2, 2]);
-    assert_eq!(algorithm(1, plain(Collective::AllToAll, Rank(0))), 1);
+    assert_eq!(classes(Algorithm::Ring), [2, 3, 4, 5, 2, 2]);
+    assert_eq!(classes(Algorithm::OneShot), [7, 3, 7, 7, 7, 7]);
+    assert_eq!(classes(Algorithm::TwoShot), [8, 3, 4, 5, 2, 2]);
+    assert_eq!(algorithm_code(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
-    assert_eq!(algorithm(4, coded), 6);
-    assert_eq!(algorithm(4, Request { coded: true, ..plain(Collective::AllToAll, Rank(0)) }), 3);
-    assert_eq!(algorithm(4, Request { coded: true, ..plain(Collective::AllGather, Rank(0)) }), 6);
+    assert_eq!(algorithm_code(4, coded), 6);
+    assert_eq!(algorithm_code(4, Request { coded: true, ..plain(Collective::AllToAll, Rank(0)) }), 3);
+    assert_eq!(algorithm_code(4, Request { coded: true, ..plain(Collective::AllGather, Rank(0)) }), 6);
 }
 
 #[test]
@@ -414,7 +417,7 @@ fn a_recipe_from_elsewhere_is_validated() {
 #[test]
 fn no_step_needs_both_a_message_and_credit() {
     let peer = |operands: &[harmonaize_plan::Operand]| {
-        operands.iter().any(|operand| matches!(operand.place, Place::Peer(_)))
+        operands.iter().any(|operand| matches!(operand.buffer, Buffer::Peer(_)))
     };
     for request in requests(24) {
         let case =

@@ -6,7 +6,7 @@ mod common;
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, CheckError, Fault, Form, Found, Operand, Part, Participant, Place, Program, Retention, Slot,
+    Access, Buffer, CheckError, Encoding, Fault, Found, Operand, Part, Participant, Program, Retention, Slot,
     Stage, Step, StepKind, Wait,
 };
 use rand::{RngExt, SeedableRng};
@@ -27,7 +27,7 @@ fn fused(case: &Case) -> Vec<Program> {
     for program in &mut programs {
         let mut steps: Vec<Step> = Vec::new();
         for step in program.steps.drain(..) {
-            let forwards = matches!(step.sources[0].place, Place::Staging(_) | Place::Output(_));
+            let forwards = matches!(step.sources[0].buffer, Buffer::Staging(_) | Buffer::Output(_));
             match steps.last_mut() {
                 Some(last) if forwards => last.destinations.extend(step.destinations),
                 _ => steps.push(Step { after: vec![], ..step }),
@@ -133,11 +133,11 @@ fn all_ranks_end_with_the_same_gathered_bits() {
     let mut programs = case.programs();
     let steps = &mut programs[1].steps;
     let decodes = |step: &Step| {
-        step.destinations.iter().any(|to| matches!(to.place, Place::Output(_)))
-            && step.sources.iter().any(|from| matches!(from.place, Place::Staging(_)))
+        step.destinations.iter().any(|to| matches!(to.buffer, Buffer::Output(_)))
+            && step.sources.iter().any(|from| matches!(from.buffer, Buffer::Staging(_)))
     };
     let own = steps.iter().position(decodes).unwrap();
-    let (place, part) = (Place::Input(Rank(1)), Part::whole(0));
+    let (place, part) = (Buffer::Input(Rank(1)), Part::whole(0));
     steps[own].sources = vec![Operand::exact(place, part)];
     let different = CheckError::Output { rank: Rank(1), block: 1, found: Found::Different };
     assert_eq!(case.check(&programs, 1), Err(different));
@@ -154,7 +154,7 @@ fn blocks_that_change_places_are_found() {
     let gather = case(Collective::AllGather);
     let mut programs = gather.programs();
     for operand in programs[0].steps.iter_mut().flat_map(|step| &mut step.destinations) {
-        if matches!(operand.place, Place::Output(Rank(1))) && operand.part.block >= 2 {
+        if matches!(operand.buffer, Buffer::Output(Rank(1))) && operand.part.block >= 2 {
             operand.part.block ^= 1;
         }
     }
@@ -164,8 +164,8 @@ fn blocks_that_change_places_are_found() {
     let mut programs = scatter.programs();
     for program in &mut programs {
         for operand in program.steps.iter_mut().flat_map(|step| &mut step.destinations) {
-            if let Place::Output(Rank(rank)) = operand.place {
-                operand.place = Place::Output(Rank(rank ^ 1));
+            if let Buffer::Output(Rank(rank)) = operand.buffer {
+                operand.buffer = Buffer::Output(Rank(rank ^ 1));
             }
         }
     }
@@ -217,13 +217,13 @@ fn coded(which: impl Fn(&Step) -> bool, damage: impl Fn(&mut Step)) -> Result<()
     }
 }
 
-const CONTRIBUTION: Form = Form::Coded(Stage::Contribution);
-const RESULT: Form = Form::Coded(Stage::Result);
+const CONTRIBUTION: Encoding = Encoding::Coded(Stage::Contribution);
+const RESULT: Encoding = Encoding::Coded(Stage::Result);
 
-fn encodes(to: Form) -> impl Fn(&Step) -> bool {
+fn encodes(to: Encoding) -> impl Fn(&Step) -> bool {
     move |step| {
-        let exact = step.sources.first().is_some_and(|from| from.form == Form::Exact);
-        exact && step.kind == StepKind::Move && step.destinations.first().is_some_and(|of| of.form == to)
+        let exact = step.sources.first().is_some_and(|from| from.encoding == Encoding::Exact);
+        exact && step.kind == StepKind::Move && step.destinations.first().is_some_and(|of| of.encoding == to)
     }
 }
 
@@ -235,37 +235,37 @@ fn coded_elements_are_what_the_engine_can_do() {
     let unkept = |step: &mut Step| step.destinations.truncate(0);
     assert_eq!(coded(encodes(CONTRIBUTION), unkept), Err(Fault::Destinations));
     let unkept = |step: &mut Step| step.destinations = step.destinations.split_off(1);
-    assert_eq!(coded(encodes(CONTRIBUTION), unkept), Err(Fault::Form));
+    assert_eq!(coded(encodes(CONTRIBUTION), unkept), Err(Fault::Encoding));
     let twice = |step: &mut Step| {
         let first = step.destinations[0];
-        step.destinations.push(Operand { place: Place::Staging(Slot(4)), ..first });
+        step.destinations.push(Operand { buffer: Buffer::Staging(Slot(4)), ..first });
     };
-    assert_eq!(coded(encodes(CONTRIBUTION), twice), Err(Fault::Form));
-    let mixed = |step: &mut Step| step.destinations[1].form = Form::Exact;
-    assert_eq!(coded(encodes(CONTRIBUTION), mixed), Err(Fault::Form));
+    assert_eq!(coded(encodes(CONTRIBUTION), twice), Err(Fault::Encoding));
+    let mixed = |step: &mut Step| step.destinations[1].encoding = Encoding::Exact;
+    assert_eq!(coded(encodes(CONTRIBUTION), mixed), Err(Fault::Encoding));
     // A stage that it is not.
-    let staged = |form| move |step: &mut Step| step.destinations.iter_mut().for_each(|to| to.form = form);
+    let staged = |form| move |step: &mut Step| step.destinations.iter_mut().for_each(|to| to.encoding = form);
     assert_eq!(coded(encodes(CONTRIBUTION), staged(RESULT)), Err(Fault::Stage));
     assert_eq!(coded(encodes(RESULT), staged(CONTRIBUTION)), Err(Fault::Stage));
     // Added to a sum that is somewhere else, or from staging.
-    let adds = |step: &Step| step.sources.iter().any(|from| from.form == CONTRIBUTION);
-    let elsewhere = |step: &mut Step| step.destinations[0].place = Place::Staging(Slot(4));
-    assert_eq!(coded(adds, elsewhere), Err(Fault::Form));
+    let adds = |step: &Step| step.sources.iter().any(|from| from.encoding == CONTRIBUTION);
+    let elsewhere = |step: &mut Step| step.destinations[0].buffer = Buffer::Staging(Slot(4));
+    assert_eq!(coded(adds, elsewhere), Err(Fault::Encoding));
     let turned = |step: &mut Step| step.sources.reverse();
-    assert_eq!(coded(adds, turned), Err(Fault::Form));
-    let result = |step: &mut Step| step.sources[1].form = RESULT;
-    assert_eq!(coded(adds, result), Err(Fault::Form));
+    assert_eq!(coded(adds, turned), Err(Fault::Encoding));
+    let result = |step: &mut Step| step.sources[1].encoding = RESULT;
+    assert_eq!(coded(adds, result), Err(Fault::Encoding));
     // Decoded on the way to a peer.
     let decodes = |step: &Step| {
-        step.sources.first().is_some_and(|from| from.form == RESULT)
-            && step.destinations.iter().all(|to| to.form == Form::Exact)
+        step.sources.first().is_some_and(|from| from.encoding == RESULT)
+            && step.destinations.iter().all(|to| to.encoding == Encoding::Exact)
     };
     let forwarded = |step: &mut Step| {
         let part = step.sources[0].part;
-        step.destinations.push(Operand::exact(Place::Peer(Participant(1)), part));
+        step.destinations.push(Operand::exact(Buffer::Peer(Participant(1)), part));
     };
-    assert_eq!(coded(decodes, forwarded), Err(Fault::Form));
-    let read = |step: &mut Step| step.sources[0].form = Form::Exact;
+    assert_eq!(coded(decodes, forwarded), Err(Fault::Encoding));
+    let read = |step: &mut Step| step.sources[0].encoding = Encoding::Exact;
     assert_eq!(coded(decodes, read), Err(Fault::Undefined));
 }
 
@@ -277,7 +277,7 @@ fn all_ranks_get_what_was_encoded_the_owner_too() {
     // The owner's outputs take the exact sum.
     let own = programs[0].steps.iter().position(encodes(RESULT)).unwrap();
     let sum = programs[0].steps[own].sources[0];
-    let decodes = |step: &Step| step.destinations.iter().any(|to| matches!(to.place, Place::Output(_)));
+    let decodes = |step: &Step| step.destinations.iter().any(|to| matches!(to.buffer, Buffer::Output(_)));
     let at = programs[0].steps.iter().position(decodes).unwrap();
     programs[0].steps[at].sources = vec![sum];
     let different = |rank| CheckError::Output { rank: Rank(rank), block: 0, found: Found::Different };
@@ -285,18 +285,18 @@ fn all_ranks_get_what_was_encoded_the_owner_too() {
     // In what is not coded, nothing is.
     let programs = case.programs();
     case.request.coded = false;
-    assert_eq!(case.check(&programs, 1), Err(fault(0, 0, Fault::Form)));
+    assert_eq!(case.check(&programs, 1), Err(fault(0, 0, Fault::Encoding)));
 }
 
 #[test]
 fn what_is_moved_is_encoded_once_and_never_added() {
-    const MOVED: Form = Form::Coded(Stage::Moved);
-    let run = |case: &Case, from: Form, to: Form| {
+    const MOVED: Encoding = Encoding::Coded(Stage::Moved);
+    let run = |case: &Case, from: Encoding, to: Encoding| {
         let mut programs = case.programs();
         let operands = programs.iter_mut().flat_map(|program| &mut program.steps);
         for operand in operands.flat_map(|step| step.sources.iter_mut().chain(&mut step.destinations)) {
-            if operand.form == from {
-                operand.form = to;
+            if operand.encoding == from {
+                operand.encoding = to;
             }
         }
         case.check(&programs, 1).map(|report| report.encodings)
@@ -307,7 +307,7 @@ fn what_is_moved_is_encoded_once_and_never_added() {
     (sum.request.coded, moved.request.coded) = (true, true);
     assert_eq!(run(&moved, MOVED, MOVED), Ok(1));
     // A contribution is decoded by being added alone; a sum is no input, and an input no sum.
-    assert!(matches!(run(&moved, MOVED, CONTRIBUTION), Err(CheckError::Step { fault: Fault::Form, .. })));
+    assert!(matches!(run(&moved, MOVED, CONTRIBUTION), Err(CheckError::Step { fault: Fault::Encoding, .. })));
     assert!(matches!(run(&moved, MOVED, RESULT), Err(CheckError::Step { fault: Fault::Stage, .. })));
     assert!(matches!(run(&sum, RESULT, MOVED), Err(CheckError::Step { fault: Fault::Stage, .. })));
     moved.request.coded = false;
@@ -316,7 +316,7 @@ fn what_is_moved_is_encoded_once_and_never_added() {
     let coded = moved.programs();
     moved.request.coded = false;
     assert!(moved.check(&exact, 1).is_ok());
-    assert!(matches!(moved.check(&coded, 1), Err(CheckError::Step { fault: Fault::Form, .. })));
+    assert!(matches!(moved.check(&coded, 1), Err(CheckError::Step { fault: Fault::Encoding, .. })));
 }
 
 #[test]
@@ -340,13 +340,14 @@ fn garbage(random: &mut ChaCha8Rng) -> Program {
         (0..random.random_range(0..=most))
             .map(|_| {
                 let place = match random.random_range(0..4) {
-                    0 => Place::Input(Rank(number(random))),
-                    1 => Place::Output(Rank(number(random))),
-                    2 => Place::Staging(Slot(number(random) as u16)),
-                    _ => Place::Peer(Participant(number(random))),
+                    0 => Buffer::Input(Rank(number(random))),
+                    1 => Buffer::Output(Rank(number(random))),
+                    2 => Buffer::Staging(Slot(number(random) as u16)),
+                    _ => Buffer::Peer(Participant(number(random))),
                 };
-                let form = if random.random_ratio(1, 20) { Form::Coded(Stage::Result) } else { Form::Exact };
-                Operand { place, part: Part { block: number(random) % 5, index, of }, form }
+                let form =
+                    if random.random_ratio(1, 20) { Encoding::Coded(Stage::Result) } else { Encoding::Exact };
+                Operand { buffer: place, part: Part { block: number(random) % 5, index, of }, encoding: form }
             })
             .collect()
     };

@@ -7,7 +7,7 @@ mod common;
 use common::execute::execute;
 use common::{Case, Grouping, RETENTIONS, Reach, requests};
 use harmonaize_abi::{Collective, Rank};
-use harmonaize_plan::{Form, Operand, Participant, Place, Plan, Program, Slot, Stage, StepKind};
+use harmonaize_plan::{Buffer, Encoding, Operand, Participant, Plan, Program, Slot, Stage, StepKind};
 use rand::seq::{IndexedMutRandom, IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -219,37 +219,37 @@ fn damage_operand(
         }
         Damage::OtherSlot if slots > 1 => {
             let mut staged: Vec<_> =
-                operands.iter_mut().filter(|operand| matches!(operand.place, Place::Staging(_))).collect();
+                operands.iter_mut().filter(|operand| matches!(operand.buffer, Buffer::Staging(_))).collect();
             let operand = staged.choose_mut(random)?;
-            if let Place::Staging(Slot(slot)) = operand.place {
-                operand.place = Place::Staging(Slot((slot + random.random_range(1..slots)) % slots));
+            if let Buffer::Staging(Slot(slot)) = operand.buffer {
+                operand.buffer = Buffer::Staging(Slot((slot + random.random_range(1..slots)) % slots));
             }
         }
         Damage::OtherRank => {
             let other = Rank(random.random_range(0..case.plan.group().ranks()));
             let operand = operands.choose_mut(random)?;
-            operand.place = match operand.place {
-                Place::Input(rank) if rank != other => Place::Input(other),
-                Place::Output(rank) if rank != other => Place::Output(other),
+            operand.buffer = match operand.buffer {
+                Buffer::Input(rank) if rank != other => Buffer::Input(other),
+                Buffer::Output(rank) if rank != other => Buffer::Output(other),
                 _ => return None,
             };
         }
         Damage::OtherForm => {
             let stages = [Stage::Contribution, Stage::Result, Stage::Moved];
-            let forms = [Form::Exact].into_iter().chain(stages.map(Form::Coded)).collect::<Vec<_>>();
+            let forms = [Encoding::Exact].into_iter().chain(stages.map(Encoding::Coded)).collect::<Vec<_>>();
             let (form, whole_step) = (*forms.choose(random)?, random.random());
             let only = random.random_range(0..operands.len());
             for (at, operand) in operands.iter_mut().enumerate() {
                 if whole_step || at == only {
-                    operand.form = form;
+                    operand.encoding = form;
                 }
             }
         }
         Damage::OtherPeer => {
             let other = Participant(random.random_range(0..case.plan.participants()));
             let operand = operands.choose_mut(random)?;
-            operand.place = match operand.place {
-                Place::Peer(peer) if peer != other => Place::Peer(other),
+            operand.buffer = match operand.buffer {
+                Buffer::Peer(peer) if peer != other => Buffer::Peer(other),
                 _ => return None,
             };
         }

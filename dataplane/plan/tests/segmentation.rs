@@ -6,7 +6,8 @@ mod common;
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
-    Operand, Place, Request, Retention, Segmentation, Shots, Tuning, retention, segmentation, shots,
+    Algorithm, Buffer, Operand, Request, Retention, Segmentation, Tuning, retention, segmentation,
+    select_algorithm,
 };
 use proptest::prelude::*;
 
@@ -28,7 +29,7 @@ fn largest_message(case: &Case, lo: u64, hi: u64) -> u64 {
     let programs = case.programs();
     let steps = programs.iter().flat_map(|program| &program.steps);
     let sent = steps.flat_map(|step| &step.destinations);
-    let sent = sent.filter(|operand: &&Operand| matches!(operand.place, Place::Peer(_)));
+    let sent = sent.filter(|operand: &&Operand| matches!(operand.buffer, Buffer::Peer(_)));
     sent.map(|operand| operand.part.elements(lo, hi).1).max().unwrap_or(0)
 }
 
@@ -76,7 +77,7 @@ proptest! {
         }
         let (lo, hi) = cut.range(cut.segments - 1);
         prop_assert!(expected == 0 || hi > lo, "an empty last segment");
-        let request = Request { shots: shots(&plan, &signature, &tuning), ..common::plain(collective, Rank(ranks / 2)) };
+        let request = Request { algorithm: select_algorithm(&plan, &signature, &tuning), ..common::plain(collective, Rank(ranks / 2)) };
         let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped };
         for index in [0, cut.segments - 1] {
             let (lo, hi) = cut.range(index);
@@ -159,22 +160,33 @@ fn the_size_says_in_how_many_shots() {
     let tuning =
         Tuning { chunk_bytes: 4096, one_shot_bytes: 8192, two_shot_bytes: 65536, ..Tuning::default() };
     let several = Grouping::PerHost(2).plan(8);
-    let chosen = |collective, count| shots(&several, &signature(collective, Dtype::F32, count), &tuning);
+    let chosen =
+        |collective, count| select_algorithm(&several, &signature(collective, Dtype::F32, count), &tuning);
     let allreduce = [0, 2048, 2049, 16384, 16385].map(|count| chosen(Collective::AllReduce, count));
-    assert_eq!(allreduce, [Shots::One, Shots::One, Shots::Two, Shots::Two, Shots::Many]);
+    assert_eq!(
+        allreduce,
+        [Algorithm::OneShot, Algorithm::OneShot, Algorithm::TwoShot, Algorithm::TwoShot, Algorithm::Ring]
+    );
     let broadcast = [0, 2048, 2049].map(|count| chosen(Collective::Broadcast, count));
-    assert_eq!(broadcast, [Shots::One, Shots::One, Shots::Many]);
+    assert_eq!(broadcast, [Algorithm::OneShot, Algorithm::OneShot, Algorithm::Ring]);
     // Each is half of an AllReduce in two shots, of the whole tensor.
     for collective in [Collective::AllGather, Collective::ReduceScatter] {
         let halves = [0, 256, 257, 2048, 2049].map(|count| chosen(collective, count));
-        assert_eq!(halves, [Shots::One, Shots::One, Shots::One, Shots::One, Shots::Many]);
+        assert_eq!(
+            halves,
+            [Algorithm::OneShot, Algorithm::OneShot, Algorithm::OneShot, Algorithm::OneShot, Algorithm::Ring]
+        );
     }
-    assert_eq!(chosen(Collective::Barrier, 0), Shots::One);
-    assert_eq!(chosen(Collective::AllToAll, 1), Shots::Many);
-    let none = |collective| shots(&several, &signature(collective, Dtype::F32, 0), &Tuning::default());
-    assert!(Collective::ALL.iter().all(|collective| none(*collective) == Shots::Many));
+    assert_eq!(chosen(Collective::Barrier, 0), Algorithm::OneShot);
+    assert_eq!(chosen(Collective::AllToAll, 1), Algorithm::Ring);
+    let none =
+        |collective| select_algorithm(&several, &signature(collective, Dtype::F32, 0), &Tuning::default());
+    assert!(Collective::ALL.iter().all(|collective| none(*collective) == Algorithm::Ring));
     let alone = Grouping::PerHost(8).plan(8);
-    assert_eq!(shots(&alone, &signature(Collective::AllReduce, Dtype::F32, 1), &tuning), Shots::Many);
+    assert_eq!(
+        select_algorithm(&alone, &signature(Collective::AllReduce, Dtype::F32, 1), &tuning),
+        Algorithm::Ring
+    );
     // A message is the whole segment, so there are as many as chunks.
     let cut = segmentation(&several, &signature(Collective::AllReduce, Dtype::F32, 2048), &tuning);
     assert_eq!(cut, Segmentation { segments: 2, elements: 1024, count: 2048 });

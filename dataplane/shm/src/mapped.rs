@@ -2,7 +2,7 @@
 
 use crate::doorbell::Doorbell;
 use crate::segment::{
-    Completer, CompletionReader, Shared, SubmissionReader, Submitter, Which, segment_bytes,
+    Completer, CompletionReader, RingKind, Shared, SubmissionReader, Submitter, segment_bytes,
 };
 use crate::{AgentEnd, EndError, Memory, MemoryError, Span, TenantEnd};
 use harmonaize_abi::{Completion, Submission};
@@ -40,8 +40,8 @@ impl MappedEnd {
         let segment = Memory::shared(bytes, "harmonaize-rings")?;
         let (doorbell, theirs) =
             Doorbell::pair().map_err(|source| EndError::System { call: "socketpair", source })?;
-        let submissions = SubmissionReader::new(Shared::new(&segment, entries, Which::Submissions)?);
-        let completions = Completer::new(Shared::new(&segment, entries, Which::Completions)?);
+        let submissions = SubmissionReader::new(Shared::new(&segment, entries, RingKind::Submissions)?);
+        let completions = Completer::new(Shared::new(&segment, entries, RingKind::Completions)?);
         Ok((Self { arena, segment, entries, submissions, completions, doorbell }, theirs))
     }
 
@@ -115,8 +115,8 @@ impl MappedTenant {
         let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
         let [arena, segment, doorbell] = descriptors;
         let (arena, segment) = (Memory::map(arena, arena_bytes)?, Memory::map(segment, bytes)?);
-        let submissions = Submitter::new(Shared::new(&segment, entries, Which::Submissions)?);
-        let completions = CompletionReader::new(Shared::new(&segment, entries, Which::Completions)?);
+        let submissions = Submitter::new(Shared::new(&segment, entries, RingKind::Submissions)?);
+        let completions = CompletionReader::new(Shared::new(&segment, entries, RingKind::Completions)?);
         Ok(Self { arena, entries, submissions, completions, doorbell: Doorbell::from(doorbell) })
     }
 }

@@ -57,7 +57,7 @@ pub(crate) trait Cells {
     /// Entries put so far, published by the producer.
     fn tail(&self) -> &Self::Word;
     /// 0 while the consumer is awake, else the number of its sleep. Written by the consumer alone.
-    fn asleep(&self) -> &Self::Word;
+    fn sleep_number(&self) -> &Self::Word;
     /// A word of the entry in which the entry of this index lies (modulo capacity).
     fn word(&self, index: u64, word: usize) -> &Self::Word;
 }
@@ -69,7 +69,7 @@ pub(crate) struct Producer<C, const N: usize> {
     tail: u64,
     head_seen: u64,
     /// The sleep for which the consumer was last woken.
-    woken: u64,
+    woken_sleep: u64,
 }
 
 /// The side that takes entries of `N` words.
@@ -85,7 +85,7 @@ pub(crate) struct Consumer<C, const N: usize> {
 impl<C: Cells, const N: usize> Producer<C, N> {
     /// The producer of a fresh (zeroed) ring.
     pub(crate) fn new(cells: C) -> Self {
-        Self { cells, tail: 0, head_seen: 0, woken: 0 }
+        Self { cells, tail: 0, head_seen: 0, woken_sleep: 0 }
     }
 
     /// Puts an entry. `N` stores and one release; reads the other side's line only when the ring seems full.
@@ -114,8 +114,8 @@ impl<C: Cells, const N: usize> Producer<C, N> {
     pub(crate) fn must_wake(&mut self) -> bool {
         // The store of `tail` before, the load of `asleep` after: pairs with `prepare_sleep`.
         C::Word::fence();
-        let sleep = self.cells.asleep().load(Ordering::Relaxed);
-        sleep != 0 && std::mem::replace(&mut self.woken, sleep) != sleep
+        let sleep = self.cells.sleep_number().load(Ordering::Relaxed);
+        sleep != 0 && std::mem::replace(&mut self.woken_sleep, sleep) != sleep
     }
 }
 
@@ -125,7 +125,7 @@ impl<C: Cells, const N: usize> Consumer<C, N> {
         Self { cells, head: 0, tail_seen: 0, sleeps: 0 }
     }
 
-    fn look(&mut self) -> Result<bool, RingError> {
+    fn refresh_tail(&mut self) -> Result<bool, RingError> {
         if self.head == self.tail_seen {
             let (capacity, tail) = (self.cells.capacity(), self.cells.tail().load(Ordering::Acquire));
             if tail.wrapping_sub(self.head) > capacity {
@@ -139,7 +139,7 @@ impl<C: Cells, const N: usize> Consumer<C, N> {
     /// Takes the next entry, copied. `N` loads and one release; reads the other side's line only when the ring seems
     /// empty.
     pub(crate) fn pop(&mut self) -> Result<Option<[u64; N]>, RingError> {
-        if !self.look()? {
+        if !self.refresh_tail()? {
             return Ok(None);
         }
         let entry = std::array::from_fn(|word| self.cells.word(self.head, word).load(Ordering::Relaxed));
@@ -152,10 +152,10 @@ impl<C: Cells, const N: usize> Consumer<C, N> {
     /// do not sleep. After `true` the producer's next `must_wake` says so.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         self.sleeps += 1;
-        self.cells.asleep().store(self.sleeps, Ordering::Relaxed);
+        self.cells.sleep_number().store(self.sleeps, Ordering::Relaxed);
         // The store of `asleep` before, the load of `tail` after: pairs with `must_wake`.
         C::Word::fence();
-        let quiet = matches!(self.look(), Ok(false));
+        let quiet = matches!(self.refresh_tail(), Ok(false));
         if !quiet {
             self.wake();
         }
@@ -164,7 +164,7 @@ impl<C: Cells, const N: usize> Consumer<C, N> {
 
     /// Takes the announcement back.
     pub(crate) fn wake(&self) {
-        self.cells.asleep().store(0, Ordering::Relaxed);
+        self.cells.sleep_number().store(0, Ordering::Relaxed);
     }
 }
 
@@ -200,7 +200,7 @@ mod tests {
         fn tail(&self) -> &W {
             &self.control[1]
         }
-        fn asleep(&self) -> &W {
+        fn sleep_number(&self) -> &W {
             &self.control[2]
         }
         fn word(&self, index: u64, word: usize) -> &W {

@@ -20,7 +20,7 @@ pub(crate) const COMPLETION: usize = size_of::<Completion>() / 8;
 
 /// Which of the two rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum RingKind {
     Submissions,
     Completions,
 }
@@ -48,13 +48,15 @@ pub(crate) type CompletionReader = Consumer<Shared, COMPLETION>;
 
 impl Shared {
     /// The ring in a segment of `entries` entries.
-    pub(crate) fn new(memory: &Arc<Memory>, entries: u32, which: Which) -> Result<Self, MemoryError> {
+    pub(crate) fn new(memory: &Arc<Memory>, entries: u32, which: RingKind) -> Result<Self, MemoryError> {
         let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
         memory.view(0, bytes)?;
         let capacity = u64::from(entries);
         let (control, entries, words) = match which {
-            Which::Submissions => (0, ENTRIES_AT, SUBMISSION as u64),
-            Which::Completions => (CONTROL, ENTRIES_AT + capacity * SUBMISSION as u64 * 8, COMPLETION as u64),
+            RingKind::Submissions => (0, ENTRIES_AT, SUBMISSION as u64),
+            RingKind::Completions => {
+                (CONTROL, ENTRIES_AT + capacity * SUBMISSION as u64 * 8, COMPLETION as u64)
+            }
         };
         Ok(Self { memory: Arc::clone(memory), capacity, control, entries, words })
     }
@@ -82,7 +84,7 @@ impl Cells for Shared {
         self.at(self.control + LINE)
     }
 
-    fn asleep(&self) -> &AtomicU64 {
+    fn sleep_number(&self) -> &AtomicU64 {
         self.at(self.control + 2 * LINE)
     }
 
@@ -103,12 +105,13 @@ mod tests {
         assert_eq!(segment_bytes(MAX_ENTRIES * 2), None);
         let bytes = segment_bytes(4).unwrap();
         let memory = Memory::private(bytes as usize).unwrap();
-        assert!(Shared::new(&memory, 8, Which::Submissions).is_err());
-        let rings =
-            [Which::Submissions, Which::Completions].map(|which| Shared::new(&memory, 4, which).unwrap());
+        assert!(Shared::new(&memory, 8, RingKind::Submissions).is_err());
+        let rings = [RingKind::Submissions, RingKind::Completions]
+            .map(|which| Shared::new(&memory, 4, which).unwrap());
         let mut addresses = Vec::new();
         for ring in &rings {
-            addresses.extend([ring.head(), ring.tail(), ring.asleep()].map(|word| word.as_ptr() as usize));
+            addresses
+                .extend([ring.head(), ring.tail(), ring.sleep_number()].map(|word| word.as_ptr() as usize));
             for index in 0..4 {
                 addresses
                     .extend((0..ring.words as usize).map(|word| ring.word(index, word).as_ptr() as usize));

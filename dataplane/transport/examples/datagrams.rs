@@ -20,7 +20,7 @@ fn used() -> f64 {
 /// Datagrams received in a second, and seconds of a core for a million of them at the sender and at the receiver.
 fn rate(together: usize, time: Duration) -> std::io::Result<(f64, f64, f64, u64)> {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let config = DatagramConfig { bytes: BYTES, together, ..DatagramConfig::default() };
+    let config = DatagramConfig { bytes: BYTES, gso_segments: together, ..DatagramConfig::default() };
     let (mut from, mut to) = (Datagrams::bind(any, config)?, Datagrams::bind(any, config)?);
     let (address, over) = (to.local_address(), AtomicBool::new(false));
     let begun = Instant::now();

@@ -11,7 +11,6 @@
 pub mod conformance;
 pub mod datagram;
 pub mod loopback;
-pub mod paths;
 mod retry;
 mod rings;
 pub mod tcp;

@@ -4,7 +4,7 @@
 use harmonaize_transport::datagram::{
     Address, DatagramConfig, Datagrams, Endpoint, RdmaAddress, RdmaDatagrams, RdmaPort,
 };
-use harmonaize_verbs::Wanted;
+use harmonaize_verbs::PortOptions;
 use harmonaize_verbs::fake::{Fabric, Fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
@@ -40,7 +40,7 @@ fn fabric() -> Fabric {
 
 fn rdma(fabric: &Fabric, host: u8, key: u32, config: DatagramConfig) -> RdmaDatagrams {
     let address = address(host).into();
-    let port = RdmaPort { devices: fabric.devices(), wanted: Wanted::default(), address };
+    let port = RdmaPort { devices: fabric.devices(), options: PortOptions::default(), address };
     RdmaDatagrams::open(&port, key, config).unwrap()
 }
 
@@ -143,7 +143,7 @@ fn what_comes_wakes_who_sleeps() {
 #[test]
 fn what_finds_no_buffer_is_lost_and_what_follows_is_not() {
     for net in both() {
-        let small = DatagramConfig { room: 4096, together: 1, ..DatagramConfig::default() };
+        let small = DatagramConfig { socket_buffer: 4096, gso_segments: 1, ..DatagramConfig::default() };
         let (mut a, mut b) = (net.endpoint(0, DatagramConfig::default()), net.endpoint(1, small));
         let to = b.local_address();
         let mut sent = 0;

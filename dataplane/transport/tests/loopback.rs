@@ -13,6 +13,6 @@ fn pair() -> Result<[Box<dyn Transport>; 2], String> {
 harmonaize_transport::conformance!(pair);
 
 #[test]
-fn takes_posts() {
-    assert_eq!(harmonaize_transport::conformance::takes_posts(&mut pair), Ok(true));
+fn supports_posts() {
+    assert_eq!(harmonaize_transport::conformance::supports_posts(&mut pair), Ok(true));
 }

@@ -4,7 +4,7 @@ use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::{DatagramConfig, RdmaDatagrams, RdmaPort};
 use harmonaize_transport::tcp;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
-use harmonaize_verbs::{Devices, Wanted};
+use harmonaize_verbs::{Devices, PortOptions};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -63,8 +63,8 @@ fn datagrams_are_whole_and_of_their_sender() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let devices = Devices::of_host();
     let open = |address: Ipv4Addr| {
-        let (wanted, address) = (Wanted::default(), address.into());
-        let port = RdmaPort { devices: devices.clone(), wanted, address };
+        let (wanted, address) = (PortOptions::default(), address.into());
+        let port = RdmaPort { devices: devices.clone(), options: wanted, address };
         RdmaDatagrams::open(&port, 0x1717, DatagramConfig { bytes: 8192, ..DatagramConfig::default() })
     };
     let (Ok(mut one), Ok(mut two)) = (open(ADDRESSES[0]), open(ADDRESSES[1])) else {

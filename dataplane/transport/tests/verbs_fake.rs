@@ -6,7 +6,7 @@ use harmonaize_transport::tcp::{self, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport};
 use harmonaize_verbs::fake::{Fabric, Fault};
-use harmonaize_verbs::{Call, Status, VerbsError, Wanted};
+use harmonaize_verbs::{Call, PortOptions, Status, VerbsError};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ mod spread {
         let a = Config { mailbox_slots: 8, inline_payload: 0, ..config(&["a0", "a1"]) };
         let b = Config {
             mailbox_slots: 16,
-            wanted: Wanted { mtu: Some(1024), ..Wanted::default() },
+            options: PortOptions { mtu: Some(1024), ..PortOptions::default() },
             ..config(&["b0", "b1"])
         };
         Ok([Box::new(end(&fabric, a)), Box::new(end(&fabric, b))])
@@ -266,7 +266,10 @@ fn gids_of_different_networks_are_told_apart_before_anything_is_lost() {
     let (mut a, mut b) = (
         end(
             &fabric,
-            Config { wanted: Wanted { gid_index: Some(0), ..Wanted::default() }, ..config(&["a0"]) },
+            Config {
+                options: PortOptions { gid_index: Some(0), ..PortOptions::default() },
+                ..config(&["a0"])
+            },
         ),
         end(&fabric, config(&["b0"])),
     );
@@ -390,10 +393,15 @@ fn what_cannot_be_set_up_is_named() {
     );
     let error = bind(config(&["a0:x"]));
     assert!(matches!(error, SetupError::Verbs(VerbsError::BadDevice { .. })), "{error}");
-    let error = bind(Config { wanted: Wanted { mtu: Some(1500), ..Wanted::default() }, ..config(&["a0"]) });
+    let error = bind(Config {
+        options: PortOptions { mtu: Some(1500), ..PortOptions::default() },
+        ..config(&["a0"])
+    });
     assert!(matches!(error, SetupError::Verbs(VerbsError::BadMtu { bytes: 1500 })), "{error}");
-    let error =
-        bind(Config { wanted: Wanted { gid_index: Some(77), ..Wanted::default() }, ..config(&["a0"]) });
+    let error = bind(Config {
+        options: PortOptions { gid_index: Some(77), ..PortOptions::default() },
+        ..config(&["a0"])
+    });
     assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchGid { index: 77, .. })), "{error}");
     let error = bind(config(&[]));
     assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchAddress { .. })), "{error}");

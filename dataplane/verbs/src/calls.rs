@@ -159,8 +159,6 @@ pub(crate) trait Calls: Send + Sync + Debug {
     fn post_receive(&self, pair: &Handle, entries: &[ReceiveEntry]) -> Result<(), Refused>;
 
     fn address_handle(&self, domain: &Handle, gid: Gid, path: &Path) -> Result<Handle, Errno>;
-    fn attach(&self, pair: &Handle, group: Gid) -> Result<(), Errno>;
-    fn detach(&self, pair: &Handle, group: Gid) -> Result<(), Errno>;
 }
 
 /// Names a queue pair for this process's life, unlike the device's numbers, which come again.

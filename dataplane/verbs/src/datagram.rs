@@ -1,4 +1,4 @@
-//! Unreliable datagrams: queue pairs without a connection, address handles, multicast.
+//! Unreliable datagrams: queue pairs without a connection, address handles.
 
 use crate::calls::{GATHER, Kind, ReceiveEntry, SendEntry, Transition, Verb, request_identity};
 use crate::completion::{Opaque, request_id};
@@ -12,10 +12,7 @@ use std::sync::Arc;
 /// Bytes before a datagram's payload in the receiver's buffer: the global routing header, or what stands for it.
 pub const GRH_BYTES: usize = 40;
 
-/// Queue pair number that stands for all members of a multicast group.
-pub const MULTICAST: u32 = 0xff_ffff;
-
-/// Where datagrams can go: a port, or a multicast group.
+/// Where datagrams can go: a port.
 #[derive(Clone, Debug)]
 pub struct AddressHandle {
     handle: Opaque,
@@ -24,7 +21,7 @@ pub struct AddressHandle {
 }
 
 impl AddressHandle {
-    /// To a port's or a group's GID, by a path of the device.
+    /// To a port's GID, by a path of the device.
     pub fn create(domain: &Arc<Domain>, gid: Gid, path: &Path) -> Result<Self, VerbsError> {
         let device = &domain.device;
         source(domain, path)?;
@@ -74,7 +71,6 @@ pub struct Datagram {
     buffers: VecDeque<Local>,
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
-    groups: Vec<Gid>,
     number: u32,
     gid: Gid,
     queue_key: u32,
@@ -117,7 +113,6 @@ impl Datagram {
             buffers: VecDeque::with_capacity(made.depths.receives as usize),
             queue: Arc::clone(queue),
             domain: Arc::clone(domain),
-            groups: Vec::new(),
             number: made.number,
             gid,
             queue_key,
@@ -155,7 +150,7 @@ impl Datagram {
         &self.queue
     }
 
-    /// Sends one datagram; `number` is [`MULTICAST`] for a group. The memory is held until settled, unless `inline`, which
+    /// Sends one datagram. The memory is held until settled, unless `inline`, which
     /// copies it at once.
     pub fn send(
         &mut self,
@@ -168,7 +163,7 @@ impl Datagram {
     ) -> Result<(), VerbsError> {
         let room = (self.depths.sends as usize).saturating_sub(self.sent.len());
         if room == 0 {
-            return Err(VerbsError::Full { asked: 1, room });
+            return Err(VerbsError::Full { requested: 1, room });
         }
         let ours = |domain: &Arc<Domain>| Arc::ptr_eq(domain, &self.domain);
         if !ours(from.region().domain()) || !ours(&to.domain) {
@@ -210,7 +205,7 @@ impl Datagram {
     pub fn post_receives(&mut self, buffers: &mut Vec<Local>) -> Result<(), VerbsError> {
         let room = (self.depths.receives as usize).saturating_sub(self.buffers.len());
         if buffers.len() > room {
-            return Err(VerbsError::Full { asked: buffers.len(), room });
+            return Err(VerbsError::Full { requested: buffers.len(), room });
         }
         let fit = |local: &Local| {
             let region = local.region();
@@ -235,7 +230,7 @@ impl Datagram {
     }
 
     /// Gives back what a completion was for; nothing if it was settled before.
-    pub fn settle(&mut self, completion: &Completion) -> Result<Option<Delivered>, VerbsError> {
+    pub fn handle_completion(&mut self, completion: &Completion) -> Result<Option<Delivered>, VerbsError> {
         if completion.pair() != self.identity {
             let (found, expected) = (completion.number, self.number);
             return Err(VerbsError::ForeignCompletion { found, expected });
@@ -258,39 +253,5 @@ impl Datagram {
         let bytes = completion.bytes - GRH_BYTES as u32;
         let (source, immediate) = (completion.source, completion.immediate());
         Ok(Some(Delivered::Received(Received { buffer, bytes, source, immediate })))
-    }
-
-    /// Takes in what is sent to a multicast group, if the device has multicast.
-    pub fn join(&mut self, group: Gid) -> Result<(), VerbsError> {
-        if self.groups.contains(&group) {
-            return Ok(());
-        }
-        let device = &self.domain.device;
-        device
-            .calls
-            .attach(&self.handle.0, group)
-            .map_err(|errno| device.failed(Call::AttachMulticast, format!("group {group}"), errno))?;
-        self.groups.push(group);
-        Ok(())
-    }
-
-    /// Leaves a group; nothing if not in it.
-    pub fn leave(&mut self, group: Gid) -> Result<(), VerbsError> {
-        let Some(at) = self.groups.iter().position(|joined| *joined == group) else { return Ok(()) };
-        self.groups.swap_remove(at);
-        let device = &self.domain.device;
-        device
-            .calls
-            .detach(&self.handle.0, group)
-            .map_err(|errno| device.failed(Call::DetachMulticast, format!("group {group}"), errno))
-    }
-}
-
-impl Drop for Datagram {
-    fn drop(&mut self) {
-        // A queue pair in a group cannot be destroyed. A device that is gone refuses, and has forgotten it.
-        for group in std::mem::take(&mut self.groups) {
-            let _refused = self.domain.device.calls.detach(&self.handle.0, group);
-        }
     }
 }

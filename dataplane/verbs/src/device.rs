@@ -34,8 +34,6 @@ pub struct Limits {
     pub domains: u32,
     /// Reads that a queue pair may have in flight, and answer at once.
     pub reads: u8,
-    /// Queue pairs attached to a multicast group; 0: no multicast.
-    pub multicast_members: u32,
 }
 
 /// State of a port.
@@ -98,7 +96,7 @@ pub struct Port {
 
 /// Where an IP address is: device, port, entry of the port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PortRef {
     /// The device's name.
     pub device: String,
     /// Its port.
@@ -165,9 +163,9 @@ impl Devices {
 
     /// Where an address is: the first RoCE v2 entry for it on an active port, else the first entry for it at all. Opens each
     /// device for a moment; devices that cannot be opened are passed over.
-    pub fn find(&self, address: IpAddr) -> Result<Place, VerbsError> {
+    pub fn find(&self, address: IpAddr) -> Result<PortRef, VerbsError> {
         let wanted = Gid::from(address);
-        let mut best: Option<(u8, Place)> = None;
+        let mut best: Option<(u8, PortRef)> = None;
         for name in self.names()? {
             let Ok(device) = self.open(&name) else { continue };
             for port in device.ports()? {
@@ -175,7 +173,8 @@ impl Devices {
                     let rank = u8::from(entry.kind == GidKind::RoceV2) * 2
                         + u8::from(port.state == PortState::Active);
                     if best.as_ref().is_none_or(|(found, _)| rank > *found) {
-                        let place = Place { device: name.clone(), port: port.number, gid_index: entry.index };
+                        let place =
+                            PortRef { device: name.clone(), port: port.number, gid_index: entry.index };
                         best = Some((rank, place));
                     }
                 }
@@ -276,7 +275,7 @@ impl Device {
 
     /// Looks whether the host still has the device, and says so. Not every driver tells by an event or a failed call: ask
     /// now and then. Costs a few system calls, no allocation.
-    pub fn look(&self) -> bool {
+    pub fn check_present(&self) -> bool {
         if !self.lost() && !self.calls.present(&self.handle.0) {
             self.lost.store(true, Ordering::Release);
         }

@@ -49,10 +49,6 @@ pub enum Call {
     PostReceive,
     /// `ibv_create_ah`.
     CreateAddressHandle,
-    /// `ibv_attach_mcast`.
-    AttachMulticast,
-    /// `ibv_detach_mcast`.
-    DetachMulticast,
     /// `ibv_destroy_qp`, of which only the fake records.
     DestroyQueuePair,
     /// `ibv_destroy_cq`, of which only the fake records.
@@ -89,8 +85,6 @@ impl fmt::Display for Call {
             Self::PostSend => "ibv_post_send",
             Self::PostReceive => "ibv_post_recv",
             Self::CreateAddressHandle => "ibv_create_ah",
-            Self::AttachMulticast => "ibv_attach_mcast",
-            Self::DetachMulticast => "ibv_detach_mcast",
             Self::DestroyQueuePair => "ibv_destroy_qp",
             Self::DestroyCompletionQueue => "ibv_destroy_cq",
             Self::Deregister => "ibv_dereg_mr",
@@ -201,11 +195,11 @@ pub enum VerbsError {
     },
     /// The path's MTU is more than a port's.
     #[error(
-        "an MTU of {asked} is over the {active} of {device} port {port}; lower it, or raise the interface's"
+        "an MTU of {requested} is over the {active} of {device} port {port}; lower it, or raise the interface's"
     )]
     MtuTooLarge {
         /// Asked for.
-        asked: crate::Mtu,
+        requested: crate::Mtu,
         /// What the port has.
         active: crate::Mtu,
         /// Which device.
@@ -224,10 +218,10 @@ pub enum VerbsError {
         most: u64,
     },
     /// The queue has no room for as many work requests.
-    #[error("queue full: {asked} work requests, room for {room}; settle completions first")]
+    #[error("queue full: {requested} work requests, room for {room}; settle completions first")]
     Full {
         /// Asked for.
-        asked: usize,
+        requested: usize,
         /// Free entries.
         room: usize,
     },

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// What an operator asks for; what is left out is found out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PortOptions {
     /// The device, `mlx5_0`, or with its port, `mlx5_0:1`.
     pub device: Option<String>,
     /// Entry of the port's GID table.
@@ -22,7 +22,7 @@ pub struct Wanted {
     pub timeout: u8,
 }
 
-impl Default for Wanted {
+impl Default for PortOptions {
     /// What is there; 6 retries after 0.5 s each.
     fn default() -> Self {
         Self { device: None, gid_index: None, mtu: None, traffic_class: 0, retries: 6, timeout: 17 }
@@ -41,7 +41,11 @@ pub struct Function {
 impl Function {
     /// Opens the device that is named; else the one that has the address in a GID table; with neither, the only one with an
     /// active port.
-    pub fn open(devices: &Devices, wanted: &Wanted, address: Option<IpAddr>) -> Result<Self, VerbsError> {
+    pub fn open(
+        devices: &Devices,
+        wanted: &PortOptions,
+        address: Option<IpAddr>,
+    ) -> Result<Self, VerbsError> {
         match (&wanted.device, address) {
             (Some(named), _) => {
                 let bad = || VerbsError::BadDevice { name: named.clone() };
@@ -54,7 +58,7 @@ impl Function {
             (None, Some(address)) => {
                 let place = devices.find(address)?;
                 let index = wanted.gid_index.unwrap_or(place.gid_index);
-                let wanted = Wanted { gid_index: Some(index), ..wanted.clone() };
+                let wanted = PortOptions { gid_index: Some(index), ..wanted.clone() };
                 Self::of(devices.open(&place.device)?, place.port, &wanted, Some(address))
             }
             (None, None) => {
@@ -67,7 +71,7 @@ impl Function {
     fn of(
         device: Arc<Device>,
         number: u8,
-        wanted: &Wanted,
+        options: &PortOptions,
         address: Option<IpAddr>,
     ) -> Result<Self, VerbsError> {
         let port = device.port(number)?;
@@ -78,23 +82,23 @@ impl Function {
                 state: port.state,
             });
         }
-        let gid_index = wanted.gid_index.unwrap_or_else(|| usual_gid(&port, address));
+        let gid_index = options.gid_index.unwrap_or_else(|| usual_gid(&port, address));
         let gid = device.gid(number, gid_index)?;
-        let mtu = match wanted.mtu {
+        let mtu = match options.mtu {
             None => port.active_mtu,
             Some(bytes) => Mtu::from_bytes(bytes).ok_or(VerbsError::BadMtu { bytes })?,
         };
         if mtu > port.active_mtu {
             let (device, active) = (device.name().to_owned(), port.active_mtu);
-            return Err(VerbsError::MtuTooLarge { asked: mtu, active, device, port: number });
+            return Err(VerbsError::MtuTooLarge { requested: mtu, active, device, port: number });
         }
         let path = Path {
             port: number,
             gid_index,
             mtu: Some(mtu),
-            traffic_class: wanted.traffic_class,
-            timeout: wanted.timeout,
-            retries: wanted.retries,
+            traffic_class: options.traffic_class,
+            timeout: options.timeout,
+            retries: options.retries,
             ..Path::default()
         };
         tracing::info!(device = device.name(), port = number, gid_index, %gid, %mtu, "RDMA device opened");

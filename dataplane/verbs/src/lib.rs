@@ -22,10 +22,10 @@ mod work;
 
 pub use address::{Gid, GidEntry, GidKind, Mtu, flow_label, udp_source_port};
 pub use completion::{Completion, CompletionQueue, Opcode, Status};
-pub use datagram::{AddressHandle, Datagram, Delivered, GRH_BYTES, MULTICAST, Received};
-pub use device::{AsyncEvent, Device, Devices, Limits, LinkLayer, Place, Port, PortState};
+pub use datagram::{AddressHandle, Datagram, Delivered, GRH_BYTES, Received};
+pub use device::{AsyncEvent, Device, Devices, Limits, LinkLayer, Port, PortRef, PortState};
 pub use error::{Call, VerbsError};
-pub use function::{Function, Wanted};
+pub use function::{Function, PortOptions};
 pub use queue_pair::{Connected, Depths, Endpoint, Path, QueuePair, Unconnected};
 pub use region::{Access, Domain, Local, Region, Registrations};
 pub use work::{RemoteAddress, Work};

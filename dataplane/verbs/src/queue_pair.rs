@@ -118,7 +118,7 @@ pub struct Endpoint {
 
 /// What a work request holds until it is done.
 #[derive(Debug)]
-struct Held {
+struct PendingWork {
     _local: [Option<Local>; crate::calls::GATHER],
     token: u64,
 }
@@ -128,7 +128,7 @@ struct Held {
 pub struct QueuePair<State> {
     // Dropped in this order: the queue pair is destroyed before what its work requests hold is released.
     handle: Opaque,
-    held: VecDeque<Held>,
+    pending: VecDeque<PendingWork>,
     queue: Arc<CompletionQueue>,
     domain: Arc<Domain>,
     endpoint: Endpoint,
@@ -136,7 +136,7 @@ pub struct QueuePair<State> {
     depths: Depths,
     identity: u32,
     /// Sequence of the oldest held request.
-    settled: u32,
+    completed_sequence: u32,
     unsignalled: u32,
     receives: u32,
     received: u32,
@@ -170,14 +170,14 @@ impl QueuePair<Unconnected> {
         let endpoint = Endpoint { number: made.number, psn, gid, mtu, lid: port.lid, reads };
         Ok(Self {
             handle,
-            held: VecDeque::with_capacity(made.depths.sends as usize),
+            pending: VecDeque::with_capacity(made.depths.sends as usize),
             queue: Arc::clone(queue),
             domain: Arc::clone(domain),
             endpoint,
             path,
             depths: made.depths,
             identity: request_identity(),
-            settled: 0,
+            completed_sequence: 0,
             unsignalled: 0,
             receives: 0,
             received: 0,
@@ -214,14 +214,14 @@ impl QueuePair<Unconnected> {
         }
         Ok(QueuePair {
             handle: self.handle,
-            held: self.held,
+            pending: self.pending,
             queue: self.queue,
             domain: self.domain,
             endpoint: Endpoint { mtu, ..self.endpoint },
             path,
             depths: self.depths,
             identity: self.identity,
-            settled: self.settled,
+            completed_sequence: self.completed_sequence,
             unsignalled: self.unsignalled,
             receives: self.receives,
             received: self.received,
@@ -267,7 +267,7 @@ impl<State> QueuePair<State> {
     pub fn post_receives(&mut self, count: u32) -> Result<(), VerbsError> {
         let room = self.depths.receives.saturating_sub(self.receives);
         if count > room {
-            return Err(VerbsError::Full { asked: count as usize, room: room as usize });
+            return Err(VerbsError::Full { requested: count as usize, room: room as usize });
         }
         self.empty.clear();
         for ahead in 0..count {
@@ -279,13 +279,13 @@ impl<State> QueuePair<State> {
         let taken = posted.map_or_else(|refused| refused.taken as u32, |()| count);
         self.receives += taken;
         self.received = self.received.wrapping_add(taken);
-        posted.map_err(|refused| device.failed(Call::PostReceive, self.words(), refused.errno))
+        posted.map_err(|refused| device.failed(Call::PostReceive, self.describe(), refused.errno))
     }
 
     /// Takes note of a completion. One of the send queue releases its request and all before it: `released` gets their
     /// tokens, oldest first. Says how many. One of the receive queue makes room for another receive request. A completion
     /// that was settled before releases nothing.
-    pub fn settle(
+    pub fn handle_completion(
         &mut self,
         completion: &Completion,
         mut released: impl FnMut(u64),
@@ -301,18 +301,18 @@ impl<State> QueuePair<State> {
             }
             return Ok(0);
         }
-        let ahead = completion.sequence().wrapping_sub(self.settled) as usize;
-        if ahead >= self.held.len() {
+        let ahead = completion.sequence().wrapping_sub(self.completed_sequence) as usize;
+        if ahead >= self.pending.len() {
             return Ok(0);
         }
-        for held in self.held.drain(..=ahead) {
+        for held in self.pending.drain(..=ahead) {
             released(held.token);
         }
-        self.settled = self.settled.wrapping_add(ahead as u32 + 1);
+        self.completed_sequence = self.completed_sequence.wrapping_add(ahead as u32 + 1);
         Ok(ahead + 1)
     }
 
-    fn words(&self) -> String {
+    fn describe(&self) -> String {
         format!("queue pair {:#x}", self.endpoint.number)
     }
 }
@@ -320,12 +320,12 @@ impl<State> QueuePair<State> {
 impl QueuePair<Connected> {
     /// Free entries of the send queue.
     pub fn room(&self) -> usize {
-        (self.depths.sends as usize).saturating_sub(self.held.len())
+        (self.depths.sends as usize).saturating_sub(self.pending.len())
     }
 
     /// Work requests posted and not settled.
     pub fn outstanding(&self) -> usize {
-        self.held.len()
+        self.pending.len()
     }
 
     /// Posts all of `work`, in order, as one list; `work` is left empty. Each request holds its memory until settled. At
@@ -333,11 +333,11 @@ impl QueuePair<Connected> {
     /// posted. Costs one call of the library, no system call on most devices, no allocation.
     pub fn post(&mut self, work: &mut Vec<Work>) -> Result<(), VerbsError> {
         if work.len() > self.room() {
-            return Err(VerbsError::Full { asked: work.len(), room: self.room() });
+            return Err(VerbsError::Full { requested: work.len(), room: self.room() });
         }
         work.iter().try_for_each(|work| self.check(work))?;
         self.sends.clear();
-        let first = self.settled.wrapping_add(self.held.len() as u32);
+        let first = self.completed_sequence.wrapping_add(self.pending.len() as u32);
         let every = (self.depths.sends / 2).max(1);
         for (ahead, work) in work.iter().enumerate() {
             let id = request_id(self.identity, false, first.wrapping_add(ahead as u32));
@@ -354,9 +354,9 @@ impl QueuePair<Connected> {
         let taken = posted.map_or_else(|refused| refused.taken, |()| work.len()).min(work.len());
         for work in work.drain(..taken) {
             let local = if work.is_inline() { [const { None }; crate::calls::GATHER] } else { work.local };
-            self.held.push_back(Held { _local: local, token: work.token });
+            self.pending.push_back(PendingWork { _local: local, token: work.token });
         }
-        posted.map_err(|refused| device.failed(Call::PostSend, self.words(), refused.errno))
+        posted.map_err(|refused| device.failed(Call::PostSend, self.describe(), refused.errno))
     }
 
     fn check(&self, work: &Work) -> Result<(), VerbsError> {
@@ -378,7 +378,7 @@ impl QueuePair<Connected> {
         device
             .calls
             .modify(&self.handle.0, &Transition::Error)
-            .map_err(|errno| device.failed(Call::ToError, self.words(), errno))
+            .map_err(|errno| device.failed(Call::ToError, self.describe(), errno))
     }
 }
 
@@ -426,7 +426,7 @@ pub(crate) fn source(domain: &Domain, path: &Path) -> Result<(Gid, crate::Port),
     }
     if let Some(asked) = path.mtu.filter(|mtu| *mtu > port.active_mtu) {
         let (device, active) = (device.name().to_owned(), port.active_mtu);
-        return Err(VerbsError::MtuTooLarge { asked, active, device, port: path.port });
+        return Err(VerbsError::MtuTooLarge { requested: asked, active, device, port: path.port });
     }
     let gid = device.gid(path.port, path.gid_index)?;
     Ok((gid, port))

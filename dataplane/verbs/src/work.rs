@@ -78,7 +78,7 @@ impl Work {
         self
     }
 
-    /// What [`settle`](crate::QueuePair::settle) says when it is done.
+    /// What [`settle`](crate::QueuePair::handle_completion) says when it is done.
     #[must_use]
     pub fn token(mut self, token: u64) -> Self {
         self.token = token;

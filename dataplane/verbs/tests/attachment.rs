@@ -7,8 +7,8 @@ use harmonaize_shm::{AgentEnd, EndError, Memory, Span, TenantEnd};
 use harmonaize_verbs::attachment::{AgentOffer, RdmaEnd, RdmaTenant, TenantOffer};
 use harmonaize_verbs::fake::{Fabric, Fault};
 use harmonaize_verbs::{
-    Access, Call, CompletionQueue, Connected, Depths, Domain, Endpoint, Function, Gid, Local, Mtu, QueuePair,
-    Region, RemoteAddress, Status, Wanted, Work,
+    Access, Call, CompletionQueue, Connected, Depths, Domain, Endpoint, Function, Gid, Local, Mtu,
+    PortOptions, QueuePair, Region, RemoteAddress, Status, Work,
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
@@ -45,7 +45,7 @@ impl Lab {
         fabric.add("dpu", AGENT).unwrap();
         fabric.add("host", HOST).unwrap();
         let open = |address: Ipv4Addr| {
-            Function::open(&fabric.devices(), &Wanted::default(), Some(address.into())).unwrap()
+            Function::open(&fabric.devices(), &PortOptions::default(), Some(address.into())).unwrap()
         };
         Self { agent: open(AGENT), host: open(HOST), fabric }
     }
@@ -480,17 +480,17 @@ fn a_lost_device_ends_its_attachments() {
 fn functions_are_found_or_asked_for() {
     let lab = Lab::new();
     let devices = lab.fabric.devices();
-    let open = |wanted: &Wanted, address| {
+    let open = |wanted: &PortOptions, address| {
         Function::open(&devices, wanted, address).map(|f| f.device.name().to_owned())
     };
-    let named = |name: &str| Wanted { device: Some(name.into()), ..Wanted::default() };
-    assert_eq!(open(&Wanted::default(), Some(HOST.into())).unwrap(), "host");
+    let named = |name: &str| PortOptions { device: Some(name.into()), ..PortOptions::default() };
+    assert_eq!(open(&PortOptions::default(), Some(HOST.into())).unwrap(), "host");
     assert_eq!(open(&named("dpu:1"), Some(HOST.into())).unwrap(), "dpu");
-    let error = open(&Wanted::default(), None).unwrap_err().to_string();
+    let error = open(&PortOptions::default(), None).unwrap_err().to_string();
     assert!(error.contains("dpu:1, host:1"), "{error}");
     lab.fabric.inject("dpu", Fault::PortDown);
-    assert_eq!(open(&Wanted::default(), None).unwrap(), "host");
+    assert_eq!(open(&PortOptions::default(), None).unwrap(), "host");
     assert!(open(&named("dpu"), None).unwrap_err().to_string().contains("DOWN"));
     assert!(open(&named("host:x"), None).is_err() && open(&named("host:2"), None).is_err());
-    assert!(open(&Wanted { mtu: Some(1500), ..named("host") }, None).is_err());
+    assert!(open(&PortOptions { mtu: Some(1500), ..named("host") }, None).is_err());
 }

@@ -136,9 +136,9 @@ static __always_inline void fill(struct Socket *to, struct tcp_sock *tcp, u64 ow
 	/* Every time: another process may have the socket by now, or another socket the connection. */
 	to->cgroup = owner;
 	to->user = FIELD(sk, sk_uid.val);
-	to->smoothed_ns = (u64)(FIELD(tcp, srtt_us) >> 3) * 1000;
-	to->deviation_ns = (u64)(FIELD(tcp, mdev_us) >> 2) * 1000;
-	to->least_ns = (u64)FIELD(tcp, rtt_min.s[0].v) * 1000;
+	to->srtt_ns = (u64)(FIELD(tcp, srtt_us) >> 3) * 1000;
+	to->rttvar_ns = (u64)(FIELD(tcp, mdev_us) >> 2) * 1000;
+	to->min_rtt_ns = (u64)FIELD(tcp, rtt_min.s[0].v) * 1000;
 	to->delivery_rate = interval ? rate * segment * 1000000 / interval : 0;
 	to->acknowledged = FIELD(tcp, bytes_acked);
 	to->received = FIELD(tcp, bytes_received);
@@ -149,10 +149,10 @@ static __always_inline void fill(struct Socket *to, struct tcp_sock *tcp, u64 ow
 	to->unacknowledged = FIELD(tcp, packets_out);
 	to->lost = FIELD(tcp, lost_out);
 	to->congestion_window = FIELD(tcp, snd_cwnd);
-	to->threshold = FIELD(tcp, snd_ssthresh);
+	to->ssthresh = FIELD(tcp, snd_ssthresh);
 	to->peer_window = FIELD(tcp, snd_wnd);
 	to->delivered = FIELD(tcp, delivered);
-	to->delivered_marked = FIELD(tcp, delivered_ce);
+	to->delivered_ce = FIELD(tcp, delivered_ce);
 	to->segment_size = segment;
 	to->state = state;
 	to->samples += 1;

@@ -13,9 +13,9 @@ struct SocketKey {
 struct Socket {
 	u64 time_ns;
 	u64 cgroup;
-	u64 smoothed_ns;
-	u64 deviation_ns;
-	u64 least_ns;
+	u64 srtt_ns;
+	u64 rttvar_ns;
+	u64 min_rtt_ns;
 	u64 delivery_rate;
 	u64 acknowledged;
 	u64 received;
@@ -26,10 +26,10 @@ struct Socket {
 	u32 unacknowledged;
 	u32 lost;
 	u32 congestion_window;
-	u32 threshold;
+	u32 ssthresh;
 	u32 peer_window;
 	u32 delivered;
-	u32 delivered_marked;
+	u32 delivered_ce;
 	u32 segment_size;
 	u32 user;
 	u32 state;

@@ -10,7 +10,7 @@ mod print;
 mod tracing;
 
 pub use error::{Error, Missing};
-pub use tracing::{How, Options, Tracing, own_namespace};
+pub use tracing::{Options, TracepointMode, Tracing, own_namespace};
 
 /// The programs for this machine: where a call's arguments are depends on its architecture.
 #[cfg(target_arch = "aarch64")]

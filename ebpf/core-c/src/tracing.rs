@@ -80,7 +80,7 @@ impl Default for Options {
 
 /// How TCP's tracepoints are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum TracepointMode {
     /// The verifier knows the arguments' types (tp_btf): fields are read like any memory.
     Typed,
     /// It does not (raw tracepoints): every field is a call.
@@ -93,7 +93,7 @@ pub struct Tracing {
     links: Vec<Link>,
     segments: Option<Link>,
     object: Object,
-    tcp: Option<How>,
+    tcp: Option<TracepointMode>,
     rdma: bool,
     missing: Vec<Missing>,
 }
@@ -111,9 +111,9 @@ impl Tracing {
             return Err(Error::Types { path: path.display().to_string() });
         }
         print::begin();
-        let how = if options.types.is_none() { How::Typed } else { How::Untyped };
+        let how = if options.types.is_none() { TracepointMode::Typed } else { TracepointMode::Untyped };
         let symbols = fs::read_to_string(SYMBOLS).unwrap_or_default();
-        let lacking = RDMA.iter().find(|(_, function, vital)| *vital && !names(&symbols, function));
+        let lacking = RDMA.iter().find(|(_, function, vital)| *vital && !has_symbol(&symbols, function));
         let mut missing = Vec::new();
         let mut rdma = true;
         if let Some((_, function, _)) = lacking {
@@ -124,17 +124,18 @@ impl Tracing {
         }
         let wanted = |rdma: bool, name: &str| {
             let tcp = TCP.iter().any(|(typed, untyped)| match how {
-                How::Typed => *typed == name,
-                How::Untyped => *untyped == name,
+                TracepointMode::Typed => *typed == name,
+                TracepointMode::Untyped => *untyped == name,
             });
-            tcp || rdma && RDMA.iter().any(|(own, function, _)| *own == name && names(&symbols, function))
+            tcp || rdma
+                && RDMA.iter().any(|(own, function, _)| *own == name && has_symbol(&symbols, function))
         };
-        let mut object = prepared(options, |name| wanted(rdma, name))?.load();
+        let mut object = open_object(options, |name| wanted(rdma, name))?.load();
         if let (true, Err(error)) = (rdma, &object) {
             // The types of a module may be missing where the kernel's own are there.
             missing.push(Missing { what: "queue pairs", why: format!("{error}: {}", print::tail()) });
             rdma = false;
-            object = prepared(options, |name| wanted(rdma, name))?.load();
+            object = open_object(options, |name| wanted(rdma, name))?.load();
         }
         let object = object.map_err(refused)?;
         scope(&object, "NAMESPACES", &options.namespaces)?;
@@ -178,12 +179,12 @@ impl Tracing {
     ///
     /// # Errors
     /// The kernel does not attach the program.
-    pub fn sample_segments(&mut self, wanted: bool) -> Result<bool, Error> {
+    pub fn sample_segments(&mut self, enabled: bool) -> Result<bool, Error> {
         let sampled = self.segments.is_some();
-        if wanted == sampled || self.tcp.is_none() {
+        if enabled == sampled || self.tcp.is_none() {
             return Ok(false);
         }
-        if !wanted {
+        if !enabled {
             self.segments = None;
             return Ok(true);
         }
@@ -198,7 +199,7 @@ impl Tracing {
     }
 
     /// How TCP's sockets are followed; none where they are not.
-    pub fn tcp(&self) -> Option<How> {
+    pub fn tcp(&self) -> Option<TracepointMode> {
         self.tcp
     }
 
@@ -217,7 +218,7 @@ impl Tracing {
     /// # Errors
     /// The object has none.
     pub fn sockets(&self) -> Result<BorrowedFd<'_>, Error> {
-        self.table(SOCKETS)
+        self.map(SOCKETS)
     }
 
     /// The table of queue pairs: [`QueuePairKey`] to [`QueuePair`].
@@ -225,7 +226,7 @@ impl Tracing {
     /// # Errors
     /// The object has none.
     pub fn queue_pairs(&self) -> Result<BorrowedFd<'_>, Error> {
-        self.table(QUEUE_PAIRS)
+        self.map(QUEUE_PAIRS)
     }
 
     /// What was lost since the programs were loaded: one [`EndpointLosses`] of each processor, as bytes.
@@ -234,7 +235,7 @@ impl Tracing {
     /// A call on the table fails.
     pub fn losses(&self) -> Result<Vec<Vec<u8>>, Error> {
         let table = self.object.maps().find(|map| map.name() == OsStr::new(LOSSES));
-        let table = table.ok_or_else(|| lacks(LOSSES))?;
+        let table = table.ok_or_else(|| missing_map(LOSSES))?;
         let values = table.lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY);
         let values = values.map_err(|error| Error::object(format!("{LOSSES}: {error}")))?;
         Ok(values.unwrap_or_default())
@@ -246,21 +247,21 @@ impl Tracing {
             let name = program.name().to_string_lossy().into_owned();
             // SAFETY: the descriptor of a loaded program stays open as long as the object, which the result borrows; one
             // that was not loaded has none, and is left out.
-            let fd = program.autoload().then(|| unsafe { BorrowedFd::borrow_raw(raw(&program)) });
+            let fd = program.autoload().then(|| unsafe { BorrowedFd::borrow_raw(raw_fd(&program)) });
             Some((name, fd?))
         })
     }
 
-    fn table(&self, name: &str) -> Result<BorrowedFd<'_>, Error> {
+    fn map(&self, name: &str) -> Result<BorrowedFd<'_>, Error> {
         let table = self.object.maps().find(|map| map.name() == OsStr::new(name));
-        let table = table.ok_or_else(|| lacks(name))?;
+        let table = table.ok_or_else(|| missing_map(name))?;
         // SAFETY: the descriptor of a table stays open as long as the object, which the result borrows; the handle that it
         // is taken from does not own it.
         Ok(unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&table.as_fd())) })
     }
 }
 
-fn raw(program: &libbpf_rs::Program<'_>) -> std::os::fd::RawFd {
+fn raw_fd(program: &libbpf_rs::Program<'_>) -> std::os::fd::RawFd {
     std::os::fd::AsRawFd::as_raw_fd(&program.as_fd())
 }
 
@@ -285,12 +286,12 @@ pub fn own_namespace() -> io::Result<u64> {
 }
 
 /// Whether a kernel's list of symbols has a function.
-fn names(symbols: &str, function: &str) -> bool {
+fn has_symbol(symbols: &str, function: &str) -> bool {
     symbols.lines().any(|line| line.split_whitespace().nth(2) == Some(function))
 }
 
 /// The object with its settings, and only the wanted programs.
-fn prepared(options: &Options, wanted: impl Fn(&str) -> bool) -> Result<OpenObject, Error> {
+fn open_object(options: &Options, include: impl Fn(&str) -> bool) -> Result<OpenObject, Error> {
     let mut builder = ObjectBuilder::default();
     let odd = |error: libbpf_rs::Error| Error::object(format!("{error}: {}", print::tail()));
     if let Some(path) = &options.types {
@@ -335,7 +336,7 @@ fn prepared(options: &Options, wanted: impl Fn(&str) -> bool) -> Result<OpenObje
     }
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
-        program.set_autoload(wanted(&name));
+        program.set_autoload(include(&name));
     }
     Ok(object)
 }
@@ -358,7 +359,7 @@ fn settings(options: &Options) -> [u64; 3] {
 
 fn scope(object: &Object, table: &str, list: &[u64]) -> Result<(), Error> {
     let map: libbpf_rs::Map<'_> =
-        object.maps().find(|map| map.name() == OsStr::new(table)).ok_or_else(|| lacks(table))?;
+        object.maps().find(|map| map.name() == OsStr::new(table)).ok_or_else(|| missing_map(table))?;
     for number in list {
         let done = map.update(&number.to_ne_bytes(), &0u64.to_ne_bytes(), MapFlags::ANY);
         done.map_err(|error| Error::object(format!("{table}: {error}")))?;
@@ -366,7 +367,7 @@ fn scope(object: &Object, table: &str, list: &[u64]) -> Result<(), Error> {
     Ok(())
 }
 
-fn lacks(table: &str) -> Error {
+fn missing_map(table: &str) -> Error {
     Error::object(format!("it has no table {table}"))
 }
 

@@ -44,9 +44,9 @@ macro_rules! in_rust {
 #[test]
 fn both_sides_have_the_same_structures() {
     in_rust!(SocketKey: local remote local_port remote_port namespace);
-    in_rust!(Socket: time_ns cgroup smoothed_ns deviation_ns least_ns delivery_rate acknowledged received
-        retransmitted_bytes not_sent segments retransmissions unacknowledged lost congestion_window threshold
-        peer_window delivered delivered_marked segment_size user state samples);
+    in_rust!(Socket: time_ns cgroup srtt_ns rttvar_ns min_rtt_ns delivery_rate acknowledged received
+        retransmitted_bytes not_sent segments retransmissions unacknowledged lost congestion_window ssthresh
+        peer_window delivered delivered_ce segment_size user state samples);
     in_rust!(QueuePairKey: device number);
     in_rust!(QueuePair: created_ns changed_ns destroyed_ns cgroup process user state peer local remote kind reserved
         device name);

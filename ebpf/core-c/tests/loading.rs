@@ -1,7 +1,7 @@
 //! The programs that read the kernel's structures, loaded into this kernel; and what is said where they cannot be.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_core_c::{Error, How, OBJECT, Options, Tracing};
+use harmonaize_core_c::{Error, OBJECT, Options, TracepointMode, Tracing};
 use rustix::thread::CapabilitySet;
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn open(options: Options) -> Option<Tracing> {
     match Tracing::open(&Options { object, ..options }) {
         Ok(tracing) => Some(tracing),
         Err(error @ (Error::Types { .. } | Error::Denied { .. })) => {
-            eprintln!("SKIPPED: this test loads programs into the kernel: {error}");
+            harmonaize_testkit::strict::skip_test(format_args!("it loads programs into the kernel: {error}"));
             None
         }
         Err(error) => panic!("{error}"),
@@ -24,7 +24,7 @@ fn open(options: Options) -> Option<Tracing> {
 #[test]
 fn sockets_are_followed_with_types_and_without() {
     let types = Path::new("/sys/kernel/btf/vmlinux");
-    for (given, how) in [(None, How::Typed), (Some(types.to_owned()), How::Untyped)] {
+    for (given, how) in [(None, TracepointMode::Typed), (Some(types.to_owned()), TracepointMode::Untyped)] {
         let Some(tracing) = open(Options { types: given, ..Options::default() }) else { return };
         assert_eq!(tracing.tcp(), Some(how), "{:?}", tracing.missing());
         assert!(
@@ -33,7 +33,7 @@ fn sockets_are_followed_with_types_and_without() {
                 && !tracing.losses().unwrap().is_empty()
         );
         let loaded: Vec<String> = tracing.programs().map(|(name, _)| name).collect();
-        let suffix = if how == How::Typed { "_typed" } else { "_untyped" };
+        let suffix = if how == TracepointMode::Typed { "_typed" } else { "_untyped" };
         assert_eq!(loaded.iter().filter(|name| name.ends_with(suffix)).count(), 3, "{loaded:?}");
         // Either is there, or it is said that it is not.
         assert_ne!(tracing.rdma(), tracing.missing().iter().any(|missing| missing.what == "queue pairs"));

@@ -26,15 +26,15 @@ shared! {
         /// `bytes` before the running burst, which has had the rest.
         pub burst_after: u64,
         /// Packets that a queue has marked (ECN CE in the IP header); of a merged buffer, all of it.
-        pub marked: u64,
+        pub ecn_ce: u64,
         /// When the last signal of congestion passed: a mark, or for RoCE a CNP.
-        pub marked_ns: u64,
+        pub congestion_signal_ns: u64,
     }
 
     /// Times from a packet to what acknowledges it on its way back, both taken at this interface.
-    pub struct RoundTrips {
+    pub struct RttStats {
         /// The shortest; meaningless while `count` is 0.
-        pub least_ns: u64,
+        pub min_ns: u64,
         /// The latest.
         pub last_ns: u64,
         /// The sum of all.
@@ -48,15 +48,15 @@ shared! {
         /// Packets, bytes, times, marks.
         pub traffic: Traffic,
         /// From a segment with data in this direction to the ACK in the other. What was sent again is not measured (Karn).
-        pub round_trips: RoundTrips,
+        pub rtt: RttStats,
         /// Packets whose sequence numbers begin before the highest end seen: retransmissions seen from here.
         pub retransmissions: u64,
         /// Packets that say that the sender has slowed down (CWR), handshake excluded.
-        pub slowed: u32,
+        pub cwr: u32,
         /// When the last round trip ended, in units of 1024 ns, modulo 2^32.
         pub ended: u32,
         /// Packets that echo marks to the other side (ECE), handshake excluded.
-        pub echoed: u64,
+        pub ece: u64,
         /// Packets that offer the other side a window of zero.
         pub zero_windows: u32,
         /// The bytes on the wire of the segment under measurement.
@@ -90,7 +90,7 @@ shared! {
         /// Packets, bytes, times, marks.
         pub traffic: Traffic,
         /// From a request that asks for an answer to its ACK, first read response or atomic response.
-        pub round_trips: RoundTrips,
+        pub rtt: RttStats,
         /// Packets of SENDs.
         pub sends: u64,
         /// Packets of RDMA WRITEs.
@@ -117,7 +117,7 @@ shared! {
         /// before this interface. After an RDMA READ request the next request may leave out any number.
         pub gaps: u64,
         /// Packets with a sequence number before the highest: repetitions seen from here.
-        pub repeats: u64,
+        pub retransmissions: u64,
         /// When the request under measurement passed; 0 when there is none.
         pub measured_ns: u64,
         /// The next sequence number of requests.
@@ -135,7 +135,7 @@ shared! {
         /// Whose it is.
         pub key: FlowKey,
         /// What was counted.
-        pub counted: TcpFlow,
+        pub counters: TcpFlow,
     }
 
     /// What goes to a RoCE v2 queue pair, likewise.
@@ -143,6 +143,6 @@ shared! {
         /// Whose it is.
         pub key: FlowKey,
         /// What was counted.
-        pub counted: RoceCounters,
+        pub counters: RoceCounters,
     }
 }

@@ -31,11 +31,11 @@ shared! {
         /// The cgroup that owns the socket, by its id (the inode number of its directory in cgroup2).
         pub cgroup: u64,
         /// The smoothed round-trip time.
-        pub smoothed_ns: u64,
+        pub srtt_ns: u64,
         /// The round-trip time's mean deviation.
-        pub deviation_ns: u64,
+        pub rttvar_ns: u64,
         /// The shortest round trip of the kernel's window (minutes); 2^32-1 microseconds while none is known.
-        pub least_ns: u64,
+        pub min_rtt_ns: u64,
         /// How fast the peer acknowledged at the latest sample of the kernel's own, in bytes a second; 0 while none is known.
         pub delivery_rate: u64,
         /// Bytes that the peer has acknowledged.
@@ -57,13 +57,13 @@ shared! {
         /// Segments that may be under way at once.
         pub congestion_window: u32,
         /// Above this window it grows slowly.
-        pub threshold: u32,
+        pub ssthresh: u32,
         /// Bytes that the peer can take.
         pub peer_window: u32,
         /// Segments that the peer has received.
         pub delivered: u32,
         /// Of those, the segments whose acknowledgement echoed a mark.
-        pub delivered_marked: u32,
+        pub delivered_ce: u32,
         /// Bytes of payload in a full segment.
         pub segment_size: u32,
         /// Who owns the socket.

@@ -22,7 +22,7 @@ pub enum EventKind {
     /// `flow` is what left; `count` says which of its round trips this was. TCP: `total` counts the bytes of the flow until the packet had left,
     /// it too. At most one a millisecond is told, of all flows together; none that took 30 ms more than the least, for such acknowledgements
     /// may have been delayed.
-    LateRoundTrip = 7,
+    LateRtt = 7,
 }
 
 impl EventKind {
@@ -35,7 +35,7 @@ impl EventKind {
             4 => Self::Retransmission,
             5 => Self::Gap,
             6 => Self::Refusal,
-            7 => Self::LateRoundTrip,
+            7 => Self::LateRtt,
             _ => return None,
         })
     }
@@ -50,19 +50,19 @@ shared! {
         pub flow: FlowKey,
         /// An [`EventKind`], by its number.
         pub kind: u32,
-        /// `LateRoundTrip`: how many round trips of the flow have ended, this one too, modulo 2^32. Else 0.
+        /// `LateRtt`: how many round trips of the flow have ended, this one too, modulo 2^32. Else 0.
         pub count: u32,
         /// Depends on the kind; else 0.
         pub total: u64,
-        /// `BurstBegan`: when the burst that ended had begun. `LateRoundTrip` of TCP: when what the one before measured had left, or later. Else 0.
+        /// `BurstBegan`: when the burst that ended had begun. `LateRtt` of TCP: when what the one before measured had left, or later. Else 0.
         pub burst_began_ns: u64,
-        /// `BurstBegan`: when its last packet passed. `LateRoundTrip`: when the packet left that was acknowledged. Else 0.
+        /// `BurstBegan`: when its last packet passed. `LateRtt`: when the packet left that was acknowledged. Else 0.
         pub burst_ended_ns: u64,
-        /// `BurstBegan`: its bytes on the wire. `LateRoundTrip` of TCP: those between what the two measured, modulo 2^32. Else 0.
+        /// `BurstBegan`: its bytes on the wire. `LateRtt` of TCP: those between what the two measured, modulo 2^32. Else 0.
         pub burst_bytes: u64,
-        /// `LateRoundTrip` of TCP: from when the one before had ended until the packet left that was acknowledged, in nanoseconds; at most 2^32 - 1. Else 0.
+        /// `LateRtt` of TCP: from when the one before had ended until the packet left that was acknowledged, in nanoseconds; at most 2^32 - 1. Else 0.
         pub paused_ns: u32,
-        /// `LateRoundTrip` of TCP: of `burst_bytes`, those of that packet. Else 0.
+        /// `LateRtt` of TCP: of `burst_bytes`, those of that packet. Else 0.
         pub size: u32,
     }
 }

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn short_keys_tell_flows_apart() {
+    fn short_keys_distinguish_flows() {
         let secret = [
             0x243f_6a88_85a3_08d3,
             0x1319_8a2e_0370_7344,

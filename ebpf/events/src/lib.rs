@@ -13,11 +13,11 @@ mod key;
 mod mark;
 mod totals;
 
-pub use counters::{RoceCounters, RoceEntry, RoundTrips, TcpCounters, TcpEntry, TcpFlow, Traffic, state};
+pub use counters::{RoceCounters, RoceEntry, RttStats, TcpCounters, TcpEntry, TcpFlow, Traffic, state};
 pub use endpoint::{DEVICE_NAME, EndpointLosses, PROCESS_NAME, QueuePair, QueuePairKey, Socket, SocketKey};
 pub use event::{Event, EventKind};
 pub use key::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey, RequestSent, ShortKey};
-pub use mark::{LOOKED, Mark, MarkKind};
+pub use mark::{Mark, MarkKind, SAMPLED_BLOCKS};
 pub use totals::{InterfaceTotals, Losses, Totals};
 
 /// The UDP port of RoCE v2 (InfiniBand Architecture, annex A17).
@@ -25,9 +25,9 @@ pub const ROCE_PORT: u16 = 4791;
 /// Packet sequence numbers of RoCE have 24 bits.
 pub const PSN_MASK: u32 = 0x00ff_ffff;
 /// How many places there are for interfaces; one that is listed lies at its index modulo this,
-pub const INTERFACE_PLACES: u32 = 256;
+pub const INTERFACE_SLOTS: u32 = 256;
 /// or in one of so many places from there on.
-pub const INTERFACE_TRIES: u32 = 4;
+pub const INTERFACE_PROBES: u32 = 4;
 /// How many nested headers (VLAN tags not counted) are followed before a packet counts as `other`.
 pub const EXTENSION_HEADERS: usize = 6;
 /// How far into a buffer headers may reach before its packets count as `other`, in bytes.

@@ -3,13 +3,13 @@
 use crate::shared;
 
 /// Blocks of a tensor that are looked at.
-pub const LOOKED: u32 = 32;
+pub const SAMPLED_BLOCKS: u32 = 32;
 
 /// What a [`Mark`] tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum MarkKind {
-    /// A local rank called an operation. `bytes` are those of its tensor; `segment` is 0, or 1 and how many of [`LOOKED`] blocks of 256
+    /// A local rank called an operation. `bytes` are those of its tensor; `segment` is 0, or 1 and how many of [`SAMPLED_BLOCKS`] blocks of 256
     /// elements of its input were zeros; `channel` is 1 and the collective's code in descriptors, or 0 where that is not told.
     Called = 1,
     /// A segment of an operation begins here: its first step is executed. `bytes` are those of its part of a tensor.

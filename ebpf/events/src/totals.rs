@@ -47,6 +47,6 @@ shared! {
         /// Requests of RoCE whose acknowledgements could not be told apart from those of another queue pair.
         pub ambiguous: u64,
         /// Buffers on an interface that is not listed: the programs were attached and not yet, or no longer, told of it.
-        pub unlisted: u64,
+        pub unregistered: u64,
     }
 }

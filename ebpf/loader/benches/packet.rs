@@ -29,10 +29,10 @@ const BAR: u64 = 150;
 
 fn main() {
     // As agents have them.
-    let options = Options { late_round_trip: Duration::from_micros(2500), ..Options::default() };
+    let options = Options { late_rtt: Duration::from_micros(2500), ..Options::default() };
     let Some(mut ours) = support::collector(options) else { return };
     let mut loaded = Ebpf::load(&std::fs::read(support::object("loss.o")).unwrap()).unwrap();
-    let nothing: &mut SchedClassifier = loaded.program_mut("nothing").unwrap().try_into().unwrap();
+    let nothing: &mut SchedClassifier = loaded.program_mut("pass").unwrap().try_into().unwrap();
     nothing.load().unwrap();
     let four: [IpAddr; 2] = ["10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()];
     let six: [IpAddr; 2] = ["fd00::1".parse().unwrap(), "fd00::2".parse().unwrap()];
@@ -158,7 +158,7 @@ fn in_sequence(
 ) -> [(&'static str, Times); 4] {
     let mut counted = |steps: fn(u32, [IpAddr; 2]) -> [Step; 4]| {
         let (mut asked, mut answers) = (Times::default(), Times::default());
-        let before = trips(ours);
+        let before = rtt_count(ours);
         for Step { direction, asks, packet } in turns.clone().flat_map(|turn| steps(turn, hosts)) {
             let trial = Trial { direction, packet: &packet, segments: None, repeat: 1 };
             write(other);
@@ -169,7 +169,11 @@ fn in_sequence(
             times[if direction == Ingress { 0 } else { 1 }].push(time);
             times[2].push(itself);
         }
-        assert_eq!(trips(ours) - before, 2 * turns.len() as u64, "each acknowledgement finds what it is for");
+        assert_eq!(
+            rtt_count(ours) - before,
+            2 * turns.len() as u64,
+            "each acknowledgement finds what it is for"
+        );
         (asked, answers)
     };
     let (segments, of_segments) = counted(tcp);
@@ -191,11 +195,10 @@ fn write(memory: &mut [u8]) {
 }
 
 /// How many round trips were taken so far.
-fn trips(ours: &mut Programs) -> u64 {
+fn rtt_count(ours: &mut Programs) -> u64 {
     let mut flows = Flows::default();
     ours.read_flows(&mut flows).unwrap();
-    let tcp =
-        flows.tcp.iter().map(|(_, flow)| flow.ingress.round_trips.count + flow.egress.round_trips.count);
-    let roce = flows.roce.iter().map(|(_, flow)| flow.round_trips.count);
+    let tcp = flows.tcp.iter().map(|(_, flow)| flow.ingress.rtt.count + flow.egress.rtt.count);
+    let roce = flows.roce.iter().map(|(_, flow)| flow.rtt.count);
     tcp.chain(roce).sum()
 }

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 /// How the programs are held on an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hook {
+pub enum AttachMode {
     /// Links that end with the process that holds them.
     Tcx,
     /// Filters of the clsact queueing discipline. They outlive a process that is killed, until the programs are attached
@@ -25,10 +25,10 @@ pub enum Hook {
 #[derive(Debug)]
 pub(crate) struct Attachment {
     index: u32,
-    hook: Hook,
+    hook: AttachMode,
     links: Vec<SchedClassifierLink>,
     /// The program on XDP, until it is dropped.
-    early: Option<OwnedFd>,
+    xdp: Option<OwnedFd>,
     /// The queueing discipline was not there before.
     discipline: bool,
     /// With clsact: that nobody else has filters there, until it is dropped.
@@ -39,7 +39,7 @@ pub(crate) struct Attachment {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     /// It is gone, and its programs with it. What had crossed it is here for the last time.
-    Gone {
+    Detached {
         /// Its name.
         name: String,
         /// The index that it had.
@@ -48,7 +48,7 @@ pub enum Change {
         totals: Box<InterfaceTotals>,
     },
     /// An interface of its name is there again and has the programs: what crossed it meanwhile was not seen.
-    Back {
+    Reattached {
         /// Its name.
         name: String,
         /// Its index now.
@@ -67,14 +67,14 @@ impl Programs {
         }
         let index = index_of(name)?;
         // Listed first, or the first packets would be on an unknown interface.
-        self.list(index)?;
+        self.register(index)?;
         match self.hook(name, index) {
             Ok(attachment) => {
                 self.attachments.insert(name.to_owned(), attachment);
                 Ok(index)
             }
             Err(error) => {
-                self.unlist(index)?;
+                self.unregister(index)?;
                 Err(error)
             }
         }
@@ -89,13 +89,13 @@ impl Programs {
         let attachment = self.attachments.remove(name).ok_or_else(not)?;
         let index = attachment.index;
         let there = index_of(name).is_ok_and(|now| now == index);
-        let taken = attachment.take_off(there).map_err(|error| refused(name, &error));
-        let totals = self.unlist(index)?;
+        let taken = attachment.detach(there).map_err(|error| refused(name, &error));
+        let totals = self.unregister(index)?;
         taken.map(|()| totals)
     }
 
     /// The interfaces that have the programs: name, index, and how.
-    pub fn attached(&self) -> impl Iterator<Item = (&str, u32, Hook)> {
+    pub fn attached(&self) -> impl Iterator<Item = (&str, u32, AttachMode)> {
         self.attachments.iter().map(|(name, attachment)| (name.as_str(), attachment.index, attachment.hook))
     }
 
@@ -114,11 +114,11 @@ impl Programs {
         let mut changes = Vec::new();
         for (name, index) in moved {
             // Nothing to take off: its programs went with it.
-            drop(self.attachments.remove(&name).map(|attachment| attachment.take_off(false)));
-            let totals = Box::new(self.unlist(index)?);
-            changes.push(Change::Gone { name: name.clone(), index, totals });
+            drop(self.attachments.remove(&name).map(|attachment| attachment.detach(false)));
+            let totals = Box::new(self.unregister(index)?);
+            changes.push(Change::Detached { name: name.clone(), index, totals });
             match self.attach(&name) {
-                Ok(index) => changes.push(Change::Back { name, index }),
+                Ok(index) => changes.push(Change::Reattached { name, index }),
                 Err(Error::NoInterface { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -127,10 +127,10 @@ impl Programs {
     }
 
     fn hook(&mut self, name: &str, index: u32) -> Result<Attachment, Error> {
-        let hook = if self.kernel.tcx && !self.clsact { Hook::Tcx } else { Hook::Clsact };
+        let hook = if self.kernel.tcx && !self.clsact { AttachMode::Tcx } else { AttachMode::Clsact };
         let mut discipline = false;
         let mut sole = None;
-        if hook == Hook::Clsact {
+        if hook == AttachMode::Clsact {
             // Whose filters are there already is not said by them: those of who lives would be taken for left behind.
             sole = Some(claim(name, index)?);
             // Ours if it was not there; it may also be one that was left behind with our filters.
@@ -140,16 +140,17 @@ impl Programs {
                 discipline |= stray.is_ok();
             }
         }
-        let early = if self.early { Some(self.hook_early(name, index)?) } else { None };
-        let mut attachment = Attachment { index, hook, links: Vec::new(), early, discipline, _sole: sole };
+        let early = if self.xdp { Some(self.attach_xdp_program(name, index)?) } else { None };
+        let mut attachment =
+            Attachment { index, hook, links: Vec::new(), xdp: early, discipline, _sole: sole };
         for direction in [Direction::Ingress, Direction::Egress] {
-            if attachment.early.is_some() && direction == Direction::Ingress {
+            if attachment.xdp.is_some() && direction == Direction::Ingress {
                 continue;
             }
             let program = classifier(&mut self.ebpf, program_name(direction))?;
             let options = match hook {
-                Hook::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
-                Hook::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
+                AttachMode::Tcx => TcAttachOptions::TcxOrder(LinkOrder::default()),
+                AttachMode::Clsact => TcAttachOptions::Netlink(NlOptions::default()),
             };
             let link = program
                 .attach_with_options(name, side(direction), options)
@@ -158,7 +159,7 @@ impl Programs {
                 Ok(link) => attachment.links.push(link),
                 Err(error) => {
                     let error = refused(name, &error);
-                    drop(attachment.take_off(true));
+                    drop(attachment.detach(true));
                     return Err(error);
                 }
             }
@@ -167,8 +168,8 @@ impl Programs {
     }
 
     /// Attaches the program on XDP: in the device's driver, or where that cannot, in the stack's own path before all else.
-    fn hook_early(&mut self, name: &str, index: u32) -> Result<OwnedFd, Error> {
-        let program = self.early_program()?;
+    fn attach_xdp_program(&mut self, name: &str, index: u32) -> Result<OwnedFd, Error> {
+        let program = self.xdp_program()?;
         sys::attach_xdp(program, index, false)
             .or_else(|_| sys::attach_xdp(program, index, true))
             .map_err(|error| Error::Attach { name: name.to_owned(), reason: format!("XDP: {error}") })
@@ -177,9 +178,9 @@ impl Programs {
 
 impl Attachment {
     /// Removes the programs, and the queueing discipline if it came with them and nobody else uses it by now.
-    fn take_off(mut self, there: bool) -> Result<(), ProgramError> {
+    fn detach(mut self, there: bool) -> Result<(), ProgramError> {
         let mut done = Ok(());
-        drop(self.early.take());
+        drop(self.xdp.take());
         for link in self.links.drain(..) {
             let detached = link.detach();
             if there {

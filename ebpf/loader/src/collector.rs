@@ -1,6 +1,6 @@
 //! What the agent takes telemetry from: the programs in the kernel, or a made-up source in tests.
 
-use crate::attachment::{Change, Hook};
+use crate::attachment::{AttachMode, Change};
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -11,13 +11,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 /// An interface that is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Watched {
+pub struct AttachedInterface {
     /// Its name.
     pub name: String,
     /// Its index in its network namespace.
     pub index: u32,
     /// How the programs are held there.
-    pub hook: Hook,
+    pub mode: AttachMode,
 }
 
 /// A source of telemetry: flows, events, totals, and what was lost. [`Programs`] is the real one, [`crate::fake::Fake`] one
@@ -46,7 +46,7 @@ pub trait Collector: Send {
     fn detach(&mut self, name: &str) -> Result<InterfaceTotals, Error>;
 
     /// The interfaces that are watched.
-    fn attached(&self) -> Vec<Watched>;
+    fn attached(&self) -> Vec<AttachedInterface>;
 
     /// Looks after interfaces that are gone or were replaced by others of their name.
     ///
@@ -84,8 +84,8 @@ pub trait Collector: Send {
     ///
     /// # Errors
     /// The kernel refuses.
-    fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
-        let _ = wanted;
+    fn watch_endpoints(&mut self, enabled: bool) -> Result<bool, Error> {
+        let _ = enabled;
         Ok(false)
     }
 
@@ -114,10 +114,10 @@ pub trait Collector: Send {
     fn cost(&self) -> Result<Cost, Error>;
 
     /// Ready to be read when there are events other than late round trips, for poll and epoll; none where that cannot be waited for.
-    fn wakes(&self) -> Option<BorrowedFd<'_>>;
+    fn event_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// The same for late round trips.
-    fn wakes_late(&self) -> Option<BorrowedFd<'_>>;
+    fn late_rtt_fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
 impl Collector for Programs {
@@ -137,9 +137,10 @@ impl Collector for Programs {
         Programs::detach(self, name)
     }
 
-    fn attached(&self) -> Vec<Watched> {
+    fn attached(&self) -> Vec<AttachedInterface> {
         let own = Programs::attached(self);
-        own.map(|(name, index, hook)| Watched { name: name.to_owned(), index, hook }).collect()
+        own.map(|(name, index, hook)| AttachedInterface { name: name.to_owned(), index, mode: hook })
+            .collect()
     }
 
     fn refresh(&mut self) -> Result<Vec<Change>, Error> {
@@ -182,11 +183,11 @@ impl Collector for Programs {
         Programs::cost(self)
     }
 
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.as_fd())
     }
 
-    fn wakes_late(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.late_round_trips())
+    fn late_rtt_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.late_rtt_fd())
     }
 }

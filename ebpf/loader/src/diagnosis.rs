@@ -16,7 +16,7 @@ impl Diagnosis {
     }
 
     /// Hands on what was told so far: few records, for each processor tells one in 10 ms.
-    pub(crate) fn hand_on(&mut self) {
+    pub(crate) fn forward(&mut self) {
         self.0.flush();
     }
 }

@@ -21,14 +21,14 @@ pub struct Endpoints {
 pub struct QueuePairs {
     all: BTreeMap<QueuePairKey, QueuePair>,
     /// Those that live, by their own number, and by their peers'.
-    numbered: HashMap<u32, Vec<QueuePairKey>>,
-    facing: HashMap<u32, Vec<QueuePairKey>>,
+    by_number: HashMap<u32, Vec<QueuePairKey>>,
+    by_peer: HashMap<u32, Vec<QueuePairKey>>,
 }
 
 impl QueuePairs {
     /// Adds one, or takes it in place of one that has its device and number.
     pub fn insert(&mut self, key: QueuePairKey, pair: QueuePair) {
-        let Self { all, numbered, facing } = self;
+        let Self { all, by_number: numbered, by_peer: facing } = self;
         if let Some(before) = all.insert(key, pair) {
             for (index, number) in [(&mut *numbered, key.number), (&mut *facing, before.peer)] {
                 index.entry(number).or_default().retain(|other| *other != key);
@@ -57,7 +57,7 @@ impl QueuePairs {
 
     /// Those that live and have this number of their own (`ingress`), or whose peers have it: what a packet names is where it goes.
     fn named(&self, number: u32, ingress: bool) -> impl Iterator<Item = (&QueuePairKey, &QueuePair)> {
-        let index = if ingress { &self.numbered } else { &self.facing };
+        let index = if ingress { &self.by_number } else { &self.by_peer };
         index.get(&number).into_iter().flatten().filter_map(|key| self.all.get_key_value(key))
     }
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_found_by_its_flow_where_one_namespace_has_it() {
+    fn socket_is_found_in_a_single_namespace() {
         let flow = FlowKey {
             local: [1; 4],
             remote: [2; 4],
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_is_found_by_what_goes_to_it_and_by_what_it_sends() {
+    fn queue_pair_is_found_in_both_directions() {
         let pair = |local, remote, peer| QueuePair { local, remote, peer, ..QueuePair::default() };
         let (here, there, elsewhere) = ([1; 4], [2; 4], [3; 4]);
         let key = |device| QueuePairKey { device, number: 17 };
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_was_changed_or_destroyed_is_found_by_what_it_is_now() {
+    fn changed_queue_pair_is_found_by_current_state() {
         let key = QueuePairKey { device: 0, number: 17 };
         let flow = |direction: Direction, queue_pair| FlowKey {
             queue_pair,

@@ -68,7 +68,7 @@ pub enum Error {
     },
     /// Too many interfaces whose indices lie close to one another, modulo the number of places.
     #[error("the interface with index {index} finds no place beside those that have the programs already")]
-    Crowded {
+    NoSlot {
         /// Its index.
         index: u32,
     },
@@ -89,10 +89,10 @@ pub enum Error {
         source: io::Error,
     },
     /// A table could not be used.
-    #[error("the table {table} cannot be used: {source}")]
-    Table {
+    #[error("the map {map} cannot be used: {source}")]
+    Map {
         /// Its name.
-        table: &'static str,
+        map: &'static str,
         /// What was wrong.
         source: MapError,
     },

@@ -1,7 +1,7 @@
 //! A source of telemetry that nothing in the kernel feeds: for the tests of what reads one.
 
-use crate::attachment::{Change, Hook};
-use crate::collector::{Collector, Watched};
+use crate::attachment::{AttachMode, Change};
+use crate::collector::{AttachedInterface, Collector};
 use crate::endpoints::Endpoints;
 use crate::error::Error;
 use crate::kernel::Kernel;
@@ -36,7 +36,7 @@ pub struct Scene {
 pub struct Fake {
     kernel: Kernel,
     scene: Arc<Mutex<Scene>>,
-    attached: Vec<Watched>,
+    attached: Vec<AttachedInterface>,
 }
 
 impl Default for Fake {
@@ -68,7 +68,7 @@ impl Collector for Fake {
             .totals
             .insert(index, InterfaceTotals { interface: u64::from(index), ..InterfaceTotals::default() });
         drop(scene);
-        self.attached.push(Watched { name: name.to_owned(), index, hook: Hook::Tcx });
+        self.attached.push(AttachedInterface { name: name.to_owned(), index, mode: AttachMode::Tcx });
         Ok(index)
     }
 
@@ -79,22 +79,22 @@ impl Collector for Fake {
         Ok(self.scene().totals.remove(&watched.index).unwrap_or_default())
     }
 
-    fn attached(&self) -> Vec<Watched> {
+    fn attached(&self) -> Vec<AttachedInterface> {
         self.attached.clone()
     }
 
     fn refresh(&mut self) -> Result<Vec<Change>, Error> {
         let mut changes = Vec::new();
-        for Watched { name, index, .. } in self.attached.clone() {
+        for AttachedInterface { name, index, .. } in self.attached.clone() {
             let now = self.scene().interfaces.get(&name).copied();
             if now == Some(index) {
                 continue;
             }
             let totals = Box::new(self.detach(&name)?);
-            changes.push(Change::Gone { name: name.clone(), index, totals });
+            changes.push(Change::Detached { name: name.clone(), index, totals });
             if now.is_some() {
                 let index = self.attach(&name)?;
-                changes.push(Change::Back { name, index });
+                changes.push(Change::Reattached { name, index });
             }
         }
         Ok(changes)
@@ -153,11 +153,11 @@ impl Collector for Fake {
         Ok(Cost { programs: Vec::new(), timed: false })
     }
 
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    fn wakes_late(&self) -> Option<BorrowedFd<'_>> {
+    fn late_rtt_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
@@ -175,7 +175,10 @@ mod tests {
         assert_eq!(fake.attach("wire").unwrap(), 3);
         other.scene().interfaces.insert("wire".into(), 4);
         let changes = fake.refresh().unwrap();
-        assert!(matches!(&changes[..], [Change::Gone { index: 3, .. }, Change::Back { index: 4, .. }]));
+        assert!(matches!(
+            &changes[..],
+            [Change::Detached { index: 3, .. }, Change::Reattached { index: 4, .. }]
+        ));
         let key = FlowKey { local_port: 7, ..FlowKey::default() };
         other.scene().flows.tcp.push((key, Default::default()));
         other.scene().events.extend([Event::default(), Event::default()]);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_has_its_address_and_nobody_has_a_documented_one() {
+    fn loopback_address_is_found_documentation_address_is_not() {
         assert_eq!(interface_with("127.0.0.1".parse().unwrap()).unwrap().as_deref(), Some("lo"));
         assert_eq!(interface_with("::ffff:127.0.0.1".parse().unwrap()).unwrap().as_deref(), Some("lo"));
         assert!(!interfaces_up().unwrap().contains(&"lo".to_owned()));

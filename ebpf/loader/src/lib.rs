@@ -20,9 +20,9 @@ mod read;
 mod sys;
 mod trial;
 
-pub use attachment::{Change, Hook};
+pub use attachment::{AttachMode, Change};
 pub use clock::Offset;
-pub use collector::{Collector, Watched};
+pub use collector::{AttachedInterface, Collector};
 pub use endpoints::{Endpoints, QueuePairs};
 pub use error::Error;
 pub use harmonaize_core_c::{Options as EndpointOptions, own_namespace};

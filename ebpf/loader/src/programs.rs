@@ -12,7 +12,7 @@ use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_core_c::Tracing;
 use harmonaize_events::{
-    Direction, Event, FlowKey, FoldingSecret, INTERFACE_PLACES, INTERFACE_TRIES, InterfaceTotals, Losses,
+    Direction, Event, FlowKey, FoldingSecret, INTERFACE_PROBES, INTERFACE_SLOTS, InterfaceTotals, Losses,
     Protocol, QueuePair, QueuePairKey, RoceEntry, ShortKey, Socket, SocketKey, TcpEntry,
 };
 use std::borrow::Cow;
@@ -23,11 +23,11 @@ use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// The tables of flows, by their names in the object.
-const TCP: &str = "TCP_FLOWS";
-const ROCE: &str = "ROCE_FLOWS";
+const TCP_MAP: &str = "TCP_FLOWS";
+const ROCE_MAP: &str = "ROCE_FLOWS";
 
 /// The program of ingress on XDP.
-pub(crate) const EARLY: &str = "count_early";
+pub(crate) const XDP_PROGRAM: &str = "count_xdp";
 
 const TOTALS: usize = size_of::<InterfaceTotals>();
 const LOSSES: usize = size_of::<Losses>();
@@ -42,8 +42,8 @@ pub struct Options {
     /// Signals of congestion further apart than this begin anew.
     pub clean: Duration,
     /// A round trip of what leaves that takes so much longer than the least, and twice as long, is told at once where the one before was
-    /// not as late ([`EventKind::LateRoundTrip`](harmonaize_events::EventKind)). Zero: none is.
-    pub late_round_trip: Duration,
+    /// not as late ([`EventKind::LateRtt`](harmonaize_events::EventKind)). Zero: none is.
+    pub late_rtt: Duration,
     /// How many TCP connections are kept, and half as many queue pairs; the least recently used are evicted beyond. About 700
     /// bytes of the kernel's memory for each of the number.
     pub flows: u32,
@@ -57,7 +57,7 @@ pub struct Options {
     /// Count what comes in on XDP instead of traffic control: before the stack, single packets as the device has them. Costs
     /// less a packet and more a byte, since nothing is merged yet; sees what the stack drops. On an interface that has
     /// another program there it fails. Needs Linux 5.9.
-    pub early: bool,
+    pub xdp: bool,
     /// Also follow what the kernel itself knows of the flows' ends, sockets and queue pairs. Where that cannot be had, the rest
     /// goes on without: [`Programs::missing`] says why.
     pub endpoints: Option<harmonaize_core_c::Options>,
@@ -73,12 +73,12 @@ impl Default for Options {
         Self {
             idle_gap: Duration::from_micros(500),
             clean: Duration::from_millis(10),
-            late_round_trip: Duration::ZERO,
+            late_rtt: Duration::ZERO,
             flows: 1 << 15,
             ring: 1 << 20,
             run_time: false,
             clsact: false,
-            early: false,
+            xdp: false,
             endpoints: None,
             diagnosis: false,
             object: None,
@@ -113,12 +113,12 @@ pub struct Programs {
     pub(crate) ebpf: Ebpf,
     pub(crate) kernel: Kernel,
     pub(crate) clsact: bool,
-    pub(crate) early: bool,
+    pub(crate) xdp: bool,
     pub(crate) attachments: BTreeMap<String, Attachment>,
     interfaces: PerCpuArray<MapData, [u8; TOTALS]>,
     losses: PerCpuArray<MapData, [u8; LOSSES]>,
     events: RingBuf<MapData>,
-    late: RingBuf<MapData>,
+    late_rtts: RingBuf<MapData>,
     /// What keys in the tables of flows are folded with.
     folding: FoldingSecret,
     tcp: Buffers<ShortKey, TcpEntry>,
@@ -153,7 +153,7 @@ impl Programs {
             return Err(error);
         }
         let (idle_gap, clean) = (nanoseconds(options.idle_gap), nanoseconds(options.clean));
-        let late = nanoseconds(options.late_round_trip);
+        let late = nanoseconds(options.late_rtt);
         let flows = options.flows.max(2);
         let folding: FoldingSecret = std::array::from_fn(|_| secret());
         let ring = options.ring.max(SMALLEST_RING);
@@ -163,11 +163,11 @@ impl Programs {
             // The programs read no structure of the kernel.
             .btf(None)
             .override_global("IDLE_GAP_NS", &idle_gap, true)
-            .override_global("CLEAN_NS", &clean, true)
-            .override_global("LATE_NS", &late, true)
-            .override_global("FOLDING", &folding, true)
-            .map_max_entries(TCP, flows)
-            .map_max_entries(ROCE, flows / 2)
+            .override_global("CONGESTION_CLEAR_NS", &clean, true)
+            .override_global("LATE_RTT_NS", &late, true)
+            .override_global("FOLDING_SECRET", &folding, true)
+            .map_max_entries(TCP_MAP, flows)
+            .map_max_entries(ROCE_MAP, flows / 2)
             .map_max_entries("REQUESTS", flows / 2)
             .map_max_entries("EVENTS", ring)
             .load(options.object.as_deref().unwrap_or(usual))
@@ -177,9 +177,9 @@ impl Programs {
             let program = classifier(&mut ebpf, name)?;
             program.load().map_err(|error| Error::loading(name, error))?;
         }
-        if options.early {
-            let program = early(&mut ebpf)?;
-            program.load().map_err(|error| Error::loading(EARLY, error))?;
+        if options.xdp {
+            let program = xdp_program_mut(&mut ebpf)?;
+            program.load().map_err(|error| Error::loading(XDP_PROGRAM, error))?;
         }
         let diagnosis = options.diagnosis.then(|| Diagnosis::of(&mut ebpf)).transpose()?;
         let mut missing = Vec::new();
@@ -196,14 +196,14 @@ impl Programs {
         });
         missing.extend(tracing.iter().flat_map(|tracing| tracing.missing().iter().map(ToString::to_string)));
         Ok(Self {
-            interfaces: table(&mut ebpf, "INTERFACES")?,
-            losses: table(&mut ebpf, "LOSSES")?,
-            events: table(&mut ebpf, "EVENTS")?,
-            late: table(&mut ebpf, "LATE_TRIPS")?,
+            interfaces: take_map(&mut ebpf, "INTERFACES")?,
+            losses: take_map(&mut ebpf, "LOSSES")?,
+            events: take_map(&mut ebpf, "EVENTS")?,
+            late_rtts: take_map(&mut ebpf, "LATE_RTTS")?,
             ebpf,
             kernel,
             clsact: options.clsact,
-            early: options.early,
+            xdp: options.xdp,
             attachments: BTreeMap::new(),
             folding,
             tcp: Buffers::default(),
@@ -253,9 +253,9 @@ impl Programs {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn watch_endpoints(&mut self, wanted: bool) -> Result<bool, Error> {
+    pub fn watch_endpoints(&mut self, enabled: bool) -> Result<bool, Error> {
         let Some(tracing) = &mut self.tracing else { return Ok(false) };
-        tracing.sample_segments(wanted).map_err(|error| Error::object(error.to_string()))
+        tracing.sample_segments(enabled).map_err(|error| Error::object(error.to_string()))
     }
 
     /// What was found of the kernel.
@@ -272,10 +272,11 @@ impl Programs {
         into.roce.clear();
         // Read first: an entry made in between would else seem evicted.
         let entries = self.losses()?.entries;
-        self.tcp
-            .each(descriptor(&self.ebpf, TCP)?, TCP, |_, entry| into.tcp.push((entry.key, entry.counted)))?;
-        self.roce.each(descriptor(&self.ebpf, ROCE)?, ROCE, |_, entry| {
-            into.roce.push((entry.key, entry.counted))
+        self.tcp.each(descriptor(&self.ebpf, TCP_MAP)?, TCP_MAP, |_, entry| {
+            into.tcp.push((entry.key, entry.counters))
+        })?;
+        self.roce.each(descriptor(&self.ebpf, ROCE_MAP)?, ROCE_MAP, |_, entry| {
+            into.roce.push((entry.key, entry.counters))
         })?;
         let there = (into.tcp.len() + into.roce.len()) as u64;
         self.evicted = self.evicted.max(entries.saturating_sub(there + self.removed));
@@ -290,10 +291,10 @@ impl Programs {
     /// A record is not an event of this version.
     pub fn read_events(&mut self, limit: usize, mut with: impl FnMut(&Event)) -> Result<usize, Error> {
         if let Some(diagnosis) = &mut self.diagnosis {
-            diagnosis.hand_on();
+            diagnosis.forward();
         }
         for read in 0..limit {
-            let record = self.late.next().or_else(|| self.events.next());
+            let record = self.late_rtts.next().or_else(|| self.events.next());
             let Some(record) = record else { return Ok(read) };
             match Event::ref_from_bytes(&record) {
                 Ok(event) => with(event),
@@ -304,8 +305,8 @@ impl Programs {
     }
 
     /// Ready to be read when late round trips were told: for poll and epoll.
-    pub fn late_round_trips(&self) -> BorrowedFd<'_> {
-        self.late.as_fd()
+    pub fn late_rtt_fd(&self) -> BorrowedFd<'_> {
+        self.late_rtts.as_fd()
     }
 
     /// What crossed an interface since it was attached, or for a trial, by its index.
@@ -313,7 +314,7 @@ impl Programs {
     /// # Errors
     /// The interface is not listed.
     pub fn totals(&self, index: u32) -> Result<InterfaceTotals, Error> {
-        let (_, values) = self.place(index, index)?.ok_or_else(|| interfaces(MapError::KeyNotFound))?;
+        let (_, values) = self.slot_of(index, index)?.ok_or_else(|| interfaces(MapError::KeyNotFound))?;
         let totals: InterfaceTotals = sum(values.iter().map(|bytes| bytes.as_slice()));
         Ok(InterfaceTotals { interface: u64::from(index), ..totals })
     }
@@ -323,7 +324,7 @@ impl Programs {
     /// # Errors
     /// A call on the table fails.
     pub fn losses(&self) -> Result<Losses, Error> {
-        let failed = |source| Error::Table { table: "LOSSES", source };
+        let failed = |source| Error::Map { map: "LOSSES", source };
         let values = self.losses.get(&0, 0).map_err(failed)?;
         Ok(sum(values.iter().map(|bytes| bytes.as_slice())))
     }
@@ -333,17 +334,17 @@ impl Programs {
     /// # Errors
     /// A call on a table fails.
     pub fn read_flow(&self, flow: &FlowKey) -> Result<Option<Counters>, Error> {
-        let (name, key) = self.table_of(flow);
+        let (name, key) = self.map_of(flow);
         let table = descriptor(&self.ebpf, name)?;
         let failed = |error| Error::call(format!("reading from the table {name}"), error);
-        if name == TCP {
+        if name == TCP_MAP {
             let mut value = TcpEntry::new_zeroed();
             let there = sys::lookup(table, key.as_bytes(), &mut value).map_err(failed)?;
-            return Ok((there && value.key == *flow).then_some(Counters::Tcp(value.counted)));
+            return Ok((there && value.key == *flow).then_some(Counters::Tcp(value.counters)));
         }
         let mut value = RoceEntry::new_zeroed();
         let there = sys::lookup(table, key.as_bytes(), &mut value).map_err(failed)?;
-        Ok((there && value.key == *flow).then_some(Counters::Roce(value.counted)))
+        Ok((there && value.key == *flow).then_some(Counters::Roce(value.counters)))
     }
 
     /// Removes a flow that is over. False when it is gone already.
@@ -354,7 +355,7 @@ impl Programs {
         if self.read_flow(flow)?.is_none() {
             return Ok(false);
         }
-        let (name, key) = self.table_of(flow);
+        let (name, key) = self.map_of(flow);
         let done = sys::delete(descriptor(&self.ebpf, name)?, key.as_bytes())
             .map_err(|error| Error::call(format!("removing from the table {name}"), error))?;
         self.removed += u64::from(done);
@@ -377,15 +378,15 @@ impl Programs {
                 verified: info.verified_instruction_count(),
             });
         }
-        if self.early {
-            let sys::RanProgram { runs, time, verified } = sys::program_ran(self.early_program()?)
-                .map_err(|error| Error::call(format!("asking about {EARLY}"), error))?;
-            programs.push(ProgramCost { name: EARLY.into(), runs, time, verified });
+        if self.xdp {
+            let sys::ProgramStats { runs, time, verified } = sys::program_stats(self.xdp_program()?)
+                .map_err(|error| Error::call(format!("asking about {XDP_PROGRAM}"), error))?;
+            programs.push(ProgramCost { name: XDP_PROGRAM.into(), runs, time, verified });
         }
         for (name, program) in self.tracing.iter().flat_map(Tracing::programs) {
-            let ran = sys::program_ran(program)
+            let ran = sys::program_stats(program)
                 .map_err(|error| Error::call(format!("asking about {name}"), error))?;
-            let sys::RanProgram { runs, time, verified } = ran;
+            let sys::ProgramStats { runs, time, verified } = ran;
             programs.push(ProgramCost { name: name.into(), runs, time, verified });
         }
         Ok(Cost { programs, timed: self.run_time.is_some() })
@@ -399,43 +400,43 @@ impl Programs {
     }
 
     /// The program on XDP, if it was asked for.
-    pub(crate) fn early_program(&self) -> Result<BorrowedFd<'_>, Error> {
-        let program = self.ebpf.program(EARLY).and_then(|program| <&Xdp>::try_from(program).ok());
-        let program = program.ok_or_else(|| Error::object(format!("it has no program {EARLY}")))?;
-        let fd = program.fd().map_err(|_| Error::object(format!("{EARLY} was not asked for")))?;
+    pub(crate) fn xdp_program(&self) -> Result<BorrowedFd<'_>, Error> {
+        let program = self.ebpf.program(XDP_PROGRAM).and_then(|program| <&Xdp>::try_from(program).ok());
+        let program = program.ok_or_else(|| Error::object(format!("it has no program {XDP_PROGRAM}")))?;
+        let fd = program.fd().map_err(|_| Error::object(format!("{XDP_PROGRAM} was not asked for")))?;
         Ok(fd.as_fd())
     }
 
     /// Lists an interface, so that what crosses it is counted.
-    pub(crate) fn list(&mut self, index: u32) -> Result<(), Error> {
-        if self.place(index, index)?.is_some() {
+    pub(crate) fn register(&mut self, index: u32) -> Result<(), Error> {
+        if self.slot_of(index, index)?.is_some() {
             return Ok(());
         }
-        let (place, _) = self.place(index, 0)?.ok_or(Error::Crowded { index })?;
+        let (place, _) = self.slot_of(index, 0)?.ok_or(Error::NoSlot { index })?;
         let listed = InterfaceTotals { interface: u64::from(index), ..InterfaceTotals::new_zeroed() };
-        self.interfaces.set(place, everywhere(&listed)?, 0).map_err(interfaces)
+        self.interfaces.set(place, per_cpu(&listed)?, 0).map_err(interfaces)
     }
 
     /// Strikes an interface from the list, and returns what had crossed it.
-    pub(crate) fn unlist(&mut self, index: u32) -> Result<InterfaceTotals, Error> {
+    pub(crate) fn unregister(&mut self, index: u32) -> Result<InterfaceTotals, Error> {
         let totals = self.totals(index)?;
-        if let Some((place, _)) = self.place(index, index)? {
-            let nobody = everywhere(&InterfaceTotals::new_zeroed())?;
+        if let Some((place, _)) = self.slot_of(index, index)? {
+            let nobody = per_cpu(&InterfaceTotals::new_zeroed())?;
             self.interfaces.set(place, nobody, 0).map_err(interfaces)?;
         }
         Ok(totals)
     }
 
     /// The table that a flow is in, and its key there.
-    fn table_of(&self, flow: &FlowKey) -> (&'static str, ShortKey) {
-        let name = if flow.protocol == Protocol::Tcp as u8 { TCP } else { ROCE };
+    fn map_of(&self, flow: &FlowKey) -> (&'static str, ShortKey) {
+        let name = if flow.protocol == Protocol::Tcp as u8 { TCP_MAP } else { ROCE_MAP };
         (name, ShortKey::of(flow, &self.folding))
     }
 
     /// Of the places that an interface may have, the one that belongs to `owner`; 0 is nobody.
-    fn place(&self, index: u32, owner: u32) -> Result<Option<(u32, Places)>, Error> {
-        for next in 0..INTERFACE_TRIES {
-            let place = index.wrapping_add(next) % INTERFACE_PLACES;
+    fn slot_of(&self, index: u32, owner: u32) -> Result<Option<(u32, SlotTotals)>, Error> {
+        for next in 0..INTERFACE_PROBES {
+            let place = index.wrapping_add(next) % INTERFACE_SLOTS;
             let values = self.interfaces.get(&place, 0).map_err(interfaces)?;
             let listed = values.first().and_then(|bytes| bytes.first_chunk::<8>());
             if listed.map(|bytes| u64::from_ne_bytes(*bytes)) == Some(u64::from(owner)) {
@@ -447,14 +448,14 @@ impl Programs {
 }
 
 /// The totals of an interface on each processor, as bytes.
-type Places = PerCpuValues<[u8; TOTALS]>;
+type SlotTotals = PerCpuValues<[u8; TOTALS]>;
 
 fn interfaces(source: MapError) -> Error {
-    Error::Table { table: "INTERFACES", source }
+    Error::Map { map: "INTERFACES", source }
 }
 
 /// The same totals on each processor.
-fn everywhere(totals: &InterfaceTotals) -> Result<Places, Error> {
+fn per_cpu(totals: &InterfaceTotals) -> Result<SlotTotals, Error> {
     let processors = aya::util::nr_cpus().map_err(|(call, error)| Error::call(call, error))?;
     let mut bytes = [0; TOTALS];
     bytes.copy_from_slice(totals.as_bytes());
@@ -491,17 +492,17 @@ pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut S
         .ok_or_else(|| Error::object(format!("it has no program {name}")))
 }
 
-fn early(ebpf: &mut Ebpf) -> Result<&mut Xdp, Error> {
-    let program = ebpf.program_mut(EARLY).and_then(|program| <&mut Xdp>::try_from(program).ok());
-    program.ok_or_else(|| Error::object(format!("it has no program {EARLY}")))
+fn xdp_program_mut(ebpf: &mut Ebpf) -> Result<&mut Xdp, Error> {
+    let program = ebpf.program_mut(XDP_PROGRAM).and_then(|program| <&mut Xdp>::try_from(program).ok());
+    program.ok_or_else(|| Error::object(format!("it has no program {XDP_PROGRAM}")))
 }
 
-fn table<T: TryFrom<Map, Error = aya::maps::MapError>>(
+fn take_map<T: TryFrom<Map, Error = aya::maps::MapError>>(
     ebpf: &mut Ebpf,
     name: &'static str,
 ) -> Result<T, Error> {
     let map = ebpf.take_map(name).ok_or_else(|| Error::object(format!("it has no table {name}")))?;
-    T::try_from(map).map_err(|source| Error::Table { table: name, source })
+    T::try_from(map).map_err(|source| Error::Map { map: name, source })
 }
 
 fn descriptor<'a>(ebpf: &'a Ebpf, name: &str) -> Result<BorrowedFd<'a>, Error> {

@@ -53,7 +53,7 @@ fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
 }
 
 /// What one call brought.
-pub(crate) struct Read {
+pub(crate) struct BatchResult {
     /// How many entries.
     pub(crate) count: usize,
     /// There are no more.
@@ -70,7 +70,7 @@ pub(crate) fn lookup_batch<K, V>(
     place: &mut Option<u32>,
     keys: &mut [K],
     values: &mut [V],
-) -> io::Result<Read>
+) -> io::Result<BatchResult>
 where
     K: FromBytes + IntoBytes + Immutable + KnownLayout,
     V: FromBytes + IntoBytes + Immutable + KnownLayout,
@@ -94,11 +94,11 @@ where
         Err(error) => return Err(error),
     };
     *place = Some(to);
-    Ok(Read { count: (batch.count as usize).min(room), done })
+    Ok(BatchResult { count: (batch.count as usize).min(room), done })
 }
 
 /// What a run on a packet gave.
-pub(crate) struct Ran {
+pub(crate) struct TestRunResult {
     /// What the program returned.
     pub(crate) returned: i32,
     /// Mean nanoseconds of a run.
@@ -111,7 +111,7 @@ pub(crate) fn test_run(
     packet: &[u8],
     context: &[u8],
     repeat: u32,
-) -> io::Result<Ran> {
+) -> io::Result<TestRunResult> {
     let short = |length: usize| u32::try_from(length).map_err(|_| io::ErrorKind::InvalidInput);
     let mut test = Test {
         program: u32::try_from(program.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
@@ -123,7 +123,7 @@ pub(crate) fn test_run(
         ..Test::default()
     };
     bpf(PROGRAM_TEST_RUN, &mut test)?;
-    Ok(Ran { returned: test.returned.cast_signed(), duration_ns: test.duration_ns })
+    Ok(TestRunResult { returned: test.returned.cast_signed(), duration_ns: test.duration_ns })
 }
 
 /// `map_elem` in `union bpf_attr`.
@@ -220,7 +220,7 @@ struct Info {
 }
 
 /// What the kernel says of a program's runs.
-pub(crate) struct RanProgram {
+pub(crate) struct ProgramStats {
     pub(crate) runs: u64,
     pub(crate) time: Duration,
     /// Instructions that the verifier went through; none where the kernel does not tell.
@@ -228,7 +228,7 @@ pub(crate) struct RanProgram {
 }
 
 /// How often a program ran while runs were timed, and for how long.
-pub(crate) fn program_ran(program: BorrowedFd<'_>) -> io::Result<RanProgram> {
+pub(crate) fn program_stats(program: BorrowedFd<'_>) -> io::Result<ProgramStats> {
     let mut bytes = [0u8; INFO];
     let mut info = Info {
         object: u32::try_from(program.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?,
@@ -241,5 +241,5 @@ pub(crate) fn program_ran(program: BorrowedFd<'_>) -> io::Result<RanProgram> {
         word.map_or(0, |word| u64::from_ne_bytes(*word))
     };
     let verified = u32::try_from(at(VERIFIED_AT) & u64::from(u32::MAX)).ok().filter(|count| *count != 0);
-    Ok(RanProgram { runs: at(RUN_COUNT_AT), time: Duration::from_nanos(at(RUN_TIME_AT)), verified })
+    Ok(ProgramStats { runs: at(RUN_COUNT_AT), time: Duration::from_nanos(at(RUN_TIME_AT)), verified })
 }

@@ -20,9 +20,9 @@ pub struct Trial<'a> {
 }
 
 /// What a program returns for a packet that goes on (TCX_NEXT, TC_ACT_UNSPEC).
-const PASS: i32 = -1;
+const TC_PASS: i32 = -1;
 /// The same of XDP (XDP_PASS).
-const PASS_EARLY: i32 = 2;
+const XDP_PASS: i32 = 2;
 /// The loopback interface's index, in every network namespace.
 const LOOPBACK: u32 = 1;
 
@@ -51,7 +51,7 @@ impl Trial<'_> {
         }
         let ran = sys::test_run(program, self.packet, &context, self.repeat)
             .map_err(|error| Error::call("running a program on a packet", error))?;
-        if ran.returned != PASS {
+        if ran.returned != TC_PASS {
             return Err(Error::object(format!("a program returned {} for a packet", ran.returned)));
         }
         Ok(Duration::from_nanos(u64::from(ran.duration_ns)))
@@ -66,11 +66,11 @@ impl Programs {
     ///
     /// # Errors
     /// As for [`Trial::run`]; the program was not asked for.
-    pub fn trial_early(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
-        self.list(LOOPBACK)?;
-        let ran = sys::test_run(self.early_program()?, trial.packet, &[], trial.repeat)
+    pub fn trial_xdp(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
+        self.register(LOOPBACK)?;
+        let ran = sys::test_run(self.xdp_program()?, trial.packet, &[], trial.repeat)
             .map_err(|error| Error::call("running a program on a packet", error))?;
-        if ran.returned != PASS_EARLY {
+        if ran.returned != XDP_PASS {
             return Err(Error::object(format!("a program returned {} for a packet", ran.returned)));
         }
         Ok(Duration::from_nanos(u64::from(ran.duration_ns)))
@@ -81,7 +81,7 @@ impl Programs {
     /// # Errors
     /// As for [`Trial::run`].
     pub fn trial(&mut self, trial: Trial<'_>) -> Result<Duration, Error> {
-        self.list(LOOPBACK)?;
+        self.register(LOOPBACK)?;
         let program = self.program(program_name(trial.direction))?;
         let fd = program.fd().map_err(|error| Error::object(error.to_string()))?;
         trial.run(fd.as_fd())

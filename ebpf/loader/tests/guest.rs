@@ -6,7 +6,7 @@
 mod budget;
 
 use harmonaize_events::{Direction, FlowKey, RoceCounters};
-use harmonaize_loader::{EndpointOptions, Endpoints, Flows, Hook, Options, Programs};
+use harmonaize_loader::{AttachMode, EndpointOptions, Endpoints, Flows, Options, Programs};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
@@ -31,8 +31,8 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-fn said(words: &str) -> String {
-    let mut words = words.split(' ');
+fn command_output(command: &str) -> String {
+    let mut words = command.split(' ');
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
@@ -55,7 +55,7 @@ fn counter(host: u32, name: &str) -> u64 {
 
 /// Packets that the switch has lost on their way to the lossy host.
 fn dropped() -> u64 {
-    let text = said(&format!("tc -n sw -s qdisc show dev p{LOSSY}"));
+    let text = command_output(&format!("tc -n sw -s qdisc show dev p{LOSSY}"));
     let mut words = text.split_whitespace().skip_while(|word| *word != "(dropped");
     words.nth(1).unwrap().trim_end_matches(',').parse().unwrap()
 }
@@ -68,14 +68,14 @@ impl Lossy {
     /// between namespaces are else received on whatever processor sends, and packets overtake one another.
     fn begin() -> Self {
         received_on(1);
-        said(&format!("tc -n sw qdisc add dev p{LOSSY} root netem loss 4% limit 10000"));
+        command_output(&format!("tc -n sw qdisc add dev p{LOSSY} root netem loss 4% limit 10000"));
         Self
     }
 }
 
 impl Drop for Lossy {
     fn drop(&mut self) {
-        said(&format!("tc -n sw qdisc del dev p{LOSSY} root"));
+        command_output(&format!("tc -n sw qdisc del dev p{LOSSY} root"));
         received_on(0);
     }
 }
@@ -202,9 +202,9 @@ fn collector_with(options: Options) -> Option<(MutexGuard<'static, ()>, Programs
         return None;
     }
     let alone = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let options = Options { late_round_trip: Duration::from_micros(2500), ..options };
+    let options = Options { late_rtt: Duration::from_micros(2500), ..options };
     let mut collector = Programs::open(&options).unwrap();
-    budget::hold(&collector, options.diagnosis);
+    budget::check_budget(&collector, options.diagnosis);
     println!("{}; missing: {:?}", collector.kernel(), collector.missing());
     for host in 0..HOSTS {
         collector.attach(&format!("h{host}")).unwrap();
@@ -213,9 +213,9 @@ fn collector_with(options: Options) -> Option<(MutexGuard<'static, ()>, Programs
 }
 
 #[test]
-fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
+fn injected_loss_is_found_per_queue_pair() {
     let Some((_alone, mut collector)) = collector() else { return };
-    let hook = if collector.kernel().tcx { Hook::Tcx } else { Hook::Clsact };
+    let hook = if collector.kernel().tcx { AttachMode::Tcx } else { AttachMode::Clsact };
     assert!(collector.attached().all(|(_, _, used)| used == hook));
     let tracing = collector.tracing().unwrap();
     assert!(tracing.rdma() && tracing.tcp().is_some(), "{:?}", collector.missing());
@@ -242,7 +242,7 @@ fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
     drop(lossy);
     assert!(known_while_alive > 0, "no flow's queue pair was known while it lived");
     collector.read_flows(&mut flows).unwrap();
-    assert_eq!((flows.evicted, collector.losses().unwrap().unlisted), (0, 0));
+    assert_eq!((flows.evicted, collector.losses().unwrap().unregistered), (0, 0));
     let streams = streams(&flows);
     let data: BTreeMap<Stream, [RoceCounters; 2]> =
         streams.clone().into_iter().filter(|(_, [sent, _])| sent.writes > 0).collect();
@@ -318,10 +318,10 @@ fn injected_loss_is_found_for_each_queue_pair_and_its_owner_is_known() {
 
 #[test]
 fn packets_are_counted_before_the_stack_sees_them() {
-    let Some((_alone, mut collector)) = collector_with(Options { early: true, ..Options::default() }) else {
+    let Some((_alone, mut collector)) = collector_with(Options { xdp: true, ..Options::default() }) else {
         return;
     };
-    assert!(collector.cost().unwrap().programs.iter().any(|program| program.name == "count_early"));
+    assert!(collector.cost().unwrap().programs.iter().any(|program| program.name == "count_xdp"));
     println!("{:?}", collector.attached().collect::<Vec<_>>());
     Traffic::start(0, 1).finish(|| while collector.read_events(256, |_| {}).unwrap() > 0 {});
     let mut flows = Flows::default();
@@ -360,15 +360,15 @@ fn sockets_are_known_in_this_kernel_too() {
 
 /// Keeps what is logged.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl Kept {
-    fn said(&self) -> String {
+impl CapturedLog {
+    fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
 
-impl std::io::Write for Kept {
+impl std::io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -380,11 +380,11 @@ impl std::io::Write for Kept {
 
 /// The programs that were built for diagnosis load in this kernel too, at both places for ingress, and say of a fragment what it is.
 #[test]
-fn programs_for_diagnosis_load_and_tell_why_a_packet_is_of_no_flow() {
+fn diagnosis_programs_log_why_packets_are_rejected() {
     for early in [false, true] {
-        let options = Options { diagnosis: true, early, ..Options::default() };
+        let options = Options { diagnosis: true, xdp: early, ..Options::default() };
         let Some((_alone, mut collector)) = collector_with(options) else { return };
-        let kept = Kept::default();
+        let kept = CapturedLog::default();
         let writer = kept.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
         let subscriber = Arc::new(subscriber.finish());
@@ -400,10 +400,10 @@ fn programs_for_diagnosis_load_and_tell_why_a_packet_is_of_no_flow() {
                 tracing::subscriber::with_default(Arc::clone(&subscriber), || {
                     while collector.read_events(256, |_| {}).unwrap() > 0 {}
                 });
-                kept.said().contains(reason)
+                kept.text().contains(reason)
             });
             collector.attach(unwatched).unwrap();
         }
-        println!("{}", kept.said());
+        println!("{}", kept.text());
     }
 }

@@ -9,16 +9,16 @@ use aya::programs::tc::{
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use aya::{Ebpf, EbpfLoader};
 use harmonaize_events::{EventKind, FlowKey, TcpFlow};
-use harmonaize_loader::{Change, EndpointOptions, Endpoints, Error, Flows, Hook, Options, Programs};
+use harmonaize_loader::{AttachMode, Change, EndpointOptions, Endpoints, Error, Flows, Options, Programs};
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::topology::Topology;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use support::{collector, object};
-use xtask::fabric::Fabric;
-use xtask::namespace::Namespace;
-use xtask::topology::Topology;
 
 /// How long anything here may take before the test fails.
 const STEP: Duration = Duration::from_secs(30);
@@ -36,8 +36,7 @@ const FAR: &str = "10.9.0.2";
 impl Cable {
     /// `None`, loudly, without the privilege. The devices cut no segments with `cut` at 1.
     fn lay(cut: Option<u32>) -> Option<Self> {
-        if !xtask::fabric::privileged() {
-            eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+        if !harmonaize_testkit::strict::can_make_namespaces() {
             return None;
         }
         let topology = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\n[[switch]]\nname = \"s0\"\n\
@@ -214,7 +213,7 @@ fn packets_and_bytes_equal_the_interfaces() {
         let Some(cable) = Cable::lay(cut) else { return };
         let index = attach(&mut collector, &cable.near);
         let before = cable.difference(&collector, index);
-        let hook = if clsact || !collector.kernel().tcx { Hook::Clsact } else { Hook::Tcx };
+        let hook = if clsact || !collector.kernel().tcx { AttachMode::Clsact } else { AttachMode::Tcx };
         assert_eq!(collector.attached().collect::<Vec<_>>(), [("wire", index, hook)]);
         let mut connections = addresses.map(|address| Connection::open(&cable.near, &cable.far, address));
         for connection in &mut connections {
@@ -229,10 +228,10 @@ fn packets_and_bytes_equal_the_interfaces() {
             let (key, flow) = connection.flow(&mut collector);
             assert_eq!(key.remote_address(), connection.sender.peer_addr().unwrap().ip());
             assert_eq!((flow.egress.retransmissions, flow.egress.jumps), (u64::from(connection.sent().0), 0));
-            let trips = flow.egress.round_trips;
+            let trips = flow.egress.rtt;
             let lasted = flow.egress.traffic.last_ns - flow.egress.traffic.first_ns;
-            assert!(trips.count > 0 && trips.least_ns > 0, "{trips:?}");
-            assert!(trips.least_ns <= trips.last_ns && trips.sum_ns <= lasted, "{trips:?} in {lasted}");
+            assert!(trips.count > 0 && trips.min_ns > 0, "{trips:?}");
+            assert!(trips.min_ns <= trips.last_ns && trips.sum_ns <= lasted, "{trips:?} in {lasted}");
         }
         let mut flows = Flows::default();
         wait("the counters of interface and programs are equal", || {
@@ -268,19 +267,19 @@ fn packets_and_bytes_equal_the_interfaces() {
             );
         }
         assert_eq!((totals.egress.malformed, totals.egress.fragments, totals.egress.unplaced), (0, 0, 0));
-        assert_eq!(collector.losses().unwrap().unlisted, 0);
+        assert_eq!(collector.losses().unwrap().unregistered, 0);
         let taken = cable.near.enter(|| collector.detach("wire")).unwrap().unwrap();
         assert!(taken.egress.tcp >= totals.egress.tcp);
-        gone(&cable.near);
+        wait_until_clean(&cable.near);
     }
 }
 
 /// Nothing of ours stays on the device. A child that another test has just started may hold a link until it is another program.
-fn gone(side: &Namespace) {
-    wait("nothing is left on the device", || nothing_left(side));
+fn wait_until_clean(side: &Namespace) {
+    wait("nothing is left on the device", || is_clean(side));
 }
 
-fn nothing_left(side: &Namespace) -> bool {
+fn is_clean(side: &Namespace) -> bool {
     let attached = side.enter(|| {
         SchedClassifier::query_tcx("wire", TcAttachType::Ingress).map(|(_, programs)| programs.len())
     });
@@ -314,8 +313,9 @@ impl Loss {
         let chance = (share * f64::from(u32::MAX)) as u32;
         let bytes = std::fs::read(object("loss.o")).unwrap();
         let mut loader = EbpfLoader::new();
-        let mut ebpf = loader.btf(None).override_global("CHANCE", &chance, true).load(&bytes).unwrap();
-        let program: &mut SchedClassifier = ebpf.program_mut("lose").unwrap().try_into().unwrap();
+        let mut ebpf =
+            loader.btf(None).override_global("DROP_PROBABILITY", &chance, true).load(&bytes).unwrap();
+        let program: &mut SchedClassifier = ebpf.program_mut("drop_randomly").unwrap().try_into().unwrap();
         program.load().unwrap();
         let link = side.enter(|| {
             // Without tcx it needs the discipline; with it, it is there or not needed.
@@ -374,7 +374,7 @@ fn interfaces_go_and_come_back() {
     assert_eq!(cable.near.enter(|| collector.refresh()).unwrap().unwrap(), []);
     cable.near.ip(&["link del wire".to_owned()]).unwrap();
     let changes = cable.near.enter(|| collector.refresh()).unwrap().unwrap();
-    let [Change::Gone { name, index: old, totals }] = &changes[..] else { panic!("{changes:?}") };
+    let [Change::Detached { name, index: old, totals }] = &changes[..] else { panic!("{changes:?}") };
     assert_eq!((name.as_str(), *old), ("wire", index));
     assert!(totals.egress.tcp > 3 && totals.ingress.tcp > 2, "{totals:?}");
     assert_eq!(collector.attached().count(), 0);
@@ -388,12 +388,12 @@ fn interfaces_go_and_come_back() {
     cable.near.ip(&[reborn]).unwrap();
     let changes = cable.near.enter(|| collector.refresh()).unwrap().unwrap();
     assert!(
-        matches!(&changes[..], [Change::Gone { .. }, Change::Back { name, index: 311 }] if name == "wire"),
+        matches!(&changes[..], [Change::Detached { .. }, Change::Reattached { name, index: 311 }] if name == "wire"),
         "{changes:?}"
     );
     assert_eq!(collector.totals(311).unwrap().egress.buffers, 0);
     cable.near.enter(|| drop(collector)).unwrap();
-    gone(&cable.near);
+    wait_until_clean(&cable.near);
 }
 
 /// The filters of a process that was killed: nothing is taken off, and nobody has a claim.
@@ -433,12 +433,12 @@ fn filters_of_a_killed_process_are_replaced() {
     Connection::open(&cable.near, &cable.far, FAR).send(1000);
     assert!(second.totals(index).unwrap().egress.tcp > 3);
     cable.near.enter(|| drop(second)).unwrap();
-    gone(&cable.near);
+    wait_until_clean(&cable.near);
 }
 
 /// The one who came first goes on measuring; the other is told, and may have the interface afterwards.
 #[test]
-fn one_process_at_a_time_measures_an_interface_by_clsact() {
+fn clsact_interfaces_have_one_process_at_a_time() {
     let clsact = || collector(Options { clsact: true, ..Options::default() });
     let (Some(mut first), Some(mut second)) = (clsact(), clsact()) else { return };
     let Some(cable) = Cable::lay(None) else { return };
@@ -456,17 +456,17 @@ fn one_process_at_a_time_measures_an_interface_by_clsact() {
     assert!(second.totals(index).is_err());
     attach(&mut second, &cable.near);
     cable.near.enter(|| drop((first, second))).unwrap();
-    gone(&cable.near);
+    wait_until_clean(&cable.near);
 }
 
 #[test]
-fn filters_of_others_stay() {
+fn unrelated_filters_stay() {
     let Some(mut collector) = collector(Options { clsact: true, ..Options::default() }) else { return };
     let Some(cable) = Cable::lay(None) else { return };
     attach(&mut collector, &cable.near);
     let theirs = Loss::by_clsact(&cable.near);
     cable.near.enter(|| collector.detach("wire")).unwrap().unwrap();
-    assert_eq!((filters(&cable, "count_", "ingress"), filters(&cable, "lose", "ingress")), (0, 1));
+    assert_eq!((filters(&cable, "count_", "ingress"), filters(&cable, "drop_randomly", "ingress")), (0, 1));
     cable.near.enter(|| drop(theirs)).unwrap();
 }
 
@@ -481,11 +481,14 @@ fn with_endpoints(side: &Namespace) -> Options {
 /// The smoothed round trip from packets, by the kernel's own rule (RFC 6298: an eighth of each sample), is the kernel's; so are
 /// the shortest, and what is known of the connection. The kernel samples a segment before it has taken it in.
 #[test]
-fn round_trips_are_the_kernels() {
+fn rtts_match_the_kernel() {
     let Some(cable) = Cable::lay(Some(1)) else { return };
     let Some(mut collector) = collector(with_endpoints(&cable.near)) else { return };
     if collector.tracing().and_then(|tracing| tracing.tcp()).is_none() {
-        eprintln!("SKIPPED: this kernel does not show its sockets: {:?}", collector.missing());
+        harmonaize_testkit::strict::skip_test(format_args!(
+            "this kernel does not show its sockets: {:?}",
+            collector.missing()
+        ));
         return;
     }
     attach(&mut collector, &cable.near);
@@ -500,7 +503,7 @@ fn round_trips_are_the_kernels() {
             std::thread::sleep(Duration::from_millis(20));
             connection.receiver.write_all(b"!").unwrap();
             connection.sender.read_exact(&mut [0]).unwrap();
-            let trips = connection.flow(&mut collector).1.egress.round_trips;
+            let trips = connection.flow(&mut collector).1.egress.rtt;
             for _ in taken..trips.count {
                 let last = trips.last_ns as f64;
                 smoothed.push(smoothed.last().map_or(last, |before: &f64| before + (last - before) / 8.0));
@@ -511,14 +514,14 @@ fn round_trips_are_the_kernels() {
         let mut endpoints = Endpoints::default();
         collector.read_endpoints(&mut endpoints).unwrap();
         let socket = *endpoints.socket(&key).unwrap();
-        let kernels = socket.smoothed_ns as f64;
+        let kernels = socket.srtt_ns as f64;
         let near = smoothed.iter().rev().take(2).map(|own| (own - kernels).abs() / kernels);
         let off = near.fold(f64::INFINITY, f64::min);
         eprintln!("{address}: the kernel's {kernels} ns, from packets {:?}", smoothed.last());
         assert!(off < 0.1, "the kernel's {kernels} ns, from packets {smoothed:?}");
-        let least = flow.egress.round_trips.least_ns;
+        let least = flow.egress.rtt.min_ns;
         // A packet crosses the interface after it has left the socket, and before it comes in there.
-        assert!(least <= socket.least_ns + 2000, "{least} {socket:?}");
+        assert!(least <= socket.min_rtt_ns + 2000, "{least} {socket:?}");
         // The last answer was not taken in yet; SYN counts as a byte.
         assert!((40..=41).contains(&socket.acknowledged) && socket.received == 39, "{socket:?}");
         assert_eq!((socket.retransmissions, socket.state, socket.user), (0, 1, 0));
@@ -532,7 +535,7 @@ fn round_trips_are_the_kernels() {
 }
 
 /// Whether an interface has a program on XDP.
-fn has_early(side: &Namespace) -> bool {
+fn has_xdp(side: &Namespace) -> bool {
     let said = side.enter(|| Command::new("ip").args(["link", "show", "wire"]).output()).unwrap().unwrap();
     String::from_utf8(said.stdout).unwrap().contains("xdp")
 }
@@ -540,9 +543,9 @@ fn has_early(side: &Namespace) -> bool {
 #[test]
 fn packets_before_the_stack_equal_the_interfaces() {
     let Some(cable) = Cable::lay(Some(1)) else { return };
-    let Some(mut first) = collector(Options { early: true, ..Options::default() }) else { return };
+    let Some(mut first) = collector(Options { xdp: true, ..Options::default() }) else { return };
     let index = attach(&mut first, &cable.near);
-    assert!(has_early(&cable.near));
+    assert!(has_xdp(&cable.near));
     let mut connections = [FAR, "fd09::2"].map(|address| {
         Connection::open(
             &cable.far,
@@ -565,15 +568,15 @@ fn packets_before_the_stack_equal_the_interfaces() {
             flow.ingress.traffic.packets == u64::from(connection.sent().1)
         });
         let (_, flow) = flows.tcp.iter().find(|(key, _)| key.remote_port == port).unwrap();
-        assert!(flow.egress.traffic.packets > 1 && flow.egress.round_trips.count > 0, "{flow:?}");
+        assert!(flow.egress.traffic.packets > 1 && flow.egress.rtt.count > 0, "{flow:?}");
         assert_eq!(flow.ingress.retransmissions, u64::from(connection.sent().0));
     }
     // Nobody's place is taken.
-    let mut second = collector(Options { early: true, ..Options::default() }).unwrap();
+    let mut second = collector(Options { xdp: true, ..Options::default() }).unwrap();
     let error = cable.near.enter(|| second.attach("wire")).unwrap().unwrap_err();
     assert!(matches!(error, Error::Attach { .. }), "{error}");
     assert!(first.totals(index).unwrap().ingress.tcp > 2000);
     cable.near.enter(|| first.detach("wire")).unwrap().unwrap();
-    assert!(!has_early(&cable.near));
-    gone(&cable.near);
+    assert!(!has_xdp(&cable.near));
+    wait_until_clean(&cable.near);
 }

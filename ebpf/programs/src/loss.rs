@@ -11,11 +11,11 @@ use aya_ebpf::programs::TcContext;
 
 /// Of 2^32 packets, how many are dropped.
 #[unsafe(no_mangle)]
-static CHANCE: Global<u32> = Global::new(0);
+static DROP_PROBABILITY: Global<u32> = Global::new(0);
 
 /// Shorter buffers pass: acknowledgements and handshakes.
 #[unsafe(no_mangle)]
-static LEAST: Global<u32> = Global::new(200);
+static MIN_BYTES: Global<u32> = Global::new(200);
 
 /// How many were dropped.
 #[map]
@@ -28,10 +28,10 @@ const DROP: i32 = 2;
 
 /// Drops some of what comes in.
 #[classifier]
-pub fn lose(context: TcContext) -> i32 {
+pub fn drop_randomly(context: TcContext) -> i32 {
     // SAFETY: the helper takes nothing.
     let drawn = unsafe { bpf_get_prandom_u32() };
-    if context.len() < LEAST.load() || drawn >= CHANCE.load() {
+    if context.len() < MIN_BYTES.load() || drawn >= DROP_PROBABILITY.load() {
         return NEXT;
     }
     if let Some(dropped) = DROPPED.get_ptr_mut(0) {
@@ -43,7 +43,7 @@ pub fn lose(context: TcContext) -> i32 {
 
 /// Does nothing.
 #[classifier]
-pub fn nothing(_context: TcContext) -> i32 {
+pub fn pass(_context: TcContext) -> i32 {
     NEXT
 }
 

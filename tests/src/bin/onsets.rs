@@ -28,7 +28,7 @@ struct Arguments {
 
 /// A while in which the analysis says the same of a connection.
 #[derive(Debug, Clone, Copy)]
-struct Said {
+struct StarvedSpan {
     from_ns: i64,
     ports: (u16, u16),
 }
@@ -40,10 +40,12 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     for path in &arguments.traces {
         let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-        let (said, looks, span_ns) = said(&bytes).with_context(|| path.display().to_string())?;
+        let (said, looks, span_ns) = starved_spans(&bytes).with_context(|| path.display().to_string())?;
         let seconds = span_ns as f64 / 1e9;
         println!("{}: {looks} looks in {seconds:.1} s, starved {} times", path.display(), said.len());
-        let of = |began: &i64, said: &Said| (0..arguments.span * 1_000_000).contains(&(said.from_ns - began));
+        let of = |began: &i64, said: &StarvedSpan| {
+            (0..arguments.span * 1_000_000).contains(&(said.from_ns - began))
+        };
         for began in &arguments.began {
             let first = said.iter().find(|said| of(began, said));
             let first = first.map(|said| ((said.from_ns - began) as f64 / 1e6, said.ports));
@@ -59,15 +61,15 @@ fn main() -> Result<()> {
 }
 
 /// When own connections are said to be starved, at CLOCK_REALTIME; how often flows were looked at, and over which time.
-fn said(bytes: &[u8]) -> Result<(Vec<Said>, u64, u64)> {
+fn starved_spans(bytes: &[u8]) -> Result<(Vec<StarvedSpan>, u64, u64)> {
     let mut detector = Detector::new(Limits::default());
-    let (mut said, mut last) = (Vec::new(), HashMap::new());
-    let (mut now_ns, mut offset_ns, mut looks, mut first_ns) = (0, 0_i64, 0, None);
+    let (mut spans, mut last) = (Vec::new(), HashMap::new());
+    let (mut now_ns, mut offset_ns, mut samples, mut first_ns) = (0, 0_i64, 0, None);
     replay(bytes, |record| {
         if let Record::Observer(observer) = record {
             offset_ns = observer.realtime_offset_ns;
         }
-        looks += u64::from(matches!(record, Record::Totals { .. }));
+        samples += u64::from(matches!(record, Record::Totals { .. }));
         first_ns.get_or_insert(record.time_ns());
         // As agents do: all that a look brought, and then what it means.
         if record.time_ns() > now_ns {
@@ -80,12 +82,12 @@ fn said(bytes: &[u8]) -> Result<(Vec<Said>, u64, u64)> {
                 let (at_ns, ports) = (now_ns.cast_signed().saturating_add(offset_ns), (local, remote));
                 let before = last.insert(ports, at_ns);
                 if before.is_none_or(|before| at_ns - before >= ANEW_NS) {
-                    said.push(Said { from_ns: at_ns, ports });
+                    spans.push(StarvedSpan { from_ns: at_ns, ports });
                 }
             }
             now_ns = record.time_ns();
         }
         detector.take(record);
     })?;
-    Ok((said, looks, now_ns.saturating_sub(first_ns.unwrap_or_default())))
+    Ok((spans, samples, now_ns.saturating_sub(first_ns.unwrap_or_default())))
 }

@@ -4,12 +4,12 @@ use super::PATIENCE;
 use harmonaize_client::{
     Clause, Constraints, Error, EventKind, JoinRefusal, Negotiated, OnFailure, Rank, RegroupOptions, Status,
 };
+use harmonaize_testkit::deployment::Setup;
 use harmonaize_tests::job::{Worker, deploy, joined, sockets};
 use harmonaize_tests::star;
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use xtask::deployment::Setup;
 
 /// Something at all ranks at once.
 fn at_all<T: Send>(workers: &mut [Worker], work: impl Fn(&mut Worker) -> T + Sync) -> Vec<T> {
@@ -27,7 +27,7 @@ fn is_over(worker: &mut Worker) {
 }
 
 #[test]
-fn a_lost_rank_ends_a_job_or_is_gone_on_without_in_time_as_was_agreed_on() {
+fn a_lost_rank_follows_the_agreed_policy() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
     let (own, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let others = joined(&others[..2], "job");
@@ -114,7 +114,7 @@ fn a_lost_rank_ends_a_job_or_is_gone_on_without_in_time_as_was_agreed_on() {
 
 /// An agent dies, and control at about the same time: whatever it had heard and written by then, members go on as was agreed on.
 #[test]
-fn members_go_on_though_control_dies_with_their_rank() {
+fn members_regroup_though_control_dies() {
     let with_store = |setup: &mut Setup| setup.control += "store = \"control.redb\"\n";
     let Some(mut deployment) = deploy(&star(5, "1Gbit/s"), with_store) else { return };
     let own = sockets(&deployment, "a");

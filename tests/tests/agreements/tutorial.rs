@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// What one rank went through.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct TrainingReport {
     /// Number of the agreement; 0 without one.
     pub(crate) agreement: u64,
     /// Micro-batches that were added up in all.
@@ -39,14 +39,14 @@ fn agree(client: &Client) -> Result<u64, Error> {
 fn hint(client: &Client) -> Result<(), Error> {
     let hints = Hints::new()
         .period(Duration::from_secs(2))
-        .hidden(Collective::AllReduce, 48 << 20)
+        .overlapped(Collective::AllReduce, 48 << 20)
         .expect(Collective::AllReduce, 16 << 20)
         .task_priority(2);
     client.hint("train", &hints)
 }
 
 /// Looks at what has happened, without waiting; whether the job should save now.
-fn heed(events: &mut harmonaize_client::Events) -> Result<bool, Error> {
+fn handle_events(events: &mut harmonaize_client::Events) -> Result<bool, Error> {
     let mut save = false;
     for event in events.read(Duration::ZERO)?.events {
         match event.kind {
@@ -76,18 +76,18 @@ fn choose(client: &Client, job: &Communicator, saved: Instant) -> Result<(u32, b
 }
 
 /// Trains for some steps as one rank.
-pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<Told, Error> {
+pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<TrainingReport, Error> {
     let client = Client::attach(socket, AttachOptions::default())?;
     let job = client.join("train", Rank(rank), ranks, Duration::from_secs(60))?;
     let mut events = client.events(None);
-    let mut told = Told::default();
+    let mut told = TrainingReport::default();
     if rank == 0 {
         told.agreement = agree(&client)?;
         hint(&client)?;
     }
     let (mut saved, gradients) = (Instant::now(), client.tensor(Dtype::F32, 1 << 16)?);
     for _ in 0..steps {
-        let warned = heed(&mut events)?;
+        let warned = handle_events(&mut events)?;
         let (accumulate, checkpoint) = choose(&client, &job, saved)?;
         if checkpoint {
             // Save the model here.

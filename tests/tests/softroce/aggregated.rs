@@ -33,7 +33,7 @@ fn sum(worker: &Worker, salt: u64) -> Result<bool> {
 }
 
 #[test]
-fn every_collective_is_right_by_an_aggregator_over_datagrams() {
+fn aggregated_collectives_are_right_over_datagrams() {
     let _alone = crate::alone();
     let topology = star_with_aggregator(HOSTS, 1000, "0us");
     let provider = Provider::start_on(&topology, |_| String::new(), |_| program("harmonaize-agent"));
@@ -48,7 +48,7 @@ fn every_collective_is_right_by_an_aggregator_over_datagrams() {
     let mut role = program("harmonaize-agent");
     role.args(["--role", "aggregator"]);
     let aggregator = Program::start(&mut role, &provider.folder().join("aggregator.toml"), &text);
-    until("the aggregator has no session", || aggregator.words().contains("session with control is open"));
+    until("the aggregator has no session", || aggregator.output().contains("session with control is open"));
     let served = AtomicUsize::new(0);
     right(run_with(
         &provider.sockets(),
@@ -66,6 +66,6 @@ fn every_collective_is_right_by_an_aggregator_over_datagrams() {
     println!("{served} of {} sums went by the aggregator", OPERATIONS as usize * HOSTS);
     assert!(served >= HOSTS, "the aggregator did nothing");
     for agent in &provider.agents {
-        assert!(agent.words().contains("packets to the aggregator go over RDMA"), "{}", agent.words());
+        assert!(agent.output().contains("packets to the aggregator go over RDMA"), "{}", agent.output());
     }
 }

@@ -31,7 +31,7 @@ fn job(sockets: &[PathBuf], name: &str, work: impl Fn(&Worker) -> Result<()> + S
 /// The kernel takes the device of an agent away under a running collective: every rank of that communicator gets a typed
 /// error, the communicator on the other hosts goes on, the agents let go of the device, and use it again once it is back.
 #[test]
-fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
+fn a_removed_device_ends_its_communicators_only() {
     let _alone = alone();
     if !may_break(HOSTS) {
         return;
@@ -77,7 +77,7 @@ fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
         right(lost);
         broken
     });
-    broken.gone();
+    broken.wait_until_removed();
     broken.mend();
     right(job(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
@@ -85,7 +85,7 @@ fn a_device_that_disappears_costs_its_communicators_an_error_and_no_other() {
 /// An agent without the privilege to pin what it likes, and a low limit: joining fails on all ranks, the agent's log says
 /// which limit and how to raise it, and the other hosts' communicators form.
 #[test]
-fn an_agent_with_a_low_memlock_limit_says_what_to_set() {
+fn a_low_memlock_limit_names_the_setting() {
     let _alone = alone();
     if !may_break(HOSTS) {
         return;
@@ -113,7 +113,7 @@ fn an_agent_with_a_low_memlock_limit_says_what_to_set() {
         println!("  rank {rank}: {error:#}");
         assert!(matches!(error.downcast_ref(), Some(Error::Join { .. })), "rank {rank}: {error:#}");
     }
-    let words = provider.agents[3].words();
+    let words = provider.agents[3].output();
     assert!(words.contains("pinned memory is limited to 65536 bytes (RLIMIT_MEMLOCK)"), "{words}");
     assert!(words.contains("LimitMEMLOCK=infinity"), "{words}");
     right(job(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
@@ -121,7 +121,7 @@ fn an_agent_with_a_low_memlock_limit_says_what_to_set() {
 
 /// An agent that is told the wrong GID index or MTU ends at once, and says which it was and which there are.
 #[test]
-fn an_agent_with_a_wrong_gid_index_or_mtu_ends_and_says_so() {
+fn a_wrong_gid_or_mtu_is_reported() {
     let _alone = alone();
     if !may_break(HOSTS) {
         return;
@@ -138,7 +138,7 @@ fn an_agent_with_a_wrong_gid_index_or_mtu_ends_and_says_so() {
         let config = folder.path().join("agent.toml");
         let mut agent = Program::start(&mut program("harmonaize-agent"), &config, &text);
         assert!(!agent.ended().success());
-        assert!(agent.words().contains(expected), "{}", agent.words());
+        assert!(agent.output().contains(expected), "{}", agent.output());
     }
     narrow.mend();
 }

@@ -31,7 +31,7 @@ struct Job {
 
 impl Job {
     /// Waits until it got on, or has ended.
-    fn gets_on(&self) {
+    fn wait_for_progress(&self) {
         let seen = self.rounds.load(Ordering::Relaxed);
         let on = || self.ended.load(Ordering::Relaxed) || self.rounds.load(Ordering::Relaxed) >= seen + 4;
         until("the job neither gets on nor ends", on);
@@ -74,7 +74,7 @@ fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End
             job.ended.store(true, Ordering::Relaxed);
             ends
         });
-        job.gets_on();
+        job.wait_for_progress();
         meanwhile(&job);
         job.over.store(true, Ordering::Relaxed);
         let ends = ranks.join().unwrap();
@@ -88,7 +88,7 @@ fn job(provider: &Provider, name: &str, meanwhile: impl FnOnce(&Job)) -> Vec<End
 /// Short enough for the retries: no result is lost, however often. Longer: an error on every rank. At either end of the cable:
 /// the port's own host loses its routes, too, and with them queue pairs at once. Afterwards the same agents serve again.
 #[test]
-fn a_port_that_flaps_costs_at_most_its_communicators_an_error() {
+fn a_port_flap_fails_at_most_its_communicators() {
     let _alone = alone();
     if !may_break(HOSTS) {
         return;
@@ -104,7 +104,7 @@ fn a_port_that_flaps_costs_at_most_its_communicators_an_error() {
             std::thread::sleep(Duration::from_millis(down_ms));
             longest = longest.max(begun.elapsed());
             unplugged.mend();
-            job.gets_on();
+            job.wait_for_progress();
         }
     });
     println!("  down for {longest:?} at most: {ends:?}");

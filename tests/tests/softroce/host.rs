@@ -105,7 +105,7 @@ pub(crate) struct Broken {
 
 impl Broken {
     /// The device is gone, which means that whoever had it open has closed it.
-    pub(crate) fn gone(&mut self) {
+    pub(crate) fn wait_until_removed(&mut self) {
         let mut removal = self.removal.take().unwrap();
         until("somebody still has the removed device open", || removal.try_wait().unwrap().is_some());
         assert!(!self.host.sysfs().exists());

@@ -6,7 +6,7 @@ use crate::host::{Host, Limited, PATIENCE, may_break};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::verbs::{Config, Devices, SetupError, VerbsTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport, tcp};
-use harmonaize_verbs::{VerbsError, Wanted};
+use harmonaize_verbs::{PortOptions, VerbsError};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ fn config(host: Host) -> Config {
     Config { devices: vec![host.device()], ..Config::new(tcp) }
 }
 
-fn wanted(host: Host, wanted: Wanted) -> Config {
-    Config { wanted, ..config(host) }
+fn config_with(host: Host, requested: PortOptions) -> Config {
+    Config { options: requested, ..config(host) }
 }
 
 fn bind(config: Config) -> Result<VerbsTransport, SetupError> {
@@ -83,7 +83,7 @@ impl Ends {
         self.until("the link is not up", |ends| ends.up == [true; 2]);
     }
 
-    fn turn(&mut self) {
+    fn run_once(&mut self) {
         for at in 0..2 {
             let Self { ends, received, up, down, links, .. } = self;
             ends[at].progress(64, &mut |link, event| {
@@ -103,7 +103,7 @@ impl Ends {
     fn until(&mut self, wrong: &str, done: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !done(self) {
-            self.turn();
+            self.run_once();
             assert!(Instant::now() < deadline, "{wrong}: {:?}, {:?} frames", self.down, self.received);
         }
     }
@@ -112,7 +112,7 @@ impl Ends {
     fn stream(&mut self, done: impl Fn(&Self) -> bool) {
         let (source, deadline) = (span(SLOT), Instant::now() + PATIENCE);
         while self.down[0].is_none() && !done(self) {
-            self.turn();
+            self.run_once();
             if self.sent - self.received[1] < SLOTS / 2
                 && let Some(link) = self.links[0]
             {
@@ -150,7 +150,7 @@ fn span(bytes: u32) -> Span {
     Span::new(&Memory::private(bytes as usize).unwrap(), 0, bytes.into()).unwrap()
 }
 
-fn says(reason: &impl std::fmt::Display, words: &[&str]) {
+fn assert_mentions(reason: &impl std::fmt::Display, words: &[&str]) {
     let text = reason.to_string();
     println!("  {text}");
     assert!(words.iter().all(|word| text.contains(word)), "{text} has not all of {words:?}");
@@ -164,14 +164,17 @@ fn a_wrong_gid_index_is_named() {
     if !may_break(4) {
         return;
     }
-    let error = bind(wanted(HOSTS[0], Wanted { gid_index: Some(200), ..Wanted::default() })).unwrap_err();
+    let error = bind(config_with(HOSTS[0], PortOptions { gid_index: Some(200), ..PortOptions::default() }))
+        .unwrap_err();
     assert!(matches!(error, SetupError::Verbs(VerbsError::NoSuchGid { index: 200, port: 1, .. })), "{error}");
-    says(&error, &["GID index 200 of rxe2 port 1 is empty", "used are: [0, 1]"]);
-    let mut ends =
-        Ends::new([wanted(HOSTS[0], Wanted { gid_index: Some(0), ..Wanted::default() }), config(HOSTS[1])]);
+    assert_mentions(&error, &["GID index 200 of rxe2 port 1 is empty", "used are: [0, 1]"]);
+    let mut ends = Ends::new([
+        config_with(HOSTS[0], PortOptions { gid_index: Some(0), ..PortOptions::default() }),
+        config(HOSTS[1]),
+    ]);
     ends.open().unwrap();
     for reason in ends.both_down() {
-        says(&reason, &["gid_index", "fe80::", "::ffff:10.0.0.4"]);
+        assert_mentions(&reason, &["gid_index", "fe80::", "::ffff:10.0.0.4"]);
     }
 }
 
@@ -183,22 +186,24 @@ fn a_wrong_mtu_is_named() {
     if !may_break(4) {
         return;
     }
-    let error = bind(wanted(HOSTS[0], Wanted { mtu: Some(1500), ..Wanted::default() })).unwrap_err();
-    says(&error, &["1500", "256, 512, 1024, 2048 or 4096"]);
+    let error =
+        bind(config_with(HOSTS[0], PortOptions { mtu: Some(1500), ..PortOptions::default() })).unwrap_err();
+    assert_mentions(&error, &["1500", "256, 512, 1024, 2048 or 4096"]);
     let narrow = HOSTS[0].link_mtu(1500);
-    let error = bind(wanted(HOSTS[0], Wanted { mtu: Some(4096), ..Wanted::default() })).unwrap_err();
-    says(&error, &["an MTU of 4096 is over the 1024 of rxe2 port 1", "lower it"]);
+    let error =
+        bind(config_with(HOSTS[0], PortOptions { mtu: Some(4096), ..PortOptions::default() })).unwrap_err();
+    assert_mentions(&error, &["an MTU of 4096 is over the 1024 of rxe2 port 1", "lower it"]);
     Ends::usual().works();
     narrow.mend();
 
-    let quick = |host| wanted(host, Wanted { retries: 2, timeout: 14, ..Wanted::default() });
+    let quick = |host| config_with(host, PortOptions { retries: 2, timeout: 14, ..PortOptions::default() });
     let dropping = HOSTS[1].narrow(1500);
     let mut ends = Ends::new(HOSTS.map(quick));
     ends.connect();
     ends.stream(|_| false);
     let [reason, _] = ends.both_down();
-    says(&reason, &["retry counter exceeded", "packets of 4096 bytes", "`mtu`"]);
-    let low = |host| wanted(host, Wanted { mtu: Some(1024), ..Wanted::default() });
+    assert_mentions(&reason, &["retry counter exceeded", "packets of 4096 bytes", "`mtu`"]);
+    let low = |host| config_with(host, PortOptions { mtu: Some(1024), ..PortOptions::default() });
     Ends::new(HOSTS.map(low)).works();
     dropping.mend();
 }
@@ -206,7 +211,7 @@ fn a_wrong_mtu_is_named() {
 /// Under frames in flight a port goes down: both ends know it in time; while it is down, a new link is refused with the
 /// reason; once it is back, the same endpoints work again.
 #[test]
-fn a_port_that_goes_down_ends_its_links_and_serves_again_when_it_is_back() {
+fn a_port_serves_again_after_going_down() {
     let _alone = alone();
     if !may_break(4) {
         return;
@@ -223,12 +228,12 @@ fn a_port_that_goes_down_ends_its_links_and_serves_again_when_it_is_back() {
         }
         // The end at the port that is down says so; the other cannot know.
         let device = host.device();
-        says(&reasons[at], &[&device, "is DOWN, not ACTIVE"]);
+        assert_mentions(&reasons[at], &[&device, "is DOWN, not ACTIVE"]);
         let refused =
             ends.open().map(|()| ends.until("the link is not down", |ends| ends.down[at].is_some()));
         let reason = refused.err().or(ends.down[at].clone()).unwrap();
         assert!(matches!(reason, DownReason::Connect(_)), "{reason:?}");
-        says(&reason, &[&device, "is DOWN, not ACTIVE"]);
+        assert_mentions(&reason, &[&device, "is DOWN, not ACTIVE"]);
         ends.close();
         broken.mend();
         ends.works();
@@ -238,7 +243,7 @@ fn a_port_that_goes_down_ends_its_links_and_serves_again_when_it_is_back() {
 /// The kernel takes a device away and waits until it is closed, and the driver says nothing: the ends notice, close it, and
 /// open it anew once it is back.
 #[test]
-fn a_device_that_is_taken_away_ends_its_links_and_is_let_go() {
+fn a_removed_device_ends_its_links() {
     let _alone = alone();
     if !may_break(4) {
         return;
@@ -251,11 +256,11 @@ fn a_device_that_is_taken_away_ends_its_links_and_is_let_go() {
     broken = HOSTS[0].remove_device();
     ends.stream(|_| false);
     let [reason, there] = ends.both_down();
-    says(&reason, &["the RDMA device rxe2 is gone"]);
+    assert_mentions(&reason, &["the RDMA device rxe2 is gone"]);
     assert!(matches!(there, DownReason::Network(_) | DownReason::Closed), "{there:?}");
-    broken.gone();
+    broken.wait_until_removed();
     let Err(DownReason::Connect(reason)) = ends.open() else { panic!("a link on no device") };
-    says(&reason, &["no RDMA device rxe2", "rxe3"]);
+    assert_mentions(&reason, &["no RDMA device rxe2", "rxe3"]);
     ends.close();
     broken.mend();
     ends.works();
@@ -275,7 +280,7 @@ fn exhausted_queue_pairs_are_named() {
     if found.is_none() {
         found = Some(ends.both_down()[0].clone());
     }
-    says(&found.unwrap(), &["rxe2", "rdma.max"]);
+    assert_mentions(&found.unwrap(), &["rxe2", "rdma.max"]);
     ends.close();
     drop(limited);
     ends.works();

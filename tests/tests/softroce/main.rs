@@ -52,7 +52,7 @@ fn every_collective_is_right() {
 
 /// A rank on each host through the agent's socket, on its agent's device or on one across the switch, and one over TCP.
 #[test]
-fn every_collective_is_right_for_ranks_attached_over_rdma() {
+fn every_collective_is_right_over_rdma_attach() {
     let _alone = alone();
     let Some(provider) = Provider::start() else { return };
     let secret = provider.secret();
@@ -82,7 +82,7 @@ fn every_collective_is_right_for_ranks_attached_over_rdma() {
 }
 
 #[test]
-fn an_agent_that_dies_costs_its_communicator_an_error_and_no_other() {
+fn a_dead_agent_ends_its_communicator_only() {
     let _alone = alone();
     let Some(mut provider) = Provider::start() else { return };
     let sockets = provider.sockets();

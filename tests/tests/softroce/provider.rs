@@ -44,7 +44,7 @@ impl Program {
     }
 
     /// What it has said so far.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
@@ -69,7 +69,7 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if std::thread::panicking() {
-            println!("--- {}\n{}", self.log.display(), self.words());
+            println!("--- {}\n{}", self.log.display(), self.output());
         }
     }
 }

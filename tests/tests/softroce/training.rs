@@ -3,12 +3,12 @@
 use crate::alone;
 use crate::host::PATIENCE;
 use crate::provider::{HOSTS, Provider, program};
+use harmonaize_testkit::lines::{Line, Tail};
+use harmonaize_testkit::summary::{Printed, judge};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
-use xtask::demo::lines::{Line, Tail};
-use xtask::demo::verdict::{Printed, judge};
 
 /// Few steps, small batches and few test images: an emulated processor multiplies some ten million numbers a second.
 const STEPS: &str = "5";

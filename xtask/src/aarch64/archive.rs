@@ -1,7 +1,7 @@
 //! Debian's archive seen through a state of our own, so that the machine's architectures stay as they are.
 
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::workspace;
 use std::cmp::Ordering;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Archive {
 }
 
 /// The version of a package that the machine's own lists name, without a look at the network.
-pub fn known(package: &str) -> Option<String> {
+pub fn listed_version(package: &str) -> Option<String> {
     let policy = printed(Command::new("apt-cache").env("LC_ALL", "C").args(["policy", package])).ok()?;
     candidate(&policy)
 }

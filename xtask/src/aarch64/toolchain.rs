@@ -2,9 +2,9 @@
 
 use super::archive::Archive;
 use super::tree::{Contents, Tree, unpacked};
-use crate::packages::{self, Consent};
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ impl Toolchain {
         let rust = Tree {
             home: folder().join("rust"),
             key: "rustc-web",
-            asked: "compiler",
+            request: "compiler",
             size: 150,
             contents: compiler,
         };
@@ -69,7 +69,7 @@ impl Toolchain {
         let sysroot = Tree {
             home: folder().join("sysroot"),
             key: "libibverbs-dev",
-            asked: &linked,
+            request: &linked,
             size: 2,
             contents: libraries,
         };

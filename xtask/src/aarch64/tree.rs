@@ -18,7 +18,7 @@ pub(crate) struct Tree<'a> {
     /// The package whose version counts.
     pub(crate) key: &'a str,
     /// What is asked for: a tree that was made for something else is not used.
-    pub(crate) asked: &'a str,
+    pub(crate) request: &'a str,
     /// Roughly how much there is to download.
     pub(crate) size: u32,
     /// Which packages are in it, at a version of the key.
@@ -39,7 +39,7 @@ impl Tree<'_> {
     /// version. None when the archive has no such package.
     pub(crate) fn find(&self, lists: &mut Option<Archive>) -> Result<Option<(String, PathBuf, Vec<String>)>> {
         let mut kept = self.newest()?;
-        if let (Some(version), Some(known)) = (&kept, archive::known(self.key))
+        if let (Some(version), Some(known)) = (&kept, archive::listed_version(self.key))
             && archive::compare(version, &known)? == Ordering::Less
         {
             kept = None;
@@ -70,7 +70,7 @@ impl Tree<'_> {
 
     fn whole(&self, version: &str) -> bool {
         let mark = fs::read_to_string(self.folder(version).join(MARK));
-        mark.is_ok_and(|mark| mark.lines().next() == Some(self.asked))
+        mark.is_ok_and(|mark| mark.lines().next() == Some(self.request))
     }
 
     fn newest(&self) -> Result<Option<String>> {
@@ -101,7 +101,7 @@ impl Tree<'_> {
             fs::remove_dir_all(&part)?;
         }
         archive.unpack(&contents.unpacked, &part)?;
-        let mut mark = vec![self.asked.to_owned()];
+        let mut mark = vec![self.request.to_owned()];
         mark.extend(contents.installed);
         fs::write(part.join(MARK), mark.join("\n"))?;
         if folder.exists() {
@@ -122,12 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_counts_once_it_is_whole_and_as_asked() {
+    fn a_tree_is_reused_only_when_whole() {
         let home = tempfile::tempdir().unwrap();
         let tree = |asked: &'static str| Tree {
             home: home.path().to_path_buf(),
             key: "x",
-            asked,
+            request: asked,
             size: 0,
             contents: |_, _| Ok(unpacked(&[])),
         };

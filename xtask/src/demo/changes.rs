@@ -2,13 +2,13 @@
 //! it the tenant that adopts nothing.
 
 use super::timeline;
-use super::verdict::{Check, median};
 use super::views::View;
-use crate::bystander::Transfer;
-use crate::elastic::disturbances::Happened;
-use crate::elastic::{Course, Line};
-use crate::plans::Decision;
 use anyhow::{Context, Result};
+use harmonaize_testkit::bystander::Transfer;
+use harmonaize_testkit::elastic::disturbances::Happened;
+use harmonaize_testkit::elastic::{Course, Line};
+use harmonaize_testkit::plans::Decision;
+use harmonaize_testkit::summary::{Check, median};
 
 /// What a transfer of the tenant that adopts nothing may take more beside the training than before it.
 const AS_WELL_OFF: f64 = 1.1;
@@ -46,10 +46,13 @@ impl Changes {
         let began_us = lines.first().context("no line")?.at_us();
         let began_ns = began_us * 1000;
         let at = |time_ns: u64| (time_ns as f64 - began_ns as f64) / 1e9;
-        let decided = decisions.iter().filter(|decision| decision.at_ns >= began_ns).flat_map(timeline::told);
+        let decided = decisions
+            .iter()
+            .filter(|decision| decision.at_ns >= began_ns)
+            .flat_map(timeline::decision_events);
         let happening = happened.iter().map(|one| (one.at_ns, one.what.clone()));
         let provider =
-            happening.chain(decided).map(|(time_ns, what)| View { at: at(time_ns), whose: 0, what });
+            happening.chain(decided).map(|(time_ns, what)| View { at: at(time_ns), owner: 0, what });
         let mut views: Vec<View> = provider.chain(of_tenant(lines, at)).collect();
         views.sort_by(|one, other| one.at.total_cmp(&other.at));
         let (mut collectives, mut accumulated) = (Vec::new(), Vec::new());
@@ -80,7 +83,7 @@ fn of_tenant(lines: &[Line], at: impl Fn(u64) -> f64) -> Vec<View> {
     let (mut views, mut accumulates) = (Vec::new(), 0);
     for line in lines {
         let (whose, what) = match line {
-            Line::Told { what, .. } => (1, what.clone()),
+            Line::Notified { what, .. } => (1, what.clone()),
             Line::Joined { .. } => (2, "begins to train".to_owned()),
             Line::Step { accumulate, .. } if *accumulate != accumulates => {
                 accumulates = *accumulate;
@@ -97,7 +100,7 @@ fn of_tenant(lines: &[Line], at: impl Fn(u64) -> f64) -> Vec<View> {
             }
             Line::Step { .. } | Line::Left { .. } => continue,
         };
-        views.push(View { at: at(line.at_us() * 1000), whose, what });
+        views.push(View { at: at(line.at_us() * 1000), owner: whose, what });
     }
     views
 }
@@ -107,7 +110,7 @@ fn figures(course: &Course, [before, beside]: [f64; 2]) -> Vec<(String, String)>
     let ranks: Vec<String> = course.regrouped.iter().map(ToString::to_string).collect();
     vec![
         row("Until tenant A's work was done", format!("{:.1} s", course.seconds)),
-        row("Events that it was told", course.told.to_string()),
+        row("Events that it was told", course.events.to_string()),
         row("Micro-batches that a rank accumulated at most", course.most.to_string()),
         row("Ranks after each regrouping", ranks.join(", ")),
         row("Micro-batches done in vain", format!("{:.0}", course.lost)),
@@ -185,7 +188,7 @@ mod tests {
             |at_us, accumulate, ranks| Line::Step { at_us, done: 1, ranks, accumulate, collective_us: 9_000 };
         let mut lines = vec![Line::Joined { at_us: 1_000_000 }, step(1_100_000, 2, 4), step(1_200_000, 2, 4)];
         if told {
-            lines.push(Line::Told { at_us: 2_000_000, what: "Congestion(Severe)".into() });
+            lines.push(Line::Notified { at_us: 2_000_000, what: "Congestion(Severe)".into() });
             lines.push(step(2_500_000, 16, 4));
             lines.push(Line::Saved { at_us: 3_000_000, because: "maintenance".into() });
         }
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_adapts_and_who_adopts_nothing_is_as_well_off() {
+    fn subscribers_adapt_and_others_lose_nothing() {
         assert_eq!(passed(&lines(true, true), 10.9), [true; 5]);
         assert_eq!(passed(&lines(false, true), 11.1), [true, true, false, false, false]);
         assert_eq!(passed(&lines(true, false), 10.0), [true, false, true, true, true]);
@@ -213,10 +216,10 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_was_told_and_done_stands_side_by_side() {
+    fn events_and_reactions_stand_side_by_side() {
         let happened = [Happened { at_ns: 1_500_000_000, what: "a foreign flow".into() }];
         let changes = Changes::of(&lines(true, true), &happened, &[], &[]).unwrap();
-        let seen: Vec<(f64, usize)> = changes.views.iter().map(|view| (view.at, view.whose)).collect();
+        let seen: Vec<(f64, usize)> = changes.views.iter().map(|view| (view.at, view.owner)).collect();
         let expected =
             [(0.0, 2), (0.1, 2), (0.5, 0), (1.0, 1), (1.5, 2), (2.0, 2), (3.0, 2), (4.0, 2), (5.0, 2)];
         assert_eq!(seen.len(), expected.len());

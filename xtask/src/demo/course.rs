@@ -1,12 +1,12 @@
 //! When the foreign flow comes and goes, by what control says of its plans, and what is watched meanwhile.
 
 use super::timeline::Seen;
-use crate::clock::realtime_ns;
-use crate::deployment::Deployment;
-use crate::foreign::Foreign;
-use crate::load::Watch;
-use crate::plans::{self, Decision, Plan};
 use anyhow::Result;
+use harmonaize_testkit::clock::realtime_ns;
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::foreign::CrossTraffic;
+use harmonaize_testkit::load::Watch;
+use harmonaize_testkit::plans::{self, Decision, Plan};
 use std::time::{Duration, Instant};
 
 /// The spines of the demo's fabric.
@@ -14,9 +14,9 @@ const SPINES: [&str; 2] = ["spine0", "spine1"];
 /// The leaves that the foreign flow goes from and to.
 const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
 /// How often their links are read.
-const LOOK: Duration = Duration::from_millis(20);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 /// How often control is asked.
-const ASK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Steps of the training before anything happens.
 const FIRST_STEPS: u64 = 5;
 /// How long nothing must have been decided before the flow begins, and how long that is waited for.
@@ -35,7 +35,7 @@ enum Stage {
     /// The flow has not begun.
     Before { since: Instant },
     /// It lasts; answered since.
-    Flows { flow: Foreign, since: Instant, answered: Option<Instant> },
+    Flows { flow: CrossTraffic, since: Instant, answered: Option<Instant> },
     /// It has ended; plans have come back since.
     After { since: Instant, back: Option<Instant> },
     /// Nothing more happens.
@@ -47,16 +47,16 @@ enum Stage {
 pub struct Course {
     watch: Watch,
     stage: Stage,
-    asked: Option<Instant>,
+    last_poll: Option<Instant>,
     seen: Seen,
 }
 
 impl Course {
     /// Begins to watch; the flow will have `rate` in bits a second.
     pub fn begin(deployment: &Deployment, rate: u64) -> Result<Self> {
-        let watch = Watch::start(deployment.fabric(), &SPINES, LOOK)?;
+        let watch = Watch::start(deployment.fabric(), &SPINES, SAMPLE_INTERVAL)?;
         let stage = Stage::Before { since: Instant::now() };
-        Ok(Self { watch, stage, asked: None, seen: Seen { rate, ..Seen::default() } })
+        Ok(Self { watch, stage, last_poll: None, seen: Seen { rate, ..Seen::default() } })
     }
 
     /// Whether nothing more happens: the training need not go on for this.
@@ -66,10 +66,11 @@ impl Course {
 
     /// Does what is due after so many steps of the job of that name.
     pub fn advance(&mut self, deployment: &Deployment, job: &str, steps: u64) -> Result<()> {
-        if steps < FIRST_STEPS || self.over() || self.asked.is_some_and(|at| at.elapsed() < ASK) {
+        if steps < FIRST_STEPS || self.over() || self.last_poll.is_some_and(|at| at.elapsed() < POLL_INTERVAL)
+        {
             return Ok(());
         }
-        self.asked = Some(Instant::now());
+        self.last_poll = Some(Instant::now());
         let (plans, decisions) = (plans::plans(deployment)?, plans::decisions(deployment)?);
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Before { since } => self.before(deployment, job, since, &plans, &decisions)?,
@@ -91,7 +92,7 @@ impl Course {
         decisions: &[Decision],
     ) -> Result<Stage> {
         // Before control knows all paths, and while it still changes plans, it is too early.
-        let known = plans.iter().all(Plan::known);
+        let known = plans.iter().all(Plan::paths_known);
         let latest = decisions.iter().map(|decision| decision.at_ns).max().unwrap_or(0);
         let calm = latest + u64::try_from(CALM.as_nanos())? < realtime_ns()? && since.elapsed() > CALM;
         let plan = plans.iter().find(|plan| plan.name == job);
@@ -105,14 +106,14 @@ impl Course {
         self.seen.communicator.clone_from(&plan.communicator);
         spine.clone_into(&mut self.seen.spine);
         self.seen.connections[0] = crossing(plans, spine);
-        let flow = Foreign::start(deployment.fabric(), "f0", "f1", spine, self.seen.rate)?;
+        let flow = CrossTraffic::start(deployment.fabric(), "f0", "f1", spine, self.seen.rate)?;
         self.seen.flow_ns = Some([flow.began_realtime_ns(); 2]);
         Ok(Stage::Flows { flow, since: Instant::now(), answered: None })
     }
 
     fn flows(
         &mut self,
-        flow: Foreign,
+        flow: CrossTraffic,
         since: Instant,
         answered: Option<Instant>,
         plans: &[Plan],
@@ -122,7 +123,9 @@ impl Course {
         let [before, ..] = self.seen.connections;
         let began = flow.began_realtime_ns();
         let in_use = |decision: &Decision| {
-            decision.at_ns >= began && decision.verdict.is_some() && decision.switched_ns().is_some()
+            decision.at_ns >= began
+                && decision.congestion_report.is_some()
+                && decision.switched_ns().is_some()
         };
         let left = own < before && decisions.iter().any(in_use);
         let answered = answered.or_else(|| left.then(Instant::now));
@@ -169,14 +172,14 @@ impl Course {
 /// How many own connections cross a spine the way the foreign flow does.
 fn crossing(plans: &[Plan], spine: &str) -> usize {
     let [from, to] = LEAVES;
-    let paths = plans.iter().flat_map(|plan| &plan.hops).flat_map(|hop| &hop.paths);
+    let paths = plans.iter().flat_map(|plan| &plan.ring_edges).flat_map(|hop| &hop.paths);
     paths.filter(|path| path.switches == [from, spine, to]).count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plans::{Hop, Path};
+    use harmonaize_testkit::plans::{Path, RingEdge};
 
     #[test]
     fn connections_count_in_the_flows_direction_alone() {
@@ -185,13 +188,13 @@ mod tests {
             switches: switches.iter().map(|name| (*name).to_owned()).collect(),
         };
         let up = path(&["leaf0", "spine0", "leaf1"]);
-        let hop = |paths| Hop { from: "a".into(), to: "b".into(), paths };
+        let hop = |paths| RingEdge { from: "a".into(), to: "b".into(), paths };
         let plan = Plan {
             communicator: "c".into(),
             name: "n".into(),
             epoch: 1,
             order: Vec::new(),
-            hops: vec![
+            ring_edges: vec![
                 hop(vec![up.clone(), up, path(&["leaf0", "spine1", "leaf1"])]),
                 hop(vec![path(&["leaf1", "spine0", "leaf0"]), path(&["leaf0"])]),
             ],

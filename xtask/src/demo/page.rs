@@ -2,9 +2,9 @@
 
 use super::changes::Changes;
 use super::timeline::Timeline;
-use super::verdict::{TOLERANCE, Verdict, WHY};
 use super::views::{View, Views};
-use crate::plot::{self, Chart, Series, escape};
+use harmonaize_suites::plot::{self, Chart, Series, escape};
+use harmonaize_testkit::summary::{Summary, TOLERANCE, WHY};
 use std::fmt::Write;
 
 const STYLE: &str = "
@@ -17,7 +17,7 @@ table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;padding:.25re
 td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:var(--good)}.bad{color:var(--bad)}small{color:var(--soft)}";
 
 /// The rows of the table at the demo's end: what, figure.
-pub fn rows(verdict: &Verdict) -> Vec<(String, String)> {
+pub fn rows(verdict: &Summary) -> Vec<(String, String)> {
     let megabytes = |bytes: f64| format!("{:.1} MB/s", bytes / 1e6);
     let share = |share: f64| format!("{:.0}%", share * 100.0);
     let row = |what: &str, figure: String| (what.to_owned(), figure);
@@ -47,7 +47,7 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series { name: name.to_owned(), points: points.collect() }
 }
 
-fn charts(verdict: &Verdict) -> Vec<Chart> {
+fn charts(verdict: &Summary) -> Vec<Chart> {
     let steps = || verdict.steps.iter().enumerate().map(|(number, step)| (number as f64, step));
     let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
     let last = verdict.steps.len().saturating_sub(1) as f64;
@@ -119,7 +119,7 @@ fn charts(verdict: &Verdict) -> Vec<Chart> {
 }
 
 /// What the closed loop did: when, and how bandwidth and links went meanwhile.
-fn timeline(html: &mut String, verdict: &Verdict, timeline: &Timeline) {
+fn timeline(html: &mut String, verdict: &Summary, timeline: &Timeline) {
     html.push_str("<h2>A foreign flow on a spine</h2>\n<p>");
     html.push_str(&escape(&timeline.story));
     html.push_str("</p>\n<table>\n");
@@ -134,7 +134,9 @@ fn timeline(html: &mut String, verdict: &Verdict, timeline: &Timeline) {
     }
     html.push_str("</table>\n");
     let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
-    let rate = |step: &super::verdict::Step| verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6;
+    let rate = |step: &harmonaize_testkit::summary::Step| {
+        verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6
+    };
     let steps = verdict.steps.iter().map(|step| (step.at, rate(step)));
     let loads = timeline.loads.iter().map(|(name, points)| series(name, points.iter().copied()));
     let charts: [(&str, &str, Vec<Series>); 3] = [
@@ -162,7 +164,7 @@ fn views(html: &mut String, views: &Views) {
          their own communicators, without a name of a host, link or neighbour. Tenant B asks for nothing and hears nothing.</p>\n<table>\n\
          <tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant C is told</th></tr>\n",
     );
-    beside(html, &views.views);
+    columns(html, &views.views);
     html.push_str("</table>\n<h2>Tenant C's requests</h2>\n<table>\n");
     for (what, figure) in &views.figures {
         let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
@@ -178,7 +180,7 @@ fn changes(html: &mut String, changes: &Changes) {
          Tenant D sends 512 KiB every 200 ms by TCP of its own between two hosts that have no agent; it is told nothing and asks for \
          nothing.</p>\n<table>\n<tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant A does</th></tr>\n",
     );
-    beside(html, &changes.views);
+    columns(html, &changes.views);
     html.push_str("</table>\n<table>\n");
     for (what, figure) in &changes.figures {
         let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
@@ -202,9 +204,9 @@ fn changes(html: &mut String, changes: &Changes) {
 }
 
 /// Rows of three columns, in one of which something stands.
-fn beside(html: &mut String, views: &[View]) {
+fn columns(html: &mut String, views: &[View]) {
     for view in views {
-        let cell = |whose: usize| if view.whose == whose { escape(&view.what) } else { String::new() };
+        let cell = |whose: usize| if view.owner == whose { escape(&view.what) } else { String::new() };
         let _ = writeln!(
             html,
             "<tr><td class=\"n\">{:.3} s</td><td>{}</td><td>{}</td><td>{}</td></tr>",
@@ -218,12 +220,12 @@ fn beside(html: &mut String, views: &[View]) {
 
 /// The page. `setting` describes fabric, machine and command, a sentence each.
 pub fn page(
-    verdict: &Verdict,
+    summary: &Summary,
     timeline: &Timeline,
     (views, changes): (&Views, &Changes),
     setting: &[String],
 ) -> String {
-    let (class, word) = match (verdict.passed, verdict.checks.iter().all(|check| check.passed)) {
+    let (class, word) = match (summary.passed, summary.checks.iter().all(|check| check.passed)) {
         (true, true) => ("good", "All checks passed"),
         (true, false) => ("good", "All results right, with a warning"),
         (false, _) => ("bad", "A check failed"),
@@ -236,12 +238,12 @@ pub fn page(
          by small AllReduces. Then tenant A trains so that it reacts to what it is told, beside tenant D, which adopts nothing.</p>\n\
          <p class=\"{class}\"><strong>{word}.</strong></p>\n<table>\n",
         plot::STYLE,
-        verdict.hosts,
-        verdict.workers,
+        summary.hosts,
+        summary.workers,
     );
     // Writing to a String cannot fail.
-    for check in &verdict.checks {
-        let (class, mark) = (if check.passed { "good" } else { "bad" }, check.word());
+    for check in &summary.checks {
+        let (class, mark) = (if check.passed { "good" } else { "bad" }, check.label());
         let _ = writeln!(
             html,
             "<tr><td class=\"{class}\">{mark}</td><td>{}<br><small>{}</small></td></tr>",
@@ -250,14 +252,14 @@ pub fn page(
         );
     }
     html.push_str("</table>\n<h2>Figures</h2>\n<table>\n");
-    for (what, figure) in rows(verdict) {
+    for (what, figure) in rows(summary) {
         let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&what), escape(&figure));
     }
     html.push_str("</table>\n");
-    self::timeline(&mut html, verdict, timeline);
+    self::timeline(&mut html, summary, timeline);
     self::views(&mut html, views);
     self::changes(&mut html, changes);
-    for chart in charts(verdict) {
+    for chart in charts(summary) {
         html.push_str(&chart.svg());
     }
     let _ = write!(html, "<h2>Why {TOLERANCE:e}</h2>\n<p>{}</p>\n<h2>How it ran</h2>\n<ul>\n", escape(WHY));
@@ -274,12 +276,12 @@ pub fn page(
 #[cfg(test)]
 mod tests {
     use super::super::timeline::Event;
-    use super::super::verdict::{Check, Round, Step};
     use super::*;
+    use harmonaize_testkit::summary::{Check, Round, Step};
 
-    fn verdict(passed: bool) -> Verdict {
+    fn sample_summary(passed: bool) -> Summary {
         let step = |loss| Step { loss, reference: loss * 1.000_01, collective: 0.02, at: 0.1 };
-        Verdict {
+        Summary {
             passed,
             checks: vec![Check { what: "a < b".into(), passed, found: "c & d".into(), warns: false }],
             workers: 8,
@@ -313,8 +315,8 @@ mod tests {
         }
     }
 
-    fn told() -> Views {
-        let view = View { at: 0.5, whose: 2, what: "Congestion(<Mild>)".to_owned() };
+    fn sample_views() -> Views {
+        let view = View { at: 0.5, owner: 2, what: "Congestion(<Mild>)".to_owned() };
         let figures = vec![("p99".to_owned(), "4.0 ms".to_owned())];
         let check = Check { what: "w".into(), passed: true, found: "f".into(), warns: true };
         Views { views: vec![view], figures, check }
@@ -322,7 +324,7 @@ mod tests {
 
     fn reacting() -> Changes {
         Changes {
-            views: vec![View { at: 1.25, whose: 1, what: "Maintenance".to_owned() }],
+            views: vec![View { at: 1.25, owner: 1, what: "Maintenance".to_owned() }],
             figures: vec![("D".to_owned(), "17.0 ms".to_owned())],
             collectives: vec![(0.1, 9.0), (0.2, 90.0)],
             accumulated: vec![(0.1, 2.0), (0.2, 16.0)],
@@ -333,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
-        let html = page(&verdict(true), &seen(), (&told(), &reacting()), &["<script>".into()]);
+        let html = page(&sample_summary(true), &seen(), (&sample_views(), &reacting()), &["<script>".into()]);
         assert_eq!(html.matches("<svg").count(), 9);
         assert_eq!(html.matches("</svg>").count(), 9);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
@@ -356,13 +358,14 @@ mod tests {
         }
         assert!(
             !html.contains("FAILED")
-                && page(&verdict(false), &seen(), (&told(), &reacting()), &[]).contains("FAILED")
+                && page(&sample_summary(false), &seen(), (&sample_views(), &reacting()), &[])
+                    .contains("FAILED")
         );
     }
 
     #[test]
     fn the_table_has_what_was_asked_for() {
-        let rows = rows(&verdict(true));
+        let rows = rows(&sample_summary(true));
         let figure =
             |what: &str| rows.iter().find(|(row, _)| row.contains(what)).map(|(_, figure)| figure.as_str());
         assert_eq!(figure("Steps"), Some("2"));

@@ -1,8 +1,8 @@
 //! What the closed loop did while the tenants ran: a foreign flow on a spine, the verdict, the new plan, and what the links carried.
 
-use super::verdict::Check;
-use crate::load::Load;
-use crate::plans::{Decision, Verdict as Noticed};
+use harmonaize_testkit::load::Load;
+use harmonaize_testkit::plans::{CongestionReport as Noticed, Decision};
+use harmonaize_testkit::summary::Check;
 use std::time::Duration;
 
 /// Time over which a link's load is averaged, in nanoseconds.
@@ -67,7 +67,7 @@ impl Timeline {
         }
         let mut epochs = Vec::new();
         for decision in &seen.decisions {
-            events.extend(told(decision));
+            events.extend(decision_events(decision));
             let own = decision.changes.iter().filter(|change| change.communicator == seen.communicator);
             for change in own.filter(|change| change.switched_ns > 0) {
                 // A plan holds until the next: a step, not a slope.
@@ -87,15 +87,21 @@ impl Timeline {
             stretched(load).into_iter().filter(within).map(|(time, rate)| (at(time), rate / 1e6)).collect()
         };
         let loads = up.map(|load| (format!("{} to {}", load.from, load.to), points(load))).collect();
-        Self { story: story(seen), events, loads, epochs, checks: vec![left(seen), came_back(seen)] }
+        Self {
+            story: story(seen),
+            events,
+            loads,
+            epochs,
+            checks: vec![check_left_spine(seen), check_returned(seen)],
+        }
     }
 }
 
 /// What is told of a decision, with its time.
-pub(super) fn told(decision: &Decision) -> Vec<(u64, String)> {
+pub(super) fn decision_events(decision: &Decision) -> Vec<(u64, String)> {
     let mut events = Vec::new();
-    if let Some(verdict) = &decision.verdict {
-        events.push((verdict.found_ns, format!("{} finds: {}", verdict.host, verdict.what)));
+    if let Some(verdict) = &decision.congestion_report {
+        events.push((verdict.found_ns, format!("{} finds: {}", verdict.host, verdict.finding)));
     }
     let (before, after) = (decision.score_before_ppm as f64 / 1e6, decision.score_after_ppm as f64 / 1e6);
     events.push((
@@ -116,10 +122,10 @@ pub(super) fn told(decision: &Decision) -> Vec<(u64, String)> {
 fn answer(seen: &Seen) -> Option<(&Noticed, u64)> {
     let [began, ended] = seen.flow_ns?;
     let mut during = seen.decisions.iter().filter(|decision| (began..ended).contains(&decision.at_ns));
-    during.find_map(|decision| Some((decision.verdict.as_ref()?, decision.switched_ns()?)))
+    during.find_map(|decision| Some((decision.congestion_report.as_ref()?, decision.switched_ns()?)))
 }
 
-fn left(seen: &Seen) -> Check {
+fn check_left_spine(seen: &Seen) -> Check {
     let what = "a verdict from the wire moved connections off the spine that the foreign flow congests, while it lasted";
     let [before, during, _] = seen.connections;
     let found = match (answer(seen), seen.flow_ns) {
@@ -143,7 +149,7 @@ fn left(seen: &Seen) -> Check {
     Check { what: what.to_owned(), passed: answer(seen).is_some() && during < before, found, warns: true }
 }
 
-fn came_back(seen: &Seen) -> Check {
+fn check_returned(seen: &Seen) -> Check {
     let [_, during, after] = seen.connections;
     let found = match (seen.back_ns, seen.flow_ns) {
         (Some(back), Some([_, ended])) => format!(
@@ -189,7 +195,7 @@ fn stretched(load: &Load) -> Vec<(u64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plans::{Change, Verdict};
+    use harmonaize_testkit::plans::{Change, CongestionReport};
 
     fn decision(at_ns: u64, switched_ns: u64) -> Decision {
         Decision {
@@ -198,9 +204,9 @@ mod tests {
             reason: "over spine1".into(),
             score_before_ppm: 1_500_000,
             score_after_ppm: 1_000_000,
-            verdict: Some(Verdict {
+            congestion_report: Some(CongestionReport {
                 host: "h1".into(),
-                what: "severe, others".into(),
+                finding: "severe, others".into(),
                 found_ns: at_ns - 1_000_000,
                 received_ns: at_ns - 500_000,
             }),
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn events_stand_in_order_with_what_the_flow_met() {
+    fn events_are_in_order_with_cross_traffic() {
         let seen = seen(vec![decision(1_120_000_000, 1_150_000_000)]);
         let timeline = Timeline::of(&seen, 1_000_000_000, 1_300_000_000);
         let events: Vec<(u64, &str)> = timeline
@@ -263,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_happen_is_told_as_such() {
+    fn missing_events_are_reported() {
         let in_time = || vec![decision(1_120_000_000, 1_150_000_000)];
         let late = vec![decision(1_250_000_000, 1_260_000_000)];
         for decisions in [vec![], late, vec![decision(1_120_000_000, 0)]] {

@@ -1,6 +1,6 @@
 //! What the guests are made of: kernels, programs and libraries of both architectures.
 
-use super::layout::{BINARIES, Place, SECRET, Side, TENANT};
+use super::layout::{BINARIES, MachineSpec, SECRET, Side, TENANT};
 use crate::aarch64::toolchain::Toolchain;
 use crate::aarch64::tree::{Tree, unpacked};
 use crate::aarch64::{self};
@@ -8,8 +8,8 @@ use crate::vm::initramfs::{Image, Initramfs};
 use crate::vm::kernel::Kernel;
 use crate::vm::programs::{self, Userland};
 use crate::vm::{AMD64, ARM64, Architecture};
-use crate::workspace::{cargo, executables};
 use anyhow::{Context, Result};
+use harmonaize_testkit::workspace::{cargo, executables};
 use std::path::PathBuf;
 
 const MODULES: &[&str] = &["virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
@@ -96,7 +96,7 @@ impl Guests {
     }
 
     /// The files of a machine.
-    pub(super) fn image(&self, place: &Place, secret: &str) -> Result<Image> {
+    pub(super) fn image(&self, place: &MachineSpec, secret: &str) -> Result<Image> {
         let guest = self.of(place.side);
         let mut tree = Initramfs::default();
         programs::add(&mut tree, &guest.from, &guest.init, "/init")?;
@@ -121,7 +121,7 @@ fn packages() -> Result<PathBuf> {
     let asked = PACKAGES.join(" ");
     let home = aarch64::folder().join("guest");
     let contents = |_: &_, _: &str| Ok(unpacked(PACKAGES));
-    let tree = Tree { home, key: "iproute2", asked: &asked, size: 4, contents };
+    let tree = Tree { home, key: "iproute2", request: &asked, size: 4, contents };
     let (_, folder, _) = tree.find(&mut None)?.context("Debian's package lists do not name iproute2")?;
     Ok(folder)
 }

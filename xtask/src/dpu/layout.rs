@@ -44,7 +44,7 @@ pub(super) enum Side {
 
 /// One machine.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct MachineSpec {
     pub(super) side: Side,
     pub(super) name: String,
     pub(super) cards: Vec<Card>,
@@ -64,12 +64,12 @@ pub(super) struct Order {
 
 impl Order {
     /// The machines in the order in which they start, units first: they listen, the others connect.
-    pub(super) fn places(&self, sockets: &Path) -> Vec<Place> {
+    pub(super) fn places(&self, sockets: &Path) -> Vec<MachineSpec> {
         let units = (0..self.pairs).map(|pair| self.unit(pair, sockets));
         units.chain((0..self.pairs).map(|pair| self.host(pair, sockets))).collect()
     }
 
-    fn unit(&self, pair: u32, sockets: &Path) -> Place {
+    fn unit(&self, pair: u32, sockets: &Path) -> MachineSpec {
         let fabric = sockets.join("fabric");
         let fabric = if pair == 0 { Wire::Listen(fabric) } else { Wire::Connect(fabric) };
         let inner = Wire::Listen(sockets.join(format!("host{pair}")));
@@ -96,10 +96,10 @@ impl Order {
         }
         steps.push(agent);
         let job = Job { links, steps, ..Job::default() };
-        Place { side: Side::Unit, name: unit_name(pair), cards: vec![host, outer], job, files }
+        MachineSpec { side: Side::Unit, name: unit_name(pair), cards: vec![host, outer], job, files }
     }
 
-    fn host(&self, pair: u32, sockets: &Path) -> Place {
+    fn host(&self, pair: u32, sockets: &Path) -> MachineSpec {
         let wire = Wire::Connect(sockets.join(format!("host{pair}")));
         let card = Card { mac: mac(pair, 2), wire };
         let links = vec![link(&card, "unit", &inner_address(pair, 1), HOST_DEVICE)];
@@ -112,7 +112,13 @@ impl Order {
         }
         steps.extend(collectives.into_iter().map(|collective| self.ranks(pair, collective)));
         let job = Job { links, steps, ..Job::default() };
-        Place { side: Side::Host, name: format!("host{pair}"), cards: vec![card], job, files: Vec::new() }
+        MachineSpec {
+            side: Side::Host,
+            name: format!("host{pair}"),
+            cards: vec![card],
+            job,
+            files: Vec::new(),
+        }
     }
 
     fn ranks(&self, pair: u32, collective: &str) -> Step {
@@ -216,7 +222,7 @@ fn strs(words: &[String]) -> Vec<&str> {
 }
 
 /// The most time that one machine's job may take, without its boot.
-pub(super) fn limit(places: &[Place]) -> Duration {
+pub(super) fn limit(places: &[MachineSpec]) -> Duration {
     let hosts = places.iter().filter(|place| place.side == Side::Host);
     let limits = hosts.map(|host| host.job.steps.iter().map(|step| step.limit_s).sum());
     Duration::from_secs(limits.max().unwrap_or(0))
@@ -227,7 +233,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn places(pairs: u32) -> Vec<Place> {
+    fn places(pairs: u32) -> Vec<MachineSpec> {
         Order { pairs, seed: 7 }.places(Path::new("/s"))
     }
 
@@ -264,7 +270,7 @@ mod tests {
     #[test]
     fn ranks_are_dealt_to_the_hosts_in_order() {
         let places = places(2);
-        let words = |place: &Place| place.job.steps[1].command.join(" ");
+        let words = |place: &MachineSpec| place.job.steps[1].command.join(" ");
         assert!(
             words(&places[2]).contains("all-reduce --agent 10.0.1.2:7300 --tenant a"),
             "{}",
@@ -291,7 +297,7 @@ mod tests {
             assert_eq!(place.files.iter().any(|(path, _)| path.ends_with("control.toml")), pair == 0);
         }
         let topology = &places[0].files.iter().find(|(path, _)| path.ends_with("topology.toml")).unwrap().1;
-        crate::topology::Topology::parse(topology).unwrap();
+        harmonaize_testkit::topology::Topology::parse(topology).unwrap();
     }
 
     #[test]

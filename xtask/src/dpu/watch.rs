@@ -1,8 +1,8 @@
 //! What the machines have said so far, and whether it is well.
 
-use super::layout::{Place, Side};
+use super::layout::{MachineSpec, Side};
 use crate::vm::job::Mark;
-use crate::vm::machine::Verdict;
+use crate::vm::machine::GuestOutcome;
 use anyhow::{Result, bail};
 
 /// Every machine's progress.
@@ -26,8 +26,8 @@ struct Watched {
 
 impl Watch {
     /// Nothing has been said yet.
-    pub(super) fn new(places: &[Place]) -> Self {
-        let watched = |place: &Place| Watched {
+    pub(super) fn new(places: &[MachineSpec]) -> Self {
+        let watched = |place: &MachineSpec| Watched {
             name: place.name.clone(),
             side: place.side,
             expected: place.job.steps.iter().map(|step| step.name.clone()).collect(),
@@ -70,14 +70,14 @@ impl Watch {
     }
 
     /// A machine has ended; an error unless it is a host that had run all.
-    pub(super) fn closed(&mut self, machine: usize, verdict: &Verdict) -> Result<()> {
+    pub(super) fn closed(&mut self, machine: usize, verdict: &GuestOutcome) -> Result<()> {
         let Some(watched) = self.machines.get_mut(machine) else { return Ok(()) };
         let name = &watched.name;
         match verdict {
-            Verdict::Done(0) if watched.side == Side::Host => {}
-            Verdict::Done(failed) => bail!("{name} powered off, with {failed} failures"),
-            Verdict::TimedOut => bail!("{name} did not end, {}", watched.place()),
-            Verdict::Died(how) => bail!("{name} died, {}: {how}", watched.place()),
+            GuestOutcome::Done(0) if watched.side == Side::Host => {}
+            GuestOutcome::Done(failed) => bail!("{name} powered off, with {failed} failures"),
+            GuestOutcome::TimedOut => bail!("{name} did not end, {}", watched.place()),
+            GuestOutcome::Died(how) => bail!("{name} died, {}: {how}", watched.place()),
         }
         if let Some(step) = watched.expected.first() {
             bail!("{name} never ran {step}");
@@ -133,12 +133,12 @@ mod tests {
     ];
 
     #[test]
-    fn a_run_is_done_when_every_host_has_run_all() {
+    fn a_run_ends_when_every_host_has() {
         let (mut watch, said) = watch(GOOD);
         said.unwrap();
         assert!(!watch.done(), "the emulator has not ended");
         assert_eq!(watch.halted(1), Some(0));
-        watch.closed(1, &Verdict::Done(0)).unwrap();
+        watch.closed(1, &GuestOutcome::Done(0)).unwrap();
         assert!(watch.done());
         assert_eq!(watch.state(), "unit0 at agent");
     }
@@ -147,7 +147,7 @@ mod tests {
     fn a_host_that_left_something_out_has_failed() {
         let (mut watch, said) = watch(&GOOD[..4]);
         said.unwrap();
-        let error = watch.closed(1, &Verdict::Done(0)).unwrap_err().to_string();
+        let error = watch.closed(1, &GuestOutcome::Done(0)).unwrap_err().to_string();
         assert_eq!(error, "host0 never ran all-reduce");
     }
 
@@ -157,15 +157,15 @@ mod tests {
         assert_eq!(said(&[(1, "@@ end all-reduce 1 2.00")]), "host0: all-reduce failed (1)");
         assert_eq!(said(&[(0, "@@ end links 1 2.00")]), "unit0: links failed (1)");
         assert_eq!(said(&[(0, "@@ end agent 0 2.00")]), "unit0: the agent ended");
-        let closed = |machine, verdict: &Verdict| {
+        let closed = |machine, verdict: &GuestOutcome| {
             let (mut watch, said) = watch(GOOD);
             said.unwrap();
             watch.closed(machine, verdict).unwrap_err().to_string()
         };
-        assert_eq!(closed(0, &Verdict::Done(0)), "unit0 powered off, with 0 failures");
-        assert_eq!(closed(1, &Verdict::Done(1)), "host0 powered off, with 1 failures");
-        assert_eq!(closed(1, &Verdict::TimedOut), "host0 did not end, after all-reduce");
-        assert_eq!(closed(0, &Verdict::Died("killed".into())), "unit0 died, at agent: killed");
+        assert_eq!(closed(0, &GuestOutcome::Done(0)), "unit0 powered off, with 0 failures");
+        assert_eq!(closed(1, &GuestOutcome::Done(1)), "host0 powered off, with 1 failures");
+        assert_eq!(closed(1, &GuestOutcome::TimedOut), "host0 did not end, after all-reduce");
+        assert_eq!(closed(0, &GuestOutcome::Died("killed".into())), "unit0 died, at agent: killed");
         assert_eq!(watch(&[]).0.state(), "unit0 while it booted, host0 while it booted");
     }
 }

@@ -3,9 +3,9 @@
 use super::{folder, object, printed};
 use crate::aarch64::archive::Archive;
 use crate::aarch64::tree::{Contents, Tree};
-use crate::packages::{self, Consent};
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -35,7 +35,7 @@ impl Compiler {
     /// Finds what an earlier run left, or fetches it; installs the library of LLVM. None where Debian has no such package.
     pub(super) fn prepare(consent: Consent) -> Result<Option<Self>> {
         let tree =
-            Tree { home: folder().join("clang"), key: KEY, asked: "compiler of C", size: 15, contents };
+            Tree { home: folder().join("clang"), key: KEY, request: "compiler of C", size: 15, contents };
         let Some((version, root, needs)) = tree.find(&mut None)? else { return Ok(None) };
         let needs: Vec<&str> = needs.iter().map(String::as_str).collect();
         packages::require(&needs, consent)?;

@@ -1,7 +1,7 @@
 //! Takes out of an object what the kernel's loader does not read: DWARF, and relocations of the type information.
 
-use crate::workspace;
 use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::workspace;
 use std::path::Path;
 
 /// Bytes of an ELF header, and of a section's.

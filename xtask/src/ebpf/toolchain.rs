@@ -4,9 +4,9 @@
 use super::{folder, printed};
 use crate::aarch64::archive::Archive;
 use crate::aarch64::tree::{Contents, Tree};
-use crate::packages::{self, Consent};
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ impl Toolchain {
         if let Some(why) = impossible() {
             return Ok(Prepared::Impossible(why));
         }
-        let tree = Tree { home: folder().join("rust"), key: KEY, asked: "compiler", size: 160, contents };
+        let tree = Tree { home: folder().join("rust"), key: KEY, request: "compiler", size: 160, contents };
         let Some((version, rust, needs)) = tree.find(&mut None)? else {
             return Ok(Prepared::Impossible(format!("Debian's package lists do not name {KEY}")));
         };

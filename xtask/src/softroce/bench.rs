@@ -1,12 +1,13 @@
 //! `cargo xtask softroce bench`: `cargo xtask bench rdma` inside the guest, whose hosts are a testbed with a local launcher.
 
 use super::{AROUND, Guest, Report, machine, missing, prepare};
-use crate::bench::{part, rdma, write_json};
+use crate::bench::write_json;
 use crate::vm::initramfs::{Image, Initramfs};
 use crate::vm::job::{Job, Step};
 use crate::vm::programs::{self, Userland};
-use crate::workspace::{Binaries, Profile, cargo, executables};
 use anyhow::{Context, Result, bail};
+use harmonaize_suites::{part, rdma};
+use harmonaize_testkit::workspace::{Binaries, Profile, cargo, executables};
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ pub(super) struct Args {
 
 /// Runs the suite; fails where a row does not reach its bar.
 pub(super) fn run(args: &Args) -> Result<()> {
-    part::known("rdma", rdma::PARTS, &args.only)?;
+    part::check_names("rdma", rdma::PARTS, &args.only)?;
     if let Some(reason) = missing() {
         bail!("{reason}");
     }
@@ -116,7 +117,7 @@ fn testbed(hosts: u32) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::testbed::Testbed;
+    use harmonaize_suites::testbed::Testbed;
 
     #[test]
     fn the_guests_hosts_are_a_testbed() {

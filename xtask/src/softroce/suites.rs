@@ -4,8 +4,8 @@ use super::pair;
 use crate::vm::initramfs::Initramfs;
 use crate::vm::job::Step;
 use crate::vm::programs::{self, Userland};
-use crate::workspace::{self, Binaries, Profile, executables};
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::workspace::{self, Binaries, Profile, executables};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_ping_in_a_ring_and_the_first_itself() {
+    fn hosts_ping_in_a_ring() {
         let steps = smoke(3);
         let names: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();
         assert_eq!(names, ["smoke-0-to-1", "smoke-1-to-2", "smoke-2-to-0", "smoke-0-to-0"]);

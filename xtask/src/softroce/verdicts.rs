@@ -4,7 +4,7 @@ use super::{base, machine};
 use crate::vm::initramfs::Image;
 use crate::vm::job::{Job, Mark, Status, Step};
 use crate::vm::kernel::Kernel;
-use crate::vm::machine::Verdict;
+use crate::vm::machine::GuestOutcome;
 use crate::vm::programs::{self, Userland};
 use anyhow::{Result, bail};
 use std::time::Duration;
@@ -33,16 +33,16 @@ pub(super) fn check(kernel: &Kernel, kvm: bool) -> Result<()> {
     ];
     let expected: Vec<(String, Status)> =
         expected.into_iter().map(|(name, status)| (name.to_owned(), status)).collect();
-    if ends != expected || verdict != Verdict::Done(4) {
+    if ends != expected || verdict != GuestOutcome::Done(4) {
         bail!("the guest's steps ended as {ends:?}, {verdict:?}; expected {expected:?} and 4 failures");
     }
     let crash = "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger; sleep 600";
     let (verdict, ends) = boot(kernel, kvm, vec![step("crash", crash, 60)], LIMIT)?;
-    if !matches!(verdict, Verdict::Died(_)) || !ends.is_empty() {
+    if !matches!(verdict, GuestOutcome::Died(_)) || !ends.is_empty() {
         bail!("a kernel that died was reported as {verdict:?}, {ends:?}");
     }
     let (verdict, ends) = boot(kernel, kvm, vec![step("long", "sleep 600", 600)], TOO_SHORT)?;
-    if verdict != Verdict::TimedOut || !ends.is_empty() {
+    if verdict != GuestOutcome::TimedOut || !ends.is_empty() {
         bail!("a guest past its limit was reported as {verdict:?}, {ends:?}");
     }
     Ok(())
@@ -58,7 +58,7 @@ fn boot(
     kvm: bool,
     steps: Vec<Step>,
     limit: Duration,
-) -> Result<(Verdict, Vec<(String, Status)>)> {
+) -> Result<(GuestOutcome, Vec<(String, Status)>)> {
     let mut tree = base(kernel)?;
     programs::add_installed(&mut tree, &Userland::here(), "busybox")?;
     for applet in ["sleep", "kill"] {

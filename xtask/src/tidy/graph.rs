@@ -13,6 +13,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("codec", &["abi", "kernels"]),
     ("core", &["abi", "plan", "codec", "aggregator"]),
     ("aggregator", &["abi", "kernels"]),
+    ("probe", &[]),
+    ("units", &[]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),
     ("transport", &["abi", "shm", "verbs"]),
@@ -32,7 +34,8 @@ const ROOMS: &[(&str, &[&str])] = &[
             "engine",
             "api",
             "api-tenant",
-            "planner",
+            "probe",
+            "units",
             "disclose",
             "loader",
             "events",
@@ -49,7 +52,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("analysis", &["events"]),
     ("api", &["abi"]),
     ("api-tenant", &[]),
-    ("planner", &["abi", "plan"]),
+    ("planner", &["abi", "plan", "units"]),
     ("disclose", &["abi", "plan", "planner"]),
     ("store", &["planner"]),
     (
@@ -65,10 +68,13 @@ const ROOMS: &[(&str, &[&str])] = &[
             "api",
             "api-tenant",
             "analysis",
+            "units",
         ],
     ),
     ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis"]),
-    ("xtask", &["abi", "plan", "planner"]),
+    ("testkit", &["planner"]),
+    ("suites", &["testkit"]),
+    ("xtask", &["testkit", "suites"]),
 ];
 
 /// Rooms of which a tenant runs or reads the code.
@@ -104,7 +110,7 @@ pub(super) fn check(tree: &Tree) -> Result<Vec<Violation>> {
         let Some(file) = manifests.get(room) else { continue };
         allowed(file, room, uses, &mut found);
         if TENANT_FACING.contains(&room.as_str()) {
-            hidden(file, room, &edges, &mut found);
+            check_disclosure(file, room, &edges, &mut found);
         }
     }
     Ok(found)
@@ -129,10 +135,7 @@ fn tables(manifest: &Table) -> impl Iterator<Item = (&'static str, &Table)> {
 fn pinned(file: &TextFile, workspace: &Table, found: &mut Vec<Violation>) {
     let table = workspace.get("dependencies").and_then(Value::as_table);
     for (name, value) in table.into_iter().flatten() {
-        let fine = value.is_str()
-            || value.get("version").is_some()
-            || name.starts_with("harmonaize-")
-            || name == "xtask";
+        let fine = value.is_str() || value.get("version").is_some() || name.starts_with("harmonaize-");
         if !fine || value.get("git").is_some() {
             let rule = format!("{name} needs a version in the workspace's table");
             found.push(violation(&file.path, line(file, name), rule));
@@ -170,7 +173,7 @@ fn allowed(file: &TextFile, room: &str, uses: &BTreeSet<String>, found: &mut Vec
 }
 
 /// No chain of dependencies leads from a tenant-facing room to provider facts.
-fn hidden(
+fn check_disclosure(
     file: &TextFile,
     room: &str,
     edges: &BTreeMap<String, BTreeSet<String>>,

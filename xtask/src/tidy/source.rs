@@ -115,7 +115,7 @@ pub fn line_of(text: &str, offset: usize) -> usize {
 }
 
 /// Offsets of `word` in `code` where no identifier's letter touches its ends.
-pub fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+pub fn word_offsets<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let touches = |letter: Option<char>| letter.is_some_and(|l| l.is_alphanumeric() || l == '_');
     code.match_indices(word).map(|(at, _)| at).filter(move |at| {
         let before = code.get(..*at).and_then(|text| text.chars().next_back());
@@ -151,8 +151,8 @@ mod tests {
     }
 
     #[test]
-    fn words_are_whole() {
-        assert_eq!(words("Instant MyInstant Instants x.Instant", "Instant").count(), 2);
+    fn partial_words_do_not_match() {
+        assert_eq!(word_offsets("Instant MyInstant Instants x.Instant", "Instant").count(), 2);
         assert_eq!(line_of("a\nb\nc", 4), 3);
     }
 }

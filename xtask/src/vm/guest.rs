@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listening_port_is_found_in_the_kernels_table() {
+    fn a_listening_port_is_found_in_procfs() {
         let table = "  sl  local_address rem_address   st tx_queue\n\
                      \x20  0: 00000000:4989 00000000:0000 0A 00000000:00000000\n\
                      \x20  1: 0100007F:1F90 0100007F:4989 01 00000000:00000000\n";

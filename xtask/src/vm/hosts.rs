@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn words_without_a_device_stay() {
+    fn arguments_without_a_device_stay() {
         assert_eq!(with_gid_index("-g").unwrap(), "-g");
         assert!(with_gid_index("{gid:none0}").unwrap_err().to_string().contains("none0"));
         assert!(with_gid_index("{gid:rxe0").is_err());

@@ -1,7 +1,8 @@
 //! The guest's files, and the archive that the kernel unpacks (newc; Linux, Documentation/driver-api/early-userspace).
 
 use super::job::{self, Job};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use cpio::newc::{self, Builder};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -103,9 +104,14 @@ impl Initramfs {
 
     fn archive(&self, output: &mut impl Write) -> Result<()> {
         for (number, (path, (mode, contents))) in (1_u32..).zip(&self.entries) {
-            entry(output, number, path, *mode, contents)?;
+            let length = u32::try_from(contents.len());
+            let length = length.with_context(|| format!("{path} is too long for the archive"))?;
+            let mut entry = Builder::new(path).ino(number).mode(*mode).write(&mut *output, length);
+            entry.write_all(contents)?;
+            entry.finish()?;
         }
-        entry(output, 0, "TRAILER!!!", 0, &[])
+        newc::trailer(output)?;
+        Ok(())
     }
 }
 
@@ -163,50 +169,25 @@ fn inside(path: &str) -> String {
     }
 }
 
-/// One entry: a header of 6 + 13 x 8 digits, the name with its end, the contents, both padded to 4 bytes.
-fn entry(output: &mut impl Write, number: u32, name: &str, mode: u32, contents: &[u8]) -> Result<()> {
-    let Ok(length) = u32::try_from(contents.len()) else { bail!("{name} is too long for the archive") };
-    let name_length = u32::try_from(name.len() + 1)?;
-    let fields = [number, mode, 0, 0, 1, 0, length, 0, 0, 0, 0, name_length, 0];
-    let mut header = String::from("070701");
-    for field in fields {
-        header.push_str(&format!("{field:08X}"));
-    }
-    header.push_str(name);
-    header.push('\0');
-    output.write_all(header.as_bytes())?;
-    pad(output, header.len())?;
-    output.write_all(contents)?;
-    pad(output, contents.len())
-}
-
-fn pad(output: &mut impl Write, length: usize) -> Result<()> {
-    let zeros: &[u8] = match length % 4 {
-        1 => &[0; 3],
-        2 => &[0; 2],
-        3 => &[0; 1],
-        _ => &[],
-    };
-    Ok(output.write_all(zeros)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_newc_to_the_byte() {
+    fn an_archive_holds_its_entries() {
+        let tree = Initramfs { entries: BTreeMap::from([("etc/x".into(), (FILE, b"hello".to_vec()))]) };
         let mut bytes = Vec::new();
-        entry(&mut bytes, 7, "etc/x", FILE, b"hello").unwrap();
-        let mut expected = b"07070100000007000081A400000000000000000000000100000000".to_vec();
+        tree.archive(&mut bytes).unwrap();
+        let mut expected = b"07070100000001000081a400000000000000000000000100000000".to_vec();
         expected.extend_from_slice(b"0000000500000000000000000000000000000000");
         expected.extend_from_slice(b"0000000600000000etc/x\0hello\0\0\0");
-        assert_eq!(String::from_utf8_lossy(&bytes), String::from_utf8_lossy(&expected));
-        assert_eq!(bytes.len() % 4, 0);
+        assert_eq!(String::from_utf8_lossy(&bytes[..expected.len()]), String::from_utf8_lossy(&expected));
+        assert_eq!((expected.len() % 4, bytes.len() % 4), (0, 0));
+        assert!(bytes[expected.len()..].windows(10).any(|window| window == b"TRAILER!!!"));
     }
 
     #[test]
-    fn the_archive_has_folders_before_what_is_in_them() {
+    fn folders_precede_their_entries() {
         let mut tree = Initramfs::default();
         tree.program("/bin/tool", "x");
         tree.link("/a/b/c", "../d");
@@ -215,13 +196,10 @@ mod tests {
         let at = |name: &str| names.iter().position(|other| *other == name).unwrap();
         assert!(at("a") < at("a/b") && at("a/b") < at("a/b/c"));
         assert!(at("usr") < at("usr/bin") && at("usr/bin") < at("usr/bin/tool"));
-        let mut bytes = Vec::new();
-        tree.archive(&mut bytes).unwrap();
-        assert!(bytes.windows(10).any(|window| window == b"TRAILER!!!"));
     }
 
     #[test]
-    fn archives_of_runs_that_are_gone_are_removed_and_nothing_else() {
+    fn archives_of_dead_runs_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let own = format!("test-{}.cpio", std::process::id());
         // Beyond the largest number that a process has (Linux, PID_MAX_LIMIT).

@@ -3,8 +3,8 @@
 use super::modules::Modules;
 use super::{AMD64, Architecture, payload};
 use crate::aarch64::{self, archive::Archive};
-use crate::workspace;
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::workspace;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_kernel_has_the_name_of_ours_but_for_its_end() {
+    fn another_architectures_kernel_has_our_version() {
         let ours = "linux-image-6.1.0-56-amd64";
         assert_eq!(twin(ours, &crate::vm::ARM64).unwrap(), "linux-image-6.1.0-56-arm64");
         assert_eq!(twin(ours, &AMD64).unwrap(), ours);

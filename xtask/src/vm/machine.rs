@@ -69,7 +69,7 @@ pub const MTU: u32 = 4200;
 
 /// What came of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Verdict {
+pub enum GuestOutcome {
     /// The guest said how many of its steps had failed, and ended by itself.
     Done(u32),
     /// The emulator ended otherwise.
@@ -79,7 +79,7 @@ pub enum Verdict {
 }
 
 /// The status with which the debug port makes the emulator end: `value << 1 | 1`; anything even is not the guest's word.
-fn told(code: Option<i32>) -> Option<u32> {
+fn guest_status(code: Option<i32>) -> Option<u32> {
     let code = u32::try_from(code?).ok()?;
     (code & 1 == 1).then_some(code >> 1)
 }
@@ -131,7 +131,7 @@ impl Machine<'_> {
     }
 
     /// Runs it, and gives every line of its console, without the line's end, to `on_line`.
-    pub fn run(&self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Verdict> {
+    pub fn run(&self, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<GuestOutcome> {
         let deadline = Instant::now() + limit;
         let (sender, lines) = mpsc::channel();
         let mut emulator = self.start(move |line| sender.send(line).is_ok())?;
@@ -145,23 +145,25 @@ impl Machine<'_> {
                     on_line(&line);
                 }
                 Ok(None) | Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => return Ok(Verdict::TimedOut),
+                Err(RecvTimeoutError::Timeout) => return Ok(GuestOutcome::TimedOut),
             }
         }
-        let Some(status) = emulator.wait_until(deadline)? else { return Ok(Verdict::TimedOut) };
-        Ok(self.verdict(failed, status))
+        let Some(status) = emulator.wait_until(deadline)? else { return Ok(GuestOutcome::TimedOut) };
+        Ok(self.outcome(failed, status))
     }
 
     /// The guest's word, how many steps failed, counts when the console and the emulator's status agree.
-    pub fn verdict(&self, printed: Option<u32>, status: ExitStatus) -> Verdict {
+    pub fn outcome(&self, printed: Option<u32>, status: ExitStatus) -> GuestOutcome {
         let agreed = if self.architecture.debug_exit {
-            printed.filter(|failed| told(status.code()) == Some((*failed).min(LARGEST)))
+            printed.filter(|failed| guest_status(status.code()) == Some((*failed).min(LARGEST)))
         } else {
             printed.filter(|_| status.success())
         };
         match agreed {
-            Some(failed) => Verdict::Done(failed),
-            None => Verdict::Died(format!("the emulator ended with {status}, the guest said {printed:?}")),
+            Some(failed) => GuestOutcome::Done(failed),
+            None => {
+                GuestOutcome::Died(format!("the emulator ended with {status}, the guest said {printed:?}"))
+            }
         }
     }
 
@@ -170,7 +172,7 @@ impl Machine<'_> {
         let mut command = self.command();
         command.args(["-serial", "mon:stdio"]);
         let status = command.status().context("cannot start the emulator")?;
-        if status.success() || told(status.code()).is_some() {
+        if status.success() || guest_status(status.code()).is_some() {
             Ok(())
         } else {
             bail!("the emulator ended with {status}")
@@ -231,11 +233,11 @@ mod tests {
 
     #[test]
     fn only_odd_statuses_are_the_guests() {
-        assert_eq!(told(Some(1)), Some(0));
-        assert_eq!(told(Some(5)), Some(2));
-        assert_eq!(told(Some(255)), Some(LARGEST));
-        assert_eq!(told(Some(0)), None, "a panic");
-        assert_eq!(told(None), None, "a signal");
+        assert_eq!(guest_status(Some(1)), Some(0));
+        assert_eq!(guest_status(Some(5)), Some(2));
+        assert_eq!(guest_status(Some(255)), Some(LARGEST));
+        assert_eq!(guest_status(Some(0)), None, "a panic");
+        assert_eq!(guest_status(None), None, "a signal");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Modules that another asks for by name at run time, which nobody answers in a guest without modprobe.
-const ASKED: &[(&str, &str)] = &[("rdma_rxe", "crc32_generic")];
+const RUNTIME_DEPENDENCIES: &[(&str, &str)] = &[("rdma_rxe", "crc32_generic")];
 
 /// What a kernel's package has: modules by name, and the names built into the kernel.
 #[derive(Debug, Default)]
@@ -57,14 +57,14 @@ impl Modules {
 
     fn order(
         &self,
-        wanted: &[&str],
+        requested: &[&str],
         mut depends: impl FnMut(&str, &Path) -> Result<Vec<String>>,
     ) -> Result<Vec<String>> {
         let mut order: Vec<String> = Vec::new();
         let mut seen = BTreeSet::new();
         // A module comes twice: to look at what it depends on, and, once those are done, to be loaded.
         let mut todo: Vec<(String, bool)> =
-            wanted.iter().rev().map(|name| (name.replace('-', "_"), false)).collect();
+            requested.iter().rev().map(|name| (name.replace('-', "_"), false)).collect();
         while let Some((name, ready)) = todo.pop() {
             if ready {
                 order.push(name);
@@ -76,8 +76,10 @@ impl Modules {
             let Some(path) = self.files.get(&name) else {
                 bail!("the kernel's package has no module {name}")
             };
-            let first =
-                ASKED.iter().filter(|(asker, _)| *asker == name).map(|(_, asked)| (*asked).to_owned());
+            let first = RUNTIME_DEPENDENCIES
+                .iter()
+                .filter(|(asker, _)| *asker == name)
+                .map(|(_, asked)| (*asked).to_owned());
             let first: Vec<String> = first.chain(depends(&name, path)?).collect();
             todo.push((name, true));
             todo.extend(first.into_iter().rev().map(|name| (name, false)));
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn every_module_comes_once_and_after_what_it_needs() {
+    fn modules_load_once_after_their_dependencies() {
         let all = modules(&["rdma_rxe", "ib_core", "ib_uverbs", "udp_tunnel", "crc32_generic"], &["crc32"]);
         let edges = [
             ("rdma_rxe", "ib_core"),
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_module_is_named_and_a_circle_ends() {
+    fn unknown_and_cyclic_modules_are_handled() {
         let all = modules(&["a", "b"], &[]);
         assert_eq!(order(&all, &["a"], &[("a", "b"), ("b", "a")]).unwrap(), ["b", "a"]);
         let error = order(&all, &["a"], &[("a", "gone")]).unwrap_err().to_string();

@@ -48,7 +48,7 @@ pub(super) fn unpack(packed: &Path, plain: &Path) -> Result<()> {
     };
     let part = plain.with_extension("part");
     program.stdin(File::open(&input)?).stdout(File::create(&part)?);
-    crate::workspace::run(&mut program)?;
+    harmonaize_testkit::workspace::run(&mut program)?;
     fs::remove_file(&input)?;
     let mut start = [0; 64];
     std::io::Read::read_exact(&mut File::open(&part)?, &mut start)?;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_image_is_copied_and_anything_else_refused() {
+    fn unknown_images_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let (packed, plain) = (folder.path().join("vmlinuz"), folder.path().join("vmlinux"));
         let mut image = vec![7; 256];

@@ -150,7 +150,7 @@ fn without_debug_information(architecture: &Architecture, path: &Path) -> Result
     let part = folder.join(format!("stripped-{}", std::process::id()));
     let mut strip = Command::new(architecture.strip);
     strip.args(["--strip-debug", "-o"]).arg(&part).arg(path);
-    crate::workspace::run(&mut strip)?;
+    harmonaize_testkit::workspace::run(&mut strip)?;
     let bytes = fs::read(&part)?;
     fs::remove_file(&part)?;
     Ok(bytes)
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_root_that_has_a_file_gives_it() {
+    fn the_first_matching_root_wins() {
         let home = tempfile::tempdir().unwrap();
         let [own, sysroot, cross] = ["own", "sysroot", "cross"].map(|name| home.path().join(name));
         for file in [

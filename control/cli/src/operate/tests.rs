@@ -128,6 +128,7 @@ fn decision() -> v1::DecisionRecord {
         name: "world".to_owned(),
         epoch: 4,
         reason: "leaves spine0".to_owned(),
+        reason_code: "planned".to_owned(),
         sent_ns: ms(4),
         prepared_ns: ms(10),
         first_switched_ns: ms(15),
@@ -169,7 +170,7 @@ fn decisions_in_words() {
     assert_eq!(json::explain(&suspected)["suspicions_refuted"], 2);
     let value = json::explain(&reply);
     assert_eq!(value["decisions"][0]["changes"][0]["switched_ns"], ms(18));
-    assert_eq!(value["decisions"][0]["verdict"]["received_ns"], ms(3));
+    assert_eq!(value["decisions"][0]["congestion_report"]["received_ns"], ms(3));
 }
 
 #[test]

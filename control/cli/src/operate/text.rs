@@ -8,7 +8,7 @@ use harmonaize_api::v1::{self, LinkState, WithdrawalKind};
 use std::time::{Duration, SystemTime};
 
 /// Most links that are listed while all is well with them.
-const MOST_LINKS: usize = 64;
+const MAX_LINKS: usize = 64;
 
 /// A page of sections.
 fn section(page: &mut String, title: &str, head: Vec<String>, rows: Vec<Vec<String>>) {
@@ -81,7 +81,7 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
     });
     let head = row(["aggregator", "at", "carries", "agent", "communicators", "guaranteed", "sums"]);
     section(&mut page, "AGGREGATORS", head, aggregators.collect());
-    let all = reply.links.len() <= MOST_LINKS;
+    let all = reply.links.len() <= MAX_LINKS;
     let shown = reply.links.iter().filter(|link| all || link.state() != LinkState::Ok);
     let head = row(["from", "to", "carries", "others", "state", "sure", "since", "connections"]);
     section(&mut page, "LINKS", head, shown.map(link).collect());
@@ -171,18 +171,18 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
     );
     let why = plans.iter().filter(|plan| !plan.reason.is_empty());
     for plan in why {
-        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sentence(&plan.reason));
+        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.reason));
     }
     let coded = plans.iter().filter(|plan| !plan.codec_reason.is_empty());
     for plan in coded {
         let (name, codec, budget) = (name(&plan.tenant, &plan.name), clean(&plan.codec), clean(&plan.budget));
-        let why = sentence(&plan.codec_reason);
+        let why = sanitize(&plan.codec_reason);
         page += &format!("\n{name}: tensors travel as {codec} (budget: {budget}): {why}\n");
     }
     for plan in plans.iter().filter(|plan| plan.one_shot_bytes > 0 || plan.two_shot_bytes > 0) {
         let name = name(&plan.tenant, &plan.name);
         let (one, two) = (bytes(plan.one_shot_bytes), bytes(plan.two_shot_bytes));
-        let why = sentence(&plan.direct_reason);
+        let why = sanitize(&plan.direct_reason);
         page += &format!("\n{name}: directly in one shot up to {one}, in two up to {two}: {why}\n");
     }
     for plan in plans.iter().filter(|plan| !plan.aggregation_reason.is_empty()) {
@@ -191,14 +191,14 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
             by => format!("{} sums large operations on the way", clean(by)),
         };
         let name = name(&plan.tenant, &plan.name);
-        page += &format!("\n{name}: {by}: {}\n", sentence(&plan.aggregation_reason));
+        page += &format!("\n{name}: {by}: {}\n", sanitize(&plan.aggregation_reason));
     }
     for plan in plans.iter().filter(|plan| !plan.turns.is_empty()) {
-        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sentence(&plan.turns));
+        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.turns));
     }
     for plan in plans.iter().filter(|plan| !plan.hints.is_empty()) {
         page +=
-            &format!("\n{}: its tenant expects {}\n", name(&plan.tenant, &plan.name), sentence(&plan.hints));
+            &format!("\n{}: its tenant expects {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.hints));
     }
     page
 }
@@ -222,7 +222,7 @@ fn paths(hop: &v1::PlannedHop) -> String {
 }
 
 /// Words of control's that may have names of others in them.
-fn sentence(text: &str) -> String {
+fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(600).collect()
 }
 
@@ -230,7 +230,7 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
     let mut page =
         plans.map_or_else(String::new, |plans| plan_sections(&plans.plans).trim_start().to_owned());
     if reply.decisions.is_empty() {
-        return page + "nothing was decided since control started\n" + &suspicions(reply);
+        return page + "nothing was decided since control started\n" + &pending_reports(reply);
     }
     for one in &reply.decisions {
         if !page.is_empty() {
@@ -238,11 +238,11 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
         }
         page += &decision(one);
     }
-    page + &suspicions(reply)
+    page + &pending_reports(reply)
 }
 
 /// What became of agents' suspicions; nothing where there were none.
-fn suspicions(reply: &v1::ExplainReply) -> String {
+fn pending_reports(reply: &v1::ExplainReply) -> String {
     let (proven, refuted) = (reply.suspicions_proven, reply.suspicions_refuted);
     if proven + refuted == 0 {
         return String::new();
@@ -254,8 +254,8 @@ fn suspicions(reply: &v1::ExplainReply) -> String {
 
 fn decision(decision: &v1::DecisionRecord) -> String {
     let mut page =
-        format!("decision {} at {}: {}\n", decision.number, clock(decision.at_ns), sentence(&decision.cause));
-    page += &format!("  {}\n", sentence(&decision.reason));
+        format!("decision {} at {}: {}\n", decision.number, clock(decision.at_ns), sanitize(&decision.cause));
+    page += &format!("  {}\n", sanitize(&decision.reason));
     let (before, after) = (slowdown(decision.score_before_ppm), slowdown(decision.score_after_ppm));
     page += &format!("  slowdown {before} before, {after} after");
     if decision.stuck_before + decision.stuck_after > 0 {
@@ -265,7 +265,7 @@ fn decision(decision: &v1::DecisionRecord) -> String {
     let begun = decision.verdict.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
     let since = |at: u64| if at == 0 { "-".to_owned() } else { duration(at.saturating_sub(begun)) };
     if let Some(verdict) = &decision.verdict {
-        let (host, path, what) = (clean(&verdict.host), sentence(&verdict.path), sentence(&verdict.what));
+        let (host, path, what) = (clean(&verdict.host), sanitize(&verdict.path), sanitize(&verdict.what));
         page += &format!("  verdict of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
     }
     let rows = decision.changes.iter().map(|change| {
@@ -280,8 +280,8 @@ fn decision(decision: &v1::DecisionRecord) -> String {
             &since(change.prepared_ns),
             &since(change.first_switched_ns),
             &since(change.switched_ns),
-            &sentence(&change.outcome),
-            &sentence(&change.reason),
+            &sanitize(&change.outcome),
+            &sanitize(&change.reason),
         ])
     });
     let head = row(["name", "epoch", "sent", "prepared", "first uses it", "all use it", "now", "why"]);
@@ -301,7 +301,7 @@ pub(crate) fn dry_run(reply: &v1::DryRunReply) -> String {
             &format!("without a way: {} as it is, {} by the plan\n", reply.stuck_before, reply.stuck_after);
     }
     if !reply.reason.is_empty() {
-        page += &format!("{}\n", sentence(&reply.reason));
+        page += &format!("{}\n", sanitize(&reply.reason));
     }
     let changed = |plan: &&v1::PlanStatus| reply.changed.contains(&plan.communicator);
     let plans: Vec<v1::PlanStatus> = reply.plans.iter().filter(changed).cloned().collect();
@@ -324,7 +324,7 @@ pub(crate) fn withdrawals(kind: WithdrawalKind, records: &[v1::WithdrawalRecord]
             (true, _) if record.unknown > 0 => format!("{} connections may cross it", record.unknown),
             (true, _) => "free of ours".to_owned(),
         };
-        let reason = if record.reason.is_empty() { "-".to_owned() } else { sentence(&record.reason) };
+        let reason = if record.reason.is_empty() { "-".to_owned() } else { sanitize(&record.reason) };
         let (from, until) = (date(record.from_ns), date(record.until_ns));
         row([&clean(&record.target), &record.what, &from, &until, &state, &reason])
     });

@@ -10,12 +10,12 @@ use host::Host;
 use std::collections::BTreeMap;
 
 /// A host within several traces: which trace, and the number that the host has in it.
-type Place = (usize, u64);
+type HostKey = (usize, u64);
 
 /// What the records said so far.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
-    hosts: BTreeMap<Place, Host>,
+    hosts: BTreeMap<HostKey, Host>,
     communicators: Communicators,
     source: usize,
     observer: u64,
@@ -69,10 +69,10 @@ impl Builder {
     pub(crate) fn finish(self) -> Vec<Track> {
         let Self { mut hosts, communicators, .. } = self;
         hosts.retain(|_, host| !host.is_empty());
-        let shifts: BTreeMap<Place, Shift> =
+        let shifts: BTreeMap<HostKey, Shift> =
             hosts.iter().map(|(place, host)| (*place, Shift(host.offset_ns))).collect();
         let tenants = hosts.values().flat_map(Host::tenants).collect();
-        let names: BTreeMap<Place, String> = named(&hosts);
+        let names: BTreeMap<HostKey, String> = named(&hosts);
         let (mut tracks, operations) = communicators.finish(&shifts, &tenants, &names);
         for (place, host) in hosts {
             let name = names.get(&place).cloned().unwrap_or_default();
@@ -88,9 +88,9 @@ impl Builder {
 }
 
 /// Hosts have numbers, and addresses that they were seen with.
-fn named(hosts: &BTreeMap<Place, Host>) -> BTreeMap<Place, String> {
+fn named(hosts: &BTreeMap<HostKey, Host>) -> BTreeMap<HostKey, String> {
     let alone = hosts.len() == 1;
-    let name = |(number, (place, host)): (usize, (&Place, &Host))| {
+    let name = |(number, (place, host)): (usize, (&HostKey, &Host))| {
         let name = match host.address() {
             Some(address) => format!("host {address}"),
             None if alone => "host".to_owned(),

@@ -3,20 +3,20 @@
 use super::track::{Track, lanes};
 use std::fmt::Write;
 
-const LEFT: f64 = 250.0;
-const WIDE: f64 = 760.0;
-const ROW: f64 = 19.0;
+const LEFT_MARGIN: f64 = 250.0;
+const PLOT_WIDTH: f64 = 760.0;
+const ROW_HEIGHT: f64 = 19.0;
 const COLOURS: [&str; 6] = ["#8fb8de", "#9ad0a5", "#e3c98b", "#d8a6c0", "#b7aee0", "#8fd0cf"];
 
 /// A rectangle's left edge, right edge and middle, for arrows.
-type Place = (f64, f64, f64);
+type SliceExtent = (f64, f64, f64);
 
 struct Picture {
     first_ns: u64,
     last_ns: u64,
     line: usize,
     shapes: String,
-    joined: std::collections::BTreeMap<u64, Vec<Place>>,
+    joined: std::collections::BTreeMap<u64, Vec<SliceExtent>>,
 }
 
 /// The picture.
@@ -28,7 +28,7 @@ pub(super) fn svg(tracks: &[Track], title: &str) -> String {
         Picture { first_ns, last_ns, line: 1, shapes: String::new(), joined: Default::default() };
     tracks.iter().for_each(|track| picture.track(track, 0));
     let arrows = picture.arrows();
-    let (width, height) = (LEFT + WIDE + 10.0, picture.line as f64 * ROW + 8.0);
+    let (width, height) = (LEFT_MARGIN + PLOT_WIDTH + 10.0, picture.line as f64 * ROW_HEIGHT + 8.0);
     let mut axis = String::new();
     let whole = (last_ns - first_ns) / 1_000_000;
     for millis in (0..=whole).step_by(10) {
@@ -57,22 +57,25 @@ fn gather(track: &Track, times: &mut Vec<u64>) {
 impl Picture {
     fn x(&self, time_ns: u64) -> f64 {
         let part = time_ns.saturating_sub(self.first_ns) as f64 / (self.last_ns - self.first_ns) as f64;
-        LEFT + part.min(1.0) * WIDE
+        LEFT_MARGIN + part.min(1.0) * PLOT_WIDTH
     }
 
     fn track(&mut self, track: &Track, depth: usize) {
         let lanes = lanes(&track.slices);
-        let y = self.line as f64 * ROW;
+        let y = self.line as f64 * ROW_HEIGHT;
         let (x, weight) = (6 + depth * 12, if depth == 0 { " font-weight=\"bold\"" } else { "" });
         if depth == 0 {
-            let width = LEFT + WIDE + 10.0;
-            writeln!(self.shapes, "<rect y=\"{y}\" width=\"{width}\" height=\"{ROW}\" fill=\"#eef1f5\"/>")
-                .unwrap();
+            let width = LEFT_MARGIN + PLOT_WIDTH + 10.0;
+            writeln!(
+                self.shapes,
+                "<rect y=\"{y}\" width=\"{width}\" height=\"{ROW_HEIGHT}\" fill=\"#eef1f5\"/>"
+            )
+            .unwrap();
         }
         let name = track.name.replace('>', "&gt;");
         writeln!(self.shapes, "<text x=\"{x}\" y=\"{}\"{weight}>{name}</text>", y + 13.0).unwrap();
         for lane in &lanes {
-            let y = self.line as f64 * ROW;
+            let y = self.line as f64 * ROW_HEIGHT;
             for slice in lane {
                 self.slice(slice, y);
             }
@@ -90,12 +93,12 @@ impl Picture {
         }
         if let Some(counter) = &track.counter {
             let top = counter.values.iter().map(|(_, value)| *value).max().unwrap_or(1).max(1) as f64;
-            let mut path = format!("M{LEFT} {}", y + ROW - 2.0);
+            let mut path = format!("M{LEFT_MARGIN} {}", y + ROW_HEIGHT - 2.0);
             for (time_ns, value) in &counter.values {
-                let height = *value as f64 / top * (ROW - 5.0);
-                write!(path, "H{:.1}V{:.1}", self.x(*time_ns), y + ROW - 2.0 - height).unwrap();
+                let height = *value as f64 / top * (ROW_HEIGHT - 5.0);
+                write!(path, "H{:.1}V{:.1}", self.x(*time_ns), y + ROW_HEIGHT - 2.0 - height).unwrap();
             }
-            let (end, base) = (LEFT + WIDE, y + ROW - 2.0);
+            let (end, base) = (LEFT_MARGIN + PLOT_WIDTH, y + ROW_HEIGHT - 2.0);
             writeln!(self.shapes, "<path d=\"{path}H{end}V{base}z\" fill=\"#c7d7ea\" stroke=\"#5b84b1\"/>")
                 .unwrap();
         }
@@ -117,7 +120,7 @@ impl Picture {
             self.shapes,
             "<rect x=\"{left:.1}\" y=\"{}\" width=\"{wide:.1}\" height=\"{}\" rx=\"2\" fill=\"{fill}\"/>",
             y + 2.0,
-            ROW - 4.0
+            ROW_HEIGHT - 4.0
         )
         .unwrap();
         if wide > slice.name.len() as f64 * 7.2 {
@@ -125,7 +128,7 @@ impl Picture {
                 .unwrap();
         }
         if let Some(number) = slice.joined {
-            self.joined.entry(number).or_default().push((left, right, y + ROW / 2.0));
+            self.joined.entry(number).or_default().push((left, right, y + ROW_HEIGHT / 2.0));
         }
     }
 

@@ -79,7 +79,7 @@ fn host(host: usize, operations: u64) -> Vec<Record> {
             epoch: 1,
             from: host as u32,
             to: 1 - host as u32,
-            holds: true,
+            owned: true,
         }),
         totals(host, start, 0, 0),
     ];
@@ -146,7 +146,7 @@ fn host(host: usize, operations: u64) -> Vec<Record> {
         }));
         records.push(Record::Lost(Lost {
             time_ns: at(host, start + 5 * MILLI),
-            what: LostKind::Events,
+            kind: LostKind::Events,
             count: 3,
         }));
     }
@@ -327,7 +327,7 @@ fn hostile_records_end_in_a_trace() {
                     epoch: 0,
                     from: 0,
                     to: 1,
-                    holds: true,
+                    owned: true,
                 }),
                 4 => {
                     let way = |bytes| Totals { bytes, ..Totals::default() };

@@ -2,7 +2,7 @@
 
 use harmonaize_client::{
     Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, OnFailure,
-    PartialSums, Priority, Rank, Reason, Target,
+    Priority, Rank, Reason, Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -18,9 +18,7 @@ fn clause(clause: Clause) -> &'static str {
         Clause::Bandwidth => "min-busbw",
         Clause::Aggregation => "aggregation",
         Clause::OnFailure => "on-failure",
-        Clause::Price => "price-ceiling",
         Clause::Order => "ordered",
-        Clause::Partial => "partial-sums",
     }
 }
 
@@ -45,7 +43,7 @@ fn policy(policy: OnFailure) -> String {
 }
 
 /// As options that would propose it.
-fn options(wanted: &Constraints) -> String {
+fn options(constraints: &Constraints) -> String {
     let mut text = String::new();
     let target = |Target { collective, bytes, p99 }: &Target| {
         let time = format!("{bytes}B={}ns", p99.as_nanos());
@@ -55,27 +53,23 @@ fn options(wanted: &Constraints) -> String {
         let gap = if text.is_empty() { "" } else { " " };
         let _ = write!(text, "{gap}--{option} {value}");
     };
-    wanted.completions.iter().for_each(|wanted| add("p99", target(wanted)));
-    wanted.iteration.iter().for_each(|wanted| add("iteration", target(wanted)));
-    if wanted.min_busbw > 0 {
-        add("min-busbw", format!("{}B/s", wanted.min_busbw));
+    constraints.completions.iter().for_each(|wanted| add("p99", target(wanted)));
+    constraints.iteration.iter().for_each(|wanted| add("iteration", target(wanted)));
+    if constraints.min_busbw > 0 {
+        add("min-busbw", format!("{}B/s", constraints.min_busbw));
     }
-    if wanted.weight != 1 {
-        add("weight", wanted.weight.to_string());
+    if constraints.weight != 1 {
+        add("weight", constraints.weight.to_string());
     }
-    match wanted.priority {
+    match constraints.priority {
         Priority::Normal => {}
         Priority::Low => add("priority", "low".to_owned()),
         Priority::High => add("priority", "high".to_owned()),
     }
-    wanted.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
-    wanted.on_failure.iter().for_each(|wanted| add("on-failure", policy(*wanted)));
-    wanted.price_ceiling.iter().for_each(|ceiling| add("price-ceiling", ceiling.to_string()));
-    if let Some(PartialSums { least, after }) = wanted.partial {
-        add("partial-sums", format!("{least}={}ns", after.as_nanos()));
-    }
-    text += if wanted.aggregation { "" } else { " --no-aggregation" };
-    text += if wanted.ordered { " --ordered" } else { "" };
+    constraints.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
+    constraints.on_failure.iter().for_each(|wanted| add("on-failure", policy(*wanted)));
+    text += if constraints.aggregation { "" } else { " --no-aggregation" };
+    text += if constraints.ordered { " --ordered" } else { "" };
     match text.trim() {
         "" => "--none".to_owned(),
         text => text.to_owned(),
@@ -97,11 +91,7 @@ fn constraints_json(wanted: &Constraints) -> Value {
         "min_busbw": wanted.min_busbw,
         "aggregation": wanted.aggregation,
         "on_failure": wanted.on_failure.map(policy),
-        "price_ceiling": wanted.price_ceiling,
         "ordered": wanted.ordered,
-        "partial_sums": wanted.partial.map(|PartialSums { least, after }| json!({
-            "least": least, "after_ns": u64::try_from(after.as_nanos()).unwrap_or(u64::MAX),
-        })),
     })
 }
 
@@ -116,11 +106,10 @@ pub(super) fn agreement(communicator: &str, agreement: &Agreement) -> String {
         broken => format!("NOT KEPT: {}", clauses(broken)),
     };
     format!(
-        "{communicator}: agreement {} since {}, {kept}\n  {}\n  price {} an hour\n",
+        "{communicator}: agreement {} since {}, {kept}\n  {}\n",
         agreement.number,
         humantime::format_rfc3339_seconds(since),
         options(&agreement.constraints),
-        agreement.price
     )
 }
 
@@ -139,7 +128,6 @@ pub(crate) fn agreement_json(agreement: &Agreement) -> Value {
         "number": agreement.number,
         "constraints": constraints_json(&agreement.constraints),
         "since_ns": agreement.since_ns,
-        "price": agreement.price,
         "broken": agreement.broken.iter().map(|broken| clause(*broken)).collect::<Vec<_>>(),
         "record": record_json(agreement),
     })
@@ -314,17 +302,12 @@ mod tests {
         assert_eq!(refusal(&reasons, Some(&counter)), expected);
         assert_eq!(refusal_json(&reasons, None)["reasons"][0]["clause"], "min-busbw");
         assert_eq!(options(&Constraints::new()), "--none");
-        let partial = Constraints::new().partial_sums(3, Duration::from_millis(5));
-        assert_eq!(options(&partial), "--partial-sums 3=5000000ns");
     }
 
     #[test]
     fn agreements_say_whether_they_are_kept() {
         let mut told = Agreement { number: 2, since_ns: 1_700_000_000_000_000_000, ..Agreement::default() };
-        assert_eq!(
-            agreement("job", &told),
-            "job: agreement 2 since 2023-11-14T22:13:20Z, kept\n  --none\n  price 0 an hour\n"
-        );
+        assert_eq!(agreement("job", &told), "job: agreement 2 since 2023-11-14T22:13:20Z, kept\n  --none\n");
         told.broken = vec![Clause::Completion, Clause::Bandwidth];
         assert!(agreement("job", &told).contains("NOT KEPT: p99, min-busbw"));
         assert!(receipt("job", &told).ends_with("NOT KEPT now: p99, min-busbw\n"));

@@ -7,10 +7,10 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 
 /// Lines of a panel that are not rows: its title and its head.
-const ABOVE: u16 = 2;
+const HEADER_LINES: u16 = 2;
 
 /// Most characters of a cell of text.
-const WIDEST: usize = 60;
+const MAX_CELL_WIDTH: usize = 60;
 
 const HELP: &[&str] = &[
     "q, Esc      quit",
@@ -44,7 +44,7 @@ pub(crate) fn draw(view: &View, screen: &Screen, note: &str, buffer: &mut Buffer
         return;
     }
     let panels: Vec<(usize, &Panel)> = view.panels.iter().enumerate().collect();
-    let panels: Vec<(usize, &Panel)> = match screen.alone {
+    let panels: Vec<(usize, &Panel)> = match screen.maximized {
         true => panels.into_iter().filter(|(index, _)| *index == screen.focus).collect(),
         false => panels,
     };
@@ -52,7 +52,7 @@ pub(crate) fn draw(view: &View, screen: &Screen, note: &str, buffer: &mut Buffer
         panels.into_iter().map(|(index, panel)| (index, panel, screen.rows(panel))).collect();
     let wanted: Vec<usize> = prepared.iter().map(|(_, _, rows)| rows.len()).collect();
     let mut line = 1;
-    for ((index, panel, rows), room) in prepared.iter().zip(share_out(height - 2, &wanted)) {
+    for ((index, panel, rows), room) in prepared.iter().zip(allocate_lines(height - 2, &wanted)) {
         let space = Rect { x: 0, y: line, width, height: room };
         draw_panel(panel, rows, screen, *index == screen.focus, space, buffer);
         line += room;
@@ -60,19 +60,21 @@ pub(crate) fn draw(view: &View, screen: &Screen, note: &str, buffer: &mut Buffer
 }
 
 /// Lines for each panel: what it needs, as far as there is room, and never less than a title.
-fn share_out(height: u16, wanted: &[usize]) -> Vec<u16> {
+fn allocate_lines(height: u16, needed: &[usize]) -> Vec<u16> {
     let mut left = height;
     let mut give = |most: u16| {
         let given = most.min(left);
         left -= given;
         given
     };
-    let mut rooms: Vec<u16> = wanted.iter().map(|_| give(1)).collect();
+    let mut rooms: Vec<u16> = needed.iter().map(|_| give(1)).collect();
     for room in &mut rooms {
         *room += give(2);
     }
-    let needs: Vec<u16> =
-        wanted.iter().map(|rows| u16::try_from(*rows).unwrap_or(u16::MAX).saturating_add(ABOVE)).collect();
+    let needs: Vec<u16> = needed
+        .iter()
+        .map(|rows| u16::try_from(*rows).unwrap_or(u16::MAX).saturating_add(HEADER_LINES))
+        .collect();
     while rooms.iter().zip(&needs).any(|(room, need)| room < need) {
         let before: u32 = rooms.iter().map(|room| u32::from(*room)).sum();
         for (room, need) in rooms.iter_mut().zip(&needs) {
@@ -87,7 +89,7 @@ fn share_out(height: u16, wanted: &[usize]) -> Vec<u16> {
 
 /// Lines that show everything, for a frame of any height.
 pub(crate) fn full_height(view: &View, screen: &Screen) -> u16 {
-    let panels = view.panels.iter().map(|panel| screen.rows(panel).len().max(1) + usize::from(ABOVE));
+    let panels = view.panels.iter().map(|panel| screen.rows(panel).len().max(1) + usize::from(HEADER_LINES));
     u16::try_from(panels.sum::<usize>() + 2).unwrap_or(u16::MAX)
 }
 
@@ -152,10 +154,10 @@ fn draw_panel(
         return;
     }
     let mut title = Style::new().add_modifier(Modifier::REVERSED);
-    if focused && !screen.alone {
+    if focused && !screen.maximized {
         title = title.fg(Color::Cyan);
     }
-    let below = usize::from(space.height.saturating_sub(ABOVE));
+    let below = usize::from(space.height.saturating_sub(HEADER_LINES));
     let (first, hidden) = screen.window(panel.kind, rows.len(), below);
     let more = match (panel.rows.len() - rows.len(), hidden) {
         (0, 0) => String::new(),
@@ -191,7 +193,7 @@ fn draw_panel(
         place(buffer, x, space.y + 1, column.name, width, column.right, mark.fg(Color::Cyan));
         x += width as u16 + 2;
     }
-    for (row, y) in rows.iter().skip(first).zip(space.y + ABOVE..space.y + space.height) {
+    for (row, y) in rows.iter().skip(first).zip(space.y + HEADER_LINES..space.y + space.height) {
         let mut x = 1;
         for (index, width) in &layout {
             let (Some(cell), Some(column)) = (row.get(*index), panel.columns.get(*index)) else { continue };
@@ -215,12 +217,12 @@ fn place(buffer: &mut Buffer, x: u16, y: u16, text: &str, width: usize, right: b
 fn columns(panel: &Panel, rows: &[&Vec<Cell>], width: usize) -> Vec<(usize, usize)> {
     let natural = |(index, column): (usize, &Column)| {
         let cells = rows.iter().filter_map(|row| row.get(index)).map(|cell| cell.text.chars().count());
-        (index, cells.chain([column.name.chars().count()]).max().unwrap_or(0).min(WIDEST))
+        (index, cells.chain([column.name.chars().count()]).max().unwrap_or(0).min(MAX_CELL_WIDTH))
     };
     let mut kept: Vec<(usize, usize)> = panel.columns.iter().enumerate().map(natural).collect();
     let total = |kept: &[(usize, usize)]| kept.iter().map(|(_, width)| width + 2).sum::<usize>();
     while total(&kept) > width + 1 {
-        let spare = |index: usize| panel.columns.get(index).map_or(0, |column| column.spare);
+        let spare = |index: usize| panel.columns.get(index).map_or(0, |column| column.drop_priority);
         let most = kept.iter().enumerate().max_by_key(|(_, (index, _))| (spare(*index), *index));
         match most.map(|(place, (index, _))| (place, spare(*index))) {
             Some((place, 1..)) => drop(kept.remove(place)),

@@ -6,7 +6,7 @@ use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{ChangeRecord, DecisionRecord, ExplainReply, PlanStatus, PlansReply};
 
 const fn column(name: &'static str, right: bool, spare: u8) -> Column {
-    Column { name, right, spare }
+    Column { name, right, drop_priority: spare }
 }
 
 fn cell(order: u64, text: String, tone: Tone) -> Cell {
@@ -64,10 +64,10 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
         _ => Tone::Bad,
     };
     vec![
-        plain(whose(&plan.tenant, &plan.name, plan.communicator)),
+        plain(owner(&plan.tenant, &plan.name, plan.communicator)),
         Cell { order: plan.epoch, ..epoch },
         plain(plan.order.join(" ")),
-        plain(ways(plan)),
+        plain(switches_crossed(plan)),
         if plan.predicted_ns == 0 {
             dash()
         } else {
@@ -79,12 +79,12 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
             0 => dash(),
             then => cell(now.saturating_sub(then), duration(now.saturating_sub(then)), Tone::Plain),
         },
-        plain(why(plan)),
+        plain(plan_reason(plan)),
     ]
 }
 
 /// The codec, where tensors do not travel as they are, the aggregator, if there is one, and why it runs by this plan.
-fn why(plan: &PlanStatus) -> String {
+fn plan_reason(plan: &PlanStatus) -> String {
     let codec = Some(plan.codec.as_str()).filter(|codec| !matches!(*codec, "" | "exact"));
     let aggregator = Some(plan.aggregator.as_str()).filter(|name| !name.is_empty());
     let reason = Some(plan.reason.as_str()).filter(|reason| !reason.is_empty());
@@ -93,7 +93,7 @@ fn why(plan: &PlanStatus) -> String {
 }
 
 /// The switches that its connections cross, each with how many of them: "spine0 x4, leaf0 x2".
-fn ways(plan: &PlanStatus) -> String {
+fn switches_crossed(plan: &PlanStatus) -> String {
     let mut counts: Vec<(&str, u32)> = Vec::new();
     for switch in plan.hops.iter().flat_map(|hop| &hop.paths).flat_map(|path| &path.switches) {
         match counts.iter_mut().find(|(known, _)| known == switch) {
@@ -144,7 +144,7 @@ fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
     let score = |ppm: u64| if ppm == 0 { "-".to_owned() } else { format!("{:.2}", ppm as f64 / 1e6) };
     vec![
         cell(decision.at_ns, clock(decision.at_ns), Tone::Plain),
-        plain(whose(&change.tenant, &change.name, change.communicator)),
+        plain(owner(&change.tenant, &change.name, change.communicator)),
         cell(change.epoch, change.epoch.to_string(), Tone::Plain),
         took,
         cell(0, clean(&change.outcome), tone),
@@ -153,6 +153,6 @@ fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
     ]
 }
 
-fn whose(tenant: &str, name: &str, id: u64) -> String {
+fn owner(tenant: &str, name: &str, id: u64) -> String {
     if tenant.is_empty() { communicator_text(id) } else { format!("{}/{}", clean(tenant), clean(name)) }
 }

@@ -5,11 +5,11 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use std::collections::BTreeMap;
 
 /// Longest filter.
-const FILTER: usize = 60;
+const MAX_FILTER: usize = 60;
 
 /// What a key asks for beyond another screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Action {
     /// Nothing.
     Nothing,
     /// The end.
@@ -22,7 +22,7 @@ pub(crate) struct Screen {
     /// The panel that keys are about.
     pub focus: usize,
     /// Whether it is shown alone.
-    pub alone: bool,
+    pub maximized: bool,
     /// Rows without this text are left out.
     pub filter: String,
     /// Whether keys go to the filter.
@@ -69,27 +69,27 @@ impl Screen {
     }
 
     /// Takes a key.
-    pub(crate) fn key(&mut self, key: KeyEvent, view: &View) -> Asked {
+    pub(crate) fn key(&mut self, key: KeyEvent, view: &View) -> Action {
         if key.kind == KeyEventKind::Release {
-            return Asked::Nothing;
+            return Action::Nothing;
         }
         if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return if matches!(key.code, KeyCode::Char('c' | 'd')) { Asked::Quit } else { Asked::Nothing };
+            return if matches!(key.code, KeyCode::Char('c' | 'd')) { Action::Quit } else { Action::Nothing };
         }
         if self.typing {
             self.type_filter(key.code);
-            return Asked::Nothing;
+            return Action::Nothing;
         }
         let panels = view.panels.len().max(1);
         match key.code {
             KeyCode::Esc if self.help => self.help = false,
-            KeyCode::Char('q') | KeyCode::Esc => return Asked::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return Action::Quit,
             KeyCode::Char('?' | 'h') => self.help = !self.help,
             KeyCode::Char('p' | ' ') => self.paused = !self.paused,
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Tab => self.focus = (self.focus + 1) % panels,
             KeyCode::BackTab => self.focus = (self.focus + panels - 1) % panels,
-            KeyCode::Enter | KeyCode::Char('z') => self.alone = !self.alone,
+            KeyCode::Enter | KeyCode::Char('z') => self.maximized = !self.maximized,
             KeyCode::Char(digit @ '1'..='9') => {
                 let panel = digit as usize - '1' as usize;
                 if panel < panels {
@@ -102,7 +102,7 @@ impl Screen {
                 }
             }
         }
-        Asked::Nothing
+        Action::Nothing
     }
 
     fn type_filter(&mut self, code: KeyCode) {
@@ -110,7 +110,7 @@ impl Screen {
             KeyCode::Enter => self.typing = false,
             KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
             KeyCode::Backspace => drop(self.filter.pop()),
-            KeyCode::Char(c) if self.filter.chars().count() < FILTER && !c.is_control() => {
+            KeyCode::Char(c) if self.filter.chars().count() < MAX_FILTER && !c.is_control() => {
                 self.filter.push(c)
             }
             _ => {}

@@ -1,7 +1,7 @@
 //! Screens that are drawn as expected, keys that do what they say, and nothing that foreign text or odd sizes break.
 
 use super::draw::{draw, lines};
-use super::screen::{Asked, Screen};
+use super::screen::{Action, Screen};
 use super::{View, picture};
 use crate::golden::same;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerKind};
@@ -40,7 +40,7 @@ fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64;
     }
 }
 
-fn way(bits: u64, bytes: u64, trip: [u64; 2], resent: u64) -> v1::FlowDirection {
+fn direction(bits: u64, bytes: u64, trip: [u64; 2], resent: u64) -> v1::FlowDirection {
     let [round_trip_last_ns, round_trip_least_ns] = trip.map(|micros| micros * 1000);
     v1::FlowDirection {
         bits: bits * 1_000_000,
@@ -71,14 +71,26 @@ fn tcp(ports: [u32; 2], remote: &str, out: v1::FlowDirection, into: v1::FlowDire
 fn flows() -> Vec<v1::Flow> {
     let owner =
         v1::FlowOwner { tenant: "a".to_owned(), communicator: WORLD, epoch: 1, participant: 0, peer: 1 };
-    let mut own =
-        tcp([7200, 41_022], "10.64.0.2", way(461, 8 << 30, [412, 96], 3), way(2, 40 << 20, [0, 0], 0));
+    let mut own = tcp(
+        [7200, 41_022],
+        "10.64.0.2",
+        direction(461, 8 << 30, [412, 96], 3),
+        direction(2, 40 << 20, [0, 0], 0),
+    );
     own.owner = Some(owner.clone());
-    let mut back =
-        tcp([40_118, 7200], "10.64.0.4", way(2, 41 << 20, [388, 97], 0), way(455, 8 << 30, [0, 0], 0));
+    let mut back = tcp(
+        [40_118, 7200],
+        "10.64.0.4",
+        direction(2, 41 << 20, [388, 97], 0),
+        direction(455, 8 << 30, [0, 0], 0),
+    );
     back.owner = Some(v1::FlowOwner { peer: 3, ..owner });
-    let mut gloo =
-        tcp([34_560, 50_001], "10.64.0.3", way(402, 3 << 30, [2210, 101], 41), way(398, 3 << 30, [0, 0], 2));
+    let mut gloo = tcp(
+        [34_560, 50_001],
+        "10.64.0.3",
+        direction(402, 3 << 30, [2210, 101], 41),
+        direction(398, 3 << 30, [0, 0], 2),
+    );
     gloo.job = "1".to_owned();
     let roce = v1::Flow {
         interface: "eth1".to_owned(),
@@ -87,7 +99,11 @@ fn flows() -> Vec<v1::Flow> {
         remote: "fd00::2".to_owned(),
         queue_pair: 0x11a,
         source_port: 49_152,
-        egress: Some(v1::FlowDirection { marked: 12, notifications: 4, ..way(88, 1 << 30, [31, 12], 0) }),
+        egress: Some(v1::FlowDirection {
+            marked: 12,
+            notifications: 4,
+            ..direction(88, 1 << 30, [31, 12], 0)
+        }),
         ..Default::default()
     };
     vec![own, back, gloo, roce]
@@ -235,7 +251,7 @@ fn screen_of(view: &View, screen: &Screen, note: &str, size: (u16, u16)) -> Buff
 fn press(screen: &mut Screen, view: &View, keys: &[KeyCode]) {
     for key in keys {
         let asked = screen.key(KeyEvent::new(*key, KeyModifiers::NONE), view);
-        assert_eq!(asked, Asked::Nothing, "{key:?}");
+        assert_eq!(asked, Action::Nothing, "{key:?}");
     }
 }
 
@@ -302,11 +318,11 @@ fn keys_do_what_the_help_says() {
     assert_eq!((screen.paused, screen.focus), (true, 4));
 
     for quit in [KeyCode::Char('q'), KeyCode::Esc] {
-        assert_eq!(screen.key(KeyEvent::new(quit, KeyModifiers::NONE), &view), Asked::Quit);
+        assert_eq!(screen.key(KeyEvent::new(quit, KeyModifiers::NONE), &view), Action::Quit);
     }
     press(&mut screen, &view, &[KeyCode::Char('/')]);
     let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(screen.key(interrupt, &view), Asked::Quit, "whatever else goes on");
+    assert_eq!(screen.key(interrupt, &view), Action::Quit, "whatever else goes on");
 }
 
 #[test]
@@ -327,7 +343,7 @@ fn every_size_is_drawn() {
     for view in &views {
         for alone in [false, true] {
             let mut screen = Screen::default();
-            screen.alone = alone;
+            screen.maximized = alone;
             for width in (0..130).step_by(7) {
                 for height in (0..40).step_by(5) {
                     let buffer = screen_of(view, &screen, "the agent is gone", (width, height));

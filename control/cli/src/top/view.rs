@@ -1,9 +1,9 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
-use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
-use crate::words::{
+use crate::describe::{
     cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
 };
+use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
     CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, FabricSnapshot, Flow,
@@ -68,7 +68,7 @@ pub(crate) struct Column {
     /// Whether its cells stand right: quantities.
     pub right: bool,
     /// Which go first where the width does not suffice: the highest.
-    pub spare: u8,
+    pub drop_priority: u8,
 }
 
 /// A table with a title.
@@ -102,11 +102,11 @@ pub(crate) struct View {
 }
 
 const fn text(name: &'static str, spare: u8) -> Column {
-    Column { name, right: false, spare }
+    Column { name, right: false, drop_priority: spare }
 }
 
 const fn quantity(name: &'static str, spare: u8) -> Column {
-    Column { name, right: true, spare }
+    Column { name, right: true, drop_priority: spare }
 }
 
 fn plain(text: impl Into<String>) -> Cell {

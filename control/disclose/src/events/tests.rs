@@ -10,7 +10,7 @@ fn seconds(time: f64) -> Duration {
 }
 
 fn feed() -> Feed {
-    Feed::new(7, Limits { tick: TICK, burst: 4, kept: 8 })
+    Feed::new(7, Limits { tick: TICK, burst: 4, capacity: 8 })
 }
 
 fn all(feed: &Feed) -> Vec<(String, EventKind)> {
@@ -31,16 +31,19 @@ fn maintenance(ranks: &[(u32, f64)]) -> Fact {
 }
 
 #[test]
-fn a_level_is_told_when_it_changes_at_a_tick_and_with_hysteresis() {
+fn level_changes_are_sent_per_tick_with_hysteresis() {
     let mut feed = feed();
     for (at, share) in
         [(0.2, 0.95), (1.3, 0.7), (2.1, 0.85), (3.9, 0.4), (4.5, 0.55), (5.5, 0.65), (6.5, 0.91)]
     {
         feed.note((1, "job"), congestion(share), seconds(at));
-        assert_eq!(feed.due().is_some(), feed.subjects.values().any(|subject| subject.waits.is_some()));
+        assert_eq!(
+            feed.next_due().is_some(),
+            feed.subjects.values().any(|subject| subject.waiting_order.is_some())
+        );
         // Whatever time within the tick.
-        feed.tick(seconds(at + 1.05));
-        feed.tick(seconds(at + 1.06));
+        feed.poll(seconds(at + 1.05));
+        feed.poll(seconds(at + 1.06));
     }
     let levels: Vec<EventKind> = all(&feed).into_iter().map(|(_, what)| what).collect();
     let expected = [Level::Mild, Level::Severe, Level::Mild, Level::None].map(EventKind::Congestion);
@@ -50,14 +53,14 @@ fn a_level_is_told_when_it_changes_at_a_tick_and_with_hysteresis() {
 }
 
 #[test]
-fn what_is_undone_within_a_tick_is_not_told() {
+fn changes_undone_within_a_tick_are_not_sent() {
     let mut feed = feed();
     feed.note((1, "job"), congestion(0.3), seconds(0.1));
     feed.note((1, "job"), congestion(1.0), seconds(0.5));
     feed.note((1, "job"), maintenance(&[(1, 9.0)]), seconds(0.6));
     feed.note((1, "job"), maintenance(&[]), seconds(0.6));
-    feed.tick(seconds(1.0));
-    assert_eq!((all(&feed), feed.due()), (vec![], None));
+    feed.poll(seconds(1.0));
+    assert_eq!((all(&feed), feed.next_due()), (vec![], None));
 }
 
 #[test]
@@ -69,87 +72,87 @@ fn ranks_are_told_together_and_once() {
     };
     feed.note((1, "job"), lost(&[5, 2], 8.1), seconds(0.1));
     feed.note((1, "job"), lost(&[2, 3], 9.7), seconds(0.2));
-    feed.tick(seconds(1.0));
+    feed.poll(seconds(1.0));
     feed.note((1, "job"), lost(&[3], 9.9), seconds(1.1));
-    feed.tick(seconds(2.0));
+    feed.poll(seconds(2.0));
     let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
     let told = EventKind::Failure { ranks: ranks(&[2, 3, 5]), regroup_by_ns: 9_000_000_000 };
     assert_eq!(all(&feed), [("job".to_owned(), told)]);
 
     feed.note((1, "job"), maintenance(&[(4, 99.7)]), seconds(2.5));
     feed.note((1, "job"), maintenance(&[(4, 99.7), (0, 80.2)]), seconds(2.6));
-    feed.tick(seconds(3.0));
+    feed.poll(seconds(3.0));
     feed.note((1, "job"), maintenance(&[]), seconds(3.5));
-    feed.tick(seconds(4.0));
+    feed.poll(seconds(4.0));
     let told: Vec<EventKind> = all(&feed).into_iter().skip(1).map(|(_, what)| what).collect();
     let first = EventKind::Maintenance { ranks: ranks(&[0, 4]), at_ns: 80_000_000_000 };
     assert_eq!(told, [first, EventKind::Maintenance { ranks: vec![], at_ns: 0 }]);
 }
 
 #[test]
-fn more_than_a_tick_may_tell_waits_in_order_and_none_is_lost() {
+fn events_beyond_the_burst_wait_in_order() {
     let mut feed = feed();
     for job in 0..7 {
         feed.note((job, &format!("job{job}")), congestion(0.1), seconds(0.1));
     }
-    feed.tick(seconds(1.0));
+    feed.poll(seconds(1.0));
     assert_eq!(feed.events.len(), 4);
     // One of those that wait is over before it is told, one more comes.
     feed.note((5, "job5"), Fact::Ended, seconds(1.1));
     feed.note((7, "job7"), maintenance(&[(0, 9.0)]), seconds(1.2));
-    feed.tick(seconds(1.9));
-    assert_eq!((feed.events.len(), feed.due()), (4, Some(seconds(2.0))));
-    feed.tick(seconds(2.0));
+    feed.poll(seconds(1.9));
+    assert_eq!((feed.events.len(), feed.next_due()), (4, Some(seconds(2.0))));
+    feed.poll(seconds(2.0));
     let names: Vec<String> = all(&feed).into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["job0", "job1", "job2", "job3", "job4", "job6", "job7"]);
 }
 
 #[test]
-fn what_waits_for_a_late_tick_is_not_held_up_by_what_comes_meanwhile() {
+fn waiting_events_precede_later_ones() {
     let mut feed = feed();
     let names = |feed: &Feed| all(feed).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     feed.note((1, "job"), lost(1), seconds(0.5));
     feed.note((2, "other"), lost(2), seconds(1.1));
-    assert_eq!(feed.due(), Some(seconds(1.0)));
-    feed.tick(seconds(1.2));
+    assert_eq!(feed.next_due(), Some(seconds(1.0)));
+    feed.poll(seconds(1.2));
     // What came within the tick is told at the next.
-    assert_eq!((names(&feed), feed.due()), (vec!["job".to_owned()], Some(seconds(2.0))));
-    feed.tick(seconds(2.0));
+    assert_eq!((names(&feed), feed.next_due()), (vec!["job".to_owned()], Some(seconds(2.0))));
+    feed.poll(seconds(2.0));
     assert_eq!(names(&feed), ["job", "other"]);
 }
 
 #[test]
-fn an_ended_communicator_is_forgotten_but_for_whom_it_lost() {
+fn ended_communicators_keep_only_lost_ranks() {
     let mut feed = feed();
     feed.note((1, "job"), congestion(0.1), seconds(0.1));
     feed.note((2, "other"), congestion(0.1), seconds(0.1));
     feed.note((1, "job"), Fact::Ended, seconds(0.2));
-    feed.tick(seconds(1.0));
+    feed.poll(seconds(1.0));
     assert_eq!((all(&feed).len(), feed.subjects.len()), (1, 1));
     // Whom it lost is told all the same; and of another of its name, anew.
     for id in [3, 4] {
         feed.note((id, "job"), lost(1), seconds(1.1));
         feed.note((id, "job"), Fact::Ended, seconds(1.1));
     }
-    feed.tick(seconds(2.0));
+    feed.poll(seconds(2.0));
     assert_eq!((all(&feed).len(), feed.subjects.len()), (3, 1));
     // So is that its members have not gone on, when it is long over; and that is the last of it.
     let over = Fact::AgreementEnded { clauses: [Clause::OnFailure].into() };
     feed.note((3, "job"), over, seconds(2.1));
     feed.note((3, "job"), Fact::Ended, seconds(2.1));
-    feed.tick(seconds(3.0));
+    feed.poll(seconds(3.0));
     let last = all(&feed).pop().unwrap().1;
     assert_eq!(last, EventKind::AgreementEnded { clauses: vec![Clause::OnFailure] });
-    assert_eq!((feed.subjects.len(), feed.due()), (1, None));
+    assert_eq!((feed.subjects.len(), feed.next_due()), (1, None));
 }
 
 #[test]
-fn a_late_reader_is_told_how_much_it_missed_and_a_wrong_cursor_is_refused() {
-    let mut feed = Feed::new(7, Limits { tick: TICK, burst: 4, kept: 12 });
+fn late_readers_learn_missed_count_wrong_cursors_fail() {
+    let mut feed = Feed::new(7, Limits { tick: TICK, burst: 4, capacity: 12 });
     let begin = feed.end();
     for tick in 1..=16_u32 {
         feed.note((1, "job"), Fact::PlanChanged, TICK * tick);
-        feed.tick(TICK * (tick + 1));
+        feed.poll(TICK * (tick + 1));
     }
     let batch = feed.read(begin).unwrap();
     assert_eq!((batch.missed, batch.events.len(), batch.cursor.next), (4, 8, 12));
@@ -201,7 +204,7 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
             Move::Wait { millis } => {
                 for _ in 0..millis.div_ceil(100) {
                     now += Duration::from_millis(100);
-                    feed.tick(now);
+                    feed.poll(now);
                     let batch = feed.read(cursor).unwrap();
                     assert_eq!(batch.missed, 0);
                     read.extend(batch.events);
@@ -212,7 +215,7 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
     }
     for _ in 0..30 {
         now += TICK;
-        feed.tick(now);
+        feed.poll(now);
         let batch = feed.read(cursor).unwrap();
         read.extend(batch.events);
         cursor = batch.cursor;
@@ -224,10 +227,10 @@ proptest! {
     /// Whoever reads along has every event once, in order; the last that was told of each subject is what holds; and a tick has no
     /// more events than it may, nor two of one kind and communicator.
     #[test]
-    fn what_was_told_last_is_what_holds(moves in moves(), burst in 1_usize..5) {
-        let (events, feed) = run(&moves, Limits { tick: TICK, burst, kept: 64 }, |share| share);
+    fn last_event_matches_current_state(moves in moves(), burst in 1_usize..5) {
+        let (events, feed) = run(&moves, Limits { tick: TICK, burst, capacity: 64 }, |share| share);
         prop_assert!(events.iter().enumerate().all(|(at, event)| event.number == at as u64));
-        prop_assert_eq!(feed.due(), None);
+        prop_assert_eq!(feed.next_due(), None);
         for ((_, kind), subject) in &feed.subjects {
             let name = &subject.name;
             let last = |wanted: fn(&EventKind) -> bool| {
@@ -251,7 +254,7 @@ proptest! {
 
     /// Which of a tenant's communicators are slowed, and which take another way, makes no difference that it could see.
     #[test]
-    fn whose_it_is_does_not_pass(moves in moves(), turn in 0_u8..6) {
+    fn communicator_identity_is_not_disclosed(moves in moves(), turn in 0_u8..6) {
         let others = |job: u8| (job + turn) % 6;
         let facts = |moves: &[Move]| -> Vec<Move> {
             let all = (0..12).map(|at| Move::Share { job: at % 6, share: 1.0, capacity: at < 6 });
@@ -264,17 +267,17 @@ proptest! {
             Move::Plan { job } => Move::Plan { job: others(job) },
             one => one,
         }).collect();
-        let limits = Limits { tick: TICK, burst: 64, kept: 512 };
+        let limits = Limits { tick: TICK, burst: 64, capacity: 512 };
         prop_assert_eq!(run(&moves, limits, |share| share).0, run(&turned, limits, |share| share).0);
     }
 
     /// Shares that differ within a level make no difference that a tenant could see.
     #[test]
-    fn what_is_below_a_level_does_not_pass(moves in moves()) {
+    fn shares_within_a_level_are_not_disclosed(moves in moves()) {
         // All thresholds stand at whole tenths.
         let coarse = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.05 } else { share };
         let fine = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.01 } else { share };
-        let limits = Limits { tick: TICK, burst: 3, kept: 64 };
+        let limits = Limits { tick: TICK, burst: 3, capacity: 64 };
         prop_assert_eq!(run(&moves, limits, coarse).0, run(&moves, limits, fine).0);
     }
 }

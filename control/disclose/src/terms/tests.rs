@@ -15,18 +15,26 @@ fn ring(hosts: u32) -> impl Fn(Collective, u64, f64) -> f64 {
 }
 
 /// A provider that has `free` left.
-fn with(asked: &Constraints, hosts: u32, free: f64, tariff: Tariff) -> Outcome {
+fn with(asked: &Constraints, hosts: u32, free: f64) -> Outcome {
     let time = ring(hosts);
     let longest_regroup = Duration::from_secs(600);
     let unordered = (hosts > 64).then_some("too many hosts");
     let (ranks, most_weight, line) = (hosts, 8, LINE);
-    let house =
-        House { ranks, hosts, most_weight, longest_regroup, tariff, line, free, unordered, time: &time };
+    let house = ProviderState {
+        ranks,
+        hosts,
+        max_weight: most_weight,
+        max_regroup: longest_regroup,
+        line_rate: line,
+        available_rate: free,
+        unordered,
+        time: &time,
+    };
     negotiate(asked, &house)
 }
 
 fn outcome(asked: &Constraints, free: f64) -> Outcome {
-    with(asked, 4, free, Tariff::default())
+    with(asked, 4, free)
 }
 
 fn clauses(outcome: &Outcome) -> Vec<Clause> {
@@ -45,32 +53,29 @@ fn counter(outcome: Outcome) -> Constraints {
 
 #[test]
 fn the_ladder_climbs_and_covers_all_rates() {
-    let all: Vec<u64> = (0..steps()).map(value).collect();
+    let all: Vec<u64> = (0..steps()).map(step_rate).collect();
     assert_eq!((all[0], all[1], all[12], *all.last().unwrap()), (BUSBW.0, 1_200, 10_000, BUSBW.1));
     assert!(all.is_sorted_by(|one, other| one < other && *other as f64 <= *one as f64 * 1.26));
     assert_eq!([0, 10, 11, 82, 83, 1001].map(rounded_up), [10, 10, 12, 82, 100, 1200]);
 }
 
 #[test]
-fn sums_that_cannot_be_had_are_refused_and_the_rest_is_offered() {
-    let promise = Outcome::Promise { rate: 0.0, price: 0 };
-    let (ordered, few) = (Constraints::new().ordered(true), Duration::from_millis(5));
+fn unavailable_sums_are_refused_with_counter_offer() {
+    let promise = Outcome::Promise { rate: 0.0 };
+    let ordered = Constraints::new().ordered(true);
     assert_eq!(outcome(&ordered, LINE), promise);
-    assert_eq!(outcome(&Constraints::new().partial_sums(4, few), LINE), promise);
-    let refused = with(&ordered.weight(2), 65, LINE, Tariff::default());
+    let refused = with(&ordered.weight(2), 65, LINE);
     assert_eq!((clauses(&refused), counter(refused)), (vec![Clause::Order], Constraints::new().weight(2)));
-    let refused = outcome(&Constraints::new().partial_sums(5, few), LINE);
-    assert_eq!((clauses(&refused), counter(refused)), (vec![Clause::Partial], Constraints::new()));
 }
 
 #[test]
-fn nothing_costs_nothing_and_is_promised() {
-    let promise = Outcome::Promise { rate: 0.0, price: 0 };
-    assert_eq!(with(&Constraints::new(), 4, 0.0, Tariff { gbit_hour: 5, share_hour: 5 }), promise);
+fn nothing_is_promised_whatever_is_free() {
+    let promise = Outcome::Promise { rate: 0.0 };
+    assert_eq!(with(&Constraints::new(), 4, 0.0), promise);
 }
 
 #[test]
-fn what_is_promised_is_enough_and_as_much_as_a_step_more() {
+fn guarantees_are_at_most_one_step_above_need() {
     let asked = Constraints::new().min_busbw(40_000_000);
     let Outcome::Promise { rate, .. } = outcome(&asked, LINE) else { panic!("refused") };
     // 47 MB/s is the next step, and 4 ranks on 4 hosts send what the bus bandwidth says.
@@ -82,7 +87,7 @@ fn what_is_promised_is_enough_and_as_much_as_a_step_more() {
 }
 
 #[test]
-fn what_no_plan_can_reach_is_refused_with_what_one_can() {
+fn unreachable_targets_get_a_counter_offer() {
     let asked = Constraints::new().p99(64 << 20, Duration::from_millis(1)).min_busbw(2_000_000_000);
     let refused = outcome(&asked, LINE);
     assert_eq!(clauses(&refused), [Clause::Bandwidth, Clause::Completion]);
@@ -109,7 +114,7 @@ fn a_target_is_reckoned_by_its_collective() {
 }
 
 #[test]
-fn weights_and_policies_that_are_not_offered_come_back_as_they_are() {
+fn unoffered_weights_and_policies_are_returned_unchanged() {
     let asked = Constraints::new().weight(20);
     let refused = outcome(&asked, LINE);
     assert_eq!(clauses(&refused), [Clause::Weight]);
@@ -117,24 +122,7 @@ fn weights_and_policies_that_are_not_offered_come_back_as_they_are() {
 }
 
 #[test]
-fn a_ceiling_buys_what_it_buys() {
-    let tariff = Tariff { gbit_hour: 1_000_000, share_hour: 100 };
-    let asked = Constraints::new().min_busbw(47_000_000).price_ceiling(900_000);
-    let refused = with(&asked, 4, LINE, tariff);
-    assert_eq!(clauses(&refused), [Clause::Price]);
-    let counter = counter(refused);
-    let Outcome::Promise { price, .. } = with(&counter, 4, LINE, tariff) else { panic!("{counter:?}") };
-    assert!(counter.min_busbw < 47_000_000 && price <= 900_000 && price > 600_000, "{counter:?}: {price}");
-    // Not even the share.
-    let dear = Constraints::new().priority(Priority::High).weight(4).price_ceiling(10);
-    let refused = with(&dear, 4, LINE, tariff);
-    assert_eq!(clauses(&refused), [Clause::Price]);
-    let Outcome::Refuse { counter: Some(counter), .. } = refused else { panic!() };
-    assert!(matches!(with(&counter, 4, LINE, tariff), Outcome::Promise { price: 0, .. }));
-}
-
-#[test]
-fn of_what_makes_no_sense_it_is_said_what_could_be_had() {
+fn invalid_proposals_get_a_counter_offer() {
     let asked = Constraints::new().priority(Priority::Low).min_busbw(1_000_000);
     let refused = outcome(&asked, LINE);
     assert_eq!(clauses(&refused), [Clause::Priority]);
@@ -151,11 +139,11 @@ fn of_what_makes_no_sense_it_is_said_what_could_be_had() {
 }
 
 #[test]
-fn members_may_be_waited_for_as_long_as_the_provider_does_that() {
+fn regroup_time_is_limited_by_the_provider() {
     let regroup = |seconds| OnFailure::Regroup { within: Duration::from_secs(seconds) };
     for policy in [OnFailure::End, regroup(600)] {
         let granted = outcome(&Constraints::new().on_failure(policy), 0.0);
-        assert_eq!(granted, Outcome::Promise { rate: 0.0, price: 0 });
+        assert_eq!(granted, Outcome::Promise { rate: 0.0 });
     }
     let refused = outcome(&Constraints::new().weight(2).on_failure(regroup(601)), 0.0);
     assert_eq!(clauses(&refused), [Clause::OnFailure]);
@@ -178,9 +166,8 @@ fn constraints() -> impl Strategy<Value = Constraints> {
         priorities,
         1_u32..20,
         prop_oneof![Just(0), 1_000_u64..1_000_000_000],
-        proptest::option::of(0_u64..3_000_000),
     )
-        .prop_map(|(targets, iteration, priority, weight, busbw, ceiling)| {
+        .prop_map(|(targets, iteration, priority, weight, busbw)| {
             let mut wanted = Constraints::new().priority(priority).weight(weight).min_busbw(busbw);
             for (collective, bytes, micros) in targets {
                 wanted = wanted.p99_of(collective, bytes, Duration::from_micros(micros));
@@ -190,7 +177,6 @@ fn constraints() -> impl Strategy<Value = Constraints> {
                 bytes,
                 p99: Duration::from_micros(micros),
             });
-            wanted.price_ceiling = ceiling;
             wanted
         })
 }
@@ -205,11 +191,10 @@ fn anything() -> impl Strategy<Value = Constraints> {
     });
     let priorities = prop_oneof![Just(Priority::Low), Just(Priority::Normal), Just(Priority::High)];
     let targets = proptest::collection::vec(target.clone(), 0..8);
-    let ceiling = proptest::option::of(number());
     let within = number().prop_map(|nanos| OnFailure::Regroup { within: Duration::from_nanos(nanos) });
     let policy = proptest::option::of(prop_oneof![Just(OnFailure::End), within]);
-    (targets, proptest::option::of(target), priorities, any::<u32>(), number(), ceiling, policy).prop_map(
-        |(completions, iteration, priority, weight, min_busbw, price_ceiling, on_failure)| {
+    (targets, proptest::option::of(target), priorities, any::<u32>(), number(), policy).prop_map(
+        |(completions, iteration, priority, weight, min_busbw, on_failure)| {
             let weight = if weight % 2 == 0 { weight / 2 % 70 } else { weight };
             Constraints {
                 completions,
@@ -218,7 +203,6 @@ fn anything() -> impl Strategy<Value = Constraints> {
                 weight,
                 min_busbw,
                 on_failure,
-                price_ceiling,
                 ..Constraints::new()
             }
         },
@@ -228,40 +212,37 @@ fn anything() -> impl Strategy<Value = Constraints> {
 proptest! {
     /// However little sense it makes: what is refused is refused with a reason and an offer, and the offer is good.
     #[test]
-    fn what_is_offered_is_given_whatever_was_asked(
+    fn counter_offers_are_accepted(
         asked in anything(),
         hosts in 2_u32..9,
         free in prop_oneof![Just(0.0), 1e4..1.2e9_f64],
     ) {
-        let tariff = Tariff { gbit_hour: 500_000, share_hour: 100_000 };
-        prop_assert_eq!(asked.mended().check(), Ok(()));
-        match with(&asked, hosts, free, tariff) {
+        prop_assert_eq!(asked.clamped().check(), Ok(()));
+        match with(&asked, hosts, free) {
             Outcome::Promise { .. } => prop_assert_eq!(asked.check(), Ok(())),
             Outcome::Refuse { reasons, counter } => {
                 prop_assert!(!reasons.is_empty());
                 let counter = *counter.expect("an offer");
                 prop_assert_eq!(counter.check(), Ok(()));
-                let taken = with(&counter, hosts, free, tariff);
+                let taken = with(&counter, hosts, free);
                 prop_assert!(matches!(taken, Outcome::Promise { .. }), "{:?}: {:?}", counter, taken);
             }
         }
     }
 
-    /// Taking each counter-offer ends in an agreement in the second round, that fits what is free and costs no more than said.
+    /// Taking each counter-offer ends in an agreement in the second round, that fits what is free.
     #[test]
-    fn negotiation_ends_and_never_promises_more_than_there_is(
+    fn negotiation_ends_within_available_capacity(
         asked in constraints(),
         hosts in 2_u32..9,
         free in prop_oneof![Just(0.0), 1e4..1.2e9_f64],
     ) {
-        let tariff = Tariff { gbit_hour: 500_000, share_hour: 100_000 };
         let mut wanted = asked;
         for round in 0.. {
             prop_assert!(round < 2, "a counter-offer was refused: {wanted:?}");
-            match with(&wanted, hosts, free, tariff) {
-                Outcome::Promise { rate, price } => {
+            match with(&wanted, hosts, free) {
+                Outcome::Promise { rate } => {
                     prop_assert!(rate <= free.min(LINE));
-                    prop_assert!(wanted.price_ceiling.is_none_or(|ceiling| price <= ceiling));
                     for target in wanted.completions.iter().chain(&wanted.iteration) {
                         prop_assert!(ring(hosts)(target.collective, target.bytes, rate) <= target.p99.as_secs_f64());
                     }
@@ -278,9 +259,9 @@ proptest! {
 
     /// Whatever is asked, whether it is promised depends on what is free by the step alone.
     #[test]
-    fn what_is_free_is_told_by_the_step(asked in 1_000_u64..120_000_000, free in 1e4..1e9_f64) {
-        let step = (0..steps()).find(|step| value(*step) >= asked).unwrap();
+    fn available_rate_is_disclosed_in_steps(asked in 1_000_u64..120_000_000, free in 1e4..1e9_f64) {
+        let step = (0..steps()).find(|step| step_rate(*step) >= asked).unwrap();
         let same = |asked| matches!(outcome(&Constraints::new().min_busbw(asked), free), Outcome::Promise { .. });
-        prop_assert_eq!(same(asked), same(value(step)));
+        prop_assert_eq!(same(asked), same(step_rate(step)));
     }
 }

@@ -3,19 +3,19 @@
 //! An uplink then carries one part for a rack where it carried one for each host; below, nothing changes. Each sum takes the way through one
 //! machine more. Hosts of racks without an aggregator, and of the one above's own, send to the one above.
 
-use super::spread::Spread;
-use super::{HEADERS, Offer, Way, bytes, seconds};
+use super::ecmp::EcmpRoutes;
+use super::{AggregatorOffer, AggregatorPath, HEADER_BYTES, bytes_per_second, seconds};
 use crate::conditions::Conditions;
 use crate::path::DirectedLink;
 use crate::topology::{Aggregator, AggregatorId, HostId, Node, SwitchId, Topology};
 use std::collections::BTreeMap;
 
 /// Most rates, and most delays, of aggregators below that are told apart.
-const STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 
 /// An aggregator below another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaf {
+pub struct LeafAggregator {
     /// Which.
     pub aggregator: AggregatorId,
     /// The hosts that send to it, as indices into the group's, ascending.
@@ -28,38 +28,39 @@ struct Rack {
     from: Node,
     hosts: Vec<usize>,
     /// What each can send to the switch, and receive, in a second: of the slowest; headers and all.
-    own: f64,
+    host_rate: f64,
     /// One way to the switch, of the farthest.
     delay: f64,
 }
 
 /// The way from a rack to the aggregator above.
-struct Up {
+struct UplinkPath {
     /// Of what one sends, the part that crosses each link.
     loads: BTreeMap<DirectedLink, f64>,
     delay: f64,
 }
 
 /// The tree that takes least time for operations of `size` bytes: the one above, those below, and the way. None where no tree can be. Exact
-/// among trees whose aggregators below stand at their hosts' own switches and where payloads are alike (of at most [`STEPS`] rates and
+/// among trees whose aggregators below stand at their hosts' own switches and where payloads are alike (of at most [`MAX_STEPS`] rates and
 /// delays): whoever uses one below at a rate and a delay loses nothing by using all that are as good. Cost: the offers times the switches; and
 /// the offers times the racks and their links for each rate and delay.
-pub(super) fn best(
+pub(super) fn best_tree(
     topology: &Topology,
     conditions: &Conditions,
     hosts: &[HostId],
-    offers: &[Offer],
+    offers: &[AggregatorOffer],
     size: f64,
-) -> Option<(AggregatorId, Vec<Leaf>, Way)> {
+) -> Option<(AggregatorId, Vec<LeafAggregator>, AggregatorPath)> {
     // Sums of codes are not added again.
-    let exact = || offers.iter().filter(|offer| offer.carries == offer.payload);
+    let exact = || offers.iter().filter(|offer| offer.tensor_bytes == offer.payload);
     let racks = racks(topology, conditions, hosts)?;
-    let at = |offer: &Offer| topology.aggregators().get(offer.aggregator.0).map(|known| known.switch);
-    let below: Vec<Vec<&Offer>> = racks
+    let at =
+        |offer: &AggregatorOffer| topology.aggregators().get(offer.aggregator.0).map(|known| known.switch);
+    let below: Vec<Vec<&AggregatorOffer>> = racks
         .iter()
         .map(|rack| match rack.from {
             Node::Switch(switch) if rack.hosts.len() > 1 => {
-                exact().filter(|offer| offer.parents && at(offer) == Some(switch)).collect()
+                exact().filter(|offer| offer.supports_parents && at(offer) == Some(switch)).collect()
             }
             _ => Vec::new(),
         })
@@ -67,18 +68,18 @@ pub(super) fn best(
     if racks.len() < 2 || below.iter().all(Vec::is_empty) {
         return None;
     }
-    let mut best: Option<(f64, AggregatorId, Vec<Leaf>, Way)> = None;
+    let mut best: Option<(f64, AggregatorId, Vec<LeafAggregator>, AggregatorPath)> = None;
     for root in exact() {
-        let Some(above) = Above::new(topology, conditions, &racks, root) else { continue };
-        for leaves in above.choices(&below) {
-            let Some(way) = above.way(&leaves) else { continue };
+        let Some(above) = TreeRoot::new(topology, conditions, &racks, root) else { continue };
+        for leaves in above.leaf_choices(&below) {
+            let Some(way) = above.path(&leaves) else { continue };
             let time = way.time(size);
             if best.as_ref().is_some_and(|(least, ..)| *least <= time) {
                 continue;
             }
             let used = racks.iter().zip(&leaves);
             let used = used.filter_map(|(rack, leaf)| {
-                Some(Leaf { aggregator: (*leaf)?.aggregator, hosts: rack.hosts.clone() })
+                Some(LeafAggregator { aggregator: (*leaf)?.aggregator, hosts: rack.hosts.clone() })
             });
             best = Some((time, root.aggregator, used.collect(), way));
         }
@@ -91,99 +92,99 @@ fn racks(topology: &Topology, conditions: &Conditions, hosts: &[HostId]) -> Opti
     let mut racks: BTreeMap<Node, Rack> = BTreeMap::new();
     for (index, host) in hosts.iter().enumerate() {
         let (mut loads, node) = (BTreeMap::new(), Node::Host(*host));
-        let (from, own, delay) = match Spread::only_switch(topology, conditions, *host)? {
+        let (from, own, delay) = match EcmpRoutes::only_switch(topology, conditions, *host)? {
             Some(switch) => {
-                let delay = Spread::within(topology, conditions, switch).add(node, &mut loads)?;
-                (Node::Switch(switch), slowest(conditions, &loads), delay)
+                let delay = EcmpRoutes::at_switch(topology, conditions, switch).add_load(node, &mut loads)?;
+                (Node::Switch(switch), min_available(conditions, &loads), delay)
             }
             None => (node, f64::INFINITY, 0.0),
         };
-        let rack = racks.entry(from).or_insert(Rack { from, hosts: Vec::new(), own, delay });
+        let rack = racks.entry(from).or_insert(Rack { from, hosts: Vec::new(), host_rate: own, delay });
         rack.hosts.push(index);
-        (rack.own, rack.delay) = (rack.own.min(own), rack.delay.max(delay));
+        (rack.host_rate, rack.delay) = (rack.host_rate.min(own), rack.delay.max(delay));
     }
     Some(racks.into_values().collect())
 }
 
 /// What links allow of what crosses them in these parts, in both directions; bytes a second.
-fn slowest(conditions: &Conditions, loads: &BTreeMap<DirectedLink, f64>) -> f64 {
+fn min_available(conditions: &Conditions, loads: &BTreeMap<DirectedLink, f64>) -> f64 {
     let allowed = loads.iter().map(|(link, load)| {
-        let both = [*link, link.reversed()].map(|link| bytes(conditions.available(link)));
+        let both = [*link, link.reversed()].map(|link| bytes_per_second(conditions.available(link)));
         both.into_iter().fold(f64::INFINITY, f64::min) / load
     });
     allowed.fold(f64::INFINITY, f64::min)
 }
 
 /// What an aggregator carries for each of so many that send to it, or to which it sends; payload a second.
-fn carries(known: &Aggregator, offer: &Offer, payload: f64, count: f64) -> f64 {
-    let link = bytes(known.rate) * payload / (payload + HEADERS);
+fn sum_rate(known: &Aggregator, offer: &AggregatorOffer, payload: f64, count: f64) -> f64 {
+    let link = bytes_per_second(known.rate) * payload / (payload + HEADER_BYTES);
     let core = match offer.packets_per_second {
         0 => f64::INFINITY,
         packets => packets as f64 * payload,
     };
-    link.min(core) / (count * (1.0 + f64::from(offer.others)))
+    link.min(core) / (count * (1.0 + f64::from(offer.other_communicators)))
 }
 
 /// An aggregator above, and the racks' ways to it.
-struct Above<'a> {
+struct TreeRoot<'a> {
     topology: &'a Topology,
     conditions: &'a Conditions,
     racks: &'a [Rack],
-    root: &'a Offer,
-    known: &'a Aggregator,
-    ups: Vec<Up>,
+    root: &'a AggregatorOffer,
+    aggregator: &'a Aggregator,
+    uplinks: Vec<UplinkPath>,
 }
 
-impl<'a> Above<'a> {
+impl<'a> TreeRoot<'a> {
     /// None where a rack has no way of open links.
     fn new(
         topology: &'a Topology,
         conditions: &'a Conditions,
         racks: &'a [Rack],
-        root: &'a Offer,
+        root: &'a AggregatorOffer,
     ) -> Option<Self> {
         let known = topology.aggregators().get(root.aggregator.0)?;
-        let spread = Spread::new(topology, conditions, known.switch);
+        let spread = EcmpRoutes::new(topology, conditions, known.switch);
         let up = |rack: &Rack| {
             let mut loads = BTreeMap::new();
-            let delay = spread.add(rack.from, &mut loads)?;
-            Some(Up { loads, delay })
+            let delay = spread.add_load(rack.from, &mut loads)?;
+            Some(UplinkPath { loads, delay })
         };
         let ups = racks.iter().map(up).collect::<Option<_>>()?;
-        Some(Self { topology, conditions, racks, root, known, ups })
+        Some(Self { topology, conditions, racks, root, aggregator: known, uplinks: ups })
     }
 
     /// What a rack's hosts have by one below: payload a second that it can do, and the delay to the switch of the one above.
-    fn by(&self, rack: &Rack, up: &Up, offer: &Offer) -> Option<(f64, f64)> {
+    fn leaf_rate(&self, rack: &Rack, up: &UplinkPath, offer: &AggregatorOffer) -> Option<(f64, f64)> {
         let known = self.topology.aggregators().get(offer.aggregator.0)?;
         // Its hosts' parts and the sum from above come in; their sums and the part go out.
         let count = rack.hosts.len() as f64 + 1.0;
-        let rate = carries(known, offer, offer.payload.0.max(1) as f64, count);
+        let rate = sum_rate(known, offer, offer.payload.0.max(1) as f64, count);
         Some((rate, rack.delay + 2.0 * seconds(known.delay) + up.delay))
     }
 
     /// For each rack one below, or none: for each rate and delay all that are as good.
-    fn choices<'b>(&self, below: &[Vec<&'b Offer>]) -> Vec<Vec<Option<&'b Offer>>> {
-        let racks = || self.racks.iter().zip(&self.ups).zip(below);
-        let of = |((rack, up), offers): ((&Rack, &Up), &Vec<&'b Offer>)| -> Vec<(&'b Offer, f64, f64)> {
+    fn leaf_choices<'b>(&self, below: &[Vec<&'b AggregatorOffer>]) -> Vec<Vec<Option<&'b AggregatorOffer>>> {
+        let racks = || self.racks.iter().zip(&self.uplinks).zip(below);
+        let of = |((rack, up), offers): ((&Rack, &UplinkPath), &Vec<&'b AggregatorOffer>)| -> Vec<(&'b AggregatorOffer, f64, f64)> {
             let others = offers.iter().filter(|offer| offer.aggregator != self.root.aggregator);
             others
-                .filter_map(|offer| self.by(rack, up, offer).map(|(rate, delay)| (*offer, rate, delay)))
+                .filter_map(|offer| self.leaf_rate(rack, up, offer).map(|(rate, delay)| (*offer, rate, delay)))
                 .collect()
         };
-        let known: Vec<Vec<(&Offer, f64, f64)>> = racks().map(of).collect();
+        let known: Vec<Vec<(&AggregatorOffer, f64, f64)>> = racks().map(of).collect();
         let rates = steps(known.iter().flatten().map(|(_, rate, _)| *rate).collect());
         let delays = steps(known.iter().flatten().map(|(_, _, delay)| *delay).collect());
-        let mut choices: Vec<Vec<Option<&Offer>>> = Vec::new();
+        let mut choices: Vec<Vec<Option<&AggregatorOffer>>> = Vec::new();
         // Of what takes the same time the fewest.
         for (rate, delay) in
             rates.iter().rev().flat_map(|rate| delays.iter().map(move |delay| (*rate, *delay)))
         {
-            let good = |offers: &Vec<(&'b Offer, f64, f64)>| {
+            let good = |offers: &Vec<(&'b AggregatorOffer, f64, f64)>| {
                 let found = offers.iter().find(|(_, own, way)| *own >= rate && *way <= delay);
                 found.map(|(offer, ..)| *offer)
             };
-            let choice: Vec<Option<&Offer>> = known.iter().map(good).collect();
+            let choice: Vec<Option<&AggregatorOffer>> = known.iter().map(good).collect();
             if choice.iter().any(Option::is_some) && !choices.contains(&choice) {
                 choices.push(choice);
             }
@@ -192,22 +193,22 @@ impl<'a> Above<'a> {
     }
 
     /// The way where each rack has this one below, or none.
-    fn way(&self, leaves: &[Option<&Offer>]) -> Option<Way> {
+    fn path(&self, leaves: &[Option<&AggregatorOffer>]) -> Option<AggregatorPath> {
         let used = leaves.iter().flatten().map(|offer| offer.payload).chain([self.root.payload]);
         let payload = used.min().map_or(1.0, |payload| payload.0.max(1) as f64);
-        let goes = payload / (payload + HEADERS);
+        let goes = payload / (payload + HEADER_BYTES);
         let mut loads: BTreeMap<DirectedLink, f64> = BTreeMap::new();
         let (mut count, mut rate) = (0.0, f64::INFINITY);
         let (mut farthest, mut between) = (0.0_f64, 0.0_f64);
-        for ((rack, up), leaf) in self.racks.iter().zip(&self.ups).zip(leaves) {
+        for ((rack, up), leaf) in self.racks.iter().zip(&self.uplinks).zip(leaves) {
             let hosts = rack.hosts.len() as f64;
-            rate = rate.min(rack.own * goes);
+            rate = rate.min(rack.host_rate * goes);
             let path = rack.delay + up.delay;
             between = between.max(path);
             let (sends, delay) = match leaf {
                 Some(offer) => {
                     let known = self.topology.aggregators().get(offer.aggregator.0)?;
-                    rate = rate.min(carries(known, offer, payload, hosts + 1.0));
+                    rate = rate.min(sum_rate(known, offer, payload, hosts + 1.0));
                     (1.0, path + 2.0 * seconds(known.delay))
                 }
                 None => (hosts, path),
@@ -218,10 +219,16 @@ impl<'a> Above<'a> {
                 *loads.entry(*link).or_default() += part * sends;
             }
         }
-        let links = slowest(self.conditions, &loads) * goes;
-        let rate = rate.min(links).min(carries(self.known, self.root, payload, count));
-        let delay = farthest + seconds(self.known.delay);
-        (rate > 1.0).then_some(Way { rate, tensor: rate, delay, packet: 0.0, between: 2.0 * between })
+        let links = min_available(self.conditions, &loads) * goes;
+        let rate = rate.min(links).min(sum_rate(self.aggregator, self.root, payload, count));
+        let delay = farthest + seconds(self.aggregator.delay);
+        (rate > 1.0).then_some(AggregatorPath {
+            rate,
+            tensor_rate: rate,
+            delay,
+            packet_time: 0.0,
+            max_host_delay: 2.0 * between,
+        })
     }
 }
 
@@ -229,18 +236,18 @@ impl<'a> Above<'a> {
 fn steps(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     values.dedup();
-    if values.len() <= STEPS {
+    if values.len() <= MAX_STEPS {
         return values;
     }
     let last = values.len() - 1;
-    (0..STEPS).filter_map(|step| values.get(step * last / (STEPS - 1)).copied()).collect()
+    (0..MAX_STEPS).filter_map(|step| values.get(step * last / (MAX_STEPS - 1)).copied()).collect()
 }
 
-impl Spread<'_> {
+impl EcmpRoutes<'_> {
     /// The switch that all open links of a host lead to; `Some(None)` where they lead to several, none where there is none.
     fn only_switch(topology: &Topology, conditions: &Conditions, host: HostId) -> Option<Option<SwitchId>> {
-        let spread = Spread::within(topology, conditions, SwitchId(usize::MAX));
-        let mut ends: Vec<Node> = spread.open(Node::Host(host)).map(|(_, end)| end).collect();
+        let spread = EcmpRoutes::at_switch(topology, conditions, SwitchId(usize::MAX));
+        let mut ends: Vec<Node> = spread.open_links(Node::Host(host)).map(|(_, end)| end).collect();
         ends.sort_unstable();
         ends.dedup();
         match ends.as_slice() {

@@ -55,10 +55,25 @@ fn connection(from: usize, to: usize, port: u16) -> Connection {
     Connection { communicator: 1, from: HostId(from), to: HostId(to), port }
 }
 
-fn verdict(topology: &Topology, from: usize, to: usize, spine: usize, level: Level, own: u64) -> Verdict {
+fn report(
+    topology: &Topology,
+    from: usize,
+    to: usize,
+    spine: usize,
+    level: Level,
+    own: u64,
+) -> CongestionReport {
     let (connection, path) = (connection(from, to, spine as u16), over(topology, from, to, spine));
     let lost = level == Level::Severe;
-    Verdict { connection, path, level, cause: Cause::Others, own: Rate(own * 1_000_000), lost, foreign: None }
+    CongestionReport {
+        connection,
+        path,
+        level,
+        cause: Cause::CrossTraffic,
+        own_rate: Rate(own * 1_000_000),
+        had_loss: lost,
+        cross_traffic: None,
+    }
 }
 
 /// Each host to the one opposite, over both spines, both ways.
@@ -72,27 +87,27 @@ fn all(topology: &Topology) -> Vec<(Connection, Path, Rate)> {
 }
 
 /// What is estimated, by name: Mbit/s of others.
-fn thought(topology: &Topology, estimates: &Estimates) -> Vec<(String, u64)> {
+fn estimated(topology: &Topology, estimates: &Estimates) -> Vec<(String, u64)> {
     estimates
         .links()
-        .map(|(link, estimate)| (topology.link_name(link), estimate.foreign.0 / 1_000_000))
+        .map(|(link, estimate)| (topology.link_name(link), estimate.cross_traffic.0 / 1_000_000))
         .collect()
 }
 
 #[test]
-fn one_path_blames_what_no_other_speaks_for() {
+fn one_report_blames_the_unshared_link() {
     let topology = fabric();
     let mut estimates = Estimates::default();
     estimates.active(&topology, at(0), all(&topology));
-    assert!(estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 300)));
+    assert!(estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 300)));
     // Three others cross both links of the spine; the access links are crossed by one each, on the other spine.
     assert_eq!(
-        thought(&topology, &estimates),
+        estimated(&topology, &estimates),
         [("h0 -> leaf0".to_owned(), 700), ("leaf1 -> h4".to_owned(), 700)]
     );
     // The others complain as well: it is the spine, either end of it.
     for host in 1..4 {
-        estimates.verdict(&topology, at(2), verdict(&topology, host, host + 4, 0, Level::Severe, 100));
+        estimates.apply_report(&topology, at(2), report(&topology, host, host + 4, 0, Level::Severe, 100));
     }
     let links: Vec<(String, u32, bool)> = estimates
         .links
@@ -117,10 +132,10 @@ fn several_hosts_blame_the_link_they_share() {
         (connection(*from, *to, *spine as u16), path, Rate(0))
     });
     estimates.active(&topology, at(0), active.collect());
-    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Mild, 250));
-    estimates.verdict(&topology, at(1), verdict(&topology, 1, 5, 0, Level::Mild, 250));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Mild, 250));
+    estimates.apply_report(&topology, at(1), report(&topology, 1, 5, 0, Level::Mild, 250));
     let spine = [("leaf0 -> spine0".to_owned(), 500), ("spine0 -> leaf1".to_owned(), 500)];
-    assert_eq!(thought(&topology, &estimates), spine);
+    assert_eq!(estimated(&topology, &estimates), spine);
     let (_, estimate) = estimates.links().next().unwrap();
     assert_eq!(estimate.evidence, "2 paths of 2 hosts are congested there");
     let conditions = estimates.conditions(&topology, &Drains::default());
@@ -129,42 +144,54 @@ fn several_hosts_blame_the_link_they_share() {
 }
 
 #[test]
-fn a_liar_harms_its_own_links_alone() {
+fn false_reports_affect_only_own_links() {
     let topology = fabric();
     let mut estimates = Estimates::default();
     estimates.active(&topology, at(0), all(&topology));
     for spine in [0, 1] {
-        estimates.verdict(&topology, at(1), verdict(&topology, 2, 6, spine, Level::Severe, 1));
+        estimates.apply_report(&topology, at(1), report(&topology, 2, 6, spine, Level::Severe, 1));
     }
     let expected = [("h2 -> leaf0".to_owned(), 900), ("leaf1 -> h6".to_owned(), 900)];
-    assert_eq!(thought(&topology, &estimates), expected);
+    assert_eq!(estimated(&topology, &estimates), expected);
 }
 
 #[test]
-fn our_own_filling_is_no_congestion() {
+fn own_traffic_is_not_congestion() {
     let topology = fabric();
     let mut estimates = Estimates::default();
-    let mut own = verdict(&topology, 0, 4, 0, Level::Severe, 900);
+    let mut own = report(&topology, 0, 4, 0, Level::Severe, 900);
     own.cause = Cause::Own;
-    assert!(!estimates.verdict(&topology, at(1), own.clone()));
-    let vague = Verdict { cause: Cause::Unknown, level: Level::Mild, ..own.clone() };
-    assert!(!estimates.verdict(&topology, at(1), vague.clone()));
+    assert!(!estimates.apply_report(&topology, at(1), own.clone()));
+    let vague = CongestionReport { cause: Cause::Unknown, level: Level::Mild, ..own.clone() };
+    assert!(!estimates.apply_report(&topology, at(1), vague.clone()));
     assert_eq!(estimates.next_due(), None);
     // Its agent may lay it to others: what it moves fills the link nevertheless, and so do several hosts' parts together.
-    let severe = Verdict { level: Level::Severe, ..vague };
-    assert!(!estimates.verdict(&topology, at(1), severe.clone()));
-    assert!(!estimates.verdict(&topology, at(1), Verdict { cause: Cause::Others, ..severe.clone() }));
-    let half = |from| verdict(&topology, from, from + 4, 0, Level::Severe, 450);
+    let severe = CongestionReport { level: Level::Severe, ..vague };
+    assert!(!estimates.apply_report(&topology, at(1), severe.clone()));
+    assert!(!estimates.apply_report(
+        &topology,
+        at(1),
+        CongestionReport { cause: Cause::CrossTraffic, ..severe.clone() }
+    ));
+    let half = |from| report(&topology, from, from + 4, 0, Level::Severe, 450);
     let mut shared = Estimates::default();
-    assert!(shared.verdict(&topology, at(1), half(0)));
-    shared.verdict(&topology, at(2), half(1));
-    assert_eq!(thought(&topology, &shared), []);
+    assert!(shared.apply_report(&topology, at(1), half(0)));
+    shared.apply_report(&topology, at(2), half(1));
+    assert_eq!(estimated(&topology, &shared), []);
     // A small queue before what sends next to nothing says nothing, a long one does.
-    let mild = verdict(&topology, 2, 6, 0, Level::Mild, 50);
-    assert!(!estimates.verdict(&topology, at(1), mild));
-    assert!(estimates.verdict(&topology, at(1), Verdict { own: Rate(300_000_000), ..severe }));
+    let mild = report(&topology, 2, 6, 0, Level::Mild, 50);
+    assert!(!estimates.apply_report(&topology, at(1), mild));
+    assert!(estimates.apply_report(
+        &topology,
+        at(1),
+        CongestionReport { own_rate: Rate(300_000_000), ..severe }
+    ));
     let away = Topology::parse("host = [{ name = \"a\" }]").unwrap();
-    assert!(!Estimates::default().verdict(&away, at(1), Verdict { cause: Cause::Others, ..own }));
+    assert!(!Estimates::default().apply_report(
+        &away,
+        at(1),
+        CongestionReport { cause: Cause::CrossTraffic, ..own }
+    ));
 }
 
 #[test]
@@ -173,7 +200,7 @@ fn probes_find_the_link_free_again() {
     let mut estimates = Estimates::default();
     let path = over(&topology, 0, 4, 0);
     estimates.active(&topology, at(0), vec![(connection(0, 4, 0), path.clone(), Rate(0))]);
-    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 0));
     assert!(estimates.probes_due(at(500)).is_empty(), "own traffic crosses it");
     // The traffic goes elsewhere.
     assert!(!estimates.active(&topology, at(500), Vec::new()));
@@ -187,53 +214,56 @@ fn probes_find_the_link_free_again() {
             asked.push(ms);
             let probe =
                 Probe { path: path.clone(), received: Rate(500_000_000), lost_ppm: 0, conclusive: true };
-            assert_eq!(estimates.probed(&topology, at(ms), &probe), asked.len() == 1);
+            assert_eq!(estimates.apply_probe(&topology, at(ms), &probe), asked.len() == 1);
         }
     }
     assert_eq!(asked[..5], [750, 1250, 2250, 4250, 6250]);
     assert!(asked[5..].iter().enumerate().all(|(at, ms)| *ms == 8_250 + 2_000 * at as u64), "{asked:?}");
     // C C / (C + f): at 500 of 1000 the others take 1000 at least, and something is left all the same.
-    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 900));
+    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 900));
     let mut probe = Probe { path, received: Rate(800_000_000), lost_ppm: 0, conclusive: true };
-    assert!(!estimates.probed(&topology, at(40_000), &probe), "that others take less alone moves nobody");
-    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    assert!(
+        !estimates.apply_probe(&topology, at(40_000), &probe),
+        "that others take less alone moves nobody"
+    );
+    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
     probe.received = Rate(940_000_000);
-    assert!(!estimates.probed(&topology, at(40_100), &probe));
+    assert!(!estimates.apply_probe(&topology, at(40_100), &probe));
     assert_eq!(estimates.next_due(), Some(at(40_150)));
     probe.lost_ppm = 60_000;
-    assert!(!estimates.probed(&topology, at(40_150), &probe));
+    assert!(!estimates.apply_probe(&topology, at(40_150), &probe));
     probe.lost_ppm = 0;
-    assert!(!estimates.probed(&topology, at(40_200), &probe));
-    assert!(estimates.probed(&topology, at(40_250), &probe));
-    assert_eq!((thought(&topology, &estimates), estimates.next_due()), (Vec::new(), None));
+    assert!(!estimates.apply_probe(&topology, at(40_200), &probe));
+    assert!(estimates.apply_probe(&topology, at(40_250), &probe));
+    assert_eq!((estimated(&topology, &estimates), estimates.next_due()), (Vec::new(), None));
 }
 
 #[test]
-fn estimates_fade_with_traffic_soon_and_without_late() {
+fn estimates_decay_faster_with_own_traffic() {
     let topology = fabric();
     let mut estimates = Estimates::default();
     let active = vec![(connection(0, 4, 0), over(&topology, 0, 4, 0), Rate(0))];
     estimates.active(&topology, at(0), active.clone());
-    estimates.verdict(&topology, at(1), verdict(&topology, 0, 4, 0, Level::Severe, 0));
-    assert!(!estimates.settle(&topology, at(100_000)), "a verdict stands for as long as it does");
-    let clear = verdict(&topology, 0, 4, 0, Level::None, 400);
-    assert!(!estimates.verdict(&topology, at(200_000), clear.clone()));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 0));
+    assert!(!estimates.decay(&topology, at(100_000)), "a verdict stands for as long as it does");
+    let clear = report(&topology, 0, 4, 0, Level::None, 400);
+    assert!(!estimates.apply_report(&topology, at(200_000), clear.clone()));
     assert_eq!(estimates.next_due(), Some(at(201_000)));
-    assert!(estimates.settle(&topology, at(201_000)));
-    assert!(thought(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
-    assert!(estimates.settle(&topology, at(204_000)));
-    assert!(thought(&topology, &estimates).is_empty());
+    assert!(estimates.decay(&topology, at(201_000)));
+    assert!(estimated(&topology, &estimates).iter().all(|(_, foreign)| *foreign == 250));
+    assert!(estimates.decay(&topology, at(204_000)));
+    assert!(estimated(&topology, &estimates).is_empty());
     // Without traffic and without probes it takes minutes.
-    estimates.verdict(&topology, at(300_000), verdict(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.apply_report(&topology, at(300_000), report(&topology, 0, 4, 0, Level::Severe, 0));
     estimates.active(&topology, at(300_000), Vec::new());
-    assert!(!estimates.settle(&topology, at(359_999)));
-    assert!(estimates.settle(&topology, at(360_000)));
-    assert!(estimates.settle(&topology, at(3_600_000)));
-    assert!(thought(&topology, &estimates).is_empty());
+    assert!(!estimates.decay(&topology, at(359_999)));
+    assert!(estimates.decay(&topology, at(360_000)));
+    assert!(estimates.decay(&topology, at(3_600_000)));
+    assert!(estimated(&topology, &estimates).is_empty());
 }
 
 #[test]
-fn failures_hold_until_restored_and_warn_of_shared_risks() {
+fn failures_persist_until_restored() {
     let topology = fabric();
     let mut estimates = Estimates::default();
     let dead = LinkId(0);
@@ -241,15 +271,15 @@ fn failures_hold_until_restored_and_warn_of_shared_risks() {
     assert!(!estimates.fail(&topology, at(2), dead));
     assert!(!estimates.fail(&topology, at(2), LinkId(99)));
     let conditions = estimates.conditions(&topology, &Drains::default());
-    assert_eq!(conditions.path(&over(&topology, 0, 4, 0)), Use::Failed);
-    assert_eq!(conditions.path(&over(&topology, 0, 4, 1)), Use::Open);
-    assert_eq!(conditions.usable(over(&topology, 0, 4, 0).links()[2]), Use::Avoid, "the same duct");
-    assert!(!estimates.settle(&topology, at(10_000_000)));
+    assert_eq!(conditions.path(&over(&topology, 0, 4, 0)), LinkUse::Failed);
+    assert_eq!(conditions.path(&over(&topology, 0, 4, 1)), LinkUse::Open);
+    assert_eq!(conditions.usable(over(&topology, 0, 4, 0).links()[2]), LinkUse::Avoid, "the same duct");
+    assert!(!estimates.decay(&topology, at(10_000_000)));
     assert_eq!(estimates.probes_due(at(251)).len(), 2);
     let probe =
         Probe { path: over(&topology, 0, 4, 0), received: Rate(950_000_000), lost_ppm: 0, conclusive: true };
-    estimates.probed(&topology, at(252), &probe);
-    estimates.probed(&topology, at(302), &probe);
+    estimates.apply_probe(&topology, at(252), &probe);
+    estimates.apply_probe(&topology, at(302), &probe);
     assert!(estimates.restore(at(303), dead), "the way back is still thought dead");
     assert!(!estimates.restore(at(303), dead));
     assert_eq!(estimates.links().count(), 0);
@@ -261,21 +291,21 @@ fn drains_are_avoided() {
     let spine = topology.switch("spine1").unwrap();
     let drains = Drains { switches: [spine].into(), links: [LinkId(5)].into(), ..Drains::default() };
     let conditions = Estimates::default().conditions(&topology, &drains);
-    assert_eq!(conditions.path(&over(&topology, 2, 6, 1)), Use::Avoid);
-    assert_eq!(conditions.path(&over(&topology, 2, 6, 0)), Use::Open);
-    assert_eq!(conditions.path(&over(&topology, 1, 6, 0)), Use::Avoid);
+    assert_eq!(conditions.path(&over(&topology, 2, 6, 1)), LinkUse::Avoid);
+    assert_eq!(conditions.path(&over(&topology, 2, 6, 0)), LinkUse::Open);
+    assert_eq!(conditions.path(&over(&topology, 1, 6, 0)), LinkUse::Avoid);
 }
 
 #[test]
-fn a_train_that_comes_from_a_quicker_link_takes_a_greater_part() {
+fn faster_upstream_trains_take_more() {
     let topology = with_hosts_at("2Gbit/s");
     let path = over(&topology, 0, 4, 0);
     // 2 Gbit/s of the train and 0.5 of others want 1: four fifths of what comes out are the train's.
     let probe =
         |received| Probe { path: path.clone(), received: Rate(received), lost_ppm: 0, conclusive: true };
-    assert_eq!(probe(800_000_000).foreign_on_path(&topology), Rate(500_000_000));
-    assert_eq!(probe(800_000_000).foreign(Rate(1_000_000_000), Rate(1_000_000_000)), Rate(250_000_000));
-    assert_eq!(probe(1_000_000_000).foreign_on_path(&topology), Rate(0));
+    assert_eq!(probe(800_000_000).cross_traffic_on_path(&topology), Rate(500_000_000));
+    assert_eq!(probe(800_000_000).cross_traffic(Rate(1_000_000_000), Rate(1_000_000_000)), Rate(250_000_000));
+    assert_eq!(probe(1_000_000_000).cross_traffic_on_path(&topology), Rate(0));
     let rate = Rate(1_000_000_000);
     let clean = [840, 850, 1000, 1020, 1021].map(|received| probe(received * 1_000_000).is_clean(rate));
     assert_eq!(clean, [false, true, true, true, false], "none is quicker than the link");

@@ -30,74 +30,74 @@ fn ids(hosts: &[usize]) -> Vec<HostId> {
     hosts.iter().copied().map(HostId).collect()
 }
 
-fn room(topology: &Topology, conditions: &Conditions) -> Room {
-    Hose::new(topology).room(conditions, 1.0)
+fn capacity(topology: &Topology, conditions: &Conditions) -> GuaranteeCapacity {
+    HoseModel::new(topology).capacity(conditions, 1.0)
 }
 
-fn most(room: &Room, hosts: &[usize], others: &[(&[usize], f64)]) -> u64 {
+fn max_guarantee(room: &GuaranteeCapacity, hosts: &[usize], others: &[(&[usize], f64)]) -> u64 {
     let others: Vec<(Vec<HostId>, f64)> =
         others.iter().map(|(hosts, rate)| (ids(hosts), rate * 1e6)).collect();
-    let others: Vec<Promised<'_>> =
-        others.iter().map(|(hosts, rate)| Promised { hosts, rate: *rate }).collect();
-    (room.most(&ids(hosts), &others) / 1e6).round() as u64
+    let others: Vec<Guarantee<'_>> =
+        others.iter().map(|(hosts, rate)| Guarantee { hosts, rate: *rate }).collect();
+    (room.max_guarantee(&ids(hosts), &others) / 1e6).round() as u64
 }
 
 #[test]
 fn two_racks_of_four_at_two_spines() {
     let topology = fabric(&[0, 0, 0, 0, 1, 1, 1, 1], 2);
     let clear = Conditions::clear(&topology);
-    let whole = room(&topology, &clear);
+    let whole = capacity(&topology, &clear);
     assert_eq!((whole.trees, whole.rate, whole.tiers.as_slice()), (2, 1e9, [(4, 2)].as_slice()));
     // Alone all that a link has, and one who is far from all others may have as much; then the rest, whoever's it is.
-    assert_eq!(most(&whole, &[0, 4], &[]), 1000);
-    assert_eq!(most(&whole, &[1, 5], &[(&[0, 4], 900.0)]), 1000);
-    assert_eq!(most(&whole, &[2, 6], &[(&[0, 4], 900.0), (&[1, 5], 800.0)]), 200);
+    assert_eq!(max_guarantee(&whole, &[0, 4], &[]), 1000);
+    assert_eq!(max_guarantee(&whole, &[1, 5], &[(&[0, 4], 900.0)]), 1000);
+    assert_eq!(max_guarantee(&whole, &[2, 6], &[(&[0, 4], 900.0), (&[1, 5], 800.0)]), 200);
     // Its own link is a limit too.
-    assert_eq!(most(&whole, &[0, 5], &[(&[0, 4], 900.0)]), 100);
+    assert_eq!(max_guarantee(&whole, &[0, 5], &[(&[0, 4], 900.0)]), 100);
     // Two fit into one tree, and the third leaves the rest of the other.
     let pairs: [&[usize]; 3] = [&[0, 4], &[1, 5], &[2, 6]];
-    assert_eq!(most(&whole, &[3, 7], &pairs.map(|pair| (pair, 400.0))), 600);
+    assert_eq!(max_guarantee(&whole, &[3, 7], &pairs.map(|pair| (pair, 400.0))), 600);
     // Beside hoses on one tree, all of the other: 1000 / 4.
-    assert_eq!(most(&whole, &[3, 7], &pairs.map(|pair| (pair, 250.0))), 1000);
+    assert_eq!(max_guarantee(&whole, &[3, 7], &pairs.map(|pair| (pair, 250.0))), 1000);
     // A drained spine, or one drained link: half of it is left to all.
     let spine = topology.switch("spine1").unwrap();
     for links in [topology.links_at(Node::Switch(spine)), &[LinkId(topology.links().len() - 1)]] {
         let mut drained = clear.clone();
-        links.iter().for_each(|link| drained.restrict(*link, Use::Avoid));
-        let left = room(&topology, &drained);
+        links.iter().for_each(|link| drained.restrict(*link, LinkUse::Avoid));
+        let left = capacity(&topology, &drained);
         assert_eq!((left.trees, left.rate, left.tiers[0]), (1, 1e9, (4, 1)));
-        assert_eq!(most(&left, &[1, 5], &[(&[0, 4], 900.0)]), 100);
+        assert_eq!(max_guarantee(&left, &[1, 5], &[(&[0, 4], 900.0)]), 100);
     }
     // Nothing passes out of a rack: its own business.
     let mut cut = clear.clone();
-    (8..10).for_each(|link| cut.restrict(LinkId(link), Use::Failed));
-    assert_eq!((room(&topology, &cut).trees, room(&topology, &cut).rate), (1, 0.5e9));
+    (8..10).for_each(|link| cut.restrict(LinkId(link), LinkUse::Failed));
+    assert_eq!((capacity(&topology, &cut).trees, capacity(&topology, &cut).rate), (1, 0.5e9));
 }
 
 #[test]
-fn nobody_takes_the_hoses_of_others() {
+fn guarantees_leave_other_hoses_intact() {
     let racks: Vec<usize> = (0..32).map(|host| host / 8).collect();
     let topology = fabric(&racks, 8);
-    let room = room(&topology, &Conditions::clear(&topology));
+    let room = capacity(&topology, &Conditions::clear(&topology));
     // On four of eight trees eight hosts have 4 / 11 of a link each.
     let greedy: Vec<(Vec<HostId>, f64)> = (0..4).map(|pair| (ids(&[pair, 31 - pair]), 0.9e9)).collect();
-    let greedy: Vec<Promised<'_>> =
-        greedy.iter().map(|(hosts, rate)| Promised { hosts, rate: *rate }).collect();
-    let others = (4..27).map(|first| (room.most(&ids(&[first, first + 1]), &greedy) / 1e6) as u64);
+    let greedy: Vec<Guarantee<'_>> =
+        greedy.iter().map(|(hosts, rate)| Guarantee { hosts, rate: *rate }).collect();
+    let others = (4..27).map(|first| (room.max_guarantee(&ids(&[first, first + 1]), &greedy) / 1e6) as u64);
     assert!(others.clone().all(|most| most == 363), "{:?}", others.collect::<Vec<_>>());
     let mut all = greedy.clone();
     let hosts: Vec<[HostId; 2]> = (2..14).map(|pair| [HostId(2 * pair), HostId(2 * pair + 1)]).collect();
     for pair in &hosts {
-        assert_eq!((room.most(pair, &all) / 1e6) as u64, 363);
-        all.push(Promised { hosts: pair, rate: 0.363e9 });
+        assert_eq!((room.max_guarantee(pair, &all) / 1e6) as u64, 363);
+        all.push(Guarantee { hosts: pair, rate: 0.363e9 });
     }
 }
 
 #[test]
-fn where_no_links_join_switches_hosts_own_are_the_limit() {
+fn without_switch_links_hosts_are_the_limit() {
     let topology = fabric(&[0, 0, 0], 0);
-    let room = room(&topology, &Conditions::clear(&topology));
-    assert_eq!(most(&room, &[0, 1], &[(&[0, 2], 300.0)]), 700);
+    let room = capacity(&topology, &Conditions::clear(&topology));
+    assert_eq!(max_guarantee(&room, &[0, 1], &[(&[0, 2], 300.0)]), 700);
     // Two switches in a row: whatever crosses, crosses one link.
     let mut text = String::new();
     for (host, switch) in [(0, "a"), (1, "a"), (2, "b"), (3, "b")] {
@@ -107,13 +107,13 @@ fn where_no_links_join_switches_hosts_own_are_the_limit() {
     }
     text += "[[switch]]\nname = \"a\"\n[[switch]]\nname = \"b\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nrate = \"1Gbit/s\"\n";
     let topology = Topology::parse(&text).unwrap();
-    let room = Hose::new(&topology).room(&Conditions::clear(&topology), 1.0);
+    let room = HoseModel::new(&topology).capacity(&Conditions::clear(&topology), 1.0);
     assert_eq!((room.trees, room.tiers.as_slice()), (1, [(2, 1)].as_slice()));
-    assert_eq!(most(&room, &[0, 2], &[(&[1, 3], 400.0)]), 600);
+    assert_eq!(max_guarantee(&room, &[0, 2], &[(&[1, 3], 400.0)]), 600);
 }
 
 #[test]
-fn what_is_promised_does_not_depend_on_who_stands_where() {
+fn guarantees_do_not_depend_on_placement() {
     for seed in 0..50 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (leaves, each, spines) = (rng.random_range(2..5), rng.random_range(1..6), rng.random_range(1..5));
@@ -121,7 +121,7 @@ fn what_is_promised_does_not_depend_on_who_stands_where() {
         let one = fabric(&racks, spines);
         racks.shuffle(&mut rng);
         let other = fabric(&racks, spines);
-        let [one, other] = [one, other].map(|topology| room(&topology, &Conditions::clear(&topology)));
+        let [one, other] = [one, other].map(|topology| capacity(&topology, &Conditions::clear(&topology)));
         assert_eq!(one, other, "seed {seed}");
     }
 }

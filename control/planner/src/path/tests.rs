@@ -69,7 +69,7 @@ fn all_shortest_and_only_those() {
     for seed in 0..300 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let topology = random(&mut rng);
-        let mut ways = Ways::new(&topology);
+        let mut ways = PathFinder::new(&topology);
         for from in (0..topology.hosts().len()).map(HostId) {
             for to in (0..topology.hosts().len()).map(HostId).filter(|to| *to != from) {
                 let (start, target) = (Node::Host(from), Node::Host(to));
@@ -89,7 +89,7 @@ fn all_shortest_and_only_those() {
 }
 
 #[test]
-fn a_full_trace_finds_its_path_and_silence_what_is_left_of_it() {
+fn traces_with_silent_hops_find_paths() {
     let mut ambiguous = 0;
     for seed in 0..300 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -120,7 +120,7 @@ fn a_full_trace_finds_its_path_and_silence_what_is_left_of_it() {
 }
 
 #[test]
-fn a_way_that_is_not_the_shortest_is_known_where_all_answer() {
+fn full_traces_find_longer_paths() {
     let mut text = "host = [{ name = \"a\" }, { name = \"b\" }]\n".to_owned();
     text += "switch = [{ name = \"s\", addresses = [\"10.0.0.1\"] }, { name = \"t\", addresses = [\"10.0.0.2\", \"fd00::2\"] }]\n";
     text += "link = [";
@@ -142,14 +142,14 @@ fn a_way_that_is_not_the_shortest_is_known_where_all_answer() {
 }
 
 #[test]
-fn ways_across_a_link_are_between_hosts_at_its_ends() {
+fn paths_across_a_link_join_its_ends() {
     for seed in 0..300 {
         let topology = random(&mut ChaCha8Rng::seed_from_u64(seed));
         let hosts = || (0..topology.hosts().len()).map(HostId);
         for (from, to) in hosts().flat_map(|from| hosts().map(move |to| (from, to))) {
             for path in topology.equal_cost_paths(from, to) {
                 for link in path.links() {
-                    let [senders, receivers] = topology.across(*link);
+                    let [senders, receivers] = topology.hosts_across(*link);
                     assert!(senders.contains(&from) && receivers.contains(&to), "seed {seed}: {link:?}");
                     assert!(!senders.contains(&to) && !receivers.contains(&from), "seed {seed}: {link:?}");
                 }

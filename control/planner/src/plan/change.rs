@@ -3,45 +3,49 @@
 
 use super::model::Ring;
 use super::search::Search;
-use crate::conditions::Use;
+use crate::conditions::LinkUse;
 
 /// Changes in 30 s that cost no more than the first.
 const FREE_CHANGES: u32 = 2;
 
 /// What became of a job's change.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Verdict {
+pub(super) enum ChangeOutcome {
     /// There was nothing to change.
-    Same,
+    Unchanged,
     /// It forms.
-    Forms,
+    Forming,
     /// It changes, because what it has cannot stay.
     Forced,
     /// It changes, for this gain: what the jobs together lose without, relative to its own predicted time.
-    Gains(f64),
+    Gained(f64),
     /// It stays: this gain was too little.
-    Stays(f64),
+    Retained(f64),
 }
 
 /// Puts back what runs now wherever the gain is too small. `before` is what runs, by job, where something does.
-pub(super) fn weigh(search: &mut Search<'_, '_>, before: &[Option<Ring>], budget: u64) -> Vec<Verdict> {
+pub(super) fn keep_unless_gained(
+    search: &mut Search<'_, '_>,
+    before: &[Option<Ring>],
+    budget: u64,
+) -> Vec<ChangeOutcome> {
     let jobs = search.model.jobs();
-    let mut verdicts = vec![Verdict::Same; jobs.len()];
+    let mut verdicts = vec![ChangeOutcome::Unchanged; jobs.len()];
     let mut open: Vec<(f64, usize)> = Vec::new();
     for (index, old) in before.iter().enumerate() {
         let Some(new) = search.rings.get(index).cloned() else { continue };
         let verdict = match old {
-            None => Verdict::Forms,
-            Some(old) if old.same(&new) => Verdict::Same,
-            Some(old) if new.worst() == Use::Failed => {
+            None => ChangeOutcome::Forming,
+            Some(old) if old.same(&new) => ChangeOutcome::Unchanged,
+            Some(old) if new.worst() == LinkUse::Failed => {
                 search.replace(index, old.clone());
-                Verdict::Same
+                ChangeOutcome::Unchanged
             }
-            Some(old) if old.worst() > new.worst() => Verdict::Forced,
+            Some(old) if old.worst() > new.worst() => ChangeOutcome::Forced,
             Some(old) => {
                 let gain = own_gain(search, index, old);
                 open.push((gain, index));
-                Verdict::Gains(gain)
+                ChangeOutcome::Gained(gain)
             }
         };
         if let Some(cell) = verdicts.get_mut(index) {
@@ -53,25 +57,25 @@ pub(super) fn weigh(search: &mut Search<'_, '_>, before: &[Option<Ring>], budget
     for (_, index) in open {
         let Some(old) = before.get(index).cloned().flatten() else { continue };
         let gain = if exact { joint_gain(search, index, &old) } else { own_gain(search, index, &old) };
-        let keep = gain >= least_gain(search, index);
+        let keep = gain >= min_gain(search, index);
         if !keep {
             search.replace(index, old);
         }
         if let Some(cell) = verdicts.get_mut(index) {
-            *cell = if keep { Verdict::Gains(gain) } else { Verdict::Stays(gain) };
+            *cell = if keep { ChangeOutcome::Gained(gain) } else { ChangeOutcome::Retained(gain) };
         }
     }
     verdicts
 }
 
-fn least_gain(search: &Search<'_, '_>, index: usize) -> f64 {
+fn min_gain(search: &Search<'_, '_>, index: usize) -> f64 {
     let recent = search
         .model
         .job(index)
         .and_then(|job| job.current.as_ref())
         .map_or(0, |current| current.recent_changes);
     let doublings = recent.saturating_sub(FREE_CHANGES).min(20);
-    f64::from(search.model.request.policy.least_gain_ppm) / 1e6 * f64::from(1_u32 << doublings)
+    f64::from(search.model.request.policy.min_gain_ppm) / 1e6 * f64::from(1_u32 << doublings)
 }
 
 /// How much longer a job takes by its old ring than by its new one, judged by its fullest link alone.
@@ -92,7 +96,7 @@ fn joint_gain(search: &mut Search<'_, '_>, index: usize, old: &Ring) -> f64 {
         let slow = each.iter().map(|(_, slowdown)| slowdown.min(1000.0));
         let total: f64 = slow.zip(jobs).map(|(slowdown, job)| slowdown * f64::from(job.weight.max(1))).sum();
         let weights: f64 = jobs.iter().map(|job| f64::from(job.weight.max(1))).sum();
-        (total + score.missing_of(weights), each.get(index).map_or(1.0, |(_, slowdown)| slowdown.min(1000.0)))
+        (total + score.unmet_of(weights), each.get(index).map_or(1.0, |(_, slowdown)| slowdown.min(1000.0)))
     };
     let (after, own) = sum(search);
     let new = search.replace(index, old.clone());

@@ -1,57 +1,58 @@
 //! The last stretch for plans small enough: single moves, judged by the predicted score itself instead of by the sum over links.
 
 use super::Job;
-use super::model::{Candidate, Choice, Ring};
+use super::model::{Candidate, EdgeRoutes, Ring};
 use super::search::Search;
-use crate::conditions::Use;
+use crate::conditions::LinkUse;
 use crate::topology::SwitchId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A score to be made small: jobs stuck and hops over what is to be left alone, slowdown, and the sum over links where those are alike.
-type Merit = ((u32, usize), f64, f64);
+type Objective = ((u32, usize), f64, f64);
 
 /// A prediction costs so many times what a look at each of its links costs.
-const PREDICTION: u64 = 8;
+const PREDICTION_COST: u64 = 8;
 
 /// Orders are tried for jobs of at most so many participants.
-const MOST_SWAPPED: usize = 12;
+const MAX_SWAPPED: usize = 12;
 
 /// Each single move is tried so many times at most.
-const TRIES: u64 = 400;
+const MAX_TRIES: u64 = 400;
 
 /// A step may make the score worse by so much at first, by less and less later.
-const HEAT: f64 = 0.15;
+const START_TEMPERATURE: f64 = 0.15;
 
 /// Makes single moves while the score gets better, and parts jobs that share all their switches. Then, at random but always the same way, tears rings down and builds them anew
 /// (Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000), and makes moves
 /// that may make it worse for a while (Dueck and Scheuer, "Threshold accepting", 1990); the best is kept. What the one does not
 /// find, the other often does. For at most so many looks at links.
 pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
-    let mut polish = Polish { left: budget, search };
+    let mut polish = Polish { remaining_budget: budget, search };
     // Small fabrics do not need it all.
-    let budget = budget.min(polish.moves().saturating_mul(polish.search.size() * PREDICTION * TRIES));
-    polish.left = budget;
-    let mut best = polish.merit();
+    let budget =
+        budget.min(polish.moves().saturating_mul(polish.search.size() * PREDICTION_COST * MAX_TRIES));
+    polish.remaining_budget = budget;
+    let mut best = polish.objective();
     polish.descend(&mut best);
-    polish.gather(&mut best, budget / 8 * 5);
+    polish.concentrate(&mut best, budget / 8 * 5);
     polish.rebuild(&mut best, budget / 8 * 3);
-    polish.wander(&mut best, budget / 8);
+    polish.anneal(&mut best, budget / 8);
     polish.descend(&mut best);
     // What is left goes to pairs of moves, which only together make it better.
     while !is_perfect(best) && polish.round(&mut best, Polish::exchanges) && polish.descend(&mut best) {}
 }
 
 /// Nobody can be quicker than its own links let it be.
-fn is_perfect(merit: Merit) -> bool {
+fn is_perfect(merit: Objective) -> bool {
     merit.0 == (0, 0) && merit.1 <= 1.0 + 1e-9
 }
 
 /// Numbers that look random: splitmix64 (Steele, Lea and Flood, 2014).
-struct Dice(u64);
+struct SplitMix(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
+impl SplitMix {
+    fn below(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -61,20 +62,20 @@ impl Dice {
 
 struct Polish<'s, 'm, 'a> {
     search: &'s mut Search<'m, 'a>,
-    left: u64,
+    remaining_budget: u64,
 }
 
 impl Polish<'_, '_, '_> {
-    fn merit(&mut self) -> Merit {
-        self.left = self.left.saturating_sub(self.search.size() * PREDICTION);
+    fn objective(&mut self) -> Objective {
+        self.remaining_budget = self.remaining_budget.saturating_sub(self.search.size() * PREDICTION_COST);
         let (_, score) = self.search.predict(&|_| true);
-        let hops = self.search.rings.iter().flat_map(|ring| &ring.hops);
-        let avoided = hops.filter(|hop| hop.worst() == Use::Avoid).count();
-        ((score.stuck, avoided), score.total(), self.search.sum())
+        let hops = self.search.rings.iter().flat_map(|ring| &ring.edges);
+        let avoided = hops.filter(|hop| hop.worst() == LinkUse::Avoid).count();
+        ((score.unreachable_jobs, avoided), score.total(), self.search.sum())
     }
 
     /// Single moves until none is left.
-    fn descend(&mut self, best: &mut Merit) -> bool {
+    fn descend(&mut self, best: &mut Objective) -> bool {
         let mut moved = false;
         while self.round(best, |polish, index, job, best| {
             polish.orders(index, job, best) | polish.paths(index, job, best)
@@ -87,8 +88,8 @@ impl Polish<'_, '_, '_> {
     /// One pass over all jobs; whether a move was made.
     fn round(
         &mut self,
-        best: &mut Merit,
-        moves: impl Fn(&mut Self, usize, &Job, &mut Merit) -> bool,
+        best: &mut Objective,
+        moves: impl Fn(&mut Self, usize, &Job, &mut Objective) -> bool,
     ) -> bool {
         let jobs = self.search.model.jobs();
         let mut moved = false;
@@ -103,15 +104,15 @@ impl Polish<'_, '_, '_> {
     /// Puts one job whole onto ways over one switch and builds the others anew around it, while more than `floor` is left of the budget.
     /// Who shares all of its switches with another is as slow on one as on all; to part them takes many single moves, each of which
     /// makes it worse.
-    fn gather(&mut self, best: &mut Merit, floor: u64) {
+    fn concentrate(&mut self, best: &mut Objective, floor: u64) {
         let jobs = self.search.model.jobs();
         let movable = self.movable();
         for (index, job) in movable.iter().filter_map(|index| Some((*index, jobs.get(*index)?))) {
-            if self.left <= floor || is_perfect(*best) {
+            if self.remaining_budget <= floor || is_perfect(*best) {
                 return;
             }
             for switch in self.switches(index, job) {
-                if self.left <= floor || is_perfect(*best) {
+                if self.remaining_budget <= floor || is_perfect(*best) {
                     return;
                 }
                 let (saved, record) = (self.search.rings.clone(), *best);
@@ -126,7 +127,7 @@ impl Polish<'_, '_, '_> {
                     let ring = self.search.build(other, job, &old.order, &Ring::default());
                     self.search.replace(other, ring);
                 }
-                *best = self.merit();
+                *best = self.objective();
                 self.descend(best);
                 if !is_better(*best, record) {
                     *best = record;
@@ -171,14 +172,14 @@ impl Polish<'_, '_, '_> {
     }
 
     /// Tears down and builds anew while more than `floor` is left of the budget; ends with the best that it met.
-    fn rebuild(&mut self, best: &mut Merit, floor: u64) {
+    fn rebuild(&mut self, best: &mut Objective, floor: u64) {
         let movable = self.movable();
-        let mut dice = Dice(0);
-        while self.left > floor && !movable.is_empty() && !is_perfect(*best) {
-            self.left -= 1;
+        let mut dice = SplitMix(0);
+        while self.remaining_budget > floor && !movable.is_empty() && !is_perfect(*best) {
+            self.remaining_budget -= 1;
             let (saved, record) = (self.search.rings.clone(), *best);
             self.ruin(&mut dice, &movable);
-            *best = self.merit();
+            *best = self.objective();
             self.descend(best);
             if !is_better(*best, record) {
                 *best = record;
@@ -194,7 +195,7 @@ impl Polish<'_, '_, '_> {
         for (index, job) in self.movable().into_iter().filter_map(|index| Some((index, jobs.get(index)?))) {
             let count = job.hosts.len();
             moves += self.single_moves(index, job).len();
-            moves += if (3..=MOST_SWAPPED).contains(&count) { count * (count - 1) } else { 0 };
+            moves += if (3..=MAX_SWAPPED).contains(&count) { count * (count - 1) } else { 0 };
         }
         moves as u64
     }
@@ -211,29 +212,29 @@ impl Polish<'_, '_, '_> {
     }
 
     /// Takes one to three jobs away and builds them anew, in an order of their own, some paths by chance.
-    fn ruin(&mut self, dice: &mut Dice, movable: &[usize]) {
+    fn ruin(&mut self, dice: &mut SplitMix, movable: &[usize]) {
         let jobs = self.search.model.jobs();
-        let count = 1 + dice.roll(movable.len().min(3));
+        let count = 1 + dice.below(movable.len().min(3));
         let picked: Vec<usize> =
-            (0..count).filter_map(|_| movable.get(dice.roll(movable.len())).copied()).collect();
+            (0..count).filter_map(|_| movable.get(dice.below(movable.len())).copied()).collect();
         let old: Vec<Ring> =
             picked.iter().map(|index| self.search.replace(*index, Ring::default())).collect();
         for (index, old) in picked.into_iter().zip(old) {
             // Picked twice: it stands already.
             let (Some(job), false) = (jobs.get(index), old.order.is_empty()) else { continue };
             let mut order = old.order.clone();
-            if dice.roll(2) == 0 {
-                (1..order.len()).for_each(|at| order.swap(at, dice.roll(at + 1)));
+            if dice.below(2) == 0 {
+                (1..order.len()).for_each(|at| order.swap(at, dice.below(at + 1)));
             }
             let mut ring = self.search.build(index, job, &order, &Ring::default());
             let ends = self.search.model.ends(job, &order);
             // All hops by chance, or one and the others where it is cheapest.
-            let (all, one) = (dice.roll(2) == 0, dice.roll(ends.len()));
+            let (all, one) = (dice.below(2) == 0, dice.below(ends.len()));
             for (hop, (from, to, both)) in ends.into_iter().enumerate().filter(|(hop, _)| all || *hop == one)
             {
                 let options = self.search.model.options(from, to, both);
                 for at in 0..job.connections.clamp(1, 64) as usize {
-                    if let Some(path) = options.candidates.get(dice.roll(options.candidates.len())) {
+                    if let Some(path) = options.candidates.get(dice.below(options.candidates.len())) {
                         set(&mut ring, hop, at, path);
                     }
                 }
@@ -243,19 +244,19 @@ impl Polish<'_, '_, '_> {
     }
 
     /// Moves at random while more than `floor` is left of the budget, less and less willing to make the score worse; ends with the best that it met.
-    fn wander(&mut self, best: &mut Merit, floor: u64) {
+    fn anneal(&mut self, best: &mut Objective, floor: u64) {
         let jobs = self.search.model.jobs();
-        let (movable, start) = (self.movable(), self.left);
-        let (mut now, mut record, mut dice) = (*best, self.search.rings.clone(), Dice(1));
-        while self.left > floor && !movable.is_empty() && !is_perfect(*best) {
-            self.left -= 1;
-            let index = movable.get(dice.roll(movable.len())).copied().unwrap_or(0);
+        let (movable, start) = (self.movable(), self.remaining_budget);
+        let (mut now, mut record, mut dice) = (*best, self.search.rings.clone(), SplitMix(1));
+        while self.remaining_budget > floor && !movable.is_empty() && !is_perfect(*best) {
+            self.remaining_budget -= 1;
+            let index = movable.get(dice.below(movable.len())).copied().unwrap_or(0);
             let Some(job) = jobs.get(index) else { return };
-            let heat =
-                HEAT * (self.left.saturating_sub(floor)) as f64 / start.saturating_sub(floor).max(1) as f64;
+            let heat = START_TEMPERATURE * (self.remaining_budget.saturating_sub(floor)) as f64
+                / start.saturating_sub(floor).max(1) as f64;
             let Some(ring) = self.propose(&mut dice, index, job) else { continue };
             let old = self.search.replace(index, ring);
-            let merit = self.merit();
+            let merit = self.objective();
             if merit.0 <= now.0 && merit.1 <= now.1 * (1.0 + heat) {
                 now = merit;
                 if is_better(now, *best) {
@@ -270,12 +271,12 @@ impl Polish<'_, '_, '_> {
     }
 
     /// A ring that differs by chance: in its order, or in the path of a connection or of all connections of a hop.
-    fn propose(&mut self, dice: &mut Dice, index: usize, job: &Job) -> Option<Ring> {
+    fn propose(&mut self, dice: &mut SplitMix, index: usize, job: &Job) -> Option<Ring> {
         let old = self.search.rings.get(index)?.clone();
         let count = job.hosts.len();
-        if (3..=MOST_SWAPPED).contains(&count) && dice.roll(4) == 0 {
+        if (3..=MAX_SWAPPED).contains(&count) && dice.below(4) == 0 {
             let mut order = old.order.clone();
-            order.swap(dice.roll(count), dice.roll(count));
+            order.swap(dice.below(count), dice.below(count));
             let old = self.search.replace(index, Ring::default());
             let ring = self.search.build(index, job, &order, &old);
             self.search.replace(index, old);
@@ -283,23 +284,23 @@ impl Polish<'_, '_, '_> {
         }
         let mut ring = old;
         let ends = self.search.model.ends(job, &ring.order);
-        let hop = dice.roll(ends.len());
+        let hop = dice.below(ends.len());
         let (from, to, both) = ends.get(hop).copied()?;
         let options = self.search.model.options(from, to, both);
         let connections = job.connections.clamp(1, 64) as usize;
-        let (first, all) = (dice.roll(connections), dice.roll(4) == 0);
+        let (first, all) = (dice.below(connections), dice.below(4) == 0);
         let mut changed = false;
         for at in if all { 0..connections } else { first..first + 1 } {
-            let path = options.candidates.get(dice.roll(options.candidates.len()))?;
+            let path = options.candidates.get(dice.below(options.candidates.len()))?;
             changed |= set(&mut ring, hop, at, path);
         }
         changed.then_some(ring)
     }
 
     /// Keeps a ring if it makes the score better.
-    fn attempt(&mut self, index: usize, ring: Ring, best: &mut Merit) -> bool {
+    fn attempt(&mut self, index: usize, ring: Ring, best: &mut Objective) -> bool {
         let old = self.search.replace(index, ring);
-        let merit = self.merit();
+        let merit = self.objective();
         let better = is_better(merit, *best);
         if better {
             *best = merit;
@@ -309,18 +310,18 @@ impl Polish<'_, '_, '_> {
         better
     }
 
-    fn paths(&mut self, index: usize, job: &Job, best: &mut Merit) -> bool {
+    fn paths(&mut self, index: usize, job: &Job, best: &mut Objective) -> bool {
         let Some(ring) = self.search.rings.get(index).cloned() else { return false };
         let mut moved = false;
         for (hop, (from, to, both)) in self.search.model.ends(job, &ring.order).into_iter().enumerate() {
             let options = self.search.model.options(from, to, both);
-            let count = match ring.hops.get(hop) {
-                Some(Choice::Pinned(paths)) if options.candidates.len() > 1 => paths.len(),
+            let count = match ring.edges.get(hop) {
+                Some(EdgeRoutes::Pinned(paths)) if options.candidates.len() > 1 => paths.len(),
                 _ => continue,
             };
             for (at, path) in (0..count).flat_map(|at| options.candidates.iter().map(move |path| (at, path)))
             {
-                if self.left == 0 {
+                if self.remaining_budget == 0 {
                     return moved;
                 }
                 let Some(mut ring) = self.search.rings.get(index).cloned() else { return moved };
@@ -333,16 +334,16 @@ impl Polish<'_, '_, '_> {
     }
 
     /// Two participants change places, or a stretch is turned round.
-    fn orders(&mut self, index: usize, job: &Job, best: &mut Merit) -> bool {
+    fn orders(&mut self, index: usize, job: &Job, best: &mut Objective) -> bool {
         let count = job.hosts.len();
-        if !(3..=MOST_SWAPPED).contains(&count) {
+        if !(3..=MAX_SWAPPED).contains(&count) {
             return false;
         }
         let mut moved = false;
         let pairs = (0..count).flat_map(|low| (low + 1..count).map(move |high| (low, high)));
         for (low, high) in pairs {
             for turn in [false, true] {
-                if self.left == 0 {
+                if self.remaining_budget == 0 {
                     return moved;
                 }
                 let Some(old) = self.search.rings.get(index).cloned() else { return moved };
@@ -362,7 +363,7 @@ impl Polish<'_, '_, '_> {
     }
 
     /// A path for one of this job's connections, and another one for a connection of another job that is in its way.
-    fn exchanges(&mut self, index: usize, job: &Job, best: &mut Merit) -> bool {
+    fn exchanges(&mut self, index: usize, job: &Job, best: &mut Objective) -> bool {
         let jobs = self.search.model.jobs();
         let mut moved = false;
         for (other, second) in jobs.iter().enumerate().skip(index) {
@@ -371,7 +372,7 @@ impl Polish<'_, '_, '_> {
             }
             for first in self.single_moves(index, job) {
                 for then in self.single_moves(other, second) {
-                    if self.left == 0 {
+                    if self.remaining_budget == 0 {
                         return moved;
                     }
                     moved |= self.attempt_both((index, &first), (other, &then), best);
@@ -381,7 +382,7 @@ impl Polish<'_, '_, '_> {
         moved
     }
 
-    fn attempt_both(&mut self, first: (usize, &Move), then: (usize, &Move), best: &mut Merit) -> bool {
+    fn attempt_both(&mut self, first: (usize, &Move), then: (usize, &Move), best: &mut Objective) -> bool {
         let before = self.search.rings.get(first.0).cloned().zip(self.search.rings.get(then.0).cloned());
         let Some((ring, other)) = before else { return false };
         let mut changed = true;
@@ -390,7 +391,7 @@ impl Polish<'_, '_, '_> {
             changed &= set(&mut ring, *hop, *at, path);
             self.search.replace(index, ring);
         }
-        let merit = if changed { self.merit() } else { *best };
+        let merit = if changed { self.objective() } else { *best };
         let better = changed && is_better(merit, *best);
         if better {
             *best = merit;
@@ -406,7 +407,9 @@ impl Polish<'_, '_, '_> {
         let mut moves = Vec::new();
         for (hop, (from, to, both)) in self.search.model.ends(job, &ring.order).into_iter().enumerate() {
             let options = self.search.model.options(from, to, both);
-            if let (Some(Choice::Pinned(paths)), true) = (ring.hops.get(hop), options.candidates.len() > 1) {
+            if let (Some(EdgeRoutes::Pinned(paths)), true) =
+                (ring.edges.get(hop), options.candidates.len() > 1)
+            {
                 let each =
                     (0..paths.len()).flat_map(|at| options.candidates.iter().map(move |path| (at, path)));
                 moves.extend(each.map(|(at, path)| (hop, at, Rc::clone(path))));
@@ -421,13 +424,13 @@ type Move = (usize, usize, Rc<Candidate>);
 
 /// Sets one connection's path; whether that changes anything.
 fn set(ring: &mut Ring, hop: usize, at: usize, path: &Rc<Candidate>) -> bool {
-    let Some(Choice::Pinned(paths)) = ring.hops.get_mut(hop) else { return false };
+    let Some(EdgeRoutes::Pinned(paths)) = ring.edges.get_mut(hop) else { return false };
     let Some(cell) = paths.get_mut(at).filter(|cell| cell.path != path.path) else { return false };
     *cell = Rc::clone(path);
     true
 }
 
-fn is_better(new: Merit, old: Merit) -> bool {
+fn is_better(new: Objective, old: Objective) -> bool {
     if new.0 != old.0 {
         return new.0 < old.0;
     }

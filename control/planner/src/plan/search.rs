@@ -1,42 +1,42 @@
 //! The search: jobs move one after the other to where the fabric is least loaded, until none wants to. Each move lowers one sum
 //! over all links, so it ends (Rosenthal, "A class of games possessing pure-strategy Nash equilibria", 1973).
 
-use super::model::{Candidate, Choice, Local, Model, Options, Ring, Spread};
-use super::shares::{Flow, Shares};
+use super::model::{Candidate, EcmpSpread, EdgeOptions, EdgeRoutes, LinkIndex, Model, Ring};
+use super::shares::{FairFlow, Shares};
 use super::{Job, Score};
-use crate::conditions::Use;
-use crate::order::{LINK_WEIGHT, UNREACHED, order_by};
+use crate::conditions::LinkUse;
+use crate::ring_order::{LINK_WEIGHT, UNREACHABLE_DISTANCE, order_by};
 use crate::topology::HostId;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// Most rounds over all jobs.
-const ROUNDS: usize = 8;
+const MAX_ROUNDS: usize = 8;
 
 /// Orders are looked for anew where a job has at most so many participants.
-const MOST_ORDERED: usize = 64;
+const MAX_REORDERED: usize = 64;
 
 /// A move must lower the sum by this part of it.
-const STEP: f64 = 1e-9;
+const MIN_IMPROVEMENT: f64 = 1e-9;
 
 /// What a shared risk costs two connections of a hop; decides between paths that are alike otherwise.
-const RISK: f64 = 1e-3;
+const SHARED_RISK_COST: f64 = 1e-3;
 
 /// Rings on links, and how loaded those are.
 pub(super) struct Search<'m, 'a> {
     pub(super) model: &'m mut Model<'a>,
     /// Of each job; empty before it is placed.
     pub(super) rings: Vec<Ring>,
-    usages: Vec<Vec<(Local, f64)>>,
+    usages: Vec<Vec<(LinkIndex, f64)>>,
     load: Vec<f64>,
-    looked: u64,
+    links_examined: u64,
     shares: Shares,
-    risky: bool,
+    has_shared_risks: bool,
 }
 
 /// How many times a way that is to be left alone counts beside one that is open.
-fn avoided(usable: Use) -> f64 {
-    if usable == Use::Open { 0.0 } else { 64.0 }
+fn avoidance_factor(usable: LinkUse) -> f64 {
+    if usable == LinkUse::Open { 0.0 } else { 64.0 }
 }
 
 /// What a link costs at a load: it grows steeply where demand nears what is there, so that the sum looks to the fullest.
@@ -53,32 +53,39 @@ impl<'m, 'a> Search<'m, 'a> {
         let rings: Vec<Ring> = jobs.iter().map(|job| model.current(job).unwrap_or_default()).collect();
         let risky = model.request.topology.links().iter().any(|link| !link.risk.is_empty());
         let usages = vec![Vec::new(); rings.len()];
-        let mut search =
-            Self { model, rings, usages, load: Vec::new(), looked: 0, shares: Shares::default(), risky };
+        let mut search = Self {
+            model,
+            rings,
+            usages,
+            load: Vec::new(),
+            links_examined: 0,
+            shares: Shares::default(),
+            has_shared_risks: risky,
+        };
         for job in 0..jobs.len() {
-            search.settle(job);
+            search.add_load(job);
         }
         search
     }
 
     /// What may still be looked at.
-    pub(super) fn left(&self) -> u64 {
-        self.model.request.policy.effort.saturating_sub(self.looked)
+    pub(super) fn remaining_budget(&self) -> u64 {
+        self.model.request.policy.search_budget.saturating_sub(self.links_examined)
     }
 
     fn demand(&self, job: usize) -> f64 {
         self.model.demand.get(job).copied().unwrap_or(0.0)
     }
 
-    fn capacity(&self, link: Local) -> f64 {
+    fn capacity(&self, link: LinkIndex) -> f64 {
         self.model.capacity.get(link as usize).copied().unwrap_or(0.0)
     }
 
-    fn loaded(&self, link: Local) -> f64 {
+    fn loaded(&self, link: LinkIndex) -> f64 {
         self.load.get(link as usize).copied().unwrap_or(0.0)
     }
 
-    fn add(&mut self, link: Local, load: f64) {
+    fn add(&mut self, link: LinkIndex, load: f64) {
         if self.load.len() <= link as usize {
             self.load.resize(self.model.links.len().max(link as usize + 1), 0.0);
         }
@@ -88,14 +95,14 @@ impl<'m, 'a> Search<'m, 'a> {
     }
 
     /// Takes a job's bytes off its links.
-    fn lift(&mut self, job: usize) {
+    fn remove_load(&mut self, job: usize) {
         let demand = self.demand(job);
         let usage = self.usages.get_mut(job).map(std::mem::take).unwrap_or_default();
         usage.iter().for_each(|(link, part)| self.add(*link, -part * demand));
     }
 
     /// Puts them back, as its ring is now.
-    fn settle(&mut self, job: usize) {
+    fn add_load(&mut self, job: usize) {
         let demand = self.demand(job);
         let usage = self.rings.get(job).map(Ring::usage).unwrap_or_default();
         usage.iter().for_each(|(link, part)| self.add(*link, part * demand));
@@ -106,9 +113,9 @@ impl<'m, 'a> Search<'m, 'a> {
 
     /// Gives a job another ring; its old one.
     pub(super) fn replace(&mut self, job: usize, ring: Ring) -> Ring {
-        self.lift(job);
+        self.remove_load(job);
         let old = self.rings.get_mut(job).map(|cell| std::mem::replace(cell, ring)).unwrap_or_default();
-        self.settle(job);
+        self.add_load(job);
         old
     }
 
@@ -128,10 +135,10 @@ impl<'m, 'a> Search<'m, 'a> {
                 .get(index)
                 .is_some_and(|ring| ring.order.len() != job.hosts.len() || ring.order.is_empty())
             {
-                self.place(index, job);
+                self.place_job(index, job);
             }
         }
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             let mut queue: Vec<(usize, f64)> = (0..jobs.len())
                 .filter(|job| !self.model.fixed.get(*job).copied().unwrap_or(true))
                 .map(|job| (job, if self.forced(job) { f64::INFINITY } else { self.pressure(job) }))
@@ -140,7 +147,7 @@ impl<'m, 'a> Search<'m, 'a> {
             queue.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             let mut moved = false;
             for (index, _) in queue {
-                if let (Some(job), true) = (jobs.get(index), self.left() > 0) {
+                if let (Some(job), true) = (jobs.get(index), self.remaining_budget() > 0) {
                     moved |= self.improve(index, job);
                 }
             }
@@ -152,15 +159,15 @@ impl<'m, 'a> Search<'m, 'a> {
 
     /// Whether a job crosses what it should not.
     pub(super) fn forced(&self, job: usize) -> bool {
-        self.rings.get(job).is_some_and(|ring| ring.worst() != Use::Open)
+        self.rings.get(job).is_some_and(|ring| ring.worst() != LinkUse::Open)
     }
 
-    fn place(&mut self, index: usize, job: &Job) {
+    fn place_job(&mut self, index: usize, job: &Job) {
         let mut best: Option<(f64, Ring)> = None;
         for order in self.orders(job) {
             let ring = self.build(index, job, &order, &Ring::default());
             let cost = self.ring_cost(index, &ring);
-            if best.as_ref().is_none_or(|(least, _)| cost < *least * (1.0 - STEP)) {
+            if best.as_ref().is_none_or(|(least, _)| cost < *least * (1.0 - MIN_IMPROVEMENT)) {
                 best = Some((cost, ring));
             }
         }
@@ -175,7 +182,7 @@ impl<'m, 'a> Search<'m, 'a> {
         for (hop, (from, to, both)) in self.model.ends(job, &ring.order).into_iter().enumerate() {
             changed |= from != to && self.respond(index, job, hop, (from, to, both));
         }
-        if job.hosts.len() <= MOST_ORDERED && self.is_degraded(index) {
+        if job.hosts.len() <= MAX_REORDERED && self.is_degraded(index) {
             changed |= self.reorder(index, job);
         }
         changed
@@ -185,7 +192,7 @@ impl<'m, 'a> Search<'m, 'a> {
     fn is_degraded(&self, job: usize) -> bool {
         let usage = self.usages.get(job).map_or(&[][..], Vec::as_slice);
         let fullest = usage.iter().max_by(|a, b| {
-            let filled = |link: Local| self.loaded(link) / self.capacity(link).max(1e-3);
+            let filled = |link: LinkIndex| self.loaded(link) / self.capacity(link).max(1e-3);
             filled(a.0).total_cmp(&filled(b.0))
         });
         let less = fullest.is_some_and(|(link, _)| {
@@ -197,7 +204,7 @@ impl<'m, 'a> Search<'m, 'a> {
     /// Tries other orders for a job.
     fn reorder(&mut self, index: usize, job: &Job) -> bool {
         let Some(old) = self.rings.get(index).cloned() else { return false };
-        self.lift(index);
+        self.remove_load(index);
         let mut best = (self.ring_cost(index, &old), None);
         for order in self.orders(job) {
             if order == old.order {
@@ -213,7 +220,7 @@ impl<'m, 'a> Search<'m, 'a> {
         if let (Some(ring), Some(cell)) = (best.1, self.rings.get_mut(index)) {
             *cell = ring;
         }
-        self.settle(index);
+        self.add_load(index);
         found
     }
 
@@ -241,7 +248,8 @@ impl<'m, 'a> Search<'m, 'a> {
 
     /// Links between switches from one host to another, and, where conditions matter, how much slower the best path is.
     fn distance(&mut self, from: HostId, to: HostId, mindful: bool) -> u64 {
-        let crossings = self.model.crossings(from, to).unwrap_or(UNREACHED).saturating_mul(LINK_WEIGHT);
+        let crossings =
+            self.model.switch_hops(from, to).unwrap_or(UNREACHABLE_DISTANCE).saturating_mul(LINK_WEIGHT);
         if !mindful || from == to {
             return crossings;
         }
@@ -252,11 +260,11 @@ impl<'m, 'a> Search<'m, 'a> {
                     let rate = self.model.rate.get(*link as usize).copied().unwrap_or(0.0);
                     (rate / self.capacity(*link).max(1.0)).min(64.0)
                 });
-                less.fold(1.0, f64::max) + avoided(path.usable)
+                less.fold(1.0, f64::max) + avoidance_factor(path.usable)
             };
             let best = options.candidates.iter().map(of_path).fold(f64::INFINITY, f64::min);
-            let spread = |spread: &Spread| 1.0 + avoided(spread.usable);
-            if best.is_finite() { best } else { options.spread.as_ref().map_or(1e4, spread) }
+            let spread = |spread: &EcmpSpread| 1.0 + avoidance_factor(spread.usable);
+            if best.is_finite() { best } else { options.ecmp.as_ref().map_or(1e4, spread) }
         });
         let [there, back] = slower;
         crossings.saturating_add(((there + back - 2.0) * LINK_WEIGHT as f64) as u64)
@@ -266,49 +274,54 @@ impl<'m, 'a> Search<'m, 'a> {
     /// links meanwhile.
     pub(super) fn build(&mut self, index: usize, job: &Job, order: &[u32], old: &Ring) -> Ring {
         let demand = self.demand(index);
-        let kept: Vec<_> = self.model.ends(job, &old.order).into_iter().zip(&old.hops).collect();
-        let mut ring = Ring { order: order.to_vec(), hops: Vec::new() };
+        let kept: Vec<_> = self.model.ends(job, &old.order).into_iter().zip(&old.edges).collect();
+        let mut ring = Ring { order: order.to_vec(), edges: Vec::new() };
         for ends in self.model.ends(job, order) {
-            let old = kept.iter().find(|(known, hop)| *known == ends && hop.worst() == Use::Open);
+            let old = kept.iter().find(|(known, hop)| *known == ends && hop.worst() == LinkUse::Open);
             let choice = match old {
-                _ if ends.0 == ends.1 => Choice::Local,
+                _ if ends.0 == ends.1 => EdgeRoutes::Local,
                 Some((_, hop)) => (*hop).clone(),
                 None => self.choose(job, ends, demand),
             };
             choice.each(|link, part| self.add(link, part * demand));
-            ring.hops.push(choice);
+            ring.edges.push(choice);
         }
-        for hop in &ring.hops {
+        for hop in &ring.edges {
             hop.each(|link, part| self.add(link, -part * demand));
         }
         ring
     }
 
     /// What the connections of a hop best take.
-    fn choose(&mut self, job: &Job, (from, to, both): (HostId, HostId, bool), demand: f64) -> Choice {
+    fn choose(&mut self, job: &Job, (from, to, both): (HostId, HostId, bool), demand: f64) -> EdgeRoutes {
         let options = self.model.options(from, to, both);
         if options.candidates.is_empty() {
-            return options.spread.clone().map_or(Choice::Stuck, Choice::Spread);
+            return options.ecmp.clone().map_or(EdgeRoutes::Unreachable, EdgeRoutes::EcmpSpread);
         }
         let count = job.connections.clamp(1, 64) as usize;
         let part = demand / count as f64;
         let mut paths: Vec<Rc<Candidate>> = Vec::with_capacity(count);
         for _ in 0..count {
-            let Some(path) = self.cheapest(&options, part, &paths) else { return Choice::Stuck };
+            let Some(path) = self.cheapest(&options, part, &paths) else { return EdgeRoutes::Unreachable };
             path.links.iter().for_each(|link| self.add(*link, part));
             paths.push(path);
         }
         for path in &paths {
             path.links.iter().for_each(|link| self.add(*link, -part));
         }
-        Choice::Pinned(paths)
+        EdgeRoutes::Pinned(paths)
     }
 
-    fn cheapest(&mut self, options: &Options, part: f64, others: &[Rc<Candidate>]) -> Option<Rc<Candidate>> {
+    fn cheapest(
+        &mut self,
+        options: &EdgeOptions,
+        part: f64,
+        others: &[Rc<Candidate>],
+    ) -> Option<Rc<Candidate>> {
         let mut best: Option<(f64, &Rc<Candidate>)> = None;
         for path in &options.candidates {
             let cost = self.path_cost(path, part, others);
-            if best.is_none_or(|(least, _)| cost < least * (1.0 - STEP)) {
+            if best.is_none_or(|(least, _)| cost < least * (1.0 - MIN_IMPROVEMENT)) {
                 best = Some((cost, path));
             }
         }
@@ -317,12 +330,16 @@ impl<'m, 'a> Search<'m, 'a> {
 
     /// What it adds to the sum to send so much along a path.
     fn path_cost(&mut self, path: &Candidate, load: f64, others: &[Rc<Candidate>]) -> f64 {
-        self.looked += path.links.len() as u64;
+        self.links_examined += path.links.len() as u64;
         let links = path.links.iter().map(|link| {
             let (now, capacity) = (self.loaded(*link), self.capacity(*link));
             cost(now + load, capacity) - cost(now, capacity)
         });
-        let risk = if self.risky { RISK * self.shared_risks(path, others) as f64 } else { 0.0 };
+        let risk = if self.has_shared_risks {
+            SHARED_RISK_COST * self.shared_risks(path, others) as f64
+        } else {
+            0.0
+        };
         links.sum::<f64>() + risk
     }
 
@@ -344,8 +361,8 @@ impl<'m, 'a> Search<'m, 'a> {
     pub(super) fn ring_cost(&mut self, index: usize, ring: &Ring) -> f64 {
         let demand = self.demand(index);
         let usage = ring.usage();
-        self.looked += usage.len() as u64;
-        let stuck = ring.hops.iter().filter(|hop| matches!(hop, Choice::Stuck)).count();
+        self.links_examined += usage.len() as u64;
+        let stuck = ring.edges.iter().filter(|hop| matches!(hop, EdgeRoutes::Unreachable)).count();
         let links = usage.iter().map(|(link, part)| {
             let (now, capacity) = (self.loaded(*link), self.capacity(*link));
             cost(now + part * demand, capacity) - cost(now, capacity)
@@ -357,39 +374,41 @@ impl<'m, 'a> Search<'m, 'a> {
     fn respond(&mut self, index: usize, job: &Job, hop: usize, ends: (HostId, HostId, bool)) -> bool {
         let options = self.model.options(ends.0, ends.1, ends.2);
         let best = options.candidates.iter().map(|path| path.usable).min();
-        let choice = self.rings.get(index).and_then(|ring| ring.hops.get(hop)).cloned();
+        let choice = self.rings.get(index).and_then(|ring| ring.edges.get(hop)).cloned();
         match choice {
-            Some(Choice::Pinned(paths))
+            Some(EdgeRoutes::Pinned(paths))
                 if best.is_some_and(|best| paths.iter().all(|path| path.usable <= best)) =>
             {
                 self.respond_each(index, hop, &options, paths)
             }
             Some(old) => {
-                self.lift(index);
+                self.remove_load(index);
                 let demand = self.demand(index);
                 let new = self.choose(job, ends, demand);
                 let better = match (&old, &new) {
-                    (Choice::Spread(_), Choice::Spread(_)) | (_, Choice::Stuck) => false,
-                    (Choice::Spread(_), Choice::Pinned(_)) if new.worst() == old.worst() => {
+                    (EdgeRoutes::EcmpSpread(_), EdgeRoutes::EcmpSpread(_)) | (_, EdgeRoutes::Unreachable) => {
+                        false
+                    }
+                    (EdgeRoutes::EcmpSpread(_), EdgeRoutes::Pinned(_)) if new.worst() == old.worst() => {
                         self.choice_cost(&new, demand) < self.choice_cost(&old, demand) * (1.0 - 1e-3)
                     }
-                    (Choice::Spread(_), Choice::Pinned(_)) => new.worst() < old.worst(),
+                    (EdgeRoutes::EcmpSpread(_), EdgeRoutes::Pinned(_)) => new.worst() < old.worst(),
                     _ => true,
                 };
                 if let (true, Some(cell)) =
-                    (better, self.rings.get_mut(index).and_then(|ring| ring.hops.get_mut(hop)))
+                    (better, self.rings.get_mut(index).and_then(|ring| ring.edges.get_mut(hop)))
                 {
                     *cell = new;
                 }
-                self.settle(index);
+                self.add_load(index);
                 better
             }
             None => false,
         }
     }
 
-    fn choice_cost(&mut self, choice: &Choice, demand: f64) -> f64 {
-        let ring = Ring { order: Vec::new(), hops: vec![choice.clone()] };
+    fn choice_cost(&mut self, choice: &EdgeRoutes, demand: f64) -> f64 {
+        let ring = Ring { order: Vec::new(), edges: vec![choice.clone()] };
         let mut sum = 0.0;
         for (link, part) in ring.usage() {
             let (now, capacity) = (self.loaded(link), self.capacity(link));
@@ -402,7 +421,7 @@ impl<'m, 'a> Search<'m, 'a> {
         &mut self,
         index: usize,
         hop: usize,
-        options: &Options,
+        options: &EdgeOptions,
         mut paths: Vec<Rc<Candidate>>,
     ) -> bool {
         let part = self.demand(index) / paths.len().max(1) as f64;
@@ -410,7 +429,7 @@ impl<'m, 'a> Search<'m, 'a> {
         for at in 0..paths.len() {
             let Some(old) = paths.get(at).cloned() else { continue };
             old.links.iter().for_each(|link| self.add(*link, -part));
-            let others: Vec<_> = if self.risky {
+            let others: Vec<_> = if self.has_shared_risks {
                 paths
                     .iter()
                     .enumerate()
@@ -431,8 +450,8 @@ impl<'m, 'a> Search<'m, 'a> {
             }
         }
         if let (true, Some(ring)) = (moved, self.rings.get_mut(index)) {
-            if let Some(cell) = ring.hops.get_mut(hop) {
-                *cell = Choice::Pinned(paths);
+            if let Some(cell) = ring.edges.get_mut(hop) {
+                *cell = EdgeRoutes::Pinned(paths);
             }
             // The loads stand already: only what is remembered of them is to be brought up to date.
             let usage = ring.usage();
@@ -461,42 +480,42 @@ impl<'m, 'a> Search<'m, 'a> {
     /// Predicts exactly: the share of each job (0 where stuck) and its slowdown, and the score over those that count.
     pub(super) fn predict(&mut self, counts: &dyn Fn(usize) -> bool) -> (Vec<(f64, f64)>, Score) {
         let jobs = self.model.jobs();
-        let flows: Vec<Flow<'_>> = jobs
+        let flows: Vec<FairFlow<'_>> = jobs
             .iter()
             .zip(&self.usages)
             .zip(&self.model.demand)
-            .map(|((job, usage), demand)| Flow {
+            .map(|((job, usage), demand)| FairFlow {
                 usage,
                 weight: f64::from(job.weight.max(1)),
                 demand: *demand,
-                least: job.promised.0 as f64,
+                guaranteed: job.guaranteed.0 as f64,
             })
             .collect();
         let rates = self.shares.fill(&self.model.capacity, &flows);
         let (mut sum, mut weights, mut score) =
-            (0.0, 0.0, Score { slowdown: 1.0, worst: 1.0, stuck: 0, missing: 0.0 });
+            (0.0, 0.0, Score { slowdown: 1.0, worst: 1.0, unreachable_jobs: 0, unmet_guarantees: 0.0 });
         let mut each = Vec::with_capacity(jobs.len());
         for (index, (flow, rate)) in flows.iter().zip(rates).enumerate() {
             let stuck = self
                 .rings
                 .get(index)
-                .is_none_or(|ring| ring.hops.iter().any(|hop| matches!(hop, Choice::Stuck)));
+                .is_none_or(|ring| ring.edges.iter().any(|hop| matches!(hop, EdgeRoutes::Unreachable)));
             let (rate, slowdown) = if stuck || *rate < 1.0 {
                 (0.0, f64::INFINITY)
             } else {
                 (*rate, (flow.demand / rate).max(1.0))
             };
             each.push((rate, slowdown));
-            if counts(index) && flow.least > 0.0 {
-                let lacks = 1.0 - rate / flow.least.min(flow.demand);
-                score.missing += if lacks > 1e-6 { lacks } else { 0.0 };
+            if counts(index) && flow.guaranteed > 0.0 {
+                let lacks = 1.0 - rate / flow.guaranteed.min(flow.demand);
+                score.unmet_guarantees += if lacks > 1e-6 { lacks } else { 0.0 };
             }
             if counts(index) && rate > 0.0 {
                 sum += flow.weight * slowdown;
                 weights += flow.weight;
                 score.worst = score.worst.max(slowdown);
             } else if counts(index) {
-                score.stuck += 1;
+                score.unreachable_jobs += 1;
             }
         }
         if weights > 0.0 {

@@ -2,35 +2,35 @@
 //! Bertsekas and Gallager, "Data Networks", 1992, 6.5.2. Who has something promised begins with that, and rises once the others
 //! have come so far; where a link cannot hold all that is promised, each has the same part of its promise, and who has none a little.
 
-use super::model::Local;
+use super::model::LinkIndex;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Most of a link that promises take before all others have anything.
-const MOST: f64 = 0.95;
+const MAX_GUARANTEED: f64 = 0.95;
 
 /// One that takes part.
-pub(super) struct Flow<'a> {
+pub(super) struct FairFlow<'a> {
     /// The part of its rate on each link.
-    pub(super) usage: &'a [(Local, f64)],
+    pub(super) usage: &'a [(LinkIndex, f64)],
     /// How fast it rises.
     pub(super) weight: f64,
     /// More it does not take.
     pub(super) demand: f64,
     /// Less it does not get, if its links can hold what is promised on them.
-    pub(super) least: f64,
+    pub(super) guaranteed: f64,
 }
 
 /// Memory that is used again from one call to the next.
 #[derive(Default)]
 pub(super) struct Shares {
     links: Vec<Filling>,
-    used: Vec<Local>,
+    used: Vec<LinkIndex>,
     /// Flows of each used link, as ranges of `crossing`.
     crossing: Vec<(u32, f64)>,
     rates: Vec<f64>,
     /// What each has from the first on.
-    least: Vec<f64>,
+    guaranteed: Vec<f64>,
     /// Whether each has begun to rise.
     rises: Vec<bool>,
     heap: BinaryHeap<Reverse<(Level, Event, u32)>>,
@@ -44,14 +44,14 @@ enum Event {
     /// A flow has what it was promised, and rises with the others.
     Rises,
     /// A flow has all it takes.
-    Sated,
+    Satisfied,
 }
 
 /// A link while it fills.
 #[derive(Clone, Copy, Default)]
 struct Filling {
     /// What is left for those who still rise.
-    left: f64,
+    available: f64,
     /// How fast it fills.
     slope: f64,
     /// Flows that have not stopped, whether they rise yet or not.
@@ -82,7 +82,7 @@ impl Ord for Level {
 
 impl Shares {
     /// The rate of each flow, in their order. Cost: the flows' usages together, times the logarithm of the links.
-    pub(super) fn fill(&mut self, capacity: &[f64], flows: &[Flow<'_>]) -> &[f64] {
+    pub(super) fn fill(&mut self, capacity: &[f64], flows: &[FairFlow<'_>]) -> &[f64] {
         self.begin(capacity, flows);
         while let Some(Reverse((Level(level), event, index))) = self.heap.pop() {
             match event {
@@ -91,7 +91,7 @@ impl Shares {
                     self.rise(flows, index, level);
                     continue;
                 }
-                Event::Sated => {
+                Event::Satisfied => {
                     self.freeze(flows, index, level);
                     continue;
                 }
@@ -109,7 +109,7 @@ impl Shares {
         &self.rates
     }
 
-    fn begin(&mut self, capacity: &[f64], flows: &[Flow<'_>]) {
+    fn begin(&mut self, capacity: &[f64], flows: &[FairFlow<'_>]) {
         for link in self.used.drain(..) {
             if let Some(link) = self.links.get_mut(link as usize) {
                 *link = Filling::default();
@@ -120,9 +120,9 @@ impl Shares {
         self.rates.resize(flows.len(), f64::NAN);
         self.rises.clear();
         self.heap.clear();
-        self.promise(capacity, flows);
-        for (index, (flow, least)) in flows.iter().zip(&self.least).enumerate() {
-            self.heap.push(Reverse((Level(flow.demand / flow.weight), Event::Sated, index as u32)));
+        self.start_from_guarantees(capacity, flows);
+        for (index, (flow, least)) in flows.iter().zip(&self.guaranteed).enumerate() {
+            self.heap.push(Reverse((Level(flow.demand / flow.weight), Event::Satisfied, index as u32)));
             let waits = *least > 0.0;
             if waits {
                 self.heap.push(Reverse((Level(least / flow.weight), Event::Rises, index as u32)));
@@ -132,11 +132,11 @@ impl Shares {
                 let Some(filling) = self.links.get_mut(*number as usize) else { continue };
                 if filling.crossing == 0 {
                     self.used.push(*number);
-                    filling.left = capacity.get(*number as usize).copied().unwrap_or(0.0);
+                    filling.available = capacity.get(*number as usize).copied().unwrap_or(0.0);
                 }
                 filling.crossing += 1;
                 match waits {
-                    true => filling.left -= part * least,
+                    true => filling.available -= part * least,
                     false => filling.slope += part * flow.weight,
                 }
             }
@@ -146,8 +146,8 @@ impl Shares {
             let Some(link) = self.links.get_mut(*number as usize) else { continue };
             (link.begin, link.end) = (begin, begin);
             begin += link.crossing;
-            link.left = link.left.max(0.0);
-            link.level = link.left / link.slope.max(f64::MIN_POSITIVE);
+            link.available = link.available.max(0.0);
+            link.level = link.available / link.slope.max(f64::MIN_POSITIVE);
             self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
         }
         self.crossing.clear();
@@ -164,34 +164,38 @@ impl Shares {
     }
 
     /// What each flow begins with: what it was promised, or the part of it that the worst of its links can hold.
-    fn promise(&mut self, capacity: &[f64], flows: &[Flow<'_>]) {
-        self.least.clear();
-        self.least.extend(flows.iter().map(|flow| flow.least.min(flow.demand).max(0.0)));
-        if self.least.iter().all(|least| *least == 0.0) {
+    fn start_from_guarantees(&mut self, capacity: &[f64], flows: &[FairFlow<'_>]) {
+        self.guaranteed.clear();
+        self.guaranteed.extend(flows.iter().map(|flow| flow.guaranteed.min(flow.demand).max(0.0)));
+        if self.guaranteed.iter().all(|least| *least == 0.0) {
             return;
         }
         let mut promised = vec![0.0; capacity.len()];
-        for (flow, least) in flows.iter().zip(&self.least) {
+        for (flow, least) in flows.iter().zip(&self.guaranteed) {
             for (number, part) in flow.usage {
                 if let Some(cell) = promised.get_mut(*number as usize) {
                     *cell += part * least;
                 }
             }
         }
-        for (flow, least) in flows.iter().zip(&mut self.least) {
-            let held = |(number, _): &(Local, f64)| {
+        for (flow, least) in flows.iter().zip(&mut self.guaranteed) {
+            let held = |(number, _): &(LinkIndex, f64)| {
                 let of = |all: &[f64]| all.get(*number as usize).copied().unwrap_or(0.0);
-                if of(&promised) > 0.0 { (of(capacity) * MOST / of(&promised)).min(1.0) } else { 1.0 }
+                if of(&promised) > 0.0 {
+                    (of(capacity) * MAX_GUARANTEED / of(&promised)).min(1.0)
+                } else {
+                    1.0
+                }
             };
             *least *= flow.usage.iter().map(held).fold(1.0, f64::min);
         }
     }
 
     /// A flow rises with the others from now on.
-    fn rise(&mut self, flows: &[Flow<'_>], index: u32, level: f64) {
+    fn rise(&mut self, flows: &[FairFlow<'_>], index: u32, level: f64) {
         let at = index as usize;
         let (Some(flow), Some(least), Some(rises)) =
-            (flows.get(at), self.least.get(at), self.rises.get_mut(at))
+            (flows.get(at), self.guaranteed.get(at), self.rises.get_mut(at))
         else {
             return;
         };
@@ -200,18 +204,18 @@ impl Shares {
         }
         for (number, part) in flow.usage {
             let Some(link) = self.links.get_mut(*number as usize) else { continue };
-            link.left += part * least;
+            link.available += part * least;
             link.slope += part * flow.weight;
-            link.level = (link.left / link.slope.max(f64::MIN_POSITIVE)).max(level);
+            link.level = (link.available / link.slope.max(f64::MIN_POSITIVE)).max(level);
             self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
         }
     }
 
     /// A flow stays at this level from now on.
-    fn freeze(&mut self, flows: &[Flow<'_>], index: u32, level: f64) {
+    fn freeze(&mut self, flows: &[FairFlow<'_>], index: u32, level: f64) {
         let at = index as usize;
         let (Some(flow), Some(rate), Some(least), Some(rises)) =
-            (flows.get(at), self.rates.get_mut(at), self.least.get(at), self.rises.get(at))
+            (flows.get(at), self.rates.get_mut(at), self.guaranteed.get(at), self.rises.get(at))
         else {
             return;
         };
@@ -222,13 +226,13 @@ impl Shares {
         for (number, part) in flow.usage {
             let Some(link) = self.links.get_mut(*number as usize) else { continue };
             if *rises {
-                link.left = (link.left - part * *rate).max(0.0);
+                link.available = (link.available - part * *rate).max(0.0);
                 link.slope -= part * flow.weight;
             }
             link.crossing = link.crossing.saturating_sub(1);
             if link.crossing > 0 {
                 // Never below the level reached: what was full stays full.
-                link.level = (link.left / link.slope.max(f64::MIN_POSITIVE)).max(level);
+                link.level = (link.available / link.slope.max(f64::MIN_POSITIVE)).max(level);
                 self.heap.push(Reverse((Level(link.level), Event::Full, *number)));
             }
         }

@@ -1,10 +1,10 @@
 //! Topology files: text in, a checked topology or the first thing that is wrong out.
 
-use super::MOST_NODES;
+use super::MAX_NODES;
 use super::{Aggregator, Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
-use crate::text::{Lines, Position, parse_toml};
-use crate::units::{Nanos, Rate};
 use core::net::IpAddr;
+use harmonaize_units::{Lines, Position, parse_toml};
+use harmonaize_units::{Nanos, Rate};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use toml::Spanned;
@@ -198,7 +198,7 @@ impl Topology {
             (file.aggregator.len(), "aggregators"),
         ];
         for (count, what) in counts {
-            if count > MOST_NODES {
+            if count > MAX_NODES {
                 return Err(TopologyError::TooMany(what));
             }
         }

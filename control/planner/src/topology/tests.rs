@@ -56,7 +56,7 @@ fn one_host_needs_no_link() {
 }
 
 #[test]
-fn says_what_is_wrong_and_where() {
+fn errors_have_positions() {
     let change = |from: &str, to: &str| GOOD.replacen(from, to, 1);
     let cases = [
         (
@@ -96,7 +96,7 @@ fn says_what_is_wrong_and_where() {
 }
 
 #[test]
-fn an_aggregator_hangs_on_a_switch_and_no_link_joins_it() {
+fn aggregators_attach_to_switches_only() {
     let aggregator =
         "[[aggregator]]\nname = \"agg0\"\nswitch = \"top\"\nrate = \"2Gbit/s\"\ndelay = \"5us\"\n";
     let good = GOOD.to_owned() + aggregator;
@@ -135,7 +135,7 @@ fn hosts_do_not_forward() {
 
 proptest! {
     #[test]
-    fn any_damage_ends_in_a_value_or_an_error(at in 0_usize..GOOD.len(), len in 0_usize..20, put in "\\PC{0,6}") {
+    fn damaged_files_never_panic(at in 0_usize..GOOD.len(), len in 0_usize..20, put in "\\PC{0,6}") {
         let end = (at + len).min(GOOD.len());
         let _ = Topology::parse(&format!("{}{put}{}", &GOOD[..at], &GOOD[end..]));
     }

@@ -5,17 +5,17 @@
 //! that one's workers alone. It is withdrawn a while after the epoch, for segments may be under way still. A session that ends takes no grant
 //! along: the aggregator may serve on, and where it does not, hosts sum for themselves.
 
-use super::coding;
+use super::codec::CodecChoice;
 use super::communicator::Communicator;
-use super::decisions::{Changed, Trigger};
-use super::replan::{Planned, changed};
-use super::session::Abilities;
+use super::decisions::Trigger;
+use super::lifecycle::Planned;
+use super::reduction::{AggregationChoice, ReductionPolicy};
 use super::{Fact, SessionId, State};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregatorId, Bytes, Groups, HostId, Offer, Rate, aggregation, line_rate};
+use harmonaize_planner::{AggregatorId, AggregatorOffer, Bytes, HostId, Rate, decide_aggregation, line_rate};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,11 +23,8 @@ use std::time::Duration;
 mod codes;
 mod datagrams;
 mod grant;
-mod refused;
 
 use codes::Shape;
-pub(super) use grant::Chosen;
-pub(super) use refused::Refusals;
 
 /// How long an epoch's grant outlives it.
 const LINGER: Duration = Duration::from_secs(5);
@@ -43,7 +40,7 @@ const MOST_GRANTED: usize = 4096;
 const MOST_UNITS: u32 = 1 << 24;
 /// Most tenants of a report that are kept, and characters of a name or reason.
 const MOST_TENANTS: usize = 64;
-const WORDS: usize = 200;
+const MAX_REASON_CHARS: usize = 200;
 /// Bytes of an element: f32.
 const ELEMENT: u32 = 4;
 
@@ -70,33 +67,16 @@ struct There {
     units: u32,
     unit_bytes: u32,
     packets_per_second: u64,
-    /// Whether it sums codes.
-    codes: bool,
-    /// Whether it takes one worker's bytes for all, and parts of nothing.
-    spreads: bool,
-    /// Whether its sums can go on to one above.
-    parents: bool,
-    /// Whether it sums other types, and reduces otherwise, than the form of a grant says.
-    others: bool,
-    /// Addresses for what goes to all workers at once.
-    groups: Option<Groups>,
     /// Where it is over RDMA.
     datagrams: Option<v1::DatagramPort>,
     report: Option<v1::AggregatorReport>,
-}
-
-impl There {
-    /// What it can do that workers count on.
-    fn able(&self) -> [bool; 3] {
-        [self.codes, self.spreads, self.others]
-    }
 }
 
 /// What one aggregator, or several that are above and below each other, serve or are to serve under one number.
 #[derive(Debug, Default)]
 struct Granted {
     /// Each as it was told; none where an earlier control told it. Not all are known where control has restarted.
-    at: BTreeMap<AggregatorId, Option<Told>>,
+    at: BTreeMap<AggregatorId, Option<SentGrant>>,
     /// The communicator; none while no agent has named it since control restarted.
     of: Option<u64>,
     /// When it is withdrawn.
@@ -107,21 +87,17 @@ struct Granted {
 
 /// A grant as an aggregator was told, and where workers were told that this one is.
 #[derive(Debug)]
-struct Told {
+struct SentGrant {
     grant: v1::GrantAggregation,
     address: SocketAddr,
     /// Where workers reach it over RDMA, if they do.
     datagrams: Option<v1::DatagramPort>,
-    /// What the aggregator could do.
-    able: [bool; 3],
 }
 
-impl Told {
-    /// Whether workers find it where it is, and what it could do.
+impl SentGrant {
+    /// Whether workers find it where it is.
     fn is_at(&self, there: &There) -> bool {
-        let here = self.address == there.address;
-        let still = self.able.iter().zip(there.able()).all(|(before, now)| now || !before);
-        here && still && (self.datagrams.is_none() || self.datagrams == there.datagrams)
+        self.address == there.address && (self.datagrams.is_none() || self.datagrams == there.datagrams)
     }
 }
 
@@ -145,7 +121,7 @@ impl State {
         now: Duration,
         from: SessionId,
         hello: &v1::Hello,
-        told: &v1::Aggregator,
+        aggregator: &v1::Aggregator,
     ) {
         let name: String = hello.host.chars().take(80).collect();
         let Some(id) = self.settings.topology.aggregator(&hello.host) else {
@@ -162,13 +138,11 @@ impl State {
                 format!("aggregator `{name}` has a session already; one that died is noticed within seconds");
             return self.refuse(from, RefusedKind::HostInUse, text);
         }
-        let sound = told.incarnation != 0
-            && (1..=MOST_UNITS).contains(&told.units)
-            && (8..=MAX_PAYLOAD as u32).contains(&told.unit_bytes)
-            && told.granted.len() <= MOST_GRANTED;
-        let groups = Some(told.multicast.as_str()).filter(|text| !text.is_empty());
-        let groups = groups.map(str::parse::<Groups>).transpose();
-        if !sound || groups.is_err() || !hello.running.is_empty() {
+        let sound = aggregator.incarnation != 0
+            && (1..=MOST_UNITS).contains(&aggregator.units)
+            && (8..=MAX_PAYLOAD as u32).contains(&aggregator.unit_bytes)
+            && aggregator.granted.len() <= MOST_GRANTED;
+        if !sound || !hello.running.is_empty() {
             return self.refuse(
                 from,
                 RefusedKind::Protocol,
@@ -178,15 +152,10 @@ impl State {
         let there = There {
             session: from,
             address,
-            units: told.units,
-            unit_bytes: told.unit_bytes,
-            packets_per_second: told.packets_per_second,
-            codes: told.codes,
-            spreads: told.spreads,
-            parents: told.parents,
-            others: told.others,
-            groups: groups.ok().flatten(),
-            datagrams: told.datagrams.clone().filter(datagrams::is_sound),
+            units: aggregator.units,
+            unit_bytes: aggregator.unit_bytes,
+            packets_per_second: aggregator.packets_per_second,
+            datagrams: aggregator.datagrams.clone().filter(datagrams::is_sound),
             report: None,
         };
         self.aggregators.sessions.insert(from, id);
@@ -198,14 +167,14 @@ impl State {
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AggregatorConnected { name, address: address.to_string() });
         let until = now.saturating_add(self.settings.recovery_timeout);
-        for number in &told.granted {
+        for number in &aggregator.granted {
             // Whoever it is for may name it yet; else it is withdrawn.
             let unknown = || Granted { until: Some(until), ..Granted::default() };
             let granted = self.aggregators.grants.entry(*number).or_insert_with(unknown);
             granted.at.entry(id).or_insert(None);
             granted.unclaimed = None;
         }
-        let served: BTreeSet<u64> = told.granted.iter().copied().collect();
+        let served: BTreeSet<u64> = aggregator.granted.iter().copied().collect();
         let (mut again, mut void) = (Vec::new(), Vec::new());
         let live = self.aggregators.grants.iter().filter(|(_, granted)| granted.until.is_none());
         for (number, granted) in live {
@@ -248,7 +217,8 @@ impl State {
                 if answer.refused.is_empty() {
                     return Ok(());
                 }
-                let why: String = answer.refused.chars().filter(|c| !c.is_control()).take(WORDS).collect();
+                let why: String =
+                    answer.refused.chars().filter(|c| !c.is_control()).take(MAX_REASON_CHARS).collect();
                 let of = granted.of;
                 // Those above and below it are of no use alone.
                 self.revoke_aggregation(answer.communicator, Some(id));
@@ -256,8 +226,7 @@ impl State {
                 let reason = format!("{name} refused: {why}");
                 if let Some(known) = of.and_then(|of| self.communicators.get_mut(&of)) {
                     known.refused.refuse(now, id, &reason);
-                    let pending = known.pending.as_mut().map(|pending| &mut pending.aggregation);
-                    for chosen in std::iter::once(&mut known.aggregation).chain(pending) {
+                    for chosen in known.lifecycle.configs_mut().map(|config| &mut config.aggregation) {
                         if chosen.grant == Some(answer.communicator) {
                             chosen.reason.clone_from(&reason);
                         }
@@ -270,7 +239,8 @@ impl State {
             from_agent::Message::Aggregator(mut report) => {
                 report.tenants.truncate(MOST_TENANTS);
                 for tenant in &mut report.tenants {
-                    tenant.tenant = tenant.tenant.chars().filter(|c| !c.is_control()).take(WORDS).collect();
+                    tenant.tenant =
+                        tenant.tenant.chars().filter(|c| !c.is_control()).take(MAX_REASON_CHARS).collect();
                 }
                 if let Some(there) = self.aggregators.there.get_mut(&id) {
                     there.report = Some(report);
@@ -299,12 +269,21 @@ impl State {
         self.settings.topology.aggregators().get(id.0).map_or_else(String::new, |known| known.name.clone())
     }
 
+    /// What was agreed on for a communicator's sums.
+    pub(super) fn reduction_policy(&self, id: u64) -> ReductionPolicy {
+        let wanted = self.agreements.constraints(id);
+        ReductionPolicy {
+            aggregated: wanted.is_none_or(|wanted| wanted.aggregation),
+            ordered: wanted.is_some_and(|wanted| wanted.ordered),
+        }
+    }
+
     /// How the next epoch of a communicator has large operations summed, by this plan. Nothing is granted yet.
-    fn weigh_aggregation(
+    pub(super) fn weigh_aggregation(
         &self,
-        known: &Communicator,
+        communicator: &Communicator,
         id: u64,
-        coding: &coding::Chosen,
+        coding: &CodecChoice,
         planned: Option<&Planned>,
     ) -> Weighed {
         let by_hosts = |reason: &str| Weighed { best: None, reason: reason.to_owned() };
@@ -312,70 +291,75 @@ impl State {
         if topology.aggregators().is_empty() {
             return by_hosts("");
         }
-        let members = known.members.len();
-        if !self.settings.terms(&known.tenant).allowed {
+        let members = communicator.members.len();
+        if !self.settings.terms(&communicator.tenant).allowed {
             return by_hosts("the tenant has none");
         }
-        let sums = self.sums(id);
+        let sums = self.reduction_policy(id);
         if !sums.aggregated {
             return by_hosts("the tenant wants none");
         }
-        if !self.all_can(known, |abilities| abilities.aggregation) {
+        if !self.all_aggregate(communicator) {
             return by_hosts("not all agents can");
         }
         if members > usize::from(MAX_WORKERS) {
             return by_hosts("too many hosts");
         }
-        // Codes are neither added again nor left out.
-        let (exact, plain) = (coding.codec == Codec::EXACT, !sums.ordered && sums.partial.is_none());
-        let coder = self.codes_allowed(known, coding).filter(|_| plain);
+        // Sums of codes are not added in order.
+        let (exact, plain) = (coding.codec == Codec::EXACT, !sums.ordered);
+        let coder = self.codes_allowed(communicator, coding).filter(|_| plain);
         if !exact && coder.is_none() {
             return by_hosts("tensors travel in fewer bits");
         }
-        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        // Aggregators above each other add in another order, and know no hosts.
-        let trees = plain && self.all_can(known, |abilities| abilities.aggregated_trees);
+        let hosts: Vec<HostId> = communicator.members.iter().map(|member| member.host).collect();
         let least = 2 * sums.grain(members);
-        let there = self.aggregators.there.iter().filter(|(at, _)| !known.refused.holds(**at));
-        let offers: Vec<Offer> = there
+        let there = self.aggregators.there.iter().filter(|(at, _)| !communicator.refused.holds(**at));
+        let offers: Vec<AggregatorOffer> = there
             .filter(|(at, there)| self.free_units(**at, there) >= least)
             .flat_map(|(at, there)| {
-                let (unit, _) = self.packets(known, there);
+                let (unit, _) = self.packets(communicator, there);
                 let payload = Bytes(u64::from(unit));
-                let offer = Offer {
+                let offer = AggregatorOffer {
                     aggregator: *at,
                     payload,
-                    carries: payload,
-                    coder: Rate(0),
+                    tensor_bytes: payload,
+                    codec_rate: Rate(0),
                     packets_per_second: there.packets_per_second,
-                    others: self.served_beside(*at, id),
-                    parents: there.parents && trees,
+                    other_communicators: self.served_beside(*at, id),
+                    // Aggregators above each other add in another order, and know no hosts.
+                    supports_parents: plain,
                 };
-                let shape = coder.filter(|_| there.codes).zip(Shape::of_codes(unit, members));
-                let coded = shape.map(|(coder, Shape { elements, bytes, .. })| Offer {
+                let shape = coder.zip(Shape::of_codes(unit, members));
+                let coded = shape.map(|(coder, Shape { elements, bytes, .. })| AggregatorOffer {
                     payload: Bytes(u64::from(bytes)),
-                    carries: Bytes(u64::from(elements) * u64::from(ELEMENT)),
-                    coder,
+                    tensor_bytes: Bytes(u64::from(elements) * u64::from(ELEMENT)),
+                    codec_rate: coder,
                     ..offer.clone()
                 });
                 exact.then_some(offer).into_iter().chain(coded)
             })
             .collect();
-        let conditions = self.estimates.conditions(topology, self.withdrawn());
+        let conditions = self.conditions();
         let share = planned.map(|planned| planned.share).filter(|share| share.0 > 0);
         let ring = share.unwrap_or_else(|| line_rate(topology, &hosts));
-        let told = self.rhythms.get(&id).map_or(0, super::rhythms::Operations::bytes);
-        let decided =
-            aggregation(topology, &conditions, &hosts, (ring, Rate(coding.speed)), Bytes(told), &offers);
-        let refused = known.refused.reason().filter(|_| decided.chosen.is_none());
-        Weighed { best: decided.chosen, reason: refused.unwrap_or(decided.reason) }
+        let told = self.rhythms.get(&id).map_or(0, super::iterations::Operations::bytes);
+        let decided = decide_aggregation(
+            topology,
+            &conditions,
+            &hosts,
+            (ring, Rate(coding.speed)),
+            Bytes(told),
+            &offers,
+        );
+        let refused = communicator.refused.reason().filter(|_| decided.plan.is_none());
+        Weighed { best: decided.plan, reason: refused.unwrap_or(decided.reason) }
     }
 
-    /// Whether the agents of all of a communicator's hosts are there and can.
-    pub(super) fn all_can(&self, known: &Communicator, can: fn(&Abilities) -> bool) -> bool {
+    /// Whether the agents of all of a communicator's hosts are there and can send to aggregators.
+    fn all_aggregate(&self, known: &Communicator) -> bool {
         known.members.iter().all(|member| {
             let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| can(&session.abilities))
+            session.is_some_and(|session| session.abilities.aggregation)
         })
     }
 
@@ -403,7 +387,7 @@ impl State {
     }
 
     /// An epoch is over, or was given up: its grant is withdrawn a while after.
-    pub(super) fn end_aggregation(&mut self, now: Duration, chosen: &Chosen) {
+    pub(super) fn end_aggregation(&mut self, now: Duration, chosen: &AggregationChoice) {
         let granted = chosen.grant.and_then(|number| self.aggregators.grants.get_mut(&number));
         if let Some(granted) = granted {
             granted.until = Some(now.saturating_add(LINGER));
@@ -411,7 +395,7 @@ impl State {
     }
 
     /// An agent says, after a restart of control, that its communicator has this grant.
-    pub(super) fn recover_aggregation(&mut self, now: Duration, id: u64, chosen: &Chosen) {
+    pub(super) fn recover_aggregation(&mut self, now: Duration, id: u64, chosen: &AggregationChoice) {
         let Some(number) = chosen.grant else { return };
         let unclaimed = Some(now.saturating_add(self.settings.recovery_timeout));
         let unknown = || Granted { unclaimed, ..Granted::default() };
@@ -453,32 +437,13 @@ impl State {
         }
     }
 
-    /// Has communicators that have no aggregator, and do better by one that is there now, go on by another epoch with the links that
-    /// they have; and those whose grant is void, with another or with none.
-    pub(super) fn aggregate(&mut self, now: Duration, number: u64, changes: &mut Vec<Changed>) {
-        if self.settings.topology.aggregators().is_empty() {
-            return;
-        }
-        let mut found = Vec::new();
-        for (id, known) in &self.communicators {
-            let still = known.phase() == v1::Phase::Running && known.held_off.is_none();
-            let grant = known.aggregation.grant;
-            if !still || grant.is_some_and(|grant| self.aggregators.grants.contains_key(&grant)) {
-                continue;
-            }
-            let weighed = self.weigh_aggregation(known, *id, &known.coding.current, known.plan.as_ref());
-            if weighed.best.is_some() || grant.is_some() {
-                found.push((*id, weighed.reason));
-            }
-        }
-        for (id, reason) in found {
-            let epoch = self.propose_same(now, id, Some(number));
-            changes.push(changed(id, epoch, &reason, now));
-        }
+    /// Whether a grant is in effect.
+    pub(super) fn is_granted(&self, grant: u64) -> bool {
+        self.aggregators.grants.contains_key(&grant)
     }
 
     /// The name of a communicator's aggregator, or the names of all, the one above first where it is known; empty where it has none.
-    pub(super) fn aggregator_of(&self, chosen: &Chosen) -> String {
+    pub(super) fn aggregator_of(&self, chosen: &AggregationChoice) -> String {
         let granted = chosen.grant.and_then(|number| self.aggregators.grants.get(&number));
         let Some(granted) = granted else { return String::new() };
         let root = chosen.root().filter(|root| granted.at.contains_key(root));
@@ -525,7 +490,7 @@ impl State {
 }
 
 /// What the planner says for a communicator.
-struct Weighed {
-    best: Option<harmonaize_planner::Aggregated>,
-    reason: String,
+pub(super) struct Weighed {
+    pub best: Option<harmonaize_planner::AggregationPlan>,
+    pub reason: String,
 }

@@ -4,20 +4,22 @@
 //! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it can be kept there. Any process of the tenant may propose: what its agent says of whose process
 //! it is is believed, as with joins.
 
-mod left;
+mod inherited_agreement;
 
 use super::communicator::{Communicator, EndCause};
 use super::decisions::Trigger;
-use super::lately::Lately;
+use super::tenant_limits::TenantLimits;
 use super::{Fact, SessionId, State};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
-use harmonaize_disclose::{Call, Fact as Told, House, Outcome, Watch, choose, negotiate, quarters};
-use harmonaize_planner::{Bytes, Hose, HostId, Nanos, Promised, Rate, Reach, farthest, line_rate};
+use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, choose, negotiate, quarters};
+use harmonaize_planner::{
+    Bytes, GroupCosts, Guarantee, HoseModel, HostId, Nanos, Rate, line_rate, max_delay,
+};
 use harmonaize_store::{Agreement as Stored, Change};
-pub(super) use left::Left;
+pub(super) use inherited_agreement::InheritedAgreement;
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,27 +37,26 @@ const MOST_GATHERED: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Agreements {
     /// By communicator.
-    kept: BTreeMap<u64, Kept>,
+    promises: BTreeMap<u64, PromiseRecord>,
     /// Those that are being stored.
     pending: BTreeMap<u64, Pending>,
-    proposed: Lately,
+    proposed: TenantLimits,
     /// From an earlier start, of communicators that have not come back yet.
     stored: BTreeMap<u64, Stored>,
     /// One way between any two hosts, once it was looked up.
     farthest: Option<Nanos>,
     /// What the topology has for promises, once it was looked up.
-    hose: Option<Hose>,
+    hose: Option<HoseModel>,
 }
 
 /// An agreement.
 #[derive(Debug)]
-struct Kept {
+struct PromiseRecord {
     number: u64,
     since_ns: u64,
     constraints: Constraints,
     /// Set aside: what each host can send to the next at least.
     rate: Rate,
-    price: u64,
     watch: Watch,
     gathered: BTreeMap<u64, Gathered>,
 }
@@ -65,7 +66,7 @@ struct Kept {
 struct Pending {
     /// Who proposed it, and which question that was; none where it goes over from another communicator.
     to: Option<(SessionId, u64)>,
-    kept: Kept,
+    promise: PromiseRecord,
 }
 
 /// What agents have told of one operation.
@@ -106,8 +107,8 @@ impl Agreements {
     }
 
     /// What was promised before a restart of control for a communicator that has not come back, if it was agreed on what becomes of it.
-    pub(super) fn take_policy(&mut self, id: u64, ranks: usize) -> Option<Left> {
-        let left = Left::stored(self.stored.get(&id)?, ranks);
+    pub(super) fn take_policy(&mut self, id: u64, ranks: usize) -> Option<InheritedAgreement> {
+        let left = InheritedAgreement::stored(self.stored.get(&id)?, ranks);
         left.on_failure()?;
         self.stored.remove(&id);
         Some(left)
@@ -115,23 +116,23 @@ impl Agreements {
 
     /// A communicator's share, in quarters of the usual one.
     pub(super) fn quarters(&self, id: u64) -> u32 {
-        self.kept.get(&id).map_or(4, |kept| quarters(&kept.constraints))
+        self.promises.get(&id).map_or(4, |kept| quarters(&kept.constraints))
     }
 
     /// What is set aside for a communicator, or will be once it is stored.
     pub(super) fn promised(&self, id: u64) -> Rate {
-        let pending = self.pending.get(&id).map(|pending| pending.kept.rate);
-        self.kept.get(&id).map(|kept| kept.rate).max(pending).unwrap_or_default()
+        let pending = self.pending.get(&id).map(|pending| pending.promise.rate);
+        self.promises.get(&id).map(|kept| kept.rate).max(pending).unwrap_or_default()
     }
 
     /// What a communicator leaves, if it was promised anything.
-    pub(super) fn left(&self, id: u64) -> Option<Left> {
+    pub(super) fn inherited(&self, id: u64) -> Option<InheritedAgreement> {
         // What goes over to it from another is its own already.
         let coming =
-            || self.pending.get(&id).filter(|pending| pending.to.is_none()).map(|pending| &pending.kept);
-        let kept = self.kept.get(&id).or_else(coming);
-        let Kept { number, constraints, rate, watch, .. } = kept?;
-        (*constraints != Constraints::new()).then(|| Left {
+            || self.pending.get(&id).filter(|pending| pending.to.is_none()).map(|pending| &pending.promise);
+        let kept = self.promises.get(&id).or_else(coming);
+        let PromiseRecord { number, constraints, rate, watch, .. } = kept?;
+        (*constraints != Constraints::new()).then(|| InheritedAgreement {
             number: *number,
             constraints: constraints.clone(),
             rate: *rate,
@@ -141,26 +142,25 @@ impl Agreements {
 
     /// How many agreements these communicators have, and how many of them are not kept.
     pub(super) fn count(&self, ids: impl Iterator<Item = u64>) -> (u32, u32) {
-        let kept = ids.filter_map(|id| self.kept.get(&id));
+        let kept = ids.filter_map(|id| self.promises.get(&id));
         let wanted = kept.filter(|kept| kept.constraints != Constraints::new());
         wanted.fold((0, 0), |(all, broken), kept| {
-            (all + 1, broken + u32::from(!kept.watch.broken().is_empty()))
+            (all + 1, broken + u32::from(!kept.watch.broken_clauses().is_empty()))
         })
     }
 
     /// What is promised for a communicator; none where nothing is.
     pub(super) fn constraints(&self, id: u64) -> Option<&Constraints> {
-        self.kept.get(&id).map(|kept| &kept.constraints)
+        self.promises.get(&id).map(|kept| &kept.constraints)
     }
 
     /// What a tenant is told, and operators.
-    pub(super) fn told(&self, id: u64) -> Agreement {
-        self.kept.get(&id).map_or_else(Agreement::default, |kept| Agreement {
+    pub(super) fn agreement(&self, id: u64) -> Agreement {
+        self.promises.get(&id).map_or_else(Agreement::default, |kept| Agreement {
             number: kept.number,
             constraints: kept.constraints.clone(),
             since_ns: kept.since_ns,
-            price: kept.price,
-            broken: kept.watch.broken().iter().copied().collect(),
+            broken: kept.watch.broken_clauses().iter().copied().collect(),
             record: kept.watch.record(),
         })
     }
@@ -184,7 +184,7 @@ impl State {
         if !self.settings.tenants.iter().any(|known| known == tenant) {
             return Err("the provider does not know this tenant".to_owned());
         }
-        let runs = |known: &Communicator| known.tenant == tenant && known.name == name && known.epoch != 0;
+        let runs = |known: &Communicator| known.tenant == tenant && known.name == name && !known.is_forming();
         let found = self.communicators.iter().rev().find(|(_, known)| runs(known));
         let name: String = name.chars().take(80).collect();
         found
@@ -197,19 +197,19 @@ impl State {
         &mut self,
         now: Duration,
         from: SessionId,
-        asked: &v1::Negotiate,
+        request: &v1::Negotiate,
     ) -> Option<Result<Negotiated, String>> {
-        let id = match self.named(&asked.tenant, &asked.communicator) {
+        let id = match self.named(&request.tenant, &request.communicator) {
             Ok(id) => id,
             Err(refused) => return Some(Err(refused)),
         };
-        let Some(propose) = &asked.propose else {
-            return Some(Ok(Negotiated::Agreed(self.agreements.told(id))));
+        let Some(propose) = &request.propose else {
+            return Some(Ok(Negotiated::Agreed(self.agreements.agreement(id))));
         };
         if self.agreements.pending.contains_key(&id) {
             return Some(Err("a proposal for it is being written down; propose again after it".to_owned()));
         }
-        if let Err(refused) = self.agreements.proposed.asks(now, &asked.tenant, id, "proposals") {
+        if let Err(refused) = self.agreements.proposed.take(now, &request.tenant, id, "proposals") {
             return Some(Err(refused));
         }
         if propose.go_on {
@@ -236,10 +236,10 @@ impl State {
                 let (reasons, counter) = (vec![reason], Some(wanted));
                 Some(Ok(Negotiated::Refused { reasons, counter }))
             }
-            (Outcome::Promise { rate, price }, None) => {
-                let before = self.agreements.kept.get(&id).map(|kept| (kept.number, kept.watch.clone()));
-                let to = Some((from, asked.request));
-                self.store_agreement(now, to, id, wanted, (Rate(rate.ceil() as u64), price), before);
+            (Outcome::Promise { rate }, None) => {
+                let before = self.agreements.promises.get(&id).map(|kept| (kept.number, kept.watch.clone()));
+                let to = Some((from, request.request));
+                self.store_agreement(now, to, id, wanted, Rate(rate.ceil() as u64), before);
                 None
             }
         }
@@ -249,7 +249,7 @@ impl State {
     fn consider_proposal(&mut self, id: u64, wanted: &Constraints) -> Outcome {
         let topology = &self.settings.topology;
         // Not the delays between its own hosts: what is promised of times would tell which of them stand together.
-        let delay = *self.agreements.farthest.get_or_insert_with(|| farthest(topology));
+        let delay = *self.agreements.farthest.get_or_insert_with(|| max_delay(topology));
         let free = self.most(id);
         let Some(known) = self.communicators.get(&id) else {
             return Outcome::Refuse { reasons: Vec::new(), counter: None };
@@ -260,8 +260,14 @@ impl State {
         let on_one = known.members.iter().map(|member| member.ranks.len() as u64).max().unwrap_or(1);
         let time = |collective: Collective, bytes: u64, rate: f64| {
             let rate = Rate(rate as u64);
-            let reach =
-                Reach { hosts: hosts.len() as u32, delay, hop: delay, direct: rate, ring: rate, chunk };
+            let reach = GroupCosts {
+                hosts: hosts.len() as u32,
+                delay,
+                hop_delay: delay,
+                direct_rate: rate,
+                ring_rate: rate,
+                chunk,
+            };
             match collective {
                 Collective::AllReduce if wanted.ordered => reach.two_shot(Bytes(bytes)),
                 Collective::AllReduce => reach.fastest(Bytes(bytes)),
@@ -271,14 +277,13 @@ impl State {
                 Collective::Barrier => reach.barrier(),
             }
         };
-        let house = House {
+        let house = ProviderState {
             ranks: known.ranks,
             hosts: hosts.len() as u32,
-            most_weight: if self.settings.replan { self.settings.most_weight } else { 1 },
-            longest_regroup: self.settings.longest_regroup,
-            tariff: self.settings.tariff,
-            line: line_rate(topology, &hosts).0 as f64 * PART * PART,
-            free,
+            max_weight: if self.settings.replan { self.settings.most_weight } else { 1 },
+            max_regroup: self.settings.longest_regroup,
+            line_rate: line_rate(topology, &hosts).0 as f64 * PART * PART,
+            available_rate: free,
             unordered: self.unordered(known),
             time: &time,
         };
@@ -291,9 +296,9 @@ impl State {
         if !self.settings.replan {
             return 0.0;
         }
-        let conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
-        let hose = self.agreements.hose.get_or_insert_with(|| Hose::new(&self.settings.topology));
-        let room = hose.room(&conditions, PART * PART);
+        let conditions = self.conditions();
+        let hose = self.agreements.hose.get_or_insert_with(|| HoseModel::new(&self.settings.topology));
+        let room = hose.capacity(&conditions, PART * PART);
         let mut promised: BTreeMap<u64, (Vec<HostId>, f64)> = BTreeMap::new();
         for (other, known) in &self.communicators {
             let rate = self.agreements.promised(*other);
@@ -306,9 +311,9 @@ impl State {
             promised.insert(ended, (hosts.to_vec(), rate.0 as f64));
         }
         let Some((hosts, already)) = promised.remove(&id) else { return 0.0 };
-        let others: Vec<Promised<'_>> =
-            promised.values().map(|(hosts, rate)| Promised { hosts, rate: *rate }).collect();
-        room.most(&hosts, &others).max(already)
+        let others: Vec<Guarantee<'_>> =
+            promised.values().map(|(hosts, rate)| Guarantee { hosts, rate: *rate }).collect();
+        room.max_guarantee(&hosts, &others).max(already)
     }
 
     fn store_agreement(
@@ -317,13 +322,13 @@ impl State {
         to: Option<(SessionId, u64)>,
         id: u64,
         constraints: Constraints,
-        (rate, price): (Rate, u64),
+        rate: Rate,
         before: Option<(u64, Watch)>,
     ) {
         let Some(known) = self.communicators.get(&id) else { return };
         let mut watch = Watch::new(constraints.clone(), known.ranks);
         if let Some((_, before)) = &before {
-            watch = watch.follows(before);
+            watch = watch.continued_from(before);
         }
         let number = before.map_or(0, |(number, _)| number) + 1;
         let since_ns = self.operator.realtime(now);
@@ -333,10 +338,9 @@ impl State {
             since_ns,
             constraints: v1::Constraints::from(&constraints).encode_to_vec(),
             rate_bits: rate.0,
-            price,
         };
-        let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered: BTreeMap::new() };
-        self.agreements.pending.insert(id, Pending { to, kept });
+        let kept = PromiseRecord { number, since_ns, constraints, rate, watch, gathered: BTreeMap::new() };
+        self.agreements.pending.insert(id, Pending { to, promise: kept });
         self.store(Change::Agreement(record));
         // With it: after a restart, agents are believed that one of theirs had a promise and failed where its plan is known.
         let plan = self.plan_change(id);
@@ -346,20 +350,20 @@ impl State {
     /// An agreement is stored: it is in effect, and its tenant told.
     pub(super) fn agreed(&mut self, now: Duration, record: &Stored) {
         let id = record.communicator;
-        let Some(Pending { to, kept }) = self.agreements.pending.remove(&id) else { return };
+        let Some(Pending { to, promise: kept }) = self.agreements.pending.remove(&id) else { return };
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name, number) = (known.tenant.clone(), known.name.clone(), kept.number);
         let promise =
             format!("{} of a share, {} set aside", f64::from(quarters(&kept.constraints)) / 4.0, kept.rate);
         let budget = kept.constraints.budget.as_ref().and_then(|said| Budget::try_from(said).ok());
-        self.agreements.kept.insert(id, kept);
+        self.agreements.promises.insert(id, kept);
         self.fact(Fact::Agreed { communicator: id, tenant, name, number, promise });
         if let Some(budget) = budget.filter(|budget| !self.has_budget(id, budget)) {
-            self.agree_on_budget(now, id, budget);
+            self.agree_on_budget(id, budget);
         }
         self.want_plan(Trigger::Agreement);
         self.judge_agreement(now, id);
-        let told = self.agreements.told(id);
+        let told = self.agreements.agreement(id);
         if let Some((to, request)) = to {
             self.negotiated(to, request, &Ok(Negotiated::Agreed(told)));
         }
@@ -369,13 +373,13 @@ impl State {
     /// can be; else its tenant hears that it is not.
     pub(super) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
         // Beside itself it might not fit.
-        let left = self.agreements.left(before).or_else(|| self.regroups.take_agreement(before));
+        let left = self.agreements.inherited(before).or_else(|| self.regroups.take_agreement(before));
         self.end_agreement(before);
-        let Some(Left { number, constraints, watch, .. }) = left else { return };
+        let Some(InheritedAgreement { number, constraints, watch, .. }) = left else { return };
         match self.consider_proposal(id, &constraints) {
-            Outcome::Promise { rate, price } => {
+            Outcome::Promise { rate } => {
                 let rate = Rate(rate.ceil() as u64);
-                self.store_agreement(now, None, id, constraints, (rate, price), Some((number, watch)));
+                self.store_agreement(now, None, id, constraints, rate, Some((number, watch)));
             }
             Outcome::Refuse { reasons, .. } => {
                 self.lose_agreement(now, id, reasons.into_iter().map(|reason| reason.clause).collect());
@@ -392,7 +396,7 @@ impl State {
     }
 
     /// What was to be stored could not be: it is not in effect.
-    pub fn not_kept(&mut self, now: Duration, changes: &[Change]) {
+    pub fn store_failed(&mut self, now: Duration, changes: &[Change]) {
         self.store_again(now, changes);
         for change in changes {
             if let Change::Agreement(record) = change
@@ -413,7 +417,7 @@ impl State {
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
             self.negotiated(*to, *request, &Err("the communicator has ended".to_owned()));
         }
-        let kept = self.agreements.kept.remove(&id);
+        let kept = self.agreements.promises.remove(&id);
         if kept.is_some() || pending.is_some() {
             self.store(Change::NoAgreement(id));
         }
@@ -423,13 +427,13 @@ impl State {
     pub(super) fn take_up_agreement(&mut self, id: u64) {
         let Some(stored) = self.agreements.stored.remove(&id) else { return };
         let Some(known) = self.communicators.get(&id) else { return };
-        let Stored { number, since_ns, rate_bits, price, .. } = stored;
+        let Stored { number, since_ns, rate_bits, .. } = stored;
         let said = v1::Constraints::decode(stored.constraints.as_slice()).unwrap_or_default();
         let constraints = Constraints::from(&said);
         let watch = Watch::new(constraints.clone(), known.ranks);
         let (rate, gathered) = (Rate(rate_bits), BTreeMap::new());
-        let kept = Kept { number, since_ns, constraints, rate, price, watch, gathered };
-        self.agreements.kept.insert(id, kept);
+        let kept = PromiseRecord { number, since_ns, constraints, rate, watch, gathered };
+        self.agreements.promises.insert(id, kept);
         self.want_plan(Trigger::Agreement);
     }
 
@@ -440,7 +444,7 @@ impl State {
         let choice = match (self.named(&asked.tenant, &asked.communicator), knobs.check()) {
             (Err(refused), _) => Err(refused),
             (_, Err(error)) => Err(error.to_string()),
-            (Ok(id), Ok(())) => Ok(choose(&knobs, &self.feed(&asked.tenant).standing(id), clock)),
+            (Ok(id), Ok(())) => Ok(choose(&knobs, &self.feed(&asked.tenant).current_state(id), clock)),
         };
         let answer = v1::IterationChoice::answer(asked.request, choice);
         self.send(from, to_agent::Message::IterationChoice(answer));
@@ -450,7 +454,7 @@ impl State {
     pub(super) fn watch_operation(&mut self, now: Duration, told: &v1::Operation) {
         let id = told.communicator;
         let Some(agents) = self.communicators.get(&id).map(|known| known.members.len()) else { return };
-        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let Some(kept) = self.agreements.promises.get_mut(&id) else { return };
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
         // One that failed is counted as its communicator ends, by why that is.
         if told.ranks.iter().any(|rank| rank.failed || rank.called_ns == 0 || rank.ended_ns == 0) {
@@ -476,7 +480,7 @@ impl State {
     pub(super) fn watch_open(&mut self, now: Duration, at_ns: u64, told: &v1::Operation) {
         let id = told.communicator;
         let Some(known) = self.communicators.get(&id) else { return };
-        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let Some(kept) = self.agreements.promises.get_mut(&id) else { return };
         let has_called = |rank: &u32| told.ranks.iter().any(|one| one.rank == *rank && one.called_ns > 0);
         let member = known.members.get(told.participant as usize);
         if !member.is_some_and(|member| member.ranks.iter().all(has_called)) {
@@ -488,7 +492,7 @@ impl State {
         if gathered.open.union(&gathered.over).count() >= known.members.len() {
             let call = gathered.call(told.operation);
             let so_far = at_ns.saturating_sub(gathered.called);
-            kept.watch.open(now, call, Duration::from_nanos(so_far));
+            kept.watch.operation_open(now, call, Duration::from_nanos(so_far));
             self.judge_agreement(now, id);
         } else if kept.gathered.len() > MOST_GATHERED {
             kept.gathered.pop_first();
@@ -503,7 +507,7 @@ impl State {
             FailureKind::Prepare | FailureKind::Internal | FailureKind::Unspecified => true,
             FailureKind::Mismatch | FailureKind::RanksLost | FailureKind::Operator => false,
         };
-        if let Some(kept) = self.agreements.kept.get_mut(&id).filter(|_| providers) {
+        if let Some(kept) = self.agreements.promises.get_mut(&id).filter(|_| providers) {
             kept.watch.failed();
             self.judge_agreement(now, id);
         }
@@ -511,16 +515,17 @@ impl State {
 
     /// A plan may give a communicator more or less than it was promised.
     pub(super) fn watch_plan(&mut self, now: Duration, id: u64) {
-        let Some(plan) = self.communicators.get(&id).and_then(|known| known.plan.as_ref()) else { return };
-        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
-        kept.watch.planned((plan.share.0 as f64) < kept.rate.0 as f64 * (1.0 - LACKS));
+        let current = self.communicators.get(&id).and_then(Communicator::current);
+        let Some(plan) = current.and_then(|current| current.plan.as_ref()) else { return };
+        let Some(kept) = self.agreements.promises.get_mut(&id) else { return };
+        kept.watch.set_rate_short((plan.share.0 as f64) < kept.rate.0 as f64 * (1.0 - LACKS));
         self.judge_agreement(now, id);
     }
 
     fn judge_agreement(&mut self, now: Duration, id: u64) {
-        let Some(kept) = self.agreements.kept.get_mut(&id) else { return };
+        let Some(kept) = self.agreements.promises.get_mut(&id) else { return };
         let number = kept.number;
-        let (broken, changed) = kept.watch.judge(now);
+        let (broken, changed) = kept.watch.evaluate(now);
         if !changed {
             return;
         }
@@ -536,13 +541,13 @@ impl State {
     /// When [`State::expire_agreements`] has something to do.
     pub(super) fn agreements_deadline(&self) -> Option<Duration> {
         let stored = (!self.agreements.stored.is_empty()).then_some(self.settings.recovery_timeout);
-        self.agreements.kept.values().filter_map(|kept| kept.watch.due()).chain(stored).min()
+        self.agreements.promises.values().filter_map(|kept| kept.watch.next_due()).chain(stored).min()
     }
 
     /// Judges what has become old, and forgets what was promised to those that did not come back.
     pub(super) fn expire_agreements(&mut self, now: Duration) {
-        let due = |kept: &Kept| kept.watch.due().is_some_and(|at| at <= now);
-        let due = self.agreements.kept.iter().filter(|(_, kept)| due(kept)).map(|(id, _)| *id);
+        let due = |kept: &PromiseRecord| kept.watch.next_due().is_some_and(|at| at <= now);
+        let due = self.agreements.promises.iter().filter(|(_, kept)| due(kept)).map(|(id, _)| *id);
         for id in due.collect::<Vec<_>>() {
             self.judge_agreement(now, id);
         }

@@ -1,8 +1,9 @@
 //! Epochs: prepared by all, then in use by all, or given up.
 
-use super::communicator::EndCause;
+use super::communicator::{Communicator, EndCause};
 use super::decisions::Trigger;
-use super::form::Proposal;
+use super::lifecycle::{Change, Completed};
+use super::recipe::Proposal;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use std::time::Duration;
@@ -24,6 +25,18 @@ pub enum ReorderError {
     Hosts(String, String),
 }
 
+impl Communicator {
+    /// Makes the epoch under way the one in use.
+    fn complete_change(&mut self, now: Duration) -> Option<Completed> {
+        let codec = self.codec();
+        let completed = self.lifecycle.complete()?;
+        if self.codec() != codec {
+            self.coding.changed(now);
+        }
+        Some(completed)
+    }
+}
+
 impl State {
     /// Starts a change to another ring order; the number of the new epoch.
     ///
@@ -37,8 +50,7 @@ impl State {
             v1::Phase::Leaving => return Err(ReorderError::NotRunning("ranks have left")),
             v1::Phase::Recovering => return Err(ReorderError::NotRunning("not all agents are back")),
             _ => {
-                let epoch = communicator.pending.as_ref().map_or(0, |pending| pending.epoch);
-                return Err(ReorderError::UnderWay(epoch));
+                return Err(ReorderError::UnderWay(communicator.pending_epoch()));
             }
         }
         let known: Vec<String> =
@@ -61,7 +73,7 @@ impl State {
             communicator.pinned = true;
         }
         let proposal = Proposal { order, ..Proposal::default() };
-        Ok(self.propose(now, id, proposal))
+        self.propose(now, id, proposal).ok_or(ReorderError::Unknown)
     }
 
     /// Gives an order that an operator chose back to control: it may change it, at once if another is better.
@@ -77,7 +89,75 @@ impl State {
             self.act(now);
         }
         let known = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
-        Ok(known.pending.as_ref().map_or(known.epoch, |pending| pending.epoch))
+        Ok(known.latest().map_or(0, |latest| latest.epoch))
+    }
+
+    pub(super) fn leave(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        leave: &v1::Leave,
+    ) -> Result<(), &'static str> {
+        if leave.communicator == 0 {
+            if let Some(join) = self.forget_join(from, leave.request) {
+                self.withdraw_join((from, leave.request), join);
+            }
+            return Ok(());
+        }
+        self.regroups.member_left(leave.communicator, leave.rank, from);
+        let Some((communicator, index)) = self.part(from, leave.communicator)? else { return Ok(()) };
+        let Some(member) = communicator.members.get_mut(index) else { return Ok(()) };
+        if !member.ranks.contains(&leave.rank) {
+            return Err("a rank of others left");
+        }
+        member.departed.insert(leave.rank);
+        member.closed |= member.departed.len() == member.ranks.len();
+        let key = (communicator.tenant.clone(), communicator.name.clone());
+        self.regroups.mark_due(&key);
+        self.close_if_over(now, leave.communicator);
+        Ok(())
+    }
+
+    pub(super) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
+        let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
+        if let Some(member) = communicator.members.get_mut(index) {
+            member.closed = true;
+        }
+        let key = (communicator.tenant.clone(), communicator.name.clone());
+        self.regroups.mark_due(&key);
+        self.close_if_over(now, id);
+        Ok(())
+    }
+
+    fn close_if_over(&mut self, now: Duration, id: u64) {
+        let over =
+            self.communicators.get(&id).is_some_and(|known| known.members.iter().all(|member| member.closed));
+        if over && let Some(Communicator { tenant, name, .. }) = self.remove(now, id) {
+            self.fact(Fact::Closed { communicator: id, tenant, name });
+        } else {
+            self.switch_if_complete(now, id);
+        }
+    }
+
+    pub(super) fn expire_communicators(&mut self, now: Duration) {
+        let late =
+            self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
+        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let Some(communicator) = self.communicators.get(&id) else { continue };
+            if communicator.lifecycle.recovering_until().is_some_and(|at| at <= now) {
+                let gone = communicator.members.iter().filter(|member| member.session.is_none());
+                let ranks = gone.flat_map(|member| member.ranks.iter().copied()).collect();
+                let detail = "agents did not come back after control restarted".to_owned();
+                self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
+                continue;
+            }
+            let Some(change) = communicator.change() else { continue };
+            let late =
+                communicator.members.iter().enumerate().filter(|(index, _)| !change.prepared.contains(index));
+            let late: Vec<String> = late.map(|(_, member)| self.host_name(member.host)).collect();
+            let epoch = change.to.epoch;
+            self.give_up(now, id, epoch, &format!("not prepared in time by {}", late.join(", ")));
+        }
     }
 
     pub(super) fn prepared(
@@ -89,26 +169,14 @@ impl State {
     ) -> Result<(), &'static str> {
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
         let members = communicator.members.len();
-        let Some(pending) = communicator.pending.as_mut().filter(|pending| pending.epoch == epoch) else {
-            return Ok(());
-        };
-        pending.prepared.insert(index);
-        if pending.prepared.len() < members || pending.deadline.take().is_none() {
+        let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
+        let Some(change) = change else { return Ok(()) };
+        change.prepared.insert(index);
+        if change.prepared.len() < members || change.deadline.take().is_none() {
             return Ok(());
         }
-        let decision = pending.decision;
-        if communicator.epoch == 0
-            && let Some(pending) = communicator.pending.take()
-        {
-            communicator.epoch = epoch;
-            communicator.order = pending.order;
-            communicator.ports = pending.ports;
-            communicator.links = pending.links;
-            communicator.held = pending.held;
-            communicator.plan = pending.plan;
-            communicator.coding.switched(now, pending.coding);
-            communicator.shots = pending.shots;
-            communicator.aggregation = pending.aggregation;
+        let decision = change.decision;
+        if communicator.is_forming() && communicator.complete_change(now).is_some() {
             let before = communicator.succeeds.take();
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             match before {
@@ -119,13 +187,13 @@ impl State {
                 None => self.regroups.superseded(&tenant, &name),
             }
             self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
-            self.active_changed();
+            self.link_state.active_changed();
             self.want_plan(Trigger::Communicators);
         }
         if let Some(changed) = self.decisions.changed(decision, id) {
             changed.prepared = Some(now);
         }
-        self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
+        self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
         Ok(())
     }
 
@@ -137,11 +205,11 @@ impl State {
         epoch: u64,
     ) -> Result<(), &'static str> {
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
-        if let Some(pending) = communicator.pending.as_mut().filter(|pending| pending.epoch == epoch)
-            && communicator.epoch != 0
-        {
-            pending.switched.insert(index);
-            let decision = pending.decision;
+        let in_use = !communicator.is_forming();
+        let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
+        if let Some(change) = change.filter(|_| in_use) {
+            change.switched.insert(index);
+            let decision = change.decision;
             if let Some(changed) = self.decisions.changed(decision, id) {
                 changed.first_switched.get_or_insert(now);
             }
@@ -153,41 +221,38 @@ impl State {
     /// Makes an epoch current once every participant that is still there uses it.
     pub(super) fn switch_if_complete(&mut self, now: Duration, id: u64) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
-        let Some(pending) = communicator.pending.take_if(|pending| {
+        let switched = communicator.change().is_some_and(|change| {
             let mut members = communicator.members.iter().enumerate();
-            !pending.switched.is_empty()
-                && members.all(|(index, member)| member.closed || pending.switched.contains(&index))
-        }) else {
+            !change.switched.is_empty()
+                && members.all(|(index, member)| member.closed || change.switched.contains(&index))
+        });
+        if !switched {
+            return;
+        }
+        let Some(Completed { before: Some(mut before), decision }) = communicator.complete_change(now) else {
             return;
         };
-        let moved = communicator.order != pending.order || communicator.links != pending.links;
-        communicator.epoch = pending.epoch;
-        communicator.order = pending.order;
-        communicator.links = pending.links;
-        communicator.held = pending.held;
-        communicator.plan = pending.plan;
-        communicator.coding.switched(now, pending.coding);
-        communicator.shots = pending.shots;
-        let aggregation = std::mem::replace(&mut communicator.aggregation, pending.aggregation);
+        let Some(current) = communicator.lifecycle.current() else { return };
+        let moved = before.order != current.order || before.links != current.links;
+        let epoch = current.epoch;
+        super::link_reuse::keep(&mut before.ports, &current.ports);
         communicator.failures = 0;
         // What changes the codec alone makes no other way dearer.
-        if pending.decision.is_some() && moved {
+        if decision.is_some() && moved {
             communicator.changes_now(now);
         }
         communicator.last_change.clear();
-        let (tenant, name, epoch) = (communicator.tenant.clone(), communicator.name.clone(), pending.epoch);
-        let mut old = std::mem::replace(&mut communicator.ports, pending.ports);
-        super::carry::keep(&mut old, &communicator.ports);
-        self.ports.release(&mut old);
-        self.end_aggregation(now, &aggregation);
-        let of_tenants = self.decisions.is_of_tenants(pending.decision);
-        self.decisions.switched(now, pending.decision, id);
+        let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
+        self.link_state.ports.release(&mut before.ports);
+        self.end_aggregation(now, &before.aggregation);
+        let of_tenants = self.decisions.is_of_tenants(decision);
+        self.decisions.switched(now, decision, id);
         self.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
         // Who starts one communicator beside another would else be told whether the two met.
         if moved && !of_tenants {
             self.note_plan_changed(now, id);
         }
-        self.active_changed();
+        self.link_state.active_changed();
         self.want_plan(Trigger::Settled);
     }
 
@@ -199,7 +264,7 @@ impl State {
     ) -> Result<(), &'static str> {
         let id = failed.communicator;
         let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
-        if communicator.pending.as_ref().is_none_or(|pending| pending.epoch != failed.epoch) {
+        if communicator.change().is_none_or(|change| change.to.epoch != failed.epoch) {
             return Ok(());
         }
         let host = communicator.members.get(index).map(|member| member.host);
@@ -212,32 +277,39 @@ impl State {
     /// otherwise goes on with the one that it has.
     pub(super) fn give_up(&mut self, now: Duration, id: u64, epoch: u64, why: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
-        let in_use = communicator.pending.as_ref().is_some_and(|pending| pending.in_use());
+        let in_use = communicator.change().is_some_and(Change::in_use);
         let why: String = why.chars().take(500).collect();
-        if communicator.epoch == 0 || in_use {
+        if communicator.is_forming() || in_use {
             let detail = format!("epoch {epoch} could not be prepared: {why}");
             let cause = EndCause { kind: FailureKind::Prepare, ranks: Vec::new(), detail };
             return self.end(now, id, cause, None);
         }
         communicator.last_change = format!("epoch {epoch} was given up: {why}");
-        if let Some(mut pending) = communicator.pending.take() {
-            super::carry::keep(&mut pending.ports, &communicator.ports);
-            self.ports.release(&mut pending.ports);
-            self.decisions.given_up(pending.decision, id, &why);
-            communicator.coding.given_up(&pending.coding);
-            for at in pending.aggregation.aggregators() {
+        if let Some(change) = communicator.lifecycle.abandon() {
+            let Change { mut to, decision, .. } = *change;
+            if let Some(current) = communicator.lifecycle.current() {
+                super::link_reuse::keep(&mut to.ports, &current.ports);
+            }
+            self.link_state.ports.release(&mut to.ports);
+            self.decisions.given_up(decision, id, &why);
+            let codec = communicator.codec();
+            communicator.coding.given_up(codec, to.codec.codec);
+            for at in to.aggregation.aggregators() {
                 communicator.refused.refuse(now, at, &communicator.last_change);
             }
-            self.end_aggregation(now, &pending.aggregation);
-            self.hold_off(now, id);
+            self.end_aggregation(now, &to.aggregation);
+            self.back_off(now, id);
         }
         let Some(communicator) = self.communicators.get(&id) else { return };
         let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
         self.fact(Fact::EpochAbandoned { communicator: id, tenant, name, epoch, why: why.clone() });
-        self.tell_all(id, &to_agent::Message::Abandon(v1::Abandon { communicator: id, epoch, reason: why }));
+        self.send_to_members(
+            id,
+            &to_agent::Message::Abandon(v1::Abandon { communicator: id, epoch, reason: why }),
+        );
     }
 
-    pub(super) fn tell_all(&mut self, id: u64, message: &to_agent::Message) {
+    pub(super) fn send_to_members(&mut self, id: u64, message: &to_agent::Message) {
         let Some(communicator) = self.communicators.get(&id) else { return };
         let there = communicator.members.iter().filter(|member| !member.closed);
         let sessions: Vec<SessionId> = there.filter_map(|member| member.session).collect();

@@ -1,18 +1,20 @@
 //! A communicator's life from its recipe to its end.
 
-use super::aggregation;
-use super::coding::{Chosen, Coding};
+use super::aggregator_refusals::Refusals;
+use super::codec::CodecState;
 use super::decisions::Trigger;
-use super::direct::Shots;
-use super::paces::Held;
-use super::replan::{MOST_RECENT, Planned};
-use super::status::Ended;
+use super::lifecycle::{Change, EpochConfig, Lifecycle};
 use super::{Fact, SessionId, State};
 use harmonaize_abi::session::OnFailure;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
+use harmonaize_codec::Codec;
 use harmonaize_planner::{HostId, Tuning};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
+
+/// How many changes of one communicator control makes in a while: what passes nothing, or was withdrawn, is left however often that
+/// happens.
+pub(super) const MOST_RECENT: usize = 8;
 
 /// Most ends that are remembered.
 const MOST_ENDED: usize = 64;
@@ -29,41 +31,23 @@ pub(super) struct Communicator {
     /// Its participants; indices are the same in every epoch.
     pub members: Vec<Member>,
     pub tuning: Tuning,
-    /// How small operations go.
-    pub shots: Shots,
-    /// In use; 0 while the first is prepared.
-    pub epoch: u64,
-    /// Ring order of the epoch in use.
-    pub order: Vec<u32>,
-    /// Ports of the epoch in use.
-    pub ports: Vec<(HostId, u16)>,
-    pub pending: Option<Pending>,
+    /// Its stage, with the epochs that it runs by.
+    pub lifecycle: Lifecycle,
     /// Number that the next epoch gets.
     pub next_epoch: u64,
-    /// Until when participants may come back after a restart of control.
-    pub recovering: Option<Duration>,
     pub last_change: String,
-    /// Ports of each link between two participants, the lower first: what its two hosts' pool says of them is their paths.
-    /// Together with `ports` to be found again after a restart.
-    pub links: BTreeMap<(u32, u32), Vec<u16>>,
-    /// Why it runs by this order and these links.
-    pub plan: Option<Planned>,
     /// Whether an operator chose the order: then it is no longer control's to choose.
     pub pinned: bool,
     /// When its plan changed lately, oldest first.
     pub changes: VecDeque<Duration>,
     /// Until when it is left alone because changes were given up.
-    pub held_off: Option<Duration>,
-    /// What its links are held to in the epoch in use.
-    pub held: Held,
+    pub backoff_until: Option<Duration>,
     /// Changes given up in a row.
     pub failures: u32,
-    /// What its ranks let be lost, and how its tensors travel.
-    pub coding: Coding,
-    /// How its large operations are summed in the epoch in use.
-    pub aggregation: aggregation::Chosen,
+    /// What its ranks let be lost, and what its operations told of codecs.
+    pub coding: CodecState,
     /// Aggregators that it does without for a while.
-    pub refused: aggregation::Refusals,
+    pub refused: Refusals,
     /// Where it goes on from another: by rank, one more than the rank there, and 0 for newcomers.
     pub before: Vec<u32>,
     /// Which it goes on from, until its own first epoch is in use.
@@ -80,29 +64,18 @@ pub(super) struct Member {
     pub ranks: Vec<u32>,
     /// By rank: the agent's number of the join.
     pub requests: Vec<(u32, u64)>,
-    pub left: BTreeSet<u32>,
+    pub departed: BTreeSet<u32>,
     pub closed: bool,
 }
 
-/// An epoch under way.
+/// A communicator that ended with an error.
 #[derive(Debug)]
-pub(super) struct Pending {
-    pub epoch: u64,
-    pub order: Vec<u32>,
-    pub ports: Vec<(HostId, u16)>,
-    pub links: BTreeMap<(u32, u32), Vec<u16>>,
-    pub plan: Option<Planned>,
-    /// What its connections are held to.
-    pub held: Held,
-    pub coding: Chosen,
-    pub shots: Shots,
-    pub aggregation: aggregation::Chosen,
-    /// The decision that it comes from.
-    pub decision: Option<u64>,
-    pub prepared: BTreeSet<usize>,
-    pub switched: BTreeSet<usize>,
-    /// Until when all must have prepared it; none once they have.
-    pub deadline: Option<Duration>,
+pub(super) struct Ended {
+    pub id: u64,
+    pub tenant: String,
+    pub name: String,
+    pub cause: EndCause,
+    pub at: Duration,
 }
 
 /// Why a communicator ends.
@@ -113,14 +86,53 @@ pub(super) struct EndCause {
     pub detail: String,
 }
 
-impl Pending {
-    /// Whether some participant may be using it already.
-    pub(super) fn in_use(&self) -> bool {
-        self.deadline.is_none() || !self.switched.is_empty()
-    }
-}
-
 impl Communicator {
+    /// Returns what it runs by; none while the first epoch is prepared.
+    pub(super) fn current(&self) -> Option<&EpochConfig> {
+        self.lifecycle.current()
+    }
+
+    /// Returns the change to another epoch that is under way.
+    pub(super) fn change(&self) -> Option<&Change> {
+        self.lifecycle.change()
+    }
+
+    /// Returns what it is about to run by, else what it runs by.
+    pub(super) fn latest(&self) -> Option<&EpochConfig> {
+        self.change().map(|change| &change.to).or_else(|| self.current())
+    }
+
+    /// Returns the hosts of two participants.
+    pub(super) fn hosts_of(&self, (one, other): (u32, u32)) -> Option<(HostId, HostId)> {
+        let host = |index: u32| self.members.get(index as usize).map(|member| member.host);
+        host(one).zip(host(other))
+    }
+
+    /// Whether its first epoch is not in use yet.
+    pub(super) fn is_forming(&self) -> bool {
+        self.current().is_none()
+    }
+
+    /// Whether it can be given another epoch now: all its ranks are there, and no change is under way or was given up lately.
+    pub(super) fn can_change(&self) -> bool {
+        self.phase() == v1::Phase::Running && self.backoff_until.is_none()
+    }
+
+    /// Returns the number of the epoch in use as messages have it: 0 while the first is prepared.
+    pub(super) fn epoch(&self) -> u64 {
+        self.current().map_or(0, |current| current.epoch)
+    }
+
+    /// Returns the number of the epoch under way as messages have it: 0 where none is.
+    pub(super) fn pending_epoch(&self) -> u64 {
+        self.change().map_or(0, |change| change.to.epoch)
+    }
+
+    /// Returns the codec of the epoch in use.
+    pub(super) fn codec(&self) -> Codec {
+        self.current().map_or(Codec::EXACT, |current| current.codec.codec)
+    }
+
     /// Takes note of a change of plan.
     pub(super) fn changes_now(&mut self, now: Duration) {
         if self.changes.len() >= MOST_RECENT {
@@ -130,8 +142,7 @@ impl Communicator {
     }
 
     pub(super) fn deadline(&self) -> Option<Duration> {
-        let prepare = self.pending.as_ref().and_then(|pending| pending.deadline);
-        prepare.into_iter().chain(self.recovering).min()
+        self.lifecycle.deadline()
     }
 
     pub(super) fn member_of(&self, session: SessionId) -> Option<&Member> {
@@ -146,83 +157,22 @@ impl Communicator {
     pub(super) fn holds(&self, rank: u32) -> bool {
         self.members
             .iter()
-            .any(|member| member.ranks.contains(&rank) && !member.closed && !member.left.contains(&rank))
+            .any(|member| member.ranks.contains(&rank) && !member.closed && !member.departed.contains(&rank))
     }
 
     pub(super) fn phase(&self) -> v1::Phase {
-        if self.recovering.is_some() {
-            v1::Phase::Recovering
-        } else if self.epoch == 0 {
-            v1::Phase::Forming
-        } else if self.members.iter().any(|member| member.closed || !member.left.is_empty()) {
-            v1::Phase::Leaving
-        } else if self.pending.is_some() {
-            v1::Phase::Changing
-        } else {
-            v1::Phase::Running
+        let leaving = || self.members.iter().any(|member| member.closed || !member.departed.is_empty());
+        match &self.lifecycle {
+            Lifecycle::Recovering { .. } => v1::Phase::Recovering,
+            Lifecycle::New | Lifecycle::Forming(_) => v1::Phase::Forming,
+            Lifecycle::Running(_) | Lifecycle::Changing { .. } if leaving() => v1::Phase::Leaving,
+            Lifecycle::Changing { .. } => v1::Phase::Changing,
+            Lifecycle::Running(_) => v1::Phase::Running,
         }
     }
 }
 
 impl State {
-    /// The communicator and the index of the agent in it; `None` for one that has ended, an error for another's.
-    pub(super) fn part(
-        &mut self,
-        from: SessionId,
-        id: u64,
-    ) -> Result<Option<(&mut Communicator, usize)>, &'static str> {
-        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(None) };
-        let index = communicator.index_of(from).ok_or("a message about a communicator of others")?;
-        Ok(Some((communicator, index)))
-    }
-
-    pub(super) fn leave(
-        &mut self,
-        now: Duration,
-        from: SessionId,
-        leave: &v1::Leave,
-    ) -> Result<(), &'static str> {
-        if leave.communicator == 0 {
-            if let Some(join) = self.forget_join(from, leave.request) {
-                self.withdraw_join((from, leave.request), join);
-            }
-            return Ok(());
-        }
-        self.regroups.left(leave.communicator, leave.rank, from);
-        let Some((communicator, index)) = self.part(from, leave.communicator)? else { return Ok(()) };
-        let Some(member) = communicator.members.get_mut(index) else { return Ok(()) };
-        if !member.ranks.contains(&leave.rank) {
-            return Err("a rank of others left");
-        }
-        member.left.insert(leave.rank);
-        member.closed |= member.left.len() == member.ranks.len();
-        let key = (communicator.tenant.clone(), communicator.name.clone());
-        self.regroups.look_at(&key);
-        self.close_if_over(now, leave.communicator);
-        Ok(())
-    }
-
-    pub(super) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
-        let Some((communicator, index)) = self.part(from, id)? else { return Ok(()) };
-        if let Some(member) = communicator.members.get_mut(index) {
-            member.closed = true;
-        }
-        let key = (communicator.tenant.clone(), communicator.name.clone());
-        self.regroups.look_at(&key);
-        self.close_if_over(now, id);
-        Ok(())
-    }
-
-    fn close_if_over(&mut self, now: Duration, id: u64) {
-        let over =
-            self.communicators.get(&id).is_some_and(|known| known.members.iter().all(|member| member.closed));
-        if over && let Some(Communicator { tenant, name, .. }) = self.remove(now, id) {
-            self.fact(Fact::Closed { communicator: id, tenant, name });
-        } else {
-            self.switch_if_complete(now, id);
-        }
-    }
-
     pub(super) fn failed(
         &mut self,
         now: Duration,
@@ -247,7 +197,7 @@ impl State {
         let detail = cause.detail.chars().take(DETAIL_CHARS).collect();
         let cause = EndCause { detail, ..cause };
         if cause.kind == FailureKind::RanksLost {
-            let policy = self.agreements.left(id).and_then(|left| left.on_failure());
+            let policy = self.agreements.inherited(id).and_then(|left| left.on_failure());
             let within = policy.and_then(|policy| match policy {
                 OnFailure::Regroup { within } => Some(within),
                 OnFailure::End => None,
@@ -255,7 +205,7 @@ impl State {
             self.note_lost(now, id, &cause.ranks, within);
         }
         self.watch_end(now, id, &cause);
-        let agreement = self.agreements.left(id);
+        let agreement = self.agreements.inherited(id);
         let Some(communicator) = self.remove(now, id) else { return };
         self.regroups.ended(now, (id, &communicator), &cause, agreement, &self.hosts);
         self.keep_or_refuse(id);
@@ -293,47 +243,23 @@ impl State {
         });
     }
 
-    fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
+    pub(super) fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
         self.note_end(now, id);
         self.end_agreement(id);
         self.hints.end(id);
         let mut communicator = self.communicators.remove(&id)?;
-        self.end_aggregation(now, &communicator.aggregation);
-        self.ports.release(&mut communicator.ports);
-        if let Some(pending) = &mut communicator.pending {
-            self.ports.release(&mut pending.ports);
-            self.end_aggregation(now, &pending.aggregation);
-            self.decisions.ended(pending.decision, id);
+        for config in communicator.lifecycle.configs_mut() {
+            self.end_aggregation(now, &config.aggregation);
+            self.link_state.ports.release(&mut config.ports);
+        }
+        if let Some(change) = communicator.change() {
+            self.decisions.ended(change.decision, id);
         }
         self.rhythms.remove(&id);
         self.forget_turns(now, id);
-        self.active_changed();
+        self.link_state.active_changed();
         self.want_plan(Trigger::Communicators);
         Some(communicator)
-    }
-
-    pub(super) fn expire_communicators(&mut self, now: Duration) {
-        let late =
-            self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
-        for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
-            let Some(communicator) = self.communicators.get(&id) else { continue };
-            if communicator.recovering.is_some_and(|at| at <= now) {
-                let gone = communicator.members.iter().filter(|member| member.session.is_none());
-                let ranks = gone.flat_map(|member| member.ranks.iter().copied()).collect();
-                let detail = "agents did not come back after control restarted".to_owned();
-                self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
-                continue;
-            }
-            let Some(pending) = &communicator.pending else { continue };
-            let late = communicator
-                .members
-                .iter()
-                .enumerate()
-                .filter(|(index, _)| !pending.prepared.contains(index));
-            let late: Vec<String> = late.map(|(_, member)| self.host_name(member.host)).collect();
-            let epoch = pending.epoch;
-            self.give_up(now, id, epoch, &format!("not prepared in time by {}", late.join(", ")));
-        }
     }
 
     /// An operator ends a communicator, or what is kept of one for its members. Whether there was something.
@@ -341,7 +267,7 @@ impl State {
         let known = self.communicators.contains_key(&id);
         let detail = reason.to_owned();
         self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
-        let kept = self.end_kept(now, id);
+        let kept = self.end_retained(now, id);
         self.act(now);
         known || kept
     }

@@ -1,6 +1,6 @@
 //! What control decided about plans, why, and when each stage was reached: a bounded list, newest last.
 
-use super::{Fact, State};
+use super::{Fact, Reason, State};
 use harmonaize_planner::Score;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -105,8 +105,8 @@ pub struct Changed {
     pub communicator: u64,
     /// The new epoch.
     pub epoch: u64,
-    /// Why, in words.
-    pub reason: String,
+    /// Why.
+    pub reason: Reason,
     /// When the change was sent.
     pub sent: Duration,
     /// When all had prepared it.
@@ -117,6 +117,23 @@ pub struct Changed {
     pub switched: Option<Duration>,
     /// What became of it.
     pub outcome: Outcome,
+}
+
+impl Changed {
+    /// A change that was sent just now.
+    pub(super) fn new(communicator: u64, epoch: u64, reason: Reason, sent: Duration) -> Self {
+        let outcome = Outcome::UnderWay;
+        Self {
+            communicator,
+            epoch,
+            reason,
+            sent,
+            prepared: None,
+            first_switched: None,
+            switched: None,
+            outcome,
+        }
+    }
 }
 
 /// A decision that changed something.
@@ -156,7 +173,7 @@ pub struct Counts {
 /// What is kept of decisions.
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
-    kept: VecDeque<Decision>,
+    recent: VecDeque<Decision>,
     pub counts: Counts,
 }
 
@@ -168,21 +185,21 @@ impl Decisions {
 
     pub(super) fn add(&mut self, decision: Decision) {
         self.counts.decisions = decision.number;
-        if self.kept.len() == MOST_DECISIONS {
-            self.kept.pop_front();
+        if self.recent.len() == MOST_DECISIONS {
+            self.recent.pop_front();
         }
-        self.kept.push_back(decision);
+        self.recent.push_back(decision);
     }
 
     /// A communicator's part in a decision that is still kept.
     pub(super) fn changed(&mut self, number: Option<u64>, communicator: u64) -> Option<&mut Changed> {
-        let decision = self.kept.iter_mut().rev().find(|decision| Some(decision.number) == number)?;
+        let decision = self.recent.iter_mut().rev().find(|decision| Some(decision.number) == number)?;
         decision.changes.iter_mut().find(|changed| changed.communicator == communicator)
     }
 
     /// Whether a decision that is still kept came of what tenants run and are promised, and not of the fabric.
     pub(super) fn is_of_tenants(&self, number: Option<u64>) -> bool {
-        let mut kept = self.kept.iter().rev();
+        let mut kept = self.recent.iter().rev();
         let decision = kept.find(|decision| Some(decision.number) == number);
         decision.is_some_and(|decision| {
             matches!(decision.trigger, Trigger::Communicators | Trigger::Agreement | Trigger::Settled)
@@ -213,7 +230,7 @@ impl Decisions {
 impl State {
     /// What was decided lately, oldest first.
     pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
-        self.decisions.kept.iter()
+        self.decisions.recent.iter()
     }
 
     /// How often control has planned, decided and switched.

@@ -1,7 +1,8 @@
 //! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and what that makes of them
 //! goes to whoever waits for it.
 
-use super::slowness::{Latest, Slowness};
+use super::communicator::Communicator;
+use super::slowdown::{Latest, QUIET, Slowdown};
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, Level};
@@ -34,9 +35,9 @@ pub(super) struct Events {
     /// By communicator: what it was planned for last.
     slowdowns: BTreeMap<u64, f64>,
     /// By communicator: the part of its expected rate that others leave it by the last plan.
-    pub(super) left: BTreeMap<u64, f64>,
+    pub(super) remaining: BTreeMap<u64, f64>,
     /// By communicator: what its operations show.
-    pub(super) slowness: BTreeMap<u64, Slowness>,
+    pub(super) slowness: BTreeMap<u64, Slowdown>,
     /// By tenant: whose operations were heard of last.
     pub(super) latest: BTreeMap<String, Latest>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
@@ -72,9 +73,9 @@ impl State {
         &mut self,
         now: Duration,
         session: SessionId,
-        asked: v1::ReadEvents,
+        request: v1::ReadEvents,
     ) -> Result<(), &'static str> {
-        let v1::ReadEvents { request, tenant, from, wait_ns } = asked;
+        let v1::ReadEvents { request, tenant, from, wait_ns } = request;
         if self.events.readers.contains_key(&(session, request)) {
             return Err("a number of ReadEvents twice");
         }
@@ -151,7 +152,7 @@ impl State {
         self.note(now, id, Fact::Ended);
         self.events.best.remove(&id);
         self.events.slowdowns.remove(&id);
-        self.events.left.remove(&id);
+        self.events.remaining.remove(&id);
         self.events.slowness.remove(&id);
     }
 
@@ -186,16 +187,17 @@ impl State {
     }
 
     /// How all communicators are slowed now, by what was planned last. While something is out of use that is the cause of what they
-    /// would lack without others' traffic, and this of the rest.
-    pub(super) fn note_rates(&mut self, now: Duration) {
+    /// would lack without others' traffic, and this of the rest. Returns those that are planned.
+    pub(super) fn note_rates(&mut self, now: Duration) -> Vec<u64> {
         let withdrawn = self.withdrawn();
         let whole = withdrawn.hosts.is_empty() && withdrawn.switches.is_empty() && withdrawn.links.is_empty();
-        let whole = whole && !self.any_failed();
+        let whole = whole && !self.link_state.failures.any();
         let undisturbed = if whole { BTreeMap::new() } else { self.undisturbed(now) };
-        let planned = self.communicators.iter().filter(|(_, known)| known.epoch != 0);
-        let planned = planned.filter_map(|(id, known)| Some((*id, known.plan.as_ref()?.slowdown)));
+        let slowdown = |known: &Communicator| Some(known.current()?.plan.as_ref()?.slowdown);
+        let planned = self.communicators.iter().filter_map(|(id, known)| Some((*id, slowdown(known)?)));
         let planned: Vec<(u64, f64)> = planned.collect();
         self.own_changed(&planned);
+        let ids = planned.iter().map(|(id, _)| *id).collect();
         for (id, slowdown) in planned {
             let best = self.events.best.entry(id).or_insert(slowdown);
             *best = best.min(slowdown);
@@ -207,25 +209,72 @@ impl State {
                 Some(_) => (1.0, 0.0),
                 None => (part(*best, slowdown), 1.0),
             };
-            self.events.left.insert(id, congestion);
+            self.events.remaining.insert(id, congestion);
             self.note_congestion(now, id, true);
             self.note(now, id, Fact::Capacity { share: capacity });
-            self.watch_plan(now, id);
         }
+        ids
     }
 
     /// How all communicators would be slowed, as they run or are about to, if others had no traffic.
     fn undisturbed(&self, now: Duration) -> BTreeMap<u64, f64> {
         let mut jobs = self.jobs(now);
         jobs.iter_mut().for_each(|job| job.movable = false);
-        let mut conditions = self.estimates.conditions(&self.settings.topology, self.withdrawn());
-        for (link, _) in self.estimates.links() {
+        let mut conditions = self.conditions();
+        for (link, _) in self.link_state.estimates() {
             let rate = self.settings.topology.links().get(link.link.0).map(|link| link.rate);
             conditions.set_available(link, rate.unwrap_or_default());
         }
         let plan = self.checked(&jobs, &conditions).ok();
         let each = plan.into_iter().flat_map(|plan| plan.assignments);
         each.map(|part| (part.communicator, part.slowdown)).collect()
+    }
+
+    /// An operation took so many nanoseconds from its last rank's call, as all agents tell.
+    pub(super) fn operation_took(&mut self, now: Duration, id: u64, bytes: u64, took: u64) {
+        let Some(tenant) = self.communicators.get(&id).map(|known| &known.tenant) else { return };
+        let Events { slowness, latest, .. } = &mut self.events;
+        let latest = match latest.get_mut(tenant) {
+            Some(latest) => latest,
+            None => latest.entry(tenant.clone()).or_default(),
+        };
+        if latest[0].is_none_or(|(last, _)| last != id) {
+            latest.swap(0, 1);
+        }
+        latest[0] = Some((id, now));
+        // Those before it were forgotten as it told of its own.
+        let other = latest[1].filter(|(other, heard)| *heard + QUIET > now && slowness.contains_key(other));
+        let own = slowness.entry(id).or_default();
+        own.operation(bytes, took);
+        if let Some((other, _)) = other {
+            own.forget();
+            self.forget_usual(other);
+            self.note_congestion(now, other, false);
+        }
+        self.note_congestion(now, id, false);
+    }
+
+    /// An agent says that a long queue stands on a path of a communicator.
+    pub(super) fn queue_stands(&mut self, now: Duration, id: u64) {
+        self.events.slowness.entry(id).or_default().queue_stands(now);
+    }
+
+    /// A communicator is slowed by others as the last plan says, or as its operations show, whichever is worse. Always noted where a plan was
+    /// made, else where it is other than before.
+    pub(super) fn note_congestion(&mut self, now: Duration, id: u64, planned: bool) {
+        let measured = self.events.slowness.get(&id).map_or(1.0, |known| known.share(now));
+        let share = self.events.remaining.get(&id).copied().unwrap_or(1.0).min(measured);
+        let other = self.events.slowness.entry(id).or_default().note(share);
+        if planned || other {
+            self.note(now, id, Fact::Congestion { share });
+        }
+    }
+
+    /// A communicator's own tenant runs other things now.
+    pub(super) fn forget_usual(&mut self, id: u64) {
+        if let Some(known) = self.events.slowness.get_mut(&id) {
+            known.forget();
+        }
     }
 
     /// Which ranks' hosts are taken away, or will be: of one communicator, or of all.
@@ -258,14 +307,14 @@ impl State {
     /// When [`State::expire_events`] has something to do.
     pub(super) fn events_deadline(&self) -> Option<Duration> {
         let began = self.events_clock(Duration::ZERO);
-        let due = self.events.feeds.values().filter_map(Feed::due).map(|at| at.saturating_sub(began));
+        let due = self.events.feeds.values().filter_map(Feed::next_due).map(|at| at.saturating_sub(began));
         due.chain(self.events.readers.values().map(|reader| reader.until)).min()
     }
 
     /// Makes the events that are due, and answers who waits for them, or has waited long enough.
     pub(super) fn expire_events(&mut self, now: Duration) {
         let clock = self.events_clock(now);
-        self.events.feeds.values_mut().for_each(|feed| feed.tick(clock));
+        self.events.feeds.values_mut().for_each(|feed| feed.poll(clock));
         self.answer_readers(now);
     }
 
@@ -302,7 +351,7 @@ fn refused(request: u64, why: &str) -> v1::EventsRead {
 
 fn read(request: u64, batch: EventBatch) -> v1::EventsRead {
     let EventBatch { missed, events, cursor: EventCursor { feed, next } } = batch;
-    let events = events.into_iter().map(told).collect();
+    let events = events.into_iter().map(to_proto).collect();
     v1::EventsRead {
         request,
         missed,
@@ -312,7 +361,7 @@ fn read(request: u64, batch: EventBatch) -> v1::EventsRead {
     }
 }
 
-fn told(event: Event) -> v1::TenantEvent {
+fn to_proto(event: Event) -> v1::TenantEvent {
     use v1::EventKind as Told;
     let Event { number, communicator, kind, since_ns } = event;
     let level = |level| match level {

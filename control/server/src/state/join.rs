@@ -1,17 +1,14 @@
 //! Ranks that want to join, until all of a communicator are there or their time is over.
 
-use super::coding::budget;
-use super::form::Group;
+use super::codec::budget;
+use super::recipe::Group;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
-use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
+use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::{Budget, BudgetError};
-use harmonaize_disclose::{JoinFailure, disclose_join};
+use harmonaize_disclose::JoinFailure;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-
-/// Most bytes of a communicator's name.
-const NAME_BYTES: usize = 128;
 
 /// Joins of one tenant under one name.
 #[derive(Debug)]
@@ -105,21 +102,6 @@ impl State {
         Ok(())
     }
 
-    /// Whether there is such a tenant, and it can name a communicator so.
-    pub(super) fn check_names(
-        &self,
-        tenant: &String,
-        name: &str,
-    ) -> Result<(), (JoinRefusedKind, JoinFailure)> {
-        if !self.settings.tenants.contains(tenant) {
-            return Err((JoinRefusedKind::UnknownTenant, JoinFailure::UnknownTenant));
-        }
-        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
-            return Err((JoinRefusedKind::Invalid, JoinFailure::BadName { most: NAME_BYTES }));
-        }
-        Ok(())
-    }
-
     /// What its tenant lets be lost, where the join can be.
     fn check_join(&self, join: &v1::Join) -> Result<Budget, (JoinRefusedKind, JoinFailure)> {
         use JoinRefusedKind as Kind;
@@ -127,7 +109,7 @@ impl State {
         let name = &join.communicator;
         self.check_names(&join.tenant, name)?;
         if ranks == 0 || ranks > most {
-            return Err((Kind::Invalid, JoinFailure::BadSize { ranks, most }));
+            return Err((Kind::Invalid, JoinFailure::BadSize { ranks, max: most }));
         }
         if rank.0 >= ranks {
             return Err((Kind::Invalid, JoinFailure::RankOutside { rank, ranks }));
@@ -144,7 +126,7 @@ impl State {
         let Some(waiting) = waiting else {
             let most = self.settings.most_communicators;
             if self.communicators_of(&join.tenant, name) >= most {
-                return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
+                return Err((Kind::Limit, JoinFailure::TooManyCommunicators { max: most }));
             }
             return Ok(budget);
         };
@@ -156,7 +138,10 @@ impl State {
         if waiting.budget != budget {
             let others = waiting.joined.keys().copied().map(Rank).collect();
             let (budget, theirs) = (budget.to_string(), waiting.budget.to_string());
-            return Err((Kind::Budget, JoinFailure::BudgetMismatch { rank, budget, others, theirs }));
+            return Err((
+                Kind::Budget,
+                JoinFailure::BudgetMismatch { rank, budget, differing_ranks: others, other_budget: theirs },
+            ));
         }
         Ok(budget)
     }
@@ -181,28 +166,6 @@ impl State {
         if waiting.joined.is_empty() {
             self.waiting.remove(key);
         }
-    }
-
-    /// An agent's open join is over; which one it was.
-    pub(super) fn forget_join(
-        &mut self,
-        session: SessionId,
-        request: u64,
-    ) -> Option<((String, String), Option<u32>)> {
-        self.sessions.get_mut(&session)?.joins.remove(&request)
-    }
-
-    pub(super) fn refuse_join(
-        &mut self,
-        to: SessionId,
-        request: u64,
-        kind: JoinRefusedKind,
-        failure: &JoinFailure,
-    ) {
-        let told = disclose_join(failure);
-        let ranks = told.ranks.iter().map(|rank| rank.0).collect();
-        let refused = v1::JoinRefused { request, kind: kind.into(), text: told.text, ranks };
-        self.send(to, to_agent::Message::JoinRefused(refused));
     }
 
     pub(super) fn expire_joins(&mut self, now: Duration) {

@@ -110,10 +110,10 @@ impl State {
         self.operator.plans = stored.plans;
         self.agreements.restore(stored.agreements);
         self.restore_pasts(stored.pasts);
-        self.look_at_windows(Duration::ZERO);
+        self.update_windows(Duration::ZERO);
     }
 
-    /// What must be stored for an instruction to be in effect: then [`State::carry_out`] has it be so.
+    /// What must be stored for an instruction to be in effect: then [`State::apply_stored`] has it be so.
     ///
     /// # Errors
     /// Why it is not followed; nothing has changed.
@@ -133,7 +133,7 @@ impl State {
     }
 
     /// Carries out what is stored.
-    pub fn carry_out(&mut self, now: Duration, changes: &[Change]) {
+    pub fn apply_stored(&mut self, now: Duration, changes: &[Change]) {
         for change in changes {
             match change {
                 Change::Tenant(tenant) => {
@@ -166,9 +166,9 @@ impl State {
                 | Change::NoPast(_) => {}
             }
         }
-        self.look_at_windows(now);
+        self.update_windows(now);
         self.note_maintenance(now, None);
-        self.regroups.look();
+        self.regroups.mark_all_due();
         self.act(now);
     }
 

@@ -1,13 +1,14 @@
 //! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
 
-use super::aggregation;
-use super::coding::Coding;
+use super::aggregator_refusals::Refusals;
+use super::codec::CodecChoice;
+use super::codec::CodecState;
 use super::communicator::{Communicator, EndCause, Member, dissolved};
-use super::direct::Shots;
-use super::paces::Held;
+use super::lifecycle::{EpochConfig, Lifecycle};
+use super::reduction::AggregationChoice;
 use super::{SessionId, State};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{Bytes, Direct, HostId, Tuning};
+use harmonaize_planner::{AlgorithmChoice, Bytes, DirectThresholds, HostId, RateLimits, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ impl State {
         let lost: Vec<(u64, Vec<u32>)> = self
             .communicators
             .iter()
-            .filter(|(id, known)| known.recovering.is_some() && !named.contains(id))
+            .filter(|(id, known)| known.lifecycle.recovering_until().is_some() && !named.contains(id))
             .filter_map(|(id, known)| {
                 let member =
                     known.members.iter().find(|member| member.host == host && member.session.is_none())?;
@@ -76,7 +77,7 @@ impl State {
             let member = member.ok_or("an ended communicator of others in Hello")?;
             let here: BTreeSet<u32> = here.collect();
             member.session = Some(from);
-            member.left = part.ranks.iter().copied().filter(|rank| !here.contains(rank)).collect();
+            member.departed = part.ranks.iter().copied().filter(|rank| !here.contains(rank)).collect();
             let detail = format!("the agent on `{name}` knows that it has ended");
             let cause = EndCause { kind: FailureKind::RanksLost, ranks: Vec::new(), detail };
             self.end(now, id, cause, Some(from));
@@ -147,18 +148,22 @@ impl State {
             member.requests = recipe.local.iter().map(|local| (local.rank, local.request)).collect();
             communicator.members.iter().all(|member| member.session.is_some())
         };
-        let newer = recipe.epoch > communicator.epoch;
-        if newer {
-            communicator.epoch = recipe.epoch;
-            communicator.order.clone_from(&recipe.order);
-            communicator.coding.take_up(recipe);
-            communicator.shots = shots(recipe);
-            let told = aggregation::Chosen::told(recipe);
-            let before = std::mem::replace(&mut communicator.aggregation, told);
+        let newer = recipe.epoch > communicator.epoch();
+        if newer && let Some(current) = communicator.lifecycle.current_mut() {
+            let config = EpochConfig {
+                ports: std::mem::take(&mut current.ports),
+                links: std::mem::take(&mut current.links),
+                plan: current.plan.take(),
+                rate_limits: current.rate_limits,
+                ..config(recipe)
+            };
+            communicator.coding.agree(config.codec.budget.clone());
             communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
-            self.end_aggregation(now, &before);
+            let before = std::mem::replace(current, config);
+            self.end_aggregation(now, &before.aggregation);
         }
-        if let Some(told) = self.communicators.get(&id).map(|known| known.aggregation.clone()) {
+        let known = self.communicators.get(&id).and_then(Communicator::current);
+        if let Some(told) = known.map(|current| current.aggregation.clone()) {
             self.recover_aggregation(now, id, &told);
         }
         if adopted || newer {
@@ -168,13 +173,13 @@ impl State {
         self.learn_usage(id);
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         if all_back {
-            communicator.recovering = None;
+            communicator.lifecycle.recovered();
             // Whoever missed it when control went down learns that the epoch may be used.
-            let epoch = communicator.epoch;
+            let epoch = communicator.epoch();
             self.overtake(now, id, !recipe.before.is_empty());
-            self.active_changed();
-            self.trace_communicator(now, id);
-            self.tell_all(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
+            self.link_state.active_changed();
+            self.with_links(now, |links, ctx, effects| links.trace_communicator(ctx, effects, id));
+            self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
         }
         Ok(())
     }
@@ -202,7 +207,7 @@ impl State {
     fn overtake(&mut self, now: Duration, id: u64, went_on: bool) {
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name) = (known.tenant.clone(), known.name.clone());
-        if let Some(before) = self.regroups.kept_before(&tenant, &name, id).filter(|_| went_on) {
+        if let Some(before) = self.regroups.retained_predecessor(&tenant, &name, id).filter(|_| went_on) {
             if self.agreements.constraints(id).is_none() {
                 self.take_over_agreement(now, before, id);
             }
@@ -214,7 +219,7 @@ impl State {
     fn absent(&self, participant: &v1::Participant) -> Option<Member> {
         let host = self.settings.topology.host(&participant.host)?;
         let (ranks, requests, left) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
-        Some(Member { host, session: None, ranks, requests, left, closed: false })
+        Some(Member { host, session: None, ranks, requests, departed: left, closed: false })
     }
 }
 
@@ -227,10 +232,26 @@ fn is_same(known: &Communicator, recipe: &v1::Recipe, members: &[Member]) -> boo
 }
 
 /// How small operations go, as an agent's recipe says it.
-fn shots(recipe: &v1::Recipe) -> Shots {
+fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
     let sizes = recipe.tuning.unwrap_or_default();
-    let sizes = Direct { one_shot: Bytes(sizes.one_shot_bytes), two_shot: Bytes(sizes.two_shot_bytes) };
-    Shots { sizes, reason: "as before control restarted".to_owned() }
+    let sizes =
+        DirectThresholds { one_shot: Bytes(sizes.one_shot_bytes), two_shot: Bytes(sizes.two_shot_bytes) };
+    AlgorithmChoice { sizes, reason: "as before control restarted".to_owned() }
+}
+
+/// What a communicator runs by, as far as an agent's recipe says it.
+fn config(recipe: &v1::Recipe) -> EpochConfig {
+    EpochConfig {
+        epoch: recipe.epoch,
+        order: recipe.order.clone(),
+        ports: Vec::new(),
+        links: BTreeMap::new(),
+        plan: None,
+        rate_limits: RateLimits::default(),
+        codec: CodecChoice::from_recipe(recipe),
+        algorithm: algorithm(recipe),
+        aggregation: AggregationChoice::from_recipe(recipe),
+    }
 }
 
 fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communicator {
@@ -239,33 +260,26 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         channels: sizes.channels,
         chunk: Bytes(sizes.chunk_bytes),
         segment: Bytes(sizes.segment_bytes),
-        copy: Bytes(sizes.copy_bytes),
+        copy_threshold: Bytes(sizes.copy_bytes),
         landing_slots: sizes.landing_slots,
     };
+    let config = config(recipe);
+    let budget = config.codec.budget.clone();
     Communicator {
         tenant: recipe.tenant.clone(),
         name: recipe.name.clone(),
         ranks: members.iter().map(|member| member.ranks.len() as u32).sum(),
         members,
         tuning,
-        shots: shots(recipe),
-        epoch: recipe.epoch,
-        order: recipe.order.clone(),
-        ports: Vec::new(),
-        pending: None,
+        lifecycle: Lifecycle::Recovering { current: Box::new(config), until },
         next_epoch: recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1),
-        recovering: Some(until),
         last_change: String::new(),
-        links: BTreeMap::new(),
-        plan: None,
         pinned: false,
         changes: VecDeque::new(),
-        held_off: None,
-        held: Held::default(),
+        backoff_until: None,
         failures: 0,
-        coding: Coding::recovered(recipe),
-        aggregation: aggregation::Chosen::told(recipe),
-        refused: aggregation::Refusals::default(),
+        coding: CodecState::new(budget),
+        refused: Refusals::default(),
         before: Vec::new(),
         succeeds: None,
     }

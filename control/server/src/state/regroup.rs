@@ -7,7 +7,7 @@
 mod past;
 
 use super::communicator::Communicator;
-use super::form::Group;
+use super::recipe::Group;
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind};
@@ -62,12 +62,12 @@ struct Before {
 
 impl Regroups {
     /// Who is expected may have changed, under whatever name.
-    pub(super) fn look(&mut self) {
+    pub(super) fn mark_all_due(&mut self) {
         self.changed.all |= !self.sets.is_empty();
     }
 
     /// The same under one name.
-    pub(super) fn look_at(&mut self, key: &Key) {
+    pub(super) fn mark_due(&mut self, key: &Key) {
         if self.sets.contains_key(key) {
             self.changed.keys.insert(key.clone());
         }
@@ -80,7 +80,7 @@ impl Regroups {
             if set.is_empty() {
                 self.sets.remove(key);
             }
-            self.look_at(key);
+            self.mark_due(key);
         }
     }
 }
@@ -90,7 +90,7 @@ impl State {
     pub(super) fn regroup(&mut self, now: Duration, from: SessionId, join: v1::Join, asked: v1::Regroup) {
         let key = (join.tenant, join.communicator);
         if let Some(within) = self.regroups.over(&key, from, &asked) {
-            let failure = JoinFailure::Over { within };
+            let failure = JoinFailure::Expired { within };
             return self.refuse_join(from, join.request, JoinRefusedKind::Over, &failure);
         }
         let member = self.member(&key, from, &asked);
@@ -112,7 +112,7 @@ impl State {
             session.joins.insert(join.request, (key.clone(), None));
         }
         self.regroups.sets.entry(key.clone()).or_default().push(came);
-        self.regroups.look_at(&key);
+        self.regroups.mark_due(&key);
     }
 
     /// Which rank a process is, if it is one of a communicator under this name.
@@ -134,7 +134,7 @@ impl State {
         let set = self.regroups.sets.get(key).map(Vec::as_slice).unwrap_or_default();
         let (ranks, most) = (set.len() as u32 + 1, self.settings.most_ranks);
         if let Some(ranks) = [came.least, ranks].into_iter().find(|ranks| *ranks == 0 || *ranks > most) {
-            return Err((Kind::Invalid, JoinFailure::BadSize { ranks, most }));
+            return Err((Kind::Invalid, JoinFailure::BadSize { ranks, max: most }));
         }
         if let Some((_, rank)) = came.member
             && set.iter().any(|other| other.member == came.member)
@@ -149,7 +149,7 @@ impl State {
         let anew = set.is_empty() && !self.has_place(key);
         if anew && self.communicators_of(tenant, name) >= self.settings.most_communicators {
             let most = self.settings.most_communicators;
-            return Err((Kind::Limit, JoinFailure::TooManyCommunicators { most }));
+            return Err((Kind::Limit, JoinFailure::TooManyCommunicators { max: most }));
         }
         Ok(())
     }
@@ -159,17 +159,18 @@ impl State {
     pub(super) fn communicators_of(&self, tenant: &str, name: &str) -> usize {
         let live = self.communicators.values().filter(|known| known.tenant == tenant).count();
         let sets = || self.waiting.keys().chain(self.regroups.sets.keys()).filter(|(of, _)| of == tenant);
-        let forming = self.communicators.values().filter(|known| known.epoch == 0 && known.tenant == tenant);
+        let forming =
+            self.communicators.values().filter(|known| known.is_forming() && known.tenant == tenant);
         let coming: BTreeSet<&str> =
             forming.map(|known| known.name.as_str()).chain(sets().map(|(_, name)| name.as_str())).collect();
-        let kept = self.regroups.kept_names(tenant).into_iter().filter(|kept| *kept != name);
+        let kept = self.regroups.retained_names(tenant).into_iter().filter(|kept| *kept != name);
         live + sets().count() + kept.filter(|kept| !coming.contains(kept.as_str())).count()
     }
 
     /// Whether a communicator forms under a name, or ranks wait for one.
     fn is_coming(&self, key: &Key) -> bool {
         let forms =
-            |known: &Communicator| known.epoch == 0 && (&known.tenant, &known.name) == (&key.0, &key.1);
+            |known: &Communicator| known.is_forming() && (&known.tenant, &known.name) == (&key.0, &key.1);
         self.waiting.contains_key(key)
             || self.regroups.sets.contains_key(key)
             || self.communicators.values().any(forms)
@@ -190,7 +191,7 @@ impl State {
     /// are not expected to go on.
     fn before(&self, key: &Key) -> Option<Before> {
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
-        let live = self.communicators.iter().filter(|(_, known)| known.epoch != 0 && named(known));
+        let live = self.communicators.iter().filter(|(_, known)| !known.is_forming() && named(known));
         let live = live.map(|(id, _)| *id).max();
         let past = self.regroups.past.iter().filter(|(_, past)| past.key == *key);
         let past = past.map(|(id, _)| *id).max();
@@ -275,8 +276,7 @@ impl State {
     /// When [`State::expire_regroups`] has something to do.
     pub(super) fn regroups_deadline(&self) -> Option<Duration> {
         let waiting = self.regroups.sets.values().flatten().map(|came| came.until);
-        let kept = self.kept().into_iter().map(|(_, at)| at);
-        waiting.chain(kept).chain(self.regroups.absent_until()).chain(self.regroups.again.at).min()
+        waiting.min()
     }
 
     fn turn_away(&mut self, key: &Key, came: &Came, kind: JoinRefusedKind, failure: &JoinFailure) {
@@ -287,9 +287,6 @@ impl State {
 
     /// Goes on with those who came where a member has waited long enough; else refuses whoever has.
     pub(super) fn expire_regroups(&mut self, now: Duration) {
-        self.regroups.expire_absent(now);
-        self.expire_unstored(now);
-        self.expire_kept(now);
         let late = |set: &&Vec<Came>| set.iter().any(|came| came.until <= now);
         let keys = self.regroups.sets.iter().filter(|(_, set)| late(set));
         for key in keys.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
@@ -309,7 +306,8 @@ impl State {
             let missing = before.map_or(BTreeSet::new(), |before| before.expected);
             let missing: Vec<Rank> = missing.difference(&here).map(|rank| Rank(*rank)).collect();
             for process in late {
-                let failure = JoinFailure::Regroup { came, least, missing: missing.clone() };
+                let failure =
+                    JoinFailure::Regroup { joined: came, min_members: least, missing: missing.clone() };
                 self.turn_away(&key, &process, JoinRefusedKind::Timeout, &failure);
             }
         }

@@ -1,91 +1,16 @@
 //! Agents' sessions: how they open, and what their end takes along.
 
+use super::agents::{Abilities, Session};
 use super::communicator::EndCause;
-use super::{Fact, Output, SessionId, State};
+use super::{Fact, SessionId, State};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
-use harmonaize_codec::Level;
-use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Longest build text that is kept.
 const BUILD_BYTES: usize = 128;
-
-/// Most that an agent may lack, and characters of each, that are kept.
-const MOST_MISSING: usize = 8;
-const MISSING_CHARS: usize = 200;
-
-/// A session that said Hello and was welcomed.
-#[derive(Debug)]
-pub(super) struct Session {
-    pub host: HostId,
-    pub listen: SocketAddr,
-    pub build: String,
-    pub since: Duration,
-    pub abilities: Abilities,
-    /// Open joins by the agent's number: tenant and name, and the rank, if it is not for control to say.
-    pub joins: BTreeMap<u64, ((String, String), Option<u32>)>,
-}
-
-/// What an agent can do beyond what every agent can.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Abilities {
-    pub trace: bool,
-    /// Where its answers to trains are, if it sends and answers any.
-    pub probe: Option<SocketAddr>,
-    pub hold: bool,
-    pub turns: bool,
-    pub pace: bool,
-    pub verdicts: bool,
-    pub carry: bool,
-    pub direct: bool,
-    pub coded_exchanges: bool,
-    pub coded_measured: bool,
-    pub coded_finer: bool,
-    pub aggregation: bool,
-    pub aggregated_codes: bool,
-    pub aggregated_at_once: bool,
-    pub aggregated_trees: bool,
-    pub aggregated_others: bool,
-    /// Most bytes of a datagram of RDMA; 0: it has none.
-    pub datagram_bytes: u32,
-    /// Codecs that it takes, and what they take there.
-    pub codecs: Vec<Level>,
-    /// What is missing and why.
-    pub missing: Vec<String>,
-}
-
-impl Abilities {
-    /// What an agent says of itself, within bounds.
-    fn new(said: Option<&v1::Abilities>) -> Self {
-        let Some(said) = said else { return Self::default() };
-        let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
-        let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
-        Self {
-            trace: said.trace,
-            probe: probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified()),
-            hold: said.hold,
-            turns: said.turns,
-            pace: said.pace,
-            verdicts: said.path_verdicts,
-            carry: said.carry,
-            direct: said.direct,
-            coded_exchanges: said.coded_exchanges,
-            coded_measured: said.coded_measured,
-            coded_finer: said.coded_finer,
-            aggregation: said.aggregation,
-            aggregated_codes: said.aggregated_codes,
-            aggregated_at_once: said.aggregated_at_once,
-            aggregated_trees: said.aggregated_trees,
-            aggregated_others: said.aggregated_others,
-            datagram_bytes: said.datagram_bytes,
-            codecs: super::coding::levels(&said.codecs),
-            missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
-        }
-    }
-}
 
 impl State {
     pub(super) fn hello(&mut self, now: Duration, from: SessionId, hello: &v1::Hello) {
@@ -127,11 +52,7 @@ impl State {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
-            path_verdicts_per_second: super::verdicts::MOST_A_SECOND,
-            budgets: true,
-            events: true,
-            agreements: true,
-            hints: true,
+            path_verdicts_per_second: super::link_state::MOST_A_SECOND,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
@@ -142,8 +63,10 @@ impl State {
         if let Err(breach) = self.recover(now, from, host, hello) {
             return self.breach(now, from, breach);
         }
-        self.trace_host(now, host);
-        self.ask_traces(now);
+        self.with_links(now, |links, ctx, effects| {
+            links.trace_host(ctx, host);
+            links.ask_traces(ctx, effects);
+        });
     }
 
     /// A connection has ended, whoever ended it.
@@ -181,13 +104,6 @@ impl State {
     pub(super) fn breach(&mut self, now: Duration, session: SessionId, what: &str) {
         self.refuse(session, RefusedKind::Protocol, format!("breach of protocol: {what}"));
         self.session_ended(now, session);
-    }
-
-    pub(super) fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
-        self.fact(Fact::SessionRefused { reason: reason.clone() });
-        let refused = v1::Refused { kind: kind.into(), reason, protocol_version: PROTOCOL_VERSION };
-        self.send(session, to_agent::Message::Refused(refused));
-        self.outputs.push(Output::End(session));
     }
 
     /// Tells every agent that control goes down. Their communicators run on.

@@ -1,8 +1,9 @@
 //! How things stand: agents are asked, and what they answer is laid beside what control knows.
 
-use super::communicator::{Communicator, EndCause};
+use super::communicator::Communicator;
 use super::{Output, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
+use harmonaize_planner::DirectThresholds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -24,21 +25,11 @@ pub(super) struct Question {
     reports: BTreeMap<SessionId, v1::Report>,
 }
 
-/// A communicator that ended with an error.
-#[derive(Debug)]
-pub(super) struct Ended {
-    pub id: u64,
-    pub tenant: String,
-    pub name: String,
-    pub cause: EndCause,
-    pub at: Duration,
-}
-
 impl State {
     /// Asks all agents; [`Output::Status`] follows with the returned number, after `patience` at the latest.
     pub fn ask_status(&mut self, now: Duration, patience: Duration) -> u64 {
-        self.asked += 1;
-        let id = self.asked;
+        self.next_question += 1;
+        let id = self.next_question;
         let awaited: BTreeSet<SessionId> = match self.questions.len() < MOST_QUESTIONS {
             true => self.sessions.keys().copied().collect(),
             false => BTreeSet::new(),
@@ -181,10 +172,10 @@ impl State {
     fn communicator(
         &self,
         id: u64,
-        known: &Communicator,
+        communicator: &Communicator,
         reports: &BTreeMap<SessionId, v1::Report>,
     ) -> v1::CommunicatorStatus {
-        let answered: Vec<(&[u32], &v1::CommunicatorReport)> = known
+        let answered: Vec<(&[u32], &v1::CommunicatorReport)> = communicator
             .members
             .iter()
             .filter_map(|member| {
@@ -193,15 +184,17 @@ impl State {
                 Some((member.ranks.as_slice(), own))
             })
             .collect();
+        let current = communicator.current();
+        let sizes = current.map_or_else(DirectThresholds::default, |current| current.algorithm.sizes);
         v1::CommunicatorStatus {
             communicator: id,
-            tenant: known.tenant.clone(),
-            name: known.name.clone(),
-            ranks: known.ranks,
-            phase: known.phase().into(),
-            epoch: known.epoch,
-            next_epoch: known.pending.as_ref().map_or(0, |pending| pending.epoch),
-            participants: known
+            tenant: communicator.tenant.clone(),
+            name: communicator.name.clone(),
+            ranks: communicator.ranks,
+            phase: communicator.phase().into(),
+            epoch: communicator.epoch(),
+            next_epoch: communicator.pending_epoch(),
+            participants: communicator
                 .members
                 .iter()
                 .map(|member| v1::Participant {
@@ -209,15 +202,15 @@ impl State {
                     host: self.host_name(member.host),
                 })
                 .collect(),
-            order: known.order.clone(),
-            tuning: Some(self.tuning_message(known.tuning, known.shots.sizes)),
+            order: current.map_or_else(Vec::new, |current| current.order.clone()),
+            tuning: Some(self.tuning_message(communicator.tuning, sizes)),
             in_flight: merge(&answered),
             operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),
             errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
-            last_change: known.last_change.clone(),
+            last_change: communicator.last_change.clone(),
             telemetry: self.communicator_telemetry(id),
-            agreement: Some(self.agreements.told(id))
+            agreement: Some(self.agreements.agreement(id))
                 .filter(|told| told.number > 0)
                 .map(|told| (&told).into()),
         }

@@ -1,14 +1,13 @@
 //! What agents report of links and operations: taken within bounds, kept, and laid together over agents.
 
-mod check;
+pub(super) mod check;
 mod merge;
-
-pub(super) use check::congestion as check_congestion;
 
 use super::communicator::Communicator;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, verdict_change::Verdict};
 use harmonaize_planner::HostId;
+use harmonaize_units::{Gcra, Quota};
 use merge::Merging;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -22,7 +21,7 @@ const BURST: u32 = 4;
 /// Everything that was reported and is kept.
 #[derive(Debug, Default)]
 pub(super) struct Telemetry {
-    hosts: BTreeMap<HostId, Heard>,
+    hosts: BTreeMap<HostId, AgentReports>,
     communicators: BTreeMap<u64, Merging>,
     /// Verdicts of control's own.
     changes: VecDeque<(Duration, Verdict)>,
@@ -30,7 +29,7 @@ pub(super) struct Telemetry {
 
 /// What one host's agent said in its session.
 #[derive(Debug, Default)]
-struct Heard {
+struct AgentReports {
     reports: u64,
     refused: u64,
     dropped: u64,
@@ -39,13 +38,13 @@ struct Heard {
     at: Duration,
     sequence: u64,
     links: Vec<v1::Link>,
-    flows_known: u64,
+    flow_count: u64,
     losses: Option<v1::TelemetryLosses>,
     cost: Option<v1::TelemetryCost>,
     /// Verdicts that hold.
     stragglers: Vec<v1::Straggler>,
     changes: VecDeque<(Duration, Verdict)>,
-    allowance: Option<Allowance>,
+    allowance: Gcra,
     measuring: Measuring,
 }
 
@@ -71,29 +70,6 @@ impl Measuring {
     }
 }
 
-/// How many more reports are taken: one each half of the interval, and a few at once.
-#[derive(Debug)]
-struct Allowance {
-    left: u32,
-    since: Duration,
-}
-
-impl Allowance {
-    fn take(&mut self, now: Duration, interval: Duration) -> bool {
-        let half = (interval / 2).max(Duration::from_nanos(1));
-        let earned = now.saturating_sub(self.since).as_nanos() / half.as_nanos();
-        let earned = u32::try_from(earned).unwrap_or(u32::MAX);
-        if earned >= BURST - self.left.min(BURST) {
-            (self.left, self.since) = (BURST, now);
-        } else {
-            (self.left, self.since) = (self.left + earned, self.since + half * earned);
-        }
-        let some = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        some
-    }
-}
-
 fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict: Verdict) {
     if changes.len() >= MOST_CHANGES {
         changes.pop_front();
@@ -106,7 +82,7 @@ fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
     (one.communicator, &one.job, one.rank, one.kind)
 }
 
-impl Heard {
+impl AgentReports {
     /// Takes the verdicts that hold now, and notes those that are new or over.
     fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) {
         for one in &told {
@@ -125,8 +101,8 @@ impl State {
         let Some(host) = self.sessions.get(&from).map(|session| session.host) else { return };
         let interval = self.settings.telemetry_interval;
         let heard = self.telemetry.hosts.entry(host).or_default();
-        let allowance = heard.allowance.get_or_insert(Allowance { left: BURST, since: now });
-        if interval.is_zero() || !allowance.take(now, interval) {
+        let quota = Quota { interval: interval / 2, burst: BURST };
+        if interval.is_zero() || heard.allowance.take(now, quota).is_err() {
             heard.dropped += 1;
             let count = heard.dropped;
             return self.unusual(host, count, "reports come faster than was asked for");
@@ -171,7 +147,7 @@ impl State {
         heard.reports += 1;
         heard.measuring.take(&report);
         (heard.at, heard.sequence) = (now, report.sequence);
-        (heard.links, heard.flows_known) = (report.links, report.flows_known);
+        (heard.links, heard.flow_count) = (report.links, report.flows_known);
         (heard.losses, heard.cost) = (report.losses, report.cost);
         for change in report.changes {
             remember(&mut heard.changes, now, Verdict::Congestion(change));
@@ -180,7 +156,7 @@ impl State {
         let known = &self.communicators;
         self.telemetry.communicators.retain(|id, _| known.contains_key(id));
         for mut operation in report.operations {
-            self.operation_told(now, from, &operation);
+            self.record_operation(now, from, &operation);
             operation.whole &= !self.turns.delayed(&operation);
             let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
             let (id, number) = (operation.communicator, operation.operation);
@@ -192,7 +168,7 @@ impl State {
             }
             if let Some((bytes, took)) = took {
                 // What it waited for its turn is nobody's slowness.
-                let waited = super::verdicts::nanos(self.turns.waited(id, number)).0;
+                let waited = super::link_state::nanos(self.turns.waited(id, number)).0;
                 self.operation_took(now, id, bytes, took.saturating_sub(waited));
             }
         }
@@ -205,7 +181,7 @@ impl State {
     /// A new session of a host begins anew; that measuring did, too, is known by its first report.
     pub(super) fn forget_telemetry(&mut self, host: HostId) {
         if let Some(heard) = self.telemetry.hosts.get_mut(&host) {
-            *heard = Heard { measuring: heard.measuring, ..Heard::default() };
+            *heard = AgentReports { measuring: heard.measuring, ..AgentReports::default() };
         }
     }
 
@@ -223,13 +199,13 @@ impl State {
                 told.age_ns = u64::try_from(age).unwrap_or(u64::MAX).max(1);
             }
             told.links.clone_from(&heard.links);
-            told.flows_known = heard.flows_known;
+            told.flows_known = heard.flow_count;
             (told.losses, told.cost) = (heard.losses, heard.cost);
             if let Some(losses) = &mut told.losses {
                 losses.gaps = losses.gaps.saturating_add(heard.measuring.before);
             }
         }
-        self.tell_verdicts(host, &mut told);
+        self.link_state.reports.add_report_counts(host, &mut told);
         told.turns_dropped = self.turns.dropped(host);
         told
     }

@@ -6,11 +6,11 @@
 //! a row takes none for a while, nor does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing of
 //! it is stored.
 
-use super::lately::PerSecond;
-use super::rhythms::LONGEST;
+use super::iterations::LONGEST;
 use super::{Fact, SessionId, State};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Assignment, Conditions, HostId, Job, Turn, turns};
+use harmonaize_planner::{Assignment, Conditions, HostId, InterleaveSlot, Job, plan_interleaving};
+use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const MESSAGES: Duration = Duration::from_millis(10);
 
 /// Who has lost so many turns in a row takes none for so long.
 const MOST_LOST: u32 = 3;
-const LEFT_OUT: Duration = Duration::from_secs(60);
+const MIN_EXCLUSION: Duration = Duration::from_secs(60);
 
 /// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link with those beside it.
 const ENOUGH: usize = 16;
@@ -50,11 +50,11 @@ const ALIKE: f64 = 0.25;
 pub(super) struct AllTurns {
     members: BTreeMap<u64, Member>,
     /// Of each communicator one at most, as they asked.
-    queue: Vec<Asked>,
+    queue: Vec<SlotRequest>,
     /// Until when communicators are left out.
     out: BTreeMap<u64, Duration>,
     /// By host: what its agent may still say, and how much it said beyond that.
-    said: BTreeMap<HostId, (PerSecond, u64)>,
+    request_limits: BTreeMap<HostId, (Gcra, u64)>,
 }
 
 /// A communicator that takes turns.
@@ -62,7 +62,7 @@ pub(super) struct AllTurns {
 struct Member {
     /// Whose agent asks.
     leader: SessionId,
-    told: v1::Turns,
+    message: v1::Turns,
     /// With whom it does not communicate at once.
     beside: BTreeSet<u64>,
     /// How long its operations take alone.
@@ -93,7 +93,7 @@ struct Waited {
 impl Member {
     /// Takes note of what the operation of a turn waited since it asked, patience permitting.
     fn note(&mut self, turn: u64, since_asked: Duration) {
-        let waited = since_asked.min(Duration::from_nanos(self.told.patience_ns));
+        let waited = since_asked.min(Duration::from_nanos(self.message.patience_ns));
         (self.noted, self.waited) = (self.noted + 1, self.waited.saturating_add(waited));
         if self.latest.len() == LATEST {
             self.latest.pop_front();
@@ -115,7 +115,7 @@ fn lasts(busy: Duration) -> Duration {
 }
 
 #[derive(Debug)]
-struct Asked {
+struct SlotRequest {
     communicator: u64,
     turn: u64,
     since: Duration,
@@ -129,7 +129,7 @@ impl AllTurns {
 
     /// What a host's agent has said beyond what it may.
     pub(super) fn dropped(&self, host: HostId) -> u64 {
-        self.said.get(&host).map_or(0, |(_, dropped)| *dropped)
+        self.request_limits.get(&host).map_or(0, |(_, dropped)| *dropped)
     }
 
     /// When a turn is lost, if it is not over by then.
@@ -137,7 +137,7 @@ impl AllTurns {
         self.queue.iter().filter_map(|asked| self.until(asked)).min()
     }
 
-    fn until(&self, asked: &Asked) -> Option<Duration> {
+    fn until(&self, asked: &SlotRequest) -> Option<Duration> {
         let busy = self.members.get(&asked.communicator).map_or(Duration::ZERO, |member| member.busy);
         Some(asked.given?.saturating_add(lasts(busy)))
     }
@@ -171,7 +171,7 @@ impl AllTurns {
             asked.given = Some(now);
             member.given += 1;
             member.note(asked.turn, now.saturating_sub(asked.since));
-            let Asked { communicator, turn, .. } = *asked;
+            let SlotRequest { communicator, turn, .. } = *asked;
             given.push((member.leader, v1::TurnGiven { communicator, turn }));
         }
         given
@@ -184,30 +184,30 @@ impl State {
         self.turns.out.retain(|_, until| *until > now);
         for job in &mut jobs {
             if !self.may_take_turns(job.communicator) {
-                job.rhythm = None;
+                job.iteration_pattern = None;
             }
         }
         let taking = self.turns.members.keys().copied().collect();
         // Jobs that share a link find each other's queues there, which are easily taken for strangers'. What links carry settles it.
         let conditions = Conditions::clear(&self.settings.topology);
-        let found = turns(&self.settings.topology, &conditions, &jobs, assignments, &taking);
+        let found = plan_interleaving(&self.settings.topology, &conditions, &jobs, assignments, &taking);
         let each: BTreeMap<u64, Duration> =
             found.iter().map(|turn| (turn.communicator, lasts(turn.busy.into()))).collect();
         for turn in found {
             let job = jobs.iter().find(|job| job.communicator == turn.communicator);
-            if let Some(rhythm) = job.and_then(|job| job.rhythm) {
+            if let Some(rhythm) = job.and_then(|job| job.iteration_pattern) {
                 // Who waits longer than it takes itself would lose more than by sharing.
                 let own = each.get(&turn.communicator);
-                let others = turn.beside.iter().filter_map(|id| each.get(id).min(own));
+                let others = turn.contenders.iter().filter_map(|id| each.get(id).min(own));
                 let patience: Duration =
                     others.sum::<Duration>().min(LONGEST).min(self.settings.operation_timeout / 4);
-                let bulk = self.rhythms.get(&turn.communicator).map_or(0, |known| known.bulk());
+                let bulk = self.rhythms.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
                 let told = v1::Turns {
                     communicator: turn.communicator,
-                    patience_ns: super::verdicts::nanos(patience).0,
+                    patience_ns: super::link_state::nanos(patience).0,
                     least_bytes: (bulk / SMALL).max(1),
                     operations: rhythm.operations,
-                    pause_ns: (rhythm.silence.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                    pause_ns: (rhythm.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
                 };
                 let keeps = KEEPS.max(Duration::from(rhythm.period).saturating_mul(KEEPS_ITERATIONS));
                 self.take_turn(now, turn, told, keeps);
@@ -219,11 +219,10 @@ impl State {
         }
     }
 
-    /// Whether a communicator's agent can, and nothing else was promised for it.
+    /// Whether a communicator's leader is there, and nothing else was promised for it.
     fn may_take_turns(&self, id: u64) -> bool {
-        let leader = self.leader(id).and_then(|leader| self.sessions.get(&leader));
-        let able = leader.is_some_and(|leader| leader.abilities.turns);
-        able && self.agreements.left(id).is_none() && !self.turns.out.contains_key(&id)
+        let leads = self.leader(id).is_some_and(|leader| self.sessions.contains_key(&leader));
+        leads && self.agreements.inherited(id).is_none() && !self.turns.out.contains_key(&id)
     }
 
     /// The agent of the participant that leads a communicator.
@@ -232,23 +231,23 @@ impl State {
         members.iter().find(|member| !member.closed)?.session
     }
 
-    fn take_turn(&mut self, now: Duration, turn: Turn, told: v1::Turns, keeps: Duration) {
+    fn take_turn(&mut self, now: Duration, turn: InterleaveSlot, told: v1::Turns, keeps: Duration) {
         let id = turn.communicator;
         let Some(leader) = self.leader(id) else { return };
-        let Turn { beside, reason, busy, .. } = turn;
+        let InterleaveSlot { contenders: beside, reason, busy, .. } = turn;
         let busy = Duration::from(busy);
         if let Some(member) = self.turns.members.get_mut(&id) {
             (member.found, member.keeps, member.busy) = (now, keeps, busy);
             (member.beside, member.reason) = (beside, reason);
-            let stays = member.leader == leader && alike(&member.told, &told);
+            let stays = member.leader == leader && alike(&member.message, &told);
             if !stays {
-                (member.leader, member.told) = (leader, told);
+                (member.leader, member.message) = (leader, told);
                 self.send(leader, to_agent::Message::Turns(told));
             }
             return;
         }
         let with = beside.iter().copied().collect();
-        self.tell_turns(id, |communicator, tenant, name| Fact::TakesTurns {
+        self.report_interleaving(id, |communicator, tenant, name| Fact::TakesTurns {
             communicator,
             tenant,
             name,
@@ -257,7 +256,7 @@ impl State {
         });
         let member = Member {
             leader,
-            told,
+            message: told,
             beside,
             busy,
             found: now,
@@ -273,7 +272,7 @@ impl State {
         self.send(leader, to_agent::Message::Turns(told));
     }
 
-    fn tell_turns(&mut self, id: u64, fact: impl FnOnce(u64, String, String) -> Fact) {
+    fn report_interleaving(&mut self, id: u64, fact: impl FnOnce(u64, String, String) -> Fact) {
         let known = self.communicators.get(&id).map(|known| (known.tenant.clone(), known.name.clone()));
         if let Some((tenant, name)) = known {
             self.fact(fact(id, tenant, name));
@@ -286,7 +285,12 @@ impl State {
         let none = v1::Turns { communicator: id, ..v1::Turns::default() };
         self.send(member.leader, to_agent::Message::Turns(none));
         let why = why.to_owned();
-        self.tell_turns(id, |communicator, tenant, name| Fact::TurnsOver { communicator, tenant, name, why });
+        self.report_interleaving(id, |communicator, tenant, name| Fact::TurnsOver {
+            communicator,
+            tenant,
+            name,
+            why,
+        });
         self.forget_turns(now, id);
     }
 
@@ -298,14 +302,14 @@ impl State {
     }
 
     /// The leader's agent asks for the turn.
-    pub(super) fn turn_wanted(
+    pub(super) fn slot_requested(
         &mut self,
         now: Duration,
         from: SessionId,
-        wanted: v1::TurnWanted,
+        request: v1::TurnWanted,
     ) -> Result<(), &'static str> {
-        let v1::TurnWanted { communicator, turn } = wanted;
-        if !self.may_say(now, from, communicator) {
+        let v1::TurnWanted { communicator, turn } = request;
+        if !self.admit_request(now, from, communicator) {
             return Ok(());
         }
         if self.part(from, communicator)?.is_none() {
@@ -322,7 +326,7 @@ impl State {
         }
         self.turns.queue.retain(|asked| asked.communicator != communicator);
         if self.turns.members.contains_key(&communicator) {
-            self.turns.queue.push(Asked { communicator, turn, since: now, given: None });
+            self.turns.queue.push(SlotRequest { communicator, turn, since: now, given: None });
         }
         self.give_turns(now);
         Ok(())
@@ -335,13 +339,13 @@ impl State {
         from: SessionId,
         done: v1::TurnDone,
     ) -> Result<(), &'static str> {
-        if !self.may_say(now, from, done.communicator) {
+        if !self.admit_request(now, from, done.communicator) {
             return Ok(());
         }
         if self.part(from, done.communicator)?.is_none() {
             return Ok(());
         }
-        let this = |asked: &Asked| (asked.communicator, asked.turn) == (done.communicator, done.turn);
+        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.turn);
         let leads = self.turns.members.get_mut(&done.communicator).filter(|member| member.leader == from);
         if let (Some(member), Some(asked)) = (leads, self.turns.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
@@ -364,10 +368,10 @@ impl State {
 
     /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a while: what is not heard would
     /// hold up others, and its own operations.
-    fn may_say(&mut self, now: Duration, from: SessionId, id: u64) -> bool {
+    fn admit_request(&mut self, now: Duration, from: SessionId, id: u64) -> bool {
         let Some(host) = self.sessions.get(&from).map(|session| session.host) else { return false };
-        let (may, dropped) = self.turns.said.entry(host).or_default();
-        if may.take(now, MOST_A_SECOND) {
+        let (may, dropped) = self.turns.request_limits.entry(host).or_default();
+        if may.take(now, Quota::per_second(MOST_A_SECOND)).is_ok() {
             return true;
         }
         *dropped += 1;
@@ -406,12 +410,12 @@ impl State {
 
     /// A communicator takes no turns for a while.
     fn leave_out(&mut self, now: Duration, id: u64, why: &str) {
-        self.turns.out.insert(id, now.saturating_add(LEFT_OUT));
+        self.turns.out.insert(id, now.saturating_add(MIN_EXCLUSION));
         self.leave_turns(now, id, why);
     }
 
     /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.
-    pub(super) fn turn_words(&self, id: u64) -> String {
+    pub(super) fn describe_interleaving(&self, id: u64) -> String {
         let Some(member) = self.turns.members.get(&id) else { return String::new() };
         let name = |id: &u64| {
             let known = self.communicators.get(id)?;

@@ -22,9 +22,9 @@ struct Inside {
     /// Since then.
     unsynced: Vec<Operation>,
     /// Operations until the crash.
-    left: Option<u64>,
+    operations_until_crash: Option<u64>,
     /// Whether syncs only seem to happen.
-    lies: bool,
+    drops_syncs: bool,
 }
 
 #[derive(Debug)]
@@ -36,20 +36,25 @@ enum Operation {
 impl Disk {
     /// With these bytes on it.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        let inside =
-            Inside { synced: bytes.clone(), seen: bytes, unsynced: Vec::new(), left: None, lies: false };
+        let inside = Inside {
+            synced: bytes.clone(),
+            seen: bytes,
+            unsynced: Vec::new(),
+            operations_until_crash: None,
+            drops_syncs: false,
+        };
         Self(Arc::new(Mutex::new(inside)))
     }
 
     /// Crashes in the midst of the operation so many from now: it and all later ones fail.
     pub(crate) fn crash_after(&self, operations: u64) {
-        self.0.lock().unwrap().left = Some(operations);
+        self.0.lock().unwrap().operations_until_crash = Some(operations);
     }
 
     /// Empty; says that it has synced, and has not.
-    pub(crate) fn lying() -> Self {
+    pub(crate) fn dropping_syncs() -> Self {
         let disk = Self::new(Vec::new());
-        disk.0.lock().unwrap().lies = true;
+        disk.0.lock().unwrap().drops_syncs = true;
         disk
     }
 
@@ -87,7 +92,7 @@ impl Disk {
     /// Ready for one more operation that changes it.
     fn change(&self) -> Result<MutexGuard<'_, Inside>, Error> {
         let mut inside = self.live()?;
-        if let Some(left) = &mut inside.left {
+        if let Some(left) = &mut inside.operations_until_crash {
             *left = left.saturating_sub(1);
         }
         Ok(inside)
@@ -95,7 +100,11 @@ impl Disk {
 
     fn live(&self) -> Result<MutexGuard<'_, Inside>, Error> {
         let inside = self.0.lock().unwrap();
-        if inside.left == Some(0) { Err(Error::other("the machine has crashed")) } else { Ok(inside) }
+        if inside.operations_until_crash == Some(0) {
+            Err(Error::other("the machine has crashed"))
+        } else {
+            Ok(inside)
+        }
     }
 }
 
@@ -121,10 +130,10 @@ impl StorageBackend for Disk {
     fn sync_data(&self) -> Result<(), Error> {
         let mut inside = self.change()?;
         // A crash within a sync has synced nothing for sure.
-        if inside.left == Some(0) {
+        if inside.operations_until_crash == Some(0) {
             return Err(Error::other("the machine has crashed"));
         }
-        if !inside.lies {
+        if !inside.drops_syncs {
             inside.synced = inside.seen.clone();
             inside.unsynced.clear();
         }

@@ -123,9 +123,9 @@ fn nothing_acknowledged_is_lost() {
 
 /// That test can fail: on a disk that says that it has synced, and has not, acknowledged changes are lost.
 #[test]
-fn a_disk_that_lies_is_caught() {
+fn dropped_syncs_are_detected() {
     let caught = (1..=5).filter(|seed| {
-        let disk = Disk::lying();
+        let disk = Disk::dropping_syncs();
         std::panic::catch_unwind(|| {
             drop(crash(disk, &Stored::default(), &mut ChaCha20Rng::seed_from_u64(*seed)))
         })

@@ -17,14 +17,12 @@ pub const MAX_WEIGHT: u32 = 64;
 pub const MAX_TARGET_BYTES: u64 = 1 << 44;
 /// The shortest and longest targets.
 pub const TARGETS: (Duration, Duration) = (Duration::from_micros(10), Duration::from_secs(3600));
-/// How soon after the first part a sum may leave hosts out, at the least and at the most.
-pub const PARTIAL_AFTER: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(60));
 /// The least and most bytes a second that can be asked for.
 pub const BUSBW: (u64, u64) = (1_000, 1_000_000_000_000);
 /// The shortest and longest time for members to [go on](OnFailure::Regroup) in.
 pub const REGROUP: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3600));
 /// Operations of fewer bytes say nothing of bandwidth: their delays are what takes the time.
-pub const BULK_BYTES: u64 = 1 << 20;
+pub const MIN_BANDWIDTH_BYTES: u64 = 1 << 20;
 
 /// So many bytes are through within so long, in 99 of 100 cases.
 ///
@@ -94,30 +92,16 @@ pub struct Constraints {
     pub priority: Priority,
     /// Its share of what it shares with others, relative to theirs; 1 to [`MAX_WEIGHT`].
     pub weight: u32,
-    /// Least bus bandwidth of operations of [`BULK_BYTES`] and more, bytes a second; 0 for none. Bus bandwidth is as NCCL's tests
+    /// Least bus bandwidth of operations of [`MIN_BANDWIDTH_BYTES`] and more, bytes a second; 0 for none. Bus bandwidth is as NCCL's tests
     /// reckon it ([`Collective::bus_factor`]).
     pub min_busbw: u64,
     /// Whether its operations may be summed on the way.
     pub aggregation: bool,
     /// What becomes of it when it fails; if left out its members may regroup, and nothing is kept for them.
     pub on_failure: Option<OnFailure>,
-    /// Most that it may cost an hour, in millionths of the provider's currency.
-    pub price_ceiling: Option<u64>,
     /// Whether its sums and products of floats have the same bits in every run: whichever way they take, they are added in one order, rank by
     /// rank of a host and then host by host, by each host's lowest rank. They are exact then, whatever a budget lets be lost.
     pub ordered: bool,
-    /// Whether an aggregator's sums and averages of f32 may leave out hosts that are late; never, if left out.
-    pub partial: Option<PartialSums>,
-}
-
-/// When a sum may leave hosts out. All ranks end with the same bits, and receipts say of how many hosts the parts are in it
-/// (`harmonaize_client::Receipt::hosts`). An average is that of the hosts whose parts are in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct PartialSums {
-    /// Fewest hosts in a sum, at least 1.
-    pub least: u32,
-    /// How long after the first host's part, at least.
-    pub after: Duration,
 }
 
 impl Default for Constraints {
@@ -132,9 +116,7 @@ impl Default for Constraints {
             min_busbw: 0,
             aggregation: true,
             on_failure: None,
-            price_ceiling: None,
             ordered: false,
-            partial: None,
         }
     }
 }
@@ -158,12 +140,8 @@ pub enum Clause {
     Aggregation,
     /// [`Constraints::on_failure`].
     OnFailure,
-    /// [`Constraints::price_ceiling`].
-    Price,
     /// [`Constraints::ordered`].
     Order,
-    /// [`Constraints::partial`].
-    Partial,
 }
 
 /// Why something cannot be had.
@@ -184,8 +162,6 @@ pub struct Agreement {
     pub constraints: Constraints,
     /// Since when, in nanoseconds since 1970.
     pub since_ns: u64,
-    /// What it costs an hour, in millionths of the provider's currency.
-    pub price: u64,
     /// What of it is not kept now.
     pub broken: Vec<Clause>,
     /// How it was kept.
@@ -199,7 +175,7 @@ pub struct Record {
     pub operations: u64,
     /// Those that took longer than a target lets them.
     pub late: u64,
-    /// Bus bandwidth of the latest ones of [`BULK_BYTES`] and more, bytes a second; 0 where there were none.
+    /// Bus bandwidth of the latest ones of [`MIN_BANDWIDTH_BYTES`] and more, bytes a second; 0 where there were none.
     pub busbw: u64,
     /// How often a clause ceased to be kept.
     pub breaches: u64,
@@ -288,24 +264,10 @@ impl Constraints {
         self
     }
 
-    /// Pays at most so much an hour, in millionths of the provider's currency.
-    #[must_use]
-    pub fn price_ceiling(mut self, an_hour: u64) -> Self {
-        self.price_ceiling = Some(an_hour);
-        self
-    }
-
     /// Says whether sums of floats have the same bits in every run.
     #[must_use]
     pub fn ordered(mut self, wanted: bool) -> Self {
         self.ordered = wanted;
-        self
-    }
-
-    /// Lets sums leave hosts out, of at least `least` hosts, once `after` has passed since the first host's part.
-    #[must_use]
-    pub fn partial_sums(mut self, least: u32, after: Duration) -> Self {
-        self.partial = Some(PartialSums { least, after });
         self
     }
 
@@ -317,7 +279,7 @@ impl Constraints {
     /// The nearest that makes sense, of all but a budget: values brought into range; of times that contradict each other, the longer one; of
     /// too many targets those for the smallest operations; beside a guarantee, the usual priority for the low one. [`Constraints::check`] passes it.
     #[must_use]
-    pub fn mended(&self) -> Self {
+    pub fn clamped(&self) -> Self {
         let within = |target: Target| Target {
             collective: target.collective,
             bytes: target.bytes.clamp(1, MAX_TARGET_BYTES),
@@ -338,11 +300,6 @@ impl Constraints {
         if let Some(OnFailure::Regroup { within }) = &mut mended.on_failure {
             *within = (*within).clamp(REGROUP.0, REGROUP.1);
         }
-        mended.partial =
-            self.partial.filter(|_| self.aggregation && !self.ordered).map(|partial| PartialSums {
-                least: partial.least.max(1),
-                after: partial.after.clamp(PARTIAL_AFTER.0, PARTIAL_AFTER.1),
-            });
         if self.priority == Priority::Low && mended.wants_guarantee() {
             mended.priority = Priority::Normal;
         }
@@ -411,27 +368,6 @@ impl Constraints {
             let text = format!("{within:?} to regroup in; {:?} to {:?} are possible", REGROUP.0, REGROUP.1);
             wrong(Clause::OnFailure, text);
         }
-        if let Some(PartialSums { least, after }) = self.partial {
-            if least == 0 {
-                wrong(Clause::Partial, "partial sums of no host; of 1 at least".into());
-            }
-            if after < PARTIAL_AFTER.0 || after > PARTIAL_AFTER.1 {
-                let (least, most) = PARTIAL_AFTER;
-                wrong(
-                    Clause::Partial,
-                    format!("partial sums after {after:?}; {least:?} to {most:?} are possible"),
-                );
-            }
-            if self.ordered {
-                let text =
-                    "sums that leave out who is late are not the same in every run; leave out one of the two";
-                wrong(Clause::Partial, text.into());
-            }
-            if !self.aggregation {
-                let text = "only sums on the way can leave hosts out; leave out that, or allow aggregation";
-                wrong(Clause::Partial, text.into());
-            }
-        }
         if self.priority == Priority::Low && self.wants_guarantee() {
             let text = "low priority gives way to others, so nothing can be promised beside it; \
                 leave out the targets and the bandwidth, or the priority";
@@ -468,32 +404,15 @@ mod tests {
             .weight(MAX_WEIGHT)
             .min_busbw(BUSBW.1)
             .aggregation(false)
-            .on_failure(OnFailure::Regroup { within: REGROUP.1 })
-            .price_ceiling(0);
+            .on_failure(OnFailure::Regroup { within: REGROUP.1 });
         assert_eq!(clauses(&all), []);
         assert!(all.completions[0].bytes < all.completions[1].bytes, "sorted");
     }
 
     #[test]
-    fn sums_in_order_are_of_all_hosts_and_partial_ones_are_on_the_way() {
-        let after = Duration::from_millis(20);
-        let partial = Constraints::new().partial_sums(3, after);
-        for good in [
-            &partial,
-            &Constraints::new().ordered(true),
-            &Constraints::new().ordered(true).aggregation(false),
-        ] {
-            assert_eq!((clauses(good), good.mended()), (Vec::new(), good.clone()));
-        }
-        for bad in [
-            partial.clone().ordered(true),
-            partial.clone().aggregation(false),
-            Constraints::new().partial_sums(0, after),
-            Constraints::new().partial_sums(3, Duration::from_nanos(1)),
-            Constraints::new().partial_sums(3, Duration::from_secs(61)),
-        ] {
-            assert_eq!(clauses(&bad), [Clause::Partial], "{bad:?}");
-            assert_eq!(clauses(&bad.mended()), [], "{bad:?}");
+    fn sums_in_order_pass_with_and_without_aggregation() {
+        for good in [Constraints::new().ordered(true), Constraints::new().ordered(true).aggregation(false)] {
+            assert_eq!((clauses(&good), good.clamped()), (Vec::new(), good.clone()));
         }
     }
 
@@ -533,20 +452,20 @@ mod tests {
     fn what_is_mended_makes_sense_and_is_near() {
         let ms = Duration::from_millis(1);
         let sensible = Constraints::new().p99(1, ms).p99(2, ms).weight(3).priority(Priority::High);
-        assert_eq!(sensible.mended(), sensible);
+        assert_eq!(sensible.clamped(), sensible);
         let low = Constraints::new().priority(Priority::Low);
-        assert_eq!(low.mended(), low);
-        assert_eq!(low.weight(99).min_busbw(7).mended(), Constraints::new().weight(64).min_busbw(BUSBW.0));
-        assert_eq!(regroup(Duration::MAX).mended(), regroup(REGROUP.1));
+        assert_eq!(low.clamped(), low);
+        assert_eq!(low.weight(99).min_busbw(7).clamped(), Constraints::new().weight(64).min_busbw(BUSBW.0));
+        assert_eq!(regroup(Duration::MAX).clamped(), regroup(REGROUP.1));
         let crossed = Constraints::new().p99(4, ms).p99(2, ms * 3).p99(2, ms * 2).p99(0, Duration::ZERO);
         let expected = Constraints::new().p99(1, TARGETS.0).p99(2, ms * 3).p99(4, ms * 3);
-        assert_eq!(crossed.mended(), expected);
+        assert_eq!(crossed.clamped(), expected);
         let many =
             (1..9).fold(Constraints::new().iteration(u64::MAX, Duration::MAX), |all, size| all.p99(size, ms));
         let first = (1..5)
             .fold(Constraints::new().iteration(MAX_TARGET_BYTES, TARGETS.1), |all, size| all.p99(size, ms));
-        assert_eq!(many.mended(), first);
-        assert_eq!(clauses(&crossed.mended()), []);
+        assert_eq!(many.clamped(), first);
+        assert_eq!(clauses(&crossed.clamped()), []);
     }
 
     #[test]
@@ -560,7 +479,7 @@ mod tests {
         let mut crossed = gather(gather(Constraints::new()).p99(1 << 20, ms)).p99(1 << 10, ms);
         let text = crossed.check().unwrap_err().remove(0).text;
         assert!(text.starts_with("allgather of 1048576 B within 500µs and allgather of"), "{text}");
-        crossed = crossed.mended();
+        crossed = crossed.clamped();
         assert_eq!((clauses(&crossed), crossed.completions.len()), (Vec::new(), 3));
         crossed.completions.reverse();
         assert_eq!(clauses(&crossed), [Clause::Completion; 2]);

@@ -34,7 +34,7 @@ pub struct Expected {
 /// # use core::time::Duration;
 /// let training = Hints::new()
 ///     .period(Duration::from_millis(50))
-///     .hidden(Collective::AllReduce, 48 << 20)
+///     .overlapped(Collective::AllReduce, 48 << 20)
 ///     .expect(Collective::AllReduce, 16 << 20)
 ///     .task_priority(2);
 /// assert!(training.check().is_ok());
@@ -108,7 +108,7 @@ impl Hints {
 
     /// Expects this operation next, while the job computes.
     #[must_use]
-    pub fn hidden(mut self, collective: Collective, bytes: u64) -> Self {
+    pub fn overlapped(mut self, collective: Collective, bytes: u64) -> Self {
         self.sequence.push(Expected { collective, bytes, critical: false });
         self
     }
@@ -154,7 +154,7 @@ mod tests {
         let reduce = |bytes| Hints::new().expect(Collective::AllReduce, bytes);
         let mut long = Hints::new();
         for _ in 0..=MAX_SEQUENCE {
-            long = long.hidden(Collective::AllReduce, 1);
+            long = long.overlapped(Collective::AllReduce, 1);
         }
         let hour = PERIODS.1;
         let cases = [

@@ -38,7 +38,7 @@ impl Default for Knobs {
 
 /// Why the provider chose as it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Because {
+pub enum ChoiceReason {
     /// Nothing speaks for anything else.
     #[default]
     Usual,
@@ -60,7 +60,7 @@ pub struct Choice {
     /// Save the state before this iteration.
     pub checkpoint: bool,
     /// Why, of whichever differs from the usual; of the checkpoint where both do.
-    pub because: Because,
+    pub reason: ChoiceReason,
 }
 
 /// Why knobs make no sense.
@@ -104,9 +104,9 @@ impl Knobs {
     }
 
     /// What to do where the provider cannot be asked: as little as may be, and a checkpoint once it is due.
-    pub fn alone(&self) -> Choice {
+    pub fn fallback(&self) -> Choice {
         let checkpoint = self.checkpoint.is_some_and(|checkpoint| checkpoint.last >= checkpoint.every);
-        Choice { accumulate: self.accumulate.0, checkpoint, because: Because::Unknown }
+        Choice { accumulate: self.accumulate.0, checkpoint, reason: ChoiceReason::Unknown }
     }
 }
 
@@ -139,8 +139,8 @@ mod tests {
                 importance: Priority::High,
             }),
         };
-        let choice = last(second * 59).alone();
-        assert_eq!((choice.accumulate, choice.checkpoint, choice.because), (2, false, Because::Unknown));
-        assert!(last(second * 60).alone().checkpoint);
+        let choice = last(second * 59).fallback();
+        assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (2, false, ChoiceReason::Unknown));
+        assert!(last(second * 60).fallback().checkpoint);
     }
 }

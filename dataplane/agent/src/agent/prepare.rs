@@ -1,7 +1,7 @@
 //! What control has this agent prepare: communicators that form, changes of plan, and that all have prepared.
 
-use super::{Agent, Communicator, Member, engine_id};
-use crate::recipe::{Expanded, Proved, RecipeError, expand};
+use super::{Agent, Communicator, LocalMember, engine_id};
+use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
 use crate::session::Joined;
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, from_agent};
@@ -9,34 +9,34 @@ use harmonaize_engine::{Command, CommunicatorId, Formation, LocalRank};
 use std::time::{Duration, Instant};
 
 /// Longer than checking a plan should take.
-const LONG: Duration = Duration::from_secs(1);
+const SLOW_CHECK: Duration = Duration::from_secs(1);
 
-const NOT_TAKEN: &str = "the agent's engine does not keep up or has stopped";
+const ENGINE_BUSY: &str = "the agent's engine does not keep up or has stopped";
 
 /// A recipe that is to be checked before the agent takes in more of what control says: on another thread, for with many hosts it takes a while.
 #[derive(Debug)]
 pub struct Check {
     recipe: v1::Recipe,
     forms: bool,
-    proved: Proved,
+    verified: VerifiedPlans,
 }
 
 /// What a [`Check`] found.
 #[derive(Debug)]
 pub struct Checked {
     check: Check,
-    expanded: Result<Expanded, RecipeError>,
+    expanded: Result<ExpandedRecipe, RecipeError>,
 }
 
 impl Check {
-    /// Expands and proves the recipe; [`Agent::checked`] takes the outcome in.
+    /// Expands and proves the recipe; [`Agent::handle_checked`] takes the outcome in.
     pub fn run(mut self) -> Checked {
         let begun = Instant::now();
-        let expanded = expand(&self.recipe, &mut self.proved);
+        let expanded = expand(&self.recipe, &mut self.verified);
         let v1::Recipe { communicator, epoch, participants, .. } = &self.recipe;
         let (participants, took_ms, right) = (participants.len(), millis(begun), expanded.is_ok());
         tracing::debug!(communicator, epoch, participants, took_ms, right, "a plan is checked");
-        if begun.elapsed() > LONG {
+        if begun.elapsed() > SLOW_CHECK {
             tracing::warn!(communicator, epoch, participants, took_ms, "checking a plan took long");
         }
         Checked { check: self, expanded }
@@ -51,21 +51,21 @@ impl Agent {
     /// Has a recipe of a communicator that forms, or changes its plan, checked.
     pub(super) fn check(&mut self, recipe: v1::Recipe, forms: bool) -> Check {
         self.checking = Some((recipe.communicator, recipe.epoch));
-        Check { recipe, forms, proved: std::mem::take(&mut self.proved) }
+        Check { recipe, forms, verified: std::mem::take(&mut self.verified) }
     }
 
-    /// Whether a recipe is being checked: what control says waits until [`Agent::checked`].
+    /// Whether a recipe is being checked: what control says waits until [`Agent::handle_checked`].
     pub fn is_checking(&self) -> bool {
         self.checking.is_some()
     }
 
     /// Takes in what became of a recipe; nothing of one whose thread has failed.
-    pub fn checked(&mut self, checked: Option<Checked>) {
+    pub fn handle_checked(&mut self, checked: Option<Checked>) {
         let Some((communicator, epoch)) = self.checking.take() else { return };
-        let Some(Checked { check: Check { recipe, forms, proved }, expanded }) = checked else {
+        let Some(Checked { check: Check { recipe, forms, verified: proved }, expanded }) = checked else {
             return self.prepare_failed(communicator, epoch, "checking the plan has failed".into());
         };
-        self.proved = proved;
+        self.verified = proved;
         match expanded {
             Err(error) => self.prepare_failed(communicator, epoch, error.to_string()),
             Ok(expanded) if forms => self.form(recipe, expanded),
@@ -73,22 +73,22 @@ impl Agent {
         }
     }
 
-    fn form(&mut self, recipe: v1::Recipe, expanded: Expanded) {
+    fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
         let (mut members, mut tenant) = (Vec::new(), 0);
         for local in &recipe.local {
             let waiting = self
-                .waiting
+                .pending_joins
                 .remove(&local.request)
                 .filter(|w| w.rank.is_none_or(|rank| rank.0 == local.rank));
             let joined = waiting.and_then(|w| Some((self.attachments.get_mut(&w.attachment)?, w)));
             let Some((attached, waiting)) = joined else { continue };
             let handle = attached.next_handle;
             attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
-            tenant = number(&mut self.tenants, &attached.tenant);
+            tenant = tenant_index(&mut self.tenants, &attached.tenant);
             let (attachment, rank) = (waiting.attachment, Rank(local.rank));
             attached.joined.insert(handle, (communicator, rank));
-            members.push(Member { attachment, rank, handle, reply: Some(waiting.reply) });
+            members.push(LocalMember { attachment, rank, handle, reply: Some(waiting.reply) });
         }
         let complete = members.len() == recipe.local.len();
         let locals = members.iter().map(|member| LocalRank {
@@ -107,32 +107,36 @@ impl Agent {
             timeouts: expanded.timeouts,
         };
         self.communicators
-            .insert(communicator, Communicator { recipe, members, ended: None, asking: Vec::new() });
+            .insert(communicator, Communicator { recipe, members, ended: None, detail_requests: Vec::new() });
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
-        } else if !self.takes(Command::Form(Box::new(formation))) {
-            self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
+        } else if !self.try_command(Command::Form(Box::new(formation))) {
+            self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
     }
 
     pub(super) fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
         self.note(format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
-        self.tell(from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason }));
+        self.send_to_control(from_agent::Message::PrepareFailed(v1::PrepareFailed {
+            communicator,
+            epoch,
+            reason,
+        }));
     }
 
-    fn change(&mut self, communicator: u64, epoch: u64, expanded: Expanded) {
-        let taken = self.takes(Command::Change {
+    fn change(&mut self, communicator: u64, epoch: u64, expanded: ExpandedRecipe) {
+        let taken = self.try_command(Command::Change {
             communicator: CommunicatorId(communicator),
             plan: expanded.plan,
             peers: expanded.peers,
             aggregator: expanded.aggregator.map(Box::new),
         });
         if !taken {
-            self.prepare_failed(communicator, epoch, NOT_TAKEN.into());
+            self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
     }
 
-    pub(super) fn ready(&mut self, communicator: u64, epoch: u64) {
+    pub(super) fn handle_ready(&mut self, communicator: u64, epoch: u64) {
         if let Ok(epoch) = u32::try_from(epoch) {
             self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
         }
@@ -152,7 +156,7 @@ impl Agent {
 }
 
 /// A tenant's place among those that have had a communicator here.
-fn number(tenants: &mut Vec<String>, tenant: &str) -> u32 {
+fn tenant_index(tenants: &mut Vec<String>, tenant: &str) -> u32 {
     let at = tenants.iter().position(|known| known == tenant).unwrap_or_else(|| {
         tenants.push(tenant.to_owned());
         tenants.len() - 1
@@ -184,20 +188,20 @@ mod tests {
         let mut agent = Agent::new(engine, control, None, paths);
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
-            let check = agent.control(event).expect("recipes are checked");
+            let check = agent.handle_control(event).expect("recipes are checked");
             assert!(agent.is_checking() && told.try_recv().is_err());
-            agent.checked(Some(check.run()));
+            agent.handle_checked(Some(check.run()));
             assert!(!agent.has_room(), "what is left is the engine's");
             let Ok(from_agent::Message::PrepareFailed(failed)) = told.try_recv() else {
                 panic!("nothing was told");
             };
             assert_eq!((failed.communicator, failed.epoch), (7, 1));
-            assert_eq!(failed.reason, NOT_TAKEN);
+            assert_eq!(failed.reason, ENGINE_BUSY);
             assert!(told.try_recv().is_err());
         }
         // Nor does a check that fails itself leave anybody waiting.
-        assert!(agent.control(Event::Change(recipe(2, 1))).is_some());
-        agent.checked(None);
+        assert!(agent.handle_control(Event::Change(recipe(2, 1))).is_some());
+        agent.handle_checked(None);
         assert!(!agent.is_checking());
         assert!(matches!(told.try_recv(), Ok(from_agent::Message::PrepareFailed(_))));
     }

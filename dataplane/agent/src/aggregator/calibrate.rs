@@ -2,7 +2,7 @@
 
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, seal};
-use harmonaize_aggregator::{Aggregator, Form, Grant, Key, Pool, Share, To};
+use harmonaize_aggregator::{Aggregator, Grant, Key, PayloadFormat, Pool, Recipient, Share};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -97,11 +97,9 @@ fn own(bytes: usize, time: Duration) -> Option<Duration> {
         communicator: 1,
         secret: SECRET,
         workers: WORKERS,
-        form: Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
+        format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
         elements: u32::try_from(bytes / 4).ok()?,
         ordered: false,
-        partial: None,
-        group: false,
         share: Share { tenant: 1, weight: 1, guaranteed: units, most: units },
         parent: None,
     };
@@ -116,7 +114,7 @@ fn own(bytes: usize, time: Duration) -> Option<Duration> {
             .map(|(chunk, worker)| packet(Kind::Contribution, worker, session, chunk, &payload))
             .collect();
         let mut answers = 0;
-        let mut sink = |_: To, answer: &[u8]| answers += usize::from(!answer.is_empty());
+        let mut sink = |_: Recipient, answer: &[u8]| answers += usize::from(!answer.is_empty());
         aggregator.receive(Duration::ZERO, &packet(Kind::Begin, 0, session, 0, &[]), &mut sink);
         let begun = Instant::now();
         for part in &parts {

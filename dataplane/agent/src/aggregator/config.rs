@@ -1,9 +1,9 @@
 //! The configuration file of an aggregator.
 
-use super::grant::Upwards;
+use super::grant::ParentConfig;
 use crate::config::{ConfigError, Verbs, control_address};
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
-use harmonaize_planner::{Bytes, Groups, Nanos, parse_toml};
+use harmonaize_units::{Bytes, Nanos, parse_toml};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -19,7 +19,8 @@ const POOLS: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
 const MTUS: std::ops::RangeInclusive<u32> = 576..=9216;
 /// How an aggregator above is dealt with, if nothing is said: together with a worker's longest question and one more it is given up
 /// before hosts would be.
-const UPWARDS: Upwards = Upwards { patience: Duration::from_millis(100), again: Duration::from_millis(2) };
+const PARENT: ParentConfig =
+    ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) };
 /// What it may be.
 const TIMES: std::ops::RangeInclusive<Duration> = Duration::from_micros(100)..=Duration::from_secs(10);
 /// Units are whole elements of every type.
@@ -43,11 +44,9 @@ pub struct AggregatorConfig {
     /// What control takes it to do, packets a second in and as many out; none: it is measured at the start.
     pub packets_per_second: Option<u64>,
     /// How it deals with an aggregator above it.
-    pub upwards: Upwards,
+    pub parent: ParentConfig,
     /// Where Prometheus reads metrics over HTTP; none: nowhere.
     pub metrics: Option<SocketAddr>,
-    /// Multicast addresses of which communicators may have one, where the network brings what is sent there to all workers.
-    pub multicast: Option<Groups>,
     /// Workers' datagrams come over RDMA too; none: over UDP alone.
     pub verbs: Option<Verbs>,
 }
@@ -65,7 +64,6 @@ struct File {
     patience: Option<Nanos>,
     again: Option<Nanos>,
     metrics: Option<SocketAddr>,
-    multicast: Option<Groups>,
     verbs: Option<Verbs>,
 }
 
@@ -99,18 +97,15 @@ impl AggregatorConfig {
             return Err(value(format!("`mtu` must be {} to {}", MTUS.start(), MTUS.end())));
         }
         let time = |told: Option<Nanos>, usual| told.map_or(usual, |time| Duration::from_nanos(time.0));
-        let upwards = Upwards {
-            patience: time(file.patience, UPWARDS.patience),
-            again: time(file.again, UPWARDS.again),
+        let upwards = ParentConfig {
+            timeout: time(file.patience, PARENT.timeout),
+            retry_after: time(file.again, PARENT.retry_after),
         };
-        let within = [upwards.patience, upwards.again].iter().all(|time| TIMES.contains(time));
-        if !within || upwards.again > upwards.patience {
+        let within = [upwards.timeout, upwards.retry_after].iter().all(|time| TIMES.contains(time));
+        if !within || upwards.retry_after > upwards.timeout {
             return Err(value(
                 "`patience` and `again` must be 100us to 10s, and `again` the shorter".to_owned(),
             ));
-        }
-        if file.multicast.is_some() && !file.listen.is_ipv4() {
-            return Err(value("`multicast` needs a `listen` of IPv4".to_owned()));
         }
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         Ok(Self {
@@ -121,9 +116,8 @@ impl AggregatorConfig {
             mtu,
             spin: file.spin.map_or(Duration::from_micros(50), |spin| Duration::from_nanos(spin.0)),
             packets_per_second: file.packets_per_second,
-            upwards,
+            parent: upwards,
             metrics: file.metrics,
-            multicast: file.multicast,
             verbs: file.verbs,
         })
     }
@@ -180,8 +174,8 @@ mod tests {
         assert!(POOLS.contains(&config.pool), "{config:?}");
         assert_eq!(u64::from(config.units()), config.pool / 1472);
         assert_eq!(parse(&format!("{GOOD}pool = \"1MiB\"\n")).unwrap().units(), 712);
-        let upwards = parse(&format!("{GOOD}patience = \"50ms\"\nagain = \"1ms\"\n")).unwrap().upwards;
-        assert_eq!((config.upwards, upwards.patience), (UPWARDS, Duration::from_millis(50)));
+        let upwards = parse(&format!("{GOOD}patience = \"50ms\"\nagain = \"1ms\"\n")).unwrap().parent;
+        assert_eq!((config.parent, upwards.timeout), (PARENT, Duration::from_millis(50)));
         let jumbo = parse(&format!("{GOOD}mtu = 9000\n")).unwrap();
         assert_eq!(jumbo.unit_bytes(), MAX_PAYLOAD);
         let v6 = parse(&GOOD.replace("10.1.0.9:7400", "[fd00::9]:7400")).unwrap();
@@ -197,16 +191,12 @@ mod tests {
             ("slots = 7", "line 4, column 1: unknown field `slots`"),
             ("again = \"1us\"", "`patience` and `again` must be"),
             ("patience = \"1ms\"", "`patience` and `again` must be"),
-            ("multicast = \"10.0.0.0/8\"", "no range of multicast addresses"),
         ] {
             let error = parse(&format!("{GOOD}{change}\n")).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
         let error = parse(&GOOD.replace("10.1.0.9", "0.0.0.0")).unwrap_err();
         assert!(error.contains("`listen` is 0.0.0.0:7400"), "{error}");
-        let v6 = GOOD.replace("10.1.0.9:7400", "[fd00::9]:7400");
-        let error = parse(&format!("{v6}multicast = \"239.192.0.0/16\"\n")).unwrap_err();
-        assert!(error.contains("`multicast` needs"), "{error}");
         assert!(parse("").unwrap_err().contains("missing field `name`"));
     }
 

@@ -1,6 +1,6 @@
 //! What an aggregator has done, for control and for Prometheus: a tenant's series each, and a bounded number of tenants.
 
-use harmonaize_aggregator::{Counters, Strangers};
+use harmonaize_aggregator::{Counters, Unrecognized};
 use harmonaize_api::v1;
 use harmonaize_transport::datagram::DatagramCounters;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -19,7 +19,7 @@ const TENANTS: usize = 64;
 pub(super) struct Reading {
     /// By tenant: communicators that are served, and what was done for all that ever were.
     pub tenants: BTreeMap<String, (u32, Counters)>,
-    pub strangers: Strangers,
+    pub unrecognized: Unrecognized,
     pub datagrams: DatagramCounters,
     /// Packets that could not go out.
     pub unsent: u64,
@@ -33,11 +33,8 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
     let Counters {
         received,
         sent,
-        to_all,
         sums,
-        partial_sums,
         duplicates,
-        late,
         stale,
         lost,
         no_slot,
@@ -52,11 +49,8 @@ pub(super) fn add(to: &mut Counters, more: &Counters) {
     let pairs = [
         (&mut to.received, received),
         (&mut to.sent, sent),
-        (&mut to.to_all, to_all),
         (&mut to.sums, sums),
-        (&mut to.partial_sums, partial_sums),
         (&mut to.duplicates, duplicates),
-        (&mut to.late, late),
         (&mut to.stale, stale),
         (&mut to.lost, lost),
         (&mut to.no_slot, no_slot),
@@ -78,8 +72,8 @@ fn refused(counters: &Counters) -> u64 {
     counters.size + counters.ahead + counters.worker + counters.tag + counters.kind
 }
 
-fn strange(strangers: &Strangers) -> u64 {
-    strangers.length + strangers.stranger + strangers.version + strangers.kind + strangers.communicator
+fn unrecognized_total(strangers: &Unrecognized) -> u64 {
+    strangers.length + strangers.magic + strangers.version + strangers.kind + strangers.communicator
 }
 
 impl Reading {
@@ -103,19 +97,17 @@ impl Reading {
             tenant,
             communicators,
             sums: done.sums,
-            partial_sums: done.partial_sums,
             received: done.received,
             sent: done.sent,
             no_slot: done.no_slot,
             refused: refused(&done),
             up: done.up,
             down: done.down,
-            to_all: done.to_all,
         };
         v1::AggregatorReport {
             tenants: self.tenants().into_iter().map(tenant).collect(),
             used: self.units.saturating_sub(u32::try_from(self.free).unwrap_or(u32::MAX)),
-            strange: strange(&self.strangers) + self.datagrams.strange,
+            strange: unrecognized_total(&self.unrecognized) + self.datagrams.unrecognized,
             unsent: self.unsent + self.datagrams.unsent,
         }
     }
@@ -127,12 +119,12 @@ struct Tenant {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Why {
+struct ReasonLabels {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TenantWhy {
+struct TenantReasonLabels {
     tenant: String,
     reason: &'static str,
 }
@@ -141,12 +133,10 @@ struct TenantWhy {
 pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize_aggregator");
     type One = (&'static str, &'static str, fn(&Counters) -> u64);
-    let counts: [One; 9] = [
+    let counts: [One; 7] = [
         ("packets_received", "Packets of workers that were believed", |done| done.received),
         ("packets_sent", "Packets to workers", |done| done.sent),
-        ("packets_to_all", "Of these, sums that went to all workers at once", |done| done.to_all),
         ("sums", "Chunks summed", |done| done.sums),
-        ("partial_sums", "Of these, with parts missing", |done| done.partial_sums),
         ("duplicates", "Parts that were in already", |done| done.duplicates),
         ("no_slot", "Parts for which there was no slot", |done| done.no_slot),
         ("packets_up", "Of the packets sent, to the aggregator above", |done| done.up),
@@ -161,7 +151,7 @@ pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
         registry.register(name, help, family);
     }
     type Reason = (&'static str, fn(&Counters) -> u64);
-    let reasons: [Reason; 8] = [
+    let reasons: [Reason; 7] = [
         ("tag", |done| done.tag),
         ("worker", |done| done.worker),
         ("size", |done| done.size),
@@ -169,22 +159,21 @@ pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
         ("kind", |done| done.kind),
         ("stale", |done| done.stale),
         ("session", |done| done.lost),
-        ("late", |done| done.late),
     ];
-    let dropped = Family::<TenantWhy, Counter>::default();
+    let dropped = Family::<TenantReasonLabels, Counter>::default();
     let served = Family::<Tenant, Gauge>::default();
     for (tenant, communicators, done) in &tenants {
         for (reason, of) in reasons {
-            dropped.get_or_create(&TenantWhy { tenant: tenant.clone(), reason }).inc_by(of(done));
+            dropped.get_or_create(&TenantReasonLabels { tenant: tenant.clone(), reason }).inc_by(of(done));
         }
         served.get_or_create(&Tenant { tenant: tenant.clone() }).set(i64::from(*communicators));
     }
     registry.register("dropped", "Packets of a tenant's communicators that had no effect", dropped);
     registry.register("communicators", "Communicators that are served", served);
-    let strange = Family::<Why, Counter>::default();
-    let Strangers { length, stranger, version, kind, communicator } = reading.strangers;
+    let strange = Family::<ReasonLabels, Counter>::default();
+    let Unrecognized { length, magic: stranger, version, kind, communicator } = reading.unrecognized;
     let whys = [
-        ("length", length + reading.datagrams.strange),
+        ("length", length + reading.datagrams.unrecognized),
         ("stranger", stranger),
         ("version", version),
         ("kind", kind),
@@ -192,7 +181,7 @@ pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
         ("overrun", reading.datagrams.overrun),
     ];
     for (reason, count) in whys {
-        strange.get_or_create(&Why { reason }).inc_by(count);
+        strange.get_or_create(&ReasonLabels { reason }).inc_by(count);
     }
     registry.register("strange", "Datagrams of no communicator, dropped", strange);
     let unsent = Counter::<u64>::default();
@@ -221,7 +210,7 @@ mod tests {
         };
         Reading {
             tenants: (1..=tenants).map(one).collect(),
-            strangers: Strangers { version: 3, ..Strangers::default() },
+            unrecognized: Unrecognized { version: 3, ..Unrecognized::default() },
             datagrams: DatagramCounters::default(),
             unsent: 2,
             free: 60,

@@ -3,7 +3,7 @@
 //! A worker is where the latest of its packets came from: of the latest session, and in it of the greatest sequence, both of which its tag
 //! covers. So who has another address goes on with its session, and what is repeated, from wherever, moves nobody's sums.
 
-use harmonaize_aggregator::To;
+use harmonaize_aggregator::Recipient;
 use harmonaize_aggregator::packet::Header;
 use harmonaize_transport::datagram::Address;
 use std::collections::BTreeMap;
@@ -12,34 +12,26 @@ use std::net::SocketAddr;
 #[derive(Clone, Copy, Debug)]
 struct Route {
     /// Session and sequence of the packet that told it.
-    at: (u64, u64),
+    learned_from: (u64, u64),
     to: Address,
 }
 
 /// The ends of a communicator.
 #[derive(Debug)]
-struct Ends {
+struct CommunicatorRoutes {
     workers: Box<[Option<Route>]>,
     parent: Option<SocketAddr>,
-    /// Where what is for all workers at once goes.
-    group: Option<SocketAddr>,
 }
 
 /// The workers of each communicator, and the aggregator above.
 #[derive(Debug, Default)]
-pub(super) struct Routes(BTreeMap<u64, Ends>);
+pub(super) struct Routes(BTreeMap<u64, CommunicatorRoutes>);
 
 impl Routes {
     /// A communicator has been granted. All that it needs is allocated here.
-    pub(super) fn add(
-        &mut self,
-        communicator: u64,
-        workers: u16,
-        parent: Option<SocketAddr>,
-        group: Option<SocketAddr>,
-    ) {
+    pub(super) fn add(&mut self, communicator: u64, workers: u16, parent: Option<SocketAddr>) {
         let workers = vec![None; usize::from(workers)].into_boxed_slice();
-        self.0.insert(communicator, Ends { workers, parent, group });
+        self.0.insert(communicator, CommunicatorRoutes { workers, parent });
     }
 
     /// It has been withdrawn.
@@ -48,24 +40,23 @@ impl Routes {
     }
 
     /// A worker's packet came from there, and is believed.
-    pub(super) fn heard(&mut self, from: Address, packet: &Header) {
+    pub(super) fn learn(&mut self, from: Address, packet: &Header) {
         let ends = self.0.get_mut(&packet.communicator);
         let route = ends.and_then(|ends| ends.workers.get_mut(usize::from(packet.worker)));
         let at = (packet.session, packet.sequence);
-        if let Some(route) = route.filter(|route| route.is_none_or(|route| route.at < at)) {
-            *route = Some(Route { at, to: from });
+        if let Some(route) = route.filter(|route| route.is_none_or(|route| route.learned_from < at)) {
+            *route = Some(Route { learned_from: at, to: from });
         }
     }
 
     /// Where packets for these ends go; none where that is not known.
-    pub(super) fn find(&self, to: To) -> Option<Address> {
+    pub(super) fn find(&self, to: Recipient) -> Option<Address> {
         match to {
-            To::Worker { communicator, worker } => {
+            Recipient::Worker { communicator, worker } => {
                 let route = self.0.get(&communicator)?.workers.get(usize::from(worker))?;
                 route.map(|route| route.to)
             }
-            To::Group { communicator } => self.0.get(&communicator)?.group.map(Address::Udp),
-            To::Parent { communicator } => self.0.get(&communicator)?.parent.map(Address::Udp),
+            Recipient::Parent { communicator } => self.0.get(&communicator)?.parent.map(Address::Udp),
         }
     }
 }
@@ -91,19 +82,19 @@ mod tests {
         }
     }
 
-    fn told(port: u16) -> SocketAddr {
+    fn route_to(port: u16) -> SocketAddr {
         ([10, 0, 0, 1], port).into()
     }
 
     fn at(port: u16) -> Address {
-        Address::Udp(told(port))
+        Address::Udp(route_to(port))
     }
 
     #[test]
     fn the_latest_packet_says_where_a_worker_is_and_nothing_earlier_moves_it() {
         let mut routes = Routes::default();
-        routes.add(7, 2, Some(told(9)), Some(told(8)));
-        let to = |worker| To::Worker { communicator: 7, worker };
+        routes.add(7, 2, Some(route_to(9)));
+        let to = |worker| Recipient::Worker { communicator: 7, worker };
         assert_eq!(routes.find(to(0)), None, "nobody is known yet");
         for (port, session, sequence, now) in [
             (1, 4, 10, 1),
@@ -117,16 +108,15 @@ mod tests {
             (5, 5, 1, 5),
             (2, 4, 12, 5),
         ] {
-            routes.heard(at(port), &packet(0, session, sequence));
+            routes.learn(at(port), &packet(0, session, sequence));
             assert_eq!(routes.find(to(0)), Some(at(now)), "{sequence} of {session} from {port}");
         }
         assert_eq!(routes.find(to(1)), None, "another worker's");
-        routes.heard(at(6), &packet(2, 5, 1));
+        routes.learn(at(6), &packet(2, 5, 1));
         assert_eq!(routes.find(to(2)), None, "there is none");
-        assert_eq!(routes.find(To::Parent { communicator: 7 }), Some(at(9)));
-        assert_eq!(routes.find(To::Group { communicator: 7 }), Some(at(8)));
+        assert_eq!(routes.find(Recipient::Parent { communicator: 7 }), Some(at(9)));
         routes.remove(7);
-        routes.heard(at(1), &packet(0, 9, 9));
+        routes.learn(at(1), &packet(0, 9, 9));
         assert_eq!(routes.find(to(0)), None);
     }
 }

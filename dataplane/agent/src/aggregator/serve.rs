@@ -1,11 +1,11 @@
 //! The aggregator's thread: datagrams in, datagrams out, and commands in between. Nothing is allocated for a datagram.
 
-use super::grant::Told;
+use super::grant::TenantGrant;
 use super::metrics::{Reading, add};
 use super::routes::Routes;
 use anyhow::Context;
 use harmonaize_aggregator::packet::Header;
-use harmonaize_aggregator::{Aggregator, Counters, GrantError, Outbox, PoolError, To};
+use harmonaize_aggregator::{Aggregator, Counters, GrantError, Outbox, PoolError, Recipient};
 use harmonaize_transport::datagram::{Address, DatagramCounters, Endpoint};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
@@ -26,30 +26,30 @@ const ARRIVED: usize = 1 << 20;
 /// Calls to receive between two looks at commands.
 const CALLS: usize = 16;
 /// Tenants whose counts are kept when they have no communicators here any more; others' are summed up in `other`.
-const MOST_TENANTS: usize = 64;
+const MAX_TENANTS: usize = 64;
 
 /// What the thread is asked.
 enum Command {
-    Grant(Box<Told>, oneshot::Sender<Result<(), String>>),
+    Grant(Box<TenantGrant>, oneshot::Sender<Result<(), String>>),
     Revoke(u64),
     Read(oneshot::Sender<Reading>),
 }
 
 /// A communicator that is served.
-struct Served {
+struct ServedCommunicator {
     secret: [u8; 32],
     tenant: String,
 }
 
 /// What one call brought, copied so that answers can go out while it is looked at.
-struct Arrived {
+struct ReceiveBuffer {
     bytes: Box<[u8]>,
     /// Sender, and where its datagram begins and ends.
     datagrams: Vec<(Address, usize, usize)>,
     used: usize,
 }
 
-impl Arrived {
+impl ReceiveBuffer {
     fn new() -> Self {
         // The shortest packet is a header.
         let most = ARRIVED / harmonaize_aggregator::packet::HEADER_BYTES;
@@ -111,7 +111,7 @@ struct Answers<'a> {
 }
 
 impl Outbox for Answers<'_> {
-    fn send(&mut self, to: To, packet: &[u8]) {
+    fn send(&mut self, to: Recipient, packet: &[u8]) {
         let sent = self.routes.find(to).is_some_and(|to| {
             let push = |endpoint: &mut Endpoint| {
                 endpoint.push(|room| {
@@ -124,8 +124,8 @@ impl Outbox for Answers<'_> {
         *self.unsent += u64::from(!sent);
     }
 
-    fn heard(&mut self, from: &Header) {
-        self.routes.heard(self.from, from);
+    fn authenticated(&mut self, from: &Header) {
+        self.routes.learn(self.from, from);
     }
 }
 
@@ -133,10 +133,10 @@ impl Outbox for Answers<'_> {
 pub(super) struct Server {
     endpoints: Endpoints,
     aggregator: Aggregator,
-    arrived: Arrived,
+    receive_buffer: ReceiveBuffer,
     routes: Routes,
     spin: Duration,
-    served: BTreeMap<u64, Served>,
+    served: BTreeMap<u64, ServedCommunicator>,
     /// Tenants' numbers in the pool.
     tenants: BTreeMap<String, u32>,
     next_tenant: u32,
@@ -152,7 +152,7 @@ impl Server {
         Self {
             endpoints,
             aggregator,
-            arrived: Arrived::new(),
+            receive_buffer: ReceiveBuffer::new(),
             routes: Routes::default(),
             spin,
             served: BTreeMap::new(),
@@ -174,7 +174,7 @@ impl Server {
             let now = Instant::now();
             if now.duration_since(ticked) >= TICK {
                 ticked = now;
-                self.aggregator.tick(now.duration_since(self.begun), IDLE);
+                self.aggregator.handle_timeout(now.duration_since(self.begun), IDLE);
             }
             if self.progress() {
                 busy = Instant::now();
@@ -206,7 +206,7 @@ impl Server {
 
     /// One call's worth of what came to an endpoint; whether there was anything.
     fn serve(&mut self, endpoint: impl Fn(&mut Endpoints) -> Option<&mut Endpoint>) -> bool {
-        let Self { endpoints, aggregator, arrived, routes, unsent, .. } = self;
+        let Self { endpoints, aggregator, receive_buffer: arrived, routes, unsent, .. } = self;
         arrived.clear();
         let Some(from) = endpoint(endpoints) else { return false };
         let taken = from.receive(&mut |from, datagram| {
@@ -256,7 +256,10 @@ impl Server {
     ///
     /// # Errors
     /// Why not, in words.
-    pub(super) fn grant(&mut self, Told { mut grant, parent, tenant, group }: Told) -> Result<(), String> {
+    pub(super) fn grant(
+        &mut self,
+        TenantGrant { mut grant, parent, tenant }: TenantGrant,
+    ) -> Result<(), String> {
         grant.share.tenant = match self.tenants.get(&tenant) {
             Some(number) => *number,
             None => self.next_tenant,
@@ -265,14 +268,14 @@ impl Server {
         let (communicator, workers, secret) = (grant.communicator, grant.workers, grant.secret);
         match self.aggregator.grant(grant) {
             Ok(()) => {
-                self.routes.add(communicator, workers, parent, group);
+                self.routes.add(communicator, workers, parent);
                 if self.tenants.insert(tenant.clone(), number).is_none() {
                     self.next_tenant = self.next_tenant.wrapping_add(1);
                 }
-                self.served.insert(communicator, Served { secret, tenant });
+                self.served.insert(communicator, ServedCommunicator { secret, tenant });
                 Ok(())
             }
-            Err(GrantError::Pool(PoolError::Known(_)))
+            Err(GrantError::Pool(PoolError::Duplicate(_)))
                 if self.served.get(&communicator).is_some_and(|served| served.secret == secret) =>
             {
                 Ok(())
@@ -285,7 +288,7 @@ impl Server {
     pub(super) fn revoke(&mut self, communicator: u64) {
         let Some(served) = self.served.remove(&communicator) else { return };
         if let Some(counters) = self.aggregator.counters(communicator) {
-            let known = self.ended.contains_key(&served.tenant) || self.ended.len() < MOST_TENANTS;
+            let known = self.ended.contains_key(&served.tenant) || self.ended.len() < MAX_TENANTS;
             let name = if known { served.tenant.clone() } else { "other".to_owned() };
             add(self.ended.entry(name).or_default(), &counters);
         }
@@ -309,7 +312,7 @@ impl Server {
         }
         Reading {
             tenants,
-            strangers: self.aggregator.strangers(),
+            unrecognized: self.aggregator.unrecognized(),
             datagrams: self.endpoints.counters(),
             unsent: self.unsent,
             free: self.aggregator.pool().free(),
@@ -320,7 +323,7 @@ impl Server {
 
 /// The thread, while it runs.
 pub(super) struct Thread {
-    asker: Commands,
+    commands: Commands,
     thread: JoinHandle<()>,
 }
 
@@ -358,7 +361,7 @@ impl Commands {
         self.signals.ring();
     }
 
-    async fn grant(&self, told: Told) -> Result<(), String> {
+    async fn grant(&self, told: TenantGrant) -> Result<(), String> {
         let (answer, answered) = oneshot::channel();
         self.send(Command::Grant(Box::new(told), answer)).await;
         answered.await.unwrap_or_else(|_| Err("the aggregator's thread has ended".to_owned()))
@@ -388,19 +391,19 @@ impl Thread {
         let thread = std::thread::Builder::new()
             .name("aggregator".to_owned())
             .spawn(move || server.run(queue, &rung))?;
-        Ok(Self { asker, thread })
+        Ok(Self { commands: asker, thread })
     }
 
-    pub(super) fn asker(&self) -> Commands {
-        self.asker.clone()
+    pub(super) fn commands(&self) -> Commands {
+        self.commands.clone()
     }
 
-    pub(super) async fn grant(&self, told: Told) -> Result<(), String> {
-        self.asker.grant(told).await
+    pub(super) async fn grant(&self, told: TenantGrant) -> Result<(), String> {
+        self.commands.grant(told).await
     }
 
     pub(super) async fn revoke(&self, communicator: u64) {
-        self.asker.revoke(communicator).await;
+        self.commands.revoke(communicator).await;
     }
 
     /// Has it end.
@@ -408,7 +411,7 @@ impl Thread {
     /// # Errors
     /// If it has panicked.
     pub(super) fn end(self) -> anyhow::Result<()> {
-        let Self { asker: Commands { signals, .. }, thread } = self;
+        let Self { commands: Commands { signals, .. }, thread } = self;
         signals.over.store(true, Ordering::Relaxed);
         signals.ring();
         thread.join().map_err(|_| anyhow::anyhow!("it has panicked")).context("the aggregator's thread")

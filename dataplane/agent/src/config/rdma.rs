@@ -1,7 +1,7 @@
 //! The tables on RDMA: links to other agents, and attachments of tenants.
 
 use harmonaize_transport::datagram::RdmaPort;
-use harmonaize_verbs::{Devices, Mtu, Wanted};
+use harmonaize_verbs::{Devices, Mtu, PortOptions};
 use serde::Deserialize;
 use std::net::{IpAddr, SocketAddr};
 
@@ -46,14 +46,14 @@ pub struct Rdma {
 
 impl Verbs {
     /// What is asked of each device.
-    pub fn wanted(&self) -> Wanted {
-        wanted(None, (self.gid_index, self.mtu), (self.traffic_class, self.retries, self.timeout))
+    pub fn port_options(&self) -> PortOptions {
+        port_options(None, (self.gid_index, self.mtu), (self.traffic_class, self.retries, self.timeout))
     }
 
     /// The device by which datagrams go: the first that is named, else the one that has the address.
     pub(crate) fn datagrams(&self, address: IpAddr, devices: &Devices) -> RdmaPort {
-        let wanted = Wanted { device: self.devices.first().cloned(), ..self.wanted() };
-        RdmaPort { devices: devices.clone(), wanted, address }
+        let wanted = PortOptions { device: self.devices.first().cloned(), ..self.port_options() };
+        RdmaPort { devices: devices.clone(), options: wanted, address }
     }
 
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -67,20 +67,20 @@ impl Rdma {
     }
 
     /// What is asked of the device.
-    pub fn wanted(&self) -> Wanted {
+    pub fn port_options(&self) -> PortOptions {
         let Self { device, gid_index, mtu, traffic_class, retries, timeout, listen: _ } = self.clone();
-        wanted(device, (gid_index, mtu), (traffic_class, retries, timeout))
+        port_options(device, (gid_index, mtu), (traffic_class, retries, timeout))
     }
 }
 
 /// What is asked of a device; what stands in no table is as usual.
-fn wanted(
+fn port_options(
     device: Option<String>,
     (gid_index, mtu): (Option<u8>, Option<usize>),
     (traffic_class, retries, timeout): (Option<u8>, Option<u8>, Option<u8>),
-) -> Wanted {
-    let usual = Wanted::default();
-    Wanted {
+) -> PortOptions {
+    let usual = PortOptions::default();
+    PortOptions {
         device,
         gid_index,
         mtu,

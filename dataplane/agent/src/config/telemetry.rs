@@ -1,6 +1,6 @@
 //! The table on telemetry: where this host's traffic is measured, and who may see what was found.
 
-use harmonaize_planner::{Nanos, Rate};
+use harmonaize_units::{Nanos, Rate};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub struct Telemetry {
     /// A gap of this length between two packets of a flow ends a burst.
     pub idle_gap: Duration,
     /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none.
-    pub late_round_trip: Duration,
+    pub late_rtt: Duration,
     /// Connections that are kept; the least recently used are evicted beyond.
     pub flows: u32,
     /// How often flows under way are looked at, at most.
@@ -61,7 +61,7 @@ impl Default for Telemetry {
             uids: Vec::new(),
             metrics: None,
             idle_gap: Duration::from_micros(500),
-            late_round_trip: Duration::from_micros(2500),
+            late_rtt: Duration::from_micros(2500),
             flows: 1 << 15,
             interval: Duration::from_millis(5),
             rates: BTreeMap::new(),
@@ -136,7 +136,7 @@ impl FileTelemetry {
             uids: self.uids,
             metrics: self.metrics,
             idle_gap: within("idle_gap", self.idle_gap, usual.idle_gap, &GAPS)?,
-            late_round_trip: within("late_round_trip", self.late_round_trip, usual.late_round_trip, &LATE)?,
+            late_rtt: within("late_round_trip", self.late_round_trip, usual.late_rtt, &LATE)?,
             flows,
             interval: within("interval", self.interval, usual.interval, &INTERVALS)?,
             rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),

@@ -4,7 +4,7 @@ use super::Rdma;
 use crate::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
 use harmonaize_api::is_tenant_name;
-use harmonaize_planner::Bytes;
+use harmonaize_units::Bytes;
 use rustix::fs::OFlags;
 use serde::Deserialize;
 use std::io::Read;

@@ -107,7 +107,7 @@ fn tenants_come_in_as_the_file_says() {
     let config = Config::parse(&path, &text).unwrap();
     let rdma = config.rdma.unwrap();
     assert_eq!(rdma.listen, Some("192.168.7.1:7300".parse().unwrap()));
-    let wanted = rdma.wanted();
+    let wanted = rdma.port_options();
     assert_eq!((wanted.device.as_deref(), wanted.timeout, wanted.retries), (Some("mlx5_0:1"), 14, 6));
     let [a, b, c] = config.tenants.try_into().unwrap();
     let network = a.network.unwrap();
@@ -200,7 +200,7 @@ fn a_table_asks_for_telemetry() {
         uids: vec![7],
         metrics: Some("127.0.0.1:9477".parse().unwrap()),
         idle_gap: Duration::from_millis(1),
-        late_round_trip: Duration::ZERO,
+        late_rtt: Duration::ZERO,
         flows: 1000,
         interval: Duration::from_millis(2),
         rates: [("eth1".to_owned(), 25_000_000_000)].into(),

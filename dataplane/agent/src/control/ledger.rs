@@ -1,6 +1,6 @@
 //! What the agent and control have agreed on, so that a new session can take up where the last one ended.
 
-use super::{Answered, Event, Settings};
+use super::{ControlAnswer, Event, Settings};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
@@ -12,14 +12,14 @@ use tokio::time::Instant;
 pub(super) struct Ledger {
     host: String,
     listen: String,
-    patience: Duration,
+    join_timeout: Duration,
     abilities: v1::Abilities,
     /// Of an aggregator: what it is, but for what it serves.
     aggregator: Option<v1::Aggregator>,
     /// What it serves.
     granted: BTreeSet<u64>,
     /// Since when control is away; none while it is there.
-    away: Option<Instant>,
+    disconnected_since: Option<Instant>,
     /// By request, and since when.
     joins: BTreeMap<u64, (v1::Join, Instant)>,
     running: BTreeMap<u64, Running>,
@@ -28,7 +28,7 @@ pub(super) struct Ledger {
 }
 
 /// Most communicators that have ended and are remembered; the oldest is forgotten.
-const MOST_ENDED: usize = 1024;
+const MAX_ENDED: usize = 1024;
 
 /// A communicator of this agent.
 struct Running {
@@ -39,11 +39,11 @@ struct Running {
     /// Of an epoch under way.
     change: Option<v1::Recipe>,
     /// To be said again in a new session.
-    left: Vec<v1::Leave>,
+    leaves: Vec<v1::Leave>,
     /// By rank: the budget that it wanted last, likewise.
     budgets: BTreeMap<u32, v1::SetBudget>,
     /// The last word about it, while control has not heard it.
-    last: Option<from_agent::Message>,
+    unsent: Option<from_agent::Message>,
 }
 
 impl Ledger {
@@ -51,11 +51,11 @@ impl Ledger {
         Self {
             host: settings.host.clone(),
             listen: settings.listen.to_string(),
-            patience: settings.join_patience,
+            join_timeout: settings.join_timeout,
             abilities: settings.abilities.clone(),
             aggregator: settings.aggregator.clone(),
             granted: BTreeSet::new(),
-            away: Some(Instant::now()),
+            disconnected_since: Some(Instant::now()),
             joins: BTreeMap::new(),
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -79,17 +79,16 @@ impl Ledger {
         })
     }
 
-    /// The session is open: what must be said again, budgets only to a control that takes them.
-    pub(super) fn connected(&mut self, budgets: bool) -> Vec<from_agent::Message> {
-        self.away = None;
+    /// Opens the session: returns what must be said again.
+    pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
+        self.disconnected_since = None;
         let mut messages = Vec::new();
         for running in self.running.values() {
-            let wanted = running.budgets.values().filter(|_| budgets);
-            messages.extend(wanted.map(|wanted| from_agent::Message::SetBudget(wanted.clone())));
-            messages.extend(running.left.iter().map(|leave| from_agent::Message::Leave(*leave)));
-            messages.extend(running.last.clone());
+            messages.extend(running.budgets.values().cloned().map(from_agent::Message::SetBudget));
+            messages.extend(running.leaves.iter().map(|leave| from_agent::Message::Leave(*leave)));
+            messages.extend(running.unsent.clone());
         }
-        let over = self.running.iter().filter_map(|(id, running)| Some((*id, running.last.clone()?)));
+        let over = self.running.iter().filter_map(|(id, running)| Some((*id, running.unsent.clone()?)));
         for (id, last) in over.collect::<Vec<_>>() {
             self.over(id, matches!(last, from_agent::Message::Failed(_)));
         }
@@ -99,10 +98,12 @@ impl Ledger {
 
     /// A communicator is over, and control knows; its processes may go on if it failed. Whether it was there.
     fn over(&mut self, id: u64, failed: bool) -> bool {
-        let Some(Running { mut recipe, left, ready, .. }) = self.running.remove(&id) else { return false };
+        let Some(Running { mut recipe, leaves: left, ready, .. }) = self.running.remove(&id) else {
+            return false;
+        };
         recipe.local.retain(|local| left.iter().all(|leave| leave.rank != local.rank));
         if failed && ready && !recipe.local.is_empty() {
-            if self.ended.len() >= MOST_ENDED {
+            if self.ended.len() >= MAX_ENDED {
                 self.ended.pop_first();
             }
             self.ended.insert(id, recipe);
@@ -111,7 +112,7 @@ impl Ledger {
     }
 
     pub(super) fn disconnected(&mut self, now: Instant) {
-        self.away.get_or_insert(now);
+        self.disconnected_since.get_or_insert(now);
     }
 
     /// Takes note of a message of the agent's, and gives it back if it goes to a control that is there.
@@ -127,7 +128,7 @@ impl Ledger {
             Message::Leave(leave) if leave.communicator == 0 => drop(self.joins.remove(&leave.request)),
             Message::Leave(leave) => {
                 if let Some(running) = self.running.get_mut(&leave.communicator) {
-                    running.left.push(*leave);
+                    running.leaves.push(*leave);
                 }
                 if let Some(ended) = self.ended.get_mut(&leave.communicator) {
                     ended.local.retain(|local| local.rank != leave.rank);
@@ -150,10 +151,10 @@ impl Ledger {
             }
             Message::Closed(v1::Closed { communicator })
             | Message::Failed(v1::Failed { communicator, .. }) => {
-                if self.away.is_none() {
+                if self.disconnected_since.is_none() {
                     self.over(*communicator, matches!(message, Message::Failed(_)));
                 } else if let Some(running) = self.running.get_mut(communicator) {
-                    running.last = Some(message.clone());
+                    running.unsent = Some(message.clone());
                 }
             }
             Message::AggregationGranted(answer) if answer.refused.is_empty() => {
@@ -175,7 +176,7 @@ impl Ledger {
             | Message::TurnWanted(_)
             | Message::TurnDone(_) => {}
         }
-        self.away.is_none().then_some(message)
+        self.disconnected_since.is_none().then_some(message)
     }
 
     /// Takes note of what control says; none where it concerns nothing that the agent still has.
@@ -189,7 +190,14 @@ impl Ledger {
                 }
                 let (recipe_in_use, budgets) = (stripped(&recipe), BTreeMap::new());
                 let (change, left, last) = (None, Vec::new(), None);
-                let running = Running { recipe: recipe_in_use, ready: false, change, left, budgets, last };
+                let running = Running {
+                    recipe: recipe_in_use,
+                    ready: false,
+                    change,
+                    leaves: left,
+                    budgets,
+                    unsent: last,
+                };
                 self.running.insert(recipe.communicator, running);
                 Some(Event::Form(recipe))
             }
@@ -218,13 +226,12 @@ impl Ledger {
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
-            Message::Hold(hold) => Some(Event::Hold(hold)),
             Message::Turns(turns) => Some(Event::Turns(turns)),
             Message::TurnGiven(given) => Some(Event::TurnGiven(given)),
-            Message::EventsRead(answer) => Some(Event::Answered(Answered::Events(answer))),
-            Message::Negotiated(answer) => Some(Event::Answered(Answered::Negotiated(answer))),
-            Message::IterationChoice(answer) => Some(Event::Answered(Answered::Iteration(answer))),
-            Message::Hinted(answer) => Some(Event::Answered(Answered::Hinted(answer))),
+            Message::EventsRead(answer) => Some(Event::Answered(ControlAnswer::Events(answer))),
+            Message::Negotiated(answer) => Some(Event::Answered(ControlAnswer::Negotiated(answer))),
+            Message::IterationChoice(answer) => Some(Event::Answered(ControlAnswer::Iteration(answer))),
+            Message::Hinted(answer) => Some(Event::Answered(ControlAnswer::Hinted(answer))),
             Message::GrantAggregation(grant) => Some(Event::GrantAggregation(grant)),
             Message::RevokeAggregation(v1::RevokeAggregation { communicator }) => {
                 self.granted.remove(&communicator);
@@ -235,14 +242,14 @@ impl Ledger {
 
     /// When the next join has waited too long for a control that is away.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let away = self.away?;
-        self.joins.values().map(|(_, since)| away.max(*since) + self.patience).min()
+        let away = self.disconnected_since?;
+        self.joins.values().map(|(_, since)| away.max(*since) + self.join_timeout).min()
     }
 
     /// Refuses joins that have waited too long.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Event> {
-        let Some(away) = self.away else { return Vec::new() };
-        let late = |since: Instant| away.max(since) + self.patience <= now;
+        let Some(away) = self.disconnected_since else { return Vec::new() };
+        let late = |since: Instant| away.max(since) + self.join_timeout <= now;
         let late: Vec<u64> =
             self.joins.iter().filter(|(_, (_, since))| late(*since)).map(|(id, _)| *id).collect();
         let text = disclose_join(&JoinFailure::Unavailable { detail: String::new() }).text;
@@ -271,7 +278,7 @@ mod tests {
     fn ledger() -> Ledger {
         let mut settings =
             Settings::new("127.0.0.1:1".to_owned(), "h0".to_owned(), ([127, 0, 0, 1], 1).into());
-        settings.join_patience = PATIENCE;
+        settings.join_timeout = PATIENCE;
         Ledger::new(&settings)
     }
 
@@ -297,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn open_joins_are_said_again() {
+    fn open_joins_are_resent() {
         let (mut ledger, now) = (ledger(), Instant::now());
         assert_eq!(ledger.outgoing(now, join(7)), None);
         assert_eq!(ledger.outgoing(now, join(8)), None);
@@ -305,11 +312,11 @@ mod tests {
             ledger.outgoing(now, Message::Leave(v1::Leave { request: 8, ..v1::Leave::default() })),
             None
         );
-        assert_eq!(ledger.connected(true), [join(7)]);
+        assert_eq!(ledger.connected(), [join(7)]);
         assert_eq!(ledger.outgoing(now, join(9)), Some(join(9)));
         assert!(ledger.incoming(to_agent::Message::Form(recipe(1, 1))).is_some());
         ledger.disconnected(now);
-        assert_eq!(ledger.connected(true), [join(9)]);
+        assert_eq!(ledger.connected(), [join(9)]);
     }
 
     #[test]
@@ -325,7 +332,7 @@ mod tests {
         };
         assert_eq!(granted(&ledger), None, "a host's agent is none");
         ledger.aggregator = Some(v1::Aggregator { units: 4, ..v1::Aggregator::default() });
-        ledger.connected(true);
+        ledger.connected();
         for (communicator, refused) in [(1, ""), (2, "no room"), (3, "")] {
             let grant = v1::GrantAggregation { communicator, ..v1::GrantAggregation::default() };
             ledger.incoming(to_agent::Message::GrantAggregation(grant)).unwrap();
@@ -342,7 +349,7 @@ mod tests {
     #[test]
     fn joins_do_not_wait_for_ever() {
         let (mut ledger, start) = (ledger(), Instant::now());
-        ledger.connected(true);
+        ledger.connected();
         ledger.outgoing(start, join(7));
         assert_eq!(ledger.deadline(), None);
         let away = start + Duration::from_secs(100);
@@ -352,13 +359,13 @@ mod tests {
         let refused = ledger.expire(away + PATIENCE);
         let [Event::JoinRefused(refused)] = refused.as_slice() else { panic!("{refused:?}") };
         assert_eq!((refused.request, refused.kind()), (7, v1::JoinRefusedKind::Unavailable));
-        assert_eq!(ledger.connected(true), [join(8)]);
+        assert_eq!(ledger.connected(), [join(8)]);
     }
 
     #[test]
     fn communicators_outlive_sessions() {
         let (mut ledger, now) = (ledger(), Instant::now());
-        ledger.connected(true);
+        ledger.connected();
         for id in [1, 2, 3] {
             ledger.incoming(to_agent::Message::Form(recipe(id, 1)));
         }
@@ -373,18 +380,12 @@ mod tests {
         assert_eq!(ledger.outgoing(now, leave.clone()), None);
         assert_eq!(ledger.outgoing(now, closed(3)), None);
         assert_eq!(running(&ledger), [(2, 2), (3, 1)]);
-        assert_eq!(ledger.connected(true), [leave.clone(), closed(3)]);
+        assert_eq!(ledger.connected(), [leave.clone(), closed(3)]);
         assert_eq!(running(&ledger), [(2, 2)]);
         let want = Message::SetBudget(v1::SetBudget { communicator: 2, rank: 0, budget: None });
         assert_eq!(ledger.outgoing(now, want.clone()), Some(want.clone()));
         ledger.disconnected(now);
-        assert_eq!(
-            ledger.connected(false),
-            std::slice::from_ref(&leave),
-            "an older control knows no budgets"
-        );
-        ledger.disconnected(now);
-        assert_eq!(ledger.connected(true), [want, leave]);
+        assert_eq!(ledger.connected(), [want, leave]);
         let dissolved = |communicator| v1::Dissolved { communicator, ..v1::Dissolved::default() };
         assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
         assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());
@@ -409,7 +410,7 @@ mod tests {
         };
         let leave = |communicator, rank| Message::Leave(v1::Leave { communicator, rank, request: 0 });
         let failed = |communicator| Message::Failed(v1::Failed { communicator, ..v1::Failed::default() });
-        ledger.connected(true);
+        ledger.connected();
         (1..=4).for_each(|id| used(&mut ledger, id));
         ledger.incoming(to_agent::Message::Form(recipe(5, 1)));
         ledger.outgoing(now, failed(1));
@@ -426,12 +427,12 @@ mod tests {
         ledger.outgoing(now, leave(2, 1));
         assert_eq!((ended(&ledger), running(&ledger).len()), (vec![(1, vec![0])], 1));
         // Control hears last words first, and what is left of it with the next session.
-        assert_eq!(ledger.connected(true), [failed(4)]);
+        assert_eq!(ledger.connected(), [failed(4)]);
         assert_eq!(ended(&ledger), [(1, vec![0]), (4, vec![0, 1])]);
-        (10..10 + MOST_ENDED as u64).for_each(|id| {
+        (10..10 + MAX_ENDED as u64).for_each(|id| {
             used(&mut ledger, id);
             ledger.outgoing(now, failed(id));
         });
-        assert_eq!(ended(&ledger).len(), MOST_ENDED);
+        assert_eq!(ended(&ledger).len(), MAX_ENDED);
     }
 }

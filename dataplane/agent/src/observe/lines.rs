@@ -2,7 +2,7 @@
 
 use super::Printer;
 use super::text::address;
-use crate::telemetry::{Finding, Found, Late, Names, Reading, realtime_ns};
+use crate::telemetry::{Finding, Found, LocatedStraggler, Names, Reading, realtime_ns};
 use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
 use harmonaize_analysis::marks::{Moved, Operation};
 use harmonaize_analysis::phases::Phase;
@@ -29,7 +29,7 @@ impl Printer for Lines {
         line(&object)
     }
 
-    fn standing(&mut self, before: &Reading, now: &Reading) -> String {
+    fn status(&mut self, before: &Reading, now: &Reading) -> String {
         let time = |time_ns: u64| realtime_ns(time_ns, now.offset_ns);
         let interval_ns = now.time_ns.saturating_sub(before.time_ns);
         let links = now.links.iter().map(|link| {
@@ -51,7 +51,7 @@ impl Printer for Lines {
                 "ingress": way(|one| &one.totals.ingress), "egress": way(|one| &one.totals.egress),
             })
         });
-        let gaps = now.gaps;
+        let gaps = now.losses;
         let thread = now.thread.saturating_sub(before.thread).as_nanos() as u64;
         let timed = now.cost.as_ref().filter(|cost| cost.timed);
         let cost = timed.map(|cost| {
@@ -63,10 +63,10 @@ impl Printer for Lines {
         });
         line(&json!({
             "kind": "standing", "time_ns": time(now.time_ns), "interval_ns": interval_ns,
-            "links": links.collect::<Vec<_>>(), "flows": now.flows_known,
+            "links": links.collect::<Vec<_>>(), "flows": now.flow_count,
             "lost": {
                 "events": gaps.events, "flows": gaps.flows, "ambiguous": gaps.ambiguous,
-                "records": gaps.records, "gaps": gaps.count, "unlisted": gaps.unlisted, "ends": gaps.ends,
+                "records": gaps.records, "gaps": gaps.count, "unlisted": gaps.unregistered, "ends": gaps.ends,
             },
             "thread_ns": thread, "cost": cost, "missing": now.missing,
         }))
@@ -109,7 +109,7 @@ fn of_operation(operation: &Operation, time: &dyn Fn(u64) -> u64) -> Value {
 
 fn of_phase(phase: &Phase, time: &dyn Fn(u64) -> u64) -> Value {
     let ring = phase.ring.map(|ring| json!({"hosts": ring.hosts, "steps": ring.steps, "bytes": ring.bytes}));
-    let late = phase.late.map(|late| json!({"host": address(late.host).to_string(), "by_ns": late.by_ns}));
+    let late = phase.late.map(|late| json!({"host": address(late.host).to_string(), "delay_ns": late.by_ns}));
     json!({
         "job": phase.job, "iteration": phase.iteration, "began_ns": time(phase.began_ns),
         "ended_ns": time(phase.ended_ns), "bytes": phase.bytes, "period_ns": phase.period_ns,
@@ -135,21 +135,21 @@ fn of_congestion(congestion: &Congestion, names: &Names, time: &dyn Fn(u64) -> u
     let cause = match congestion.cause {
         Cause::Unknown => "unknown",
         Cause::Own => "own",
-        Cause::Others => "others",
+        Cause::CrossTraffic => "others",
     };
     let egress = congestion.link.direction == Direction::Egress;
     json!({
         "interface": names.get(congestion.link.interface), "direction": if egress { "egress" } else { "ingress" },
         "path": path, "state": state, "cause": cause, "since_ns": time(congestion.since_ns),
         "found_ns": time(congestion.found_ns), "own_bits": congestion.own_rate.saturating_mul(8),
-        "other_bits": congestion.other_rate.saturating_mul(8),
-        "capacity_bits": congestion.capacity.saturating_mul(8), "round_trip_ns": congestion.round_trip_ns,
-        "rest_ns": congestion.rest_ns, "marked_ppm": congestion.marked_ppm, "lost_ppm": congestion.lost_ppm,
+        "other_bits": congestion.cross_traffic_rate.saturating_mul(8),
+        "capacity_bits": congestion.capacity.saturating_mul(8), "round_trip_ns": congestion.rtt_ns,
+        "rest_ns": congestion.min_rtt_ns, "marked_ppm": congestion.ecn_ce_ppm, "lost_ppm": congestion.lost_ppm,
         "used_ppm": congestion.used_ppm,
     })
 }
 
-fn of_straggler(late: &Late, time: &dyn Fn(u64) -> u64) -> Value {
+fn of_straggler(late: &LocatedStraggler, time: &dyn Fn(u64) -> u64) -> Value {
     let straggler = &late.straggler;
     let (communicator, job) = match straggler.subject {
         Subject::Communicator(id) => (Some(format!("{id:016x}")), None),
@@ -160,7 +160,7 @@ fn of_straggler(late: &Late, time: &dyn Fn(u64) -> u64) -> Value {
         "host": late.host.map(|host| address(host).to_string()),
         "why": match straggler.kind { Kind::Compute => "compute", Kind::Network => "network" },
         "edge": straggler.edge, "since": straggler.since_unit, "since_ns": time(straggler.since_ns),
-        "found_ns": time(straggler.found_ns), "by_ns": straggler.by_ns, "iterations": straggler.units,
+        "found_ns": time(straggler.found_ns), "delay_ns": straggler.by_ns, "iterations": straggler.units,
         "ended_ns": straggler.ended_ns.map(time),
     })
 }

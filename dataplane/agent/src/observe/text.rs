@@ -1,7 +1,7 @@
 //! For people: a line for each finding, and one for each interface and interval.
 
 use super::Printer;
-use crate::telemetry::{Finding, Found, Late, LinkReading, Names, Reading, realtime_ns};
+use crate::telemetry::{Finding, Found, LinkReading, LocatedStraggler, Names, Reading, realtime_ns};
 use harmonaize_analysis::congestion::{Cause, Congestion, State};
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::{Address, Phase};
@@ -23,7 +23,7 @@ impl Printer for Text {
         format!("{}  {text}\n", clock(realtime_ns(finding.time_ns, finding.offset_ns)))
     }
 
-    fn standing(&mut self, before: &Reading, now: &Reading) -> String {
+    fn status(&mut self, before: &Reading, now: &Reading) -> String {
         let mut text = String::new();
         let time = clock(realtime_ns(now.time_ns, now.offset_ns));
         let seconds = now.time_ns.saturating_sub(before.time_ns).max(1) as f64 / 1e9;
@@ -43,7 +43,7 @@ impl Printer for Text {
         for missing in &now.missing {
             let _ = writeln!(text, "{time}  {missing}");
         }
-        let (lost, known) = (now.gaps, before.gaps);
+        let (lost, known) = (now.losses, before.losses);
         if lost != known {
             let _ = writeln!(
                 text,
@@ -115,13 +115,13 @@ fn of_congestion(congestion: &Congestion, names: &Names) -> String {
     let cause = match congestion.cause {
         Cause::Unknown => "",
         Cause::Own => " by own traffic",
-        Cause::Others => " by others' traffic",
+        Cause::CrossTraffic => " by others' traffic",
     };
     let _ = write!(text, ": {state}{cause}");
     text
 }
 
-fn of_straggler(late: &Late) -> String {
+fn of_straggler(late: &LocatedStraggler) -> String {
     let straggler = &late.straggler;
     let whose = match straggler.subject {
         Subject::Communicator(id) => format!("communicator {id:016x}"),

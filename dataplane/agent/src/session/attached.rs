@@ -6,7 +6,7 @@ use super::{AttachmentId, Joined, Question, SessionRequest};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Answer, Bounded, Budget, Choice, Clause, Constraints, EventBatch, JoinRefusal, JoinRefused, MAX_LISTED,
-    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, Unanswered, decode, encode, length,
+    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, RequestError, decode, encode, length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const MAX_ANSWERS: usize = 64;
 const AWAY: &str = "the provider cannot be asked now; ask again later";
 
 /// A connection after the handshake.
-pub(super) struct Attached {
+pub(super) struct AttachedSession {
     attachment: AttachmentId,
     tenant: Arc<Tenant>,
     requests: mpsc::Sender<SessionRequest>,
@@ -43,7 +43,7 @@ pub(super) struct Attached {
     hinting: bool,
 }
 
-impl Attached {
+impl AttachedSession {
     pub(super) fn new(
         attachment: AttachmentId,
         tenant: Arc<Tenant>,
@@ -125,12 +125,15 @@ impl Attached {
                 let timeout = Duration::from_nanos(timeout_ns);
                 (Some(SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply }), None)
             }
-            Request::Regroup { id, who, key, least, timeout_ns } => {
+            Request::Regroup { id, who, key, min_ranks: least, timeout_ns } => {
                 if let Err(refused) = self.check_regroup(&who, least).and_then(|()| self.paced_join()) {
                     return Ok(Some(Answer::JoinRefused { id, refused }));
                 }
                 let (reply, timeout) = (self.joining(id), Duration::from_nanos(timeout_ns));
-                (Some(SessionRequest::Regroup { attachment, who, key, least, timeout, reply }), None)
+                (
+                    Some(SessionRequest::Regroup { attachment, who, key, min_ranks: least, timeout, reply }),
+                    None,
+                )
             }
             Request::Leave { id, communicator } => {
                 let known = self.joined.remove(&communicator);
@@ -148,7 +151,7 @@ impl Attached {
             Request::SetBudget { id, communicator, budget } => {
                 let known = self.joined.contains(&communicator);
                 let unknown = || "no such communicator on this attachment".to_owned();
-                let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(Unanswered::from);
+                let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(RequestError::from);
                 let refused = refused.or_else(|| self.paced());
                 let passed_on = refused.is_none();
                 let set = SessionRequest::SetBudget { attachment, communicator, budget };
@@ -196,7 +199,7 @@ impl Attached {
                         false => Ok(Negotiated::Refused { reasons: senseless, counter: None }),
                     };
                     let outcome = answer.await.unwrap_or_else(alone);
-                    let outcome = outcome.map(|outcome| only_as_wanted(&wanted, outcome));
+                    let outcome = outcome.map(|outcome| refuse_partial_agreement(&wanted, outcome));
                     let outcome = outcome.map(Bounded::bounded).map_err(refusal);
                     Answer::Negotiated { id, outcome }
                 });
@@ -217,7 +220,7 @@ impl Attached {
                 self.iterating = true;
                 self.pending.spawn(async move {
                     // An iteration waits for nobody who is away.
-                    let choice = answer.await.unwrap_or_else(|_| Ok(knobs.alone()));
+                    let choice = answer.await.unwrap_or_else(|_| Ok(knobs.fallback()));
                     Answer::Iteration { id, choice: choice.map_err(refusal) }
                 });
                 let question = Question::Iteration { communicator, knobs, reply };
@@ -250,19 +253,19 @@ impl Attached {
     }
 
     /// Takes note of a question for control; why it is not passed on, if it is one too many.
-    fn paced(&self) -> Option<Unanswered> {
-        self.tenant.ask(Instant::now()).err()
+    fn paced(&self) -> Option<RequestError> {
+        self.tenant.admit_request(Instant::now()).err()
     }
 
     /// The same of a join, which control hears of, too.
     fn paced_join(&self) -> Result<(), JoinRefused> {
         match self.paced() {
             None => Ok(()),
-            Some(Unanswered::TooOften { again }) => refused(
+            Some(RequestError::TooOften { retry_after: again }) => refused(
                 JoinRefusal::Quota,
                 format!("this tenant has asked the provider too much; the next in {again:?}"),
             ),
-            Some(Unanswered::Refused(text)) => refused(JoinRefusal::Quota, text),
+            Some(RequestError::Refused(text)) => refused(JoinRefusal::Quota, text),
         }
     }
 
@@ -335,8 +338,8 @@ fn check_name(name: &str) -> Result<(), JoinRefused> {
 }
 
 /// Why control does not answer.
-fn refusal(why: String) -> Unanswered {
-    Unanswered::Refused(why).bounded()
+fn refusal(why: String) -> RequestError {
+    RequestError::Refused(why).bounded()
 }
 
 /// For who names what cannot be a communicator.
@@ -348,13 +351,12 @@ fn is_name(name: &str) -> bool {
 
 /// Control as it was before it knew of some clauses leaves them out and agrees on the others: then what was wanted is refused, and what is
 /// in force is offered.
-fn only_as_wanted(wanted: &Constraints, outcome: Negotiated) -> Negotiated {
+fn refuse_partial_agreement(wanted: &Constraints, outcome: Negotiated) -> Negotiated {
     let Negotiated::Agreed(agreement) = outcome else { return outcome };
     let had = &agreement.constraints;
     let unknown = [
         (Clause::OnFailure, wanted.on_failure.is_some() && had.on_failure.is_none()),
         (Clause::Order, wanted.ordered && !had.ordered),
-        (Clause::Partial, wanted.partial.is_some() && had.partial.is_none()),
     ];
     let unknown = unknown.into_iter().filter(|(_, unknown)| *unknown);
     let text = "the provider does not know of it yet; the rest is agreed on";
@@ -430,7 +432,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::session::{Agreement, OnFailure, PartialSums};
+    use harmonaize_abi::session::{Agreement, OnFailure};
 
     #[test]
     fn what_control_left_out_is_not_agreed_on() {
@@ -442,17 +444,17 @@ mod tests {
             })
         };
         let known = Constraints::new().weight(2);
-        let partial = Some(PartialSums { least: 3, after: Duration::from_millis(20) });
-        let wanted = Constraints { ordered: true, partial, ..known.clone().on_failure(OnFailure::End) };
-        assert_eq!(only_as_wanted(&wanted, agreed(&wanted)), agreed(&wanted));
-        assert_eq!(only_as_wanted(&known, agreed(&known)), agreed(&known));
+        let wanted = Constraints { ordered: true, ..known.clone().on_failure(OnFailure::End) };
+        assert_eq!(refuse_partial_agreement(&wanted, agreed(&wanted)), agreed(&wanted));
+        assert_eq!(refuse_partial_agreement(&known, agreed(&known)), agreed(&known));
         // Who asked only what is in force wanted nothing.
-        assert_eq!(only_as_wanted(&Constraints::new(), agreed(&wanted)), agreed(&wanted));
-        let Negotiated::Refused { reasons, counter } = only_as_wanted(&wanted, agreed(&known)) else {
+        assert_eq!(refuse_partial_agreement(&Constraints::new(), agreed(&wanted)), agreed(&wanted));
+        let Negotiated::Refused { reasons, counter } = refuse_partial_agreement(&wanted, agreed(&known))
+        else {
             panic!("agreed on")
         };
         let clauses: Vec<Clause> = reasons.iter().map(|reason| reason.clause).collect();
-        assert_eq!(clauses, [Clause::OnFailure, Clause::Order, Clause::Partial]);
+        assert_eq!(clauses, [Clause::OnFailure, Clause::Order]);
         assert_eq!(counter, Some(known));
     }
 }

@@ -1,8 +1,8 @@
 //! One connection: the handshake, then what follows it.
 
-use super::attached::Attached;
+use super::attached::AttachedSession;
 use super::rdma;
-use super::stream::{Stream, Unread};
+use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
 use super::{AttachmentId, SessionRequest};
 use harmonaize_abi::ABI_VERSION;
@@ -71,7 +71,7 @@ impl Connection {
             }
         };
         tracing::info!(tenant, %attachment, "attached");
-        let why = Attached::new(attachment, Arc::clone(&self.tenant), requests.clone());
+        let why = AttachedSession::new(attachment, Arc::clone(&self.tenant), requests.clone());
         let why = tokio::select! {
             why = why.serve(self.stream) => why,
             _ = stop.wait_for(|stop| *stop) => "the agent goes down".into(),
@@ -183,7 +183,7 @@ impl Connection {
             true => encode(&Err::<(), _>(refused)),
         };
         if let Ok(message) = message {
-            self.stream.end_with(&message).await;
+            self.stream.close_with(&message).await;
         }
     }
 }
@@ -213,10 +213,10 @@ pub(super) fn malformed(what: &str, error: MessageError) -> Refused {
     }
 }
 
-fn unread(what: &str, why: Unread) -> Denied {
+fn unread(what: &str, why: ReadError) -> Denied {
     match why {
-        Unread::Gone => None,
-        Unread::Bad(error) => Some(malformed(what, error)),
+        ReadError::Gone => None,
+        ReadError::Bad(error) => Some(malformed(what, error)),
     }
 }
 

@@ -4,11 +4,11 @@ use super::SessionRequest;
 use super::connection::{Connection, MAX_HELLO, MAX_OFFER, malformed, slow};
 use super::server::BindError;
 use super::socket::PAUSE;
-use super::stream::{Stream, Unread};
+use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
 use harmonaize_abi::session::{
-    Challenge, Knock, MessageError, Proven, RefusalKind, Refused, Response, Secret, decode, decode_first,
-    encode, encode_first,
+    AuthConfirmation, AuthRequest, Challenge, MessageError, RefusalKind, Refused, Response, Secret, decode,
+    decode_first, encode, encode_first,
 };
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,37 +20,37 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 /// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together.
-const UNPROVEN: u32 = 16;
+const MAX_UNAUTHENTICATED: u32 = 16;
 
 /// The address, listening.
 #[derive(Debug)]
 pub(super) struct NetworkServer {
     listener: TcpListener,
     address: SocketAddr,
-    door: Arc<Door>,
+    gate: Arc<Gate>,
 }
 
 /// Who may come in.
 #[derive(Debug)]
-struct Door {
+struct Gate {
     tenants: Vec<Arc<Tenant>>,
     limit: Duration,
     /// Of nobody: whoever names no tenant is asked to prove as much as the others.
     decoy: Secret,
     /// Connections that have not proved anything, by address; `None`: not a tenant's.
-    unproven: Mutex<HashMap<Option<IpAddr>, u32>>,
+    unauthenticated: Mutex<HashMap<Option<IpAddr>, u32>>,
 }
 
 /// A place among the unproven, given back when dropped.
 #[derive(Debug)]
-struct Place {
-    door: Arc<Door>,
+struct UnauthenticatedSlot {
+    gate: Arc<Gate>,
     from: Option<IpAddr>,
 }
 
-impl Drop for Place {
+impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
-        let mut unproven = self.door.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unproven = self.gate.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = unproven.get_mut(&self.from) {
             *count -= 1;
             if *count == 0 {
@@ -83,9 +83,9 @@ impl NetworkServer {
         let address = listener.local_addr().map_err(failed)?;
         let with_network = tenants.iter().filter(|tenant| tenant.rules.network.is_some());
         let tenants = with_network.cloned().collect();
-        let door = Arc::new(Door { tenants, limit, decoy, unproven: Mutex::default() });
+        let door = Arc::new(Gate { tenants, limit, decoy, unauthenticated: Mutex::default() });
         tracing::info!(%address, "tenants may connect over TCP");
-        Ok(Self { listener, address, door })
+        Ok(Self { listener, address, gate: door })
     }
 
     pub(super) fn local_address(&self) -> SocketAddr {
@@ -105,7 +105,7 @@ impl NetworkServer {
             match accepted {
                 Ok((stream, from)) => {
                     let from = from.ip().to_canonical();
-                    match self.door.place(from) {
+                    match self.gate.admit(from) {
                         Some(place) => {
                             let visit = visit(place, stream, from, requests.clone(), own_stop.clone());
                             connections.spawn(visit);
@@ -128,7 +128,7 @@ impl NetworkServer {
 
 /// One connection, from its first byte to its end.
 async fn visit(
-    place: Place,
+    place: UnauthenticatedSlot,
     stream: TcpStream,
     from: IpAddr,
     requests: mpsc::Sender<SessionRequest>,
@@ -138,9 +138,9 @@ async fn visit(
         Ok(stream) => stream,
         Err(error) => return tracing::warn!(%from, "closed: {error}"),
     };
-    let mut visitor = Visitor { door: Arc::clone(&place.door), stream, from, challenge: None };
+    let mut visitor = UnauthenticatedClient { gate: Arc::clone(&place.gate), stream, from, challenge: None };
     let proved = tokio::select! {
-        proved = visitor.prove() => proved,
+        proved = visitor.authenticate() => proved,
         _ = stop.wait_for(|stop| *stop) => return,
     };
     match proved {
@@ -154,32 +154,32 @@ async fn visit(
     }
 }
 
-impl Door {
-    fn place(self: &Arc<Self>, from: IpAddr) -> Option<Place> {
+impl Gate {
+    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<UnauthenticatedSlot> {
         let of_tenant =
             |tenant: &Arc<Tenant>| tenant.rules.network.as_ref().is_some_and(|n| n.addresses.contains(&from));
         let from = self.tenants.iter().any(of_tenant).then_some(from);
-        let mut unproven = self.unproven.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unproven = self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
         let count = unproven.entry(from).or_default();
-        if *count >= UNPROVEN {
+        if *count >= MAX_UNAUTHENTICATED {
             return None;
         }
         *count += 1;
-        Some(Place { door: Arc::clone(self), from })
+        Some(UnauthenticatedSlot { gate: Arc::clone(self), from })
     }
 
     /// Whose process it is, and the agent's own proof; else why not, for the operator alone.
-    fn judge(
+    fn authenticate(
         &self,
         from: IpAddr,
-        knock: &Knock,
+        request: &AuthRequest,
         challenge: &Challenge,
         response: &Response,
-    ) -> Result<(&Arc<Tenant>, Proven), &'static str> {
-        let named = self.tenants.iter().find(|tenant| tenant.rules.tenant == knock.tenant);
+    ) -> Result<(&Arc<Tenant>, AuthConfirmation), &'static str> {
+        let named = self.tenants.iter().find(|tenant| tenant.rules.tenant == request.tenant);
         let rules = named.and_then(|tenant| tenant.rules.network.as_ref());
         let secret = rules.map_or(&self.decoy, |rules| &rules.secret);
-        let proven = secret.verify(knock, challenge, response);
+        let proven = secret.verify(request, challenge, response);
         match (named, rules, proven) {
             (Some(_), Some(rules), _) if !rules.addresses.contains(&from) => {
                 Err("the address is not one of the tenant's")
@@ -193,17 +193,17 @@ impl Door {
 
 /// Someone who has proved nothing yet. Whoever is refused hears as many messages as whoever is let in, and not why.
 #[derive(Debug)]
-struct Visitor {
-    door: Arc<Door>,
+struct UnauthenticatedClient {
+    gate: Arc<Gate>,
     stream: Stream,
     from: IpAddr,
     /// Once it has been sent.
     challenge: Option<Challenge>,
 }
 
-impl Visitor {
-    async fn prove(&mut self) -> Result<(Arc<Tenant>, Grant), Option<Refused>> {
-        let limit = self.door.limit;
+impl UnauthenticatedClient {
+    async fn authenticate(&mut self) -> Result<(Arc<Tenant>, Grant), Option<Refused>> {
+        let limit = self.gate.limit;
         let proved = tokio::time::timeout(limit, self.exchange()).await;
         proved.unwrap_or_else(|_| Err(Some(slow("proof", limit))))
     }
@@ -211,15 +211,15 @@ impl Visitor {
     async fn exchange(&mut self) -> Result<(Arc<Tenant>, Grant), Option<Refused>> {
         let bad = |error: MessageError| Some(malformed("proof", error));
         let unread = |why| match why {
-            Unread::Gone => None,
-            Unread::Bad(error) => bad(error),
+            ReadError::Gone => None,
+            ReadError::Bad(error) => bad(error),
         };
         let message = self.stream.read_message(MAX_HELLO).await.map_err(unread)?;
-        let knock: Knock = decode_first(&message).map_err(bad)?;
+        let knock: AuthRequest = decode_first(&message).map_err(bad)?;
         let challenge = self.challenge().await.map_err(|_| None)?;
         let message = self.stream.read_message(MAX_OFFER).await.map_err(unread)?;
         let response: Response = decode(&message).map_err(bad)?;
-        match self.door.judge(self.from, &knock, &challenge, &response) {
+        match self.gate.authenticate(self.from, &knock, &challenge, &response) {
             Ok((tenant, proven)) => {
                 let grant = tenant.connection().map_err(Some)?;
                 let tenant = Arc::clone(tenant);
@@ -251,8 +251,8 @@ impl Visitor {
         if self.challenge.is_none() && self.challenge().await.is_err() {
             return;
         }
-        if let Ok(message) = encode(&Err::<Proven, _>(refused)) {
-            self.stream.end_with(&message).await;
+        if let Ok(message) = encode(&Err::<AuthConfirmation, _>(refused)) {
+            self.stream.close_with(&message).await;
         }
     }
 }

@@ -30,7 +30,7 @@ fn malformed(text: String) -> Refused {
 
 impl Rdma {
     pub(super) fn open(rules: RdmaRules) -> Result<Self, VerbsError> {
-        let function = Mutex::new(Function::open(&rules.devices, &rules.wanted, Some(rules.address))?);
+        let function = Mutex::new(Function::open(&rules.devices, &rules.port, Some(rules.address))?);
         Ok(Self { rules, function })
     }
 
@@ -59,12 +59,11 @@ impl Rdma {
     fn create(&self, arena_bytes: u64, entries: u32) -> Result<AgentOffer, VerbsError> {
         let function = self.function.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // A device that was taken away may not say so by itself.
-        function.device.look();
+        function.device.check_present();
         match AgentOffer::new(&function, arena_bytes, entries) {
             // It may be back, as another device of the same name or address.
             Err(VerbsError::DeviceLost { .. }) => {
-                let again =
-                    Function::open(&self.rules.devices, &self.rules.wanted, Some(self.rules.address))?;
+                let again = Function::open(&self.rules.devices, &self.rules.port, Some(self.rules.address))?;
                 *self.function.lock().unwrap_or_else(PoisonError::into_inner) = again.clone();
                 AgentOffer::new(&again, arena_bytes, entries)
             }

@@ -27,14 +27,14 @@ pub(super) enum Stream {
 
 /// Why no message came.
 #[derive(Debug)]
-pub(super) enum Unread {
+pub(super) enum ReadError {
     /// The process went away.
     Gone,
     /// It sent something else.
     Bad(MessageError),
 }
 
-impl From<MessageError> for Unread {
+impl From<MessageError> for ReadError {
     fn from(error: MessageError) -> Self {
         Self::Bad(error)
     }
@@ -52,15 +52,15 @@ impl Stream {
     }
 
     /// A message without its length, of at most `most` bytes.
-    pub(super) async fn read_message(&mut self, most: usize) -> Result<Vec<u8>, Unread> {
+    pub(super) async fn read_message(&mut self, most: usize) -> Result<Vec<u8>, ReadError> {
         let mut prefix = [0; 4];
-        self.read_exact(&mut prefix).await.map_err(|_| Unread::Gone)?;
+        self.read_exact(&mut prefix).await.map_err(|_| ReadError::Gone)?;
         let bytes = length(prefix)?;
         if bytes > most {
             return Err(MessageError::Length(bytes).into());
         }
         let mut message = vec![0; bytes];
-        self.read_exact(&mut message).await.map_err(|_| Unread::Gone)?;
+        self.read_exact(&mut message).await.map_err(|_| ReadError::Gone)?;
         Ok(message)
     }
 
@@ -89,7 +89,7 @@ impl Stream {
     }
 
     /// Says last words, as far as the socket's buffer takes them (always, as little was sent before).
-    pub(super) async fn end_with(mut self, message: &[u8]) {
+    pub(super) async fn close_with(mut self, message: &[u8]) {
         match &mut self {
             Self::Unix(stream) => drop(stream.try_write(message)),
             Self::Tcp(stream) => {

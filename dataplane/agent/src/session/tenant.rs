@@ -1,9 +1,9 @@
 //! What a tenant's connections and attachments hold together, counted against its quota, and how often they may ask.
 
 use super::TenantRules;
-use super::pace::Pace;
 use super::rdma::Rdma;
-use harmonaize_abi::session::{RefusalKind, Refused, Unanswered};
+use super::request_quota::RequestQuota;
+use harmonaize_abi::session::{RefusalKind, Refused, RequestError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ const HANDSHAKES: u32 = 16;
 
 /// What a tenant's attachments hold together.
 #[derive(Debug, Default)]
-struct Held {
+struct Usage {
     connections: u32,
     attachments: u32,
     arena_bytes: u64,
@@ -23,21 +23,21 @@ struct Held {
 pub(super) struct Tenant {
     pub(super) rules: TenantRules,
     pub(super) rdma: Option<Arc<Rdma>>,
-    held: Mutex<Held>,
+    usage: Mutex<Usage>,
     /// Outlives attachments, so that attaching anew gains nothing.
-    pace: Mutex<Pace>,
+    requests: Mutex<RequestQuota>,
 }
 
 /// A part of a tenant's quota, given back when dropped.
 #[derive(Debug)]
 pub(super) struct Grant {
     tenant: Arc<Tenant>,
-    part: Held,
+    part: Usage,
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        let mut held = self.tenant.held();
+        let mut held = self.tenant.usage();
         held.connections -= self.part.connections;
         held.attachments -= self.part.attachments;
         held.arena_bytes -= self.part.arena_bytes;
@@ -46,34 +46,34 @@ impl Drop for Grant {
 
 impl Tenant {
     pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>) -> Arc<Self> {
-        Arc::new(Self { rules, rdma, held: Mutex::default(), pace: Mutex::default() })
+        Arc::new(Self { rules, rdma, usage: Mutex::default(), requests: Mutex::default() })
     }
 
-    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage(&self) -> std::sync::MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes note of a question for control; why it is not passed on, if it is one too many of all that the tenant asks here.
-    pub(super) fn ask(&self, now: Instant) -> Result<(), Unanswered> {
-        let attachments = self.held().attachments;
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner).take(now, attachments)
+    pub(super) fn admit_request(&self, now: Instant) -> Result<(), RequestError> {
+        let attachments = self.usage().attachments;
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).take(now, attachments)
     }
 
     /// Room for a connection, or why there is none.
     pub(super) fn connection(self: &Arc<Self>) -> Result<Grant, Refused> {
-        let mut held = self.held();
+        let mut held = self.usage();
         let most = self.rules.quota.attachments.saturating_add(HANDSHAKES);
         if held.connections >= most {
             let text = format!("{most} connections are open; close some");
             return Err(Refused { kind: RefusalKind::Attachments, text });
         }
         held.connections += 1;
-        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 1, ..Held::default() } })
+        Ok(Grant { tenant: Arc::clone(self), part: Usage { connections: 1, ..Usage::default() } })
     }
 
     /// Room for an attachment with an arena of this size, or why there is none.
     pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64) -> Result<Grant, Refused> {
-        let (mut held, quota) = (self.held(), self.rules.quota);
+        let (mut held, quota) = (self.usage(), self.rules.quota);
         if held.attachments >= quota.attachments {
             let text = format!("{} attachments are open, as many as this tenant may have", held.attachments);
             return Err(Refused { kind: RefusalKind::Attachments, text });
@@ -88,6 +88,6 @@ impl Tenant {
         }
         held.attachments += 1;
         held.arena_bytes += arena_bytes;
-        Ok(Grant { tenant: Arc::clone(self), part: Held { connections: 0, attachments: 1, arena_bytes } })
+        Ok(Grant { tenant: Arc::clone(self), part: Usage { connections: 0, attachments: 1, arena_bytes } })
     }
 }

@@ -1,6 +1,6 @@
 //! Everything that analysis finds in the records, live and replayed alike.
 
-use crate::telemetry::finding::{Found, Late};
+use crate::telemetry::finding::{Found, LocatedStraggler};
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{Job, Phase, Phases};
 use harmonaize_analysis::straggler::{Observed, RankTimes, Straggler, Subject};
@@ -17,7 +17,7 @@ pub(crate) struct Analysis {
     congestion: congestion::Detector,
     stragglers: straggler::Detector,
     /// By the job's number.
-    jobs: BTreeMap<u64, Lately>,
+    jobs: BTreeMap<u64, JobActivity>,
     found: Vec<Found>,
     /// The latest time of a record.
     taken_ns: u64,
@@ -25,9 +25,9 @@ pub(crate) struct Analysis {
 
 /// What a job did lately.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Lately {
+pub struct JobActivity {
     /// Its last phase.
-    pub last: Option<Phase>,
+    pub last_phase: Option<Phase>,
     /// Bytes of all its phases.
     pub bytes: u64,
 }
@@ -75,8 +75,8 @@ impl Analysis {
     }
 
     /// Whether a verdict on congestion is in the making.
-    pub(crate) fn is_unsettled(&self) -> bool {
-        self.congestion.is_unsettled()
+    pub(crate) fn is_pending(&self) -> bool {
+        self.congestion.has_pending_report()
     }
 
     /// Nothing more comes: operations and phases that are over are told, though more might have come.
@@ -112,7 +112,7 @@ impl Analysis {
     }
 
     /// Foreign jobs that are there now.
-    pub(crate) fn jobs(&self) -> impl Iterator<Item = (Job, Lately)> {
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = (Job, JobActivity)> {
         self.phases.jobs().map(|job| {
             let lately = self.jobs.get(&job.job).cloned().unwrap_or_default();
             (job, lately)
@@ -125,7 +125,7 @@ impl Analysis {
     }
 
     /// Stragglers now.
-    pub(crate) fn stragglers(&self) -> impl Iterator<Item = Late> {
+    pub(crate) fn stragglers(&self) -> impl Iterator<Item = LocatedStraggler> {
         self.stragglers.current().map(|straggler| self.late(straggler))
     }
 
@@ -182,19 +182,19 @@ impl Analysis {
         }
         let lately = self.jobs.entry(phase.job).or_default();
         lately.bytes = lately.bytes.saturating_add(phase.bytes);
-        lately.last = Some(phase.clone());
+        lately.last_phase = Some(phase.clone());
     }
 
     /// A straggler with its host's address, where that is known.
-    fn late(&self, straggler: Straggler) -> Late {
+    fn late(&self, straggler: Straggler) -> LocatedStraggler {
         let host = match straggler.subject {
             Subject::Communicator(_) => None,
             Subject::Job(number) => {
-                let last = self.jobs.get(&number).and_then(|lately| lately.last.as_ref());
+                let last = self.jobs.get(&number).and_then(|lately| lately.last_phase.as_ref());
                 last.and_then(|phase| phase.hosts.get(straggler.rank as usize)).map(|part| part.host)
             }
         };
-        Late { straggler, host }
+        LocatedStraggler { straggler, host }
     }
 }
 
@@ -228,7 +228,10 @@ mod tests {
     }
 
     /// What is said of links where so many records are taken in at once.
-    fn said(records: &[Record], at_once: usize) -> Vec<(congestion::Link, State, congestion::Cause)> {
+    fn congestion_changes(
+        records: &[Record],
+        at_once: usize,
+    ) -> Vec<(congestion::Link, State, congestion::Cause)> {
         let mut analysis = Analysis::default();
         for batch in records.chunks(at_once) {
             batch.iter().for_each(|record| analysis.take(record));
@@ -244,10 +247,10 @@ mod tests {
     #[test]
     fn what_is_taken_in_late_says_what_it_would_have_said_as_it_came() {
         let records = losses();
-        let as_it_came = said(&records, 1);
+        let as_it_came = congestion_changes(&records, 1);
         assert!(as_it_came.iter().any(|(_, state, _)| *state != State::None), "{as_it_came:?}");
         for at_once in [10, 40, records.len()] {
-            assert_eq!(said(&records, at_once), as_it_came, "{at_once}");
+            assert_eq!(congestion_changes(&records, at_once), as_it_came, "{at_once}");
         }
     }
 }

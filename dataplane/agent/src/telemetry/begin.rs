@@ -49,13 +49,13 @@ impl Running {
     /// a tokio runtime. What cannot be had is said, and the rest goes on.
     pub async fn serve(
         &mut self,
-        asked: &Telemetry,
+        config: &Telemetry,
         host: &str,
         control: &mpsc::Sender<from_agent::Message>,
     ) {
         self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
-        if let Some(path) = &asked.socket {
-            match Socket::bind(path, &asked.uids) {
+        if let Some(path) = &config.socket {
+            match Socket::bind(path, &config.uids) {
                 Ok(socket) => {
                     let serving =
                         service::serve(self.handle(), host.to_owned(), socket, self.closing.subscribe());
@@ -64,7 +64,7 @@ impl Running {
                 Err(error) => tracing::error!("telemetry is not shown at its socket: {error:#}"),
             }
         }
-        if let Some(address) = asked.metrics {
+        if let Some(address) = config.metrics {
             match TcpListener::bind(address).await {
                 Ok(listener) => {
                     self.metrics = listener.local_addr().ok();
@@ -93,8 +93,8 @@ impl Running {
 }
 
 /// Begins telemetry, or says why there is none. `links` is the address that other agents connect to.
-pub fn begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> Option<Running> {
-    match try_begin(asked, host, links, marks) {
+pub fn begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> Option<Running> {
+    match try_begin(config, host, links, marks) {
         Ok(running) => Some(running),
         Err(error) => {
             tracing::error!("no telemetry: {error:#}; collectives run without");
@@ -103,9 +103,9 @@ pub fn begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
     }
 }
 
-fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> anyhow::Result<Running> {
+fn try_begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> anyhow::Result<Running> {
     let interfaces =
-        match asked.interfaces.as_slice() {
+        match config.interfaces.as_slice() {
             [] => {
                 let found = interface_with(links).context("cannot list the interfaces")?;
                 vec![found.ok_or_else(|| {
@@ -117,20 +117,20 @@ fn try_begin(asked: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) ->
     let setup = Setup {
         host: host.to_owned(),
         interfaces,
-        rates: asked.rates.clone(),
-        interval: asked.interval,
-        record: asked.record.clone(),
+        rates: config.rates.clone(),
+        interval: config.interval,
+        record: config.record.clone(),
         marks: Some(marks),
         decide: Box::new(log),
     };
     let options = Options {
-        idle_gap: asked.idle_gap,
-        late_round_trip: asked.late_round_trip,
-        flows: asked.flows,
-        run_time: asked.run_time,
-        diagnosis: asked.diagnosis,
-        early: asked.xdp,
-        endpoints: asked.kernel.then(own_endpoints),
+        idle_gap: config.idle_gap,
+        late_rtt: config.late_rtt,
+        flows: config.flows,
+        run_time: config.run_time,
+        diagnosis: config.diagnosis,
+        xdp: config.xdp,
+        endpoints: config.kernel.then(own_endpoints),
         ..Options::default()
     };
     let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::broadcast;
 
 /// Findings that are kept for those who ask later.
-const KEPT: usize = 4096;
+const MAX_RETAINED: usize = 4096;
 /// Findings that may wait for a reader; a slower one is told how many it missed.
 const WAITING: usize = 4096;
 
@@ -23,12 +23,12 @@ pub enum Found {
     /// A link's state has changed.
     Congestion(Congestion),
     /// A straggler was found, or is over.
-    Straggler(Late),
+    Straggler(LocatedStraggler),
 }
 
 /// A straggler, and where it is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Late {
+pub struct LocatedStraggler {
     /// The verdict.
     pub straggler: Straggler,
     /// Its host's address, of a foreign job.
@@ -49,22 +49,22 @@ pub struct Finding {
 /// Where findings go. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Findings {
-    kept: Arc<Mutex<VecDeque<Arc<Finding>>>>,
+    retained: Arc<Mutex<VecDeque<Arc<Finding>>>>,
     listeners: broadcast::Sender<Arc<Finding>>,
 }
 
 impl Default for Findings {
     fn default() -> Self {
-        Self { kept: Arc::default(), listeners: broadcast::channel(WAITING).0 }
+        Self { retained: Arc::default(), listeners: broadcast::channel(WAITING).0 }
     }
 }
 
 impl Findings {
     /// Tells everybody.
-    pub(crate) fn tell(&self, finding: Finding) {
+    pub(crate) fn publish(&self, finding: Finding) {
         let finding = Arc::new(finding);
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == KEPT {
+        let mut kept = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == MAX_RETAINED {
             kept.pop_front();
         }
         kept.push_back(Arc::clone(&finding));
@@ -74,7 +74,7 @@ impl Findings {
 
     /// What is kept, oldest first, and everything from then on.
     pub fn listen(&self) -> (Vec<Arc<Finding>>, broadcast::Receiver<Arc<Finding>>) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
         (kept.iter().cloned().collect(), self.listeners.subscribe())
     }
 }

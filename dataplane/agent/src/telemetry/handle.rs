@@ -1,11 +1,11 @@
 //! How others reach the telemetry thread: what they may ask of it, without ever waiting for it.
 
+use crate::telemetry::congestion_reports::ReportSink;
 use crate::telemetry::finding::Findings;
 use crate::telemetry::names::Names;
-use crate::telemetry::own::Formed;
+use crate::telemetry::own_flows::EpochLinks;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::tap::Part;
-use crate::telemetry::verdicts::Wanted;
 use crossbeam::channel::{Sender, TrySendError};
 use harmonaize_api::v1::from_agent::Message;
 use std::os::fd::OwnedFd;
@@ -15,11 +15,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// What the thread is asked for.
 pub(super) enum Command {
-    Formed(Box<Formed>),
+    Formed(Box<EpochLinks>),
     Ended(u64),
     Read { flows: bool, reply: oneshot::Sender<Arc<Reading>> },
     Trace(mpsc::Sender<Part>),
-    Verdicts(Wanted),
+    ReportCongestion(ReportSink),
     Stop,
 }
 
@@ -30,12 +30,12 @@ pub struct Handle {
     pub(super) bell: Arc<OwnedFd>,
     pub(super) findings: Findings,
     pub(super) names: Arc<Mutex<Names>>,
-    pub(super) wanted: watch::Sender<Option<Duration>>,
+    pub(super) report_interval: watch::Sender<Option<Duration>>,
 }
 
 impl Handle {
     /// The links of an own communicator's epoch are up.
-    pub fn formed(&self, formed: Formed) {
+    pub fn formed(&self, formed: EpochLinks) {
         self.send(Command::Formed(Box::new(formed)));
     }
 
@@ -66,19 +66,19 @@ impl Handle {
         self.names.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Control wants a report each so often from now on, or none. Whoever reports hears of it, see [`Handle::wanted`].
+    /// Control wants a report each so often from now on, or none. Whoever reports hears of it, see [`Handle::report_interval`].
     pub fn report_every(&self, interval: Option<Duration>) {
-        self.wanted.send_replace(interval);
+        self.report_interval.send_replace(interval);
     }
 
     /// How often control wants a report; changes with each session, even to the same.
-    pub fn wanted(&self) -> watch::Receiver<Option<Duration>> {
-        self.wanted.subscribe()
+    pub fn report_interval(&self) -> watch::Receiver<Option<Duration>> {
+        self.report_interval.subscribe()
     }
 
     /// Control wants so many verdicts on own paths in a second from now on, into `to`; 0: none. `listen` is the port of this agent.
-    pub fn tell_paths(&self, to: mpsc::WeakSender<Message>, per_second: u32, listen: u16) {
-        self.send(Command::Verdicts(Wanted { to, per_second, listen }));
+    pub fn report_paths(&self, to: mpsc::WeakSender<Message>, per_second: u32, listen: u16) {
+        self.send(Command::ReportCongestion(ReportSink { to, per_second, listen }));
     }
 
     /// Ends the thread.

@@ -1,14 +1,14 @@
 //! The interfaces that are measured: attaching, waiting for those that are not there, and what their links carry.
 
 use crate::telemetry::Failed;
-use crate::telemetry::gaps::Gaps;
+use crate::telemetry::losses::Losses;
 use harmonaize_analysis::trace::{Label, Link, LostKind, Record};
 use harmonaize_loader::{Change, Collector, Error};
 use std::collections::BTreeMap;
 
 /// An interface that is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredInterface {
     /// Its name.
     pub name: String,
     /// Its index in its network namespace.
@@ -21,26 +21,26 @@ pub struct Measured {
 #[derive(Debug)]
 pub(crate) struct Links {
     /// Those that the operator wants, and what is wrong with those that are not measured.
-    wanted: BTreeMap<String, Option<String>>,
+    configured: BTreeMap<String, Option<String>>,
     rates: BTreeMap<String, u64>,
-    measured: Vec<Measured>,
+    measured: Vec<MeasuredInterface>,
     begun: bool,
 }
 
 impl Links {
     pub(crate) fn new(wanted: Vec<String>, rates: BTreeMap<String, u64>) -> Self {
-        let wanted = wanted.into_iter().map(|name| (name, None)).collect();
-        Self { wanted, rates, measured: Vec::new(), begun: false }
+        let configured = wanted.into_iter().map(|name| (name, None)).collect();
+        Self { configured, rates, measured: Vec::new(), begun: false }
     }
 
     /// Those that are measured now.
-    pub(crate) fn measured(&self) -> &[Measured] {
+    pub(crate) fn measured(&self) -> &[MeasuredInterface] {
         &self.measured
     }
 
     /// What is wrong with those that are not, a sentence each.
     pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
-        self.wanted.values().filter_map(|wrong| wrong.as_deref())
+        self.configured.values().filter_map(|wrong| wrong.as_deref())
     }
 
     /// Attaches what is there and not measured, notices what is gone. True if anything has changed.
@@ -48,18 +48,18 @@ impl Links {
         &mut self,
         source: &mut dyn Collector,
         now_ns: u64,
-        gaps: &mut Gaps,
+        gaps: &mut Losses,
         into: &mut Vec<Record>,
     ) -> Result<bool, Failed> {
         let before = self.measured.clone();
         let changes = source.refresh();
         for change in changes.iter().flatten() {
             match change {
-                Change::Gone { name, index, .. } => {
+                Change::Detached { name, index, .. } => {
                     tracing::warn!(interface = %name, index, "is gone: nothing of it is measured until it is back");
                     self.gone(name, now_ns, into);
                 }
-                Change::Back { name, index } => {
+                Change::Reattached { name, index } => {
                     tracing::info!(interface = %name, index, "is back: what crossed it meanwhile was not measured");
                     self.begin(name, *index, now_ns, into);
                     gaps.count += 1;
@@ -69,12 +69,12 @@ impl Links {
         }
         // Whatever went wrong there, the others are looked after; what is attached is what the source says.
         let attached = source.attached();
-        let strayed = |one: &Measured| !attached.iter().any(|watched| watched.index == one.index);
+        let strayed = |one: &MeasuredInterface| !attached.iter().any(|watched| watched.index == one.index);
         let strays: Vec<String> =
             self.measured.iter().filter(|one| strayed(one)).map(|one| one.name.clone()).collect();
         strays.iter().for_each(|name| self.gone(name, now_ns, into));
         let absent: Vec<String> = self
-            .wanted
+            .configured
             .keys()
             .filter(|name| self.measured.iter().all(|one| one.name != **name))
             .cloned()
@@ -91,7 +91,7 @@ impl Links {
         source: &mut dyn Collector,
         name: &str,
         now_ns: u64,
-        gaps: &mut Gaps,
+        gaps: &mut Losses,
         into: &mut Vec<Record>,
     ) {
         match source.attach(name) {
@@ -105,7 +105,7 @@ impl Links {
             }
             Err(error) => {
                 let text = error.to_string();
-                let entry = self.wanted.entry(name.to_owned()).or_default();
+                let entry = self.configured.entry(name.to_owned()).or_default();
                 if entry.as_deref() != Some(text.as_str()) {
                     let waits = matches!(error, Error::NoInterface { .. });
                     tracing::warn!(interface = name, waits, "is not measured: {text}");
@@ -117,8 +117,8 @@ impl Links {
 
     fn begin(&mut self, name: &str, index: u32, now_ns: u64, into: &mut Vec<Record>) {
         let bits = self.rates.get(name).copied().or_else(|| speed(name, index));
-        self.wanted.insert(name.to_owned(), None);
-        self.measured.push(Measured { name: name.to_owned(), index, bits });
+        self.configured.insert(name.to_owned(), None);
+        self.measured.push(MeasuredInterface { name: name.to_owned(), index, bits });
         into.extend(self.measured.last().map(|one| one.record(now_ns, true)));
     }
 
@@ -126,11 +126,11 @@ impl Links {
         let at = self.measured.iter().position(|one| one.name == name);
         let gone = at.map(|at| self.measured.remove(at));
         into.extend(gone.map(|one| one.record(now_ns, false)));
-        self.wanted.insert(name.to_owned(), Some(format!("the interface {name} is gone")));
+        self.configured.insert(name.to_owned(), Some(format!("the interface {name} is gone")));
     }
 }
 
-impl Measured {
+impl MeasuredInterface {
     /// As analysis is told of it.
     pub(crate) fn record(&self, time_ns: u64, watched: bool) -> Record {
         let bytes_per_second = self.bits.unwrap_or(0) / 8;

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
-use crate::telemetry::lags::BOUNDS_NS;
+use crate::telemetry::latencies::BOUNDS_NS;
 use crate::telemetry::reading::{LinkReading, Reading};
-use crate::telemetry::series::Told;
+use crate::telemetry::series::SeriesTotals;
 use harmonaize_analysis::congestion::{Congestion, Path, State};
 use harmonaize_events::{Direction, Totals};
 use prometheus_client::collector::Collector;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A reading as metrics, in the text format of OpenMetrics.
 pub(crate) fn text(reading: Arc<Reading>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize");
-    let communicators = reading.series.told(reading.communicators.values());
+    let communicators = reading.series.totals(reading.communicators.values());
     registry.register_collector(Box::new(Answer { reading, communicators }));
     let mut text = String::new();
     encode(&mut text, &registry)?;
@@ -29,7 +29,7 @@ pub(crate) fn text(reading: Arc<Reading>) -> Result<String, std::fmt::Error> {
 #[derive(Debug)]
 struct Answer {
     reading: Arc<Reading>,
-    communicators: BTreeMap<String, Told>,
+    communicators: BTreeMap<String, SeriesTotals>,
 }
 
 type Series = Vec<(Vec<(&'static str, String)>, u64)>;
@@ -72,7 +72,7 @@ fn one(encoder: MetricEncoder<'_>, kind: &Kind, value: u64) -> Result<(), std::f
 impl Collector for Answer {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.links(&mut encoder)?;
-        self.verdicts(&mut encoder)?;
+        self.congestion(&mut encoder)?;
         self.own(&mut encoder)?;
         self.telemetry(&mut encoder)
     }
@@ -107,7 +107,7 @@ impl Answer {
         Ok(())
     }
 
-    fn verdicts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+    fn congestion(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let levels = self.reading.links.iter().flat_map(|link| {
             [Direction::Ingress, Direction::Egress].map(|direction| {
                 let of = |found: &&Congestion| {
@@ -158,8 +158,9 @@ impl Answer {
         ];
         let labels = |label: &String| vec![("communicator", label.clone())];
         for (at, (name, help)) in counters.iter().enumerate() {
-            let one =
-                |(label, told): (&String, &Told)| (labels(label), told.sums.get(at).copied().unwrap_or(0));
+            let one = |(label, told): (&String, &SeriesTotals)| {
+                (labels(label), told.sums.get(at).copied().unwrap_or(0))
+            };
             family(encoder, &Kind::Counter, name, help, &self.communicators.iter().map(one).collect())?;
         }
         let living = self.communicators.iter();
@@ -172,7 +173,7 @@ impl Answer {
 
     fn telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let reading = &self.reading;
-        let (gaps, thread) = (reading.gaps, reading.thread.as_nanos());
+        let (gaps, thread) = (reading.losses, reading.thread.as_nanos());
         let lost = [
             ("events", gaps.events),
             ("flows", gaps.flows),
@@ -180,17 +181,17 @@ impl Answer {
             ("marks", gaps.marks),
             ("records", gaps.records),
             ("gaps", gaps.count),
-            ("unlisted", gaps.unlisted),
+            ("unlisted", gaps.unregistered),
             ("ends", gaps.ends),
         ];
         let lost = lost.map(|(what, count)| (vec![("what", what.to_owned())], count)).to_vec();
         family(encoder, &Kind::Counter, "telemetry_lost", "What was lost on the way, by what", &lost)?;
-        let flows = vec![(Vec::new(), reading.flows_known)];
+        let flows = vec![(Vec::new(), reading.flow_count)];
         family(encoder, &Kind::Gauge, "flows", "Flows that were known when all were last read", &flows)?;
         let spent = vec![(Vec::new(), u64::try_from(thread).unwrap_or(u64::MAX))];
         let help = "Processor time of the telemetry thread";
         family(encoder, &Kind::Counter, "telemetry_thread_nanoseconds", help, &spent)?;
-        let lags = reading.lags;
+        let lags = reading.latencies;
         let bounds = BOUNDS_NS.iter().map(|bound| *bound as f64).chain([f64::INFINITY]);
         let classes: Vec<(f64, u64)> = bounds.zip(lags.classes).collect();
         let help = "Times from an event in the kernel until what follows from it was decided";
@@ -215,13 +216,13 @@ impl Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::own::{Formed, Own};
+    use crate::telemetry::own_flows::{EpochLinks, OwnFlows};
     use crate::telemetry::series::COMMUNICATORS;
     use harmonaize_events::{Mark, MarkKind};
 
     /// A communicator with this number comes, and codes an operation that saves five bytes.
-    fn come(own: &mut Own, communicator: u64) {
-        let formed = Formed {
+    fn come(own: &mut OwnFlows, communicator: u64) {
+        let formed = EpochLinks {
             communicator,
             tenant: "a".into(),
             name: format!("job \"{communicator}\"\n"),
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    fn scrape(own: &Own) -> String {
+    fn scrape(own: &OwnFlows) -> String {
         let (communicators, series) = (own.communicators().clone(), own.series());
         text(Arc::new(Reading { communicators, series, ..Reading::default() })).unwrap()
     }
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn series_are_few_however_many_communicators_come_and_go() {
-        let mut own = Own::default();
+        let mut own = OwnFlows::default();
         (0..60).for_each(|number| come(&mut own, number));
         let told = scrape(&own);
         for (name, sum) in [
@@ -289,7 +290,7 @@ mod tests {
     #[test]
     fn times_to_decisions_are_told_by_classes() {
         let mut reading = Reading::default();
-        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.lags.note(lag));
+        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.latencies.note(lag));
         let told = text(Arc::new(reading)).unwrap();
         let name = "harmonaize_event_decision_nanoseconds";
         for line in [
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn counters_never_fall() {
-        let mut own = Own::default();
+        let mut own = OwnFlows::default();
         let mut before = BTreeMap::new();
         for round in 0_u64..200 {
             come(&mut own, round % 120);

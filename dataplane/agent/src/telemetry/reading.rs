@@ -1,11 +1,11 @@
 //! How things stand at a moment, for whoever asks the thread.
 
-use crate::telemetry::analysis::Lately;
-use crate::telemetry::finding::Late;
-use crate::telemetry::gaps::Gaps;
-use crate::telemetry::lags::Lags;
-use crate::telemetry::links::Measured;
-use crate::telemetry::own::Traffic;
+use crate::telemetry::analysis::JobActivity;
+use crate::telemetry::finding::LocatedStraggler;
+use crate::telemetry::latencies::Latencies;
+use crate::telemetry::links::MeasuredInterface;
+use crate::telemetry::losses::Losses;
+use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::series::Series;
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
@@ -35,7 +35,7 @@ pub struct Reading {
     /// What the kernel knows of the flows' ends; empty where flows were not asked for.
     pub endpoints: Arc<Endpoints>,
     /// How many flows there were when they were last read.
-    pub flows_known: u64,
+    pub flow_count: u64,
     /// Whose flows are, by their keys with interface 0.
     pub owners: Arc<HashMap<FlowKey, Owner>>,
     /// Own communicators.
@@ -47,15 +47,15 @@ pub struct Reading {
     /// How links stand that something crossed lately.
     pub congestion: Vec<Congestion>,
     /// Foreign jobs, and what they did lately.
-    pub jobs: Vec<(Job, Lately)>,
+    pub jobs: Vec<(Job, JobActivity)>,
     /// The foreign job of each flow that has one; empty where flows were not asked for.
     pub job_of: Arc<HashMap<FlowKey, u64>>,
     /// Stragglers now.
-    pub stragglers: Vec<Late>,
+    pub stragglers: Vec<LocatedStraggler>,
     /// What was lost.
-    pub gaps: Gaps,
+    pub losses: Losses,
     /// How long events took until what follows from them was decided.
-    pub lags: Lags,
+    pub latencies: Latencies,
     /// What the programs cost; none where the kernel does not tell.
     pub cost: Option<Cost>,
     /// What cannot be had here, a sentence each.
@@ -66,7 +66,7 @@ pub struct Reading {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkReading {
     /// Which.
-    pub measured: Measured,
+    pub measured: MeasuredInterface,
     /// What has crossed it.
     pub totals: InterfaceTotals,
 }

@@ -50,17 +50,17 @@ impl<F: FnMut(&Finding, &Names)> Replay<F> {
             self.names.take(record);
         }
         self.analysis.take(record);
-        self.tell();
+        self.publish();
         self.now_ns = record.time_ns().max(self.now_ns);
     }
 
     fn end(mut self) {
         self.analysis.advance(self.now_ns);
         self.analysis.finish();
-        self.tell();
+        self.publish();
     }
 
-    fn tell(&mut self) {
+    fn publish(&mut self) {
         for found in self.analysis.found() {
             (self.with)(&Finding { time_ns: self.now_ns, offset_ns: self.offset_ns, found }, &self.names);
         }

@@ -4,7 +4,7 @@ use crate::telemetry::clock::realtime_ns;
 use crate::telemetry::finding::{Finding, Found};
 use crate::telemetry::names::Names;
 use crate::telemetry::reading::Reading;
-use crate::telemetry::words::{self, Clock};
+use crate::telemetry::to_proto::{self, Clock};
 use crate::telemetry::{Handle, view};
 use harmonaize_analysis::congestion::State;
 use harmonaize_analysis::marks::{Operation, RankCall};
@@ -24,7 +24,7 @@ const CHANGES: usize = 64;
 const STRAGGLERS: usize = 64;
 const OPERATIONS: usize = 256;
 const ENDS: usize = 1024;
-const OF_ONE: usize = 64;
+const OPERATIONS_PER_COMMUNICATOR: usize = 64;
 const OPEN: usize = 64;
 /// How often what was found is gathered: who is woken for each operation takes more time than it is worth.
 const GATHERED: Duration = Duration::from_millis(50);
@@ -33,7 +33,7 @@ const REMEMBERED: usize = 16 << 10;
 
 /// Reports into `to` until the thread or whoever takes the messages is gone.
 pub(crate) async fn run(handle: Handle, to: mpsc::WeakSender<Message>) {
-    let mut wanted = handle.wanted();
+    let mut wanted = handle.report_interval();
     let (_, mut findings) = handle.findings().listen();
     loop {
         let interval = *wanted.borrow_and_update();
@@ -93,7 +93,7 @@ struct Pending {
     over: Vec<Arc<Finding>>,
     operations: BTreeMap<u64, Vec<Arc<Finding>>>,
     count: usize,
-    left_out: u64,
+    dropped: u64,
 }
 
 impl Pending {
@@ -104,7 +104,7 @@ impl Pending {
             match findings.try_recv() {
                 Ok(finding) => at_once |= self.take(&finding),
                 Err(TryRecvError::Empty) => return Some(at_once),
-                Err(TryRecvError::Lagged(count)) => self.left_out += count,
+                Err(TryRecvError::Lagged(count)) => self.dropped += count,
                 Err(TryRecvError::Closed) => return None,
             }
         }
@@ -127,11 +127,11 @@ impl Pending {
                 true
             }
             Found::Operation(operation) => {
-                if self.count < REMEMBERED && tellable(operation) {
+                if self.count < REMEMBERED && is_reportable(operation) {
                     self.count += 1;
                     self.operations.entry(operation.communicator).or_default().push(Arc::clone(finding));
                 } else {
-                    self.left_out += 1;
+                    self.dropped += 1;
                 }
                 false
             }
@@ -141,7 +141,7 @@ impl Pending {
 }
 
 /// Whether control can lay it together with what other agents say of it.
-fn tellable(operation: &Operation) -> bool {
+fn is_reportable(operation: &Operation) -> bool {
     let ended = operation.ranks.iter().all(|rank| rank.called_ns <= rank.ended_ns && rank.ended_ns.is_some());
     operation.whole && ended && operation.ranks.len() <= ENDS && operation.edges.len() <= ENDS
 }
@@ -157,12 +157,12 @@ fn open(now: &Reading, before_ns: u64) -> Vec<v1::Operation> {
     };
     let open = now.operations.iter().filter(stands);
     let open = open.filter(|one| communicators.insert(one.communicator)).take(OPEN);
-    let told = |one| v1::Operation { edges: Vec::new(), ..words::operation(one, Clock(now.offset_ns)) };
+    let told = |one| v1::Operation { edges: Vec::new(), ..to_proto::operation(one, Clock(now.offset_ns)) };
     open.map(told).collect()
 }
 
 /// Of a communicator's operations at most so many, evenly by number: those that the least sufficient power of two divides.
-fn chosen(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
+fn sample(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
     let all: Vec<&Operation> = operations
         .iter()
         .filter_map(|finding| match &finding.found {
@@ -193,7 +193,7 @@ fn shares(operations: &BTreeMap<u64, Vec<Arc<Finding>>>, second: u64) -> Vec<(&[
     let turned = operations.values().cycle().skip(first).take(count).enumerate();
     turned
         .map(|(place, of_one)| {
-            let room = (left / (count - place)).max(1).min(left).min(OF_ONE);
+            let room = (left / (count - place)).max(1).min(left).min(OPERATIONS_PER_COMMUNICATOR);
             left -= room.min(of_one.len());
             (of_one.as_slice(), room)
         })
@@ -205,22 +205,22 @@ impl Reports {
         self.sequence += 1;
         let pending = std::mem::take(&mut self.pending);
         let mut stragglers: Vec<v1::Straggler> =
-            now.stragglers.iter().map(|one| words::straggler(one, Clock(now.offset_ns))).collect();
+            now.stragglers.iter().map(|one| to_proto::straggler(one, Clock(now.offset_ns))).collect();
         stragglers.truncate(STRAGGLERS / 2);
         stragglers.extend(pending.over.iter().filter_map(|finding| match &finding.found {
-            Found::Straggler(over) => Some(words::straggler(over, Clock(finding.offset_ns))),
+            Found::Straggler(over) => Some(to_proto::straggler(over, Clock(finding.offset_ns))),
             _ => None,
         }));
         let changes = pending.changes.iter().filter_map(|finding| match &finding.found {
-            Found::Congestion(found) => Some(words::congestion(found, names, Clock(finding.offset_ns))),
+            Found::Congestion(found) => Some(to_proto::congestion(found, names, Clock(finding.offset_ns))),
             _ => None,
         });
-        let (mut operations, mut left_out) = (Vec::new(), pending.left_out);
+        let (mut operations, mut left_out) = (Vec::new(), pending.dropped);
         let second = realtime_ns(now.time_ns, now.offset_ns) / 1_000_000_000;
         for (of_one, room) in shares(&pending.operations, second) {
-            let kept = chosen(of_one, room);
+            let kept = sample(of_one, room);
             left_out += (of_one.len() - kept.len()) as u64;
-            operations.extend(kept.into_iter().map(|one| words::operation(one, Clock(now.offset_ns))));
+            operations.extend(kept.into_iter().map(|one| to_proto::operation(one, Clock(now.offset_ns))));
         }
         let mut links = view::links(&self.before, &now);
         links.truncate(LINKS);
@@ -234,7 +234,7 @@ impl Reports {
             stragglers,
             operations,
             open: open(&now, self.before.time_ns),
-            flows_known: now.flows_known,
+            flows_known: now.flow_count,
             losses: Some(view::losses(&now)),
             cost: Some(view::cost(&self.before, &now)),
             operations_left_out: left_out,
@@ -281,7 +281,7 @@ mod tests {
     fn agents_that_see_different_operations_choose_the_same_ones() {
         let numbers = |range: std::ops::Range<u64>| -> Vec<u64> {
             let all: Vec<_> = range.map(finding).collect();
-            chosen(&all, 64).iter().map(|one| one.operation).collect()
+            sample(&all, 64).iter().map(|one| one.operation).collect()
         };
         assert_eq!(numbers(0..64), (0..64).collect::<Vec<_>>());
         assert_eq!(numbers(0..1_000), (0..1_000).step_by(16).collect::<Vec<_>>());
@@ -293,7 +293,7 @@ mod tests {
         let told = |communicators: u64, each: u64, second| -> Vec<usize> {
             let of = |_| (0..each).map(finding).collect::<Vec<_>>();
             let operations = (0..communicators).map(|id| (id, of(id))).collect();
-            shares(&operations, second).into_iter().map(|(of_one, room)| chosen(of_one, room).len()).collect()
+            shares(&operations, second).into_iter().map(|(of_one, room)| sample(of_one, room).len()).collect()
         };
         for second in [0, 1, 12_345] {
             assert_eq!(told(1, 1_000, second), [64 - 1]);
@@ -309,7 +309,7 @@ mod tests {
         let mut operations: BTreeMap<u64, Vec<Arc<Finding>>> =
             (0..7).map(|id| (id, vec![finding(id)])).collect();
         operations.insert(7, (0..1_000).map(finding).collect());
-        assert_eq!(shares(&operations, 0).last().map(|(_, room)| *room), Some(OF_ONE));
+        assert_eq!(shares(&operations, 0).last().map(|(_, room)| *room), Some(OPERATIONS_PER_COMMUNICATOR));
         assert!(shares(&BTreeMap::new(), 7).is_empty());
     }
 
@@ -346,7 +346,7 @@ mod tests {
         for number in 0..2 * REMEMBERED as u64 {
             assert!(!pending.take(&finding(number)));
         }
-        assert_eq!((pending.count, pending.left_out), (REMEMBERED, REMEMBERED as u64));
+        assert_eq!((pending.count, pending.dropped), (REMEMBERED, REMEMBERED as u64));
         let before = Arc::new(Reading::default());
         let interval = Duration::from_secs(1);
         let mut reports = Reports { sequence: 0, before: Arc::clone(&before), pending, interval };

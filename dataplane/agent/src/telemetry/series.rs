@@ -1,6 +1,6 @@
 //! What metrics tell of communicators: sums that never fall, in few series however many communicators come and go.
 
-use crate::telemetry::own::Traffic;
+use crate::telemetry::own_flows::Traffic;
 use std::collections::BTreeMap;
 
 /// Communicators that have series of their own, over all time; others are summed up in `other`.
@@ -15,7 +15,7 @@ pub(crate) type Sums = [u64; 10];
 
 /// One label's series.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct SeriesTotals {
     /// Sums over all communicators of the label, those that ended too.
     pub(crate) sums: Sums,
     /// The medians of those that live, added up; none where none lives.
@@ -25,7 +25,7 @@ pub(crate) struct Told {
 /// Which communicators have series of their own (those that came first), and what those that ended came to.
 #[derive(Clone, Debug, Default)]
 pub struct Series {
-    known: Vec<String>,
+    labels: Vec<String>,
     /// By label: as many as are known, and `other`.
     ended: BTreeMap<String, Sums>,
 }
@@ -34,8 +34,8 @@ impl Series {
     /// A communicator begins: it has series of its own if there is room.
     pub(crate) fn begun(&mut self, tenant: &str, name: &str) {
         let label = label(tenant, name);
-        if self.known.len() < COMMUNICATORS && !self.known.contains(&label) {
-            self.known.push(label);
+        if self.labels.len() < COMMUNICATORS && !self.labels.contains(&label) {
+            self.labels.push(label);
         }
     }
 
@@ -45,10 +45,14 @@ impl Series {
     }
 
     /// Everything that is told while these communicators live.
-    pub(crate) fn told<'a>(&self, living: impl Iterator<Item = &'a Traffic>) -> BTreeMap<String, Told> {
+    pub(crate) fn totals<'a>(
+        &self,
+        living: impl Iterator<Item = &'a Traffic>,
+    ) -> BTreeMap<String, SeriesTotals> {
         let ended = self.ended.iter();
-        let mut told: BTreeMap<String, Told> =
-            ended.map(|(label, sums)| (label.clone(), Told { sums: *sums, median_ns: None })).collect();
+        let mut told: BTreeMap<String, SeriesTotals> = ended
+            .map(|(label, sums)| (label.clone(), SeriesTotals { sums: *sums, median_ns: None }))
+            .collect();
         for traffic in living {
             let one = told.entry(self.label_of(traffic)).or_default();
             add(&mut one.sums, traffic);
@@ -59,7 +63,7 @@ impl Series {
 
     fn label_of(&self, traffic: &Traffic) -> String {
         let label = label(&traffic.tenant, &traffic.name);
-        if self.known.contains(&label) { label } else { OTHER.to_owned() }
+        if self.labels.contains(&label) { label } else { OTHER.to_owned() }
     }
 }
 
@@ -84,7 +88,7 @@ fn add(sums: &mut Sums, traffic: &Traffic) {
         traffic.saved_bytes,
         traffic.aggregated,
         traffic.fallback,
-        traffic.given_up,
+        traffic.abandoned_sessions,
     ];
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum = sum.saturating_add(value);

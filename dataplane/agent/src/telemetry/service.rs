@@ -3,7 +3,7 @@
 use crate::telemetry::clock::{monotonic_ns, realtime_ns, realtime_offset_ns};
 use crate::telemetry::reading::Reading;
 use crate::telemetry::socket::Socket;
-use crate::telemetry::{Handle, parts, view, words};
+use crate::telemetry::{Handle, parts, to_proto, view};
 use harmonaize_api::v1;
 use harmonaize_api::v1::telemetry_server::{Telemetry, TelemetryServer};
 use std::pin::Pin;
@@ -145,14 +145,14 @@ impl Telemetry for Service {
             let (kept, mut coming) = handle.findings().listen();
             let last = if asked.last == 0 { kept.len() } else { asked.last as usize };
             for finding in kept.iter().skip(kept.len().saturating_sub(last)) {
-                answers.send(Ok(words::finding(finding, &handle.names()))).await.map_err(gone)?;
+                answers.send(Ok(to_proto::finding(finding, &handle.names()))).await.map_err(gone)?;
             }
             if !asked.follow {
                 return Ok(());
             }
             loop {
                 let told = match coming.recv().await {
-                    Ok(finding) => words::finding(&finding, &handle.names()),
+                    Ok(finding) => to_proto::finding(&finding, &handle.names()),
                     Err(RecvError::Lagged(count)) => v1::Finding {
                         time_ns: realtime_ns(monotonic_ns(), realtime_offset_ns()),
                         finding: Some(v1::finding::Finding::Lost(count)),

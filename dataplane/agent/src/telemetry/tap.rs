@@ -28,7 +28,7 @@ pub(crate) struct Tap {
     writer: WriterBox,
     to: mpsc::Sender<Part>,
     /// Records left out since the last that was written.
-    left_out: u64,
+    dropped: u64,
 }
 
 /// A writer has no other way to show itself.
@@ -44,19 +44,19 @@ impl Tap {
     pub(crate) fn new(to: mpsc::Sender<Part>) -> Self {
         let mut writer = Writer::new();
         writer.begin();
-        Self { writer: WriterBox(writer), to, left_out: 0 }
+        Self { writer: WriterBox(writer), to, dropped: 0 }
     }
 
     /// Writes a record, or leaves it out while the reader does not keep up. Returns how many were left out.
     pub(crate) fn write(&mut self, record: &Record) -> u64 {
         let writer = &mut self.writer.0;
         if writer.bytes().len() >= PART && !Self::pass(writer, &self.to) {
-            self.left_out += 1;
+            self.dropped += 1;
             return 1;
         }
-        if self.left_out > 0 {
-            let count = std::mem::take(&mut self.left_out);
-            writer.write(&Record::Lost(Lost { time_ns: record.time_ns(), what: LostKind::Records, count }));
+        if self.dropped > 0 {
+            let count = std::mem::take(&mut self.dropped);
+            writer.write(&Record::Lost(Lost { time_ns: record.time_ns(), kind: LostKind::Records, count }));
         }
         writer.write(record);
         0
@@ -154,7 +154,7 @@ mod tests {
         let mut read = Vec::new();
         replay(&bytes, |record| read.push(*record)).unwrap();
         assert_eq!(read.len() as u64, written + 2);
-        let lost = Lost { time_ns: written + 100, what: LostKind::Records, count: 100 };
+        let lost = Lost { time_ns: written + 100, kind: LostKind::Records, count: 100 };
         assert_eq!(read[written as usize..], [Record::Lost(lost), event(written + 100)]);
         drop(from);
         assert!(!tap.flush());

@@ -1,32 +1,32 @@
 //! The telemetry thread: what it is asked, when it wakes, and what it does then.
 
-mod asked;
+mod requests;
 #[cfg(test)]
 mod tests;
 mod wake;
 
 use crate::telemetry::analysis::{Analysis, TICK_NS};
 use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns, thread_time};
+use crate::telemetry::congestion_reports::CongestionReports;
+use crate::telemetry::cpu_budget::{Credit, DutyCycle, nanoseconds};
+use crate::telemetry::cpu_pressure::CpuPressure;
 use crate::telemetry::finding::{Finding, Findings, Found};
-use crate::telemetry::gaps::Gaps;
+use crate::telemetry::flow_sampler::FlowSampler;
 use crate::telemetry::handle::{Command, Handle};
-use crate::telemetry::lags::Lags;
+use crate::telemetry::latencies::Latencies;
 use crate::telemetry::links::Links;
-use crate::telemetry::looks::Looks;
+use crate::telemetry::losses::Losses;
 use crate::telemetry::names::{Names, number_of};
-use crate::telemetry::own::Own;
-use crate::telemetry::pace::{Credit, Pace, nanoseconds};
+use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::reading::Reading;
-use crate::telemetry::spare::Spare;
 use crate::telemetry::tap::{Recording, Tap};
-use crate::telemetry::verdicts::Verdicts;
 use crate::telemetry::{Failed, failed};
-use asked::{AWAITED, FOLLOWED};
 use crossbeam::channel::{Receiver, bounded};
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_events::{Event, EventKind, Mark};
 use harmonaize_loader::Collector;
+use requests::{AWAITED, FOLLOWED};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -44,36 +44,36 @@ const MARKS: usize = 16384;
 /// Shares of a core, as one part of so many, that the kinds of work may take: looking at flows under way that move much, at all under way,
 /// reading all flows, waking for events, looking closely, and acting on late round trips. Together 1.7%: what this thread takes, operations
 /// wait for, where all cores are busy. Beside it, where they are not, what marks and events cost to be taken in, which nobody can choose.
-const LOOKS: u32 = 166;
-const WHOLES: u32 = 1000;
-const READINGS: u32 = 1000;
-const WAKES: u32 = 200;
-const CLOSE_LOOKS: u32 = 500;
-const LATE_TRIPS: u32 = 500;
+const SAMPLE_SHARE: u32 = 166;
+const FULL_SAMPLE_SHARE: u32 = 1000;
+const READ_ALL_SHARE: u32 = 1000;
+const WAKE_SHARE: u32 = 200;
+const FAST_SAMPLE_SHARE: u32 = 500;
+const LATE_RTT_SHARE: u32 = 500;
 /// Where processors have no time to spare, looking takes one part in so many of its share, at the few that move much the square of it, none of it
 /// closely, and events gather so many times longer.
-const THRIFT: u32 = 2;
+const BACKOFF_FACTOR: u32 = 2;
 /// Processor time that waking for events may save up, and owe: so long events are acted on at once.
-const SAVED: Duration = Duration::from_micros(500);
+const WAKE_BURST: Duration = Duration::from_micros(500);
 /// Looks are this far apart while traffic has just begun, or a verdict is in the making; the processor time for it that may
 /// be saved up, and how long traffic has just begun.
-const CLOSE: Duration = Duration::from_millis(1);
-const CLOSE_SAVED: Duration = Duration::from_millis(3);
+const FAST_INTERVAL: Duration = Duration::from_millis(1);
+const FAST_BURST: Duration = Duration::from_millis(3);
 const BEGINNING_NS: u64 = 20_000_000;
 /// The same for late round trips: for each the thread wakes, however long other events gather, and looks at flows if it is news
 /// of one that is worth it.
-const LATE_SAVED: Duration = Duration::from_millis(2);
-/// Longer than this events never wait, whatever it costs; [`THRIFT`] times as long where processors have no time to spare.
+const LATE_RTT_BURST: Duration = Duration::from_millis(2);
+/// Longer than this events never wait, whatever it costs; [`BACKOFF_FACTOR`] times as long where processors have no time to spare.
 const GATHER: Duration = Duration::from_millis(10);
 /// How long looks go on after the last sign of traffic.
 const QUIET_NS: u64 = 200_000_000;
 /// How often interfaces, losses and clocks are looked after.
 const ROUND: Duration = Duration::from_secs(1);
 /// How often it is looked at, while awake, whether processors have time to spare.
-const SPARE: Duration = Duration::from_millis(200);
+const PRESSURE_INTERVAL: Duration = Duration::from_millis(200);
 /// How often all flows under way are looked at, at most and at least; and all flows read.
-const WHOLE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
-const READ_ALL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const FULL_SAMPLE_INTERVAL: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
+const READ_ALL_INTERVAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 
 /// How the thread is set up.
 pub struct Setup {
@@ -110,7 +110,7 @@ where
         bell: Arc::clone(&bell),
         findings: findings.clone(),
         names: Arc::clone(&names),
-        wanted: watch::Sender::new(None),
+        report_interval: watch::Sender::new(None),
     };
     let (opened, opening) = bounded(1);
     let thread = std::thread::Builder::new().name("telemetry".into()).spawn(move || {
@@ -137,36 +137,36 @@ struct Thread {
     names: Arc<Mutex<Names>>,
     decide: Box<dyn FnMut(&Finding) + Send>,
     analysis: Analysis,
-    verdicts: Verdicts,
+    congestion_reports: CongestionReports,
     taps: Vec<Tap>,
     recording: Option<Recording>,
     observer: Observer,
     links: Links,
-    looks: Looks,
-    own: Own,
-    gaps: Gaps,
-    lags: Lags,
-    look: Pace,
-    whole: Pace,
-    read_all: Pace,
+    sampler: FlowSampler,
+    own_flows: OwnFlows,
+    losses: Losses,
+    latencies: Latencies,
+    sample_cycle: DutyCycle,
+    full_sample_cycle: DutyCycle,
+    read_all: DutyCycle,
     round_ns: u64,
-    wakes: Credit,
-    close: Credit,
-    late: Credit,
-    spare: Spare,
+    wake_credit: Credit,
+    fast_credit: Credit,
+    late_rtt_credit: Credit,
+    cpu_pressure: CpuPressure,
     /// Processors had no time to spare when this was last looked at, and when it is next.
-    scarce: bool,
-    spare_ns: u64,
-    looked_ns: u64,
+    throttled: bool,
+    pressure_due_ns: u64,
+    sampled_ns: u64,
     /// When a flow that had rested was last seen again.
     woken_ns: u64,
     /// Of what was taken in last, a round trip was late.
-    told_late: bool,
+    saw_late_rtt: bool,
     /// One was since the last look that is worth a look at once.
-    hurries: bool,
+    urgent: bool,
     begun_ns: u64,
     /// When somebody last asked for flows, and who waits for an answer until when.
-    asked_ns: u64,
+    requested_ns: u64,
     waiting: Vec<(u64, oneshot::Sender<Arc<Reading>>)>,
     /// When analysis was last told the time.
     concluded_ns: u64,
@@ -211,31 +211,35 @@ impl Thread {
             names,
             decide: setup.decide,
             analysis: Analysis::default(),
-            verdicts: Verdicts::default(),
+            congestion_reports: CongestionReports::default(),
             taps,
             recording,
             observer,
             links: Links::new(setup.interfaces, setup.rates),
-            looks: Looks::default(),
-            own: Own::default(),
-            gaps: Gaps::default(),
-            lags: Lags::default(),
-            look: Pace::new(LOOKS, setup.interval, longest),
-            whole: Pace::new(WHOLES, WHOLE.0, WHOLE.1),
-            read_all: Pace::new(READINGS, READ_ALL.0, READ_ALL.1),
+            sampler: FlowSampler::default(),
+            own_flows: OwnFlows::default(),
+            losses: Losses::default(),
+            latencies: Latencies::default(),
+            sample_cycle: DutyCycle::new(SAMPLE_SHARE, setup.interval, longest),
+            full_sample_cycle: DutyCycle::new(
+                FULL_SAMPLE_SHARE,
+                FULL_SAMPLE_INTERVAL.0,
+                FULL_SAMPLE_INTERVAL.1,
+            ),
+            read_all: DutyCycle::new(READ_ALL_SHARE, READ_ALL_INTERVAL.0, READ_ALL_INTERVAL.1),
             round_ns: 0,
-            wakes: Credit::new(WAKES, SAVED),
-            close: Credit::new(CLOSE_LOOKS, CLOSE_SAVED),
-            late: Credit::new(LATE_TRIPS, LATE_SAVED),
-            spare: Spare::new(),
-            scarce: false,
-            spare_ns: 0,
-            looked_ns: 0,
+            wake_credit: Credit::new(WAKE_SHARE, WAKE_BURST),
+            fast_credit: Credit::new(FAST_SAMPLE_SHARE, FAST_BURST),
+            late_rtt_credit: Credit::new(LATE_RTT_SHARE, LATE_RTT_BURST),
+            cpu_pressure: CpuPressure::new(),
+            throttled: false,
+            pressure_due_ns: 0,
+            sampled_ns: 0,
             woken_ns: 0,
-            told_late: false,
-            hurries: false,
+            saw_late_rtt: false,
+            urgent: false,
             begun_ns: now_ns,
-            asked_ns: 0,
+            requested_ns: 0,
             waiting: Vec::new(),
             concluded_ns: 0,
             busy_ns: 0,
@@ -246,7 +250,7 @@ impl Thread {
         };
         tracing::info!("telemetry: {}", thread.source.kernel());
         thread.records.push(Record::Observer(observer));
-        thread.round(now_ns);
+        thread.housekeeping(now_ns);
         thread.hand_on(now_ns);
         Ok(thread)
     }
@@ -258,14 +262,14 @@ impl Thread {
                 if matches!(command, Command::Stop) {
                     return self.end();
                 }
-                self.obey(command);
+                self.apply(command);
             }
-            self.turn();
+            self.run_once();
         }
     }
 
     /// Takes in what has come and hands it on, then looks at what is due.
-    fn turn(&mut self) {
+    fn run_once(&mut self) {
         let now_ns = monotonic_ns();
         let mut woke = self.spent();
         self.gather();
@@ -273,26 +277,26 @@ impl Thread {
         self.take_in();
         // What has come costs as much to take in however often that is done: it makes no look dearer, but where all cores are busy.
         let took = self.spent();
-        let looks = self.is_busy(now_ns) && now_ns >= self.look_ns(now_ns);
+        let looks = self.is_busy(now_ns) && now_ns >= self.next_sample_ns(now_ns);
         if looks {
             // To have woken is at the look's expense: nothing else would bound how often that is.
-            woke += if self.scarce { took } else { Duration::ZERO };
-            self.look_around(now_ns, woke);
+            woke += if self.throttled { took } else { Duration::ZERO };
+            self.sample_flows(now_ns, woke);
         } else {
             self.conclude(now_ns);
             let spent = woke + took + self.spent();
-            let credit = if self.told_late { &mut self.late } else { &mut self.wakes };
+            let credit = if self.saw_late_rtt { &mut self.late_rtt_credit } else { &mut self.wake_credit };
             credit.used(now_ns, spent);
         }
         if self.is_busy(now_ns) {
             self.read_if_due(now_ns);
         }
         self.answer(now_ns);
-        if now_ns >= self.spare_ns {
-            self.save(now_ns);
+        if now_ns >= self.pressure_due_ns {
+            self.update_backoff(now_ns);
         }
         if now_ns >= self.round_ns {
-            self.round(now_ns);
+            self.housekeeping(now_ns);
             // Flows that neither pause nor began lately are found by this alone.
             self.read_if_due(now_ns);
             self.hand_on(now_ns);
@@ -311,18 +315,18 @@ impl Thread {
     fn gather(&mut self) {
         self.events.clear();
         let (mut woken, mut told_late) = (false, false);
-        let Self { source, events, looks, own, hurries, .. } = self;
+        let Self { source, events, sampler: looks, own_flows: own, urgent: hurries, .. } = self;
         let read = source.read_events(EVENTS, &mut |event| {
-            if EventKind::from_number(event.kind) == Some(EventKind::LateRoundTrip) {
+            if EventKind::from_number(event.kind) == Some(EventKind::LateRtt) {
                 told_late = true;
                 let flow = &event.flow;
-                *hurries |= is_news(event) && if own.any() { own.has(flow) } else { looks.moves_much(flow) };
+                *hurries |= is_news(event) && if own.any() { own.has(flow) } else { looks.is_heavy(flow) };
             } else {
-                woken |= looks.wake(&event.flow);
+                woken |= looks.activate(&event.flow);
             }
             events.push(*event);
         });
-        self.told_late = told_late;
+        self.saw_late_rtt = told_late;
         if told_late {
             // They were told apart from the others.
             self.events.sort_by_key(|event| event.time_ns);
@@ -334,7 +338,7 @@ impl Thread {
         while self.marked.len() < MARKS
             && let Some(mark) = self.marks.as_ref().and_then(MarkReader::read)
         {
-            self.own.mark(&mark);
+            self.own_flows.mark(&mark);
             self.marked.push(mark);
         }
         if let Some(latest) = self.events.last().map(|event| event.time_ns) {
@@ -362,26 +366,26 @@ impl Thread {
     }
 
     /// Looks at flows under way, for which it `woke`. What analysis takes for them counts, too.
-    fn look_around(&mut self, now_ns: u64, woke: Duration) {
-        let (close, whole) = (!self.look.is_due(now_ns), self.whole.is_due(now_ns));
+    fn sample_flows(&mut self, now_ns: u64, woke: Duration) {
+        let (close, whole) = (!self.sample_cycle.is_due(now_ns), self.full_sample_cycle.is_due(now_ns));
         let late = self.acts_on_late(now_ns);
-        self.hurries = false;
-        if let Err(error) = self.looks.look(self.source.as_ref(), now_ns, whole, &mut self.records) {
+        self.urgent = false;
+        if let Err(error) = self.sampler.sample(self.source.as_ref(), now_ns, whole, &mut self.records) {
             failed("looking at flows", &error);
         }
         self.read_totals(now_ns);
         self.hand_on(now_ns);
         let mut spent = woke + self.spent();
-        self.looked_ns = now_ns;
+        self.sampled_ns = now_ns;
         if whole {
             // Else a look at all would put off those at the few that move much.
-            self.whole.done(now_ns, std::mem::take(&mut spent));
+            self.full_sample_cycle.done(now_ns, std::mem::take(&mut spent));
         }
         if close {
-            let credit = if late { &mut self.late } else { &mut self.close };
+            let credit = if late { &mut self.late_rtt_credit } else { &mut self.fast_credit };
             credit.used(now_ns, spent);
         } else {
-            self.look.done(now_ns, spent);
+            self.sample_cycle.done(now_ns, spent);
         }
     }
 
@@ -403,40 +407,40 @@ impl Thread {
     }
 
     fn read_flows(&mut self, now_ns: u64) {
-        if let Err(error) = self.looks.read_all(self.source.as_mut(), now_ns, &mut self.records) {
+        if let Err(error) = self.sampler.read_all(self.source.as_mut(), now_ns, &mut self.records) {
             failed("reading flows", &error);
         }
     }
 
     /// Takes less from when processors have no time to spare until they have again.
-    fn save(&mut self, now_ns: u64) {
-        self.scarce = self.spare.is_scarce();
-        let thrift = if self.scarce { THRIFT } else { 1 };
-        self.look.save(thrift * thrift);
-        self.whole.save(thrift);
-        self.read_all.save(thrift);
-        self.spare_ns = now_ns.saturating_add(nanoseconds(SPARE));
+    fn update_backoff(&mut self, now_ns: u64) {
+        self.throttled = self.cpu_pressure.is_throttled();
+        let thrift = if self.throttled { BACKOFF_FACTOR } else { 1 };
+        self.sample_cycle.set_backoff(thrift * thrift);
+        self.full_sample_cycle.set_backoff(thrift);
+        self.read_all.set_backoff(thrift);
+        self.pressure_due_ns = now_ns.saturating_add(nanoseconds(PRESSURE_INTERVAL));
     }
 
     /// What is done once in a while: interfaces, losses, clocks.
-    fn round(&mut self, now_ns: u64) {
-        let Self { links, source, gaps, records, .. } = self;
+    fn housekeeping(&mut self, now_ns: u64) {
+        let Self { links, source, losses: gaps, records, .. } = self;
         match links.refresh(source.as_mut(), now_ns, gaps, records) {
             Ok(false) => {}
-            Ok(true) => self.own.tell_all(&self.interfaces(), &mut self.records),
+            Ok(true) => self.own_flows.announce_all(&self.interfaces(), &mut self.records),
             Err(error) => failed("looking after interfaces", &error),
         }
         match self.source.losses() {
             Ok(losses) => {
-                let lost = Gaps {
+                let lost = Losses {
                     events: losses.events,
-                    flows: self.looks.flows().evicted,
+                    flows: self.sampler.flows().evicted,
                     ambiguous: losses.ambiguous,
-                    unlisted: losses.unlisted,
+                    unregistered: losses.unregistered,
                     marks: self.marks.as_ref().map_or(0, MarkReader::lost),
-                    ..Gaps::default()
+                    ..Losses::default()
                 };
-                self.gaps.note(now_ns, lost, &mut self.records);
+                self.losses.note(now_ns, lost, &mut self.records);
             }
             Err(error) => failed("reading losses", &error),
         }
@@ -445,7 +449,7 @@ impl Thread {
             self.observer = Observer { time_ns: now_ns, realtime_offset_ns: offset_ns, ..self.observer };
             self.records.push(Record::Observer(self.observer));
         }
-        if now_ns.saturating_sub(self.asked_ns) > nanoseconds(FOLLOWED)
+        if now_ns.saturating_sub(self.requested_ns) > nanoseconds(FOLLOWED)
             && let Err(error) = self.source.watch_endpoints(false)
         {
             failed("leaving the flows' ends alone", &error);
@@ -473,7 +477,7 @@ impl Thread {
             }
             self.analysis.take(record);
             for tap in &mut self.taps {
-                self.gaps.records += tap.write(record);
+                self.losses.records += tap.write(record);
             }
         }
         self.records.clear();
@@ -489,19 +493,24 @@ impl Thread {
         self.analysis.advance(now_ns);
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
         // Control first: it hears of a path at once.
-        found.iter().for_each(|found| self.verdicts.take(now_ns, found));
-        self.verdicts.tell(now_ns, offset_ns, (&self.own, &self.analysis), &self.names);
+        found.iter().for_each(|found| self.congestion_reports.take(now_ns, found));
+        self.congestion_reports.poll_reports(
+            now_ns,
+            offset_ns,
+            (&self.own_flows, &self.analysis),
+            &self.names,
+        );
         for found in found {
             if let Found::Operation(operation) = &found {
-                self.own.operation(operation);
+                self.own_flows.operation(operation);
             }
             let finding = Finding { time_ns: monotonic_ns(), offset_ns, found };
             (self.decide)(&finding);
-            self.findings.tell(finding);
+            self.findings.publish(finding);
         }
         if !self.events.is_empty() {
             let decided_ns = monotonic_ns();
-            let Self { events, lags, .. } = self;
+            let Self { events, latencies: lags, .. } = self;
             events.drain(..).for_each(|event| lags.note(decided_ns.saturating_sub(event.time_ns)));
         }
     }
@@ -510,18 +519,18 @@ impl Thread {
         self.links.measured().iter().map(|link| link.index).collect()
     }
 
-    fn obey(&mut self, command: Command) {
+    fn apply(&mut self, command: Command) {
         let now_ns = monotonic_ns();
         let interfaces = self.interfaces();
         match command {
-            Command::Formed(formed) => self.own.formed(&formed, now_ns, &interfaces, &mut self.records),
+            Command::Formed(formed) => self.own_flows.formed(&formed, now_ns, &interfaces, &mut self.records),
             Command::Ended(communicator) => {
                 // What its marks still say is of before.
                 self.gather();
                 self.merge();
                 self.hand_on(now_ns);
                 self.analysis.ended(communicator);
-                self.own.ended(communicator, now_ns, &interfaces, &mut self.records);
+                self.own_flows.ended(communicator, now_ns, &interfaces, &mut self.records);
             }
             Command::Read { flows, reply } => {
                 if flows && self.follow(now_ns) {
@@ -531,7 +540,9 @@ impl Thread {
                 let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
             }
             Command::Trace(to) => self.tap(now_ns, Tap::new(to)),
-            Command::Verdicts(wanted) => self.verdicts.want(now_ns, wanted, &self.analysis),
+            Command::ReportCongestion(wanted) => {
+                self.congestion_reports.set_sink(now_ns, wanted, &self.analysis)
+            }
             Command::Stop => {}
         }
     }
@@ -540,18 +551,18 @@ impl Thread {
     fn tap(&mut self, now_ns: u64, mut tap: Tap) {
         let mut known = vec![Record::Observer(Observer { time_ns: now_ns, ..self.observer })];
         known.extend(self.links.measured().iter().map(|link| link.record(now_ns, true)));
-        self.own.tell_all(&self.interfaces(), &mut known);
-        known.iter().for_each(|record| self.gaps.records += tap.write(record));
+        self.own_flows.announce_all(&self.interfaces(), &mut known);
+        known.iter().for_each(|record| self.losses.records += tap.write(record));
         self.taps.push(tap);
     }
 
     /// Takes in the last of it, and lets go of everything.
     fn end(mut self) {
         let now_ns = monotonic_ns();
-        self.turn();
+        self.run_once();
         self.read_totals(now_ns);
         self.read_flows(now_ns);
-        self.round(now_ns);
+        self.housekeeping(now_ns);
         self.hand_on(now_ns);
         let Self { taps, recording, source, .. } = self;
         drop(taps);

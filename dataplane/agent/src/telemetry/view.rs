@@ -1,17 +1,17 @@
 //! Readings in the words of the provider's interface: two of them make a snapshot with rates.
 
-use crate::telemetry::analysis::Lately;
+use crate::telemetry::analysis::JobActivity;
 use crate::telemetry::clock::realtime_ns;
 use crate::telemetry::names::Names;
-use crate::telemetry::own::Traffic;
+use crate::telemetry::own_flows::Traffic;
 use crate::telemetry::reading::{LinkReading, Reading};
-use crate::telemetry::words::{self, Clock};
+use crate::telemetry::to_proto::{self, Clock};
 use harmonaize_analysis::congestion;
 use harmonaize_analysis::phases::Job;
 use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
 use harmonaize_events::{
-    Direction, FlowKey, QueuePair, RoceCounters, RoundTrips, Socket, TcpCounters, TcpFlow, Traffic as Counted,
+    Direction, FlowKey, QueuePair, RoceCounters, RttStats, Socket, TcpCounters, TcpFlow, Traffic as Counted,
 };
 use harmonaize_loader::Flows;
 use std::collections::HashMap;
@@ -103,11 +103,16 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
         uptime_ns: now.uptime_ns,
         links: now.links.iter().map(|one| link(&span, one, &known, &own)).collect(),
         flows: flows.into_iter().take(most).map(|(_, flow)| flow).collect(),
-        flows_known: now.flows_known,
+        flows_known: now.flow_count,
         communicators: now.communicators.iter().map(communicator).collect(),
-        operations: now.operations.iter().take(MOST).map(|one| words::operation(one, span.clock)).collect(),
+        operations: now
+            .operations
+            .iter()
+            .take(MOST)
+            .map(|one| to_proto::operation(one, span.clock))
+            .collect(),
         jobs: jobs(&span),
-        stragglers: now.stragglers.iter().map(|one| words::straggler(one, span.clock)).collect(),
+        stragglers: now.stragglers.iter().map(|one| to_proto::straggler(one, span.clock)).collect(),
         losses: Some(losses(now)),
         cost: Some(cost(before, now)),
         missing: now.missing.clone(),
@@ -152,7 +157,7 @@ fn link(span: &Span<'_>, link: &LinkReading, names: &Names, own: &HashMap<String
         egress_bits: span.rate(then.egress.bytes, egress.bytes),
         ingress_bits: span.rate(then.ingress.bytes, ingress.bytes),
         own_egress_bits: own.get(&link.measured.name).copied().unwrap_or(0),
-        congestion: worst.map(|found| words::congestion(found, names, span.clock)),
+        congestion: worst.map(|found| to_proto::congestion(found, names, span.clock)),
         counters: Some(v1::LinkCounters {
             egress_packets: egress.packets,
             egress_bytes: egress.bytes,
@@ -170,9 +175,9 @@ fn link(span: &Span<'_>, link: &LinkReading, names: &Names, own: &HashMap<String
 fn signs(reading: &Reading, interface: u32) -> (u64, u64) {
     let tcp = reading.flows.tcp.iter().filter(|(key, _)| key.interface == interface);
     let tcp = tcp.flat_map(|(_, flow)| [&flow.ingress, &flow.egress]);
-    let tcp = tcp.map(|way| (way.traffic.marked, way.retransmissions));
+    let tcp = tcp.map(|way| (way.traffic.ecn_ce, way.retransmissions));
     let roce = reading.flows.roce.iter().filter(|(key, _)| key.interface == interface);
-    let roce = roce.map(|(_, way)| (way.traffic.marked + way.notifications, way.repeats));
+    let roce = roce.map(|(_, way)| (way.traffic.ecn_ce + way.notifications, way.retransmissions));
     tcp.chain(roce).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
@@ -183,14 +188,14 @@ fn jobs(span: &Span<'_>) -> Vec<v1::Job> {
         let (egress, ingress) = span.rates(key);
         *rates.entry(*job).or_default() += egress + ingress;
     }
-    let job = |(job, lately): &(Job, Lately)| v1::Job {
+    let job = |(job, lately): &(Job, JobActivity)| v1::Job {
         job: job.job.to_string(),
-        hosts: job.hosts.iter().take(MOST).map(|host| words::address(*host).to_string()).collect(),
+        hosts: job.hosts.iter().take(MOST).map(|host| to_proto::address(*host).to_string()).collect(),
         flows: job.flows.into(),
         iterations: job.iterations,
         period_ns: job.period_ns.unwrap_or(0),
         bits: rates.get(&job.job).copied().unwrap_or(0),
-        last: lately.last.as_ref().map(|phase| words::phase(phase, span.clock)),
+        last: lately.last_phase.as_ref().map(|phase| to_proto::phase(phase, span.clock)),
         ring: job.ring,
         since_ns: realtime_ns(job.since_ns, span.clock.0),
     };
@@ -212,7 +217,7 @@ fn communicator(span: &Span<'_>, id: u64, traffic: &Traffic) -> v1::Communicator
         failed: traffic.failed,
         egress_bits: span.rate(before.map_or(0, |one| one.sent_bytes), traffic.sent_bytes),
         ingress_bits: span.rate(before.map_or(0, |one| one.received_bytes), traffic.received_bytes),
-        last_operation_ns: traffic.lately_ns.back().copied().unwrap_or(0),
+        last_operation_ns: traffic.recent_ns.back().copied().unwrap_or(0),
         median_operation_ns: traffic.median_ns(),
     }
 }
@@ -220,15 +225,15 @@ fn communicator(span: &Span<'_>, id: u64, traffic: &Traffic) -> v1::Communicator
 pub(crate) fn losses(now: &Reading) -> v1::TelemetryLosses {
     let unplaced = now.links.iter().map(|one| one.totals.ingress.unplaced + one.totals.egress.unplaced);
     v1::TelemetryLosses {
-        events: now.gaps.events,
-        evicted: now.gaps.flows,
+        events: now.losses.events,
+        evicted: now.losses.flows,
         unplaced: unplaced.sum(),
-        ambiguous: now.gaps.ambiguous,
-        marks: now.gaps.marks,
-        records: now.gaps.records,
-        gaps: now.gaps.count,
-        unlisted: now.gaps.unlisted,
-        ends: now.gaps.ends,
+        ambiguous: now.losses.ambiguous,
+        marks: now.losses.marks,
+        records: now.losses.records,
+        gaps: now.losses.count,
+        unlisted: now.losses.unregistered,
+        ends: now.losses.ends,
     }
 }
 
@@ -297,8 +302,8 @@ fn flow_of(span: &Span<'_>, key: &FlowKey, names: &Names) -> v1::Flow {
 /// What a socket said when it was last sampled.
 fn kernel_tcp(socket: &Socket) -> v1::KernelTcp {
     v1::KernelTcp {
-        smoothed_ns: socket.smoothed_ns,
-        variation_ns: socket.deviation_ns,
+        smoothed_ns: socket.srtt_ns,
+        variation_ns: socket.rttvar_ns,
         window: socket.congestion_window,
         retransmissions: socket.retransmissions,
         unacknowledged: socket.unacknowledged,
@@ -331,7 +336,7 @@ fn owner_of(owner: &Owner) -> v1::FlowOwner {
     }
 }
 
-fn direction(traffic: &Counted, trips: &RoundTrips, bits: u64, clock: Clock) -> v1::FlowDirection {
+fn direction(traffic: &Counted, trips: &RttStats, bits: u64, clock: Clock) -> v1::FlowDirection {
     let time = |time_ns| realtime_ns(time_ns, clock.0);
     let measured = trips.count > 0;
     v1::FlowDirection {
@@ -342,9 +347,9 @@ fn direction(traffic: &Counted, trips: &RoundTrips, bits: u64, clock: Clock) -> 
         last_ns: time(traffic.last_ns),
         burst_began_ns: time(traffic.burst_began_ns),
         burst_bytes: traffic.bytes.saturating_sub(traffic.burst_after),
-        marked: traffic.marked,
+        marked: traffic.ecn_ce,
         round_trips: trips.count,
-        round_trip_least_ns: if measured { trips.least_ns } else { 0 },
+        round_trip_least_ns: if measured { trips.min_ns } else { 0 },
         round_trip_last_ns: if measured { trips.last_ns } else { 0 },
         round_trip_mean_ns: trips.sum_ns.checked_div(trips.count).unwrap_or(0),
         ..v1::FlowDirection::default()
@@ -354,21 +359,21 @@ fn direction(traffic: &Counted, trips: &RoundTrips, bits: u64, clock: Clock) -> 
 fn tcp_direction(counters: &TcpCounters, bits: u64, clock: Clock) -> v1::FlowDirection {
     v1::FlowDirection {
         retransmissions: counters.retransmissions,
-        slowed: counters.slowed.into(),
-        echoed: counters.echoed,
+        slowed: counters.cwr.into(),
+        echoed: counters.ece,
         zero_windows: counters.zero_windows.into(),
-        ..direction(&counters.traffic, &counters.round_trips, bits, clock)
+        ..direction(&counters.traffic, &counters.rtt, bits, clock)
     }
 }
 
 fn roce_direction(counters: &RoceCounters, bits: u64, clock: Clock) -> v1::FlowDirection {
     v1::FlowDirection {
-        retransmissions: counters.repeats,
+        retransmissions: counters.retransmissions,
         gaps: counters.gaps,
         notifications: counters.notifications,
         sequence_naks: counters.sequence_naks,
         not_ready_naks: counters.not_ready_naks,
         fatal_naks: counters.fatal_naks,
-        ..direction(&counters.traffic, &counters.round_trips, bits, clock)
+        ..direction(&counters.traffic, &counters.rtt, bits, clock)
     }
 }

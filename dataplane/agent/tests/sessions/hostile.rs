@@ -297,7 +297,7 @@ fn floods_of_questions_stop_at_the_agent() {
         let again = loop {
             match flood() {
                 Ok(()) => asked += 1,
-                Err(Error::TooOften { again }) => break again,
+                Err(Error::TooOften { retry_after: again }) => break again,
                 Err(error) => panic!("{error}"),
             }
             assert!(asked < 100_000, "nothing stops it");

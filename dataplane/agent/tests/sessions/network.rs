@@ -4,8 +4,8 @@ use crate::hostile::{good, works};
 use crate::stub::{LIMIT, Stub, over_tcp, rules, secret};
 use harmonaize_abi::ABI_VERSION;
 use harmonaize_abi::session::{
-    Access, Challenge, Hello, Knock, MAGIC, Proven, RefusalKind, Refused, Response, Welcome, decode,
-    decode_first, encode, encode_first,
+    Access, AuthConfirmation, AuthRequest, Challenge, Hello, MAGIC, RefusalKind, Refused, Response, Welcome,
+    decode, decode_first, encode, encode_first,
 };
 use harmonaize_agent::session::NetworkRules;
 use harmonaize_client::{AgentAddress, Client, Error};
@@ -43,23 +43,23 @@ pub(crate) fn message(mut stream: impl Read) -> Option<Vec<u8>> {
     Some(message)
 }
 
-fn knock(mut stream: &TcpStream, tenant: &str) -> (Knock, Challenge) {
-    let knock = Knock { tenant: tenant.into(), nonce: [7; 32] };
+fn authenticate(mut stream: &TcpStream, tenant: &str) -> (AuthRequest, Challenge) {
+    let knock = AuthRequest { tenant: tenant.into(), nonce: [7; 32] };
     stream.write_all(&encode_first(&knock).unwrap()).unwrap();
     let challenge = decode_first(&message(stream).unwrap()).unwrap();
     (knock, challenge)
 }
 
-fn respond(mut stream: &TcpStream, response: &Response) -> Result<Proven, Refused> {
+fn respond(mut stream: &TcpStream, response: &Response) -> Result<AuthConfirmation, Refused> {
     stream.write_all(&encode(response).unwrap()).unwrap();
     decode(&message(stream).unwrap()).unwrap()
 }
 
 /// What one hears who comes from an address, as a tenant, with a secret.
 fn introduced(stream: &TcpStream, tenant: &str, byte: u8) -> Result<(), Refused> {
-    let (knock, challenge) = knock(stream, tenant);
+    let (knock, challenge) = authenticate(stream, tenant);
     let proven = respond(stream, &secret(byte).response(&knock, &challenge))?;
-    assert!(secret(byte).proves(&knock, &challenge, &proven));
+    assert!(secret(byte).verify_agent(&knock, &challenge, &proven));
     Ok(())
 }
 
@@ -113,11 +113,11 @@ fn whoever_is_not_let_in_hears_the_same() {
 fn a_response_is_good_once() {
     let stub = Stub::start();
     let stream = connect(stub.network);
-    let (first, challenge) = knock(&stream, "acme");
+    let (first, challenge) = authenticate(&stream, "acme");
     let response = secret(b'a').response(&first, &challenge);
     respond(&stream, &response).unwrap();
     let again = connect(stub.network);
-    let (_, other) = knock(&again, "acme");
+    let (_, other) = authenticate(&again, "acme");
     assert_ne!(challenge, other);
     assert_eq!(respond(&again, &response).unwrap_err().kind, RefusalKind::User);
 }
@@ -128,7 +128,7 @@ fn nonsense_and_other_versions_are_refused() {
     let framed = |body: &[u8]| [&(body.len() as u32).to_le_bytes(), body].concat();
     let newer = framed(&[MAGIC.as_slice(), &(ABI_VERSION + 1).to_le_bytes(), b"whatever"].concat());
     let hello = encode_first(&Hello { access: Access::Rdma, arena_bytes: 4096, entries: 4 }).unwrap();
-    let huge = Knock { tenant: "x".repeat(2000), nonce: [0; 32] };
+    let huge = AuthRequest { tenant: "x".repeat(2000), nonce: [0; 32] };
     let cases = [
         (newer, RefusalKind::Version),
         (framed(b"GET / HTTP/1.1\r\n"), RefusalKind::Malformed),
@@ -142,14 +142,15 @@ fn nonsense_and_other_versions_are_refused() {
         // The agent may have had enough before all is sent.
         let _ = stream.write_all(&bytes);
         decode_first::<Challenge>(&message(&stream).unwrap()).unwrap();
-        let said = decode::<Result<Proven, Refused>>(&message(&stream).unwrap()).unwrap().unwrap_err();
+        let said =
+            decode::<Result<AuthConfirmation, Refused>>(&message(&stream).unwrap()).unwrap().unwrap_err();
         assert_eq!(said.kind, kind, "{}", said.text);
         assert_eq!(message(&stream), None);
     }
     let mut stream = connect(stub.network);
-    knock(&stream, "acme");
+    authenticate(&stream, "acme");
     stream.write_all(&framed(&[1; 31])).unwrap();
-    let said = decode::<Result<Proven, Refused>>(&message(&stream).unwrap()).unwrap().unwrap_err();
+    let said = decode::<Result<AuthConfirmation, Refused>>(&message(&stream).unwrap()).unwrap().unwrap_err();
     assert_eq!(said.kind, RefusalKind::Malformed);
     let mut cut = connect(stub.network);
     cut.write_all(&[40, 0]).unwrap();
@@ -163,12 +164,13 @@ fn the_slow_are_ended_wherever_they_are() {
         setup.rdma.handshake = Duration::from_millis(30);
         setup.tenants[0].handshake = Duration::from_millis(30);
     });
-    let kind = |message: Vec<u8>| decode::<Result<Proven, Refused>>(&message).unwrap().unwrap_err().kind;
+    let kind =
+        |message: Vec<u8>| decode::<Result<AuthConfirmation, Refused>>(&message).unwrap().unwrap_err().kind;
     let silent = connect(stub.network);
     decode_first::<Challenge>(&message(&silent).unwrap()).unwrap();
     assert_eq!(kind(message(&silent).unwrap()), RefusalKind::Slow);
     let knocking = connect(stub.network);
-    knock(&knocking, "acme");
+    authenticate(&knocking, "acme");
     assert_eq!(kind(message(&knocking).unwrap()), RefusalKind::Slow);
     // Proved, and no hello.
     let proved = connect(stub.network);
@@ -182,7 +184,7 @@ fn the_unproven_are_bounded_and_strangers_take_no_tenants_place() {
     let stub = Stub::start();
     let full = |source: Ipv4Addr| -> Vec<TcpStream> {
         let open: Vec<_> = (0..16).map(|_| connect_from(source, stub.network)).collect();
-        open.iter().for_each(|stream| drop(knock(stream, "acme")));
+        open.iter().for_each(|stream| drop(authenticate(stream, "acme")));
         let mut one_more = connect_from(source, stub.network);
         let mut said = Vec::new();
         let _ = one_more.read_to_end(&mut said);
@@ -249,10 +251,10 @@ fn the_client_goes_on_with_nobody_but_the_providers_agent() {
         message(&stream).unwrap();
         stream.write_all(&encode_first(&Challenge { nonce: [1; 32] }).unwrap()).unwrap();
         message(&stream).unwrap();
-        stream.write_all(&encode(&Ok::<_, Refused>(Proven { proof: [2; 32] })).unwrap()).unwrap();
+        stream.write_all(&encode(&Ok::<_, Refused>(AuthConfirmation { proof: [2; 32] })).unwrap()).unwrap();
         assert_eq!(message(&stream), None);
     });
-    assert!(matches!(attach(guessing), Error::Stranger { .. }));
+    assert!(matches!(attach(guessing), Error::Unauthenticated { .. }));
     let newer = impostor(|mut stream| {
         message(&stream).unwrap();
         let mut challenge = encode_first(&Challenge { nonce: [1; 32] }).unwrap();

@@ -12,7 +12,7 @@ use harmonaize_client::{AttachOptions, Client, Error, RdmaOptions, VerbsError};
 use harmonaize_shm::TenantEnd;
 use harmonaize_verbs::attachment::{RdmaTenant, TenantOffer};
 use harmonaize_verbs::fake::Fault;
-use harmonaize_verbs::{Call, Function, Wanted};
+use harmonaize_verbs::{Call, Function, PortOptions};
 use rustix::io::Errno;
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -35,7 +35,7 @@ fn welcomed(stub: &Stub) -> (UnixStream, PairEnd) {
 }
 
 fn function(stub: &Stub) -> Function {
-    let wanted = Wanted { device: Some("tenant".into()), ..Wanted::default() };
+    let wanted = PortOptions { device: Some("tenant".into()), ..PortOptions::default() };
     Function::open(&stub.fabric.devices(), &wanted, None).unwrap()
 }
 

@@ -10,7 +10,7 @@ use harmonaize_agent::session::{
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
-use harmonaize_verbs::Wanted;
+use harmonaize_verbs::PortOptions;
 use harmonaize_verbs::fake::Fabric;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -37,7 +37,7 @@ pub(crate) struct Knobs {
 }
 
 impl Knobs {
-    pub(crate) fn say(&self, what: String) {
+    pub(crate) fn log_line(&self, what: String) {
         self.log.lock().unwrap().push(what);
     }
 
@@ -115,7 +115,7 @@ impl Stub {
         fabric.add("tenant", TENANT_DEVICE).unwrap();
         let rdma = RdmaRules {
             devices: fabric.devices(),
-            wanted: Wanted::default(),
+            port: PortOptions::default(),
             address: AGENT_DEVICE.into(),
             listen: Some("127.0.0.1:0".parse().unwrap()),
             handshake: Duration::from_secs(5),
@@ -178,7 +178,7 @@ struct Engine {
 
 struct Attachment {
     end: Box<dyn AgentEnd>,
-    held: Vec<Submission>,
+    pending: Vec<Submission>,
     operations: u64,
     /// Remote: operations whose bytes are on their way, by tag.
     moving: HashMap<u64, (Submission, Arc<Memory>, bool)>,
@@ -210,7 +210,7 @@ impl Engine {
     }
 
     fn sleep(&mut self) {
-        let held = self.attachments.values().any(|attachment| !attachment.held.is_empty());
+        let held = self.attachments.values().any(|attachment| !attachment.pending.is_empty());
         if self.attachments.values_mut().all(|attachment| attachment.end.prepare_sleep()) && !held {
             let mut fds: Vec<_> = self
                 .attachments
@@ -233,19 +233,20 @@ impl Engine {
         match request {
             SessionRequest::Attached { attachment, tenant, end } => {
                 self.seen.push(attachment);
-                self.knobs.say(format!("attached {} of {tenant}", self.seen.len()));
+                self.knobs.log_line(format!("attached {} of {tenant}", self.seen.len()));
                 let (held, moving) = (Vec::new(), HashMap::new());
-                self.attachments.insert(attachment, Attachment { end, held, operations: 0, moving, tag: 0 });
+                self.attachments
+                    .insert(attachment, Attachment { end, pending: held, operations: 0, moving, tag: 0 });
             }
             SessionRequest::Join { name, rank, ranks, reply, .. } if name == "never" => {
-                self.knobs.say(format!("join {rank}/{ranks}"));
+                self.knobs.log_line(format!("join {rank}/{ranks}"));
                 let knobs = Arc::clone(&self.knobs);
                 std::thread::spawn(move || {
                     let start = Instant::now();
                     while !reply.is_closed() && start.elapsed() < LIMIT {
                         std::thread::yield_now();
                     }
-                    knobs.say("join given up".into());
+                    knobs.log_line("join given up".into());
                 });
             }
             SessionRequest::Join { rank, ranks, reply, .. } => {
@@ -261,21 +262,21 @@ impl Engine {
                 };
                 let _ = reply.send(answer);
             }
-            SessionRequest::Regroup { who, key, least, reply, .. } => {
-                self.knobs.say(format!("regroup {who:?} by {key}, {least} at least"));
+            SessionRequest::Regroup { who, key, min_ranks: least, reply, .. } => {
+                self.knobs.log_line(format!("regroup {who:?} by {key}, {least} at least"));
                 self.next += 1;
                 let before = vec![Some(Rank(1)), None];
                 let _ = reply.send(Ok(Joined { communicator: self.next, rank: Rank(0), ranks: 2, before }));
             }
             SessionRequest::Leave { communicator, .. } => {
-                self.knobs.say(format!("left {communicator}"));
+                self.knobs.log_line(format!("left {communicator}"));
                 for reader in self.readers.drain(..) {
                     let cursor = EventCursor { feed: 0, next: 0 };
                     let _ = reader.send(Ok(EventBatch { missed: 0, events: Vec::new(), cursor }));
                 }
             }
             SessionRequest::SetBudget { communicator, budget, .. } => {
-                self.knobs.say(format!("budget of {communicator}: {budget:?}"));
+                self.knobs.log_line(format!("budget of {communicator}: {budget:?}"));
             }
             SessionRequest::Detail { reply, .. } => {
                 let detail = FailureDetail {
@@ -288,18 +289,18 @@ impl Engine {
                 };
                 let _ = reply.send(Some(detail));
             }
-            SessionRequest::Ask { question, .. } => self.asked(question),
+            SessionRequest::Ask { question, .. } => self.handle_question(question),
             SessionRequest::Detached { attachment } => {
-                self.knobs.say(format!("detached {}", self.ordinal(attachment)));
+                self.knobs.log_line(format!("detached {}", self.ordinal(attachment)));
                 self.attachments.remove(&attachment);
             }
         }
     }
 
-    fn asked(&mut self, question: Question) {
+    fn handle_question(&mut self, question: Question) {
         match question {
             Question::Events { from, wait, reply } => {
-                self.knobs.say(format!("events from {from:?} within {wait:?}"));
+                self.knobs.log_line(format!("events from {from:?} within {wait:?}"));
                 match from {
                     Some(EventCursor { feed: 0, .. }) => self.readers.push(reply),
                     Some(EventCursor { feed, next }) => {
@@ -314,7 +315,7 @@ impl Engine {
             }
             // Who only asks finds nobody to ask.
             Question::Negotiate { communicator, propose, reply } => {
-                self.knobs.say(format!("negotiates for {communicator}"));
+                self.knobs.log_line(format!("negotiates for {communicator}"));
                 // What makes no sense finds nobody either.
                 if let Some(constraints) = propose.filter(|propose| propose.weight == 2) {
                     let agreement = Agreement { number: 3, constraints, ..Agreement::default() };
@@ -323,7 +324,7 @@ impl Engine {
             }
             Question::Iteration { reply, .. } => drop(reply),
             Question::Hint { communicator, hints, reply } => {
-                self.knobs.say(format!("hints for {communicator}: {hints:?}"));
+                self.knobs.log_line(format!("hints for {communicator}: {hints:?}"));
                 if hints.period.is_some() {
                     let _ = reply.send(Ok(()));
                 }
@@ -344,7 +345,7 @@ impl Engine {
             }
         }
         for (id, error) in broken {
-            self.knobs.say(format!("broken {}: {error}", self.ordinal(id)));
+            self.knobs.log_line(format!("broken {}: {error}", self.ordinal(id)));
             self.attachments.remove(&id);
         }
         done
@@ -361,10 +362,10 @@ impl Attachment {
         while let Some(submission) = self.end.submission()? {
             done += 1;
             knobs.taken.fetch_add(1, Ordering::Relaxed);
-            self.held.push(submission);
+            self.pending.push(submission);
         }
         if !knobs.hold.load(Ordering::Relaxed) {
-            for submission in std::mem::take(&mut self.held) {
+            for submission in std::mem::take(&mut self.pending) {
                 done += 1;
                 match knobs.fail.load(Ordering::Relaxed) {
                     true => self.complete(&submission, Status::Mismatch)?,

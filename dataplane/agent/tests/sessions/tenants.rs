@@ -2,8 +2,8 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
-    Access, AttachOptions, Because, Budget, Clause, Client, Collective, Communicator, Constraints, Dtype,
-    Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank,
+    Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
+    Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank,
     ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 #[test]
-fn operations_make_the_round_trip() {
+fn operations_complete_end_to_end() {
     for access in ALL {
         let stub = Stub::start();
         let (client, comm) = attach(&stub, access);
@@ -372,7 +372,7 @@ fn who_comes_after_a_stream_that_was_dropped_gets_its_turn() {
 fn members_and_newcomers_regroup_and_are_told_who_is_in() {
     let stub = Stub::start();
     let (client, comm) = attach(&stub, Access::Mapped);
-    let options = RegroupOptions { timeout: LIMIT, least: 2, key: None };
+    let options = RegroupOptions { timeout: LIMIT, min_ranks: 2, key: None };
     let next = comm.regroup(&options).unwrap();
     stub.knobs.expect("regroup Member { communicator: 2 } by 0, 2 at least");
     assert_eq!((next.rank(), next.ranks(), next.before()), (Rank(0), 2, &[Some(Rank(1)), None][..]));
@@ -384,7 +384,7 @@ fn members_and_newcomers_regroup_and_are_told_who_is_in() {
     stub.knobs.expect("regroup Newcomer { name: \"job\" } by 4294967295, 2 at least");
     let refused = client.enter("", &options).unwrap_err();
     assert!(matches!(refused, Error::Regroup { kind: JoinRefusal::Name, .. }), "{refused}");
-    let many = RegroupOptions { least: u32::MAX, ..options };
+    let many = RegroupOptions { min_ranks: u32::MAX, ..options };
     let refused = again.regroup(&many).unwrap_err();
     assert!(matches!(refused, Error::Regroup { kind: JoinRefusal::Quota, .. }), "{refused}");
 }
@@ -452,7 +452,7 @@ fn constraints_that_make_no_sense_are_refused_also_while_nobody_can_be_asked() {
     assert!(matches!(&error, Error::Agreement(text) if text.contains("ask again later")), "{error}");
     let knobs = |least, most| Knobs { accumulate: (least, most), checkpoint: None };
     let choice = client.iteration("job", &knobs(2, 5)).unwrap();
-    assert_eq!((choice.accumulate, choice.checkpoint, choice.because), (2, false, Because::Unknown));
+    assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (2, false, ChoiceReason::Unknown));
     let error = client.iteration("job", &knobs(5, 2)).unwrap_err();
     assert!(error.to_string().contains("5 to 2 micro-batches"), "{error}");
 }

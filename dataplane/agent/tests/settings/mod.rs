@@ -25,6 +25,5 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         terms: Default::default(),
         most_weight: 8,
         longest_regroup: Duration::from_secs(600),
-        tariff: Default::default(),
     }
 }

@@ -82,30 +82,30 @@ fn what_happens_is_in_the_trace_with_what_was_lost() {
     let links = |reading: &Reading| -> Vec<u32> { reading.links.iter().map(|l| l.measured.index).collect() };
     assert_eq!(links(&read(&handle)), [7]);
     pass(&fake, key(7, 1), 100);
-    wait("the flow is known", || read(&handle).flows_known == 1);
+    wait("the flow is known", || read(&handle).flow_count == 1);
     // A call fails once: the next reading has all.
     fake.scene().failure = Some(12);
     pass(&fake, key(7, 2), 100);
-    wait("both flows are known", || read(&handle).flows_known == 2);
+    wait("both flows are known", || read(&handle).flow_count == 2);
     fake.scene().losses.events = 5;
-    fake.scene().losses.unlisted = 4;
+    fake.scene().losses.unregistered = 4;
     fake.scene().endpoints.losses.sockets_unplaced = 2;
     fake.scene().flows.evicted = 3;
     wait("losses are counted", || {
-        let gaps = read(&handle).gaps;
-        (gaps.events, gaps.flows, gaps.unlisted, gaps.ends) == (5, 3, 4, 2)
+        let gaps = read(&handle).losses;
+        (gaps.events, gaps.flows, gaps.unregistered, gaps.ends) == (5, 3, 4, 2)
     });
     // Replaced by another of its name, then gone, then back.
     fake.scene().interfaces.insert("made0".into(), 9);
     wait("the other is measured", || links(&read(&handle)) == [9]);
-    assert_eq!(read(&handle).gaps.count, 1);
+    assert_eq!(read(&handle).losses.count, 1);
     fake.scene().interfaces.clear();
     wait("it is missed", || read(&handle).links.is_empty());
     let missing = read(&handle).missing.join("; ");
     assert!(missing.contains("made0"), "{missing}");
     fake.scene().interfaces.insert("made0".into(), 11);
     wait("it is measured again", || links(&read(&handle)) == [11]);
-    assert_eq!((read(&handle).gaps.count, read(&handle).missing.len()), (2, 0));
+    assert_eq!((read(&handle).losses.count, read(&handle).missing.len()), (2, 0));
     pass(&fake, key(11, 3), 100);
     handle.stop();
     thread.join().unwrap();
@@ -130,7 +130,7 @@ fn what_happens_is_in_the_trace_with_what_was_lost() {
         records
             .iter()
             .filter_map(|record| match record {
-                Record::Lost(lost) if lost.what == what => Some(lost.count),
+                Record::Lost(lost) if lost.kind == what => Some(lost.count),
                 _ => None,
             })
             .collect()
@@ -172,7 +172,7 @@ fn a_flow_under_way_is_told_as_it_goes_on() {
     // Nobody reads any more: the thread goes on.
     drop(from);
     pass(&fake, key(7, 2), 10);
-    wait("the other flow is known", || read(&handle).flows_known == 2);
+    wait("the other flow is known", || read(&handle).flow_count == 2);
     handle.stop();
     thread.join().unwrap();
 }

@@ -3,6 +3,9 @@
 use crate::own::namespaces;
 use crate::whole::LIMIT;
 use harmonaize_analysis::trace::{self, Record};
+use harmonaize_testkit::found::{compare, period_error};
+use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::truth::{Injection, Span, Truth};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,9 +14,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
-use xtask::bench::telemetry::found::{held, period_error};
-use xtask::bench::telemetry::truth::{Injection, Span, Truth};
-use xtask::namespace::Namespace;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_harmonaize-agent");
 
@@ -138,7 +138,7 @@ fn foreign_traffic_is_observed_while_an_interface_goes_and_comes_back() {
     send(&near, &far, 1_000_000);
     let answered = |line: &Value| line["links"][0]["ingress"]["tcp_packets"].as_u64() > Some(2);
     let line = early.line("answers are counted before the stack", answered);
-    let ran = |program: &Value| program["program"] == "count_early" && program["runs"].as_u64() > Some(2);
+    let ran = |program: &Value| program["program"] == "count_xdp" && program["runs"].as_u64() > Some(2);
     assert!(line["cost"].as_array().is_some_and(|programs| programs.iter().any(ran)), "{line}");
     early.interrupt();
 
@@ -190,7 +190,7 @@ fn phases_of_a_recorded_training_are_those_of_its_log() {
         .iter()
         .map(|line| Span { began_ns: at(line, "began_ns"), ended_ns: at(line, "ended_ns") })
         .collect();
-    let agreement = held(&truth, &spans, 10);
+    let agreement = compare(&truth, &spans, 10);
     assert_eq!((agreement.logged, agreement.matched, agreement.extra), (100, 100, 0), "{agreement:?}");
     let period = period_error(&truth, &spans, 10).unwrap();
     assert!(period.abs() < 0.3, "the period is {period}% off");
@@ -205,7 +205,7 @@ fn the_slow_worker_of_a_recorded_training_is_named() {
     let [late] = late[..] else { panic!("{late:?}") };
     assert_eq!((&late["why"], &late["ended_ns"]), (&"compute".into(), &Value::Null), "{late}");
     assert_eq!(late["host"], truth.places[rank].address.to_string());
-    assert!(late["by_ns"].as_u64().unwrap().abs_diff(by_ns) * 10 <= by_ns * 3, "{late}");
+    assert!(late["delay_ns"].as_u64().unwrap().abs_diff(by_ns) * 10 <= by_ns * 3, "{late}");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn what_cannot_be_observed_is_said() {
     assert!(!done && said.contains("--config"), "{said}");
     let (done, said) = run(&["--config", "x", "observe"]);
     assert!(!done && said.contains("cannot be used"), "{said}");
-    if xtask::fabric::privileged() {
+    if harmonaize_testkit::strict::can_make_namespaces() {
         let (done, said) = run(&["observe", "--interface", "no-such-one"]);
         assert!(!done && said.contains("no interface named no-such-one"), "{said}");
     }

@@ -8,18 +8,18 @@ use harmonaize_api::v1;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::telemetry_client::TelemetryClient;
 use harmonaize_client::{AttachOptions, Client, Communicator, Dtype, Rank, ReduceOp, Tensor};
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::namespace::Namespace;
+use harmonaize_testkit::strict::can_make_namespaces;
+use harmonaize_testkit::topology::Topology;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::net::SocketAddr;
 use std::path::Path;
 use tonic::transport::Channel;
-use xtask::fabric::{Fabric, privileged};
-use xtask::namespace::Namespace;
-use xtask::topology::Topology;
 
 /// A namespace with nothing but loopback, removed with the fabric; none, loudly, without the privilege.
 pub(crate) fn namespaces<const N: usize>(labels: [&str; N]) -> Option<([Namespace; N], Fabric)> {
-    if !privileged() {
-        eprintln!("SKIPPED: this test makes network namespaces, which needs root");
+    if !can_make_namespaces() {
         return None;
     }
     let topology = "[[host]]\nname = \"h0\"\n[[host]]\nname = \"h1\"\n[[switch]]\nname = \"s0\"\n\
@@ -82,7 +82,7 @@ fn own_flows_have_owners_and_operations_are_exact() {
     for host in 0..2 {
         block(agent_saw(&path(&format!("t{host}")), host));
     }
-    near.enter(|| block(control_heard(address))).unwrap();
+    near.enter(|| block(serve_control(address))).unwrap();
     drop(jobs);
     wait("owners end with the communicator", || {
         block(async {
@@ -155,7 +155,7 @@ async fn own_flows(client: &mut TelemetryClient<Channel>) -> Vec<v1::Flow> {
 }
 
 /// Control has reports of both, refused none, and knows the operations.
-async fn control_heard(address: SocketAddr) {
+async fn serve_control(address: SocketAddr) {
     let mut client = ProviderClient::connect(format!("http://{address}")).await.unwrap();
     let request = v1::WatchTelemetryRequest { interval_ns: 100_000_000 };
     let mut snapshots = client.watch_telemetry(request).await.unwrap().into_inner();

@@ -57,7 +57,7 @@ fn operators_and_prometheus_see_what_is_measured() {
         pass(&fake, key(7, 2), 200);
         let socket_of = SocketKey { local_port: 2, namespace: 9, ..SocketKey::default() };
         let known = Socket {
-            smoothed_ns: 5_000,
+            srtt_ns: 5_000,
             congestion_window: 10,
             delivery_rate: 1_000,
             user: 77,

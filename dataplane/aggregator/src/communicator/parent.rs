@@ -2,41 +2,39 @@
 
 use super::{Communicator, Entry, Stage};
 use crate::Pool;
-use crate::aggregator::{Outbox, Parent, To};
+use crate::aggregator::{Outbox, Parent, Recipient};
 use crate::packet::{HEADER_BYTES, Header, Key, Kind, seal};
 use std::time::Duration;
 
 /// This communicator as a worker of the aggregator above.
-pub(crate) struct Up {
+pub(crate) struct ParentSession {
     parent: Parent,
     incarnation: u64,
     granted: bool,
-    joined: bool,
     window: u16,
     sequence: u64,
     /// The latest packet that was answered.
-    echoed: u64,
+    last_answered: u64,
     /// All sums below this chunk have come down.
     had: u64,
     /// As far as the parent was told that they have.
-    told: u64,
+    acked: u64,
     /// Since when nothing was answered.
-    unanswered: Option<Duration>,
+    unanswered_since: Option<Duration>,
 }
 
-impl Up {
+impl ParentSession {
     pub(super) fn new(parent: Parent) -> Self {
         Self {
             parent,
             incarnation: 0,
             granted: false,
-            joined: false,
             window: 0,
             sequence: 0,
-            echoed: 0,
+            last_answered: 0,
             had: 0,
-            told: 0,
-            unanswered: None,
+            acked: 0,
+            unanswered_since: None,
         }
     }
 
@@ -48,10 +46,6 @@ impl Up {
         self.granted
     }
 
-    pub(super) fn has_joined(&self) -> bool {
-        self.joined
-    }
-
     pub(crate) fn is(&self, worker: u16) -> bool {
         self.parent.worker == worker
     }
@@ -61,15 +55,15 @@ impl Up {
     }
 
     pub(super) fn forget(&mut self) {
-        (self.granted, self.joined) = (false, false);
-        (self.echoed, self.had, self.told, self.unanswered) = (self.sequence, 0, 0, None);
+        self.granted = false;
+        (self.last_answered, self.had, self.acked, self.unanswered_since) = (self.sequence, 0, 0, None);
     }
 }
 
 impl Communicator {
     pub(super) fn lose_if_silent(&mut self, now: Duration, pool: &mut Pool) {
         let silent = self.up.as_ref().is_some_and(|up| {
-            up.unanswered.is_some_and(|since| now.saturating_sub(since) > up.parent.patience)
+            up.unanswered_since.is_some_and(|since| now.saturating_sub(since) > up.parent.timeout)
         });
         if silent && !self.lost {
             self.lose(pool);
@@ -92,8 +86,8 @@ impl Communicator {
     /// that is lost nobody waits for it: the next part says it too.
     pub(super) fn acknowledge_up(&mut self, now: Duration, out: &mut impl Outbox) {
         let all = self.base == self.top;
-        if self.up.as_ref().is_some_and(|up| all && up.had == self.top && up.told < up.had) {
-            self.climb(now, Kind::Acknowledge, false, self.top, (0, 0), &mut [0; HEADER_BYTES], out);
+        if self.up.as_ref().is_some_and(|up| all && up.had == self.top && up.acked < up.had) {
+            self.send_to_parent(now, Kind::Acknowledge, false, self.top, (0, 0), &mut [0; HEADER_BYTES], out);
         }
     }
 
@@ -104,7 +98,7 @@ impl Communicator {
         pool: &mut Pool,
         out: &mut impl Outbox,
     ) {
-        let soon = |sent| self.up.as_ref().is_none_or(|up| now.saturating_sub(sent) < up.parent.again);
+        let soon = |sent| self.up.as_ref().is_none_or(|up| now.saturating_sub(sent) < up.parent.retry_after);
         if entry.sent_up.is_some_and(soon) {
             return;
         }
@@ -113,7 +107,7 @@ impl Communicator {
         let mut memory = pool.lift(unit);
         if let Some(packet) = memory.get_mut(..HEADER_BYTES + entry.bytes) {
             let (count, note) = (entry.count, entry.content.note());
-            self.climb(now, Kind::Contribution, again, entry.chunk, (count, note), packet, out);
+            self.send_to_parent(now, Kind::Contribution, again, entry.chunk, (count, note), packet, out);
         }
         pool.put(unit, memory);
         self.set(entry);
@@ -121,7 +115,7 @@ impl Communicator {
 
     /// Sends a packet to the parent; `packet` holds the payload. `asks`: whether it answers at once, if it lives.
     #[expect(clippy::too_many_arguments, reason = "four of the packet, the rest as everywhere")]
-    pub(super) fn climb(
+    pub(super) fn send_to_parent(
         &mut self,
         now: Duration,
         kind: Kind,
@@ -131,12 +125,11 @@ impl Communicator {
         packet: &mut [u8],
         out: &mut impl Outbox,
     ) {
-        let named = kind != Kind::Begin || self.all_joined();
         let Some(up) = &mut self.up else { return };
         up.sequence += 1;
-        up.told = up.had;
+        up.acked = up.had;
         if asks {
-            up.unanswered.get_or_insert(now);
+            up.unanswered_since.get_or_insert(now);
         }
         let header = Header {
             kind,
@@ -144,7 +137,7 @@ impl Communicator {
             count,
             communicator: self.grant.communicator,
             session: self.session,
-            incarnation: if named && up.granted { up.incarnation } else { 0 },
+            incarnation: if up.granted { up.incarnation } else { 0 },
             sequence: up.sequence,
             chunk,
             had: up.had,
@@ -154,11 +147,11 @@ impl Communicator {
         seal(&header, &up.parent.key, packet);
         self.counters.sent += 1;
         self.counters.up += 1;
-        out.send(To::Parent { communicator: self.grant.communicator }, packet);
+        out.send(Recipient::Parent { communicator: self.grant.communicator }, packet);
     }
 
     /// A packet of the parent.
-    pub(crate) fn parent(
+    pub(crate) fn handle_parent(
         &mut self,
         incarnation: u64,
         header: &Header,
@@ -176,25 +169,25 @@ impl Communicator {
         }
         self.counters.down += 1;
         // An answer to what was sent after all that was answered before: no replay keeps a dead parent alive.
-        if header.sequence > up.echoed && header.sequence <= up.sequence {
-            (up.echoed, up.unanswered) = (header.sequence, None);
+        if header.sequence > up.last_answered && header.sequence <= up.sequence {
+            (up.last_answered, up.unanswered_since) = (header.sequence, None);
         }
         up.window = header.window;
         match header.kind {
             Kind::Lost => self.lose(pool),
-            Kind::Granted if !up.joined => {
-                (up.granted, up.joined, up.incarnation) = (true, header.note == 1, header.incarnation);
+            Kind::Granted if !up.granted => {
+                (up.granted, up.incarnation) = (true, header.incarnation);
                 for worker in 0..self.grant.workers {
                     let to = Header { worker, sequence: 0, chunk: 0, ..*header };
                     self.grant_to(incarnation, &to, pool, out);
                 }
             }
-            Kind::Result => self.come_down(incarnation, header, payload, pool, out),
+            Kind::Result => self.handle_parent_sum(incarnation, header, payload, pool, out),
             _ => {}
         }
     }
 
-    fn come_down(
+    fn handle_parent_sum(
         &mut self,
         incarnation: u64,
         header: &Header,
@@ -202,14 +195,13 @@ impl Communicator {
         pool: &mut Pool,
         out: &mut impl Outbox,
     ) {
-        let early = |stage| stage == Stage::Filling && self.grant.partial.is_some();
-        let entry = self.entry(header.chunk).filter(|entry| entry.stage == Stage::Up || early(entry.stage));
+        let entry = self.entry(header.chunk).filter(|entry| entry.stage == Stage::Up);
         let Some(mut entry) = entry.filter(|entry| entry.bytes == payload.len()) else {
             self.counters.duplicates += 1;
             return;
         };
         if let Some(up) = &mut self.up {
-            up.unanswered = None;
+            up.unanswered_since = None;
         }
         let unit = pool.unit_mut(self.unit_of(header.chunk, 0));
         if let Some(to) = unit.get_mut(HEADER_BYTES..HEADER_BYTES + entry.bytes) {

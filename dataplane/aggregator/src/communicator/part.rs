@@ -3,7 +3,7 @@
 use super::{Communicator, Entry, FREE, Stage};
 use crate::aggregator::Outbox;
 use crate::packet::{Content, HEADER_BYTES, Header, Kind};
-use crate::{Form, Pool};
+use crate::{PayloadFormat, Pool};
 use std::time::Duration;
 
 impl Communicator {
@@ -26,7 +26,7 @@ impl Communicator {
             return self.differs(incarnation, header, pool, out);
         };
         let known = self.entry(chunk);
-        let Some(mut entry) = known.or_else(|| self.open(now, chunk, content, payload.len(), pool)) else {
+        let Some(mut entry) = known.or_else(|| self.open(chunk, content, payload.len(), pool)) else {
             self.answer(Kind::Waiting, incarnation, header, 0, 0, pool, out);
             return;
         };
@@ -42,12 +42,11 @@ impl Communicator {
         }
         if self.has(chunk, worker) {
             self.counters.duplicates += 1;
-            return self.asked(now, incarnation, header, pool, out);
+            return self.handle_request(now, incarnation, header, pool, out);
         }
         self.mark(chunk, worker);
         if entry.stage != Stage::Filling {
-            self.counters.late += u64::from(!spread);
-            return self.asked(now, incarnation, header, pool, out);
+            return self.handle_request(now, incarnation, header, pool, out);
         }
         let added = match entry.content {
             Content::Nothing => true,
@@ -62,7 +61,7 @@ impl Communicator {
                 to.map(|to| to.copy_from_slice(payload)).is_some()
             }
             Content::Sum | Content::Ranges | Content::Other(..) => {
-                let form = self.form(entry.content);
+                let form = self.format_of(entry.content);
                 let sum = form.sum_bytes(entry.elements).unwrap_or_default();
                 let unit = pool.unit_mut(self.unit_of(chunk, 0));
                 let to = unit.get_mut(HEADER_BYTES..HEADER_BYTES + sum);
@@ -93,17 +92,17 @@ impl Communicator {
     fn content(&self, header: &Header) -> Option<Content> {
         Content::of(header.note).filter(|content| match content {
             Content::Sum | Content::Other(..) => true,
-            Content::Ranges => matches!(self.grant.form, Form::Shared { .. }),
+            Content::Ranges => matches!(self.grant.format, PayloadFormat::Shared { .. }),
             Content::Spread | Content::Nothing => self.up.is_none(),
         })
     }
 
     /// How the parts of a chunk are added.
-    pub(super) fn form(&self, content: Content) -> Form {
+    pub(super) fn format_of(&self, content: Content) -> PayloadFormat {
         match content {
-            Content::Ranges => Form::RANGES,
-            Content::Other(dtype, op) => Form::Tensor { dtype, op },
-            Content::Sum | Content::Spread | Content::Nothing => self.grant.form,
+            Content::Ranges => PayloadFormat::RANGES,
+            Content::Other(dtype, op) => PayloadFormat::Tensor { dtype, op },
+            Content::Sum | Content::Spread | Content::Nothing => self.grant.format,
         }
     }
 
@@ -111,7 +110,7 @@ impl Communicator {
     pub(super) fn sum_bytes(&self, entry: &Entry) -> usize {
         match entry.content {
             Content::Sum | Content::Ranges | Content::Other(..) => {
-                self.form(entry.content).sum_bytes(entry.elements).unwrap_or_default()
+                self.format_of(entry.content).sum_bytes(entry.elements).unwrap_or_default()
             }
             Content::Spread => entry.bytes,
             Content::Nothing => 0,
@@ -119,24 +118,17 @@ impl Communicator {
     }
 
     /// An entry for a chunk that has none, if there is room.
-    fn open(
-        &mut self,
-        now: Duration,
-        chunk: u64,
-        content: Content,
-        bytes: usize,
-        pool: &mut Pool,
-    ) -> Option<Entry> {
+    fn open(&mut self, chunk: u64, content: Content, bytes: usize, pool: &mut Pool) -> Option<Entry> {
         let whole = self.grant.elements as usize;
         let added = |most| {
-            let elements = self.form(content).elements(bytes, most);
+            let elements = self.format_of(content).elements(bytes, most);
             elements.filter(|elements| (1..=most).contains(elements))
         };
         let elements = match content {
             Content::Sum => added(whole),
-            Content::Other(dtype, _) => added(self.grant.form.others(whole, dtype)),
+            Content::Other(dtype, _) => added(self.grant.format.elements_of_other(whole, dtype)),
             Content::Ranges => {
-                added(self.grant.form.ranges_bytes(self.grant.form.ranged(whole)) / size_of::<f32>())
+                added(self.grant.format.ranges_bytes(self.grant.format.ranged(whole)) / size_of::<f32>())
             }
             Content::Spread => (bytes <= pool.unit_bytes()).then_some(0),
             Content::Nothing => Some(0),
@@ -145,7 +137,7 @@ impl Communicator {
             self.counters.size += 1;
             return None;
         };
-        if chunk - self.base >= self.room(pool) {
+        if chunk - self.base >= self.max_open(pool) {
             self.counters.no_slot += 1;
             return None;
         }
@@ -162,10 +154,10 @@ impl Communicator {
                 *to = unit;
             }
         }
-        let place = self.place(chunk) * self.words;
-        self.bits.iter_mut().skip(place).take(self.words).for_each(|word| *word = 0);
+        let place = self.place(chunk) * self.bitmap_len;
+        self.bits.iter_mut().skip(place).take(self.bitmap_len).for_each(|word| *word = 0);
         self.top = self.top.max(chunk + 1);
-        let entry = Entry { stage: Stage::Filling, chunk, content, elements, bytes, since: now, ..FREE };
+        let entry = Entry { stage: Stage::Filling, chunk, content, elements, bytes, ..FREE };
         self.set(entry);
         Some(entry)
     }

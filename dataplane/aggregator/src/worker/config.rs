@@ -1,6 +1,6 @@
 //! What a worker is told, what it tells, and the memory that it reads and writes.
 
-use crate::{Form, Key};
+use crate::{Key, PayloadFormat};
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use std::time::Duration;
 pub trait Tensors {
     /// Copies this host's part of `elements` elements from `offset` of a segment to `bytes`.
     fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
-    /// Takes their sum, of the parts of so many hosts. It is called once for each, in any order, and never after the session's end.
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], hosts: u16);
+    /// Takes their sum. It is called once for each, in any order, and never after the session's end.
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
     /// Copies this host's bytes for all from `offset` of a segment.
-    fn give(&self, _segment: u64, _offset: u64, bytes: &mut [u8]) {
+    fn read_broadcast(&self, _segment: u64, _offset: u64, bytes: &mut [u8]) {
         bytes.fill(0);
     }
     /// Takes bytes of another host, each once, as `write` does.
-    fn take(&mut self, _segment: u64, _offset: u64, _bytes: &[u8]) {}
+    fn write_broadcast(&mut self, _segment: u64, _offset: u64, _bytes: &[u8]) {}
     /// Writes the norms of this host's blocks (`harmonaize_kernels::codes::ranges`). Of shared codes alone.
     fn ranges(&self, _segment: u64, _offset: u64, _elements: usize, bytes: &mut [u8]) {
         bytes.fill(0);
@@ -70,10 +70,8 @@ pub struct WorkerConfig {
     pub worker: u16,
     /// The key of this worker.
     pub key: Key,
-    /// The key of what goes to all workers at once, where there is a group of them.
-    pub group: Option<Key>,
     /// What payloads are.
-    pub form: Form,
+    pub format: PayloadFormat,
     /// Elements of a chunk.
     pub elements: u32,
     /// Most chunks that are sent and have no sum yet, whatever the aggregator grants.
@@ -82,19 +80,17 @@ pub struct WorkerConfig {
     pub segments: usize,
     /// Where payloads are codes: how they are summed.
     pub codes: Codes,
-    /// Hosts of the whole communicator: a sum of fewer is taken only if `partial`.
+    /// Hosts of the whole communicator: no sum of fewer is taken.
     pub hosts: u16,
-    /// Whether sums may leave hosts out.
-    pub partial: bool,
     /// For how long questions may go unanswered.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The shortest time after which a chunk is sent again.
-    pub retry_least: Duration,
+    pub min_retry: Duration,
     /// The longest; well below the patience.
-    pub retry_most: Duration,
+    pub max_retry: Duration,
     /// Unanswered questions of a thousand above which a session is left: 900 is one answer in ten. They are judged over times as long as
     /// the patience.
-    pub loss_most: u32,
+    pub max_loss_permille: u32,
 }
 
 /// How sums of codes are summed, and what they may lose.
@@ -103,7 +99,7 @@ pub struct Codes {
     /// Most elements of a segment.
     pub segment_elements: u64,
     /// The most that the squared error of a chunk's sum may be, over the squares of all ranks' elements; infinite where all may be.
-    pub most: f64,
+    pub max_error: f64,
     /// How many times the sum of the workers' squared errors the squared error of their sum is reckoned to be, at least 1.
     pub spread: f64,
 }
@@ -111,7 +107,7 @@ pub struct Codes {
 impl Default for Codes {
     /// Where there are none.
     fn default() -> Self {
-        Self { segment_elements: 0, most: f64::INFINITY, spread: 1.0 }
+        Self { segment_elements: 0, max_error: f64::INFINITY, spread: 1.0 }
     }
 }
 
@@ -120,7 +116,7 @@ impl Default for Codes {
 pub enum Reason {
     /// The aggregator does not answer.
     Silent,
-    /// The network says that nobody is there ([`crate::Worker::refused`]), and nobody answers.
+    /// The network says that nobody is there ([`crate::Worker::handle_refused`]), and nobody answers.
     Refused,
     /// It has no such session: it restarted, its parent is gone, or workers' lengths differ.
     Lost,
@@ -134,12 +130,10 @@ pub enum Reason {
 /// What a worker tells its caller.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// All sums of a segment have been written; of each, at least this many hosts' parts are in it.
+    /// All sums of a segment have been written.
     Done {
         /// The segment; they are done in order.
         segment: u64,
-        /// Fewest hosts in one of its sums.
-        hosts: u16,
         /// Of codes: the squared error of the sums, as [`Codes::spread`] reckons it, and the squares of all ranks' elements.
         squares: Squares,
     },
@@ -153,7 +147,7 @@ pub struct WorkerCounters {
     /// Sent, of all kinds.
     pub sent: u64,
     /// Of these, parts that had been sent before.
-    pub sent_again: u64,
+    pub retransmits: u64,
     /// Sums taken.
     pub sums: u64,
     /// Sums that were there already, or were not asked for.
@@ -161,7 +155,7 @@ pub struct WorkerCounters {
     /// Of another session or incarnation.
     pub stale: u64,
     /// Of no shape, another communicator, worker or direction.
-    pub strange: u64,
+    pub unrecognized: u64,
     /// Wrong tags.
     pub tag: u64,
     /// Sums of a wrong length, or of too few hosts.

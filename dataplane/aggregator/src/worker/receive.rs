@@ -1,48 +1,36 @@
 //! What comes to a worker: answers, sums, and other workers' bytes.
 
-use super::config::{Codes, Reason, Tensors};
+use super::config::{Codes, Reason, Tensors, WorkerConfig};
 use super::work::{Flight, Work};
 use super::{State, Worker};
-use crate::Form;
-use crate::packet::{ALL_WORKERS, Content, Header, Kind, Sealed};
+use crate::PayloadFormat;
+use crate::packet::{Content, Header, Kind, Sealed};
 use crate::sum::split;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// How far above a chunk a sum is after which that chunk is taken for lost: what is less far out of order was overtaken.
-const LATER: u64 = 3;
+const REORDERING_THRESHOLD: u64 = 3;
 
 impl Worker {
     /// Takes any bytes that came from the network.
     pub fn receive(&mut self, now: Duration, bytes: &[u8], tensors: &mut impl Tensors) {
-        let ours = |sealed: &Sealed<'_>| sealed.communicator() == self.config.communicator;
-        let sealed = Sealed::read(bytes).ok().filter(ours);
-        // Of what goes to all at once there are calls and sums.
-        let found = sealed.and_then(|sealed| match (sealed.worker(), sealed.kind()) {
-            (ALL_WORKERS, Kind::Granted | Kind::Result) => Some((sealed, self.config.group.as_ref()?)),
-            (worker, kind) if worker == self.config.worker && !kind.of_workers() => {
-                Some((sealed, &self.config.key))
-            }
-            _ => None,
-        });
-        let Some((sealed, key)) = found else {
-            self.counters.strange += 1;
+        let WorkerConfig { communicator, worker, ref key, .. } = self.config;
+        let ours = |sealed: &Sealed<'_>| {
+            (sealed.communicator(), sealed.worker()) == (communicator, worker) && !sealed.kind().of_workers()
+        };
+        let Some(sealed) = Sealed::read(bytes).ok().filter(ours) else {
+            self.counters.unrecognized += 1;
             return;
         };
         let Ok((header, payload)) = sealed.open(key) else {
             self.counters.tag += 1;
             return;
         };
-        if header.worker == ALL_WORKERS && header.kind == Kind::Granted {
-            if header.session == self.session {
-                self.hearing.called(now);
-            }
-            return;
-        }
         let known = match self.state {
             State::Idle | State::Ended => false,
-            State::Beginning { .. } => matches!(header.kind, Kind::Granted | Kind::Lost),
+            State::Beginning => matches!(header.kind, Kind::Granted | Kind::Lost),
             State::Running { incarnation } => header.incarnation == incarnation || header.kind == Kind::Lost,
         };
         if header.session != self.session || !known {
@@ -50,36 +38,30 @@ impl Worker {
             return;
         }
         // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
-        if header.sequence > self.echoed && header.sequence <= self.sequence {
-            self.echoed = header.sequence;
-            self.heard();
+        if header.sequence > self.last_answered && header.sequence <= self.sequence {
+            self.last_answered = header.sequence;
+            self.note_answer();
         }
         // Answers overtake one another; for losses each counts.
         if header.sequence != 0 {
-            self.losses.answered();
+            self.losses.record_answer();
         }
         match header.kind {
             Kind::Lost => self.end(Reason::Lost),
             Kind::Granted => {
-                if let State::Beginning { incarnation } = self.state {
+                if self.state == State::Beginning {
                     self.window = u64::from(header.window.max(1));
-                    if header.note == 1 {
-                        self.state = State::Running { incarnation: header.incarnation };
-                        self.heard();
-                    } else if header.incarnation != incarnation {
-                        // Partial sums wait until all have named the same incarnation.
-                        self.state = State::Beginning { incarnation: header.incarnation };
-                        self.begin_due = now;
-                    }
+                    self.state = State::Running { incarnation: header.incarnation };
+                    self.note_answer();
                 }
             }
-            Kind::Waiting => self.waiting(now, &header),
-            Kind::Result => self.sum(now, &header, payload, tensors),
+            Kind::Waiting => self.handle_waiting(now, &header),
+            Kind::Result => self.handle_sum(now, &header, payload, tensors),
             Kind::Begin | Kind::Contribution | Kind::Acknowledge => {}
         }
     }
 
-    fn waiting(&mut self, now: Duration, header: &Header) {
+    fn handle_waiting(&mut self, now: Duration, header: &Header) {
         self.window = u64::from(header.window.max(1));
         if header.chunk < self.had || header.chunk >= self.next {
             return;
@@ -88,53 +70,39 @@ impl Worker {
         if flight.done || !flight.made {
             return;
         }
-        flight.held = Some(header.note == 1);
+        flight.part_received = Some(header.note == 1);
         if flight.root && header.note == 1 {
             return self.finished(now, header.chunk, flight);
         }
         // A question follows the part on its way: where that has not come it is lost. What waits for a slot, or for others, is
         // not, and its time-out begins anew.
-        let lost = header.note == 0 && flight.asked.is_some();
+        let lost = header.note == 0 && flight.requested_at.is_some();
         // By Karn's rule, as for sums: to the only question since an answer, or to the part, which had no slot.
-        let since = match flight.questions {
-            0 => Some(flight.sent).filter(|_| !flight.again && flight.waits == 0),
-            1 => flight.asked,
+        let since = match flight.requests {
+            0 => Some(flight.sent).filter(|_| !flight.retransmitted && flight.waits == 0),
+            1 => flight.requested_at,
             _ => None,
         };
         if let Some(since) = since {
-            self.answers.sample(now.saturating_sub(since));
+            self.answer_rtt.sample(now.saturating_sub(since));
         }
-        flight.questions = 0;
-        flight.due = if lost { now } else { now + self.answers.retry(flight.waits) };
+        flight.requests = 0;
+        flight.due = if lost { now } else { now + self.answer_rtt.retry(flight.waits) };
         flight.waits += u32::from(!lost);
         self.due = self.due.min(flight.due);
         self.set(header.chunk, flight);
     }
 
-    fn sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
+    fn handle_sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
         self.window = u64::from(header.window.max(1));
         let chunk = header.chunk;
-        // One worker's bytes never go to all at once: it would get its own.
-        let to_all = header.worker == ALL_WORKERS;
-        if to_all {
-            self.hearing.heard();
-        }
-        let content = Content::of(header.note).filter(|content| !to_all || *content != Content::Spread);
-        let Some(content) = content else {
+        let Some(content) = Content::of(header.note) else {
             self.counters.wrong += 1;
             return;
         };
-        let few = content.adds() && header.count < self.config.hosts;
-        if few && !(self.config.partial && content == Content::Sum) {
+        if content.adds() && header.count < self.config.hosts {
             self.counters.wrong += 1;
             return;
-        }
-        // A sum without this host's part may come before it was sent: the part is made, and sent as late.
-        let limit = self.had + self.flights.len() as u64;
-        while few && self.next <= chunk && chunk < limit {
-            let Some(made) = self.make_below(limit) else { break };
-            self.set(made, Flight { due: now, ..self.flight(made) });
-            self.due = now;
         }
         let flight = self.flight(chunk);
         if chunk < self.had || chunk >= self.next || !flight.made || flight.done {
@@ -150,7 +118,7 @@ impl Worker {
             }
             return;
         }
-        let coded = matches!(self.config.form, Form::Shared { .. }) && content == Content::Sum;
+        let coded = matches!(self.config.format, PayloadFormat::Shared { .. }) && content == Content::Sum;
         let sum = if coded { self.judged_sum(payload) } else { Some((payload, Squares::default())) };
         let Some((sum, lost)) = sum else { return self.end(Reason::Bound) };
         let of_all = self.ranges_at(segment, offset, elements);
@@ -161,17 +129,11 @@ impl Worker {
                 to.copy_from_slice(payload);
                 work.ranged += elements as u64;
             }
-            Content::Sum | Content::Other(..) => tensors.write(segment, offset, elements, sum, header.count),
-            Content::Spread => tensors.take(segment, offset, payload),
+            Content::Sum | Content::Other(..) => tensors.write(segment, offset, elements, sum),
+            Content::Spread => tensors.write_broadcast(segment, offset, payload),
             Content::Nothing => {}
         }
         work.squares = work.squares.and(lost);
-        if content.adds() {
-            work.hosts = work.hosts.min(header.count);
-        }
-        if !to_all {
-            self.hearing.alone(now, flight.attempts > 1);
-        }
         self.finished(now, chunk, flight);
     }
 
@@ -187,13 +149,13 @@ impl Worker {
         self.summed = now;
         // Of a chunk that was asked for, and whose part was sent once, this is the most that it can be. It has to count: where queues fill,
         // all chunks are asked for before they come, and nothing else would tell that sums take longer now.
-        if flight.attempts > 0 && !flight.again {
-            self.round_trip.sample(now.saturating_sub(flight.sent));
+        if !flight.retransmitted {
+            self.sum_rtt.sample(now.saturating_sub(flight.sent));
         }
         if flight.attempts > 1 {
-            self.losses.answered();
+            self.losses.record_answer();
         }
-        self.heard();
+        self.note_answer();
         flight.done = true;
         self.set(chunk, flight);
         self.open = self.open.saturating_sub(1);
@@ -202,7 +164,7 @@ impl Worker {
             self.had += 1;
         }
         if content != Content::Ranges {
-            self.judge(now, chunk);
+            self.detect_losses(now, chunk);
         }
     }
 
@@ -211,15 +173,15 @@ impl Worker {
         let (codes, squares) = split(payload)?;
         let (error, signal) = squares.split_first_chunk()?;
         let of = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
-        let Codes { most, spread, .. } = self.config.codes;
+        let Codes { max_error: most, spread, .. } = self.config.codes;
         let lost = Squares { error: of(error) * spread, signal: of(signal.first_chunk()?) };
         (lost.error == 0.0 || lost.error <= most * lost.signal).then_some((codes, lost))
     }
 
     /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
-    fn judge(&mut self, now: Duration, summed: u64) {
+    fn detect_losses(&mut self, now: Duration, summed: u64) {
         self.judged = self.judged.max(self.had);
-        while self.judged + LATER <= summed {
+        while self.judged + REORDERING_THRESHOLD <= summed {
             let mut hole = self.flight(self.judged);
             if hole.made && !hole.done && hole.attempts == 1 {
                 hole.due = now;

@@ -16,14 +16,14 @@ pub(super) struct Flight {
     pub(super) due: Duration,
     pub(super) attempts: u32,
     /// What the aggregator last said of this part: that it is in, or that it is not.
-    pub(super) held: Option<bool>,
+    pub(super) part_received: Option<bool>,
     /// When it was last asked since the part was sent.
-    pub(super) asked: Option<Duration>,
+    pub(super) requested_at: Option<Duration>,
     /// How often, without an answer; and how often the answer was that the part is in, or has no slot.
-    pub(super) questions: u32,
+    pub(super) requests: u32,
     pub(super) waits: u32,
     /// The part was sent more than once.
-    pub(super) again: bool,
+    pub(super) retransmitted: bool,
     /// The chunk has been made: those of ranges are made ahead of others.
     pub(super) made: bool,
     pub(super) content: Content,
@@ -47,6 +47,5 @@ pub(super) struct Work {
     pub(super) made: u64,
     /// Elements whose sums are there.
     pub(super) summed: u64,
-    pub(super) hosts: u16,
     pub(super) squares: Squares,
 }

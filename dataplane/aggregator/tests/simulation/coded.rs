@@ -1,7 +1,7 @@
 //! Codes that add, in the simulation: what hosts encode, and what comes of it bit for bit.
 
 use super::scenario::Scenario;
-use harmonaize_aggregator::Form;
+use harmonaize_aggregator::PayloadFormat;
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, add_shared, decode, encode_shared, ranges};
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ pub(crate) type Sums = Arc<BTreeMap<(u64, u64), Vec<u8>>>;
 pub(crate) const BLOCK: usize = 64;
 const BITS: usize = 4;
 
-pub(crate) fn form(workers: usize) -> Form {
-    Form::Shared { bits: BITS as u8, block: BLOCK as u16, ranks: workers as u16 }
+pub(crate) fn form(workers: usize) -> PayloadFormat {
+    PayloadFormat::Shared { bits: BITS as u8, block: BLOCK as u16, ranks: workers as u16 }
 }
 
 /// A host's elements as floats.
@@ -35,11 +35,11 @@ pub(crate) fn encode(
     host: usize,
     segment: u64,
     offset: u64,
-    words: &[i32],
+    codes: &[i32],
     of_all: &[u8],
     to: &mut [u8],
 ) -> Squares {
-    let (values, seed) = (floats(words), seed(segment, offset));
+    let (values, seed) = (floats(codes), seed(segment, offset));
     let noise = seed ^ (host as u64 + 1) << 48;
     let from = values.as_slice().into();
     encode_shared(Isa::detect(), BITS, BLOCK, seed, noise, of_all.into(), from, to.into()).unwrap()

@@ -10,9 +10,9 @@ impl std::fmt::Debug for World {
                 f,
                 "worker {index}: session {:#x} {:?} whole {} settled {} next {} {:?} {:?}",
                 node.session,
-                node.way,
-                node.whole,
-                node.settled,
+                node.summation,
+                node.done,
+                node.done_everywhere,
                 node.next,
                 node.worker,
                 node.worker.counters()

@@ -38,11 +38,11 @@ impl World {
     /// Somebody who sees `packet` on its way to `place` sends something there.
     pub(crate) fn hostile(&mut self, place: &Place, packet: &[u8]) {
         self.statistics.hostile += 1;
-        if self.kept.len() < 64 {
-            self.kept.push((place.clone(), packet.to_vec()));
+        if self.captured.len() < 64 {
+            self.captured.push((place.clone(), packet.to_vec()));
         } else {
             let at = self.random.random_range(0..64);
-            self.kept[at] = (place.clone(), packet.to_vec());
+            self.captured[at] = (place.clone(), packet.to_vec());
         }
         if self.scenario.refusing {
             self.lie();
@@ -51,7 +51,7 @@ impl World {
         match self.random.random_range(0..8) {
             // Sent again, at any later time.
             0..=2 => {
-                let (place, packet) = self.kept.choose(&mut self.random).unwrap().clone();
+                let (place, packet) = self.captured.choose(&mut self.random).unwrap().clone();
                 return self.later(place, packet);
             }
             // Cut.

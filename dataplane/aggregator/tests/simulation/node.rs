@@ -2,7 +2,7 @@
 
 use super::coded;
 use super::scenario::{PATIENCE, RETRY_MOST, Scenario};
-use harmonaize_aggregator::{Codes, Key, Tensors, Way, Worker, WorkerConfig};
+use harmonaize_aggregator::{Codes, Key, Summation, Tensors, Worker, WorkerConfig};
 use harmonaize_kernels::codes::Squares;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,7 +14,6 @@ pub(crate) struct Memory {
     pub(crate) expected: Vec<Vec<i32>>,
     /// Where the current session has written.
     pub(crate) written: BTreeSet<(u64, u64)>,
-    pub(crate) partial: bool,
     /// Which host this is, and where payloads are codes their sums.
     pub(crate) host: usize,
     pub(crate) codes: Option<coded::Sums>,
@@ -28,7 +27,7 @@ impl Tensors for Memory {
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8], _: u16) {
+    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
         if let Some(codes) = &self.codes {
             assert!(bytes == codes[&(segment, offset)], "segment {segment} at {offset}: other codes");
             assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
@@ -38,17 +37,17 @@ impl Tensors for Memory {
             return;
         }
         assert_eq!(bytes.len(), 4 * elements);
-        self.put(segment, offset, bytes, !self.partial);
+        self.put(segment, offset, bytes);
     }
 
-    fn give(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+    fn read_broadcast(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
         assert!(offset.is_multiple_of(4) && !bytes.is_empty());
         self.read(segment, offset / 4, bytes.len() / 4, bytes);
     }
 
-    fn take(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+    fn write_broadcast(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
         assert!(offset.is_multiple_of(4) && !bytes.is_empty());
-        self.put(segment, offset / 4, bytes, true);
+        self.put(segment, offset / 4, bytes);
     }
 
     fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
@@ -62,14 +61,12 @@ impl Tensors for Memory {
 }
 
 impl Memory {
-    fn put(&mut self, segment: u64, offset: u64, bytes: &[u8], exact: bool) {
+    fn put(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
         assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
         for (index, value) in bytes.chunks_exact(4).enumerate() {
             let at = offset as usize + index;
             let value = i32::from_le_bytes(value.try_into().unwrap());
-            if exact {
-                assert_eq!(value, self.expected[segment as usize][at], "segment {segment} element {at}");
-            }
+            assert_eq!(value, self.expected[segment as usize][at], "segment {segment} element {at}");
             self.outputs[segment as usize][at] = Some(value);
         }
     }
@@ -86,9 +83,9 @@ pub(crate) struct Node {
     pub(crate) memory: Memory,
     /// The session that it is in, or was asked to stop for.
     pub(crate) session: u64,
-    pub(crate) way: Option<Way>,
-    pub(crate) whole: u64,
-    pub(crate) settled: u64,
+    pub(crate) summation: Option<Summation>,
+    pub(crate) done: u64,
+    pub(crate) done_everywhere: u64,
     /// The next segment to submit, or to sum among hosts.
     pub(crate) next: u64,
     /// It has come to all segments below this one.
@@ -99,22 +96,20 @@ pub(crate) struct Node {
     pub(crate) knocks: bool,
 }
 
-pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key, group: Option<Key>) -> Worker {
+pub(crate) fn worker(scenario: &Scenario, worker: u16, key: Key) -> Worker {
     Worker::new(WorkerConfig {
         communicator: super::world::COMMUNICATOR,
         worker,
         key,
-        group,
-        form: scenario.form(),
+        format: scenario.form(),
         elements: scenario.elements,
         window: 64,
         segments: 3,
         codes: Codes { segment_elements: 12 * u64::from(scenario.elements), ..Codes::default() },
         hosts: scenario.workers as u16,
-        partial: scenario.partial,
-        patience: PATIENCE,
-        retry_least: Duration::from_micros(100),
-        retry_most: RETRY_MOST,
-        loss_most: 950,
+        timeout: PATIENCE,
+        min_retry: Duration::from_micros(100),
+        max_retry: RETRY_MOST,
+        max_loss_permille: 950,
     })
 }

@@ -1,10 +1,9 @@
 //! Who is whose worker, and what each is told of it.
 
 use super::node::worker;
-use super::scenario::{Multicast, Scenario};
+use super::scenario::Scenario;
 use super::world::COMMUNICATOR;
-use harmonaize_aggregator::packet::ALL_WORKERS;
-use harmonaize_aggregator::{Aggregator, Grant, Key, Leader, Parent, Partial, Pool, Share};
+use harmonaize_aggregator::{Aggregator, Grant, Key, Leader, Parent, Pool, Share};
 use std::time::Duration;
 
 pub(crate) const ROOT_SECRET: [u8; 32] = [1; 32];
@@ -24,14 +23,7 @@ pub(crate) fn above(scenario: &Scenario, index: usize) -> usize {
 
 pub(crate) fn new_worker(scenario: &Scenario, index: usize) -> harmonaize_aggregator::Worker {
     let (number, key) = key_of(scenario, index);
-    let aggregator = above(scenario, index);
-    let group = Key::derive(&secret(aggregator), COMMUNICATOR, ALL_WORKERS);
-    worker(scenario, number, key, has_group(scenario, aggregator).then_some(group))
-}
-
-/// Aggregators are no group.
-fn has_group(scenario: &Scenario, aggregator: usize) -> bool {
-    scenario.group != Multicast::No && (scenario.leaves == 0 || aggregator > 0)
+    worker(scenario, number, key)
 }
 
 fn secret(aggregator: usize) -> [u8; 32] {
@@ -55,19 +47,17 @@ pub(crate) fn grant(scenario: &Scenario, index: usize) -> Grant {
     let parent = (index > 0).then(|| Parent {
         worker: number,
         key: Key::derive(&ROOT_SECRET, COMMUNICATOR, number),
-        patience: super::scenario::PATIENCE,
-        again: Duration::from_micros(100),
+        timeout: super::scenario::PATIENCE,
+        retry_after: Duration::from_micros(100),
     });
     let grain = if scenario.ordered { workers as u32 } else { 1 };
     Grant {
         communicator: COMMUNICATOR,
         secret: secret(index),
         workers: workers as u16,
-        form: scenario.form(),
+        format: scenario.form(),
         elements: scenario.elements,
         ordered: scenario.ordered,
-        partial: scenario.partial.then_some(Partial { least: 1, after: Duration::from_micros(200) }),
-        group: has_group(scenario, index),
         share: Share { tenant: 1, weight: 1, guaranteed: 2 * grain, most: scenario.units },
         parent,
     }

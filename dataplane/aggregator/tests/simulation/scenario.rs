@@ -1,7 +1,7 @@
 //! What a seed makes of a run: how many workers, over what network, and what goes wrong when.
 
 use harmonaize_abi::{Dtype, ReduceOp};
-use harmonaize_aggregator::{Form, Task};
+use harmonaize_aggregator::{PayloadFormat, Task};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -54,41 +54,12 @@ pub(crate) struct Scenario {
     /// A worker that comes so late to a segment.
     pub(crate) straggler: Option<(usize, u64, Duration)>,
     pub(crate) ordered: bool,
-    pub(crate) partial: bool,
     /// Whether payloads are codes.
     pub(crate) coded: bool,
     /// Whether somebody repeats what a dead aggregator has sent.
     pub(crate) replaying: bool,
     /// Whether hosts are told that nobody is where an aggregator was, and by whoever is hostile also where one is.
     pub(crate) refusing: bool,
-    /// A worker that messages reach late.
-    pub(crate) remote: Option<usize>,
-    pub(crate) group: Multicast,
-}
-
-/// How what is for all workers at once reaches them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Multicast {
-    /// There is no group.
-    No,
-    /// Each by itself.
-    All,
-    /// This worker never, or no more once so many packets have been delivered, until so late.
-    AllBut(usize, u64, Duration),
-    /// From so many packets on calls alone reach this worker, and no sums.
-    Calls(usize, u64),
-}
-
-impl Multicast {
-    /// Whether a call, or a sum, reaches a worker after so many packets and so late.
-    pub(crate) fn reaches(self, worker: usize, call: bool, packets: u64, now: Duration) -> bool {
-        match self {
-            Self::No => panic!("there is no group"),
-            Self::All => true,
-            Self::AllBut(deaf, from, until) => worker != deaf || packets < from || now >= until,
-            Self::Calls(deaf, from) => worker != deaf || packets < from || call,
-        }
-    }
 }
 
 impl Scenario {
@@ -109,16 +80,6 @@ impl Scenario {
             if leaves > 0 && random.random() { random.random_range(1..=workers - leaves) } else { 0 };
         let ordered = random.random_range(0..5) == 0;
         let grain = if ordered { workers as u32 } else { 1 };
-        let mut grouped = ChaCha8Rng::seed_from_u64(seed ^ 0x5bd1_e995);
-        let group = match grouped.random_range(0..4) {
-            0 => Multicast::No,
-            1 => Multicast::AllBut(
-                grouped.random_range(0..workers),
-                grouped.random_range(0..200),
-                Duration::MAX,
-            ),
-            _ => Multicast::All,
-        };
         Self {
             seed,
             workers,
@@ -136,17 +97,14 @@ impl Scenario {
             incidents: Vec::new(),
             straggler: None,
             ordered,
-            partial: false,
             coded: false,
             replaying: false,
             refusing: false,
-            remote: None,
-            group,
         }
     }
 
-    pub(crate) fn form(&self) -> Form {
-        let words = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+    pub(crate) fn form(&self) -> PayloadFormat {
+        let words = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
         if self.coded { super::coded::form(self.workers) } else { words }
     }
 
@@ -244,14 +202,6 @@ impl Scenario {
     /// The network says where nobody is any more.
     pub(crate) fn refusing(mut self) -> Self {
         self.refusing = true;
-        self
-    }
-
-    /// Sums may leave workers out; one of them begins sessions late.
-    pub(crate) fn partial(mut self) -> Self {
-        let mut random = ChaCha8Rng::seed_from_u64(self.seed ^ 0x1b87_3593);
-        self.partial = true;
-        self.remote = random.random::<bool>().then(|| random.random_range(0..self.workers));
         self
     }
 

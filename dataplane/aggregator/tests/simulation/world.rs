@@ -5,7 +5,9 @@ use super::node::{Memory, Node};
 use super::roles::{ROOT_SECRET, above, aggregator, grant, new_leader, new_worker, workers_of};
 use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
 use harmonaize_aggregator::packet::Kind;
-use harmonaize_aggregator::{Aggregator, Agreement, Audience, Event, Key, Leader, Share, To, Way};
+use harmonaize_aggregator::{
+    Aggregator, Agreement, Audience, Event, Key, Leader, Recipient, Share, Summation,
+};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::cmp::Reverse;
@@ -44,12 +46,9 @@ pub(crate) struct Statistics {
     /// Packets with wrong tags.
     pub(crate) tag: u64,
     pub(crate) hostile: u64,
-    pub(crate) partial: u64,
     pub(crate) again: u64,
     /// Broadcasts that were there before another worker had come to them.
     pub(crate) ahead: u64,
-    /// Sums that went to all at once.
-    pub(crate) to_all: u64,
 }
 
 pub(crate) struct World {
@@ -66,7 +65,7 @@ pub(crate) struct World {
     links: BTreeMap<(usize, usize), Duration>,
     hosts: BTreeMap<(u64, u64), BTreeSet<usize>>,
     /// Packets that somebody has kept.
-    pub(crate) kept: Vec<(Place, Vec<u8>)>,
+    pub(crate) captured: Vec<(Place, Vec<u8>)>,
     begins: Vec<(Place, Vec<u8>)>,
     /// The latest packets.
     sent: VecDeque<(Place, Vec<u8>)>,
@@ -80,16 +79,8 @@ impl World {
     pub(crate) fn new(scenario: Scenario) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(scenario.seed);
         let inputs: Vec<Vec<Vec<i32>>> = (0..scenario.workers)
-            .map(|worker| {
-                let value = |index: u64, random: &mut ChaCha8Rng| {
-                    if scenario.partial && index.is_multiple_of(u64::from(scenario.elements)) {
-                        1 << worker
-                    } else {
-                        random.random()
-                    }
-                };
-                let segment =
-                    |elements: &u64| (0..*elements).map(|index| value(index, &mut random)).collect();
+            .map(|_| {
+                let segment = |elements: &u64| (0..*elements).map(|_| random.random()).collect();
                 scenario.segments.iter().map(segment).collect()
             })
             .collect();
@@ -115,14 +106,13 @@ impl World {
                 outputs: expected.iter().map(|segment| vec![None; segment.len()]).collect(),
                 expected: expected.clone(),
                 written: BTreeSet::new(),
-                partial: scenario.partial,
                 host: index,
                 codes: codes.clone(),
             },
             session: 0,
-            way: None,
-            whole: 0,
-            settled: 0,
+            summation: None,
+            done: 0,
+            done_everywhere: 0,
             next: 0,
             entered: 0,
             timer: None,
@@ -142,7 +132,7 @@ impl World {
             number: 0,
             links: BTreeMap::new(),
             hosts: BTreeMap::new(),
-            kept: Vec::new(),
+            captured: Vec::new(),
             begins: Vec::new(),
             sent: VecDeque::new(),
             statistics: Statistics::default(),
@@ -150,7 +140,7 @@ impl World {
             recovered: None,
         };
         let (audience, message) = world.leader.restart();
-        world.tell(audience, message);
+        world.send_agreement(audience, message);
         if let Some((_, _, late)) = world.scenario.straggler {
             world.at(late, What::Ready);
         }
@@ -165,7 +155,9 @@ impl World {
 
     pub(crate) fn done(&self) -> bool {
         let (session, segments) = (self.nodes[0].session, self.scenario.segments.len() as u64);
-        self.nodes.iter().all(|node| node.whole == segments && node.session == session && node.way.is_some())
+        self.nodes
+            .iter()
+            .all(|node| node.done == segments && node.session == session && node.summation.is_some())
     }
 
     /// Runs until all have all.
@@ -181,7 +173,7 @@ impl World {
                     self.turn(index);
                 }
                 What::Refused(index) => {
-                    self.nodes[index].worker.refused(self.now);
+                    self.nodes[index].worker.handle_refused(self.now);
                     self.turn(index);
                 }
                 What::LeaderTimer => {
@@ -247,7 +239,7 @@ impl World {
                         if aggregator.grant(other).is_ok() {
                             let key = Key::derive(&ROOT_SECRET, 2, 0);
                             let begin = super::hostile::begin(2, 0, 1, &key);
-                            aggregator.receive(self.now, &begin, &mut |_: To, _: &[u8]| ());
+                            aggregator.receive(self.now, &begin, &mut |_: Recipient, _: &[u8]| ());
                         }
                     }
                 }
@@ -268,16 +260,16 @@ impl World {
                 let Some(aggregator) = &mut self.aggregators[*index] else {
                     return self.nobody_is_there(*index, bytes);
                 };
-                aggregator
-                    .receive(self.now, bytes, &mut |to: To, packet: &[u8]| sent.push((to, packet.to_vec())));
+                aggregator.receive(self.now, bytes, &mut |to: Recipient, packet: &[u8]| {
+                    sent.push((to, packet.to_vec()))
+                });
                 for (to, packet) in sent {
                     match to {
-                        To::Parent { .. } => self.send(Place::Aggregator(0), packet),
-                        To::Worker { communicator, worker } => {
+                        Recipient::Parent { .. } => self.send(Place::Aggregator(0), packet),
+                        Recipient::Worker { communicator, worker } => {
                             assert_eq!(communicator, COMMUNICATOR);
                             self.send(self.below(*index, worker), packet);
                         }
-                        To::Group { .. } => self.send_to_all(*index, &packet),
                     }
                 }
             }
@@ -299,18 +291,6 @@ impl World {
     pub(crate) fn lie(&mut self) {
         let index = self.random.random_range(0..self.nodes.len());
         self.at(self.now + MICROSECOND, What::Refused(index));
-    }
-
-    /// To each worker of an aggregator by itself, as far as it hears.
-    fn send_to_all(&mut self, aggregator: usize, packet: &[u8]) {
-        let call = packet[3] == Kind::Granted as u8;
-        for worker in 0..workers_of(&self.scenario, aggregator) {
-            let place = self.below(aggregator, worker as u16);
-            let Place::Worker(index) = place else { panic!("aggregators are not called") };
-            if self.scenario.group.reaches(index, call, self.statistics.packets, self.now) {
-                self.send(place, packet.to_vec());
-            }
-        }
     }
 
     /// Who worker `worker` of an aggregator is.
@@ -375,13 +355,11 @@ impl World {
             }
             let Some(event) = node.worker.poll_event() else { break };
             match event {
-                Event::Done { segment, hosts, squares } => {
+                Event::Done { segment, squares } => {
                     assert_eq!(squares.signal > 0.0, self.scenario.coded);
                     // Of 4 bits: what a host loses, and no more where all lose alike.
                     assert!(squares.error <= 0.1 * squares.signal, "{squares:?}");
-                    assert_eq!(segment, node.whole, "segments are done in order");
-                    assert!(usize::from(hosts) == self.scenario.workers || self.scenario.partial);
-                    self.statistics.partial += u64::from(usize::from(hosts) < self.scenario.workers);
+                    assert_eq!(segment, node.done, "segments are done in order");
                     self.statistics.by_aggregator += 1;
                     let all = self.nodes.iter().all(|node| node.entered > segment);
                     assert!(
@@ -416,8 +394,8 @@ impl World {
 
     /// The leader is told whether the aggregator is there.
     fn knocked(&mut self, there: bool) {
-        match self.leader.knocked(self.now, there) {
-            Some((audience, message)) => self.tell(audience, message),
+        match self.leader.handle_probe_outcome(self.now, there) {
+            Some((audience, message)) => self.send_agreement(audience, message),
             None => self.arm_leader(),
         }
     }
@@ -431,10 +409,10 @@ impl World {
     /// One more segment is whole at a host.
     fn whole(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        node.whole += 1;
-        assert!(node.memory.holds(node.whole), "a segment is whole that has holes");
-        let (session, below) = (node.session, node.whole);
-        self.message_to(index, 0, Agreement::Whole { session, below });
+        node.done += 1;
+        assert!(node.memory.holds(node.done), "a segment is whole that has holes");
+        let (session, below) = (node.session, node.done);
+        self.message_to(index, 0, Agreement::Done { session, below });
     }
 
     fn is_ready(&self, index: usize, segment: u64) -> bool {
@@ -451,9 +429,9 @@ impl World {
                 return;
             }
             let node = &mut self.nodes[index];
-            match node.way {
+            match node.summation {
                 None => return,
-                Some(Way::Aggregator) => {
+                Some(Summation::Aggregator) => {
                     if !node.worker.submit(segment, task) {
                         return;
                     }
@@ -465,9 +443,9 @@ impl World {
                     node.next += 1;
                     node.entered = node.entered.max(node.next);
                 }
-                Some(Way::Hosts) => {
+                Some(Summation::Hosts) => {
                     // One at a time; what comes of it is told when all have come.
-                    if segment > node.whole {
+                    if segment > node.done {
                         return;
                     }
                     node.next += 1;
@@ -488,7 +466,7 @@ impl World {
 
     fn summed(&mut self, index: usize, session: u64, segment: u64) {
         let node = &mut self.nodes[index];
-        if node.session != session || node.way != Some(Way::Hosts) {
+        if node.session != session || node.summation != Some(Summation::Hosts) {
             return;
         }
         self.statistics.by_hosts += 1;
@@ -505,19 +483,19 @@ impl World {
         let worker = new_worker(&self.scenario, index);
         let node = &mut self.nodes[index];
         (node.incarnation, node.knocks) = (node.incarnation + 1, false);
-        (node.worker, node.session, node.way, node.whole, node.settled, node.next) =
+        (node.worker, node.session, node.summation, node.done, node.done_everywhere, node.next) =
             (worker, 0, None, 0, 0, 0);
         node.memory.written.clear();
         if index == 0 {
             self.leader = new_leader(&self.scenario, node.incarnation);
             let (audience, message) = self.leader.restart();
-            self.tell(audience, message);
+            self.send_agreement(audience, message);
         } else {
             self.message_to(index, 0, Agreement::Ask { session: 0 });
         }
     }
 
-    fn tell(&mut self, audience: Audience, message: Agreement) {
+    fn send_agreement(&mut self, audience: Audience, message: Agreement) {
         match audience {
             Audience::All => (0..self.nodes.len()).for_each(|index| self.message_to(0, index, message)),
             Audience::One(index) => self.message_to(0, usize::from(index), message),
@@ -526,8 +504,7 @@ impl World {
     }
 
     fn message_to(&mut self, from: usize, to: usize, message: Agreement) {
-        let far = if self.scenario.remote == Some(to) { 3000 } else { 60 };
-        let delay = MICROSECOND * self.random.random_range(5..far);
+        let delay = MICROSECOND * self.random.random_range(5..60);
         let last = self.links.entry((from, to)).or_default();
         let time = (self.now + delay).max(*last);
         *last = time;
@@ -538,42 +515,42 @@ impl World {
     fn message(&mut self, from: usize, to: usize, message: Agreement) {
         let node = &mut self.nodes[to];
         match message {
-            Agreement::Ask { .. } | Agreement::Stopped { .. } | Agreement::Whole { .. } => {
+            Agreement::Ask { .. } | Agreement::Stopped { .. } | Agreement::Done { .. } => {
                 if let Some((audience, message)) = self.leader.receive(self.now, from as u16, message) {
                     if let Agreement::Resume { from, .. } = message {
                         self.resumes(from);
                     }
-                    self.tell(audience, message);
+                    self.send_agreement(audience, message);
                 }
             }
             Agreement::Stop { session } => {
                 assert!(session > node.session, "sessions have greater numbers each time");
                 node.worker.stop();
                 node.knocks = false;
-                (node.session, node.way) = (session, None);
-                let (whole, settled) = (node.whole, node.settled);
-                self.message_to(to, 0, Agreement::Stopped { session, whole, settled });
+                (node.session, node.summation) = (session, None);
+                let (whole, settled) = (node.done, node.done_everywhere);
+                self.message_to(to, 0, Agreement::Stopped { session, done: whole, done_everywhere: settled });
             }
-            Agreement::Resume { session, from, way } => {
+            Agreement::Resume { session, from, summation: way } => {
                 if session != node.session {
                     return;
                 }
-                assert!(from >= node.settled, "inputs of settled segments are gone");
+                assert!(from >= node.done_everywhere, "inputs of settled segments are gone");
                 self.statistics.sessions += 1;
-                (node.way, node.whole, node.next) = (Some(way), from, from);
+                (node.summation, node.done, node.next) = (Some(way), from, from);
                 node.memory.written.clear();
                 for output in node.memory.outputs.iter_mut().skip(from as usize).flatten() {
                     *output = None;
                 }
-                if way == Way::Aggregator {
+                if way == Summation::Aggregator {
                     node.worker.begin(self.now, session);
                 }
                 self.turn(to);
             }
             // Here nothing is done at once.
-            Agreement::Held { .. } => {}
-            Agreement::Settled { below } => {
-                node.settled = node.settled.max(below);
+            Agreement::HaveSums { .. } => {}
+            Agreement::DoneEverywhere { below } => {
+                node.done_everywhere = node.done_everywhere.max(below);
                 assert!(self.nodes.iter().all(|node| node.memory.holds(below)), "settled before all have it");
             }
         }
@@ -583,7 +560,7 @@ impl World {
     fn resumes(&self, from: u64) {
         for node in &self.nodes {
             assert!(node.memory.holds(from), "segment below {from} would be lost\n{self:?}");
-            assert!(node.settled <= from);
+            assert!(node.done_everywhere <= from);
         }
     }
 

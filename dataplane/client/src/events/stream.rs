@@ -42,7 +42,7 @@ pub struct EventStream {
     events: Events,
     session: AsyncFd<OwnedFd>,
     /// What the agent is to answer, and whether another reader has asked it.
-    asked: Option<(u64, bool)>,
+    request: Option<(u64, bool)>,
     /// Until the agent may be asked again.
     pause: Option<Pin<Box<Sleep>>>,
     runtime: Handle,
@@ -66,7 +66,7 @@ impl Events {
             reason = "for descriptors that are not owned; the one that takes its place is unsafe"
         )]
         let session = AsyncFd::with_interest(session, Interest::READABLE).map_err(system)?;
-        Ok(EventStream { events: self, session, asked: None, pause: None, runtime, ended: false })
+        Ok(EventStream { events: self, session, request: None, pause: None, runtime, ended: false })
     }
 }
 
@@ -82,22 +82,22 @@ impl EventStream {
                 ready!(pause.as_mut().poll(context));
                 self.pause = None;
             }
-            let (id, stale) = match self.asked {
+            let (id, stale) = match self.request {
                 Some(asked) => asked,
-                None => *self.asked.insert(self.events.ask(WAIT)?),
+                None => *self.request.insert(self.events.ask(WAIT)?),
             };
             let Poll::Ready(answer) = self.events.shared.poll_answer(context, id) else {
                 // All that had come has been looked at. What has come since is looked at once more.
                 ready!(self.session.poll_read_ready(context)).map_err(system)?.clear_ready();
                 continue;
             };
-            self.asked = None;
+            self.request = None;
             let answer = answer?;
             if stale {
                 continue;
             }
             let batch = match self.events.took(answer) {
-                Err(Error::TooOften { again }) => {
+                Err(Error::TooOften { retry_after: again }) => {
                     let _inside = self.runtime.enter();
                     self.pause = Some(Box::pin(tokio::time::sleep(again)));
                     continue;
@@ -127,7 +127,7 @@ impl Stream for EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        if let Some((id, _)) = self.asked {
+        if let Some((id, _)) = self.request {
             self.events.shared.lock().abandoned = Some(id);
         }
     }

@@ -63,7 +63,7 @@ fn main() -> Result<()> {
 }
 
 fn measure(name: &str, codec_name: &str, codec: Codec, tensor: &[f32], passes: usize) -> Result<Measured> {
-    let most = codec.most_bytes(tensor.len()).context("too many elements")?;
+    let most = codec.max_bytes(tensor.len()).context("too many elements")?;
     // At multiples of 64, as arenas and staging are.
     let mut chunk = vec![1_u8; most + 64];
     let mut to = vec![1.0_f32; tensor.len() + 16];

@@ -18,7 +18,7 @@ pub fn outlook(rate: f64) -> Outlook {
         decoded: 1.75 * OPERATION,
         rate,
         coded_rate: rate,
-        hidden: 0.0,
+        overlapped: 0.0,
         chunks: 64.0,
     }
 }

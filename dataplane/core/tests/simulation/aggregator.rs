@@ -7,7 +7,7 @@ use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
 use harmonaize_abi::{Collective, Signature};
-use harmonaize_core::{Nanos, Receipt, Segment};
+use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use std::collections::HashMap;
@@ -27,8 +27,6 @@ pub(crate) struct Aggregator {
     parts: HashMap<Submitted, Vec<(Participant, u16)>>,
     /// Bytes of one for all.
     spread: HashMap<Submitted, Vec<u8>>,
-    /// By operation: of how many participants its sums are at least, as the first receipt says; 0: of all.
-    least: HashMap<u64, u16>,
 }
 
 /// A participant in a session.
@@ -61,13 +59,13 @@ impl World {
     }
 
     /// One asks for a session that nobody is in.
-    pub(crate) fn knock(&mut self, p: Participant, epoch: u32, session: u64) {
+    pub(crate) fn probe_aggregator(&mut self, p: Participant, epoch: u32, session: u64) {
         let node = &mut self.nodes[p.0 as usize];
         let before = node.joined.get(&epoch).map_or(0, |joined| joined.session);
         // Who could not open one may go on refusing it.
-        let asked = node.knocked.insert(epoch, session).unwrap_or(0);
+        let asked = node.probed.insert(epoch, session).unwrap_or(0);
         assert!(before.max(asked) < session, "sessions have growing numbers");
-        self.statistics.knocks += 1;
+        self.statistics.probes += 1;
         let there = !self.aggregator.dead;
         let wait = match there {
             true => self.scenario.weather.wait(&mut self.rng),
@@ -79,15 +77,14 @@ impl World {
     pub(crate) fn knocked(&mut self, p: Participant, epoch: u32, there: bool) {
         let core = &mut self.nodes[p.0 as usize].core;
         match there {
-            true => core.aggregation_answers(Nanos(self.now), epoch),
-            false => core.aggregation_ended(Nanos(self.now), epoch),
+            true => core.handle_aggregator_alive(Nanos(self.now), epoch),
+            false => core.handle_aggregation_ended(Nanos(self.now), epoch),
         }
     }
 
     /// The aggregator dies, or comes back: either way it knows none of its sessions any more.
     pub(crate) fn aggregator(&mut self, dead: bool) {
-        let least = std::mem::take(&mut self.aggregator.least);
-        self.aggregator = Aggregator { dead, least, ..Aggregator::default() };
+        self.aggregator = Aggregator { dead, ..Aggregator::default() };
         for p in (0..self.scenario.group.participants()).map(Participant) {
             let joined = self.nodes[p.0 as usize].joined.clone();
             for (epoch, joined) in joined {
@@ -108,7 +105,7 @@ impl World {
         let size = segment.signature.dtype.size() as u64;
         let (start, bytes) = ((segment.lo * size) as usize, ((segment.hi - segment.lo) * size) as usize);
         let (operation, number) = (segment.operation, segment.number);
-        if segment.holds() {
+        if segment.stages_output() {
             let place = Place::Staging(channel, 0);
             return vec![Location { place, operation, segment: number, offset: 0, bytes }];
         }
@@ -250,7 +247,7 @@ impl World {
             node.core.segment(channel).filter(|segment| segment.aggregated == Some(of.index)).cloned();
         let Some(segment) = segment else { return };
         joined.summed += 1;
-        let sum = if segment.holds() { sum.to_vec() } else { self.divided(&segment.signature, sum) };
+        let sum = if segment.stages_output() { sum.to_vec() } else { self.divided(&segment.signature, sum) };
         for location in self.sum_place(p, channel, &segment).into_iter().filter(|at| at.bytes > 0) {
             self.check_sum_write(&location);
             self.write(p, &location, &sum);
@@ -266,37 +263,20 @@ impl World {
     }
 
     pub(crate) fn take_sum(&mut self, p: Participant, of: Submitted) {
-        let all = self.nodes.len() as u16;
-        // Who has a sum at once has one of all.
-        let plan = self.plans.iter().find(|plan| plan.epoch == of.epoch);
-        let partial = plan.and_then(|plan| plan.aggregation).is_some_and(|rules| !rules.at_once);
         let node = &mut self.nodes[p.0 as usize];
         let open =
             node.joined.get(&of.epoch).is_some_and(|joined| joined.session == of.session && !joined.ended);
         let segment = (0..node.staging.len() as u16).filter_map(|channel| node.core.segment(channel));
         let mut segment =
             segment.filter(|segment| segment.epoch == of.epoch && segment.aggregated == Some(of.index));
-        let Some((number, collective)) = segment
-            .next()
-            .map(|segment| (segment.number, segment.signature.collective))
-            .filter(|_| open && node.failure.is_none())
+        let Some(number) =
+            segment.next().map(|segment| segment.number).filter(|_| open && node.failure.is_none())
         else {
             return;
         };
-        let partial = partial && collective == Collective::AllReduce;
-        let hosts = if partial { all - (of.index % 3).min(u64::from(all) - 1) as u16 } else { all };
-        node.core.aggregated(Nanos(self.now), of.epoch, of.index, hosts, None);
+        node.core.handle_aggregated(Nanos(self.now), of.epoch, of.index, None);
         node.tracks.get_mut(&number).unwrap().uncommitted = 0;
         self.advance(p);
-    }
-
-    /// All say the same of how many participants' parts are at least in what an operation came to.
-    pub(crate) fn check_least(&mut self, receipt: &Receipt) {
-        let participants = self.nodes.len() as u32;
-        let least = receipt.aggregated.map_or(0, |aggregated| aggregated.short_of(participants));
-        let first = *self.aggregator.least.entry(receipt.operation).or_insert(least);
-        assert!(least == first || self.scenario.hostile.is_some(), "{receipt:?}, where another says {first}");
-        self.statistics.partial += u64::from(least > 0);
     }
 
     pub(crate) fn session_ended(&mut self, p: Participant, epoch: u32, session: u64) {
@@ -304,7 +284,7 @@ impl World {
         let open = node.joined.get_mut(&epoch).filter(|joined| joined.session == session && !joined.ended);
         if let Some(joined) = open.filter(|_| node.failure.is_none()) {
             joined.ended = true;
-            node.core.aggregation_ended(Nanos(self.now), epoch);
+            node.core.handle_aggregation_ended(Nanos(self.now), epoch);
         }
     }
 
@@ -327,15 +307,15 @@ impl World {
     }
 
     /// Held sums go to the outputs.
-    pub(crate) fn settle(&mut self, p: Participant, channel: u16) {
+    pub(crate) fn copy_out(&mut self, p: Participant, channel: u16) {
         let core = &self.nodes[p.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
         let (number, operation, signature) = (segment.number, segment.operation, segment.signature);
-        let own = segment.keeps() && self.nodes[p.0 as usize].done > number;
+        let own = segment.retains_output() && self.nodes[p.0 as usize].done > number;
         let right = own || self.done_by_all() > number || self.scenario.hostile.is_some();
         assert!(right, "settled before everybody is done");
         // It may have been given up to the hosts meanwhile, who have done nothing yet.
-        assert!(segment.holds() || segment.restored.is_some_and(|restored| restored.whole));
+        assert!(segment.stages_output() || segment.resume.is_some_and(|restored| restored.completed));
         let bytes = (segment.hi - segment.lo) as usize * signature.dtype.size();
         let held =
             Location { place: Place::Staging(channel, 0), operation, segment: number, offset: 0, bytes };

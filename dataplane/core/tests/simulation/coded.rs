@@ -7,8 +7,8 @@ use super::scenario::{Scenario, generator};
 use super::world::World;
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Sums, Terms, header};
-use harmonaize_core::{Coded, PeerMessage, Receipt, Segment};
-use harmonaize_plan::{CODED_ROOM, Coding, Form, Operand, Participant, Place, Stage, Step, StepKind};
+use harmonaize_core::{CodingReport, PeerMessage, Receipt, Segment};
+use harmonaize_plan::{Buffer, CODED_ROOM, Coding, Encoding, Operand, Participant, Stage, Step, StepKind};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 
@@ -27,7 +27,7 @@ fn any_coding(rng: &mut ChaCha8Rng) -> Option<Coding> {
     let codec = rng.random_range(0..Codec::NAMED.len()) as u16;
     let finer = rng.random_bool(0.5).then(|| rng.random_range(0..Codec::NAMED.len()) as u16);
     let most = [None, Some(1e-4), Some(1e-2), Some(0.3)][rng.random_range(0..4)];
-    rng.random_bool(0.8).then_some(Coding { codec, finer, most, exchanges: true, measured: rng.random() })
+    rng.random_bool(0.8).then_some(Coding { codec, finer, max_error: most })
 }
 
 impl Scenario {
@@ -64,7 +64,7 @@ impl Scenario {
 }
 
 fn is_peer(operand: &Operand) -> bool {
-    matches!(operand.place, Place::Peer(_))
+    matches!(operand.buffer, Buffer::Peer(_))
 }
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -79,9 +79,8 @@ impl World {
             Terms {
                 codec,
                 finer: coding.finer.map(|finer| Codec::NAMED[usize::from(finer)].1),
-                most: coding.most,
+                max_error: coding.max_error,
                 participants: self.scenario.group.participants(),
-                measured: coding.measured,
             },
             coding,
         )
@@ -98,15 +97,15 @@ impl World {
         let (at, operation) = (context.at, context.segment.operation);
         let (_, elements) = step.destinations[0].part.elements(context.segment.lo, context.segment.hi);
         let (terms, coding) = self.terms(&context.segment);
-        let budget = self.books.budgets.entry(operation).or_insert(coding.most);
-        *budget = budget.zip(coding.most).map(|(one, other)| one.max(other));
-        let mut done = Coded { codec: coding.codec, ..Coded::default() };
+        let budget = self.books.budgets.entry(operation).or_insert(coding.max_error);
+        *budget = budget.zip(coding.max_error).map(|(one, other)| one.max(other));
+        let mut done = CodingReport { codec: coding.codec, ..CodingReport::default() };
         let peer = sources.first().map(|message| message.peer);
         let from = match sources.first() {
             Some(message) => self.landed(context, message),
             None => {
                 let from = self.locate(context, &step.sources[0], false);
-                let coded = step.sources[0].form != Form::Exact;
+                let coded = step.sources[0].encoding != Encoding::Exact;
                 Location { bytes: from.bytes + if coded { CODED_ROOM as usize } else { 0 }, ..from }
             }
         };
@@ -116,9 +115,9 @@ impl World {
         } else if step.kind != StepKind::Move {
             let sum = self.locate(context, &step.destinations[0], false);
             self.add(context, &terms, step, &from, &sum).map_err(|_| peer.unwrap())?;
-        } else if step.sources[0].form == Form::Exact {
+        } else if step.sources[0].encoding == Encoding::Exact {
             let (to, coded) = self.encode(context, &terms, step, &from);
-            (done.refused, sent) = (coded.refused, Some(to));
+            (done.uncompressed_chunks, sent) = (coded.refused, Some(to));
         } else if step.destinations.iter().all(is_peer) {
             let head = self.read(at, &Location { bytes: HEADER_BYTES, ..from });
             let chunk = header(View::from(&head[..])).unwrap();
@@ -132,7 +131,7 @@ impl World {
                 (Err(_), Some(peer)) => return Err(peer),
                 (Err(error), None) => panic!("an own chunk: {error}"),
             };
-            (done.error, done.signal) = (lost.squares.error, lost.squares.signal);
+            (done.error, done.squares) = (lost.squares.error, lost.squares.signal);
             done.measured = lost.measured;
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             for operand in &step.destinations {
@@ -150,7 +149,7 @@ impl World {
         }
         self.send_all(context, step, sends, sent);
         if elements > 0 {
-            self.nodes[at.0 as usize].core.coded(operation, &done);
+            self.nodes[at.0 as usize].core.handle_coded(operation, &done);
             self.statistics.coded += 1;
         }
         if sends.is_empty() {
@@ -207,9 +206,9 @@ impl World {
             ^ context.segment.number << 20
             ^ u64::from(at.0) << 8
             ^ u64::from(slot.part.index);
-        let coded = match slot.form {
-            Form::Coded(Stage::Contribution) => terms.contribute(self.ranks_at(at), seed, source, to),
-            Form::Coded(Stage::Moved) => terms.pass(seed, source, to),
+        let coded = match slot.encoding {
+            Encoding::Coded(Stage::Contribution) => terms.contribute(self.ranks_at(at), seed, source, to),
+            Encoding::Coded(Stage::Moved) => terms.pass(seed, source, to),
             _ => {
                 let (segment, sums) = self.books.sums[&(at.0, context.channel)];
                 assert_eq!(segment, context.segment.number, "a sum to which nothing was added");
@@ -285,6 +284,6 @@ impl World {
         let moved = receipt.signature.collective == Collective::AllToAll;
         let signal = if moved { f64::INFINITY } else { signal };
         assert!(error <= told.error * 1.0001, "rank {rank} lost {error} and was told {told:?}");
-        assert!(told.signal <= signal * 1.0001, "rank {rank} was told of {told:?}, not {signal}");
+        assert!(told.squares <= signal * 1.0001, "rank {rank} was told of {told:?}, not {signal}");
     }
 }

@@ -39,10 +39,15 @@ impl World {
         if matches!(step.kind, StepKind::Fetch | StepKind::Store) {
             return self.begin_transfer(&context, step);
         }
-        if step.sources.iter().chain(&step.destinations).any(|operand| operand.form != plan::Form::Exact) {
+        if step
+            .sources
+            .iter()
+            .chain(&step.destinations)
+            .any(|operand| operand.encoding != plan::Encoding::Exact)
+        {
             if let Err(peer) = self.coded(&context, step, sources, sends) {
                 assert!(self.scenario.hostile.is_some(), "a chunk of {peer:?} that is none");
-                self.nodes[at.0 as usize].core.breach(peer);
+                self.nodes[at.0 as usize].core.handle_breach(peer);
             }
             return;
         }
@@ -50,8 +55,8 @@ impl World {
         let mut contents = Vec::new();
         let mut consumed = Vec::new();
         for operand in &step.sources {
-            let location = match operand.place {
-                plan::Place::Peer(peer) => {
+            let location = match operand.buffer {
+                plan::Buffer::Peer(peer) => {
                     let message = arrived.next().unwrap();
                     assert_eq!(message.peer, peer);
                     let location = self.landed(&context, message);
@@ -76,10 +81,10 @@ impl World {
         }
         let mut from = None;
         for operand in &step.destinations {
-            let whole = context.segment.restored.is_some_and(|restored| restored.whole);
+            let whole = context.segment.resume.is_some_and(|restored| restored.completed);
             let hidden = |rank| whole && self.scenario.group.local(at).first() != Some(&rank);
-            let hides = matches!(operand.place, plan::Place::Output(rank) if hidden(rank));
-            if !matches!(operand.place, plan::Place::Peer(_)) && !hides {
+            let hides = matches!(operand.buffer, plan::Buffer::Output(rank) if hidden(rank));
+            if !matches!(operand.buffer, plan::Buffer::Peer(_)) && !hides {
                 let location = self.locate(&context, operand, false);
                 self.check_write(&context, step, &location);
                 self.write(at, &location, &result);
@@ -111,7 +116,7 @@ impl World {
         self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
         let step = &program.steps[index as usize];
-        assert_eq!((&step.kind, step.sources[0].place), (&StepKind::Move, plan::Place::Peer(peer)));
+        assert_eq!((&step.kind, step.sources[0].buffer), (&StepKind::Move, plan::Buffer::Peer(peer)));
         let context = Context { at, channel, index, segment, signature };
         let location = self.locate(&context, memory_destination(step), false);
         self.check_write(&context, step, &location);
@@ -147,7 +152,7 @@ impl World {
         sends: &[PeerMessage],
         from: Option<Location>,
     ) {
-        let peers = step.destinations.iter().filter(|o| matches!(o.place, plan::Place::Peer(_)));
+        let peers = step.destinations.iter().filter(|o| matches!(o.buffer, plan::Buffer::Peer(_)));
         assert_eq!(peers.count(), sends.len());
         if let Some(track) = self.nodes[context.at.0 as usize].tracks.get_mut(&context.segment.number)
             && !sends.is_empty()
@@ -156,7 +161,7 @@ impl World {
         }
         for send in sends {
             let bytes = from.map_or(0, |from| from.bytes);
-            let coded = step.destinations.iter().any(|operand| operand.form != plan::Form::Exact);
+            let coded = step.destinations.iter().any(|operand| operand.encoding != plan::Encoding::Exact);
             assert!(bytes == send.bytes as usize || coded && bytes < send.bytes as usize);
             let room = if coded { plan::CODED_ROOM } else { 0 };
             assert!(
@@ -188,10 +193,10 @@ impl World {
             node.staging[usize::from(channel)].segment = None;
             node.done = node.done.min(segment.number);
             self.statistics.again += 1;
-            self.statistics.restored += u64::from(segment.restored.is_some());
+            self.statistics.restored += u64::from(segment.resume.is_some());
             self.statistics.segments -= 1;
         }
-        let kept = node.kept.entry(segment.operation).or_insert((retention, segment.number));
+        let kept = node.retained.entry(segment.operation).or_insert((retention, segment.number));
         kept.1 = kept.1.max(segment.number);
         let staging = &mut node.staging[usize::from(channel)];
         if staging.segment == Some(segment.number) {
@@ -205,7 +210,7 @@ impl World {
         let slots =
             slots.map(|divisor| elements(divisor) * signature.dtype.size() + plan::CODED_ROOM as usize);
         staging.slots = slots.map(|bytes| vec![POISON; bytes]).collect();
-        if segment.restored.is_some() {
+        if segment.resume.is_some() {
             let nothing: &[u8] = match signature.dtype {
                 Dtype::F32 => &[0, 0, 0, 0x80],
                 dtype => &[0; 8][..dtype.size()],
@@ -231,8 +236,8 @@ impl World {
     }
 
     /// Inputs that are not kept elsewhere belong to the tenant again only when nobody may need them.
-    pub(crate) fn check_kept(&self, at: Participant, operation: u64) {
-        let kept = self.nodes[at.0 as usize].kept.get(&operation);
+    pub(crate) fn check_retained(&self, at: Participant, operation: u64) {
+        let kept = self.nodes[at.0 as usize].retained.get(&operation);
         let shared = self.scenario.group.participants() > 1 && self.scenario.hostile.is_none();
         if let Some((Retention::KeepInputs | Retention::HoldOutputs, last)) = kept
             && shared
@@ -271,29 +276,29 @@ impl World {
             let remote = self.scenario.access[rank.0 as usize] == Access::Remote;
             assert_eq!(remote, transfer, "rank {rank}'s memory is reached the wrong way");
         };
-        let (place, start) = match operand.place {
-            plan::Place::Input(rank) => {
+        let (place, start) = match operand.buffer {
+            plan::Buffer::Input(rank) => {
                 remote(rank);
                 (Place::Input(rank.0), u64::from(operand.part.block) * context.signature.count + start)
             }
-            plan::Place::Output(rank) => {
+            plan::Buffer::Output(rank) => {
                 remote(rank);
                 (Place::Output(rank.0), u64::from(operand.part.block) * context.signature.count + start)
             }
-            plan::Place::Staging(slot) => (Place::Staging(context.channel, slot.0), 0),
-            plan::Place::Peer(_) => unreachable!("peers have messages, not places"),
+            plan::Buffer::Staging(slot) => (Place::Staging(context.channel, slot.0), 0),
+            plan::Buffer::Peer(_) => unreachable!("peers have messages, not places"),
         };
         let (operation, segment) = (context.segment.operation, context.segment.number);
         let (offset, bytes) = ((start * size) as usize, (elements * size) as usize);
         let slots = context.segment.program.slots.len() as u16;
         let first = |rank: u32| self.scenario.group.local(context.at).first() == Some(&Rank(rank));
         // What is kept, and what adds nothing, lie after the program's slots.
-        let kept = context.segment.restored.and_then(|restored| match place {
+        let kept = context.segment.resume.and_then(|restored| match place {
             Place::Input(rank) => {
                 let of_root = context.signature.collective == Collective::Broadcast;
-                Some(slots + u16::from(!(restored.gives && (of_root || first(rank)))))
+                Some(slots + u16::from(!(restored.source && (of_root || first(rank)))))
             }
-            Place::Output(_) if restored.whole => Some(slots + 1),
+            Place::Output(_) if restored.completed => Some(slots + 1),
             _ => None,
         });
         if let Some(slot) = kept {
@@ -509,6 +514,6 @@ impl World {
 
 /// The memory that a step writes first.
 fn memory_destination(step: &Step) -> &Operand {
-    let memory = |operand: &&Operand| !matches!(operand.place, plan::Place::Peer(_));
+    let memory = |operand: &&Operand| !matches!(operand.buffer, plan::Buffer::Peer(_));
     step.destinations.iter().find(memory).expect("a step that copies to memory")
 }

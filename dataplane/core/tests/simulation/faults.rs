@@ -5,7 +5,7 @@ use super::scenario::{
     generator,
 };
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_aggregator::Form;
+use harmonaize_aggregator::PayloadFormat;
 use harmonaize_core::{Aggregation, Nanos, Timeouts};
 use harmonaize_plan::{Access, Participant, Tuning};
 use rand::RngExt;
@@ -38,20 +38,17 @@ impl Scenario {
     pub(crate) fn aggregating(mut self, faulty: bool) -> Self {
         let mut rng = generator(self.seed, 31);
         let dtype = [Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..3)];
-        let averages = rng.random_bool(0.5);
         let others = generator(self.seed, 37).random_bool(0.5);
         // What is in nobody's reach is not aggregated at all.
         let mapped = self.access.iter().all(|access| *access == Access::Mapped);
         let aggregation = |rng: &mut ChaCha8Rng| Aggregation {
-            form: Form::Tensor { dtype, op: ReduceOp::Sum },
-            averages,
-            others,
-            least_bytes: [0, 0, 200][rng.random_range(0..3)],
-            at_once: mapped && rng.random_bool(0.8),
-            broadcasts: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
+            format: PayloadFormat::Tensor { dtype, op: ReduceOp::Sum },
+            min_bytes: [0, 0, 200][rng.random_range(0..3)],
+            eager: mapped && rng.random_bool(0.8),
+            broadcast_bytes: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
             barriers: rng.random_bool(0.7),
-            hold: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
-            most_hold: Nanos(20 * MILLISECOND),
+            backoff: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
+            max_backoff: Nanos(20 * MILLISECOND),
         };
         self.plan.aggregation = Some(aggregation(&mut rng));
         for (_, incident) in &mut self.incidents {
@@ -115,15 +112,13 @@ impl Scenario {
         self.scripts.fill(Script { acts: vec![act], leaves: true, depth: 1, think: 0 });
         self.silence = 150 * MILLISECOND..190 * MILLISECOND;
         self.plan.aggregation = aggregated.then_some(Aggregation {
-            form: Form::Tensor { dtype: Dtype::U32, op: ReduceOp::Sum },
-            averages: false,
-            others: false,
-            least_bytes: 1,
-            at_once: false,
-            broadcasts: None,
+            format: PayloadFormat::Tensor { dtype: Dtype::U32, op: ReduceOp::Sum },
+            min_bytes: 1,
+            eager: false,
+            broadcast_bytes: None,
             barriers: false,
-            hold: Nanos(100 * MILLISECOND),
-            most_hold: Nanos(30 * SECOND),
+            backoff: Nanos(100 * MILLISECOND),
+            max_backoff: Nanos(30 * SECOND),
         });
         self
     }

@@ -2,7 +2,7 @@
 
 use super::world::World;
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_aggregator::{Agreement, Way};
+use harmonaize_aggregator::{Agreement, Summation};
 use harmonaize_core::{Control, Failure};
 use rand::RngExt;
 
@@ -31,14 +31,14 @@ impl World {
         let epoch = self.any_number() as u32;
         let missing: Vec<Rank> = (0..self.rng.random_range(0..300)).map(|_| self.any_rank()).collect();
         let (generation, session) = (self.any_number() as u8, self.any_number());
-        let way = if self.rng.random_bool(0.5) { Way::Hosts } else { Way::Aggregator };
+        let way = if self.rng.random_bool(0.5) { Summation::Hosts } else { Summation::Aggregator };
         let agreement = match self.rng.random_range(0..6) {
             0 => Agreement::Ask { session },
             1 => Agreement::Stop { session },
-            2 => Agreement::Stopped { session, whole: operation, settled: session },
-            3 => Agreement::Resume { session, from: operation, way },
-            4 => Agreement::Whole { session, below: operation },
-            _ => Agreement::Settled { below: operation },
+            2 => Agreement::Stopped { session, done: operation, done_everywhere: session },
+            3 => Agreement::Resume { session, from: operation, summation: way },
+            4 => Agreement::Done { session, below: operation },
+            _ => Agreement::DoneEverywhere { below: operation },
         };
         match self.rng.random_range(0..10) {
             0 => Control::Inquire { operation },

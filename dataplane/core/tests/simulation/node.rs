@@ -1,9 +1,9 @@
 //! A participant and a rank as the simulator sees them.
 
 use super::aggregator::Joined;
+use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
-use super::turns::Asked;
 use super::world::Input;
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
@@ -36,7 +36,7 @@ pub(crate) struct Node {
     pub(crate) failure: Option<(Failure, u64)>,
     pub(crate) changes: VecDeque<EpochPlan>,
     /// When control last told it of a plan.
-    pub(crate) told: u64,
+    pub(crate) planned_at: u64,
     pub(crate) retired: BTreeSet<u32>,
     pub(crate) epochs: BTreeSet<u32>,
     pub(crate) switched: BTreeMap<u32, u64>,
@@ -52,16 +52,16 @@ pub(crate) struct Node {
     /// Segments done, as seen from outside.
     pub(crate) done: u64,
     /// By operation: how its inputs are kept, and its last segment so far.
-    pub(crate) kept: HashMap<u64, (Retention, u64)>,
+    pub(crate) retained: HashMap<u64, (Retention, u64)>,
     /// By epoch: the session with its aggregator.
     pub(crate) joined: BTreeMap<u32, Joined>,
     /// The latest session that it asked for, of an epoch.
-    pub(crate) knocked: BTreeMap<u32, u64>,
+    pub(crate) probed: BTreeMap<u32, u64>,
     /// By channel: the last segment that was given to an aggregator.
     pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
     pub(crate) wire: HashMap<u64, u64>,
-    pub(crate) asked: Asked,
+    pub(crate) slot_requests: SlotRequests,
 }
 
 /// How one call ended.
@@ -102,7 +102,7 @@ impl Node {
             closed: false,
             failure: None,
             changes: VecDeque::new(),
-            told: 0,
+            planned_at: 0,
             retired: BTreeSet::new(),
             epochs: BTreeSet::from([scenario.plan.epoch]),
             switched: BTreeMap::new(),
@@ -115,18 +115,18 @@ impl Node {
             delivered: HashMap::new(),
             tracks: BTreeMap::new(),
             done: 0,
-            kept: HashMap::new(),
+            retained: HashMap::new(),
             joined: BTreeMap::new(),
-            knocked: BTreeMap::new(),
+            probed: BTreeMap::new(),
             aggregated: BTreeMap::new(),
             wire: HashMap::new(),
-            asked: Asked::default(),
+            slot_requests: SlotRequests::default(),
         }
     }
 
     /// When time alone gives it something to do.
     pub(crate) fn due(&self) -> Option<Nanos> {
-        self.core.next_timeout().into_iter().chain(self.core.held_until()).min()
+        self.core.poll_timeout().into_iter().chain(self.core.poll_deferral_timeout()).min()
     }
 
     /// The epoch that the link of `epoch` to a peer was made for.

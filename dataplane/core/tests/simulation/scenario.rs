@@ -1,7 +1,7 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_core::{EpochPlan, Nanos, Timeouts, Turns};
+use harmonaize_core::{EpochPlan, Interleaving, Nanos, Timeouts};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -54,7 +54,7 @@ pub(crate) enum Incident {
     /// Somebody gives its sessions with the aggregator up.
     Despair,
     /// A participant takes turns by these rules from now on, or none.
-    Turns(Participant, Option<Turns>),
+    Turns(Participant, Option<Interleaving>),
 }
 
 #[derive(Clone, Debug)]

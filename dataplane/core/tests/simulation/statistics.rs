@@ -22,15 +22,13 @@ pub(crate) struct Statistics {
     pub(crate) again: u64,
     /// Of these, those of which somebody had what they come to.
     pub(crate) restored: u64,
-    /// Operations of which fewer than all participants' parts are in a sum.
-    pub(crate) partial: u64,
     pub(crate) sessions: u64,
     /// How often it was asked whether one is back.
-    pub(crate) knocks: u64,
+    pub(crate) probes: u64,
     /// Operations that completed in one shot and in two.
-    pub(crate) shots: [u64; 2],
+    pub(crate) one_two_shot: [u64; 2],
     /// Turns that were asked for, and those that were given before they were over.
-    pub(crate) turns: [u64; 2],
+    pub(crate) slots: [u64; 2],
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -50,11 +48,10 @@ impl Statistics {
         self.aggregated += other.aggregated;
         self.again += other.again;
         self.restored += other.restored;
-        self.partial += other.partial;
         self.sessions += other.sessions;
-        self.knocks += other.knocks;
-        self.shots = [0, 1].map(|index| self.shots[index] + other.shots[index]);
-        self.turns = [0, 1].map(|index| self.turns[index] + other.turns[index]);
+        self.probes += other.probes;
+        self.one_two_shot = [0, 1].map(|index| self.one_two_shot[index] + other.one_two_shot[index]);
+        self.slots = [0, 1].map(|index| self.slots[index] + other.slots[index]);
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -68,7 +65,7 @@ impl std::fmt::Display for Statistics {
             f,
             "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
-            self.shots,
+            self.one_two_shot,
             self.segments,
             self.coded,
             self.aggregated,
@@ -81,7 +78,7 @@ impl std::fmt::Display for Statistics {
             self.carried,
             self.cut,
             self.failures,
-            self.turns,
+            self.slots,
             self.virtual_time as f64 / 1e9,
             self.actions,
         )

@@ -8,7 +8,7 @@ use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
 use harmonaize_abi::Rank;
-use harmonaize_core::{Action, Call, CoreError, EpochPlan, Message, Nanos, Payload, Receipt, Turns};
+use harmonaize_core::{Action, Call, CoreError, EpochPlan, Interleaving, Message, Nanos, Payload, Receipt};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -61,7 +61,7 @@ pub(crate) enum Input {
     Left(Rank),
     Summed(Submitted),
     SessionEnded { epoch: u32, session: u64 },
-    Turns(Option<Turns>),
+    Turns(Option<Interleaving>),
     TurnGiven(u64),
     Knocked { epoch: u32, there: bool },
 }
@@ -185,7 +185,7 @@ impl World {
             let event = self.events.remove(&number).unwrap();
             self.now = time;
             if matches!(event, Event::Timer(_)) {
-                let held = |node: &Node| node.alive && node.core.held_until().is_some();
+                let held = |node: &Node| node.alive && node.core.poll_deferral_timeout().is_some();
                 let waits = self.lively > 0 || self.nodes.iter().any(held);
                 let expected = self.faulty || waits || self.all_ended();
                 assert!(expected, "deadlock:\n{}", self.describe());
@@ -270,7 +270,7 @@ impl World {
                 for p in (0..self.scenario.group.participants()).map(Participant) {
                     // Control tells each of one plan after another.
                     let wait = self.now + self.rng.random_range(0..2 * MILLISECOND);
-                    let told = &mut self.nodes[p.0 as usize].told;
+                    let told = &mut self.nodes[p.0 as usize].planned_at;
                     *told = wait.max(*told + 1);
                     let at = *told;
                     self.at(at, Event::Input(p, Input::Change(plan.clone())));
@@ -313,7 +313,7 @@ impl World {
             }
         }
         let now = Nanos(self.now);
-        self.nodes[p.0 as usize].core.timeout(now);
+        self.nodes[p.0 as usize].core.handle_timeout(now);
         if let Some(plan) = self.nodes[p.0 as usize].changes.pop_front() {
             self.prepare(p, plan);
         }
@@ -364,22 +364,22 @@ impl World {
         match input {
             Input::Call(rank) => self.call(p, rank),
             Input::Frame { from, link, message, payload } => match Message::decode(&message) {
-                Some((header, control)) => node.core.receive(now, from, link, header, control, payload),
+                Some((header, control)) => node.core.handle_frame(now, from, link, header, control, payload),
                 None => assert!(self.scenario.hostile.is_some(), "a message that cannot be decoded"),
             },
             Input::Completed { channel, step } => {
                 if node.failure.is_none() {
                     self.complete_part(p, channel, step);
-                    self.nodes[p.0 as usize].core.completed(now, channel, step);
+                    self.nodes[p.0 as usize].core.handle_completion(now, channel, step);
                 }
             }
-            Input::Down { link, peer } => node.core.link_down(link, peer),
+            Input::Down { link, peer } => node.core.handle_link_down(link, peer),
             Input::Change(plan) => node.changes.push_back(*plan),
             Input::LinksUp(epoch) => {
-                node.core.links_up(epoch);
+                node.core.handle_links_up(epoch);
                 self.all_prepared(epoch);
             }
-            Input::AllPrepared(epoch) => node.core.all_prepared(epoch),
+            Input::AllPrepared(epoch) => node.core.handle_all_prepared(epoch),
             Input::Abandon(epoch) => {
                 // It may have been given up by another.
                 if node.core.abandon(epoch) {
@@ -388,11 +388,11 @@ impl World {
             }
             Input::Left(rank) => {
                 self.ranks[rank.0 as usize].gone = true;
-                node.core.rank_left(rank);
+                node.core.handle_rank_departed(rank);
             }
             Input::Summed(of) => self.take_sum(p, of),
             Input::SessionEnded { epoch, session } => self.session_ended(p, epoch, session),
-            Input::Turns(rules) => node.core.take_turns(rules),
+            Input::Turns(rules) => node.core.set_interleaving(rules),
             Input::TurnGiven(turn) => self.give_turn(p, turn),
             Input::Knocked { epoch, there } => self.knocked(p, epoch, there),
         }
@@ -403,9 +403,9 @@ impl World {
         let carried = self.scenario.carried_by(epoch, p);
         let ended = self.nodes.iter().any(|node| node.closed);
         let node = &mut self.nodes[p.0 as usize];
-        match node.core.change(plan.clone(), &carried) {
+        match node.core.handle_plan_change(plan.clone(), &carried) {
             Ok(()) => {
-                let today = node.core.epoch_of_links();
+                let today = node.core.link_epoch();
                 for peer in (0..self.scenario.group.participants()).map(Participant) {
                     let made = if carried.contains(&peer) { node.link(today, peer) } else { epoch };
                     node.links.insert((epoch, peer.0), made);
@@ -457,7 +457,7 @@ impl World {
         let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
         let token = u64::from(rank.0) << 32 | number;
         let call = Call { signature: act.signature, in_place: act.in_place, token };
-        match self.nodes[p.0 as usize].core.call(Nanos(self.now), rank, call) {
+        match self.nodes[p.0 as usize].core.handle_call(Nanos(self.now), rank, call) {
             Ok(taken) => {
                 assert_eq!(taken, number, "rank {rank}'s call got another number");
                 self.active = self.now;
@@ -493,12 +493,12 @@ impl World {
                 self.post(p, channel, step, peer, sequence);
             }
             Action::Join { epoch, session } => self.join(p, epoch, session),
-            Action::Knock { epoch, session } => self.knock(p, epoch, session),
-            Action::Quit { epoch } => self.quit(p, epoch),
+            Action::ProbeAggregator { epoch, session } => self.probe_aggregator(p, epoch, session),
+            Action::Leave { epoch } => self.quit(p, epoch),
             Action::Aggregate { channel } => self.aggregate(p, channel),
-            Action::Settle { channel } => self.settle(p, channel),
-            Action::AskTurn { turn } => self.ask_turn(p, turn),
-            Action::EndTurn { turn } => self.end_turn(p, turn),
+            Action::CopyOut { channel } => self.copy_out(p, channel),
+            Action::RequestSlot { slot: turn } => self.ask_turn(p, turn),
+            Action::ReleaseSlot { slot: turn } => self.end_turn(p, turn),
             Action::Send { to, epoch, message } => {
                 let node = &self.nodes[index];
                 assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");
@@ -553,18 +553,17 @@ impl World {
         assert_eq!(receipt.signature, act.signature);
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
-        self.check_kept(p, operation);
+        self.check_retained(p, operation);
         self.check_receipt(rank, receipt);
-        self.check_least(receipt);
         let posts = &mut self.nodes[p.0 as usize].posts;
         let before = posts.len();
         posts.retain(|_, (post, _)| post.operation != operation);
         let over = before == posts.len() || self.scenario.hostile.is_some();
         assert!(over, "operation {operation} ends with memory posted");
-        match receipt.shots {
-            harmonaize_plan::Shots::Many => {}
-            harmonaize_plan::Shots::One => self.statistics.shots[0] += 1,
-            harmonaize_plan::Shots::Two => self.statistics.shots[1] += 1,
+        match receipt.algorithm {
+            harmonaize_plan::Algorithm::Ring => {}
+            harmonaize_plan::Algorithm::OneShot => self.statistics.one_two_shot[0] += 1,
+            harmonaize_plan::Algorithm::TwoShot => self.statistics.one_two_shot[1] += 1,
         }
         self.end_call(rank, operation, Outcome::Complete);
     }

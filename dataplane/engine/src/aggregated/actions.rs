@@ -1,13 +1,13 @@
 //! What a communicator wants of its aggregator, and the packets of all.
 
-use super::Reach;
+use super::SegmentTensors;
 use crate::engine::{Engine, transfer};
 use crate::execute::Context;
 use crate::feedback;
 use crate::table::Key;
 use arrayvec::ArrayVec;
 use harmonaize_abi::Collective;
-use harmonaize_aggregator::{Form, Task};
+use harmonaize_aggregator::{PayloadFormat, Task};
 use harmonaize_core::{Action, Nanos};
 use harmonaize_events::MarkKind;
 use std::time::Duration;
@@ -15,16 +15,18 @@ use std::time::Duration;
 impl Engine {
     /// What a communicator wants of its aggregator.
     pub(crate) fn aggregate(&mut self, now: Nanos, key: Key, action: &Action) {
-        let Some(member) = self.members.get_mut(key) else { return };
+        let Some(member) = self.communicators.get_mut(key) else { return };
         match *action {
-            Action::Join { epoch, session } | Action::Knock { epoch, session } => match member.path(epoch) {
-                Some(path) => {
-                    path.session.knocks = matches!(action, Action::Knock { .. });
-                    path.worker.begin(Duration::from_nanos(now.0), session);
+            Action::Join { epoch, session } | Action::ProbeAggregator { epoch, session } => {
+                match member.path(epoch) {
+                    Some(path) => {
+                        path.session.probe_only = matches!(action, Action::ProbeAggregator { .. });
+                        path.worker.begin(Duration::from_nanos(now.0), session);
+                    }
+                    None => member.core.handle_aggregation_ended(now, epoch),
                 }
-                None => member.core.aggregation_ended(now, epoch),
-            },
-            Action::Quit { epoch } => {
+            }
+            Action::Leave { epoch } => {
                 if let Some(path) = member.path(epoch) {
                     path.worker.stop();
                 }
@@ -33,19 +35,19 @@ impl Engine {
                 let reserved = member.reserve_staging(channel);
                 let reserved = reserved.and_then(|()| member.reserve_feedback(channel, &self.attachments));
                 if let Err(error) = reserved {
-                    return member.break_off(&error.to_string());
+                    return member.fail_internal(&error.to_string());
                 }
-                if self.marks.is_read()
-                    && let Some(mark) = member.begins(channel)
+                if self.marks.has_reader()
+                    && let Some(mark) = member.begin_mark(channel)
                 {
                     self.marks.write(MarkKind::SegmentBegan, || mark);
                 }
                 let sources = ArrayVec::new();
                 let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                if let Err(error) = feedback::begin(&context, key, &mut self.asked) {
-                    return member.break_off(&error.to_string());
+                if let Err(error) = feedback::begin(&context, key, &mut self.pending_transfers) {
+                    return member.fail_internal(&error.to_string());
                 }
-                for asked in self.asked.drain(..) {
+                for asked in self.pending_transfers.drain(..) {
                     transfer(&mut self.attachments, &mut self.broken, asked);
                 }
                 let me = member.core.me();
@@ -65,29 +67,31 @@ impl Engine {
                     | Collective::AllGather
                     | Collective::ReduceScatter => {
                         let rules = member.path(epoch).map(|path| path.coder.rules);
-                        let form = rules.and_then(|rules| rules.form_of(&signature));
-                        let task = match form.filter(|form| rules.is_some_and(|it| it.form != *form)) {
-                            Some(Form::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
+                        let form = rules.and_then(|rules| rules.format_of(&signature));
+                        let task = match form.filter(|form| rules.is_some_and(|it| it.format != *form)) {
+                            Some(PayloadFormat::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
                             _ => Task::Sum(elements),
                         };
                         (task, form.map_or(0, |form| form.sent(elements)))
                     }
                 };
                 member.bytes_sent += given;
-                let reach = Reach { member, attachments: &self.attachments, epoch, coder: None };
-                if signature.collective == Collective::Broadcast && root && reach.keep(channel).is_none() {
-                    return member.break_off(&format!("participant {}'s broadcast lies nowhere", me.0));
+                let reach = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
+                if signature.collective == Collective::Broadcast
+                    && root
+                    && reach.copy_root_output(channel).is_none()
+                {
+                    return member.fail_internal(&format!("participant {}'s broadcast lies nowhere", me.0));
                 }
                 if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
-                    member.core.aggregation_ended(now, epoch);
+                    member.core.handle_aggregation_ended(now, epoch);
                 }
             }
-            Action::Settle { channel } => {
+            Action::CopyOut { channel } => {
                 let epoch = member.core.segment(channel).map_or(0, |segment| segment.epoch);
-                let partial = member.path(epoch).is_some_and(|path| path.coder.partial);
-                let reach = Reach { member, attachments: &self.attachments, epoch, coder: None };
-                if reach.settle(channel, partial).is_none() {
-                    member.break_off("a sum that was held cannot be brought to its tensors");
+                let reach = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
+                if reach.copy_out(channel).is_none() {
+                    member.fail_internal("a sum that was held cannot be brought to its tensors");
                 }
             }
             _ => {}
@@ -97,14 +101,14 @@ impl Engine {
     /// Packets of all aggregators.
     ///
     /// Cost: a look at each communicator to count, and one to work.
-    pub(crate) fn aggregators(&mut self, now: Nanos) -> usize {
-        let busy = self.members.iter().flat_map(|member| {
+    pub(crate) fn poll_aggregators(&mut self, now: Nanos) -> usize {
+        let busy = self.communicators.iter().flat_map(|member| {
             let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
             paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
         });
         self.sharing.count(busy);
         let mut worked = 0;
-        for member in self.members.iter_mut() {
+        for member in self.communicators.iter_mut() {
             let sharers = self.sharing.of(member.tenant);
             for at in 0..member.epochs.len() {
                 let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
@@ -113,7 +117,7 @@ impl Engine {
                 };
                 path.worker.share_window(sharers);
                 worked += path.progress(now, member, &self.attachments);
-                if std::mem::take(&mut path.session.given_up) {
+                if std::mem::take(&mut path.session.abandoned) {
                     self.marks.write(MarkKind::GivenUp, || member.mark());
                 }
                 if let Some(links) = member.epochs.get_mut(at) {

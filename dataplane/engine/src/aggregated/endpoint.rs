@@ -28,23 +28,23 @@ pub(super) fn endpoint(
 
 /// Between which times a way is looked for again. The longest is shorter than an aggregator's patience, so that a way that is back is found
 /// before a session ends; who has not looked for longer than [`QUIET`] begins with the shortest.
-const AGAIN: [Nanos; 2] = [Nanos(4_000_000), Nanos(100_000_000)];
+const RETRY_BOUNDS: [Nanos; 2] = [Nanos(4_000_000), Nanos(100_000_000)];
 const QUIET: Nanos = Nanos(1_000_000_000);
 
 /// When a way that is lost is looked for: at once, and then ever more seldom.
 #[derive(Debug, Default)]
-pub(super) struct Search {
+pub(super) struct Reconnect {
     due: Nanos,
     wait: Nanos,
 }
 
-impl Search {
+impl Reconnect {
     /// Whether it is time; if so, this was a look.
     pub(super) fn is_due(&mut self, now: Nanos) -> bool {
         if now < self.due {
             return false;
         }
-        let [least, most] = AGAIN;
+        let [least, most] = RETRY_BOUNDS;
         let quiet = now.0 - self.due.0 > QUIET.0;
         self.wait = if quiet { least } else { Nanos(self.wait.0 * 2).clamp(least, most) };
         self.due = now.after(self.wait);
@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn a_way_is_looked_for_at_once_and_then_ever_more_seldom() {
-        let mut search = Search::default();
-        let looks = |search: &mut Search, from: u64, to: u64| -> Vec<u64> {
+        let mut search = Reconnect::default();
+        let looks = |search: &mut Reconnect, from: u64, to: u64| -> Vec<u64> {
             (from..to).filter(|at| search.is_due(Nanos(at * 1_000_000))).collect()
         };
         assert_eq!(looks(&mut search, 0, 500), [0, 4, 12, 28, 60, 124, 224, 324, 424]);

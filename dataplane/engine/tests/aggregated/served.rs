@@ -2,7 +2,9 @@
 
 use super::common::World;
 use harmonaize_abi::{Completion, Dtype, ReduceOp};
-use harmonaize_aggregator::{Aggregator as Machine, Form, Grant, Key, Outbox, Pool, Share, To};
+use harmonaize_aggregator::{
+    Aggregator as Machine, Grant, Key, Outbox, PayloadFormat, Pool, Recipient, Share,
+};
 use harmonaize_core::{Aggregation, Nanos};
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Tuning;
@@ -18,7 +20,7 @@ use std::time::Instant;
 pub(crate) const COMMUNICATOR: u64 = 0x5eed;
 pub(crate) const SECRET: [u8; 32] = [9; 32];
 pub(crate) const CHUNK: u32 = 256;
-pub(crate) const FORM: Form = Form::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
+pub(crate) const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
 
 /// An aggregator with a thread and a socket, until it is dropped.
 pub(crate) struct Served {
@@ -43,8 +45,8 @@ pub(crate) struct Out<'a> {
 }
 
 impl Outbox for Out<'_> {
-    fn send(&mut self, to: To, packet: &[u8]) {
-        let To::Worker { worker, .. } = to else { return };
+    fn send(&mut self, to: Recipient, packet: &[u8]) {
+        let Recipient::Worker { worker, .. } = to else { return };
         let Some(address) = self.workers.get(&worker).filter(|_| !(self.drop)()) else { return };
         self.datagrams.push(|room| {
             room[..packet.len()].copy_from_slice(packet);
@@ -56,10 +58,10 @@ impl Outbox for Out<'_> {
 impl Served {
     /// `lost`: of so many packets in either direction one is dropped; 0: none.
     pub(crate) fn start(at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
-        Self::of(FORM, at, incarnation, workers, lost)
+        Self::of(FORMAT, at, incarnation, workers, lost)
     }
 
-    pub(crate) fn of(form: Form, at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
+    pub(crate) fn of(form: PayloadFormat, at: SocketAddr, incarnation: u64, workers: u16, lost: u64) -> Self {
         Self::granted(grant(form, workers), at, incarnation, lost)
     }
 
@@ -110,11 +112,9 @@ impl Served {
             communicator: COMMUNICATOR,
             worker: worker as u16,
             key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
-            group: None,
             chunk_elements: CHUNK,
             window: 64,
-            partial: false,
-            most: None,
+            max_error: None,
         };
         (0..participants).map(aggregator).collect()
     }
@@ -128,17 +128,15 @@ impl Drop for Served {
     }
 }
 
-pub(crate) fn grant(form: Form, workers: u16) -> Grant {
+pub(crate) fn grant(form: PayloadFormat, workers: u16) -> Grant {
     Grant {
         communicator: COMMUNICATOR,
         secret: SECRET,
         workers,
-        form,
+        format: form,
         elements: CHUNK,
         share: Share { tenant: 1, weight: 1, guaranteed: 64, most: 256 },
         ordered: false,
-        partial: None,
-        group: false,
         parent: None,
     }
 }
@@ -147,25 +145,23 @@ pub(crate) fn any() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-pub(crate) fn rules(form: Form) -> Aggregation {
+pub(crate) fn rules(form: PayloadFormat) -> Aggregation {
     Aggregation {
-        form,
-        averages: true,
-        others: true,
-        least_bytes: 1024,
-        at_once: true,
-        broadcasts: None,
+        format: form,
+        min_bytes: 1024,
+        eager: true,
+        broadcast_bytes: None,
         barriers: false,
-        hold: Nanos(50_000_000),
-        most_hold: Nanos(200_000_000),
+        backoff: Nanos(50_000_000),
+        max_backoff: Nanos(200_000_000),
     }
 }
 
 pub(crate) fn world(ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
-    world_of(FORM, ranks, aggregators)
+    world_of(FORMAT, ranks, aggregators)
 }
 
-pub(crate) fn world_of(form: Form, ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
+pub(crate) fn world_of(form: PayloadFormat, ranks: &[Vec<u32>], aggregators: Vec<Aggregator>) -> World {
     world_where(rules(form), ranks, aggregators, Tuning::default())
 }
 

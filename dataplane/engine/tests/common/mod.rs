@@ -126,7 +126,7 @@ impl World {
             let mut engine =
                 Engine::new(transport, Box::new(move |n| notify.lock().unwrap().push(n))).unwrap();
             let (writer, reader) = harmonaize_engine::marks(MARKS);
-            engine.mark_into(writer);
+            engine.set_mark_writer(writer);
             engines.push(engine);
             readers.push(reader);
             notices.push(heard);
@@ -136,7 +136,7 @@ impl World {
             for &rank in ranks {
                 let (end, tenant) = if away(rank) { distant(arena) } else { near(arena) };
                 tenants[rank as usize] = Some(Tenant { end: tenant, communicator: 7 });
-                engine.command(Command::Attach { attachment: AttachmentId(rank.into()), end });
+                engine.handle_command(Command::Attach { attachment: AttachmentId(rank.into()), end });
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
@@ -170,7 +170,7 @@ impl World {
                 locals: locals.collect(),
                 timeouts: timeouts(),
             };
-            world.engines[index].command(Command::Form(Box::new(formation)));
+            world.engines[index].handle_command(Command::Form(Box::new(formation)));
         }
         world.until("formed", |world| {
             world

@@ -28,7 +28,7 @@ impl Damage {
     pub(crate) const ALL: [Self; 5] = [Self::Cut, Self::Magic, Self::Header, Self::Count, Self::Codec];
 
     /// A word of what is told of it.
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn expected_text(self) -> &'static str {
         match self {
             Self::Cut => "which needs",
             Self::Magic => "no chunk: it begins",
@@ -44,7 +44,7 @@ impl Damage {
         span.memory().read(at, &mut chunk).unwrap();
         let elements = u32::from_le_bytes(chunk[16..20].try_into().unwrap()) as usize;
         let other = |codec: Codec, elements: usize| {
-            let mut chunk = vec![0; codec.most_bytes(elements).unwrap()];
+            let mut chunk = vec![0; codec.max_bytes(elements).unwrap()];
             let values = vec![1.0_f32; elements];
             encode(codec, 1, View::from(&values[..]), ViewMut::from(&mut chunk[..])).unwrap();
             chunk

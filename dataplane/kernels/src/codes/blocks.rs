@@ -2,7 +2,7 @@
 
 use super::memory::{Rows, Source, Target};
 use super::noise::{Stream, Uniform};
-use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
+use super::rows::{RowTarget, SCALE, get_row, put, put_row, row_bytes};
 use super::totals::Totals;
 use super::{BLOCK, Grid, INFINITE, NAN, ROW, Rounding, Squares};
 use crate::simd::{LANES, Simd};
@@ -14,96 +14,31 @@ const LEAST: f32 = f32::from_bits((127 - 100) << 23);
 /// Added to a float of magnitude below 2^22, it leaves the nearest integer in the lowest bits.
 const INTEGERS: f32 = 12_582_912.0;
 
-/// A grid, once values are divided by the scale.
-trait Codes {
-    const BITS: usize;
-    /// The greatest magnitude.
-    const TOP: f32;
-    /// Bits of codes, and the values that they stand for.
-    fn encode<S: Simd>(simd: S, row: S::Floats) -> (S::Words, S::Floats);
-    /// The values of the row of codes at `at`.
-    fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats;
-}
-
 /// Integers as two's complement of `BITS` bits.
 struct Integers<const BITS: usize>;
 
-impl<const BITS: usize> Codes for Integers<BITS> {
-    const BITS: usize = BITS;
+impl<const BITS: usize> Integers<BITS> {
+    /// The greatest magnitude.
     const TOP: f32 = ((1_i32 << (BITS - 1)) - 1) as f32;
 
+    /// Bits of codes, and the values that they stand for.
     #[inline(always)]
-    fn encode<S: Simd>(simd: S, row: S::Floats) -> (S::Words, S::Floats) {
+    fn encode<S: Simd>(simd: S, row: S::Floats) -> (S::Ints, S::Floats) {
         let rounded = simd.add(row, simd.splat(INTEGERS));
         let codes = simd.bits(rounded);
-        let codes = if BITS == 8 { codes } else { simd.and(codes, simd.splat_word((1 << BITS) - 1)) };
+        let codes = if BITS == 8 { codes } else { simd.and(codes, simd.splat_int((1 << BITS) - 1)) };
         (codes, simd.sub(rounded, simd.splat(INTEGERS)))
     }
 
+    /// The values of the row of codes at `at`.
     #[inline(always)]
     fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats {
         if BITS == 8 {
             return simd.signed(simd.widen_signed(from.get(at)));
         }
         // The sign's bit flipped: the number is 8 more than it was.
-        let codes = simd.xor(get_row(simd, from, at, BITS), simd.splat_word(8));
+        let codes = simd.xor(get_row(simd, from, at, BITS), simd.splat_int(8));
         simd.sub(simd.signed(codes), simd.splat(8.0))
-    }
-}
-
-/// Floats of 8 bits with `MANTISSA` bits of mantissa and subnormals.
-struct Floats<const MANTISSA: u32>;
-
-impl<const MANTISSA: u32> Floats<MANTISSA> {
-    /// The exponent's bias.
-    const BIAS: u32 = (1 << (6 - MANTISSA)) - 1;
-    /// The least normal number.
-    const NORMAL: f32 = f32::from_bits((128 - Self::BIAS) << 23);
-    /// The distance of subnormal numbers.
-    const STEP: f32 = f32::from_bits((128 - Self::BIAS - MANTISSA) << 23);
-    /// What f32 drops.
-    const DROPPED: u32 = 23 - MANTISSA;
-    /// The difference of both exponents, where a code's stands.
-    const OFFSET: u32 = (127 - Self::BIAS) << MANTISSA;
-}
-
-impl<const MANTISSA: u32> Codes for Floats<MANTISSA> {
-    const BITS: usize = 8;
-    const TOP: f32 = if MANTISSA == 3 { 448.0 } else { 57_344.0 };
-
-    #[inline(always)]
-    fn encode<S: Simd>(simd: S, row: S::Floats) -> (S::Words, S::Floats) {
-        let bits = simd.bits(row);
-        let sign = simd.and(bits, simd.splat_word(1 << 31));
-        let bits = simd.xor(bits, sign);
-        // Normal numbers: to nearest even among the upper bits.
-        let odd = simd.and(simd.shr(bits, Self::DROPPED), simd.splat_word(1));
-        let below_half = simd.splat_word((1 << (Self::DROPPED - 1)) - 1);
-        let above = simd.shr(simd.plus(simd.plus(bits, odd), below_half), Self::DROPPED);
-        let normal = simd.plus(above, simd.splat_word(Self::OFFSET.wrapping_neg()));
-        let normal_value = simd.of_bits(simd.shl(above, Self::DROPPED));
-        // Subnormal ones: to the nearest multiple of their distance, as integers.
-        let large = simd.splat(INTEGERS * Self::STEP);
-        let shifted = simd.add(simd.of_bits(bits), large);
-        let subnormal = simd.and(simd.bits(shifted), simd.splat_word(0xff));
-        let subnormal_value = simd.sub(shifted, large);
-        let least = simd.splat(Self::NORMAL);
-        let magnitude = simd.of_bits(bits);
-        let codes = simd.where_above(least, magnitude, subnormal, normal);
-        let value = simd.where_above(least, magnitude, simd.bits(subnormal_value), simd.bits(normal_value));
-        (simd.or(codes, simd.shr(sign, 24)), simd.of_bits(simd.or(value, sign)))
-    }
-
-    #[inline(always)]
-    fn decode<S: Simd>(simd: S, from: Source<'_>, at: usize) -> S::Floats {
-        let codes = get_row(simd, from, at, 8);
-        let sign = simd.and(codes, simd.splat_word(0x80));
-        let codes = simd.xor(codes, sign);
-        let normal = simd.shl(simd.plus(codes, simd.splat_word(Self::OFFSET)), Self::DROPPED);
-        let subnormal = simd.mul(simd.signed(codes), simd.splat(Self::STEP));
-        let least = simd.splat_word((1 << MANTISSA) - 1);
-        let value = simd.where_exceeds(codes, least, normal, simd.bits(subnormal));
-        simd.of_bits(simd.or(value, simd.shl(sign, 24)))
     }
 }
 
@@ -122,12 +57,10 @@ pub(super) fn encode<S: Simd>(
 ) -> Squares {
     let pass = Pass { block, seed, source, to, elements };
     match (grid, rounding) {
-        (Grid::Int8, Rounding::Nearest) => pass.encode::<S, Integers<8>, false>(simd),
-        (Grid::Int8, Rounding::Stochastic) => pass.encode::<S, Integers<8>, true>(simd),
-        (Grid::Int4, Rounding::Nearest) => pass.encode::<S, Integers<4>, false>(simd),
-        (Grid::Int4, Rounding::Stochastic) => pass.encode::<S, Integers<4>, true>(simd),
-        (Grid::E4m3, _) => pass.encode::<S, Floats<3>, false>(simd),
-        (Grid::E5m2, _) => pass.encode::<S, Floats<2>, false>(simd),
+        (Grid::Int8, Rounding::Nearest) => pass.encode::<S, 8, false>(simd),
+        (Grid::Int8, Rounding::Stochastic) => pass.encode::<S, 8, true>(simd),
+        (Grid::Int4, Rounding::Nearest) => pass.encode::<S, 4, false>(simd),
+        (Grid::Int4, Rounding::Stochastic) => pass.encode::<S, 4, true>(simd),
     }
 }
 
@@ -141,15 +74,15 @@ struct Pass<'a> {
 
 impl Pass<'_> {
     #[inline(always)]
-    fn encode<S: Simd, C: Codes, const STOCHASTIC: bool>(&self, simd: S) -> Squares {
+    fn encode<S: Simd, const BITS: usize, const STOCHASTIC: bool>(&self, simd: S) -> Squares {
         let mut all = Totals::new(simd);
-        let whole = self.whole::<S, C, STOCHASTIC>(simd, &mut all);
-        let mut to = whole * (SCALE + ROWS * row_bytes(C::BITS));
+        let whole = self.whole::<S, BITS, STOCHASTIC>(simd, &mut all);
+        let mut to = whole * (SCALE + ROWS * row_bytes(BITS));
         for (index, first) in (0..self.elements).step_by(self.block).enumerate().skip(whole) {
             let count = self.block.min(self.elements - first);
             let noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
-            all.add_apart(self.block::<S, C>(simd, first, count.div_ceil(ROW), to, noise));
-            to += SCALE + count.div_ceil(ROW) * row_bytes(C::BITS);
+            all.add_apart(self.block::<S, BITS>(simd, first, count.div_ceil(ROW), to, noise));
+            to += SCALE + count.div_ceil(ROW) * row_bytes(BITS);
         }
         all.squares(simd)
     }
@@ -157,34 +90,38 @@ impl Pass<'_> {
     /// Encodes all whole blocks of the largest size, and tells how many. While one is encoded, the greatest magnitude of the next
     /// is found: else each would wait for its own.
     #[inline(always)]
-    fn whole<S: Simd, C: Codes, const STOCHASTIC: bool>(&self, simd: S, all: &mut Totals<S>) -> usize {
+    fn whole<S: Simd, const BITS: usize, const STOCHASTIC: bool>(
+        &self,
+        simd: S,
+        all: &mut Totals<S>,
+    ) -> usize {
         if self.block != ROWS * ROW {
             return 0;
         }
         let mut index = 0;
         let mut rows = self.source.rows::<ROWS>(0);
         let mut greatest = rows.map_or(0, |rows| self::greatest(simd, rows));
-        let bytes = SCALE + ROWS * row_bytes(C::BITS);
+        let bytes = SCALE + ROWS * row_bytes(BITS);
         while let (Some(this), Some(to)) = (rows, self.to.part(index * bytes, bytes)) {
             let first = index * ROWS * ROW;
             let mut noise = STOCHASTIC.then(|| Stream::new(self.seed, index).uniform(simd));
             rows = self.source.rows::<ROWS>(first + ROWS * ROW);
             let next = rows.unwrap_or(this);
             if !(LEAST.to_bits()..INFINITE).contains(&greatest) {
-                all.add_apart(self.block::<S, C>(simd, first, ROWS, index * bytes, noise));
+                all.add_apart(self.block::<S, BITS>(simd, first, ROWS, index * bytes, noise));
                 greatest = self::greatest(simd, next);
             } else {
-                let grid = Scaled::new::<C, STOCHASTIC>(f32::from_bits(greatest));
+                let grid = Scaled::new::<BITS, STOCHASTIC>(f32::from_bits(greatest));
                 to.put(0, grid.scale.to_le_bytes());
-                let mut most = [simd.splat_word(0); 2];
+                let mut most = [simd.splat_int(0); 2];
                 let mut sums = [Sums::new(simd); 2];
                 for pair in 0..ROWS / 2 {
                     for (odd, (most, sums)) in most.iter_mut().zip(&mut sums).enumerate() {
                         let row = 2 * pair + odd;
                         this.prefetch(simd, row);
                         *most = simd.max(*most, magnitude(simd, next.row(simd, row)));
-                        let codes = sums.row::<C>(simd, this.row(simd, row), grid.inverse, &mut noise);
-                        put_row(simd, to, SCALE + row * row_bytes(C::BITS), codes, C::BITS);
+                        let codes = sums.row::<BITS>(simd, this.row(simd, row), grid.inverse, &mut noise);
+                        put_row(simd, to, SCALE + row * row_bytes(BITS), codes, BITS);
                     }
                 }
                 let [even, odd] = sums;
@@ -200,7 +137,7 @@ impl Pass<'_> {
 
     /// Encodes the block of `rows` rows from element `first` to byte `to` on.
     #[inline(always)]
-    fn block<S: Simd, C: Codes>(
+    fn block<S: Simd, const BITS: usize>(
         &self,
         simd: S,
         first: usize,
@@ -209,7 +146,7 @@ impl Pass<'_> {
         mut noise: Option<Uniform<S>>,
     ) -> Squares {
         let mut tile = [simd.splat(0.0); ROWS];
-        let mut greatest = simd.splat_word(0);
+        let mut greatest = simd.splat_int(0);
         for (row, at) in tile.iter_mut().take(rows).zip((first..).step_by(ROW)) {
             *row = self.source.row(simd, at);
             greatest = simd.max(greatest, magnitude(simd, *row));
@@ -217,19 +154,19 @@ impl Pass<'_> {
         let tile = tile.get(..rows).unwrap_or_default();
         let greatest = simd.greatest(greatest);
         if !(LEAST.to_bits()..INFINITE).contains(&greatest) {
-            return self.unusual::<S, C>(simd, tile, greatest, to);
+            return self.unusual::<S, BITS>(simd, tile, greatest, to);
         }
         let greatest = f32::from_bits(greatest);
         let grid = if noise.is_some() {
-            Scaled::new::<C, true>(greatest)
+            Scaled::new::<BITS, true>(greatest)
         } else {
-            Scaled::new::<C, false>(greatest)
+            Scaled::new::<BITS, false>(greatest)
         };
         self.to.put(to, grid.scale.to_le_bytes());
         let mut sums = Sums::new(simd);
-        for (row, to) in tile.iter().zip((to + SCALE..).step_by(row_bytes(C::BITS))) {
-            let codes = sums.row::<C>(simd, *row, grid.inverse, &mut noise);
-            put_row(simd, self.to, to, codes, C::BITS);
+        for (row, to) in tile.iter().zip((to + SCALE..).step_by(row_bytes(BITS))) {
+            let codes = sums.row::<BITS>(simd, *row, grid.inverse, &mut noise);
+            put_row(simd, self.to, to, codes, BITS);
         }
         let (error, signal) = (simd.sum(sums.error), simd.sum(sums.signal));
         Squares { error: f64::from(error) * grid.square(), signal: f64::from(signal) * grid.square() }
@@ -238,12 +175,18 @@ impl Pass<'_> {
     /// A block of too small magnitudes, or with one that is not finite.
     #[cold]
     #[inline(never)]
-    fn unusual<S: Simd, C: Codes>(&self, simd: S, tile: &[S::Floats], greatest: u32, to: usize) -> Squares {
+    fn unusual<S: Simd, const BITS: usize>(
+        &self,
+        simd: S,
+        tile: &[S::Floats],
+        greatest: u32,
+        to: usize,
+    ) -> Squares {
         let finite = greatest < INFINITE;
         self.to.put(to, if finite { [0; 4] } else { NAN.to_le_bytes() });
         let mut all = Squares::default();
-        for (row, to) in tile.iter().zip((to + SCALE..).step_by(row_bytes(C::BITS))) {
-            put(self.to, to, [0; LANES], C::BITS);
+        for (row, to) in tile.iter().zip((to + SCALE..).step_by(row_bytes(BITS))) {
+            put(self.to, to, [0; LANES], BITS);
             let square = |value: f32| if finite { f64::from(value) * f64::from(value) } else { f64::NAN };
             let lost = simd.lanes(*row).into_iter().map(square).sum();
             all = all.and(Squares { error: lost, signal: lost });
@@ -253,15 +196,15 @@ impl Pass<'_> {
 }
 
 #[inline(always)]
-fn magnitude<S: Simd>(simd: S, row: S::Floats) -> S::Words {
-    simd.and(simd.bits(row), simd.splat_word(0x7fff_ffff))
+fn magnitude<S: Simd>(simd: S, row: S::Floats) -> S::Ints {
+    simd.and(simd.bits(row), simd.splat_int(0x7fff_ffff))
 }
 
 /// The greatest magnitude's bits.
 #[inline(always)]
 fn greatest<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> u32 {
     let rows = (0..ROWS).map(|index| magnitude(simd, rows.row(simd, index)));
-    simd.greatest(rows.fold(simd.splat_word(0), |most, row| simd.max(most, row)))
+    simd.greatest(rows.fold(simd.splat_int(0), |most, row| simd.max(most, row)))
 }
 
 /// A grid for a block.
@@ -275,12 +218,12 @@ struct Scaled {
 impl Scaled {
     /// Brings `greatest` to the grid's greatest, such that it times the scale is finite.
     #[inline(always)]
-    fn new<C: Codes, const STOCHASTIC: bool>(greatest: f32) -> Self {
+    fn new<const BITS: usize, const STOCHASTIC: bool>(greatest: f32) -> Self {
         // With noise the greatest must stay where it cannot be rounded up.
-        let top = if STOCHASTIC { C::TOP * (1.0 - 1e-6) } else { C::TOP };
+        let top = if STOCHASTIC { Integers::<BITS>::TOP * (1.0 - 1e-6) } else { Integers::<BITS>::TOP };
         let scale = greatest / top;
-        let fits = (scale * C::TOP).is_finite();
-        let most = (f32::MAX / C::TOP).next_down().next_down();
+        let fits = (scale * Integers::<BITS>::TOP).is_finite();
+        let most = (f32::MAX / Integers::<BITS>::TOP).next_down().next_down();
         Self { scale: if fits { scale } else { most }, inverse: top / greatest }
     }
 
@@ -306,19 +249,19 @@ impl<S: Simd> Sums<S> {
 
     /// The codes of a row, each element times `inverse`.
     #[inline(always)]
-    fn row<C: Codes>(
+    fn row<const BITS: usize>(
         &mut self,
         simd: S,
         row: S::Floats,
         inverse: f32,
         noise: &mut Option<Uniform<S>>,
-    ) -> S::Words {
+    ) -> S::Ints {
         let row = simd.mul(row, simd.splat(inverse));
         let noisy = match noise {
             Some(noise) => simd.add(row, noise.next(simd)),
             None => row,
         };
-        let (codes, back) = C::encode(simd, noisy);
+        let (codes, back) = Integers::<BITS>::encode(simd, noisy);
         let lost = simd.sub(row, back);
         self.error = simd.fused(lost, lost, self.error);
         self.signal = simd.fused(row, row, self.signal);
@@ -328,19 +271,17 @@ impl<S: Simd> Sums<S> {
 
 /// Cost: reads one byte an element, or half of one, writes 4 (and reads them, where it adds); four instructions a row.
 #[inline(always)]
-pub(super) fn decode<S: Simd>(simd: S, grid: Grid, block: usize, from: Source<'_>, place: Place<'_>) {
+pub(super) fn decode<S: Simd>(simd: S, grid: Grid, block: usize, from: Source<'_>, place: RowTarget<'_>) {
     match grid {
-        Grid::Int8 => values::<S, Integers<8>>(simd, block, from, place),
-        Grid::Int4 => values::<S, Integers<4>>(simd, block, from, place),
-        Grid::E4m3 => values::<S, Floats<3>>(simd, block, from, place),
-        Grid::E5m2 => values::<S, Floats<2>>(simd, block, from, place),
+        Grid::Int8 => values::<S, 8>(simd, block, from, place),
+        Grid::Int4 => values::<S, 4>(simd, block, from, place),
     }
 }
 
 /// Decodes all whole blocks of the largest size, and tells how many.
 #[inline(always)]
-fn whole<S: Simd, C: Codes>(simd: S, from: Source<'_>, place: Place<'_>) -> usize {
-    let bytes = SCALE + ROWS * row_bytes(C::BITS);
+fn whole<S: Simd, const BITS: usize>(simd: S, from: Source<'_>, place: RowTarget<'_>) -> usize {
+    let bytes = SCALE + ROWS * row_bytes(BITS);
     let mut index = 0;
     while let (Some(from), Some(part)) =
         (from.part(index * bytes, bytes), place.part(index * ROWS * ROW, ROWS * ROW))
@@ -349,7 +290,7 @@ fn whole<S: Simd, C: Codes>(simd: S, from: Source<'_>, place: Place<'_>) -> usiz
         if scale.is_finite() {
             let scale = simd.splat(scale * place.sign());
             for row in 0..ROWS {
-                let values = C::decode(simd, from, SCALE + row * row_bytes(C::BITS));
+                let values = Integers::<BITS>::decode(simd, from, SCALE + row * row_bytes(BITS));
                 part.put(simd, row * ROW, simd.mul(values, scale));
             }
         } else {
@@ -361,9 +302,9 @@ fn whole<S: Simd, C: Codes>(simd: S, from: Source<'_>, place: Place<'_>) -> usiz
 }
 
 #[inline(always)]
-fn values<S: Simd, C: Codes>(simd: S, block: usize, from: Source<'_>, place: Place<'_>) {
-    let whole = if block == ROWS * ROW { whole::<S, C>(simd, from, place) } else { 0 };
-    let mut at = whole * (SCALE + ROWS * row_bytes(C::BITS));
+fn values<S: Simd, const BITS: usize>(simd: S, block: usize, from: Source<'_>, place: RowTarget<'_>) {
+    let whole = if block == ROWS * ROW { whole::<S, BITS>(simd, from, place) } else { 0 };
+    let mut at = whole * (SCALE + ROWS * row_bytes(BITS));
     for first in (0..place.elements).step_by(block).skip(whole) {
         let end = (first + block).min(place.elements);
         let scale = f32::from_le_bytes(from.get(at));
@@ -372,12 +313,12 @@ fn values<S: Simd, C: Codes>(simd: S, block: usize, from: Source<'_>, place: Pla
             place.nan(first, block);
         } else {
             let scale = simd.splat(scale * place.sign());
-            let codes = (at..).step_by(row_bytes(C::BITS));
+            let codes = (at..).step_by(row_bytes(BITS));
             for (element, code) in (first..end).step_by(ROW).zip(codes) {
-                let row = C::decode(simd, from, code);
+                let row = Integers::<BITS>::decode(simd, from, code);
                 place.put(simd, element, simd.mul(row, scale));
             }
         }
-        at += (end - first).div_ceil(ROW) * row_bytes(C::BITS);
+        at += (end - first).div_ceil(ROW) * row_bytes(BITS);
     }
 }

@@ -1,7 +1,7 @@
 //! Codes that are narrower floats, each element by itself.
 
 use super::memory::{Rows, Source, Target};
-use super::rows::Place;
+use super::rows::RowTarget;
 use super::totals::Totals;
 use super::{INFINITE, ROW, Squares};
 use crate::simd::{LANES, Simd};
@@ -33,9 +33,9 @@ impl Narrow for Brain {
     #[inline(always)]
     fn encode<S: Simd>(simd: S, row: S::Floats) -> ([u8; 2 * LANES], S::Floats) {
         let bits = simd.bits(row);
-        let odd = simd.and(simd.shr(bits, 16), simd.splat_word(1));
-        let rounded = simd.plus(simd.plus(bits, odd), simd.splat_word(0x7fff));
-        let back = simd.and(rounded, simd.splat_word(0xffff_0000));
+        let odd = simd.and(simd.shr(bits, 16), simd.splat_int(1));
+        let rounded = simd.plus(simd.plus(bits, odd), simd.splat_int(0x7fff));
+        let back = simd.and(rounded, simd.splat_int(0xffff_0000));
         (simd.narrow_halves(simd.shr(rounded, 16)), simd.of_bits(back))
     }
 
@@ -99,7 +99,7 @@ pub(super) fn encode<S: Simd, N: Narrow>(
 /// Whether all elements are zeros: nothing is lost of them, and tensors that have many have whole groups.
 #[inline(always)]
 fn zeros<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> bool {
-    let mut any = simd.splat_word(0);
+    let mut any = simd.splat_int(0);
     for index in 0..ROWS {
         any = simd.or(any, simd.bits(rows.row(simd, index)));
     }
@@ -119,8 +119,8 @@ fn careful<S: Simd, N: Narrow>(
     let mut all = Squares::default();
     for at in (from..end).step_by(ROW) {
         let row = source.row(simd, at);
-        let magnitude = simd.and(simd.bits(row), simd.splat_word(0x7fff_ffff));
-        let nan = simd.exceeding(magnitude, simd.splat_word(INFINITE));
+        let magnitude = simd.and(simd.bits(row), simd.splat_int(0x7fff_ffff));
+        let nan = simd.exceeding(magnitude, simd.splat_int(INFINITE));
         let (mut halves, back) = N::encode(simd, row);
         for (index, half) in halves.chunks_exact_mut(2).enumerate() {
             if nan >> index & 1 == 1 {
@@ -133,12 +133,12 @@ fn careful<S: Simd, N: Narrow>(
             all = all.and(Squares { error: lost * lost, signal: value * value });
         }
     }
-    all.told()
+    all.rounded()
 }
 
 /// Cost: reads 2 bytes an element, writes 4 (and reads them, where it adds).
 #[inline(always)]
-pub(super) fn decode<S: Simd, N: Narrow>(simd: S, from: Source<'_>, place: Place<'_>) {
+pub(super) fn decode<S: Simd, N: Narrow>(simd: S, from: Source<'_>, place: RowTarget<'_>) {
     let sign = simd.splat(place.sign());
     for at in (0..place.elements).step_by(ROW) {
         let row = N::decode(simd, from.get(2 * at));
@@ -148,7 +148,7 @@ pub(super) fn decode<S: Simd, N: Narrow>(simd: S, from: Source<'_>, place: Place
 
 /// Elements as they are.
 #[inline(always)]
-pub(super) fn decode_whole<S: Simd>(simd: S, from: Source<'_>, place: Place<'_>) {
+pub(super) fn decode_whole<S: Simd>(simd: S, from: Source<'_>, place: RowTarget<'_>) {
     let sign = simd.splat(place.sign());
     for at in (0..place.elements).step_by(ROW) {
         place.put(simd, at, simd.mul(from.row(simd, at), sign));

@@ -3,7 +3,7 @@
 
 use super::memory::Source;
 use super::noise::Stream;
-use super::rows::Place;
+use super::rows::RowTarget;
 use super::{INFINITE, ROTATED, ROW};
 use crate::simd::Simd;
 
@@ -101,7 +101,7 @@ pub(super) fn restore<S: Simd>(
     simd: S,
     tile: &mut [S::Floats],
     signs: Stream,
-    place: Place<'_>,
+    place: RowTarget<'_>,
     first: usize,
 ) {
     between(simd, tile);

@@ -178,17 +178,6 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Writes the first `bytes` bytes of what `row` holds, if there is room for them, and tells how many.
-    #[inline(always)]
-    pub(super) fn put_some<T: Copy, const N: usize>(self, at: usize, row: [T; N], bytes: usize) -> usize {
-        let bytes = bytes.min(size_of_val(&row));
-        if fits(self.bytes, at, bytes) {
-            // SAFETY: the view is writable, the bytes' place lies in it, and the row has so many.
-            unsafe { copy_nonoverlapping((&raw const row).cast(), self.pointer.add(at), bytes) };
-        }
-        bytes
-    }
-
     /// Copies `bytes` bytes of `from`, from its byte `first` on, to byte `at`, if they are there and have room.
     #[inline(always)]
     pub(super) fn copy(self, at: usize, from: Source<'_>, first: usize, bytes: usize) {

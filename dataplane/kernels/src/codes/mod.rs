@@ -6,19 +6,19 @@ mod convert;
 mod hadamard;
 mod memory;
 mod noise;
+mod nonzero;
 mod rotated;
 mod rows;
 mod shared;
 mod signal;
-mod sparse;
 mod totals;
 
 use crate::simd::{Job, LANES, Simd, dispatch};
 use crate::{Isa, KernelError};
 use harmonaize_abi::{Dtype, View, ViewMut};
 use memory::{Source, Target};
-use shared::Form;
-pub use sparse::Sparse;
+pub use nonzero::nonzero_bytes;
+use shared::CodeLayout;
 
 /// Elements of a vector: blocks and their rests are padded to whole ones.
 pub const ROW: usize = LANES;
@@ -38,10 +38,6 @@ pub enum Grid {
     Int8,
     /// Integers from -7 to 7, 4 bits each.
     Int4,
-    /// 8-bit floats with 4 bits of exponent and 3 of mantissa, up to 448 (OCP's OFP8, E4M3).
-    E4m3,
-    /// 8-bit floats with 5 bits of exponent and 2 of mantissa, up to 57344 (OCP's OFP8, E5M2).
-    E5m2,
 }
 
 /// How a value between two of the grid's is rounded.
@@ -49,7 +45,7 @@ pub enum Grid {
 pub enum Rounding {
     /// To the nearest, ties to even.
     Nearest,
-    /// Up or down at random, so that the mean over seeds is the value itself. Integer grids only: others round to nearest.
+    /// Up or down at random, so that the mean over seeds is the value itself.
     Stochastic,
 }
 
@@ -122,7 +118,7 @@ impl Code {
             Self::Shared { bits, block, ranks } => {
                 let fine = (1..=SHARED_RANKS).contains(&ranks);
                 Self::Rotated { bits, block }.bytes(0).filter(|_| fine)?;
-                rows::rotated_bytes(elements, block, Form { bits, block, ranks, seed: 0 }.width())
+                rows::rotated_bytes(elements, block, CodeLayout { bits, block, ranks, seed: 0 }.width())
             }
         }
     }
@@ -163,7 +159,7 @@ impl Squares {
     }
 
     /// As encoders tell them: NaN where a sum is not finite.
-    fn told(self) -> Self {
+    fn rounded(self) -> Self {
         let finite = self.signal.is_finite() && self.error.is_finite();
         if finite { self } else { Self { error: f64::NAN, signal: f64::NAN } }
     }
@@ -309,12 +305,12 @@ impl Job for Decode<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         let Self { code, seed, from, store, to, elements } = self;
-        let place = rows::Place { to, store, elements };
+        let place = rows::RowTarget { to, store, elements };
         match code {
             Code::F32 => convert::decode_whole(simd, from, place),
             Code::Rotated { bits, block } => rotated::decode(simd, bits, block, seed, from, place),
             Code::Shared { bits, block, ranks } => {
-                shared::decode(simd, Form { bits, block, ranks, seed }, from, place);
+                shared::decode(simd, CodeLayout { bits, block, ranks, seed }, from, place);
             }
             Code::Bf16 => convert::decode::<S, convert::Brain>(simd, from, place),
             Code::F16 => convert::decode::<S, convert::Half>(simd, from, place),
@@ -324,80 +320,66 @@ impl Job for Decode<'_> {
     }
 }
 
-/// Encodes the f32 elements of `source` at the start of `to`, which has at least [`Sparse::most_bytes`], and tells how many bytes
-/// it wrote. `seed` is what the sample for a threshold is drawn by.
+/// Encodes the blocks of `source` that are not zeros at the start of `to`, which has room for the most that [`nonzero_bytes`] tells. Returns the
+/// bytes that it wrote.
 ///
 /// # Errors
 /// As [`encode`].
-pub fn encode_sparse(
-    isa: Isa,
-    form: Sparse,
-    seed: u64,
-    source: View<'_>,
-    to: ViewMut<'_>,
-) -> Result<(usize, Squares), KernelError> {
+pub fn encode_nonzero(isa: Isa, source: View<'_>, to: ViewMut<'_>) -> Result<usize, KernelError> {
     let elements = counted(source.bytes())?;
-    let expected = form.most_bytes(elements).ok_or(KernelError::Block)?;
+    let expected = *nonzero_bytes(elements).ok_or(KernelError::Block)?.end();
     if to.bytes() < expected {
         return Err(KernelError::Length { expected, given: to.bytes() });
     }
-    let pass = sparse::Pass { seed, source: Source::new(source), to: Target::new(to), elements };
-    dispatch(isa, EncodeSparse { form, pass })
+    dispatch(isa, EncodeNonzero { source: Source::new(source), to: Target::new(to), elements })
 }
 
-/// Decodes `from`, which has what the encoder wrote and no more, for the f32 elements of `to`.
+/// Decodes `from`, which has what [`encode_nonzero`] wrote and no more, for the f32 elements of `to`.
 ///
 /// # Errors
 /// As [`encode`], and [`KernelError::Content`] where an encoder cannot have written the bytes; nothing is written then.
-pub fn decode_sparse(
-    isa: Isa,
-    form: Sparse,
-    from: View<'_>,
-    store: Store,
-    to: ViewMut<'_>,
-) -> Result<(), KernelError> {
+pub fn decode_nonzero(isa: Isa, from: View<'_>, store: Store, to: ViewMut<'_>) -> Result<(), KernelError> {
     let elements = counted(to.bytes())?;
-    form.most_bytes(elements).ok_or(KernelError::Block)?;
     let (bytes, from) = (from.bytes(), Source::new(from));
-    sparse::check(form, from, bytes, elements)?;
-    dispatch(isa, DecodeSparse { form, from, place: rows::Place { to: Target::new(to), store, elements } })
+    nonzero::check(from, bytes, elements)?;
+    dispatch(isa, DecodeNonzero { from, place: rows::RowTarget { to: Target::new(to), store, elements } })
 }
 
-/// How many of `samples` blocks of the f32 elements of `source`, drawn at random by `seed`, [`Sparse::Blocks`] would leave out.
+/// Returns how many of `samples` blocks of the f32 elements of `source`, drawn at random by `seed`, [`encode_nonzero`] would leave out.
 ///
 /// # Errors
 /// [`KernelError::PartialElement`].
 pub fn zero_blocks(source: View<'_>, seed: u64, samples: u32) -> Result<u32, KernelError> {
     let elements = counted(source.bytes())?;
-    Ok(sparse::zeros(Source::new(source), elements, seed, samples))
+    Ok(nonzero::zeros(Source::new(source), elements, seed, samples))
 }
 
-struct EncodeSparse<'a> {
-    form: Sparse,
-    pass: sparse::Pass<'a>,
+struct EncodeNonzero<'a> {
+    source: Source<'a>,
+    to: Target<'a>,
+    elements: usize,
 }
 
-impl Job for EncodeSparse<'_> {
-    type Output = (usize, Squares);
+impl Job for EncodeNonzero<'_> {
+    type Output = usize;
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) -> (usize, Squares) {
-        self.pass.encode(simd, self.form)
+    fn run<S: Simd>(self, simd: S) -> usize {
+        nonzero::encode(simd, self.source, self.to, self.elements)
     }
 }
 
-struct DecodeSparse<'a> {
-    form: Sparse,
+struct DecodeNonzero<'a> {
     from: Source<'a>,
-    place: rows::Place<'a>,
+    place: rows::RowTarget<'a>,
 }
 
-impl Job for DecodeSparse<'_> {
+impl Job for DecodeNonzero<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        sparse::decode(simd, self.form, self.from, self.place);
+        nonzero::decode(simd, self.from, self.place);
         simd.fence();
     }
 }
@@ -440,7 +422,7 @@ pub fn encode_shared(
     if ranges.bytes() != expected {
         return Err(KernelError::Length { expected, given: ranges.bytes() });
     }
-    let form = Form { bits, block, ranks: 1, seed };
+    let form = CodeLayout { bits, block, ranks: 1, seed };
     let (ranges, source, to) = (Source::new(ranges), Source::new(source), Target::new(to));
     dispatch(isa, EncodeShared(shared::Pass { form, noise, ranges, source, to, elements }))
 }
@@ -470,7 +452,7 @@ pub fn add_shared(
             return Err(KernelError::Length { expected, given });
         }
     }
-    let total = Form { bits, block, ranks, seed: 0 };
+    let total = CodeLayout { bits, block, ranks, seed: 0 };
     if ranks == 1 {
         return crate::copy(from, &[to]);
     }
@@ -505,7 +487,7 @@ impl Job for EncodeShared<'_> {
 }
 
 struct AddShared<'a> {
-    total: Form,
+    total: CodeLayout,
     from: Source<'a>,
     to: Target<'a>,
     begin: bool,

@@ -32,7 +32,7 @@ impl Stream {
                 *lane = half | 1;
             }
         }
-        Uniform(simd.words(lanes))
+        Uniform(simd.ints(lanes))
     }
 }
 
@@ -44,7 +44,7 @@ fn mixed(bits: u64) -> u64 {
 }
 
 /// A xorshift generator a lane (Marsaglia, "Xorshift RNGs", 2003), for the few numbers of a block.
-pub(super) struct Uniform<S: Simd>(S::Words);
+pub(super) struct Uniform<S: Simd>(S::Ints);
 
 impl<S: Simd> Uniform<S> {
     /// Numbers from -0.5 on to less than 0.5, in steps of 2^-23.
@@ -55,7 +55,7 @@ impl<S: Simd> Uniform<S> {
         bits = simd.xor(bits, simd.shr(bits, 17));
         bits = simd.xor(bits, simd.shl(bits, 5));
         self.0 = bits;
-        let one_and = simd.or(simd.shr(bits, 9), simd.splat_word(1.0_f32.to_bits()));
+        let one_and = simd.or(simd.shr(bits, 9), simd.splat_int(1.0_f32.to_bits()));
         simd.sub(simd.of_bits(one_and), simd.splat(1.5))
     }
 }

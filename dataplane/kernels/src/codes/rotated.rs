@@ -3,7 +3,7 @@
 use super::hadamard::{Norm, ROWS, padded, restore, rotate};
 use super::memory::{Source, Target};
 use super::noise::Stream;
-use super::rows::{Place, SCALE, get_row, put, put_row, row_bytes};
+use super::rows::{RowTarget, SCALE, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
@@ -52,7 +52,7 @@ impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
         Self {
             values: simd.floats(Self::table()),
             thresholds: simd.floats(core::array::from_fn(within)),
-            below: simd.of_bits(simd.words(core::array::from_fn(below))),
+            below: simd.of_bits(simd.ints(core::array::from_fn(below))),
         }
     }
 
@@ -67,20 +67,19 @@ impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
 
     /// The codes of a row.
     #[inline(always)]
-    fn encode(&self, simd: S, row: S::Floats) -> S::Words {
+    fn encode(&self, simd: S, row: S::Floats) -> S::Ints {
         /// Added to a float of magnitude below 2^22, it leaves the nearest integer in the lowest bits.
         const INTEGERS: f32 = 12_582_912.0;
         let bits = simd.bits(row);
-        let magnitude = simd.and(bits, simd.splat_word(0x7fff_ffff));
+        let magnitude = simd.and(bits, simd.splat_int(0x7fff_ffff));
         // The last part has all above.
-        let bounded = simd.of_bits(simd.min(magnitude, simd.splat_word(3.75_f32.to_bits())));
+        let bounded = simd.of_bits(simd.min(magnitude, simd.splat_int(3.75_f32.to_bits())));
         let part = simd.bits(simd.fused(bounded, simd.splat(4.0), simd.splat(INTEGERS)));
         let below = simd.bits(simd.lookup(part, self.below));
         let threshold = simd.lookup(part, self.thresholds);
-        let one =
-            simd.where_above(simd.of_bits(magnitude), threshold, simd.splat_word(1), simd.splat_word(0));
+        let one = simd.where_above(simd.of_bits(magnitude), threshold, simd.splat_int(1), simd.splat_int(0));
         let code = simd.plus(below, one);
-        let sign = simd.and(simd.shr(bits, 32 - BITS as u32), simd.splat_word(Self::HALF as u32));
+        let sign = simd.and(simd.shr(bits, 32 - BITS as u32), simd.splat_int(Self::HALF as u32));
         simd.or(code, sign)
     }
 }
@@ -188,7 +187,7 @@ pub(super) fn decode<S: Simd>(
     block: usize,
     seed: u64,
     from: Source<'_>,
-    place: Place<'_>,
+    place: RowTarget<'_>,
 ) {
     match bits {
         1 => values::<S, 1>(simd, block, seed, from, place),
@@ -199,7 +198,13 @@ pub(super) fn decode<S: Simd>(
 }
 
 #[inline(always)]
-fn values<S: Simd, const BITS: usize>(simd: S, block: usize, seed: u64, from: Source<'_>, place: Place<'_>) {
+fn values<S: Simd, const BITS: usize>(
+    simd: S,
+    block: usize,
+    seed: u64,
+    from: Source<'_>,
+    place: RowTarget<'_>,
+) {
     let table = simd.floats(Quantiser::<S, BITS>::table());
     let mut tile = [simd.splat(0.0); ROWS];
     let mut at = 0;

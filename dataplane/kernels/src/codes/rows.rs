@@ -28,13 +28,13 @@ pub(super) fn rotated_bytes(elements: usize, block: usize, bits: usize) -> Optio
 
 /// Where the values go.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct RowTarget<'a> {
     pub(super) to: Target<'a>,
     pub(super) store: Store,
     pub(super) elements: usize,
 }
 
-impl Place<'_> {
+impl RowTarget<'_> {
     /// The `elements` elements from `first` on, if all are there; as [`Target::part`].
     #[inline(always)]
     pub(super) fn part(self, first: usize, elements: usize) -> Option<Self> {
@@ -112,12 +112,12 @@ fn unpack(row: u128, bits: usize) -> [u8; LANES] {
 /// Writes a row of codes that have no bit above theirs, but where they are 8. Of 6-bit codes the lower 4 come first, then the upper 2,
 /// each as such codes are.
 #[inline(always)]
-pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S::Words, bits: usize) {
+pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S::Ints, bits: usize) {
     match bits {
         8 => target.put(to, simd.narrow(codes)),
         6 => {
             let upper = u64::from_le_bytes(simd.fold(simd.shr(codes, 4)));
-            target.put(to, simd.fold(simd.and(codes, simd.splat_word(15))));
+            target.put(to, simd.fold(simd.and(codes, simd.splat_int(15))));
             target.put(to + LANES / 2, ((upper as u32) | ((upper >> 32) as u32) << 2).to_le_bytes());
         }
         4 => target.put(to, simd.fold(codes)),
@@ -127,7 +127,7 @@ pub(super) fn put_row<S: Simd>(simd: S, target: Target<'_>, to: usize, codes: S:
 
 /// Reads a row of codes.
 #[inline(always)]
-pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usize) -> S::Words {
+pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usize) -> S::Ints {
     match bits {
         8 => simd.widen(source.get(at)),
         6 => {

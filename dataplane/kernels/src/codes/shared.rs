@@ -3,20 +3,20 @@
 use super::hadamard::{Norm, ROWS, load, padded, restore, rotate};
 use super::memory::{Source, Target};
 use super::noise::Stream;
-use super::rows::{Place, SCALE, add_rows, get_row, put, put_row, row_bytes};
+use super::rows::{RowTarget, SCALE, add_rows, get_row, put, put_row, row_bytes};
 use super::{NAN, ROW, Squares};
 use crate::simd::{LANES, Simd};
 
 /// Codes of a number of bits, or sums of such.
 #[derive(Clone, Copy)]
-pub(super) struct Form {
+pub(super) struct CodeLayout {
     pub(super) bits: usize,
     pub(super) block: usize,
     pub(super) ranks: usize,
     pub(super) seed: u64,
 }
 
-impl Form {
+impl CodeLayout {
     /// The greatest code of one rank.
     const fn most(self) -> usize {
         (1 << self.bits) - 1
@@ -71,7 +71,7 @@ pub(super) fn ranges<S: Simd>(simd: S, block: usize, source: Source<'_>, to: Tar
 
 /// One rank's codes.
 pub(super) struct Pass<'a> {
-    pub(super) form: Form,
+    pub(super) form: CodeLayout,
     /// What the rank rounds by, unlike any other's.
     pub(super) noise: u64,
     pub(super) ranges: Source<'a>,
@@ -128,7 +128,7 @@ impl Pass<'_> {
         let most = form.most() as f32;
         let step = 2.0 * form.end() / most;
         let (inverse, middle) = (simd.splat(1.0 / step), simd.splat(most / 2.0));
-        let (top, bottom) = (simd.splat_word(most.to_bits()), simd.splat_word(0));
+        let (top, bottom) = (simd.splat_int(most.to_bits()), simd.splat_int(0));
         let integers = simd.splat(12_582_912.0);
         let (grown, offset) = (simd.splat(step * form.growth()), simd.splat(-form.end() * form.growth()));
         let (mut error, mut signal) = (simd.splat(0.0), simd.splat(0.0));
@@ -143,7 +143,7 @@ impl Pass<'_> {
             let lost = simd.sub(row, value);
             error = simd.fused(lost, lost, error);
             signal = simd.fused(row, row, signal);
-            let codes = simd.and(simd.bits(rounded), simd.splat_word(0xff));
+            let codes = simd.and(simd.bits(rounded), simd.splat_int(0xff));
             put_row(simd, self.to, to, codes, form.bits);
         }
         (simd.sum(error), simd.sum(signal))
@@ -154,7 +154,7 @@ impl Pass<'_> {
 #[inline(always)]
 pub(super) fn add<S: Simd>(
     simd: S,
-    total: Form,
+    total: CodeLayout,
     from: Source<'_>,
     to: Target<'_>,
     begin: bool,
@@ -191,7 +191,7 @@ pub(super) fn add<S: Simd>(
 
 /// Cost: as of rotated codes.
 #[inline(always)]
-pub(super) fn decode<S: Simd>(simd: S, form: Form, from: Source<'_>, place: Place<'_>) {
+pub(super) fn decode<S: Simd>(simd: S, form: CodeLayout, from: Source<'_>, place: RowTarget<'_>) {
     let width = form.width();
     let step = 2.0 * form.end() / form.most() as f32 * form.growth();
     let middle = simd.splat(-((form.most() * form.ranks) as f32 / 2.0));

@@ -17,7 +17,7 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 
 /// The lower 8 lanes, and the upper.
 type Floats = [__m256; 2];
-type Words = [__m256i; 2];
+type Ints = [__m256i; 2];
 /// In order.
 type Doubles = [__m256d; 4];
 
@@ -46,7 +46,7 @@ fn both<A: Copy, B>([a, b]: [A; 2], [c, d]: [A; 2], f: impl Fn(A, A) -> B) -> [B
 
 /// `yes` where the mask's bytes have their top bit set.
 #[inline(always)]
-fn chosen(mask: Words, [yes, yes_high]: Words, [no, no_high]: Words) -> Words {
+fn chosen(mask: Ints, [yes, yes_high]: Ints, [no, no_high]: Ints) -> Ints {
     let [low, high] = mask;
     // SAFETY: the registers exist, so the CPU has the instruction set.
     unsafe { [_mm256_blendv_epi8(no, yes, low), _mm256_blendv_epi8(no_high, yes_high, high)] }
@@ -57,7 +57,7 @@ fn chosen(mask: Words, [yes, yes_high]: Words, [no, no_high]: Words) -> Words {
 /// # Safety
 /// The CPU must have AVX2.
 #[inline(always)]
-unsafe fn packed([low, high]: Words) -> __m256i {
+unsafe fn packed([low, high]: Ints) -> __m256i {
     // SAFETY: the caller's promise.
     unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high)) }
 }
@@ -100,13 +100,13 @@ pub(super) fn prefetch_to_write(at: *const u8) {
 
 impl Simd for Avx2 {
     type Floats = Floats;
-    type Words = Words;
+    type Ints = Ints;
     type Doubles = Doubles;
 
     by! {
         floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
         lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
-        words(lanes: [u32; LANES]) -> Words = transmute(lanes);
+        ints(lanes: [u32; LANES]) -> Ints = transmute(lanes);
         doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
         double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
         accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
@@ -127,62 +127,62 @@ impl Simd for Avx2 {
             let ([a, b], [c, d], [e, f]) = (left, right, plus);
             [_mm256_fmadd_ps(a, c, e), _mm256_fmadd_ps(b, d, f)]
         };
-        bits(floats: Floats) -> Words = each(floats, |a| _mm256_castps_si256(a));
-        of_bits(words: Words) -> Floats = each(words, |a| _mm256_castsi256_ps(a));
-        and(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_and_si256(a, b));
-        or(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_or_si256(a, b));
-        xor(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_xor_si256(a, b));
-        plus(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_add_epi32(a, b));
-        max(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_max_epu32(a, b));
-        min(left: Words, right: Words) -> Words = both(left, right, |a, b| _mm256_min_epu32(a, b));
-        shl(words: Words, by: u32) -> Words =
+        bits(floats: Floats) -> Ints = each(floats, |a| _mm256_castps_si256(a));
+        of_bits(words: Ints) -> Floats = each(words, |a| _mm256_castsi256_ps(a));
+        and(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_and_si256(a, b));
+        or(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_or_si256(a, b));
+        xor(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_xor_si256(a, b));
+        plus(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_add_epi32(a, b));
+        max(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_max_epu32(a, b));
+        min(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_min_epu32(a, b));
+        shl(words: Ints, by: u32) -> Ints =
             each(words, |a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
-        shr(words: Words, by: u32) -> Words =
+        shr(words: Ints, by: u32) -> Ints =
             each(words, |a| _mm256_srl_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
-        signed(words: Words) -> Floats = each(words, |a| _mm256_cvtepi32_ps(a));
-        where_above(left: Floats, right: Floats, yes: Words, no: Words) -> Words =
+        signed(words: Ints) -> Floats = each(words, |a| _mm256_cvtepi32_ps(a));
+        where_above(left: Floats, right: Floats, yes: Ints, no: Ints) -> Ints =
             chosen(both(left, right, |a, b| _mm256_castps_si256(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b))), yes, no);
-        where_exceeds(left: Words, right: Words, yes: Words, no: Words) -> Words =
+        where_exceeds(left: Ints, right: Ints, yes: Ints, no: Ints) -> Ints =
             chosen(both(left, right, |a, b| _mm256_cmpgt_epi32(a, b)), yes, no);
-        exceeding(left: Words, right: Words) -> u16 = {
+        exceeding(left: Ints, right: Ints) -> u16 = {
             let [low, high] = both(left, right, |a, b| {
                 _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(a, b)))
             });
             (low | high << 8) as u16
         };
-        narrow(words: Words) -> [u8; LANES] = {
+        narrow(words: Ints) -> [u8; LANES] = {
             let halves = packed(each(words, |a| _mm256_and_si256(a, _mm256_set1_epi32(0xff))));
             let (low, high) = (_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
             transmute(_mm_packus_epi16(low, high))
         };
-        widen(bytes: [u8; LANES]) -> Words = {
+        widen(bytes: [u8; LANES]) -> Ints = {
             let bytes: __m128i = transmute(bytes);
             [_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))]
         };
-        widen_signed(bytes: [u8; LANES]) -> Words = {
+        widen_signed(bytes: [u8; LANES]) -> Ints = {
             let bytes: __m128i = transmute(bytes);
             [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))]
         };
-        fold(words: Words) -> [u8; LANES / 2] = {
+        fold(words: Ints) -> [u8; LANES / 2] = {
             let [low, high] = words;
             let both = _mm256_or_si256(low, _mm256_slli_epi32::<4>(high));
             let halves = _mm_packus_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256::<1>(both));
             _mm_cvtsi128_si64(_mm_packus_epi16(halves, halves)).to_le_bytes()
         };
-        unfold(bytes: [u8; LANES / 2]) -> Words = {
+        unfold(bytes: [u8; LANES / 2]) -> Ints = {
             let both = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(bytes)));
             [_mm256_and_si256(both, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(both)]
         };
-        narrow_halves(words: Words) -> [u8; 2 * LANES] =
+        narrow_halves(words: Ints) -> [u8; 2 * LANES] =
             transmute(packed(each(words, |a| _mm256_and_si256(a, _mm256_set1_epi32(0xffff)))));
-        widen_halves(halves: [u8; 2 * LANES]) -> Words =
+        widen_halves(halves: [u8; 2 * LANES]) -> Ints =
             each(transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves), |a| _mm256_cvtepu16_epi32(a));
         to_f16(floats: Floats) -> [u8; 2 * LANES] = transmute::<[__m128i; 2], [u8; 2 * LANES]>(each(floats, |a| {
             _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(a)
         }));
         of_f16(halves: [u8; 2 * LANES]) -> Floats =
             each(transmute::<[u8; 2 * LANES], [__m128i; 2]>(halves), |a| _mm256_cvtph_ps(a));
-        lookup(words: Words, table: Floats) -> Floats = {
+        lookup(words: Ints, table: Floats) -> Floats = {
             let [low, high] = table;
             each(words, |a| {
                 let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(a));

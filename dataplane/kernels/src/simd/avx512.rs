@@ -31,13 +31,13 @@ macro_rules! by {
 
 impl Simd for Avx512 {
     type Floats = __m512;
-    type Words = __m512i;
+    type Ints = __m512i;
     type Doubles = [__m512d; 2];
 
     by! {
         floats(lanes: [f32; LANES]) -> __m512 = transmute(lanes);
         lanes(floats: __m512) -> [f32; LANES] = transmute(floats);
-        words(lanes: [u32; LANES]) -> __m512i = transmute(lanes);
+        ints(lanes: [u32; LANES]) -> __m512i = transmute(lanes);
         doubles(lanes: [f64; LANES]) -> [__m512d; 2] = transmute(lanes);
         double_lanes(doubles: [__m512d; 2]) -> [f64; LANES] = transmute(doubles);
         accumulate(floats: __m512, by: f64, sum: [__m512d; 2]) -> [__m512d; 2] = {
@@ -88,7 +88,6 @@ impl Simd for Avx512 {
         of_f16(halves: [u8; 2 * LANES]) -> __m512 =
             _mm512_cvtph_ps(transmute::<[u8; 2 * LANES], __m256i>(halves));
         lookup(words: __m512i, table: __m512) -> __m512 = _mm512_permutexvar_ps(words, table);
-        compress(floats: __m512, lanes: u16) -> __m512 = _mm512_maskz_compress_ps(lanes, floats);
         negate(floats: __m512, lanes: u16) -> __m512 = {
             let bits = _mm512_castps_si512(floats);
             _mm512_castsi512_ps(_mm512_mask_xor_epi32(bits, lanes, bits, _mm512_set1_epi32(i32::MIN)))

@@ -21,13 +21,13 @@ pub(crate) trait Simd: Copy {
     /// 16 lanes of f32.
     type Floats: Copy;
     /// 16 lanes of 32 bits.
-    type Words: Copy;
+    type Ints: Copy;
     /// 16 lanes of f64.
     type Doubles: Copy;
 
     fn floats(self, lanes: [f32; LANES]) -> Self::Floats;
     fn lanes(self, floats: Self::Floats) -> [f32; LANES];
-    fn words(self, lanes: [u32; LANES]) -> Self::Words;
+    fn ints(self, lanes: [u32; LANES]) -> Self::Ints;
     fn doubles(self, lanes: [f64; LANES]) -> Self::Doubles;
     fn double_lanes(self, doubles: Self::Doubles) -> [f64; LANES];
     /// `sum + floats * by` in f64, rounded twice.
@@ -37,52 +37,52 @@ pub(crate) trait Simd: Copy {
     fn mul(self, left: Self::Floats, right: Self::Floats) -> Self::Floats;
     /// `left * right + plus`, rounded once.
     fn fused(self, left: Self::Floats, right: Self::Floats, plus: Self::Floats) -> Self::Floats;
-    fn bits(self, floats: Self::Floats) -> Self::Words;
-    fn of_bits(self, words: Self::Words) -> Self::Floats;
-    fn and(self, left: Self::Words, right: Self::Words) -> Self::Words;
-    fn or(self, left: Self::Words, right: Self::Words) -> Self::Words;
-    fn xor(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn bits(self, floats: Self::Floats) -> Self::Ints;
+    fn of_bits(self, words: Self::Ints) -> Self::Floats;
+    fn and(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
+    fn or(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
+    fn xor(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
     /// Wraps.
-    fn plus(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn plus(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
     /// The greater, unsigned.
-    fn max(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn max(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
     /// The lesser, unsigned.
-    fn min(self, left: Self::Words, right: Self::Words) -> Self::Words;
+    fn min(self, left: Self::Ints, right: Self::Ints) -> Self::Ints;
     /// `by` less than 32.
-    fn shl(self, words: Self::Words, by: u32) -> Self::Words;
+    fn shl(self, words: Self::Ints, by: u32) -> Self::Ints;
     /// Zeros come in; `by` less than 32.
-    fn shr(self, words: Self::Words, by: u32) -> Self::Words;
+    fn shr(self, words: Self::Ints, by: u32) -> Self::Ints;
     /// The nearest float of each lane as a signed integer.
-    fn signed(self, words: Self::Words) -> Self::Floats;
+    fn signed(self, words: Self::Ints) -> Self::Floats;
     /// `yes` where `left > right`, `no` elsewhere and where one is NaN.
     fn where_above(
         self,
         left: Self::Floats,
         right: Self::Floats,
-        yes: Self::Words,
-        no: Self::Words,
-    ) -> Self::Words;
+        yes: Self::Ints,
+        no: Self::Ints,
+    ) -> Self::Ints;
     /// `yes` where `left > right`, both signed, `no` elsewhere.
     fn where_exceeds(
         self,
-        left: Self::Words,
-        right: Self::Words,
-        yes: Self::Words,
-        no: Self::Words,
-    ) -> Self::Words;
+        left: Self::Ints,
+        right: Self::Ints,
+        yes: Self::Ints,
+        no: Self::Ints,
+    ) -> Self::Ints;
     /// Bit `i`: lane `i` of `left` exceeds that of `right`, both signed.
-    fn exceeding(self, left: Self::Words, right: Self::Words) -> u16;
+    fn exceeding(self, left: Self::Ints, right: Self::Ints) -> u16;
     /// The lowest byte of each lane.
-    fn narrow(self, words: Self::Words) -> [u8; LANES];
-    fn widen(self, bytes: [u8; LANES]) -> Self::Words;
-    fn widen_signed(self, bytes: [u8; LANES]) -> Self::Words;
+    fn narrow(self, words: Self::Ints) -> [u8; LANES];
+    fn widen(self, bytes: [u8; LANES]) -> Self::Ints;
+    fn widen_signed(self, bytes: [u8; LANES]) -> Self::Ints;
     /// Byte `i`: the lowest 4 bits of lane `i`, and above them those of lane `i + 8`. What lanes hold above must be 0.
-    fn fold(self, words: Self::Words) -> [u8; LANES / 2];
+    fn fold(self, words: Self::Ints) -> [u8; LANES / 2];
     /// The inverse of [`Simd::fold`].
-    fn unfold(self, bytes: [u8; LANES / 2]) -> Self::Words;
+    fn unfold(self, bytes: [u8; LANES / 2]) -> Self::Ints;
     /// The lower half of each lane, little-endian.
-    fn narrow_halves(self, words: Self::Words) -> [u8; 2 * LANES];
-    fn widen_halves(self, halves: [u8; 2 * LANES]) -> Self::Words;
+    fn narrow_halves(self, words: Self::Ints) -> [u8; 2 * LANES];
+    fn widen_halves(self, halves: [u8; 2 * LANES]) -> Self::Ints;
     /// To binary16; a NaN stays one, with bits that depend on the CPU.
     fn to_f16(self, floats: Self::Floats) -> [u8; 2 * LANES];
     /// From binary16, as above.
@@ -90,20 +90,7 @@ pub(crate) trait Simd: Copy {
     /// One stage of the Hadamard transform: the sum with lane `i ^ H` where `i & H` is 0, the difference from it elsewhere.
     fn butterfly<const H: usize>(self, floats: Self::Floats) -> Self::Floats;
     /// The entry at each lane's lowest 4 bits.
-    fn lookup(self, words: Self::Words, table: Self::Floats) -> Self::Floats;
-    /// The lanes whose bit is set, in order from the first lane on; what the others then hold is 0.
-    #[inline(always)]
-    fn compress(self, floats: Self::Floats, mut lanes: u16) -> Self::Floats {
-        let (from, mut to) = (self.lanes(floats), [0.0; LANES]);
-        for place in &mut to {
-            if lanes == 0 {
-                break;
-            }
-            *place = from.get(lanes.trailing_zeros() as usize).copied().unwrap_or_default();
-            lanes &= lanes - 1;
-        }
-        self.floats(to)
-    }
+    fn lookup(self, words: Self::Ints, table: Self::Floats) -> Self::Floats;
     /// Flips the sign of lane `i` where bit `i` is set.
     fn negate(self, floats: Self::Floats, lanes: u16) -> Self::Floats;
 
@@ -145,8 +132,8 @@ pub(crate) trait Simd: Copy {
     }
 
     #[inline(always)]
-    fn splat_word(self, value: u32) -> Self::Words {
-        self.words([value; LANES])
+    fn splat_int(self, value: u32) -> Self::Ints {
+        self.ints([value; LANES])
     }
 
     /// The lanes' sum, in pairs: 8 apart, 4 apart, 2 apart, neighbours.
@@ -167,7 +154,7 @@ pub(crate) trait Simd: Copy {
 
     /// The greatest lane, unsigned.
     #[inline(always)]
-    fn greatest(self, words: Self::Words) -> u32 {
+    fn greatest(self, words: Self::Ints) -> u32 {
         let lanes = self.lanes(self.of_bits(words));
         lanes.iter().fold(0, |most, lane| most.max(lane.to_bits()))
     }

@@ -19,7 +19,7 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 
 /// Four lanes each, in order.
 type Floats = [float32x4_t; 4];
-type Words = [uint32x4_t; 4];
+type Ints = [uint32x4_t; 4];
 /// Two lanes each, in order.
 type Doubles = [float64x2_t; 8];
 
@@ -47,26 +47,26 @@ fn both<A: Copy, B>([a, b, c, d]: [A; 4], [e, f, g, h]: [A; 4], of: impl Fn(A, A
 }
 
 #[inline(always)]
-fn chosen([a, b, c, d]: Words, [e, f, g, h]: Words, [i, j, k, l]: Words) -> Words {
+fn chosen([a, b, c, d]: Ints, [e, f, g, h]: Ints, [i, j, k, l]: Ints) -> Ints {
     // SAFETY: the registers exist, so the CPU has the instruction set.
     unsafe { [vbslq_u32(a, e, i), vbslq_u32(b, f, j), vbslq_u32(c, g, k), vbslq_u32(d, h, l)] }
 }
 
 #[inline(always)]
-fn exceeds(left: Words, right: Words) -> Words {
+fn exceeds(left: Ints, right: Ints) -> Ints {
     // SAFETY: as above.
     both(left, right, |a, b| unsafe { vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)) })
 }
 
 impl Simd for Neon {
     type Floats = Floats;
-    type Words = Words;
+    type Ints = Ints;
     type Doubles = Doubles;
 
     by! {
         floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
         lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
-        words(lanes: [u32; LANES]) -> Words = transmute(lanes);
+        ints(lanes: [u32; LANES]) -> Ints = transmute(lanes);
         doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
         double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
         accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
@@ -91,31 +91,31 @@ impl Simd for Neon {
             let ([a, b, c, d], [e, f, g, h], [i, j, k, l]) = (left, right, plus);
             [vfmaq_f32(i, a, e), vfmaq_f32(j, b, f), vfmaq_f32(k, c, g), vfmaq_f32(l, d, h)]
         };
-        bits(floats: Floats) -> Words = each(floats, |a| vreinterpretq_u32_f32(a));
-        of_bits(words: Words) -> Floats = each(words, |a| vreinterpretq_f32_u32(a));
-        and(left: Words, right: Words) -> Words = both(left, right, |a, b| vandq_u32(a, b));
-        or(left: Words, right: Words) -> Words = both(left, right, |a, b| vorrq_u32(a, b));
-        xor(left: Words, right: Words) -> Words = both(left, right, |a, b| veorq_u32(a, b));
-        plus(left: Words, right: Words) -> Words = both(left, right, |a, b| vaddq_u32(a, b));
-        max(left: Words, right: Words) -> Words = both(left, right, |a, b| vmaxq_u32(a, b));
-        min(left: Words, right: Words) -> Words = both(left, right, |a, b| vminq_u32(a, b));
-        shl(words: Words, by: u32) -> Words = each(words, |a| vshlq_u32(a, vdupq_n_s32(by.cast_signed())));
-        shr(words: Words, by: u32) -> Words = each(words, |a| vshlq_u32(a, vdupq_n_s32(-by.cast_signed())));
-        signed(words: Words) -> Floats = each(words, |a| vcvtq_f32_s32(vreinterpretq_s32_u32(a)));
-        where_above(left: Floats, right: Floats, yes: Words, no: Words) -> Words =
+        bits(floats: Floats) -> Ints = each(floats, |a| vreinterpretq_u32_f32(a));
+        of_bits(words: Ints) -> Floats = each(words, |a| vreinterpretq_f32_u32(a));
+        and(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vandq_u32(a, b));
+        or(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vorrq_u32(a, b));
+        xor(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| veorq_u32(a, b));
+        plus(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vaddq_u32(a, b));
+        max(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vmaxq_u32(a, b));
+        min(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vminq_u32(a, b));
+        shl(words: Ints, by: u32) -> Ints = each(words, |a| vshlq_u32(a, vdupq_n_s32(by.cast_signed())));
+        shr(words: Ints, by: u32) -> Ints = each(words, |a| vshlq_u32(a, vdupq_n_s32(-by.cast_signed())));
+        signed(words: Ints) -> Floats = each(words, |a| vcvtq_f32_s32(vreinterpretq_s32_u32(a)));
+        where_above(left: Floats, right: Floats, yes: Ints, no: Ints) -> Ints =
             chosen(both(left, right, |a, b| vcgtq_f32(a, b)), yes, no);
-        where_exceeds(left: Words, right: Words, yes: Words, no: Words) -> Words =
+        where_exceeds(left: Ints, right: Ints, yes: Ints, no: Ints) -> Ints =
             chosen(exceeds(left, right), yes, no);
-        exceeding(left: Words, right: Words) -> u16 = {
-            let places: Words = transmute::<[u32; LANES], Words>(core::array::from_fn(|i| 1 << i));
+        exceeding(left: Ints, right: Ints) -> u16 = {
+            let places: Ints = transmute::<[u32; LANES], Ints>(core::array::from_fn(|i| 1 << i));
             let [a, b, c, d] = both(exceeds(left, right), places, |a, b| vandq_u32(a, b));
             vaddvq_u32(vorrq_u32(vorrq_u32(a, b), vorrq_u32(c, d))) as u16
         };
-        narrow(words: Words) -> [u8; LANES] = {
+        narrow(words: Ints) -> [u8; LANES] = {
             let [a, b, c, d] = each(words, |a| vmovn_u32(a));
             transmute(vcombine_u8(vmovn_u16(vcombine_u16(a, b)), vmovn_u16(vcombine_u16(c, d))))
         };
-        widen(bytes: [u8; LANES]) -> Words = {
+        widen(bytes: [u8; LANES]) -> Ints = {
             let bytes: uint8x16_t = transmute(bytes);
             let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_u8(vget_high_u8(bytes)));
             [
@@ -125,7 +125,7 @@ impl Simd for Neon {
                 vmovl_u16(vget_high_u16(high)),
             ]
         };
-        widen_signed(bytes: [u8; LANES]) -> Words = {
+        widen_signed(bytes: [u8; LANES]) -> Ints = {
             let bytes: int8x16_t = transmute(bytes);
             let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_s8(vget_high_s8(bytes)));
             transmute([
@@ -135,29 +135,29 @@ impl Simd for Neon {
                 vmovl_s16(vget_high_s16(high)),
             ])
         };
-        fold(words: Words) -> [u8; LANES / 2] = {
+        fold(words: Ints) -> [u8; LANES / 2] = {
             let [a, b, c, d] = words;
             let low = vmovn_u32(vsliq_n_u32::<4>(a, c));
             let high = vmovn_u32(vsliq_n_u32::<4>(b, d));
             transmute(vmovn_u16(vcombine_u16(low, high)))
         };
-        unfold(bytes: [u8; LANES / 2]) -> Words = {
+        unfold(bytes: [u8; LANES / 2]) -> Ints = {
             let both = vmovl_u8(transmute::<[u8; LANES / 2], uint8x8_t>(bytes));
             let (low, high) = (vmovl_u16(vget_low_u16(both)), vmovl_u16(vget_high_u16(both)));
             let mask = vdupq_n_u32(15);
             [vandq_u32(low, mask), vandq_u32(high, mask), vshrq_n_u32::<4>(low), vshrq_n_u32::<4>(high)]
         };
-        narrow_halves(words: Words) -> [u8; 2 * LANES] = {
+        narrow_halves(words: Ints) -> [u8; 2 * LANES] = {
             let [a, b, c, d] = each(words, |a| vmovn_u32(a));
             transmute([vcombine_u16(a, b), vcombine_u16(c, d)])
         };
-        widen_halves(halves: [u8; 2 * LANES]) -> Words =
+        widen_halves(halves: [u8; 2 * LANES]) -> Ints =
             each(transmute::<[u8; 2 * LANES], [uint16x4_t; 4]>(halves), |a| vmovl_u16(a));
         to_f16(floats: Floats) -> [u8; 2 * LANES] =
             Portable.to_f16(transmute::<Floats, [f32; LANES]>(floats));
         of_f16(halves: [u8; 2 * LANES]) -> Floats =
             transmute::<[f32; LANES], Floats>(Portable.of_f16(halves));
-        lookup(words: Words, table: Floats) -> Floats = {
+        lookup(words: Ints, table: Floats) -> Floats = {
             let table: uint8x16x4_t = transmute(table);
             each(words, |a| {
                 // The four bytes of an entry stand at 4 times its place.
@@ -171,7 +171,7 @@ impl Simd for Neon {
                 transmute::<[i32; LANES], [int32x4_t; 4]>(core::array::from_fn(|i| 31 - i as i32));
             let word = vdupq_n_u32(u32::from(lanes));
             let signs = each(shifts, |shift| vandq_u32(vshlq_u32(word, shift), vdupq_n_u32(1 << 31)));
-            both(floats, transmute::<Words, Floats>(signs), |a, sign| {
+            both(floats, transmute::<Ints, Floats>(signs), |a, sign| {
                 vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(a), vreinterpretq_u32_f32(sign)))
             })
         };

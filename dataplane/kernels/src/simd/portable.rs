@@ -54,7 +54,7 @@ fn at<T: Copy + Default>(lanes: &[T; LANES], index: usize) -> T {
 
 impl Simd for Portable {
     type Floats = [f32; LANES];
-    type Words = [u32; LANES];
+    type Ints = [u32; LANES];
     type Doubles = [f64; LANES];
 
     #[inline(always)]
@@ -68,7 +68,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn words(self, lanes: [u32; LANES]) -> [u32; LANES] {
+    fn ints(self, lanes: [u32; LANES]) -> [u32; LANES] {
         lanes
     }
 

@@ -48,7 +48,7 @@ fn a_foreign_instruction_set_is_refused() {
 }
 
 #[test]
-fn errors_say_what_was_wrong() {
+fn error_texts_name_the_fault() {
     let error = KernelError::PartialElement { bytes: 10, dtype: Dtype::F32 };
     assert_eq!(error.to_string(), "10 bytes are not a whole number of f32 elements");
     assert_eq!(KernelError::Sources { given: 9 }.to_string(), "a pass reads 1 to 8 sources, not 9");

@@ -32,7 +32,7 @@ pub(crate) unsafe fn hash(powers: &Powers, parts: [&[u8]; 2]) -> [u8; BLOCK] {
             state = add_group(powers, state, group);
         }
         if !rest.is_empty() {
-            state = add_rest(powers, state, rest);
+            state = add_remainder(powers, state, rest);
         }
     }
     let mut bytes = [0; BLOCK];
@@ -121,7 +121,7 @@ fn add_group(powers: &Powers, state: __m128i, group: &[u8; GROUP * BLOCK]) -> __
 /// Less than a group, the last block filled up with zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,vpclmulqdq")]
-fn add_rest(powers: &Powers, state: __m128i, rest: &[u8]) -> __m128i {
+fn add_remainder(powers: &Powers, state: __m128i, rest: &[u8]) -> __m128i {
     let blocks = rest.len().div_ceil(BLOCK);
     let mut sum: Option<Products> = None;
     for (at, piece) in rest.chunks(WIDE).enumerate().rev() {

@@ -5,18 +5,18 @@
 //! and received before the next one over its link is sent.
 
 use crate::direct::AHEAD;
-use crate::plan::{Plan, PlanError, Request, Shots};
-use crate::program::{Form, Part, Participant, Stage};
+use crate::plan::{Algorithm, Plan, PlanError, Request};
+use crate::program::{Encoding, Part, Participant, Stage};
 use crate::segmentation::BROADCAST_PARTS;
 use harmonaize_abi::{Collective, Rank};
 
 /// A message over a link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Agreed {
+pub(super) struct AgreedMessage {
     pub(super) index: u32,
     pub(super) of: u32,
-    pub(super) form: Form,
-    pub(super) holds: Holds,
+    pub(super) encoding: Encoding,
+    pub(super) content: AgreedContent,
     /// When it is sent.
     pub(super) sent: u64,
     /// When it is received.
@@ -25,7 +25,7 @@ pub(super) struct Agreed {
 
 /// What a message holds, before it is encoded.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Holds {
+pub(super) enum AgreedContent {
     /// It is empty.
     Nothing,
     /// A block of a rank's input.
@@ -51,7 +51,7 @@ pub(super) enum Results {
     /// All add contributions in the same order, each participant's as that of its [`Sum`].
     Alike(Vec<Sum>),
     /// Each part is added up by one, and perhaps encoded there.
-    Once(Vec<(Part, Sum, Form)>),
+    Once(Vec<(Part, Sum, Encoding)>),
 }
 
 /// See the module's documentation.
@@ -88,7 +88,7 @@ impl<'a> Protocol<'a> {
     }
 
     /// Every message from the participant at `position` to the one `distance` places on, in order.
-    pub(super) fn messages(&self, position: u32, distance: u32) -> Result<Vec<Agreed>, PlanError> {
+    pub(super) fn messages(&self, position: u32, distance: u32) -> Result<Vec<AgreedMessage>, PlanError> {
         let link = Link {
             protocol: self,
             position,
@@ -96,22 +96,24 @@ impl<'a> Protocol<'a> {
             from: self.plan.at(position, 0)?,
             to: self.plan.at(position, distance)?,
         };
-        let straight = self.codes() || self.request.shots == Shots::One;
+        let straight = self.codes() || self.request.algorithm == Algorithm::OneShot;
         let next = distance == 1;
-        match (self.request.collective, self.request.shots) {
+        match (self.request.collective, self.request.algorithm) {
             (Collective::AllReduce, _) if self.codes() => Ok(link.coded_sums()),
-            (Collective::AllReduce, Shots::One) => Ok(vec![link.contribution(0, Part::whole(0), 0)]),
-            (Collective::AllReduce, Shots::Two) => Ok(link.sums()),
-            (Collective::AllReduce, Shots::Many) if next => link.ring(),
+            (Collective::AllReduce, Algorithm::OneShot) => Ok(vec![link.contribution(0, Part::whole(0), 0)]),
+            (Collective::AllReduce, Algorithm::TwoShot) => Ok(link.sums()),
+            (Collective::AllReduce, Algorithm::Ring) if next => link.ring(),
             (Collective::AllToAll, _) => Ok(link.blocks()),
             (Collective::AllGather, _) if straight => Ok(link.gathered()),
             (Collective::AllGather, _) if next => link.gathered_round(),
-            (Collective::ReduceScatter, Shots::One) => Ok(link.scattered()),
+            (Collective::ReduceScatter, Algorithm::OneShot) => Ok(link.scattered()),
             (Collective::ReduceScatter, _) if next => link.scattered_round(),
             (Collective::Broadcast, _) => Ok(link.broadcast()),
-            (Collective::Barrier, Shots::One) => Ok(vec![Agreed::at(0, Holds::Nothing)]),
+            (Collective::Barrier, Algorithm::OneShot) => {
+                Ok(vec![AgreedMessage::at(0, AgreedContent::Nothing)])
+            }
             (Collective::Barrier, _) if distance.is_power_of_two() => {
-                Ok(vec![Agreed::at(2 * u64::from(distance.ilog2()), Holds::Nothing)])
+                Ok(vec![AgreedMessage::at(2 * u64::from(distance.ilog2()), AgreedContent::Nothing)])
             }
             _ => Ok(Vec::new()),
         }
@@ -126,10 +128,10 @@ impl<'a> Protocol<'a> {
         let complete = |by| Sum { by, block: 0, start: 0, count: of };
         let part = |index| Part { block: 0, index, of };
         let owned = |form| (0..of).map(|index| (part(index), complete(Participant(index)), form)).collect();
-        match self.request.shots {
-            _ if self.codes() => Ok(Results::Once(owned(Form::Coded(Stage::Result)))),
-            Shots::Two => Ok(Results::Once(owned(Form::Exact))),
-            Shots::One => {
+        match self.request.algorithm {
+            _ if self.codes() => Ok(Results::Once(owned(Encoding::Coded(Stage::Result)))),
+            Algorithm::TwoShot => Ok(Results::Once(owned(Encoding::Exact))),
+            Algorithm::OneShot => {
                 let mut sums = vec![complete(Participant(0)); of as usize];
                 for (start, by) in (0..).zip(self.plan.order()) {
                     let sum = sums.get_mut(by.0 as usize).ok_or(PlanError::Inconsistent)?;
@@ -137,10 +139,10 @@ impl<'a> Protocol<'a> {
                 }
                 Ok(Results::Alike(sums))
             }
-            Shots::Many => {
+            Algorithm::Ring => {
                 let chunk = |index| {
                     let by = self.plan.at(index, of - 1)?;
-                    Ok((part(index), complete(by), Form::Exact))
+                    Ok((part(index), complete(by), Encoding::Exact))
                 };
                 Ok(Results::Once((0..of).map(chunk).collect::<Result<_, _>>()?))
             }
@@ -148,10 +150,10 @@ impl<'a> Protocol<'a> {
     }
 }
 
-impl Agreed {
+impl AgreedMessage {
     /// A message of a whole segment that is sent then, and received before anything else happens.
-    fn at(sent: u64, holds: Holds) -> Self {
-        Self { index: 0, of: 1, form: Form::Exact, holds, sent, received: sent + 1 }
+    fn at(sent: u64, content: AgreedContent) -> Self {
+        Self { index: 0, of: 1, encoding: Encoding::Exact, content, sent, received: sent + 1 }
     }
 
     fn part(self, part: Part) -> Self {
@@ -159,7 +161,7 @@ impl Agreed {
     }
 
     fn coded(self, stage: Stage) -> Self {
-        Self { form: Form::Coded(stage), ..self }
+        Self { encoding: Encoding::Coded(stage), ..self }
     }
 }
 
@@ -192,33 +194,33 @@ impl Link<'_> {
     }
 
     /// What the sender itself adds.
-    fn contribution(&self, block: u32, part: Part, sent: u64) -> Agreed {
+    fn contribution(&self, block: u32, part: Part, sent: u64) -> AgreedMessage {
         let sum = Sum { by: self.from, block, start: self.position, count: 1 };
-        Agreed::at(sent, Holds::Sum(sum)).part(part)
+        AgreedMessage::at(sent, AgreedContent::Sum(sum)).part(part)
     }
 
     /// A sum that the sender has completed of the part that it owns.
-    fn complete(&self, sent: u64) -> Agreed {
+    fn complete(&self, sent: u64) -> AgreedMessage {
         let sum = Sum { by: self.from, block: 0, start: 0, count: self.all() };
-        Agreed::at(sent, Holds::Sum(sum)).part(self.part_of(self.from))
+        AgreedMessage::at(sent, AgreedContent::Sum(sum)).part(self.part_of(self.from))
     }
 
     /// AllReduce in two shots.
-    fn sums(&self) -> Vec<Agreed> {
+    fn sums(&self) -> Vec<AgreedMessage> {
         vec![self.contribution(0, self.part_of(self.to), 0), self.complete(2)]
     }
 
     /// The same coded: contributions are sent some rounds ahead of what is received.
-    fn coded_sums(&self) -> Vec<Agreed> {
+    fn coded_sums(&self) -> Vec<AgreedMessage> {
         let ahead = |round: u32| 2 * (u64::from(round) + u64::from(AHEAD));
         let contribution = self.contribution(0, self.part_of(self.to), 2 * u64::from(self.distance));
-        let contribution = Agreed { received: ahead(self.distance) - 1, ..contribution };
+        let contribution = AgreedMessage { received: ahead(self.distance) - 1, ..contribution };
         let complete = self.complete(ahead(self.all()));
         vec![contribution.coded(Stage::Contribution), complete.coded(Stage::Result)]
     }
 
     /// AllReduce along the ring: a chunk that begins here, then those that others have added to; then what is complete, first the chunk that is so here.
-    fn ring(&self) -> Result<Vec<Agreed>, PlanError> {
+    fn ring(&self) -> Result<Vec<AgreedMessage>, PlanError> {
         let of = self.all();
         let message = |round: u32| {
             let index = self.back(round);
@@ -227,30 +229,36 @@ impl Link<'_> {
             } else {
                 Sum { by: self.protocol.plan.at(index, of - 1)?, block: 0, start: 0, count: of }
             };
-            Ok(Agreed::at(2 * u64::from(round), Holds::Sum(sum)).part(Part { block: 0, index, of }))
+            Ok(AgreedMessage::at(2 * u64::from(round), AgreedContent::Sum(sum)).part(Part {
+                block: 0,
+                index,
+                of,
+            }))
         };
         (0..2 * (of - 1)).map(message).collect()
     }
 
     /// AllToAll: a message for each pair of ranks, in the round of this distance.
-    fn blocks(&self) -> Vec<Agreed> {
+    fn blocks(&self) -> Vec<AgreedMessage> {
         let most = u64::from(self.protocol.most);
         let round = u64::from(self.distance) * 2 * most * most;
         let to = self.ranks(self.to);
         let pairs = self.ranks(self.from).iter().flat_map(|from| to.iter().map(move |to| (*from, to.0)));
-        let message =
-            |(count, (from, to)): (u64, (Rank, u32))| Agreed::at(round + 2 * count, Holds::Input(from, to));
+        let message = |(count, (from, to)): (u64, (Rank, u32))| {
+            AgreedMessage::at(round + 2 * count, AgreedContent::Input(from, to))
+        };
         (0_u64..).zip(pairs).map(message).map(|message| self.moved(message)).collect()
     }
 
-    fn moved(&self, message: Agreed) -> Agreed {
+    fn moved(&self, message: AgreedMessage) -> AgreedMessage {
         if self.protocol.codes() { message.coded(Stage::Moved) } else { message }
     }
 
     /// AllGather straight to all.
-    fn gathered(&self) -> Vec<Agreed> {
+    fn gathered(&self) -> Vec<AgreedMessage> {
         let own = (0..).zip(self.ranks(self.from));
-        own.map(|(pass, rank)| self.moved(Agreed::at(2 * pass, Holds::Input(*rank, 0)))).collect()
+        own.map(|(pass, rank)| self.moved(AgreedMessage::at(2 * pass, AgreedContent::Input(*rank, 0))))
+            .collect()
     }
 
     /// Of each pass, the ranks of participants so many places back.
@@ -270,37 +278,37 @@ impl Link<'_> {
     }
 
     /// AllGather along the ring: the own block, then those that come by.
-    fn gathered_round(&self) -> Result<Vec<Agreed>, PlanError> {
+    fn gathered_round(&self) -> Result<Vec<AgreedMessage>, PlanError> {
         let passing = self.passing(0..self.all() - 1)?.into_iter();
-        Ok(passing.map(|(sent, _, rank)| Agreed::at(sent, Holds::Input(rank, 0))).collect())
+        Ok(passing.map(|(sent, _, rank)| AgreedMessage::at(sent, AgreedContent::Input(rank, 0))).collect())
     }
 
     /// ReduceScatter straight to the owners.
-    fn scattered(&self) -> Vec<Agreed> {
+    fn scattered(&self) -> Vec<AgreedMessage> {
         let to = (0..).zip(self.ranks(self.to));
         to.map(|(pass, rank)| self.contribution(rank.0, Part::whole(0), 2 * pass)).collect()
     }
 
     /// ReduceScatter along the ring: each block begins after its owner.
-    fn scattered_round(&self) -> Result<Vec<Agreed>, PlanError> {
+    fn scattered_round(&self) -> Result<Vec<AgreedMessage>, PlanError> {
         let message = |(sent, count, rank): (u64, u32, Rank)| {
             let sum = Sum { by: self.from, block: rank.0, start: self.back(count - 1), count };
-            Agreed::at(sent, Holds::Sum(sum))
+            AgreedMessage::at(sent, AgreedContent::Sum(sum))
         };
         Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
     }
 
     /// Broadcast: from the root to everybody, or each to the next but the last, part by part.
-    fn broadcast(&self) -> Vec<Agreed> {
-        let holds = Holds::Input(self.protocol.request.root, 0);
+    fn broadcast(&self) -> Vec<AgreedMessage> {
+        let holds = AgreedContent::Input(self.protocol.request.root, 0);
         let hops = self.back(self.protocol.root);
-        match self.protocol.request.shots {
-            Shots::One if hops == 0 => vec![Agreed::at(0, holds)],
-            Shots::Many | Shots::Two if self.distance == 1 && hops + 1 < self.all() => {
+        match self.protocol.request.algorithm {
+            Algorithm::OneShot if hops == 0 => vec![AgreedMessage::at(0, holds)],
+            Algorithm::Ring | Algorithm::TwoShot if self.distance == 1 && hops + 1 < self.all() => {
                 let of = BROADCAST_PARTS;
                 let part = |index| Part { block: 0, index, of };
                 let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
-                (0..of).map(|index| Agreed::at(sent(index), holds).part(part(index))).collect()
+                (0..of).map(|index| AgreedMessage::at(sent(index), holds).part(part(index))).collect()
             }
             _ => Vec::new(),
         }

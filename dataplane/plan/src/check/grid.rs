@@ -78,11 +78,11 @@ impl Eq for Fraction {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::program::{Operand, Participant, Place, Step, StepKind};
+    use crate::program::{Buffer, Operand, Participant, Step, StepKind};
 
     #[test]
     fn halves_and_thirds_make_four_ranges() {
-        let operand = |of| Operand::exact(Place::Peer(Participant(0)), Part { block: 0, index: 0, of });
+        let operand = |of| Operand::exact(Buffer::Peer(Participant(0)), Part { block: 0, index: 0, of });
         let step = Step {
             kind: StepKind::Move,
             sources: vec![operand(2)],

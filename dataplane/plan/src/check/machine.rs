@@ -5,14 +5,14 @@ use super::memory::{Content, Memory};
 use super::values::{Value, Values};
 use super::{Fault, Usage};
 use crate::plan::{Local, Plan, Request};
-use crate::program::{Form, Operand, Participant, Place, Program, Step, StepKind};
+use crate::program::{Buffer, Encoding, Operand, Participant, Program, Step, StepKind};
 use harmonaize_abi::Rank;
 
 /// What goes from one participant to another.
 pub(super) struct Message {
     pub(super) index: u32,
     pub(super) of: u32,
-    pub(super) form: Form,
+    pub(super) encoding: Encoding,
     /// `None`: an empty message.
     pub(super) content: Option<Content>,
 }
@@ -96,8 +96,8 @@ impl Machine {
         }
         let mut sources = Vec::with_capacity(step.sources.len());
         for operand in &step.sources {
-            let content = match operand.place {
-                Place::Peer(peer) => {
+            let content = match operand.buffer {
+                Buffer::Peer(peer) => {
                     self.received += 1;
                     let message = links.receive(values, grid, [peer, me])?;
                     message.take(operand, step.destinations.is_empty()).ok_or(Fault::Message(peer))?
@@ -111,17 +111,17 @@ impl Machine {
             _ => sources.pop(),
         };
         let form = match (step.kind, step.sources.first()) {
-            (StepKind::Reduce { .. }, _) | (_, None) => Form::Exact,
-            (_, Some(source)) => source.form,
+            (StepKind::Reduce { .. }, _) | (_, None) => Encoding::Exact,
+            (_, Some(source)) => source.encoding,
         };
         for operand in &step.destinations {
-            let content = result.as_ref().map(|result| encode(values, me, result, form, operand.form));
+            let content = result.as_ref().map(|result| encode(values, me, result, form, operand.encoding));
             let content = content.transpose()?;
-            match (operand.place, content) {
-                (Place::Peer(peer), content) => {
+            match (operand.buffer, content) {
+                (Buffer::Peer(peer), content) => {
                     self.sent += 1;
                     let (index, of) = (operand.part.index, operand.part.of);
-                    let message = Message { index, of, form: operand.form, content };
+                    let message = Message { index, of, encoding: operand.encoding, content };
                     links.send(values, grid, [me, peer], message)?;
                 }
                 (_, Some(content)) => {
@@ -138,7 +138,8 @@ impl Machine {
 impl Message {
     /// What the message brings, if it is what the operand expects.
     fn take(self, operand: &Operand, nothing: bool) -> Option<Content> {
-        let fits = (self.index, self.of, self.form) == (operand.part.index, operand.part.of, operand.form);
+        let fits =
+            (self.index, self.of, self.encoding) == (operand.part.index, operand.part.of, operand.encoding);
         match self.content {
             Some(content) if fits && !nothing => Some(content),
             None if fits && nothing => Some(Vec::new()),
@@ -149,7 +150,7 @@ impl Message {
 
 /// Which memory a step goes on using after it was issued: what it fetches, stores or sends.
 fn note_unfinished(memory: &mut Memory, grid: &Grid, index: u32, step: &Step) {
-    let is_peer = |operand: &&Operand| matches!(operand.place, Place::Peer(_));
+    let is_peer = |operand: &&Operand| matches!(operand.buffer, Buffer::Peer(_));
     let sends = step.destinations.iter().any(|operand| is_peer(&operand));
     let kept = step.destinations.iter().find(|operand| !is_peer(operand));
     match step.kind {
@@ -186,11 +187,11 @@ fn encode(
     values: &mut Values,
     by: Participant,
     content: &Content,
-    from: Form,
-    to: Form,
+    from: Encoding,
+    to: Encoding,
 ) -> Result<Content, Fault> {
     match to {
-        Form::Coded(stage) if from != to => {
+        Encoding::Coded(stage) if from != to => {
             content.iter().map(|value| values.encode(by, stage, *value)).collect()
         }
         _ => Ok(content.clone()),

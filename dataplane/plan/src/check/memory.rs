@@ -4,7 +4,7 @@ use super::Fault;
 use super::grid::Grid;
 use super::values::{Value, Values};
 use crate::plan::{Local, Plan, Request};
-use crate::program::{Form, Operand, Part, Participant, Place, Program, Retention, Slot};
+use crate::program::{Buffer, Encoding, Operand, Part, Participant, Program, Retention, Slot};
 use harmonaize_abi::{Collective, Rank};
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ pub(super) struct Memory {
     /// Whether outputs may be inputs at the same time.
     in_place: bool,
     /// Whose inputs must not be overwritten before the acknowledgement.
-    held: Held,
+    protected: ProtectedInputs,
     copied: bool,
     copying: u32,
     /// By step: known to have completed.
@@ -29,8 +29,8 @@ pub(super) struct Memory {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Held {
-    Nobody,
+enum ProtectedInputs {
+    None,
     All,
     Root(Rank),
 }
@@ -55,11 +55,11 @@ struct Use {
 
 #[derive(Default)]
 struct Staged {
-    content: Option<(Part, Form, Content)>,
+    content: Option<(Part, Encoding, Content)>,
     /// Written by a copying step.
     copy: bool,
     /// Read later: must stay.
-    kept: bool,
+    retained: bool,
     reads: Vec<Use>,
     writes: Vec<Use>,
 }
@@ -81,10 +81,10 @@ impl Memory {
             output: vec![None; cells(blocks)],
             ..Default::default()
         };
-        let held = match (local.retention, request.collective) {
-            (Retention::HoldOutputs, Collective::Broadcast) if several => Held::Root(request.root),
-            (Retention::HoldOutputs, _) if several => Held::All,
-            _ => Held::Nobody,
+        let protected = match (local.retention, request.collective) {
+            (Retention::HoldOutputs, Collective::Broadcast) if several => ProtectedInputs::Root(request.root),
+            (Retention::HoldOutputs, _) if several => ProtectedInputs::All,
+            _ => ProtectedInputs::None,
         };
         let in_place = match request.collective {
             // Only its own input is written where it lies.
@@ -102,7 +102,7 @@ impl Memory {
             ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors())).collect(),
             slots: program.slots.iter().map(|_| Staged::default()).collect(),
             in_place,
-            held,
+            protected,
             copied: several && local.retention == Retention::CopyInputs,
             copying: program.copying,
             done: vec![false; program.steps.len()],
@@ -138,36 +138,36 @@ impl Memory {
     ) -> Result<Content, Fault> {
         let atoms = grid.range(operand.part);
         let (lo, hi) = self.cells(operand, grid);
-        match operand.place {
-            Place::Input(rank) => {
+        match operand.buffer {
+            Buffer::Input(rank) => {
                 if self.copied && step >= self.copying {
                     return Err(Fault::Copied);
                 }
-                let tensors = self.ranks.get(&rank).ok_or(Fault::Place)?;
+                let tensors = self.ranks.get(&rank).ok_or(Fault::Buffer)?;
                 if tensors.overwritten.get(lo..hi).is_none_or(|cells| cells.contains(&true)) {
                     return Err(Fault::Overwritten(rank));
                 }
                 Ok(atoms.map(|atom| values.leaf(rank, operand.part.block, atom)).collect())
             }
-            Place::Output(rank) => {
-                let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Place)?;
+            Buffer::Output(rank) => {
+                let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Buffer)?;
                 unused(&mut tensors.output_writes, &self.done, lo, hi)?;
-                let cells = tensors.output.get(lo..hi).ok_or(Fault::Place)?;
+                let cells = tensors.output.get(lo..hi).ok_or(Fault::Buffer)?;
                 cells.iter().map(|cell| cell.ok_or(Fault::Undefined)).collect()
             }
-            Place::Staging(slot) => {
+            Buffer::Staging(slot) => {
                 let late = step >= self.copying;
-                let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Place)?;
+                let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Buffer)?;
                 unused(&mut staged.writes, &self.done, 0, 1)?;
-                staged.kept |= staged.copy && late;
+                staged.retained |= staged.copy && late;
                 match &staged.content {
-                    Some((part, form, content)) if *part == operand.part && *form == operand.form => {
+                    Some((part, form, content)) if *part == operand.part && *form == operand.encoding => {
                         Ok(content.clone())
                     }
                     _ => Err(Fault::Undefined),
                 }
             }
-            Place::Peer(_) => Err(Fault::Place),
+            Buffer::Peer(_) => Err(Fault::Buffer),
         }
     }
 
@@ -181,10 +181,10 @@ impl Memory {
         content: &Content,
         committed: bool,
     ) -> Result<(), Fault> {
-        match operand.place {
-            Place::Output(rank) => self.write_output(values, grid, (rank, operand), content, committed),
-            Place::Staging(slot) => self.write_slot(step, slot, operand, content),
-            Place::Input(_) | Place::Peer(_) => Err(Fault::Destinations),
+        match operand.buffer {
+            Buffer::Output(rank) => self.write_output(values, grid, (rank, operand), content, committed),
+            Buffer::Staging(slot) => self.write_slot(step, slot, operand, content),
+            Buffer::Input(_) | Buffer::Peer(_) => Err(Fault::Destinations),
         }
     }
 
@@ -197,10 +197,10 @@ impl Memory {
         committed: bool,
     ) -> Result<(), Fault> {
         let (lo, hi) = self.cells(operand, grid);
-        let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Place)?;
+        let tensors = self.ranks.get_mut(&rank).ok_or(Fault::Buffer)?;
         unused(&mut tensors.output_writes, &self.done, lo, hi)?;
         unused(&mut tensors.output_reads, &self.done, lo, hi)?;
-        let cells = tensors.output.get_mut(lo..hi).ok_or(Fault::Place)?;
+        let cells = tensors.output.get_mut(lo..hi).ok_or(Fault::Buffer)?;
         for (cell, value) in cells.iter_mut().zip(content) {
             *cell = Some(*value);
         }
@@ -212,7 +212,9 @@ impl Memory {
             if *value == values.leaf(rank, input, atom) {
                 continue; // Its own input: in place, nothing changes.
             }
-            if !committed && (self.held == Held::All || self.held == Held::Root(rank)) {
+            if !committed
+                && (self.protected == ProtectedInputs::All || self.protected == ProtectedInputs::Root(rank))
+            {
                 return Err(Fault::Uncommitted(rank));
             }
             unused(&mut tensors.input_reads, &self.done, cell, cell + 1)?;
@@ -231,14 +233,14 @@ impl Memory {
         content: &Content,
     ) -> Result<(), Fault> {
         let early = step < self.copying;
-        let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Place)?;
+        let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Buffer)?;
         unused(&mut staged.reads, &self.done, 0, 1)?;
         unused(&mut staged.writes, &self.done, 0, 1)?;
-        if staged.kept && !early {
+        if staged.retained && !early {
             return Err(Fault::Copied);
         }
         staged.copy = early;
-        staged.content = Some((operand.part, operand.form, content.clone()));
+        staged.content = Some((operand.part, operand.encoding, content.clone()));
         Ok(())
     }
 
@@ -246,23 +248,23 @@ impl Memory {
     pub(super) fn reading(&mut self, grid: &Grid, step: u32, operand: &Operand) {
         let (lo, hi) = self.cells(operand, grid);
         let span = Use { step, lo, hi };
-        match operand.place {
-            Place::Input(rank) => {
+        match operand.buffer {
+            Buffer::Input(rank) => {
                 if let Some(tensors) = self.ranks.get_mut(&rank) {
                     tensors.input_reads.push(span);
                 }
             }
-            Place::Output(rank) => {
+            Buffer::Output(rank) => {
                 if let Some(tensors) = self.ranks.get_mut(&rank) {
                     tensors.output_reads.push(span);
                 }
             }
-            Place::Staging(slot) => {
+            Buffer::Staging(slot) => {
                 if let Some(staged) = self.slots.get_mut(usize::from(slot.0)) {
                     staged.reads.push(span);
                 }
             }
-            Place::Peer(_) => {}
+            Buffer::Peer(_) => {}
         }
     }
 
@@ -270,18 +272,18 @@ impl Memory {
     pub(super) fn writing(&mut self, grid: &Grid, step: u32, operand: &Operand) {
         let (lo, hi) = self.cells(operand, grid);
         let span = Use { step, lo, hi };
-        match operand.place {
-            Place::Output(rank) => {
+        match operand.buffer {
+            Buffer::Output(rank) => {
                 if let Some(tensors) = self.ranks.get_mut(&rank) {
                     tensors.output_writes.push(span);
                 }
             }
-            Place::Staging(slot) => {
+            Buffer::Staging(slot) => {
                 if let Some(staged) = self.slots.get_mut(usize::from(slot.0)) {
                     staged.writes.push(span);
                 }
             }
-            Place::Input(_) | Place::Peer(_) => {}
+            Buffer::Input(_) | Buffer::Peer(_) => {}
         }
     }
 
@@ -294,7 +296,7 @@ impl Memory {
 
     /// Cells of a tensor that an operand covers; of a slot, its one cell.
     fn cells(&self, operand: &Operand, grid: &Grid) -> (usize, usize) {
-        if let Place::Staging(_) = operand.place {
+        if let Buffer::Staging(_) = operand.buffer {
             return (0, 1);
         }
         let start = operand.part.block as usize * self.atoms as usize;

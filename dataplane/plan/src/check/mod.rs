@@ -30,12 +30,12 @@
 //! It may refuse what [`check`] would pass, say another order of messages that would do as well; no algorithm here needs it to.
 
 mod agreed;
-mod alone;
 mod grid;
 mod machine;
 mod memory;
 mod run;
 mod shape;
+mod single;
 mod values;
 
 use crate::plan::{Local, Plan, Request};
@@ -184,7 +184,7 @@ pub enum Fault {
     Part(Part),
     /// No such local rank, peer or slot, or the participant itself as peer.
     #[error("an operand's place does not exist")]
-    Place,
+    Buffer,
     /// A mapped rank's tensor where only a remote one can be, or the other way round.
     #[error("rank {0}'s memory cannot be reached by this kind of step")]
     Access(Rank),
@@ -193,7 +193,7 @@ pub enum Fault {
     Reduce,
     /// A form that this kind of step cannot read or write, or coded elements where nothing is coded.
     #[error("elements in a form in which they cannot be here")]
-    Form,
+    Encoding,
     /// A contribution that was reduced or encoded before, or a result that is not complete.
     #[error("encodes what is not what its stage says")]
     Stage,
@@ -295,7 +295,7 @@ pub fn check_own(
     rooted(plan, request)?;
     let grid = grid(plan, request, core::slice::from_ref(program), plan.group().local(me).len() as u32)?;
     shape::check(plan, request, me, program, local)?;
-    let alone = alone::Alone::new(plan, request, me, program, local, grid)?;
+    let alone = single::SingleCheck::new(plan, request, me, program, local, grid)?;
     if let Some(peer) = alone.sends_to().filter(|_| landing_slots == 0) {
         return Err(CheckError::Deadlock { participant: me, step: 0, wait: Wait::Credit(peer) });
     }

@@ -5,7 +5,7 @@ use super::machine::{Links, Machine, Message};
 use super::values::{Value, Values};
 use super::{CheckError, Fault, Found, Report, Usage, Wait};
 use crate::plan::{Local, Plan, Request};
-use crate::program::{Participant, Place, Program, Step};
+use crate::program::{Buffer, Participant, Program, Step};
 use harmonaize_abi::{Collective, Rank};
 use std::collections::{HashMap, VecDeque};
 
@@ -109,7 +109,7 @@ impl<'a> Run<'a> {
             }
             self.issue(me, index, step)?;
             for operand in step.sources.iter().chain(&step.destinations) {
-                if let Place::Peer(peer) = operand.place
+                if let Buffer::Peer(peer) = operand.buffer
                     && let Some(queued) = self.queued.get_mut(peer.0 as usize)
                     && !core::mem::replace(queued, true)
                 {
@@ -123,13 +123,13 @@ impl<'a> Run<'a> {
     /// What a step must wait for before it can be issued.
     fn blocked(&self, me: Participant, step: &Step) -> Option<Wait> {
         let waiting = |from, to| self.channels.0.get(&(from, to)).map_or(0, VecDeque::len);
-        let message = step.sources.iter().find_map(|operand| match operand.place {
-            Place::Peer(peer) if waiting(peer, me) == 0 => Some(Wait::Message(peer)),
+        let message = step.sources.iter().find_map(|operand| match operand.buffer {
+            Buffer::Peer(peer) if waiting(peer, me) == 0 => Some(Wait::Message(peer)),
             _ => None,
         });
         message.or_else(|| {
-            step.destinations.iter().find_map(|operand| match operand.place {
-                Place::Peer(peer) if waiting(me, peer) >= self.landing_slots as usize => {
+            step.destinations.iter().find_map(|operand| match operand.buffer {
+                Buffer::Peer(peer) if waiting(me, peer) >= self.landing_slots as usize => {
                     Some(Wait::Credit(peer))
                 }
                 _ => None,
@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
 
     fn issue(&mut self, me: Participant, index: u32, step: &Step) -> Result<(), CheckError> {
         let wrong = |fault| CheckError::Step { participant: me, step: index, fault };
-        let machine = self.machines.get_mut(me.0 as usize).ok_or_else(|| wrong(Fault::Place))?;
+        let machine = self.machines.get_mut(me.0 as usize).ok_or_else(|| wrong(Fault::Buffer))?;
         machine.execute(&mut self.values, &self.grid, &mut self.channels, step).map_err(wrong)
     }
 

@@ -3,7 +3,7 @@
 use super::{CheckError, Fault};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{
-    Access, Form, MAX_SOURCES, Operand, Participant, Place, Program, Retention, Stage, Step, StepKind,
+    Access, Buffer, Encoding, MAX_SOURCES, Operand, Participant, Program, Retention, Stage, Step, StepKind,
 };
 use harmonaize_abi::{Collective, Rank};
 
@@ -50,7 +50,7 @@ pub(super) fn check(
 }
 
 fn is_peer(operand: &Operand) -> bool {
-    matches!(operand.place, Place::Peer(_))
+    matches!(operand.buffer, Buffer::Peer(_))
 }
 
 impl Shape<'_> {
@@ -69,11 +69,11 @@ impl Shape<'_> {
         if repeats(&step.destinations, |_| true) || repeats(&step.sources, is_peer) {
             return Err(Fault::Repeated);
         }
-        if step.destinations.iter().any(|operand| matches!(operand.place, Place::Input(_))) {
+        if step.destinations.iter().any(|operand| matches!(operand.buffer, Buffer::Input(_))) {
             return Err(Fault::Destinations);
         }
         self.counts(step)?;
-        let coded = |operand: &Operand| operand.form != Form::Exact;
+        let coded = |operand: &Operand| operand.encoding != Encoding::Exact;
         if !step.sources.iter().chain(&step.destinations).any(coded) {
             return Ok(());
         }
@@ -82,14 +82,14 @@ impl Shape<'_> {
                 self.request.collective,
                 Collective::AllReduce | Collective::AllToAll | Collective::AllGather
             );
-        if codes && fits(step) { Ok(()) } else { Err(Fault::Form) }
+        if codes && fits(step) { Ok(()) } else { Err(Fault::Encoding) }
     }
 
     fn operand(&self, kind: StepKind, operand: &Operand) -> Result<(), Fault> {
-        let blocks = match operand.place {
-            Place::Input(rank) | Place::Output(rank) => {
+        let blocks = match operand.buffer {
+            Buffer::Input(rank) | Buffer::Output(rank) => {
                 if !self.ranks.contains(&rank) {
-                    return Err(Fault::Place);
+                    return Err(Fault::Buffer);
                 }
                 let reached = match kind {
                     StepKind::Move | StepKind::Reduce { .. } => Access::Mapped,
@@ -98,22 +98,22 @@ impl Shape<'_> {
                 if (self.local.access)(rank) != reached {
                     return Err(Fault::Access(rank));
                 }
-                if operand.form != Form::Exact {
-                    return Err(Fault::Form);
+                if operand.encoding != Encoding::Exact {
+                    return Err(Fault::Encoding);
                 }
                 let [input, output] = self.blocks;
-                if matches!(operand.place, Place::Input(_)) { input } else { output }
+                if matches!(operand.buffer, Buffer::Input(_)) { input } else { output }
             }
-            Place::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
-                None => return Err(Fault::Place),
+            Buffer::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
+                None => return Err(Fault::Buffer),
                 Some(divisor) if operand.part.of < *divisor || *divisor == 0 => {
                     return Err(Fault::SlotSize(slot));
                 }
                 Some(_) => 1,
             },
-            Place::Peer(peer) => {
+            Buffer::Peer(peer) => {
                 if peer == self.me || peer.0 >= self.plan.participants() {
-                    return Err(Fault::Place);
+                    return Err(Fault::Buffer);
                 }
                 1
             }
@@ -123,7 +123,7 @@ impl Shape<'_> {
 
     /// Numbers and kinds of operands.
     fn counts(&self, step: &Step) -> Result<(), Fault> {
-        let staging = |operand: &Operand| matches!(operand.place, Place::Staging(_));
+        let staging = |operand: &Operand| matches!(operand.buffer, Buffer::Staging(_));
         match (step.kind, step.sources.as_slice(), step.destinations.as_slice()) {
             (StepKind::Move, [], to) if to.iter().all(is_peer) => Ok(()),
             (StepKind::Move, [], _) => Err(Fault::Destinations),
@@ -133,14 +133,14 @@ impl Shape<'_> {
             (StepKind::Reduce { .. }, from, to) if (1..=MAX_SOURCES).contains(&from.len()) => {
                 if to.iter().all(is_peer) { Err(Fault::Destinations) } else { Ok(()) }
             }
-            (StepKind::Fetch, [from], [to]) => match (from.place, to.form) {
-                (Place::Input(_), Form::Exact) if staging(to) => Ok(()),
-                (Place::Input(_), _) if staging(to) => Err(Fault::Form),
+            (StepKind::Fetch, [from], [to]) => match (from.buffer, to.encoding) {
+                (Buffer::Input(_), Encoding::Exact) if staging(to) => Ok(()),
+                (Buffer::Input(_), _) if staging(to) => Err(Fault::Encoding),
                 _ => Err(Fault::Destinations),
             },
-            (StepKind::Store, [from], [to]) => match (to.place, from.form) {
-                (Place::Output(_), Form::Exact) if staging(from) => Ok(()),
-                (Place::Output(_), _) if staging(from) => Err(Fault::Form),
+            (StepKind::Store, [from], [to]) => match (to.buffer, from.encoding) {
+                (Buffer::Output(_), Encoding::Exact) if staging(from) => Ok(()),
+                (Buffer::Output(_), _) if staging(from) => Err(Fault::Encoding),
                 _ => Err(Fault::Destinations),
             },
             _ => Err(Fault::Sources),
@@ -150,24 +150,26 @@ impl Shape<'_> {
 
 /// Whether a step with a coded operand is one of those that there are: encode (and send), send what was encoded, decode, add.
 fn fits(step: &Step) -> bool {
-    let staging = |operand: &Operand| matches!(operand.place, Place::Staging(_));
+    let staging = |operand: &Operand| matches!(operand.buffer, Buffer::Staging(_));
     let (from, to) = (step.sources.as_slice(), step.destinations.as_slice());
-    let all = |form: Form| to.iter().all(|operand| operand.form == form);
+    let all = |form: Encoding| to.iter().all(|operand| operand.encoding == form);
     match (step.kind, from) {
-        (StepKind::Move, [from]) => match (from.form, to.first().map(|operand| operand.form)) {
-            (Form::Exact, Some(form)) => {
+        (StepKind::Move, [from]) => match (from.encoding, to.first().map(|operand| operand.encoding)) {
+            (Encoding::Exact, Some(form)) => {
                 let kept = to.iter().filter(|operand| staging(operand)).count();
                 all(form) && kept == 1 && to.iter().all(|to| staging(to) || is_peer(to)) && !is_peer(from)
             }
-            (_, Some(Form::Exact)) => {
-                from.form != Form::Coded(Stage::Contribution) && all(Form::Exact) && !to.iter().any(is_peer)
+            (_, Some(Encoding::Exact)) => {
+                from.encoding != Encoding::Coded(Stage::Contribution)
+                    && all(Encoding::Exact)
+                    && !to.iter().any(is_peer)
             }
             (form, Some(_)) => all(form) && staging(from) && to.iter().all(is_peer),
             (_, None) => false,
         },
         (StepKind::Reduce { .. }, [sum, added]) => {
-            let apart = is_peer(added) && added.form == Form::Coded(Stage::Contribution);
-            apart && staging(sum) && sum.form == Form::Exact && to == [*sum]
+            let apart = is_peer(added) && added.encoding == Encoding::Coded(Stage::Contribution);
+            apart && staging(sum) && sum.encoding == Encoding::Exact && to == [*sum]
         }
         _ => false,
     }
@@ -175,7 +177,7 @@ fn fits(step: &Step) -> bool {
 
 /// Whether two of the operands that count lie in the same place: the same peer or slot, or the same block of a tensor.
 fn repeats(operands: &[Operand], counts: impl Fn(&Operand) -> bool) -> bool {
-    let same = |a: &Operand, b: &Operand| a.place == b.place && a.part.block == b.part.block;
+    let same = |a: &Operand, b: &Operand| a.buffer == b.buffer && a.part.block == b.part.block;
     operands.iter().enumerate().any(|(index, operand)| {
         counts(operand) && operands.iter().take(index).any(|other| same(operand, other))
     })

@@ -14,9 +14,9 @@ pub(super) type Value = u32;
 pub(super) struct Values {
     ranks: u32,
     /// Words of a set of ranks; 0 where nothing is reduced.
-    words: usize,
+    set_len: usize,
     nodes: Vec<Node>,
-    /// `words` words per node: which ranks are in it.
+    /// `set_len` words per node: which ranks are in it.
     sets: Vec<u64>,
     leaves: HashMap<(u32, u32, u32), Value>,
     reductions: HashMap<(bool, Box<[Value]>), Value>,
@@ -49,7 +49,7 @@ impl Values {
     pub(super) fn new(ranks: u32, reduces: bool) -> Self {
         Self {
             ranks,
-            words: if reduces { ranks.div_ceil(64) as usize } else { 0 },
+            set_len: if reduces { ranks.div_ceil(64) as usize } else { 0 },
             nodes: Vec::new(),
             sets: Vec::new(),
             leaves: HashMap::new(),
@@ -86,7 +86,7 @@ impl Values {
         }
         let word = (rank.0 / 64) as usize;
         let set: Vec<u64> =
-            (0..self.words).map(|index| if index == word { 1 << (rank.0 % 64) } else { 0 }).collect();
+            (0..self.set_len).map(|index| if index == word { 1 << (rank.0 % 64) } else { 0 }).collect();
         let value =
             self.add(Node { block, atom, last: false, encodings: 0, plain: self.nodes.len() as Value }, &set);
         self.leaves.insert((rank.0, block, atom), value);
@@ -99,7 +99,7 @@ impl Values {
         if let Some(value) = self.reductions.get(&key) {
             return Ok(*value);
         }
-        let mut set = vec![0; self.words];
+        let mut set = vec![0; self.set_len];
         let first = sources.first().and_then(|value| self.node(*value)).ok_or(Fault::Sources)?;
         let mut encodings = 0;
         for value in sources {
@@ -136,7 +136,7 @@ impl Values {
         let right = match stage {
             Stage::Contribution => !node.last && node.encodings == 0,
             Stage::Result => node.last && node.plain == value,
-            Stage::Moved => self.words == 0 && node.encodings == 0,
+            Stage::Moved => self.set_len == 0 && node.encodings == 0,
         };
         if !right {
             return Err(Fault::Stage);
@@ -178,8 +178,8 @@ impl Values {
     }
 
     fn set(&self, value: Value) -> &[u64] {
-        let start = value as usize * self.words;
-        self.sets.get(start..start + self.words).unwrap_or(&[])
+        let start = value as usize * self.set_len;
+        self.sets.get(start..start + self.set_len).unwrap_or(&[])
     }
 
     fn missing(&self, set: &[u64]) -> Option<Rank> {

@@ -4,7 +4,7 @@
 
 use super::Case;
 use harmonaize_abi::{Collective, Rank};
-use harmonaize_plan::{Form, Operand, Part, Participant, Place, Program, Stage, Step, StepKind};
+use harmonaize_plan::{Buffer, Encoding, Operand, Part, Participant, Program, Stage, Step, StepKind};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +21,7 @@ struct Message {
     payload: Option<Vec<Element>>,
     elements: usize,
     /// Consumed, but its slot is held until this step of the receiver completes.
-    held_by: Option<usize>,
+    blocked_on: Option<usize>,
 }
 
 struct Actor {
@@ -176,13 +176,13 @@ impl<'a> World<'a> {
                 let step = &programs[me].steps[actor.pending[index]];
                 let earlier = |peer| {
                     actor.pending[..index].iter().any(|other| {
-                        programs[me].steps[*other].destinations.iter().any(|operand| operand.place == peer)
+                        programs[me].steps[*other].destinations.iter().any(|operand| operand.buffer == peer)
                     })
                 };
                 let blocked = step
                     .destinations
                     .iter()
-                    .any(|operand| matches!(operand.place, Place::Peer(_)) && earlier(operand.place));
+                    .any(|operand| matches!(operand.buffer, Buffer::Peer(_)) && earlier(operand.buffer));
                 (!blocked).then_some((me, Some(index)))
             }));
             if let Some(step) = programs[me].steps.get(actor.pc)
@@ -197,15 +197,15 @@ impl<'a> World<'a> {
 
     fn ready(&self, me: u32, actor: &Actor, step: &Step) -> bool {
         let after = step.after.iter().all(|after| actor.done[*after as usize]);
-        let messages = step.sources.iter().all(|operand| match operand.place {
-            Place::Peer(peer) => self.channels.get(&(peer.0, me)).is_some_and(|(_, messages)| {
-                let next = messages.iter().find(|message| message.held_by.is_none());
+        let messages = step.sources.iter().all(|operand| match operand.buffer {
+            Buffer::Peer(peer) => self.channels.get(&(peer.0, me)).is_some_and(|(_, messages)| {
+                let next = messages.iter().find(|message| message.blocked_on.is_none());
                 next.is_some_and(|message| message.payload.is_some())
             }),
             _ => true,
         });
-        let credit = step.destinations.iter().all(|operand| match operand.place {
-            Place::Peer(peer) => {
+        let credit = step.destinations.iter().all(|operand| match operand.buffer {
+            Buffer::Peer(peer) => {
                 self.channels.get(&(me, peer.0)).map_or(0, |(_, messages)| messages.len())
                     < self.landing_slots
             }
@@ -218,7 +218,7 @@ impl<'a> World<'a> {
         let index = self.actors[me].pc;
         let step = &program.steps[index];
         self.actors[me].pc += 1;
-        let sends = step.destinations.iter().any(|operand| matches!(operand.place, Place::Peer(_)));
+        let sends = step.destinations.iter().any(|operand| matches!(operand.buffer, Buffer::Peer(_)));
         if matches!(step.kind, StepKind::Fetch | StepKind::Store) {
             // Until it completes, anything may be there.
             let length = self.length(step.destinations[0].part);
@@ -228,39 +228,42 @@ impl<'a> World<'a> {
         }
         let mut sources = Vec::new();
         for operand in &step.sources {
-            let content = match operand.place {
-                Place::Peer(peer) => self.consume(me, peer, operand, index, sends)?,
+            let content = match operand.buffer {
+                Buffer::Peer(peer) => self.consume(me, peer, operand, index, sends)?,
                 _ => self.read(me, operand)?,
             };
             // What is sent on as it is, is not decoded.
-            let kept = step.destinations.iter().any(|to| to.form == operand.form && to.form != Form::Exact);
-            sources.push(if kept { content } else { decoded(&content, operand.form) });
+            let kept = step
+                .destinations
+                .iter()
+                .any(|to| to.encoding == operand.encoding && to.encoding != Encoding::Exact);
+            sources.push(if kept { content } else { decoded(&content, operand.encoding) });
         }
         let result = match step.kind {
             StepKind::Reduce { last } => Some(reduce(&sources, last)),
             _ => sources.pop(),
         };
         let result = match (step.sources.first(), step.destinations.first()) {
-            (Some(from), Some(to)) if from.form == Form::Exact => {
-                result.map(|exact| encoded(&exact, to.form, me))
+            (Some(from), Some(to)) if from.encoding == Encoding::Exact => {
+                result.map(|exact| encoded(&exact, to.encoding, me))
             }
             _ => result,
         };
         for operand in &step.destinations {
-            if !matches!(operand.place, Place::Peer(_)) {
+            if !matches!(operand.buffer, Buffer::Peer(_)) {
                 self.write(me, operand, result.as_ref().ok_or("nothing to write")?)?;
             }
         }
         for operand in &step.destinations {
-            if let Place::Peer(peer) = operand.place {
+            if let Buffer::Peer(peer) = operand.buffer {
                 let (base, messages) = self.channels.entry((me as u32, peer.0)).or_default();
                 let sequence = *base + messages.len() as u64;
                 let elements = result.as_ref().map_or(0, Vec::len);
                 // A message straight from a landing slot has its payload; any other is read when it is sent.
-                let straight = step.destinations.iter().all(|each| matches!(each.place, Place::Peer(_)))
-                    && step.sources.first().is_some_and(|source| matches!(source.place, Place::Peer(_)));
+                let straight = step.destinations.iter().all(|each| matches!(each.buffer, Buffer::Peer(_)))
+                    && step.sources.first().is_some_and(|source| matches!(source.buffer, Buffer::Peer(_)));
                 let payload = if straight { result.clone() } else { None };
-                messages.push_back(Message { payload, elements, held_by: None });
+                messages.push_back(Message { payload, elements, blocked_on: None });
                 self.actors[me].sequences.entry(index).or_default().push((peer.0, sequence));
             }
         }
@@ -288,7 +291,7 @@ impl<'a> World<'a> {
             .filter(|((_, to), _)| *to as usize == me)
             .map(|(_, (base, messages))| (base, messages))
         {
-            while messages.front().is_some_and(|message| message.held_by == Some(index)) {
+            while messages.front().is_some_and(|message| message.blocked_on == Some(index)) {
                 messages.pop_front();
                 *base += 1;
             }
@@ -298,10 +301,10 @@ impl<'a> World<'a> {
     }
 
     fn sent(&mut self, me: usize, index: usize, step: &Step) -> Result<(), String> {
-        let memory = step.destinations.iter().find(|operand| !matches!(operand.place, Place::Peer(_)));
+        let memory = step.destinations.iter().find(|operand| !matches!(operand.buffer, Buffer::Peer(_)));
         let from = memory.or(step.sources.first());
         let content = match from {
-            Some(operand) if !matches!(operand.place, Place::Peer(_)) => self.read(me, operand)?,
+            Some(operand) if !matches!(operand.buffer, Buffer::Peer(_)) => self.read(me, operand)?,
             _ => Vec::new(),
         };
         for (peer, sequence) in self.actors[me].sequences.remove(&index).unwrap_or_default() {
@@ -326,13 +329,13 @@ impl<'a> World<'a> {
     ) -> Result<Vec<Element>, String> {
         let wanted = self.length(operand.part);
         let (base, messages) = self.channels.get_mut(&(peer.0, me as u32)).ok_or("no channel")?;
-        let message = messages.iter_mut().find(|message| message.held_by.is_none()).ok_or("no message")?;
+        let message = messages.iter_mut().find(|message| message.blocked_on.is_none()).ok_or("no message")?;
         let payload = message.payload.clone().ok_or("message not sent")?;
         if payload.len() != wanted && self.case.request.collective != Collective::Barrier {
             return Err(format!("participant {me} wants {wanted} elements, {} came", message.elements));
         }
-        message.held_by = Some(if hold { index } else { usize::MAX });
-        while messages.front().is_some_and(|message| message.held_by == Some(usize::MAX)) {
+        message.blocked_on = Some(if hold { index } else { usize::MAX });
+        while messages.front().is_some_and(|message| message.blocked_on == Some(usize::MAX)) {
             messages.pop_front();
             *base += 1;
         }
@@ -358,20 +361,20 @@ impl<'a> World<'a> {
     fn memory(&mut self, me: usize, operand: &Operand) -> Result<&mut [Element], String> {
         let (start, length) = operand.part.elements(0, self.elements);
         let tensor = (u64::from(operand.part.block) * self.elements + start) as usize;
-        let (memory, start) = match operand.place {
-            Place::Input(rank) if self.shared(rank) => {
+        let (memory, start) = match operand.buffer {
+            Buffer::Input(rank) if self.shared(rank) => {
                 let [at, _] = self.starts(rank);
                 (&mut self.outputs[rank.0 as usize], at + tensor)
             }
-            Place::Input(rank) => (&mut self.inputs[rank.0 as usize], tensor),
-            Place::Output(rank) => {
+            Buffer::Input(rank) => (&mut self.inputs[rank.0 as usize], tensor),
+            Buffer::Output(rank) => {
                 let [_, at] = self.starts(rank);
                 (&mut self.outputs[rank.0 as usize], at + tensor)
             }
-            Place::Staging(slot) => {
+            Buffer::Staging(slot) => {
                 (self.actors[me].slots.get_mut(usize::from(slot.0)).ok_or("no such slot")?, 0)
             }
-            Place::Peer(_) => return Err("a peer is no memory".into()),
+            Buffer::Peer(_) => return Err("a peer is no memory".into()),
         };
         memory.get_mut(start..start + length as usize).ok_or_else(|| format!("{operand:?} is too small"))
     }
@@ -381,7 +384,7 @@ impl<'a> World<'a> {
     }
 
     fn write(&mut self, me: usize, operand: &Operand, content: &[Element]) -> Result<(), String> {
-        if let Place::Output(rank) = operand.place
+        if let Buffer::Output(rank) = operand.buffer
             && self.shared(rank)
             && content.contains(&POISON)
         {
@@ -455,23 +458,23 @@ impl<'a> World<'a> {
 }
 
 /// What makes coded elements unlike exact ones, and the stages unlike each other.
-fn salt(form: Form) -> u64 {
+fn salt(form: Encoding) -> u64 {
     match form {
-        Form::Exact => 0,
-        Form::Coded(Stage::Contribution) => 0x5555_1111_0000_ffff,
-        Form::Coded(Stage::Result) => 0x1234_5678_9abc_def0,
-        Form::Coded(Stage::Moved) => 0x0f1e_2d3c_4b5a_6978,
+        Encoding::Exact => 0,
+        Encoding::Coded(Stage::Contribution) => 0x5555_1111_0000_ffff,
+        Encoding::Coded(Stage::Result) => 0x1234_5678_9abc_def0,
+        Encoding::Coded(Stage::Moved) => 0x0f1e_2d3c_4b5a_6978,
     }
 }
 
 /// Nothing is lost of a sum, but everybody rounds in a way of his own.
-fn encoded(content: &[Element], form: Form, by: usize) -> Vec<Element> {
+fn encoded(content: &[Element], form: Encoding, by: usize) -> Vec<Element> {
     let rounded = |print: u64| print.wrapping_mul(LAST).wrapping_add(by as u64);
-    let print = |print| if form == Form::Exact { print } else { rounded(print) };
+    let print = |print| if form == Encoding::Exact { print } else { rounded(print) };
     content.iter().map(|(value, of)| (value ^ salt(form), print(*of))).collect()
 }
 
-fn decoded(content: &[Element], form: Form) -> Vec<Element> {
+fn decoded(content: &[Element], form: Encoding) -> Vec<Element> {
     content.iter().map(|(value, print)| (value ^ salt(form), *print)).collect()
 }
 

@@ -5,8 +5,8 @@ pub mod execute;
 
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention, Shots, Usage,
-    check, check_own, program,
+    Access, Algorithm, CheckError, Group, Local, Participant, Plan, Program, Report, Request, Retention,
+    Usage, check, check_own, program,
 };
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -152,7 +152,7 @@ impl Case {
 
 /// A request that is not coded, in many shots.
 pub fn plain(collective: Collective, root: Rank) -> Request {
-    Request { collective, root, coded: false, shots: Shots::Many }
+    Request { collective, root, coded: false, algorithm: Algorithm::Ring }
 }
 
 /// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce, an AllToAll and an AllGather also coded,
@@ -165,10 +165,11 @@ pub fn requests(ranks: u32) -> Vec<Request> {
     let others = Collective::ALL.iter().filter(|collective| **collective != Collective::Broadcast);
     requests.extend(others.map(|collective| plain(*collective, Rank(0))));
     let one = requests.iter().filter(|request| request.collective != Collective::AllToAll);
-    let one: Vec<Request> = one.map(|request| Request { shots: Shots::One, ..*request }).collect();
+    let one: Vec<Request> =
+        one.map(|request| Request { algorithm: Algorithm::OneShot, ..*request }).collect();
     requests.extend(one);
     let sum = plain(Collective::AllReduce, Rank(0));
-    requests.extend([Request { shots: Shots::Two, ..sum }, Request { coded: true, ..sum }]);
+    requests.extend([Request { algorithm: Algorithm::TwoShot, ..sum }, Request { coded: true, ..sum }]);
     let moved = [Collective::AllToAll, Collective::AllGather];
     requests.extend(moved.map(|collective| Request { coded: true, ..plain(collective, Rank(0)) }));
     requests

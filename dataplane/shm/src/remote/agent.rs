@@ -16,12 +16,12 @@ use zerocopy::{FromBytes, IntoBytes};
 pub struct RemoteEnd {
     channel: Channel,
     arena_bytes: u64,
-    book: Book,
+    pending: PendingTransfers,
 }
 
 /// What the tenant owes, and what it sent.
 #[derive(Debug)]
-struct Book {
+struct PendingTransfers {
     entries: usize,
     inbox: VecDeque<Submission>,
     fetches: VecDeque<(u64, Span)>,
@@ -43,7 +43,7 @@ impl RemoteEnd {
                 .map_err(|source| EndError::System { call: "socketpair", source })?;
         let entries = entries as usize;
         let channel = Channel::new(ours, entries + 2 * REMOTE_DEPTH)?;
-        let book = Book {
+        let book = PendingTransfers {
             entries,
             inbox: VecDeque::with_capacity(entries),
             fetches: VecDeque::with_capacity(REMOTE_DEPTH),
@@ -51,7 +51,7 @@ impl RemoteEnd {
             unsent_stores: 0,
             done: VecDeque::with_capacity(2 * REMOTE_DEPTH),
         };
-        Ok((Self { channel, arena_bytes, book }, theirs))
+        Ok((Self { channel, arena_bytes, pending: book }, theirs))
     }
 
     fn check(&self, offset: u64, bytes: usize) -> Result<u64, EndError> {
@@ -60,7 +60,7 @@ impl RemoteEnd {
     }
 }
 
-impl Receiver for Book {
+impl Receiver for PendingTransfers {
     fn ready(&self) -> bool {
         self.inbox.len() < self.entries
     }
@@ -107,7 +107,7 @@ impl Receiver for Book {
 
 impl AgentEnd for RemoteEnd {
     fn submission(&mut self) -> Result<Option<Submission>, EndError> {
-        Ok(self.book.inbox.pop_front())
+        Ok(self.pending.inbox.pop_front())
     }
 
     fn complete(&mut self, completion: &Completion) -> Result<(), EndError> {
@@ -115,7 +115,7 @@ impl AgentEnd for RemoteEnd {
         // The tenant does not read: it has as many completions ahead of it as it may have operations.
         self.channel
             .push(Frame::new(&header, completion.as_bytes()))
-            .map_err(|_| RingError::Full(self.book.entries as u64).into())
+            .map_err(|_| RingError::Full(self.pending.entries as u64).into())
     }
 
     fn memory(&self) -> Option<&Arc<Memory>> {
@@ -127,35 +127,35 @@ impl AgentEnd for RemoteEnd {
     }
 
     fn entries(&self) -> u32 {
-        self.book.entries as u32
+        self.pending.entries as u32
     }
 
     fn fetch(&mut self, tag: u64, offset: u64, into: Span) -> Result<(), EndError> {
         let bytes = self.check(offset, into.bytes())?;
-        if self.book.fetches.len() >= REMOTE_DEPTH {
+        if self.pending.fetches.len() >= REMOTE_DEPTH {
             return Err(EndError::Full);
         }
         self.channel.push(Frame::new(&Header { kind: kind::FETCH, reserved: 0, tag, offset, bytes }, &[]))?;
-        self.book.fetches.push_back((tag, into));
+        self.pending.fetches.push_back((tag, into));
         Ok(())
     }
 
     fn store(&mut self, tag: u64, from: Span, offset: u64) -> Result<(), EndError> {
         let bytes = self.check(offset, from.bytes())?;
-        if self.book.stores.len() >= REMOTE_DEPTH {
+        if self.pending.stores.len() >= REMOTE_DEPTH {
             return Err(EndError::Full);
         }
         let header = Header { kind: kind::STORE, reserved: 0, tag, offset, bytes };
         self.channel.push(Frame::with_tensor(&header, from))?;
-        self.book.stores.push_back(tag);
+        self.pending.stores.push_back(tag);
         Ok(())
     }
 
     fn progress(&mut self, done: &mut dyn FnMut(u64)) -> Result<usize, EndError> {
         let mut work = self.channel.send()?;
-        self.book.unsent_stores = self.channel.unsent_tensors();
-        let received = self.channel.receive(&mut self.book);
-        while let Some(tag) = self.book.done.pop_front() {
+        self.pending.unsent_stores = self.channel.unsent_tensors();
+        let received = self.channel.receive(&mut self.pending);
+        while let Some(tag) = self.pending.done.pop_front() {
             done(tag);
             work += 1;
         }
@@ -167,7 +167,7 @@ impl AgentEnd for RemoteEnd {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        !self.channel.closed() && self.book.inbox.is_empty() && self.channel.arm().is_ok()
+        !self.channel.closed() && self.pending.inbox.is_empty() && self.channel.arm().is_ok()
     }
 
     fn cancel_sleep(&mut self) {}

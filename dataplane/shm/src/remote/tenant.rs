@@ -14,11 +14,11 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Debug)]
 pub struct RemoteTenant {
     channel: Channel,
-    served: Served,
+    state: TenantState,
 }
 
 #[derive(Debug)]
-struct Served {
+struct TenantState {
     memory: Arc<Memory>,
     entries: usize,
     inbox: VecDeque<Completion>,
@@ -30,11 +30,11 @@ impl RemoteTenant {
         let bytes = usize::try_from(arena_bytes).map_err(|_| MemoryError::BadSize(arena_bytes))?;
         let (memory, entries) = (Memory::private(bytes)?, entries as usize);
         let channel = Channel::new(socket, entries + 2 * REMOTE_DEPTH)?;
-        Ok(Self { channel, served: Served { memory, entries, inbox: VecDeque::with_capacity(entries) } })
+        Ok(Self { channel, state: TenantState { memory, entries, inbox: VecDeque::with_capacity(entries) } })
     }
 }
 
-impl Receiver for Served {
+impl Receiver for TenantState {
     fn ready(&self) -> bool {
         self.inbox.len() < self.entries
     }
@@ -68,34 +68,34 @@ impl Receiver for Served {
 
 impl TenantEnd for RemoteTenant {
     fn memory(&self) -> &Arc<Memory> {
-        &self.served.memory
+        &self.state.memory
     }
 
     fn entries(&self) -> u32 {
-        self.served.entries as u32
+        self.state.entries as u32
     }
 
     fn submit(&mut self, submission: &Submission) -> Result<(), EndError> {
         let header = Header { kind: kind::SUBMISSION, ..Default::default() };
         self.channel
             .push(Frame::new(&header, submission.as_bytes()))
-            .map_err(|_| RingError::Full(self.served.entries as u64))?;
+            .map_err(|_| RingError::Full(self.state.entries as u64))?;
         self.channel.send()?;
         // Another thread may be asleep on the wake descriptor.
         self.channel.arm()
     }
 
     fn completion(&mut self) -> Result<Option<Completion>, EndError> {
-        Ok(self.served.inbox.pop_front())
+        Ok(self.state.inbox.pop_front())
     }
 
     fn progress(&mut self) -> Result<usize, EndError> {
-        let received = self.channel.receive(&mut self.served)?;
+        let received = self.channel.receive(&mut self.state)?;
         Ok(received + self.channel.send()?)
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        !self.channel.closed() && self.served.inbox.is_empty() && self.channel.arm().is_ok()
+        !self.channel.closed() && self.state.inbox.is_empty() && self.channel.arm().is_ok()
     }
 
     fn cancel_sleep(&mut self) {}

@@ -13,7 +13,7 @@ pub(super) fn comes_up(make: Maker<'_>) -> Outcome {
                 .map(|(at, link)| pair.side(at).transport.flow(link, path));
             ensure!(a == b.map(turned), "path {path} looks like {a:?} from one end, {b:?} from the other");
         }
-        pair.settle();
+        pair.run_until_idle();
         ensure!(pair.a.seen.is_empty() && pair.b.seen.is_empty(), "events beside Up with {paths} paths");
     }
     Ok(())
@@ -51,10 +51,10 @@ pub(super) fn every_size(make: Maker<'_>) -> Outcome {
                 pair.send(from, link, 0, &header, payload)?;
                 if bytes.is_some() {
                     let event = pair.wait(from, link)?;
-                    ensure!(event == Seen::Sent(seed), "expected Sent({seed}), got {event:?}");
+                    ensure!(event == OwnedEvent::Sent(seed), "expected Sent({seed}), got {event:?}");
                 }
                 let event = pair.wait(to, far)?;
-                let expected = Seen::Received { header, payload: bytes.map(|bytes| (landing, bytes)) };
+                let expected = OwnedEvent::Received { header, payload: bytes.map(|bytes| (landing, bytes)) };
                 ensure!(event == expected, "header {header_bytes}, payload {bytes:?}: got {event:?}");
                 let bytes = bytes.unwrap_or(0);
                 let right = slot(&landing_ring, sequence, bytes)? == pattern(seed, bytes as usize);
@@ -87,7 +87,9 @@ pub(super) fn order_per_path(make: Maker<'_>) -> Outcome {
     }
     let mut next: [u32; PATHS] = std::array::from_fn(|path| path as u32);
     for _ in 0..FRAMES {
-        let Seen::Received { header, .. } = pair.wait(At::B, b)? else { return Err("not a frame".into()) };
+        let OwnedEvent::Received { header, .. } = pair.wait(At::B, b)? else {
+            return Err("not a frame".into());
+        };
         let Some((&path, number)) = header.split_first() else { return Err("empty header".into()) };
         let number = u32::from_le_bytes(number.try_into().map_err(|_| "short header")?);
         let Some(expected) = next.get_mut(usize::from(path)) else { return Err("no such path".into()) };
@@ -109,7 +111,7 @@ pub(super) fn ring_wraps(make: Maker<'_>) -> Outcome {
             let landing = Landing { ring: number, sequence };
             pair.send(At::A, a, 0, b"", Some((landing, filled(seed, 1000)?, seed)))?;
             let event = pair.wait(At::B, b)?;
-            let expected = Seen::Received { header: Vec::new(), payload: Some((landing, 1000)) };
+            let expected = OwnedEvent::Received { header: Vec::new(), payload: Some((landing, 1000)) };
             ensure!(event == expected, "got {event:?}");
             let right = slot(&landing_ring, sequence, 1000)? == pattern(seed, 1000);
             ensure!(right, "ring {number} of {slots} slots: wrong bytes for sequence {sequence}");
@@ -141,7 +143,8 @@ pub(super) fn full_then_progress(make: Maker<'_>) -> Outcome {
         }
         for expected in before..taken {
             let event = pair.wait(At::B, b)?;
-            let ours = matches!(&event, Seen::Received { header, .. } if *header == expected.to_le_bytes());
+            let ours =
+                matches!(&event, OwnedEvent::Received { header, .. } if *header == expected.to_le_bytes());
             ensure!(ours, "round {round}: frame {expected} expected, got {event:?}");
         }
     }
@@ -179,7 +182,8 @@ pub(super) fn links_and_rings_apart(make: Maker<'_>) -> Outcome {
     }
     for (name, (_, b, rings)) in links.iter().enumerate() {
         for _ in 0..3 * RINGS {
-            let Seen::Received { header, payload: Some((landing, 20_000)) } = pair.wait(At::B, *b)? else {
+            let OwnedEvent::Received { header, payload: Some((landing, 20_000)) } = pair.wait(At::B, *b)?
+            else {
                 return Err("not a frame of 20,000 bytes".into());
             };
             let seed = seed(name, landing.ring, landing.sequence);
@@ -199,7 +203,7 @@ pub(super) fn wakes_the_sleeper(make: Maker<'_>) -> Outcome {
     let mut pair = Pair::new(make)?;
     let [a, b] = pair.up(1, 1)?;
     for number in 0..50_u32 {
-        pair.settle();
+        pair.run_until_idle();
         pair.a.transport.send(a, 0, &number.to_le_bytes(), None).map_err(|e| e.to_string())?;
         let mut came = false;
         let deadline = Instant::now() + PATIENCE;
@@ -213,7 +217,7 @@ pub(super) fn wakes_the_sleeper(make: Maker<'_>) -> Outcome {
         }
         ensure!(came, "frame {number} never came");
     }
-    pair.settle();
+    pair.run_until_idle();
     pair.a.transport.close(a);
     let reason = pair.wait_down(At::B, b)?;
     ensure!(reason == DownReason::Closed, "got {reason:?}");
@@ -236,9 +240,9 @@ pub(super) fn sent_exactly_once(make: Maker<'_>) -> Outcome {
     }
     for token in 0..400 {
         let event = pair.wait(At::A, a)?;
-        ensure!(event == Seen::Sent(token), "expected Sent({token}), got {event:?}");
+        ensure!(event == OwnedEvent::Sent(token), "expected Sent({token}), got {event:?}");
     }
-    pair.settle();
+    pair.run_until_idle();
     ensure!(pair.a.seen.is_empty(), "more events: {:?}", pair.a.seen);
     Ok(())
 }
@@ -253,7 +257,7 @@ pub(super) fn refuses_invalid_frames(make: Maker<'_>) -> Outcome {
     let far = pair.open(At::B, introduction)?;
     for (at, link) in [(At::A, early), (At::B, far)] {
         let event = pair.wait(at, link)?;
-        ensure!(event == Seen::Up, "got {event:?}");
+        ensure!(event == OwnedEvent::Up, "got {event:?}");
     }
     let sent = pair.a.transport.send(early, 2, b"", None);
     ensure!(sent == Err(SendError::Invalid), "no such path: {sent:?}");
@@ -261,7 +265,7 @@ pub(super) fn refuses_invalid_frames(make: Maker<'_>) -> Outcome {
     ensure!(sent == Err(SendError::Invalid), "header too long: {sent:?}");
     let sent = pair.a.transport.send(LinkId(u64::MAX), 0, b"", None);
     ensure!(sent == Err(SendError::Down), "no such link: {sent:?}");
-    pair.settle();
+    pair.run_until_idle();
     ensure!(pair.b.seen.is_empty(), "something arrived: {:?}", pair.b.seen);
     Ok(())
 }

@@ -10,13 +10,13 @@ pub(super) fn late_peer(make: Maker<'_>) -> Outcome {
         let introduction = pair.introduction(early, 1, 2);
         let first = pair.open(early, introduction)?;
         for _ in 0..10 {
-            pair.turn();
+            pair.run_once();
         }
         let introduction = pair.introduction(late, 1, 2);
         let second = pair.open(late, introduction)?;
         for (at, link) in [(early, first), (late, second)] {
             let event = pair.wait(at, link)?;
-            ensure!(event == Seen::Up, "{late:?} late: got {event:?}");
+            ensure!(event == OwnedEvent::Up, "{late:?} late: got {event:?}");
         }
     }
     Ok(())
@@ -29,7 +29,7 @@ pub(super) fn absent_peer(make: Maker<'_>) -> Outcome {
         let introduction = pair.introduction(at, 1, 1);
         let link = pair.open(at, introduction)?;
         let event = pair.wait(at, link)?;
-        let right = matches!(event, Seen::Down(DownReason::Connect(_) | DownReason::Refused(_)));
+        let right = matches!(event, OwnedEvent::Down(DownReason::Connect(_) | DownReason::Refused(_)));
         ensure!(right, "got {event:?}");
     }
     Ok(())
@@ -46,7 +46,7 @@ pub(super) fn wrong_secret(make: Maker<'_>) -> Outcome {
     let b = pair.open(At::B, right)?;
     for (at, link) in [(At::A, a), (At::B, b)] {
         let event = pair.wait(at, link)?;
-        ensure!(matches!(event, Seen::Down(DownReason::Refused(_))), "{at:?} got {event:?}");
+        ensure!(matches!(event, OwnedEvent::Down(DownReason::Refused(_))), "{at:?} got {event:?}");
     }
     still_works(&mut pair, good, far)
 }
@@ -57,7 +57,7 @@ pub(super) fn path_counts_differ(make: Maker<'_>) -> Outcome {
     let links = [(At::A, pair.open(At::A, two)?), (At::B, pair.open(At::B, three)?)];
     for (at, link) in links {
         let event = pair.wait(at, link)?;
-        ensure!(matches!(event, Seen::Down(DownReason::Refused(_))), "{at:?} got {event:?}");
+        ensure!(matches!(event, OwnedEvent::Down(DownReason::Refused(_))), "{at:?} got {event:?}");
     }
     Ok(())
 }
@@ -81,9 +81,9 @@ fn breach(make: Maker<'_>, number: u16, bytes: usize) -> Outcome {
     let landing = Landing { ring: number, sequence: 0 };
     pair.send(At::A, a, 0, b"bad", Some((landing, filled(1, bytes)?, 1)))?;
     let event = pair.wait(At::B, b)?;
-    ensure!(matches!(event, Seen::Down(DownReason::Protocol(_))), "got {event:?}");
+    ensure!(matches!(event, OwnedEvent::Down(DownReason::Protocol(_))), "got {event:?}");
     pair.wait_down(At::A, a)?;
-    pair.settle();
+    pair.run_until_idle();
     ensure!(pair.a.take(a).is_none() && pair.b.take(b).is_none(), "events after Down");
     let sent = pair.b.transport.send(b, 0, b"", None);
     ensure!(sent == Err(SendError::Down), "send after Down: {sent:?}");
@@ -108,8 +108,8 @@ pub(super) fn peer_closes(make: Maker<'_>) -> Outcome {
         let [ours, theirs] = if closes == At::A { links } else { [links[1], links[0]] };
         pair.side(closes).transport.close(ours);
         let event = pair.wait(stays, theirs)?;
-        ensure!(event == Seen::Down(DownReason::Closed), "{stays:?} got {event:?}");
-        pair.settle();
+        ensure!(event == OwnedEvent::Down(DownReason::Closed), "{stays:?} got {event:?}");
+        pair.run_until_idle();
         let silent = pair.side(closes).take(ours).is_none() && pair.side(stays).take(theirs).is_none();
         ensure!(silent, "events after the end");
         let sent = pair.side(closes).transport.send(ours, 0, b"", None);
@@ -120,7 +120,7 @@ pub(super) fn peer_closes(make: Maker<'_>) -> Outcome {
 }
 
 /// Frames without payload that were queued before `close` arrive, though the payloads before them are gone.
-pub(super) fn last_word(make: Maker<'_>) -> Outcome {
+pub(super) fn queued_headers_arrive_after_close(make: Maker<'_>) -> Outcome {
     for paths in 1..=3_u16 {
         let mut pair = Pair::new(make)?;
         let [a, b] = pair.up(1, usize::from(paths))?;
@@ -131,8 +131,8 @@ pub(super) fn last_word(make: Maker<'_>) -> Outcome {
         let mut heard = 0;
         loop {
             match pair.wait(At::B, b)? {
-                Seen::Received { header, payload: None } if header.len() == 1 => heard += 1,
-                Seen::Down(DownReason::Closed) => break,
+                OwnedEvent::Received { header, payload: None } if header.len() == 1 => heard += 1,
+                OwnedEvent::Down(DownReason::Closed) => break,
                 event => return Err(format!("got {event:?}")),
             }
         }
@@ -163,7 +163,7 @@ pub(super) fn close_releases_payloads(make: Maker<'_>) -> Outcome {
     ensure!(held == 0, "{held} spans still held after close");
     let reason = pair.wait_down(At::B, b)?;
     ensure!(reason == DownReason::Closed, "got {reason:?}");
-    pair.settle();
+    pair.run_until_idle();
     ensure!(pair.a.seen.is_empty(), "events after close: {:?}", pair.a.seen);
     drop(pair);
     ensure!(landing_memory.bytes() == 2 << 20, "the ring's memory changed");
@@ -181,7 +181,7 @@ pub(super) fn dropped_endpoint(make: Maker<'_>) -> Outcome {
     let mut pair = Pair { a: Side { transport: spare, seen: VecDeque::new() }, b };
     for link in [first, second] {
         let event = pair.wait(At::B, link)?;
-        ensure!(event == Seen::Down(DownReason::Closed), "got {event:?}");
+        ensure!(event == OwnedEvent::Down(DownReason::Closed), "got {event:?}");
     }
     Ok(())
 }
@@ -206,7 +206,7 @@ fn still_works(pair: &mut Pair, a: LinkId, b: LinkId) -> Outcome {
     for (from, link, to, far) in [(At::A, a, At::B, b), (At::B, b, At::A, a)] {
         pair.send(from, link, 0, b"still here", None)?;
         let event = pair.wait(to, far)?;
-        let expected = Seen::Received { header: b"still here".to_vec(), payload: None };
+        let expected = OwnedEvent::Received { header: b"still here".to_vec(), payload: None };
         ensure!(event == expected, "another link was disturbed: {event:?}");
     }
     Ok(())

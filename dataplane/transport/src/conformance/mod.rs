@@ -46,7 +46,7 @@ pub const CASES: &[(&str, Case)] = &[
     ("unknown_ring", ending::unknown_ring),
     ("oversize_payload", ending::oversize_payload),
     ("peer_closes", ending::peer_closes),
-    ("last_word", ending::last_word),
+    ("last_word", ending::queued_headers_arrive_after_close),
     ("close_releases_payloads", ending::close_releases_payloads),
     ("dropped_endpoint", ending::dropped_endpoint),
     ("name_again_after_close", ending::name_again_after_close),
@@ -67,8 +67,8 @@ pub fn run(name: &str, make: Maker<'_>) -> Outcome {
 }
 
 /// Whether the transport takes posts at all; the cases say how, if it does.
-pub fn takes_posts(make: Maker<'_>) -> Result<bool, String> {
-    posting::takes_posts(make)
+pub fn supports_posts(make: Maker<'_>) -> Result<bool, String> {
+    posting::supports_posts(make)
 }
 
 /// Makes a test of each case, in the module where it is used, from a function that makes a pair.
@@ -106,7 +106,7 @@ use ensure;
 
 /// An event, kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Seen {
+enum OwnedEvent {
     Up,
     Received {
         header: Vec<u8>,
@@ -124,7 +124,7 @@ enum Seen {
 /// One endpoint and what it reported that no case has looked at yet.
 struct Side {
     transport: Box<dyn Transport>,
-    seen: VecDeque<(LinkId, Seen)>,
+    seen: VecDeque<(LinkId, OwnedEvent)>,
 }
 
 impl Side {
@@ -132,22 +132,22 @@ impl Side {
         let seen = &mut self.seen;
         self.transport.progress(budget, &mut |link, event| {
             let event = match event {
-                Event::Up => Seen::Up,
+                Event::Up => OwnedEvent::Up,
                 Event::Received { header, payload, posted: false } => {
-                    Seen::Received { header: header.to_vec(), payload }
+                    OwnedEvent::Received { header: header.to_vec(), payload }
                 }
                 Event::Received { header, payload, posted: true } => {
-                    Seen::Posted { header: header.to_vec(), payload }
+                    OwnedEvent::Posted { header: header.to_vec(), payload }
                 }
-                Event::Sent { token } => Seen::Sent(token),
-                Event::Down { reason } => Seen::Down(reason),
+                Event::Sent { token } => OwnedEvent::Sent(token),
+                Event::Down { reason } => OwnedEvent::Down(reason),
             };
             seen.push_back((link, event));
         })
     }
 
     /// Takes the next event of `link`, wherever it stands among other links' events.
-    fn take(&mut self, link: LinkId) -> Option<Seen> {
+    fn take(&mut self, link: LinkId) -> Option<OwnedEvent> {
         let at = self.seen.iter().position(|(of, _)| *of == link)?;
         self.seen.remove(at).map(|(_, event)| event)
     }
@@ -201,13 +201,13 @@ impl Pair {
         let links = [self.open(At::A, to_b)?, self.open(At::B, to_a)?];
         for (at, link) in [(At::A, links[0]), (At::B, links[1])] {
             let event = self.wait(at, link)?;
-            ensure!(event == Seen::Up, "expected Up at {at:?}, got {event:?}");
+            ensure!(event == OwnedEvent::Up, "expected Up at {at:?}, got {event:?}");
         }
         Ok(links)
     }
 
     /// Lets both sides work once; sleeps a moment on their descriptors if neither had anything to do.
-    fn turn(&mut self) {
+    fn run_once(&mut self) {
         if self.a.progress(64) + self.b.progress(64) == 0 {
             self.sleep(Duration::from_millis(20));
         }
@@ -228,21 +228,21 @@ impl Pair {
     }
 
     /// The next event of `link`.
-    fn wait(&mut self, at: At, link: LinkId) -> Result<Seen, String> {
+    fn wait(&mut self, at: At, link: LinkId) -> Result<OwnedEvent, String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(event) = self.side(at).take(link) {
                 return Ok(event);
             }
             ensure!(Instant::now() < deadline, "nothing happened on {link:?} at {at:?} in {PATIENCE:?}");
-            self.turn();
+            self.run_once();
         }
     }
 
     /// Waits for the end of `link`, past anything else that it reports.
     fn wait_down(&mut self, at: At, link: LinkId) -> Result<DownReason, String> {
         loop {
-            if let Seen::Down(reason) = self.wait(at, link)? {
+            if let OwnedEvent::Down(reason) = self.wait(at, link)? {
                 return Ok(reason);
             }
         }
@@ -261,14 +261,14 @@ impl Pair {
         loop {
             match self.side(at).transport.send(link, path, header, payload.clone()) {
                 Ok(()) => return Ok(()),
-                Err(SendError::Full) if Instant::now() < deadline => self.turn(),
+                Err(SendError::Full) if Instant::now() < deadline => self.run_once(),
                 Err(error) => return Err(format!("send at {at:?}: {error}")),
             }
         }
     }
 
     /// Lets both work until neither has had anything to do for some turns: to show that nothing more happens.
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         let mut idle = 0;
         while idle < 5 {
             if self.a.progress(64) + self.b.progress(64) > 0 {

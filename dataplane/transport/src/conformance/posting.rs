@@ -33,8 +33,12 @@ fn received(
 ) -> Result<bool, String> {
     let event = pair.wait(At::B, b)?;
     let (header, payload) = (b"header".to_vec(), Some((Landing { ring: 7, sequence }, bytes)));
-    let posted = matches!(event, Seen::Posted { .. });
-    let expected = if posted { Seen::Posted { header, payload } } else { Seen::Received { header, payload } };
+    let posted = matches!(event, OwnedEvent::Posted { .. });
+    let expected = if posted {
+        OwnedEvent::Posted { header, payload }
+    } else {
+        OwnedEvent::Received { header, payload }
+    };
     ensure!(event == expected, "got {event:?} for {expected:?}");
     let content = if posted { read(span) } else { slot(ring, sequence, bytes)? };
     let right = content == pattern(u64::from(sequence), bytes as usize);
@@ -42,7 +46,7 @@ fn received(
     Ok(posted)
 }
 
-pub(super) fn takes_posts(make: Maker<'_>) -> Result<bool, String> {
+pub(super) fn supports_posts(make: Maker<'_>) -> Result<bool, String> {
     let (mut pair, [_, b], _) = ready(make, 1)?;
     Ok(post(&mut pair, b, 0, &blank(100)?))
 }
@@ -163,7 +167,7 @@ pub(super) fn end_releases_posts(make: Maker<'_>) -> Outcome {
         ensure!(held == 0, "{held} posted spans still held after the end");
         let span = Span::new(&memory, 0, memory.bytes() as u64).map_err(|e| e.to_string())?;
         write(&span, &pattern(3, memory.bytes()));
-        pair.settle();
+        pair.run_until_idle();
         ensure!(read(&span) == pattern(3, memory.bytes()), "a posted span was written after the end");
         ensure!(!post(&mut pair, b, 7, &blank(100)?), "taken after the end");
     }

@@ -23,7 +23,7 @@ struct Stream {
     sent: u32,
     returned: u32,
     /// Arrived and not yet given back: the receiver owes a frame that says so.
-    owed: u32,
+    unreturned: u32,
 }
 
 impl Stream {
@@ -81,16 +81,16 @@ impl Stream {
 
     /// Gives slots back to the sender, on the same path against the stream.
     fn give_back(&mut self, pair: &mut Pair) -> Result<bool, String> {
-        if self.owed == 0 {
+        if self.unreturned == 0 {
             return Ok(false);
         }
         let mut header = vec![b'c'];
         header.extend_from_slice(&self.number.to_le_bytes());
-        header.extend_from_slice(&self.owed.to_le_bytes());
+        header.extend_from_slice(&self.unreturned.to_le_bytes());
         let to = if self.from == At::A { At::B } else { At::A };
         match pair.side(to).transport.send(self.far, self.path, &header, None) {
             Ok(()) => {
-                self.owed = 0;
+                self.unreturned = 0;
                 Ok(true)
             }
             Err(SendError::Full) => Ok(false),
@@ -106,7 +106,7 @@ impl Stream {
         ensure!(bytes as usize == payload.len(), "{landing:?}: {bytes} bytes, not {}", payload.len());
         ensure!(slot(&self.ring, landing.sequence, bytes)? == payload, "{landing:?}: wrong bytes");
         self.arrived += 1;
-        self.owed += 1;
+        self.unreturned += 1;
         Ok(())
     }
 
@@ -167,7 +167,7 @@ fn streams(pair: &mut Pair, random: &mut Random) -> Result<Vec<Stream>, String> 
                     arrived,
                     sent,
                     returned,
-                    owed,
+                    unreturned: owed,
                 });
             }
         }
@@ -204,19 +204,19 @@ fn traffic(make: Maker<'_>, seed: u64) -> Outcome {
         }
         ensure!(Instant::now() < deadline, "nothing moves any more");
     }
-    pair.settle();
+    pair.run_until_idle();
     ensure!(pair.a.seen.is_empty() && pair.b.seen.is_empty(), "events after the last frame");
     Ok(())
 }
 
-fn take(streams: &mut [Stream], at: At, link: LinkId, event: Seen) -> Outcome {
+fn take(streams: &mut [Stream], at: At, link: LinkId, event: OwnedEvent) -> Outcome {
     match event {
-        Seen::Received { header, payload: Some((landing, bytes)) } => {
+        OwnedEvent::Received { header, payload: Some((landing, bytes)) } => {
             let to_us = |s: &&mut Stream| s.from != at && s.far == link && s.number == landing.ring;
             let stream = streams.iter_mut().find(to_us).ok_or("a frame of no stream")?;
             stream.arrive(&header, landing, bytes)
         }
-        Seen::Received { header, payload: None } => {
+        OwnedEvent::Received { header, payload: None } => {
             let (Some(number), Some(count)) = (header.get(1..3), header.get(3..7)) else {
                 return Err("a short credit".into());
             };
@@ -226,7 +226,7 @@ fn take(streams: &mut [Stream], at: At, link: LinkId, event: Seen) -> Outcome {
             streams.iter_mut().find(ours).ok_or("credit of no stream")?.returned += count;
             Ok(())
         }
-        Seen::Sent(token) => {
+        OwnedEvent::Sent(token) => {
             let ours = |s: &&mut Stream| s.from == at && s.near == link && u64::from(s.number) == token >> 32;
             streams.iter_mut().find(ours).ok_or("a token of no stream")?.sent(token as u32)
         }

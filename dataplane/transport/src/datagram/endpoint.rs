@@ -2,7 +2,7 @@
 
 use super::{DatagramConfig, DatagramCounters, Datagrams, RdmaAddress, RdmaDatagrams};
 use std::io;
-use std::net::{SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 /// Where datagrams come from and go to.
@@ -29,20 +29,9 @@ impl Endpoint {
     /// # Errors
     /// If the kernel refuses the socket.
     pub fn towards(peer: SocketAddr, config: DatagramConfig) -> io::Result<Self> {
-        let mut datagrams = Datagrams::bind(Datagrams::any_for(peer), config)?;
-        datagrams.keep_to(peer);
+        let mut datagrams = Datagrams::bind(Datagrams::unspecified_for(peer), config)?;
+        datagrams.restrict_to(peer);
         Ok(Self::Udp(Box::new(datagrams)))
-    }
-
-    /// As [`Datagrams::join`].
-    ///
-    /// # Errors
-    /// As there; and over RDMA always.
-    pub fn join(&mut self, group: SocketAddrV4, sender: SocketAddr) -> io::Result<BorrowedFd<'_>> {
-        match self {
-            Self::Udp(datagrams) => datagrams.join(group, sender),
-            Self::Rdma(_) => Err(io::Error::from(io::ErrorKind::Unsupported)),
-        }
     }
 
     /// Where it is.
@@ -69,18 +58,18 @@ impl Endpoint {
         }
     }
 
-    /// As [`Datagrams::is_astray`]; never over RDMA.
-    pub fn is_astray(&self) -> bool {
+    /// As [`Datagrams::has_no_route`]; never over RDMA.
+    pub fn has_no_route(&self) -> bool {
         match self {
-            Self::Udp(datagrams) => datagrams.is_astray(),
+            Self::Udp(datagrams) => datagrams.has_no_route(),
             Self::Rdma(_) => false,
         }
     }
 
-    /// As [`Datagrams::keep_to`], where the peer is on the endpoint's network and that is UDP.
-    pub fn keep_to(&mut self, peer: Address) {
+    /// As [`Datagrams::restrict_to`], where the peer is on the endpoint's network and that is UDP.
+    pub fn restrict_to(&mut self, peer: Address) {
         if let (Self::Udp(datagrams), Address::Udp(peer)) = (self, peer) {
-            datagrams.keep_to(peer);
+            datagrams.restrict_to(peer);
         }
     }
 

@@ -3,7 +3,7 @@
 //! One socket, without threads or queues of its own but a batch to be sent. What goes to the same address leaves in its order and, where
 //! it is of the same length, as one message that the kernel or the device cuts (UDP_SEGMENT); what arrives together is taken in
 //! together (UDP_GRO): a message is most of what a datagram costs. Where the kernel has neither, they go one by one. Nothing is
-//! allocated after [`Datagrams::bind`] and [`Datagrams::join`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
+//! allocated after [`Datagrams::bind`]. Datagrams are lost, doubled and overtaken as in any network, and no error of one of them is
 //! the socket's end.
 
 mod endpoint;
@@ -14,10 +14,9 @@ pub use endpoint::{Address, Endpoint};
 pub use harmonaize_verbs::Gid;
 pub use rdma::{RdmaAddress, RdmaDatagrams, RdmaPort};
 
-use crate::paths::sys::{make_room_to_receive, make_room_to_send};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use sys::{Arrival, Calls};
 
@@ -30,9 +29,7 @@ const ARRIVAL_BYTES: usize = 1 << 16;
 /// Messages that are taken in by one call.
 const ARRIVALS: usize = 16;
 /// Words of the network on earlier datagrams (ICMP) that are heard out in one call; each is told once, and is nothing of the socket's.
-const EARLIER: usize = 8;
-/// Routers that a datagram to a group may cross.
-const HOPS: u32 = 16;
+const MAX_DEFERRED_ERRORS: usize = 8;
 
 /// How an endpoint is made.
 #[derive(Clone, Copy, Debug)]
@@ -43,14 +40,14 @@ pub struct DatagramConfig {
     pub batch: usize,
     /// Datagrams that leave as one message, at most 64; 1 leaves cutting to nobody. A queue on the way that is full drops a
     /// message whole.
-    pub together: usize,
+    pub gso_segments: usize,
     /// Bytes that the kernel keeps in each direction; less is no fault.
-    pub room: u32,
+    pub socket_buffer: u32,
 }
 
 impl Default for DatagramConfig {
     fn default() -> Self {
-        Self { bytes: 1472, batch: 64, together: 16, room: 4 << 20 }
+        Self { bytes: 1472, batch: 64, gso_segments: 16, socket_buffer: 4 << 20 }
     }
 }
 
@@ -68,7 +65,7 @@ pub struct DatagramCounters {
     /// Messages that arrived and were dropped by the kernel because nobody took them in.
     pub overrun: u64,
     /// Datagrams that were longer than [`DatagramConfig::bytes`], or of no known sender: dropped.
-    pub strange: u64,
+    pub unrecognized: u64,
     /// Calls into the kernel, to send and to receive, that did something.
     pub calls: u64,
 }
@@ -83,7 +80,7 @@ impl DatagramCounters {
             unsent: self.unsent + other.unsent,
             received: self.received + other.received,
             overrun: self.overrun + other.overrun,
-            strange: self.strange + other.strange,
+            unrecognized: self.unrecognized + other.unrecognized,
             calls: self.calls + other.calls,
         }
     }
@@ -97,16 +94,8 @@ struct Waiting {
     bytes: usize,
 }
 
-/// Where what is sent to a group comes.
-#[derive(Debug)]
-struct Group {
-    socket: Socket,
-    address: Ipv4Addr,
-    overrun: u32,
-}
-
 /// Whether an error may be what the network says of an earlier datagram: what is to be done now is to be tried again.
-fn is_of_earlier(error: &io::Error) -> bool {
+fn is_deferred(error: &io::Error) -> bool {
     let known = [
         libc::ECONNREFUSED,
         libc::EHOSTUNREACH,
@@ -120,7 +109,7 @@ fn is_of_earlier(error: &io::Error) -> bool {
 
 /// Whether an error says that there is no way to an address: no route, or none from the address that the socket was connected with, which the
 /// host has no more (older kernels say EINVAL).
-fn is_no_way(error: &io::Error) -> bool {
+fn is_unroutable(error: &io::Error) -> bool {
     let known = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EADDRNOTAVAIL, libc::EINVAL];
     known.map(Some).contains(&error.raw_os_error())
 }
@@ -136,17 +125,16 @@ pub struct Datagrams {
     done: usize,
     out: Box<[u8]>,
     /// Cut by the kernel: whether it can.
-    cuts: bool,
+    gso: bool,
     arrived: Box<[u8]>,
     calls: Calls,
     counters: DatagramCounters,
     /// What the kernel last said it had dropped.
     overrun: u32,
-    group: Option<Group>,
     /// The network says that nobody is where datagrams were sent.
     refused: bool,
-    /// See [`Datagrams::is_astray`].
-    astray: bool,
+    /// See [`Datagrams::has_no_route`].
+    no_route: bool,
 }
 
 impl Datagrams {
@@ -159,19 +147,19 @@ impl Datagrams {
         let config = DatagramConfig {
             bytes,
             batch: config.batch.max(1),
-            together: config.together.clamp(1, 64).min(MESSAGE_BYTES / bytes),
+            gso_segments: config.gso_segments.clamp(1, 64).min(MESSAGE_BYTES / bytes),
             ..config
         };
         let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
         socket.set_nonblocking(true)?;
-        make_room_to_send(&socket, config.room);
-        make_room_to_receive(&socket, config.room);
+        sys::enlarge_send_buffer(&socket, config.socket_buffer);
+        sys::enlarge_receive_buffer(&socket, config.socket_buffer);
         socket.bind(&address.into())?;
         let address = socket.local_addr()?.as_socket().unwrap_or(address);
-        sys::tell_overruns(&socket);
-        sys::take_together(&socket);
+        sys::enable_overrun_counts(&socket);
+        sys::enable_gro(&socket);
         Ok(Self {
-            cuts: config.together > 1 && sys::cuts(&socket),
+            gso: config.gso_segments > 1 && sys::supports_gso(&socket),
             socket,
             address,
             waiting: Vec::with_capacity(config.batch),
@@ -181,9 +169,8 @@ impl Datagrams {
             calls: Calls::new(config.batch, ARRIVALS),
             counters: DatagramCounters::default(),
             overrun: 0,
-            group: None,
             refused: false,
-            astray: false,
+            no_route: false,
             config,
         })
     }
@@ -193,23 +180,19 @@ impl Datagrams {
     ///
     /// An endpoint that was kept to a peer before, and bound to no address, is so anew, from the address that the host has now and another port:
     /// a socket keeps the address that it was connected with, whether or not the host has it still.
-    pub fn keep_to(&mut self, peer: SocketAddr) {
+    pub fn restrict_to(&mut self, peer: SocketAddr) {
         let forgotten = rustix::net::connect_unspec(&self.socket).map_err(io::Error::from);
         let connected = forgotten.and_then(|()| self.socket.connect(&peer.into()));
         let address = connected.and_then(|()| self.socket.local_addr()).ok().and_then(|it| it.as_socket());
-        self.astray = address.is_none();
+        self.no_route = address.is_none();
         let Some(address) = address else { return };
         self.address = address;
-        if let (Some(group), IpAddr::V4(local)) = (&self.group, address.ip()) {
-            // On the device where it is in the group already nothing changes.
-            let _ = group.socket.join_multicast_v4(&group.address, &local);
-        }
     }
 
-    /// Whether there was no way to the peer when it was last to be kept to, or datagrams have found none since: [`Datagrams::keep_to`] may
+    /// Whether there was no way to the peer when it was last to be kept to, or datagrams have found none since: [`Datagrams::restrict_to`] may
     /// mend that.
-    pub fn is_astray(&self) -> bool {
-        self.astray
+    pub fn has_no_route(&self) -> bool {
+        self.no_route
     }
 
     /// Whether the network has said since the last call that nobody is at the peer's address. It may have been anybody who said so.
@@ -217,39 +200,8 @@ impl Datagrams {
         std::mem::take(&mut self.refused)
     }
 
-    /// Takes in what is sent to `group` too, on the way on which `sender` is reached; a second group takes the place of the first. What
-    /// to watch for that is returned.
-    ///
-    /// # Errors
-    /// If there is no way to the sender, or the kernel refuses the socket or the group.
-    pub fn join(&mut self, group: SocketAddrV4, sender: SocketAddr) -> io::Result<BorrowedFd<'_>> {
-        let way = UdpSocket::bind(Self::any_for(sender))?;
-        way.connect(sender)?;
-        let IpAddr::V4(local) = way.local_addr()?.ip() else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "groups are of IPv4"));
-        };
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-        socket.set_nonblocking(true)?;
-        make_room_to_receive(&socket, self.config.room);
-        // Others on this machine may be in it too.
-        socket.set_reuse_address(true)?;
-        socket.bind(&SocketAddr::V4(group).into())?;
-        socket.join_multicast_v4(group.ip(), &local)?;
-        sys::tell_overruns(&socket);
-        sys::take_together(&socket);
-        Ok(self.group.insert(Group { socket, address: *group.ip(), overrun: 0 }).socket.as_fd())
-    }
-
-    /// Has what is sent to groups of IPv4 cross routers that forward it.
-    ///
-    /// # Errors
-    /// If the kernel refuses.
-    pub fn reach_far(&self) -> io::Result<()> {
-        self.socket.set_multicast_ttl_v4(HOPS)
-    }
-
     /// An address of the family of `peer` from which it can be reached, with any port.
-    pub fn any_for(peer: SocketAddr) -> SocketAddr {
+    pub fn unspecified_for(peer: SocketAddr) -> SocketAddr {
         let any: IpAddr = match peer {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -263,8 +215,8 @@ impl Datagrams {
     }
 
     /// Whether the kernel cuts messages into datagrams.
-    pub fn cuts(&self) -> bool {
-        self.cuts
+    pub fn has_gso(&self) -> bool {
+        self.gso
     }
 
     /// What has gone through it.
@@ -301,7 +253,7 @@ impl Datagrams {
 
     /// Hands everything that waits to the kernel; false if it takes no more now, and something waits still.
     pub fn flush(&mut self) -> bool {
-        let mut earlier = EARLIER;
+        let mut earlier = MAX_DEFERRED_ERRORS;
         while self.done < self.waiting.len() {
             self.gather();
             match self.calls.send(self.socket.as_fd()) {
@@ -313,7 +265,7 @@ impl Datagrams {
                     self.done += datagrams;
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-                Err(error) if earlier > 0 && is_of_earlier(&error) => {
+                Err(error) if earlier > 0 && is_deferred(&error) => {
                     self.refused |= error.kind() == io::ErrorKind::ConnectionRefused;
                     earlier -= 1;
                 }
@@ -331,7 +283,7 @@ impl Datagrams {
     fn gather(&mut self) {
         self.calls.clear();
         let bytes = self.config.bytes;
-        if let Some(left) = self.waiting.get_mut(self.done..).filter(|_| self.cuts) {
+        if let Some(left) = self.waiting.get_mut(self.done..).filter(|_| self.gso) {
             left.sort_unstable_by_key(|one| (one.to, one.place));
         }
         let mut run: Option<(Waiting, usize)> = None;
@@ -340,11 +292,11 @@ impl Datagrams {
             let Some(piece) = self.out.get(at..at + one.bytes) else { return };
             // The last of a message may be shorter than the others.
             let joins = run.filter(|(first, count)| {
-                self.cuts
+                self.gso
                     && first.to == one.to
                     && one.bytes <= first.bytes
                     && one.bytes > 0
-                    && *count < self.config.together
+                    && *count < self.config.gso_segments
             });
             run = match joins {
                 Some((first, count)) => {
@@ -366,32 +318,22 @@ impl Datagrams {
         // A device without checksums cannot cut (EIO), and no piece may be longer than a frame (udp(7)).
         let cutting = [libc::EIO, libc::EINVAL, libc::EMSGSIZE].map(Some).contains(&error.raw_os_error());
         if datagrams > 1 && cutting {
-            self.cuts = false;
+            self.gso = false;
             return;
         }
-        self.astray |= is_no_way(error);
+        self.no_route |= is_unroutable(error);
         self.counters.unsent += datagrams as u64;
         self.done += datagrams.max(1);
     }
 
-    /// Takes in what has arrived, one call's worth at each of its addresses, and shows `sink` each datagram with its sender. How many
+    /// Takes in what has arrived, one call's worth, and shows `sink` each datagram with its sender. How many
     /// there were; 0: no more.
     pub fn receive(&mut self, sink: &mut dyn FnMut(SocketAddr, &[u8])) -> usize {
-        // What was sent to all comes first, so that it is not asked for while it is here.
-        let of_group = if self.group.is_some() { self.take(true, sink) } else { 0 };
-        of_group + self.take(false, sink)
-    }
-
-    fn take(&mut self, of_group: bool, sink: &mut dyn FnMut(SocketAddr, &[u8])) -> usize {
-        let (socket, last) = match &mut self.group {
-            Some(group) if of_group => (&group.socket, &mut group.overrun),
-            _ => (&self.socket, &mut self.overrun),
-        };
-        let mut earlier = EARLIER;
+        let mut earlier = MAX_DEFERRED_ERRORS;
         let messages = loop {
-            match self.calls.receive(socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
+            match self.calls.receive(self.socket.as_fd(), &mut self.arrived, ARRIVAL_BYTES) {
                 Ok(messages) => break messages,
-                Err(error) if earlier > 0 && is_of_earlier(&error) => {
+                Err(error) if earlier > 0 && is_deferred(&error) => {
                     self.refused |= error.kind() == io::ErrorKind::ConnectionRefused;
                     earlier -= 1;
                 }
@@ -402,15 +344,18 @@ impl Datagrams {
         self.counters.calls += 1;
         let mut taken = 0;
         for at in 0..messages {
-            let Some(Arrival { from, bytes, cut, overrun, whole }) = self.calls.arrival(at) else { continue };
+            let Some(Arrival { from, bytes, segment_bytes: cut, overrun, whole }) = self.calls.arrival(at)
+            else {
+                continue;
+            };
             if let Some(overrun) = overrun {
-                self.counters.overrun += u64::from(overrun.wrapping_sub(*last));
-                *last = overrun;
+                self.counters.overrun += u64::from(overrun.wrapping_sub(self.overrun));
+                self.overrun = overrun;
             }
             let start = at * ARRIVAL_BYTES;
             let message = self.arrived.get(start..start + bytes).unwrap_or_default();
             let (Some(from), true) = (from, whole) else {
-                self.counters.strange += 1;
+                self.counters.unrecognized += 1;
                 taken += 1;
                 continue;
             };
@@ -420,7 +365,7 @@ impl Datagrams {
                 taken += 1;
                 self.counters.received += 1;
                 if datagram.len() > self.config.bytes {
-                    self.counters.strange += 1;
+                    self.counters.unrecognized += 1;
                 } else {
                     sink(from, datagram);
                 }

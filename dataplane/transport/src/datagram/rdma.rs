@@ -7,7 +7,7 @@ use super::{DatagramConfig, DatagramCounters};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_verbs::{
     Access, AddressHandle, Completion, CompletionQueue, Datagram, Delivered, Depths, Devices, Domain,
-    Function, GRH_BYTES, Gid, Local, Path, Received, Region, VerbsError, Wanted,
+    Function, GRH_BYTES, Gid, Local, Path, PortOptions, Received, Region, VerbsError,
 };
 use std::collections::VecDeque;
 use std::mem;
@@ -42,14 +42,14 @@ pub struct RdmaPort {
     /// The devices among which it is.
     pub devices: Devices,
     /// What is asked of it.
-    pub wanted: Wanted,
+    pub options: PortOptions,
     /// Where no device is named: the address that it has.
     pub address: IpAddr,
 }
 
 impl RdmaPort {
     fn open(&self) -> Result<Function, VerbsError> {
-        Function::open(&self.devices, &self.wanted, Some(self.address))
+        Function::open(&self.devices, &self.options, Some(self.address))
     }
 
     /// Most bytes of a datagram there.
@@ -234,7 +234,7 @@ impl RdmaDatagrams {
             }
             for completion in completions.drain(..) {
                 self.failed |= completion.status() != harmonaize_verbs::Status::Success;
-                match self.pair.settle(&completion) {
+                match self.pair.handle_completion(&completion) {
                     Ok(Some(Delivered::Sent(at))) => self.free.push(at),
                     Ok(Some(Delivered::Received(received))) => self.arrived.push_back(received),
                     Ok(Some(Delivered::Unused(_)) | None) | Err(_) => {}
@@ -262,7 +262,7 @@ impl RdmaDatagrams {
                 });
             match read {
                 Some((from, payload)) => sink(from, payload),
-                None => self.counters.strange += 1,
+                None => self.counters.unrecognized += 1,
             }
             self.empty.push(buffer);
         }

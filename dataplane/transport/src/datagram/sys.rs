@@ -1,6 +1,7 @@
 //! The system calls on many datagrams at once, and what they tell beside the bytes.
 
 use crate::retry::retry;
+use rustix::net::sockopt;
 use socket2::SockAddr;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -14,18 +15,32 @@ const CONTROL: usize = 64;
 #[repr(C, align(8))]
 struct Control([u8; CONTROL]);
 
+/// Enlarges the send buffer; beyond the usual limit where the process may. Less is no error.
+pub(super) fn enlarge_send_buffer(socket: impl AsFd, bytes: u32) {
+    let bytes = bytes as usize;
+    let _ = sockopt::set_socket_send_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, bytes));
+}
+
+/// Enlarges the receive buffer; beyond the usual limit where the process may. Less is no error.
+pub(super) fn enlarge_receive_buffer(socket: impl AsFd, bytes: u32) {
+    let bytes = bytes as usize;
+    let _ = sockopt::set_socket_recv_buffer_size_force(&socket, bytes)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, bytes));
+}
+
 /// Has the kernel say with each message how many it has dropped (SO_RXQ_OVFL, socket(7)).
-pub(super) fn tell_overruns(socket: impl AsFd) {
+pub(super) fn enable_overrun_counts(socket: impl AsFd) {
     let _ = set(socket, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
 }
 
 /// Has the kernel hand over datagrams of one sender and length together (UDP_GRO, udp(7), since Linux 5.0).
-pub(super) fn take_together(socket: impl AsFd) {
+pub(super) fn enable_gro(socket: impl AsFd) {
     let _ = set(socket, libc::SOL_UDP, libc::UDP_GRO, 1);
 }
 
 /// Whether the kernel cuts messages into datagrams (UDP_SEGMENT, udp(7), since Linux 4.18).
-pub(super) fn cuts(socket: impl AsFd) -> bool {
+pub(super) fn supports_gso(socket: impl AsFd) -> bool {
     // No cutting unless a message asks for it.
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
 }
@@ -43,7 +58,7 @@ struct Outgoing {
     to: SockAddr,
     pieces: usize,
     /// Bytes of each datagram, if there is more than one.
-    cut: Option<u16>,
+    segment_bytes: Option<u16>,
 }
 
 /// A message that came.
@@ -52,7 +67,7 @@ pub(super) struct Arrival {
     pub(super) from: Option<SocketAddr>,
     pub(super) bytes: usize,
     /// Bytes of each datagram in it but the last; none if it is one.
-    pub(super) cut: Option<usize>,
+    pub(super) segment_bytes: Option<usize>,
     /// How many messages the kernel has dropped so far, modulo 2^32, if it says.
     pub(super) overrun: Option<u32>,
     /// Whether it had room.
@@ -106,7 +121,7 @@ impl Calls {
 
     /// A message of one datagram, for now. The bytes must stay as they are until [`Calls::send`].
     pub(super) fn begin(&mut self, piece: &[u8], to: SocketAddr) {
-        self.outgoing.push(Outgoing { to: to.into(), pieces: 1, cut: None });
+        self.outgoing.push(Outgoing { to: to.into(), pieces: 1, segment_bytes: None });
         self.pieces.push(as_piece(piece));
     }
 
@@ -114,7 +129,7 @@ impl Calls {
     pub(super) fn join(&mut self, piece: &[u8], cut: usize) {
         if let Some(last) = self.outgoing.last_mut() {
             last.pieces += 1;
-            last.cut = u16::try_from(cut).ok();
+            last.segment_bytes = u16::try_from(cut).ok();
             self.pieces.push(as_piece(piece));
         }
     }
@@ -140,8 +155,8 @@ impl Calls {
             header.msg_hdr.msg_iov = its.as_mut_ptr();
             header.msg_hdr.msg_iovlen = message.pieces as _;
             first += message.pieces;
-            if let Some(cut) = message.cut {
-                ask_to_cut(&mut header.msg_hdr, control, cut);
+            if let Some(cut) = message.segment_bytes {
+                set_gso_segment(&mut header.msg_hdr, control, cut);
             }
             headers.push(header);
         }
@@ -193,9 +208,9 @@ impl Calls {
         let (header, name) = (self.headers.get(at)?, self.names.get(at)?);
         let from = address_of(name, header.msg_hdr.msg_namelen as usize);
         // SAFETY: the kernel has filled the header in, whose control data `self` holds.
-        let (cut, overrun) = unsafe { said(&header.msg_hdr) };
+        let (cut, overrun) = unsafe { parse_control(&header.msg_hdr) };
         let whole = header.msg_hdr.msg_flags & libc::MSG_TRUNC == 0;
-        Some(Arrival { from, bytes: header.msg_len as usize, cut, overrun, whole })
+        Some(Arrival { from, bytes: header.msg_len as usize, segment_bytes: cut, overrun, whole })
     }
 }
 
@@ -225,7 +240,7 @@ fn as_piece(bytes: &[u8]) -> libc::iovec {
 }
 
 /// Puts the control message on a header that has a message cut into datagrams of so many bytes.
-fn ask_to_cut(header: &mut libc::msghdr, control: &mut Control, cut: u16) {
+fn set_gso_segment(header: &mut libc::msghdr, control: &mut Control, cut: u16) {
     header.msg_control = control.0.as_mut_ptr().cast();
     // SAFETY: arithmetic alone.
     header.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<u16>() as u32) } as _;
@@ -247,7 +262,7 @@ fn ask_to_cut(header: &mut libc::msghdr, control: &mut Control, cut: u16) {
 ///
 /// # Safety
 /// `header` must be as recvmmsg left it, its control data alive.
-unsafe fn said(header: &libc::msghdr) -> (Option<usize>, Option<u32>) {
+unsafe fn parse_control(header: &libc::msghdr) -> (Option<usize>, Option<u32>) {
     let (mut cut, mut overrun) = (None, None);
     // SAFETY: as the caller promises; the macros stay within the control data (cmsg(3)).
     let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };

@@ -13,20 +13,20 @@ pub(super) struct Closing {
     pub(super) socket: Socket,
     pub(super) serial: u64,
     pub(super) deadline: Instant,
-    words: Vec<u8>,
+    pending: Vec<u8>,
     written: usize,
     shut: bool,
 }
 
 impl Closing {
-    pub(super) fn new(socket: Socket, serial: u64, deadline: Instant, words: Vec<u8>) -> Self {
-        Self { socket, serial, deadline, words, written: 0, shut: false }
+    pub(super) fn new(socket: Socket, serial: u64, deadline: Instant, pending: Vec<u8>) -> Self {
+        Self { socket, serial, deadline, pending, written: 0, shut: false }
     }
 
     /// Writes what can be written; true while something is left.
     pub(super) fn write(&mut self) -> io::Result<bool> {
         loop {
-            let rest = self.words.get(self.written..).unwrap_or_default();
+            let rest = self.pending.get(self.written..).unwrap_or_default();
             if rest.is_empty() {
                 return Ok(false);
             }

@@ -1,12 +1,12 @@
 //! From introductions to authenticated paths: dialling, and greeting those who dial.
 
-use super::dial::{Dial, Dialled};
-use super::guest::{Greeted, Guest};
+use super::dial::{Dial, DialProgress};
 use super::handshake::{Hello, Proof, Status};
+use super::incoming::{Incoming, IncomingProgress};
 use super::link::{Link, Slot};
+use super::liveness::LivenessTimer;
 use super::path::Path;
 use super::poll::Token;
-use super::silence::Looks;
 use super::{TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
@@ -21,8 +21,8 @@ const ACCEPTS: usize = 16;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is to become of a guest.
-enum Verdict {
-    Answered,
+enum Admission {
+    Answer,
     Wait,
     Refuse(Status),
 }
@@ -49,7 +49,7 @@ impl TcpTransport {
                     }
                     outcome
                 }
-                Err(error) => Dialled::Again(DownReason::Connect(format!("epoll: {error}"))),
+                Err(error) => DialProgress::Retry(DownReason::Connect(format!("epoll: {error}"))),
             },
             Err(outcome) => outcome,
         };
@@ -61,18 +61,18 @@ impl TcpTransport {
         &mut self,
         id: LinkId,
         number: u16,
-        outcome: Dialled,
+        outcome: DialProgress,
         sink: &mut dyn FnMut(LinkId, Event<'_>),
     ) {
         let Some(link) = self.links.get_mut(&id) else { return };
         match outcome {
-            Dialled::Waiting => {}
-            Dialled::Never(reason) => self.down(id, reason, sink),
-            Dialled::Again(reason) => {
+            DialProgress::Waiting => {}
+            DialProgress::Fatal(reason) => self.down(id, reason, sink),
+            DialProgress::Retry(reason) => {
                 link.lose(number, Instant::now(), Some(reason));
                 self.rearm = true;
             }
-            Dialled::Done => {
+            DialProgress::Done => {
                 if let Some(slot) = link.slots.get_mut(usize::from(number))
                     && let Slot::Dialling(..) = slot
                     && let Slot::Dialling(dial, _) = std::mem::replace(slot, Slot::Absent)
@@ -101,7 +101,7 @@ impl TcpTransport {
         let (paths, now) = (link.slots.len() as u16, Instant::now());
         // While one was being made, nobody spoke on the others.
         link.paths().for_each(|(_, path)| path.begin(now));
-        self.looks.get_or_insert_with(|| Looks::begin(now, &self.config));
+        self.liveness.get_or_insert_with(|| LivenessTimer::begin(now, &self.config));
         self.rearm = true;
         sink(id, Event::Up);
         (0..paths).for_each(|number| self.enqueue(id, number));
@@ -131,34 +131,34 @@ impl TcpTransport {
 
     /// Gives a connection a place among the guests, if need be that of the one who has been there longest.
     fn admit(&mut self, socket: Socket) {
-        let free = self.guests.iter().position(Option::is_none);
+        let free = self.incoming.iter().position(Option::is_none);
         let oldest =
-            || (0..self.guests.len()).min_by_key(|at| self.guests.get(*at)?.as_ref().map(|g| g.serial));
+            || (0..self.incoming.len()).min_by_key(|at| self.incoming.get(*at)?.as_ref().map(|g| g.serial));
         let Some(at) = free.or_else(oldest) else { return };
         let serial = self.next_serial;
         self.next_serial += 1;
-        if self.poll.add(socket.as_fd(), Token::Guest(at as u16, serial)).is_err() {
+        if self.poll.add(socket.as_fd(), Token::Incoming(at as u16, serial)).is_err() {
             return;
         }
         let deadline = Instant::now() + self.config.handshake_timeout;
-        if let Some(slot) = self.guests.get_mut(at) {
-            *slot = Some(Guest::new(socket, serial, deadline));
+        if let Some(slot) = self.incoming.get_mut(at) {
+            *slot = Some(Incoming::new(socket, serial, deadline));
         }
         self.poll.no_later_than(deadline);
     }
 
     /// A guest has said something, or gone.
-    pub(super) fn greet(&mut self, at: u16, serial: u64, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
-        let Some(slot) = self.guests.get_mut(usize::from(at)) else { return };
+    pub(super) fn handle_incoming(&mut self, at: u16, serial: u64, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let Some(slot) = self.incoming.get_mut(usize::from(at)) else { return };
         let Some(guest) = slot.as_mut().filter(|guest| guest.serial == serial) else { return };
         match guest.advance() {
-            Greeted::Waiting => {}
-            Greeted::Gone => *slot = None,
-            Greeted::Named(hello) => {
+            IncomingProgress::Waiting => {}
+            IncomingProgress::Gone => *slot = None,
+            IncomingProgress::Named(hello) => {
                 let link = self.names.get(&hello.name).and_then(|id| self.links.get_mut(id));
-                settle(slot, &hello, link);
+                admit_named(slot, &hello, link);
             }
-            Greeted::Proved(hello, proof, nonce) => {
+            IncomingProgress::Proved(hello, proof, nonce) => {
                 if let Some(guest) = slot.take() {
                     self.promote(guest, &hello, &proof, &nonce, sink);
                 }
@@ -169,7 +169,7 @@ impl TcpTransport {
     /// A guest has sent its proof: it becomes a path or is refused.
     fn promote(
         &mut self,
-        guest: Guest,
+        guest: Incoming,
         hello: &Hello,
         proof: &Proof,
         nonce: &[u8; 32],
@@ -177,13 +177,13 @@ impl TcpTransport {
     ) {
         let Some(&id) = self.names.get(&hello.name) else { return guest.refuse(Status::UnknownName) };
         let Some(link) = self.links.get_mut(&id) else { return };
-        if let Verdict::Refuse(status) = judge(hello, Some(link)) {
+        if let Admission::Refuse(status) = judge(hello, Some(link)) {
             return guest.refuse(status);
         }
         if !proof.proves(&link.introduction.secret, hello, nonce) {
             let peer = guest.socket.peer_addr().ok().and_then(|peer| peer.as_socket());
             tracing::warn!(?peer, link = id.0, "a connection with a wrong secret was refused");
-            link.trouble = Some(DownReason::Refused(Status::Secret.told(0)));
+            link.trouble = Some(DownReason::Refused(Status::Secret.describe(0)));
             return guest.refuse(Status::Secret);
         }
         let number = hello.path.get();
@@ -196,10 +196,10 @@ impl TcpTransport {
     /// A link was opened: those who wait for it are answered.
     pub(super) fn answer_waiting(&mut self, name: &[u8; 16]) {
         let Some(id) = self.names.get(name).copied() else { return };
-        for slot in &mut self.guests {
+        for slot in &mut self.incoming {
             let hello = slot.as_ref().and_then(|guest| guest.waits_for().copied());
             if let Some(hello) = hello.filter(|hello| hello.name == *name) {
-                settle(slot, &hello, self.links.get_mut(&id));
+                admit_named(slot, &hello, self.links.get_mut(&id));
             }
         }
     }
@@ -213,32 +213,32 @@ fn unspecified(peer: &SocketAddr) -> std::net::IpAddr {
 }
 
 /// Whether a connection may become a path of the link that it names.
-fn judge(hello: &Hello, link: Option<&Link>) -> Verdict {
-    let Some(link) = link else { return Verdict::Wait };
+fn judge(hello: &Hello, link: Option<&Link>) -> Admission {
+    let Some(link) = link else { return Admission::Wait };
     let paths = link.slots.len();
     if link.introduction.initiate {
-        Verdict::Refuse(Status::UnknownName)
+        Admission::Refuse(Status::UnknownName)
     } else if link.up {
-        Verdict::Refuse(Status::Up)
+        Admission::Refuse(Status::Up)
     } else if usize::from(hello.paths.get()) != paths || usize::from(hello.path.get()) >= paths {
-        Verdict::Refuse(Status::Paths)
+        Admission::Refuse(Status::Paths)
     } else {
-        Verdict::Answered
+        Admission::Answer
     }
 }
 
 /// Answers, refuses or keeps a guest that has named its link.
-fn settle(slot: &mut Option<Guest>, hello: &Hello, link: Option<&mut Link>) {
+fn admit_named(slot: &mut Option<Incoming>, hello: &Hello, link: Option<&mut Link>) {
     let Some(guest) = slot else { return };
     match judge(hello, link.as_deref()) {
-        Verdict::Wait => return,
-        Verdict::Refuse(status) => {
+        Admission::Wait => return,
+        Admission::Refuse(status) => {
             if let (Status::Paths, Some(link)) = (status, link) {
-                link.trouble = Some(DownReason::Refused(status.told(0)));
+                link.trouble = Some(DownReason::Refused(status.describe(0)));
             }
             guest.refuse(status);
         }
-        Verdict::Answered => {
+        Admission::Answer => {
             if let Some(link) = link
                 && guest.answer(hello, &link.introduction.secret).is_ok()
             {

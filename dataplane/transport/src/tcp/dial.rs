@@ -26,14 +26,14 @@ enum Stage {
 }
 
 /// How far a dial has come.
-pub(super) enum Dialled {
+pub(super) enum DialProgress {
     Waiting,
     /// Authenticated by both ends.
     Done,
     /// Worth another try later.
-    Again(DownReason),
+    Retry(DownReason),
     /// Not worth another.
-    Never(DownReason),
+    Fatal(DownReason),
 }
 
 impl Dial {
@@ -43,13 +43,13 @@ impl Dial {
         path: u16,
         local: Option<SocketAddr>,
         prepare: &dyn Fn(&Socket) -> io::Result<()>,
-    ) -> Result<Self, Dialled> {
+    ) -> Result<Self, DialProgress> {
         let failed = |what: &str, error: io::Error| {
-            Dialled::Again(DownReason::Connect(format!("{what} {}: {error}", introduction.peer)))
+            DialProgress::Retry(DownReason::Connect(format!("{what} {}: {error}", introduction.peer)))
         };
         let paths = introduction.source_ports.len() as u16;
         let mut nonce = [0; 32];
-        sys::random(&mut nonce).map_err(|error| failed("no nonce for", error))?;
+        getrandom::fill(&mut nonce).map_err(|error| failed("no nonce for", std::io::Error::other(error)))?;
         let socket = Socket::new(
             Domain::for_address(introduction.peer),
             Type::STREAM.nonblocking(),
@@ -60,7 +60,7 @@ impl Dial {
         if let Some(local) = local {
             socket.set_reuse_address(true).map_err(|error| failed("no socket for", error))?;
             socket.bind(&SockAddr::from(local)).map_err(|error| {
-                Dialled::Never(DownReason::Connect(format!("source {local} for path {path}: {error}")))
+                DialProgress::Fatal(DownReason::Connect(format!("source {local} for path {path}: {error}")))
             })?;
         }
         match socket.connect(&SockAddr::from(introduction.peer)) {
@@ -76,19 +76,19 @@ impl Dial {
     }
 
     /// Goes as far as it can without waiting. `writable`: the kernel says that connecting is over.
-    pub(super) fn advance(&mut self, introduction: &Introduction, writable: bool) -> Dialled {
+    pub(super) fn advance(&mut self, introduction: &Introduction, writable: bool) -> DialProgress {
         let peer = introduction.peer;
         match self.steps(introduction, writable) {
             Ok(dialled) => dialled,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Dialled::Waiting,
-            Err(error) => Dialled::Again(DownReason::Connect(format!("{peer}: {error}"))),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => DialProgress::Waiting,
+            Err(error) => DialProgress::Retry(DownReason::Connect(format!("{peer}: {error}"))),
         }
     }
 
-    fn steps(&mut self, introduction: &Introduction, writable: bool) -> io::Result<Dialled> {
+    fn steps(&mut self, introduction: &Introduction, writable: bool) -> io::Result<DialProgress> {
         if self.stage == Stage::Connecting {
             if !writable {
-                return Ok(Dialled::Waiting);
+                return Ok(DialProgress::Waiting);
             }
             if let Some(error) = self.socket.take_error()? {
                 return Err(error);
@@ -98,7 +98,7 @@ impl Dial {
         }
         if self.stage == Stage::Reply {
             self.fill(REPLY)?;
-            let Ok(reply) = Reply::read_from_bytes(&self.input) else { return Ok(Dialled::Waiting) };
+            let Ok(reply) = Reply::read_from_bytes(&self.input) else { return Ok(DialProgress::Waiting) };
             if let Some(refused) = self.judge(introduction, &reply)? {
                 return Ok(refused);
             }
@@ -107,15 +107,17 @@ impl Dial {
             (self.stage, self.have) = (Stage::Welcome, 0);
         }
         self.fill(WELCOME)?;
-        let Ok((welcome, _)) = Welcome::read_from_prefix(&self.input) else { return Ok(Dialled::Waiting) };
+        let Ok((welcome, _)) = Welcome::read_from_prefix(&self.input) else {
+            return Ok(DialProgress::Waiting);
+        };
         Ok(match Status::of(welcome.status) {
-            Some(Status::Accepted) => Dialled::Done,
+            Some(Status::Accepted) => DialProgress::Done,
             status => refusal(status, 0),
         })
     }
 
     /// What is wrong with the acceptor's reply, if anything.
-    fn judge(&self, introduction: &Introduction, reply: &Reply) -> io::Result<Option<Dialled>> {
+    fn judge(&self, introduction: &Introduction, reply: &Reply) -> io::Result<Option<DialProgress>> {
         if !reply.is_ours() {
             return Err(io::Error::other("something else than an agent answers there"));
         }
@@ -136,12 +138,12 @@ impl Dial {
     }
 }
 
-fn refusal(status: Option<Status>, version: u16) -> Dialled {
+fn refusal(status: Option<Status>, version: u16) -> DialProgress {
     let Some(status) = status else {
-        return Dialled::Never(DownReason::Refused("the peer refused for a reason unknown here".into()));
+        return DialProgress::Fatal(DownReason::Refused("the peer refused for a reason unknown here".into()));
     };
-    let reason = DownReason::Refused(status.told(version));
-    if status == Status::UnknownName { Dialled::Again(reason) } else { Dialled::Never(reason) }
+    let reason = DownReason::Refused(status.describe(version));
+    if status == Status::UnknownName { DialProgress::Retry(reason) } else { DialProgress::Fatal(reason) }
 }
 
 /// Reads into what `have` leaves of `room`; `WouldBlock` until it is full.

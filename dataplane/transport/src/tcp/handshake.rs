@@ -50,7 +50,7 @@ impl Status {
     }
 
     /// What the end that is refused tells its operator.
-    pub(super) fn told(self, version: u16) -> String {
+    pub(super) fn describe(self, version: u16) -> String {
         match self {
             Self::Accepted => "accepted".into(),
             Self::Version => format!("the peer speaks version {version}, this end version {VERSION}"),
@@ -109,7 +109,7 @@ pub(super) struct Welcome {
 pub(super) enum Prefix {
     Ours,
     OtherVersion,
-    Stranger,
+    Unknown,
 }
 
 impl Hello {
@@ -124,14 +124,18 @@ impl Hello {
             Some((magic, [low, high, ..])) if magic == HELLO_MAGIC => {
                 if u16::from_le_bytes([*low, *high]) == VERSION { Prefix::Ours } else { Prefix::OtherVersion }
             }
-            _ => Prefix::Stranger,
+            _ => Prefix::Unknown,
         }
     }
 }
 
 impl Reply {
     pub(super) fn accept(secret: &[u8; 32], hello: &Hello, nonce: [u8; 32]) -> Self {
-        Self { nonce, proof: prove(secret, b"acceptor ", hello, &nonce), ..Self::refuse(Status::Accepted) }
+        Self {
+            nonce,
+            proof: compute_mac(secret, b"acceptor ", hello, &nonce),
+            ..Self::refuse(Status::Accepted)
+        }
     }
 
     pub(super) fn refuse(status: Status) -> Self {
@@ -145,13 +149,13 @@ impl Reply {
 
     /// Whether who sent this knows the secret.
     pub(super) fn proves(&self, secret: &[u8; 32], hello: &Hello) -> bool {
-        prove(secret, b"acceptor ", hello, &self.nonce).ct_eq(&self.proof).into()
+        compute_mac(secret, b"acceptor ", hello, &self.nonce).ct_eq(&self.proof).into()
     }
 }
 
 impl Proof {
     pub(super) fn new(secret: &[u8; 32], hello: &Hello, nonce: &[u8; 32]) -> Self {
-        Self { status: 0.into(), reserved: [0; 6], proof: prove(secret, b"initiator", hello, nonce) }
+        Self { status: 0.into(), reserved: [0; 6], proof: compute_mac(secret, b"initiator", hello, nonce) }
     }
 
     pub(super) fn refuse(status: Status) -> Self {
@@ -160,7 +164,7 @@ impl Proof {
 
     /// Whether who sent this knows the secret.
     pub(super) fn proves(&self, secret: &[u8; 32], hello: &Hello, nonce: &[u8; 32]) -> bool {
-        prove(secret, b"initiator", hello, nonce).ct_eq(&self.proof).into()
+        compute_mac(secret, b"initiator", hello, nonce).ct_eq(&self.proof).into()
     }
 }
 
@@ -170,7 +174,7 @@ impl Welcome {
     }
 }
 
-fn prove(secret: &[u8; 32], who: &[u8; 9], hello: &Hello, nonce: &[u8; 32]) -> [u8; 32] {
+fn compute_mac(secret: &[u8; 32], who: &[u8; 9], hello: &Hello, nonce: &[u8; 32]) -> [u8; 32] {
     // A key of the hash's block size is what a shorter one is padded to (RFC 2104, section 2).
     let mut key = [0; 64];
     key.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
@@ -208,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn tells_versions_and_strangers_apart() {
+    fn distinguishes_versions_and_unknown_peers() {
         let hello = Hello::new([1; 16], 0, 1, [0; 32]);
         let mut bytes: [u8; HELLO] = zerocopy::transmute!(hello);
         assert_eq!(Hello::prefix(&bytes[..PREFIX]), Prefix::Ours);
         bytes[8] += 1;
         assert_eq!(Hello::prefix(&bytes[..PREFIX]), Prefix::OtherVersion);
         bytes[0] += 1;
-        assert_eq!(Hello::prefix(&bytes[..PREFIX]), Prefix::Stranger);
-        assert_eq!(Hello::prefix(&[]), Prefix::Stranger);
+        assert_eq!(Hello::prefix(&bytes[..PREFIX]), Prefix::Unknown);
+        assert_eq!(Hello::prefix(&[]), Prefix::Unknown);
     }
 }

@@ -9,25 +9,24 @@ mod closing;
 mod connect;
 mod dial;
 mod frame;
-mod guest;
 mod handshake;
 mod inbox;
+mod incoming;
 mod link;
+mod liveness;
 mod outbox;
 mod path;
 mod poll;
-mod silence;
 mod sys;
 
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
-pub(crate) use sys::random;
 
 use closing::{Closing, let_go};
-use guest::Guest;
 use harmonaize_shm::Span;
+use incoming::Incoming;
 use link::{Link, Slot};
+use liveness::LivenessTimer;
 use poll::{Poll, Ready, Token};
-use silence::Looks;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -42,7 +41,7 @@ const ENDING: Duration = Duration::from_millis(200);
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Most closed connections that linger; beyond, the oldest whose last words are out is cut off.
-const MOST_CLOSING: usize = 256;
+const MAX_CLOSING: usize = 256;
 
 /// How an endpoint is set up.
 #[derive(Clone, Debug)]
@@ -56,7 +55,7 @@ pub struct Config {
     /// How long a stranger may take to say who it is, and how long one waits whose link is not open here yet.
     pub handshake_timeout: Duration,
     /// Most connections that are not authenticated yet; beyond, the oldest is cut off.
-    pub guests: u16,
+    pub max_incoming: u16,
     /// TCP congestion control by name, else the system's.
     pub congestion: Option<String>,
     /// Size of the kernel's send buffer in bytes, else as the kernel sees fit.
@@ -79,7 +78,7 @@ impl Config {
             connect_timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(2),
-            guests: 128,
+            max_incoming: 128,
             congestion: None,
             send_buffer: None,
             receive_buffer: None,
@@ -95,7 +94,7 @@ impl Config {
     }
 
     /// With how long a silence a peer is gone: two ticks less than its time, for who looks late.
-    fn quiet(&self) -> Duration {
+    fn silence_limit(&self) -> Duration {
         self.peer_timeout.saturating_sub(2 * self.tick())
     }
 }
@@ -111,14 +110,14 @@ pub struct TcpTransport {
     poll: Poll,
     links: BTreeMap<LinkId, Link>,
     names: HashMap<[u8; 16], LinkId>,
-    guests: Vec<Option<Guest>>,
+    incoming: Vec<Option<Incoming>>,
     closing: VecDeque<Closing>,
     /// Paths with something to do, each once at most.
     queue: VecDeque<(LinkId, u16)>,
     next_link: u64,
     next_serial: u64,
     /// Looks for signs of life, while any link is up.
-    looks: Option<Looks>,
+    liveness: Option<LivenessTimer>,
     /// A deadline may have changed.
     rearm: bool,
 }
@@ -136,7 +135,7 @@ impl TcpTransport {
         let local = local.ok_or_else(|| io::Error::other("the listening socket has no address"))?;
         let poll = Poll::new()?;
         poll.add_listener(&listener)?;
-        let guests = (0..config.guests.max(1)).map(|_| None).collect();
+        let guests = (0..config.max_incoming.max(1)).map(|_| None).collect();
         Ok(Self {
             config,
             local,
@@ -145,12 +144,12 @@ impl TcpTransport {
             poll,
             links: BTreeMap::new(),
             names: HashMap::new(),
-            guests,
+            incoming: guests,
             closing: VecDeque::new(),
             queue: VecDeque::new(),
             next_link: 1,
             next_serial: 1,
-            looks: None,
+            liveness: None,
             rearm: false,
         })
     }
@@ -214,7 +213,7 @@ impl TcpTransport {
         match token {
             Token::Listener => self.accept(),
             Token::Timer => self.timers(sink),
-            Token::Guest(at, serial) => self.greet(at, serial, sink),
+            Token::Incoming(at, serial) => self.handle_incoming(at, serial, sink),
             Token::Path(id, number) => self.path_event(id, number, ready, sink),
             Token::Closing(serial) => {
                 if let Some(at) = self.closing.iter().position(|closing| closing.serial == serial)
@@ -271,7 +270,7 @@ impl TcpTransport {
                 tracing::error!(%error, "cannot listen any more");
             }
         }
-        for slot in &mut self.guests {
+        for slot in &mut self.incoming {
             if let Some(guest) = slot.take_if(|guest| guest.deadline <= now)
                 && guest.waits_for().is_some()
             {
@@ -279,7 +278,7 @@ impl TcpTransport {
             }
         }
         self.closing.retain(|closing| closing.deadline > now);
-        if self.looks.is_some_and(|looks| looks.next <= now) {
+        if self.liveness.is_some_and(|looks| looks.next <= now) {
             self.tick(now, sink);
         }
         let mut late = Vec::new();
@@ -306,8 +305,8 @@ impl TcpTransport {
 
     /// Looks for signs of life, and gives them.
     fn tick(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
-        let Some(mut looks) = self.looks.take() else { return };
-        let (away, limit) = (looks.look(now, &self.config), self.config.quiet());
+        let Some(mut looks) = self.liveness.take() else { return };
+        let (away, limit) = (looks.check(now, &self.config), self.config.silence_limit());
         let mut rest = limit;
         let mut silent = Vec::new();
         let mut up = false;
@@ -328,8 +327,8 @@ impl TcpTransport {
                 }
             }
         }
-        looks.again(rest, &self.config);
-        self.looks = up.then_some(looks);
+        looks.schedule(rest, &self.config);
+        self.liveness = up.then_some(looks);
         for id in silent {
             let reason = format!("no sign of life from the peer for {:?}", self.config.peer_timeout);
             self.down(id, DownReason::Network(reason), sink);
@@ -339,11 +338,11 @@ impl TcpTransport {
     /// Sets the timer for the first thing that will be due.
     fn arm(&mut self) {
         self.rearm = false;
-        let guests = self.guests.iter().flatten().map(|guest| guest.deadline);
+        let guests = self.incoming.iter().flatten().map(|guest| guest.deadline);
         let closing = self.closing.iter().map(|closing| closing.deadline);
         let links = self.links.values().filter_map(Link::next);
         let next = guests.chain(closing).chain(links).chain(self.paused);
-        let next = next.chain(self.looks.map(|looks| looks.next)).min();
+        let next = next.chain(self.liveness.map(|looks| looks.next)).min();
         self.poll.arm(next);
     }
 }
@@ -464,7 +463,7 @@ impl Transport for TcpTransport {
                 && !path.ended
             {
                 let path = *path;
-                let words = path.outbox.last_words();
+                let words = path.outbox.into_pending();
                 let closing = Closing::new(path.socket, self.next_serial, deadline, words);
                 self.next_serial += 1;
                 self.closing.push_back(closing);
@@ -481,7 +480,7 @@ impl Transport for TcpTransport {
                 self.closing.remove(at);
             }
         }
-        let_go(&mut self.closing, MOST_CLOSING);
+        let_go(&mut self.closing, MAX_CLOSING);
         self.poll.no_later_than(deadline);
     }
 

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 const PIECES: usize = 128;
 
 /// Most bytes offered in one system call, so that a path with a large socket buffer does not hold up the others.
-const TURN_BYTES: usize = 1 << 20;
+const MAX_WRITE_BYTES: usize = 1 << 20;
 
 /// Frames in order; the first may be partly written.
 #[derive(Debug)]
@@ -113,7 +113,7 @@ impl Outbox {
         let mut offered = 0;
         let mut skip = self.written;
         for (index, frame) in self.queue.iter().enumerate() {
-            if offered >= TURN_BYTES || room.len() < 2 {
+            if offered >= MAX_WRITE_BYTES || room.len() < 2 {
                 break;
             }
             let head = self.head(index, frame.head_bytes);
@@ -122,7 +122,7 @@ impl Outbox {
             for (pointer, bytes) in [(head.as_ptr(), head.len()), payload] {
                 let passed = skip.min(bytes);
                 skip -= passed;
-                let bytes = (bytes - passed).min(TURN_BYTES - offered.min(TURN_BYTES));
+                let bytes = (bytes - passed).min(MAX_WRITE_BYTES - offered.min(MAX_WRITE_BYTES));
                 if bytes > 0
                     && let Some(piece) = room.next()
                 {
@@ -158,7 +158,7 @@ impl Outbox {
 
     /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
     /// without payload. Allocates; no payload is held on to.
-    pub(super) fn last_words(self) -> Vec<u8> {
+    pub(super) fn into_pending(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (index, frame) in self.queue.iter().enumerate() {
             let skip = if index == 0 { self.written } else { 0 };

@@ -1,9 +1,9 @@
 //! One authenticated connection: what goes out, what comes in, and whether the peer still lives.
 
 use super::inbox::{Inbox, Input};
+use super::liveness::Silence;
 use super::outbox::Outbox;
 use super::poll::Ready;
-use super::silence::Silence;
 use crate::rings::Rings;
 use crate::{DownReason, Event};
 use socket2::Socket;
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Frames that a path may deliver before another has its turn.
-const TURN_FRAMES: usize = 64;
+const QUANTUM_FRAMES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -93,7 +93,7 @@ impl Path {
             done += 1;
             self.write(sink);
         }
-        let mut frames = budget.clamp(1, TURN_FRAMES);
+        let mut frames = budget.clamp(1, QUANTUM_FRAMES);
         done += self.deliver(rings, &mut frames, sink)?;
         if frames > 0 && self.readable && !self.ended {
             done += 1;

@@ -17,7 +17,7 @@ pub(super) enum Token {
     Listener,
     Timer,
     /// A connection that has not said yet what it is: where it waits, and the how-manieth it is.
-    Guest(u16, u64),
+    Incoming(u16, u64),
     Path(LinkId, u16),
     Closing(u64),
 }
@@ -38,7 +38,7 @@ impl Token {
         match self {
             Self::Listener => pack(1, 0, 0),
             Self::Timer => pack(2, 0, 0),
-            Self::Guest(at, serial) => pack(3, serial, at),
+            Self::Incoming(at, serial) => pack(3, serial, at),
             Self::Path(link, path) => pack(4, link.0, path),
             Self::Closing(serial) => pack(5, serial, 0),
         }
@@ -49,7 +49,7 @@ impl Token {
         match token >> 60 {
             1 => Some(Self::Listener),
             2 => Some(Self::Timer),
-            3 => Some(Self::Guest(small, big)),
+            3 => Some(Self::Incoming(small, big)),
             4 => Some(Self::Path(LinkId(big), small)),
             5 => Some(Self::Closing(big)),
             _ => None,
@@ -167,7 +167,7 @@ mod tests {
         for token in [
             Token::Listener,
             Token::Timer,
-            Token::Guest(u16::MAX, 9),
+            Token::Incoming(u16::MAX, 9),
             Token::Path(LinkId(1 << 40), 63),
             Token::Closing(3),
         ] {

@@ -1,4 +1,4 @@
-//! The system calls that take raw memory, and random bytes.
+//! The system calls that take raw memory.
 
 use crate::retry::retry;
 use std::io;
@@ -71,11 +71,4 @@ pub(super) fn discard(socket: impl AsFd) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
     // SAFETY: with MSG_TRUNC a TCP socket writes nothing to the (null) buffer (tcp(7)).
     retry(|| unsafe { libc::recv(socket.as_fd().as_raw_fd(), std::ptr::null_mut(), 1 << 20, flags) })
-}
-
-/// Fills `bytes` from the kernel's generator.
-pub(crate) fn random(bytes: &mut [u8; 32]) -> io::Result<()> {
-    // SAFETY: the buffer is borrowed mutably and as long as said; up to 256 bytes come whole (getrandom(2)).
-    let got = retry(|| unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) })?;
-    if got == bytes.len() { Ok(()) } else { Err(io::Error::other("getrandom came short")) }
 }

@@ -14,14 +14,14 @@ pub(super) const MAX_RAILS: usize = 16;
 const PREFIX: usize = 8;
 
 /// Most bytes of a last word in one frame.
-pub(super) const WORD: usize = MAX_HEADER - PREFIX - 10;
+pub(super) const MAX_PIECE: usize = MAX_HEADER - PREFIX - 10;
 
 /// Where memory is to be reached, by rail.
-pub(super) type Places = Vec<Place>;
+pub(super) type Places = Vec<RemoteMemory>;
 
 /// Memory as one device's peers reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RemoteMemory {
     pub(super) address: u64,
     pub(super) rkey: u32,
 }
@@ -36,7 +36,7 @@ pub(super) struct PathEnd {
     pub(super) lid: u16,
     /// Of the port, in bytes.
     pub(super) mtu: u16,
-    pub(super) mailbox: Place,
+    pub(super) mailbox: RemoteMemory,
 }
 
 /// A ring of the receiver.
@@ -68,7 +68,7 @@ pub(super) enum Control<'a> {
         bytes: u32,
     },
     /// A piece of a header that did not get out before its queue pair ended.
-    Word {
+    Piece {
         path: u16,
         message: u32,
         total: u16,
@@ -112,12 +112,12 @@ impl<'a> Control<'a> {
                 out.extend_from_slice(&landing.sequence.to_le_bytes());
                 out.extend_from_slice(&bytes.to_le_bytes());
             }
-            Self::Word { path, message, total, offset, bytes } => {
+            Self::Piece { path, message, total, offset, bytes } => {
                 out.extend_from_slice(&path.to_le_bytes());
                 out.extend_from_slice(&message.to_le_bytes());
                 out.extend_from_slice(&total.to_le_bytes());
                 out.extend_from_slice(&offset.to_le_bytes());
-                out.extend_from_slice(bytes.get(..bytes.len().min(WORD)).unwrap_or(&[]));
+                out.extend_from_slice(bytes.get(..bytes.len().min(MAX_PIECE)).unwrap_or(&[]));
             }
             Self::Refuse(why) => {
                 let end = (0..=why.len().min(MAX_HEADER - PREFIX)).rev().find(|at| why.is_char_boundary(*at));
@@ -134,7 +134,7 @@ impl<'a> Control<'a> {
             Self::Ready => 3,
             Self::Ring(_) => 4,
             Self::Want { .. } => 5,
-            Self::Word { .. } => 6,
+            Self::Piece { .. } => 6,
             Self::Refuse(_) => 7,
         }
     }
@@ -164,7 +164,7 @@ impl<'a> Control<'a> {
     }
 }
 
-impl Place {
+impl RemoteMemory {
     fn encode(self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.address.to_le_bytes());
         out.extend_from_slice(&self.rkey.to_le_bytes());
@@ -189,8 +189,8 @@ impl<'a> Reader<'a> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn place(&mut self) -> Option<Place> {
-        Some(Place { address: self.take().map(u64::from_le_bytes)?, rkey: self.u32()? })
+    fn place(&mut self) -> Option<RemoteMemory> {
+        Some(RemoteMemory { address: self.take().map(u64::from_le_bytes)?, rkey: self.u32()? })
     }
 
     fn all(&mut self) -> &'a [u8] {
@@ -234,7 +234,7 @@ impl<'a> Reader<'a> {
                 let bytes = self.all();
                 let end = usize::from(offset) + bytes.len();
                 let sound = end <= usize::from(total) && usize::from(total) <= MAX_HEADER;
-                sound.then_some(Control::Word { path, message, total, offset, bytes })
+                sound.then_some(Control::Piece { path, message, total, offset, bytes })
             }
             7 => std::str::from_utf8(self.all()).ok().map(Control::Refuse),
             _ => None,
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     fn frames() -> Vec<Control<'static>> {
-        let place = Place { address: u64::MAX - 5, rkey: 7 };
+        let place = RemoteMemory { address: u64::MAX - 5, rkey: 7 };
         vec![
             Control::Hello { paths: 64, rails: 16, slots: 256 },
             Control::Path(PathEnd {
@@ -281,7 +281,13 @@ mod tests {
                 places: vec![place; MAX_RAILS],
             }),
             Control::Want { landing: Landing { ring: 1, sequence: 2 }, bytes: 3 },
-            Control::Word { path: 1, message: 2, total: 512, offset: 512 - WORD as u16, bytes: &[8; WORD] },
+            Control::Piece {
+                path: 1,
+                message: 2,
+                total: 512,
+                offset: 512 - MAX_PIECE as u16,
+                bytes: &[8; MAX_PIECE],
+            },
             Control::Refuse("no queue pairs left"),
         ]
     }
@@ -311,7 +317,7 @@ mod tests {
             for end in 0..bytes.len() {
                 let cut = Control::decode(&bytes[..end]);
                 let open_ended =
-                    matches!(frame, Control::Refuse(_) | Control::Word { .. } | Control::Ring(_));
+                    matches!(frame, Control::Refuse(_) | Control::Piece { .. } | Control::Ring(_));
                 match cut {
                     Err(DownReason::Refused(_)) => assert!(end < 6, "{frame:?} cut at {end}"),
                     Err(DownReason::Protocol(_)) => {}
@@ -346,8 +352,8 @@ mod tests {
             Control::Hello { paths: 1, rails: 0, slots: 256 },
             Control::Hello { paths: 1, rails: 1, slots: 255 },
             Control::Ring(RingEnd { number: 0, slot_bytes: 1, slots: 0, places: vec![] }),
-            Control::Word { path: 0, message: 0, total: 3, offset: 2, bytes: b"ab" },
-            Control::Word { path: 0, message: 0, total: 513, offset: 0, bytes: b"ab" },
+            Control::Piece { path: 0, message: 0, total: 3, offset: 2, bytes: b"ab" },
+            Control::Piece { path: 0, message: 0, total: 513, offset: 0, bytes: b"ab" },
         ];
         for frame in bad {
             let mut bytes = Vec::new();

@@ -38,7 +38,7 @@ pub(super) struct Link {
     pub(super) rings: Rings,
     pub(super) peer_rings: Vec<RingEnd>,
     /// Frames of the exchange that the TCP link has not taken yet.
-    pub(super) said: VecDeque<Vec<u8>>,
+    pub(super) outgoing: VecDeque<Vec<u8>>,
     /// While not up: when it has to be.
     pub(super) deadline: Option<Instant>,
     /// The network failed: when to say so, unless the TCP link knows better before.
@@ -47,9 +47,9 @@ pub(super) struct Link {
 
 /// What a frame of the exchange brought about.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum Outcome {
     /// Nothing to tell.
-    Quiet,
+    Idle,
     /// The paths have been made: their descriptors are to be watched.
     Paths,
     /// The link is up.
@@ -75,21 +75,21 @@ impl Link {
             ready: (false, false),
             rings: Rings::default(),
             peer_rings: Vec::new(),
-            said: VecDeque::new(),
+            outgoing: VecDeque::new(),
             deadline: None,
             failing: None,
             source_ports,
         };
         let paths = link.source_ports.len() as u16;
-        link.say(&Control::Hello { paths, rails: rails as u16, slots });
+        link.queue_control(&Control::Hello { paths, rails: rails as u16, slots });
         link
     }
 
     /// Queues a frame of the exchange.
-    pub(super) fn say(&mut self, frame: &Control<'_>) {
+    pub(super) fn queue_control(&mut self, frame: &Control<'_>) {
         let mut bytes = Vec::new();
         frame.encode(&mut bytes);
-        self.said.push_back(bytes);
+        self.outgoing.push_back(bytes);
     }
 
     pub(super) fn flows(&self) -> bool {
@@ -97,17 +97,17 @@ impl Link {
     }
 
     /// Does what a frame of the exchange asks for.
-    pub(super) fn hear(
+    pub(super) fn handle_control(
         &mut self,
         frame: &[u8],
         rails: &mut [Rail],
         sink: &mut dyn FnMut(Event<'_>),
-    ) -> Result<Turn, DownReason> {
+    ) -> Result<Outcome, DownReason> {
         match (Control::decode(frame)?, self.hello) {
             (Control::Refuse(why), _) => Err(DownReason::Refused(format!("by the peer: {why}"))),
             (Control::Hello { paths, rails: theirs, slots }, None) => {
                 self.greeted(paths, theirs, slots, rails)?;
-                Ok(Turn::Paths)
+                Ok(Outcome::Paths)
             }
             (Control::Path(end), Some((_, slots))) if !self.ready.0 => {
                 let known = self.ends.get_mut(usize::from(end.number)).filter(|known| known.is_none());
@@ -115,11 +115,11 @@ impl Link {
                 if self.ends.iter().all(Option::is_some) {
                     self.connect(slots)?;
                 }
-                Ok(self.turn())
+                Ok(self.outcome())
             }
             (Control::Ready, Some(_)) if !self.ready.1 => {
                 self.ready.1 = true;
-                Ok(self.turn())
+                Ok(self.outcome())
             }
             (Control::Ring(ring), Some((theirs, _))) => {
                 let number = ring.number;
@@ -131,20 +131,20 @@ impl Link {
                     Err(at) => self.peer_rings.insert(at, ring),
                 }
                 self.paths.iter_mut().for_each(Path::ring_announced);
-                Ok(Turn::Quiet)
+                Ok(Outcome::Idle)
             }
             (Control::Want { landing, bytes }, Some(_)) => {
                 self.rings.slot(landing, bytes)?;
-                Ok(Turn::Quiet)
+                Ok(Outcome::Idle)
             }
-            (Control::Word { path, message, total, offset, bytes }, Some(_)) if self.stage == Stage::Up => {
+            (Control::Piece { path, message, total, offset, bytes }, Some(_)) if self.stage == Stage::Up => {
                 let Self { paths, rings, .. } = self;
                 let path = paths.get_mut(usize::from(path)).ok_or_else(|| unexpected("path", path))?;
                 path.drain(rings, sink);
-                if let Some(header) = path.word(message, total, offset, bytes)? {
+                if let Some(header) = path.handle_piece(message, total, offset, bytes)? {
                     sink(received(&header));
                 }
-                Ok(Turn::Quiet)
+                Ok(Outcome::Idle)
             }
             (frame, _) => {
                 let stage = self.stage;
@@ -176,7 +176,7 @@ impl Link {
             done += path.poll(share, rings, sink).map_err(fault)?;
             done += path.flush(&mut outlet, sink).map_err(fault)?;
             if let Some((landing, bytes)) = want {
-                self.say(&Control::Want { landing, bytes });
+                self.queue_control(&Control::Want { landing, bytes });
                 done += 1;
             }
         }
@@ -199,7 +199,7 @@ impl Link {
             let (path, end) = Path::create(rail, at, self.slots, self.queue_frames, label, number)
                 .map_err(|error| DownReason::Connect(format!("path {number}: {error}")))?;
             self.paths.push(path);
-            self.say(&Control::Path(end));
+            self.queue_control(&Control::Path(end));
         }
         Ok(())
     }
@@ -209,17 +209,17 @@ impl Link {
             path.connect(end, slots)?;
         }
         self.ready.0 = true;
-        self.say(&Control::Ready);
+        self.queue_control(&Control::Ready);
         Ok(())
     }
 
-    fn turn(&mut self) -> Turn {
+    fn outcome(&mut self) -> Outcome {
         if self.ready != (true, true) {
-            return Turn::Quiet;
+            return Outcome::Idle;
         }
         self.stage = Stage::Up;
         self.deadline = None;
-        Turn::Up
+        Outcome::Up
     }
 }
 

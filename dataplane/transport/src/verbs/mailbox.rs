@@ -127,13 +127,13 @@ pub(super) struct Credits {
     ours: u32,
     theirs: u32,
     free: u32,
-    owed: u32,
+    unreturned: u32,
 }
 
 impl Credits {
     /// Of two mailboxes of so many slots, both empty.
     pub(super) fn new(ours: u32, theirs: u32) -> Self {
-        Self { ours, theirs, free: theirs, owed: 0 }
+        Self { ours, theirs, free: theirs, unreturned: 0 }
     }
 
     /// Whether a frame may go.
@@ -143,18 +143,18 @@ impl Credits {
 
     /// Whether so many slots are owed that a message must go for their sake, and may.
     pub(super) fn must_return(&self) -> bool {
-        self.owed >= self.ours / 2 && self.free > 0
+        self.unreturned >= self.ours / 2 && self.free > 0
     }
 
     /// Takes a slot of the peer's for a message; returns the credit that the message is to carry.
     pub(super) fn spend(&mut self) -> u32 {
         self.free = self.free.saturating_sub(1);
-        std::mem::take(&mut self.owed)
+        std::mem::take(&mut self.unreturned)
     }
 
     /// A message of the peer's has been read, which carried `credits`.
     pub(super) fn read(&mut self, credits: u32) -> Result<(), DownReason> {
-        self.owed = self.owed.saturating_add(1);
+        self.unreturned = self.unreturned.saturating_add(1);
         match self.free.checked_add(credits) {
             Some(free) if free <= self.theirs => self.free = free,
             _ => {

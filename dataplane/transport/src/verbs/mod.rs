@@ -17,11 +17,11 @@ mod wake;
 
 use crate::tcp::{self, TcpTransport};
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
-use exchange::{Control, Place, RingEnd};
+use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_shm::Span;
 use harmonaize_verbs::{Access, VerbsError};
-pub use harmonaize_verbs::{Devices, Wanted};
-use link::{Link, Stage, Turn};
+pub use harmonaize_verbs::{Devices, PortOptions};
+use link::{Link, Outcome, Stage};
 use path::Fault;
 use rail::Rail;
 use reaper::Reaper;
@@ -55,7 +55,7 @@ pub struct Config {
     pub devices: Vec<String>,
     /// The rest of what is asked of each of them; its `device` is not looked at. The usual GID is the one with the listening
     /// address, or the first for UDP over IPv4.
-    pub wanted: Wanted,
+    pub options: PortOptions,
     /// Slots of a path's mailbox, 8 to 4096, rounded up to a power of two: messages under way at once.
     pub mailbox_slots: u32,
     /// Payloads of at most so many bytes travel in the message with the header.
@@ -65,7 +65,13 @@ pub struct Config {
 impl Config {
     /// The usual settings.
     pub fn new(tcp: tcp::Config) -> Self {
-        Self { tcp, devices: Vec::new(), wanted: Wanted::default(), mailbox_slots: 128, inline_payload: 256 }
+        Self {
+            tcp,
+            devices: Vec::new(),
+            options: PortOptions::default(),
+            mailbox_slots: 128,
+            inline_payload: 256,
+        }
     }
 }
 
@@ -85,7 +91,7 @@ pub enum SetupError {
 
 /// What happened on a TCP link beneath.
 #[derive(Debug)]
-enum Heard {
+enum TcpEvent {
     Up,
     Frame(Vec<u8>),
     Down(DownReason),
@@ -108,7 +114,7 @@ pub struct VerbsTransport {
     /// Nothing is queued for the TCP links, and nothing had come when they were last looked after: what comes shows in the
     /// descriptor that one sleeps on.
     quiet: bool,
-    heard: VecDeque<(LinkId, Heard)>,
+    tcp_events: VecDeque<(LinkId, TcpEvent)>,
     wake: Wake,
     due: Option<Instant>,
     sweep: Instant,
@@ -135,7 +141,7 @@ impl VerbsTransport {
             first: 0,
             rounds: 0,
             quiet: false,
-            heard: VecDeque::new(),
+            tcp_events: VecDeque::new(),
             wake,
             due: None,
             sweep: Instant::now(),
@@ -156,7 +162,7 @@ impl VerbsTransport {
     /// Before a link: its devices must be there. One that was taken away and is back is opened anew, once nothing stands on
     /// the old one any more.
     fn have_devices(&mut self) -> Result<(), DownReason> {
-        let lost = self.rails.iter().find(|rail| !rail.device.look());
+        let lost = self.rails.iter().find(|rail| !rail.device.check_present());
         if let Some(name) = lost.map(|rail| rail.device.name().to_owned()) {
             if !self.links.is_empty() {
                 return Err(DownReason::Connect(format!("the RDMA device {name} is gone")));
@@ -194,7 +200,7 @@ impl VerbsTransport {
             match link.work(&mut self.rails, left, self.config.inline_payload, &mut |event| sink(id, event)) {
                 Ok(worked) => {
                     done += worked;
-                    self.quiet &= link.said.is_empty();
+                    self.quiet &= link.outgoing.is_empty();
                 }
                 Err((path, fault)) => faults.push((id, path, fault)),
             }
@@ -232,7 +238,7 @@ impl VerbsTransport {
     }
 
     /// Looks after the TCP links, descriptors, and what came up there.
-    fn look_after(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+    fn poll_control(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
         let mut done = 0;
         for token in self.wake.ready() {
             match token {
@@ -249,17 +255,17 @@ impl VerbsTransport {
         for at in 0..self.links.len() {
             done += self.pump(at);
         }
-        let mut heard = std::mem::take(&mut self.heard);
+        let mut heard = std::mem::take(&mut self.tcp_events);
         done += self.inner.progress(budget, &mut |id, event| match event {
-            Event::Up => heard.push_back((id, Heard::Up)),
-            Event::Received { header, .. } => heard.push_back((id, Heard::Frame(header.to_vec()))),
-            Event::Down { reason } => heard.push_back((id, Heard::Down(reason))),
+            Event::Up => heard.push_back((id, TcpEvent::Up)),
+            Event::Received { header, .. } => heard.push_back((id, TcpEvent::Frame(header.to_vec()))),
+            Event::Down { reason } => heard.push_back((id, TcpEvent::Down(reason))),
             Event::Sent { .. } => {}
         });
         while let Some((id, heard)) = heard.pop_front() {
-            self.hear(id, heard, sink);
+            self.handle_tcp_event(id, heard, sink);
         }
-        self.heard = heard;
+        self.tcp_events = heard;
         done + self.lost_devices(sink)
     }
 
@@ -268,40 +274,42 @@ impl VerbsTransport {
         let Some(link) = self.links.get_mut(at) else { return 0 };
         let mut taken = 0;
         while link.stage != Stage::Waiting
-            && let Some(frame) = link.said.front()
+            && let Some(frame) = link.outgoing.front()
             && self.inner.send(link.id, 0, frame, None).is_ok()
         {
-            link.said.pop_front();
+            link.outgoing.pop_front();
             taken += 1;
         }
         taken
     }
 
-    fn hear(&mut self, id: LinkId, heard: Heard, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+    fn handle_tcp_event(&mut self, id: LinkId, heard: TcpEvent, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
         let timeout = self.config.tcp.connect_timeout;
         let Some(at) = self.at(id) else { return };
         let Some(link) = self.links.get_mut(at) else { return };
         match heard {
-            Heard::Up => {
+            TcpEvent::Up => {
                 link.stage = Stage::Exchanging;
                 link.deadline = Some(Instant::now() + timeout);
                 self.set_timer();
             }
-            Heard::Frame(frame) => match link.hear(&frame, &mut self.rails, &mut |event| sink(id, event)) {
-                Ok(Turn::Quiet) => {}
-                Ok(Turn::Paths) => {
-                    if let Err(error) = self.watch(at) {
-                        let reason = format!("the completion queue cannot be watched: {error}");
-                        return self.fail(id, DownReason::Connect(reason), sink);
+            TcpEvent::Frame(frame) => {
+                match link.handle_control(&frame, &mut self.rails, &mut |event| sink(id, event)) {
+                    Ok(Outcome::Idle) => {}
+                    Ok(Outcome::Paths) => {
+                        if let Err(error) = self.watch(at) {
+                            let reason = format!("the completion queue cannot be watched: {error}");
+                            return self.fail(id, DownReason::Connect(reason), sink);
+                        }
                     }
+                    Ok(Outcome::Up) => {
+                        sink(id, Event::Up);
+                        self.set_timer();
+                    }
+                    Err(reason) => return self.fail(id, reason, sink),
                 }
-                Ok(Turn::Up) => {
-                    sink(id, Event::Up);
-                    self.set_timer();
-                }
-                Err(reason) => return self.fail(id, reason, sink),
-            },
-            Heard::Down(reason) => {
+            }
+            TcpEvent::Down(reason) => {
                 let mut link = self.links.remove(at);
                 if link.stage == Stage::Up {
                     for path in &mut link.paths {
@@ -392,7 +400,7 @@ impl VerbsTransport {
         if self.sweep <= now {
             self.sweep = now + SWEEP;
             self.rails.iter_mut().for_each(|rail| rail.regions.sweep());
-            if !self.rails.iter().all(|rail| rail.device.look()) {
+            if !self.rails.iter().all(|rail| rail.device.check_present()) {
                 self.lost_devices(sink);
             }
         }
@@ -459,10 +467,10 @@ impl Transport for VerbsTransport {
                 .region(memory.memory.memory(), Access::REMOTE_WRITE)
                 .map_err(|error| DownReason::Connect(format!("ring {ring}: {error}")))?;
             let address = region.address() + memory.memory.offset() as u64;
-            end.places.push(Place { address, rkey: region.rkey() });
+            end.places.push(RemoteMemory { address, rkey: region.rkey() });
         }
         link.rings.attach(ring, memory)?;
-        link.say(&Control::Ring(end));
+        link.queue_control(&Control::Ring(end));
         self.quiet = false;
         self.pump(at);
         Ok(())
@@ -486,7 +494,7 @@ impl Transport for VerbsTransport {
         self.rounds += 1 + done;
         if (done == 0 && !self.quiet) || self.rounds >= ROUNDS {
             self.rounds = 0;
-            let looked = self.look_after(budget, sink);
+            let looked = self.poll_control(budget, sink);
             self.quiet = looked == 0;
             done += looked;
             if self.due.is_some_and(|due| due <= Instant::now()) {
@@ -508,11 +516,11 @@ impl Transport for VerbsTransport {
             for (number, path) in (0_u16..).zip(paths) {
                 path.drain(rings, &mut |_| {});
                 path.stop();
-                path.words(|message, header| {
+                path.unsent_headers(|message, header| {
                     for (offset, bytes) in path::pieces(header) {
                         let total = header.len() as u16;
                         frame.clear();
-                        Control::Word { path: number, message, total, offset, bytes }.encode(&mut frame);
+                        Control::Piece { path: number, message, total, offset, bytes }.encode(&mut frame);
                         let _ = self.inner.send(id, 0, &frame, None);
                     }
                 });

@@ -72,7 +72,7 @@ impl Outbox {
     }
 
     /// Headers of frames without payload, oldest first.
-    pub(super) fn words(&self) -> impl Iterator<Item = &[u8]> {
+    pub(super) fn bare_headers(&self) -> impl Iterator<Item = &[u8]> {
         self.frames.iter().filter(|frame| frame.payload.is_none()).map(|frame| self.header(frame))
     }
 }

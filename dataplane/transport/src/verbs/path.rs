@@ -2,7 +2,7 @@
 
 mod ending;
 
-use super::exchange::{PathEnd, Place, RingEnd, WORD, slot_address};
+use super::exchange::{MAX_PIECE, PathEnd, RemoteMemory, RingEnd, slot_address};
 use super::mailbox::{Credits, HEAD, Kind, Message, SLOT};
 use super::outbox::{Outbox, carried};
 use super::rail::Rail;
@@ -43,7 +43,7 @@ impl From<VerbsError> for Fault {
 struct Posted {
     number: u32,
     /// Its header's length, if it is a frame without payload.
-    word: Option<u16>,
+    header_bytes: Option<u16>,
     /// Of a payload that the device reads where it lies, or that comes after one.
     token: Option<u64>,
 }
@@ -75,7 +75,7 @@ pub(super) struct Path {
     count: u32,
     /// The peer's address and queue pair.
     theirs: (Gid, u32),
-    their_mailbox: Place,
+    their_mailbox: RemoteMemory,
     their_count: u32,
     credits: Credits,
     outbox: Outbox,
@@ -96,11 +96,11 @@ pub(super) struct Path {
     next_out: u32,
     next_in: u32,
     /// The peer has been asked for the first frame's ring.
-    asked: bool,
+    ring_requested: bool,
     armed: bool,
     /// Last words of the peer came beside the path: nothing more comes on it.
     ended: bool,
-    word: Vec<u8>,
+    partial_header: Vec<u8>,
     /// A slot's copy.
     slot: Box<[u8]>,
 }
@@ -134,7 +134,7 @@ impl Path {
             gid: endpoint.gid.0,
             lid: endpoint.lid,
             mtu: endpoint.mtu.bytes() as u16,
-            mailbox: Place { address: slots.address(), rkey: slots.rkey() },
+            mailbox: RemoteMemory { address: slots.address(), rkey: slots.rkey() },
         };
         let path = Self {
             rail: at,
@@ -158,10 +158,10 @@ impl Path {
             taken: Vec::with_capacity(POLL),
             next_out: 0,
             next_in: 0,
-            asked: false,
+            ring_requested: false,
             armed: false,
             ended: false,
-            word: Vec::new(),
+            partial_header: Vec::new(),
             slot: vec![0; SLOT].into_boxed_slice(),
         };
         Ok((path, end))
@@ -255,7 +255,7 @@ impl Path {
 
     /// A ring became known, for which the first frame may have waited.
     pub(super) fn ring_announced(&mut self) {
-        self.asked = false;
+        self.ring_requested = false;
     }
 
     /// Sends what may go, and credit where it is due; says how many messages went. Costs a copy of each header and small
@@ -295,7 +295,7 @@ impl Path {
         while self.may_post()
             && let Some(frame) = outbox.front()
         {
-            let Some(kind) = frame.kind(outlet, &mut self.asked) else { break };
+            let Some(kind) = frame.kind(outlet, &mut self.ring_requested) else { break };
             let Some(frame) = outbox.pop() else { break };
             let header = outbox.header(&frame);
             match frame.payload {
@@ -355,7 +355,7 @@ impl Path {
         }
         let from = Span::new(memory, local, message.bytes() as u64).map_err(wrong)?;
         let place = u64::from(number & (self.their_count - 1)) * SLOT as u64;
-        let Place { address, rkey } = self.their_mailbox;
+        let RemoteMemory { address, rkey } = self.their_mailbox;
         let to = RemoteAddress { address: address.wrapping_add(place), rkey };
         let mut work = Work::write_with_immediate(Local::new(&self.slots, from)?, to, number).token(1);
         if message.bytes() <= self.inline_bytes {
@@ -365,7 +365,7 @@ impl Path {
         self.batched += 1;
         self.next_out = number.wrapping_add(1);
         let word = (kind == Kind::Bare).then_some(header_bytes);
-        self.posted.push_back(Posted { number, word, token: None });
+        self.posted.push_back(Posted { number, header_bytes: word, token: None });
         Ok(())
     }
 
@@ -412,7 +412,7 @@ impl Path {
     ) -> Result<(), Fault> {
         let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
         let mut messages = 0;
-        pair.settle(completion, |token| messages += token)?;
+        pair.handle_completion(completion, |token| messages += token)?;
         for _ in 0..messages {
             let Some(posted) = self.posted.pop_front() else { break };
             if let Some(token) = posted.token {
@@ -472,7 +472,7 @@ impl Path {
     }
 
     /// Takes a piece of a last word; the whole word once it is complete and new.
-    pub(super) fn word(
+    pub(super) fn handle_piece(
         &mut self,
         message: u32,
         total: u16,
@@ -480,17 +480,17 @@ impl Path {
         bytes: &[u8],
     ) -> Result<Option<Vec<u8>>, DownReason> {
         if offset == 0 {
-            self.word.clear();
+            self.partial_header.clear();
         }
-        if self.word.len() != usize::from(offset) {
+        if self.partial_header.len() != usize::from(offset) {
             return Err(DownReason::Protocol(format!("a piece at {offset} of a last word")));
         }
-        self.word.extend_from_slice(bytes);
-        if self.word.len() < usize::from(total) {
+        self.partial_header.extend_from_slice(bytes);
+        if self.partial_header.len() < usize::from(total) {
             return Ok(None);
         }
         self.ended = true;
-        let word = std::mem::take(&mut self.word);
+        let word = std::mem::take(&mut self.partial_header);
         if message.wrapping_sub(self.next_in) > u32::MAX / 2 {
             return Ok(None);
         }
@@ -538,5 +538,9 @@ fn gone() -> Fault {
 /// The frames of a last word.
 pub(super) fn pieces(header: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let empty = header.is_empty().then_some(header);
-    empty.into_iter().chain(header.chunks(WORD)).zip(0_u16..).map(|(piece, at)| (at * WORD as u16, piece))
+    empty
+        .into_iter()
+        .chain(header.chunks(MAX_PIECE))
+        .zip(0_u16..)
+        .map(|(piece, at)| (at * MAX_PIECE as u16, piece))
 }

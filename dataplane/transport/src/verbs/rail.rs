@@ -2,7 +2,7 @@
 
 use super::exchange::MAX_RAILS;
 use super::{Config, SetupError};
-use harmonaize_verbs::{Device, Devices, Domain, Function, Path, Registrations, Wanted};
+use harmonaize_verbs::{Device, Devices, Domain, Function, Path, PortOptions, Registrations};
 use std::sync::Arc;
 
 /// A port of a device, opened.
@@ -27,7 +27,7 @@ impl Rail {
     }
 
     fn open(config: &Config, devices: &Devices, device: Option<String>) -> Result<Self, SetupError> {
-        let wanted = Wanted { device, ..config.wanted.clone() };
+        let wanted = PortOptions { device, ..config.options.clone() };
         let function = Function::open(devices, &wanted, Some(config.tcp.listen.ip()))?;
         let regions = Registrations::new(Domain::create(&function.device)?);
         Ok(Self { device: function.device, route: function.path, regions })

@@ -5,4 +5,4 @@ mod links;
 #[cfg(test)]
 mod raw;
 #[cfg(test)]
-mod strangers;
+mod unauthenticated;

@@ -79,12 +79,12 @@ pub(crate) fn ask(to: SocketAddr, hello: &[u8], mut turn: impl FnMut()) -> Resul
     let mut stream = TcpStream::connect(to)?;
     stream.write_all(hello)?;
     let mut reply = [0; 80];
-    hear(&mut stream, &mut reply, &mut turn)?;
+    read_exactly(&mut stream, &mut reply, &mut turn)?;
     Ok((stream, reply))
 }
 
 /// Reads all of `room`, while `turn` lets the endpoint work.
-pub(crate) fn hear(stream: &mut TcpStream, room: &mut [u8], turn: &mut dyn FnMut()) -> Result<()> {
+pub(crate) fn read_exactly(stream: &mut TcpStream, room: &mut [u8], turn: &mut dyn FnMut()) -> Result<()> {
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
     let (mut have, deadline) = (0, Instant::now() + PATIENCE);
     while have < room.len() && Instant::now() < deadline {
@@ -121,6 +121,6 @@ pub(crate) fn join(
     let (mut stream, reply) = ask(to, &hello, &mut turn)?;
     stream.write_all(&proof(&SECRET, &hello, &reply))?;
     let mut welcome = [1; 8];
-    hear(&mut stream, &mut welcome, &mut turn)?;
+    read_exactly(&mut stream, &mut welcome, &mut turn)?;
     if welcome == [0; 8] { Ok(stream) } else { Err(std::io::Error::other("not welcome")) }
 }

@@ -246,7 +246,7 @@ impl Channel {
             }
             let finished = &mut self.finished;
             self.pair
-                .settle(&completion, |token| *finished += usize::from(token == TRANSFER))
+                .handle_completion(&completion, |token| *finished += usize::from(token == TRANSFER))
                 .map_err(failed)?;
         }
         Ok(done)

@@ -1,6 +1,6 @@
 //! The calls on the fake's devices.
 
-use super::objects::{Address, Object, What};
+use super::objects::{Address, Object, Resource};
 use super::state::{Pair, Queue, Region, State, bell, hush};
 use super::{Shared, execute};
 use crate::calls::{Calls, Created, Handle, Kind, ReceiveEntry, Refused, Registered, SendEntry, Transition};
@@ -30,14 +30,13 @@ const LIMITS: Limits = Limits {
     region_bytes: 1 << 40,
     domains: 1024,
     reads: 16,
-    multicast_members: 64,
 };
 
 /// Most inline bytes, about what a card has.
 const INLINE: u32 = 256;
 
 impl FakeCalls {
-    fn object(&self, from: &[&Handle], device: &str, what: What, number: u32) -> Object {
+    fn object(&self, from: &[&Handle], device: &str, what: Resource, number: u32) -> Object {
         Object {
             world: Arc::clone(&self.0),
             device: device.to_owned(),
@@ -56,7 +55,7 @@ impl FakeCalls {
         take: impl Fn(&mut Pair, &T) -> Result<(), Errno>,
     ) -> Result<(), Refused> {
         let none = |errno| Refused { taken: 0, errno };
-        let of = Object::of(pair, What::Pair).map_err(none)?;
+        let of = Object::of(pair, Resource::Pair).map_err(none)?;
         let mut world = self.0.lock();
         let device = world.enter(&of.device, call, of.number, entries.len()).map_err(none)?;
         let pair = device.pairs.get_mut(&of.number).ok_or(none(Errno::INVAL))?;
@@ -85,19 +84,19 @@ impl Calls for FakeCalls {
     fn open(&self, name: &str) -> Result<Handle, Errno> {
         let mut world = self.0.lock();
         let wake = Arc::clone(&world.enter(name, Call::OpenDevice, 0, 0)?.wake);
-        let mut object = self.object(&[], name, What::Context, 0);
+        let mut object = self.object(&[], name, Resource::Context, 0);
         object.wake = Some(wake);
         Ok(Arc::new(object))
     }
 
     fn limits(&self, context: &Handle) -> Result<Limits, Errno> {
-        let of = Object::of(context, What::Context)?;
+        let of = Object::of(context, Resource::Context)?;
         self.0.lock().enter(&of.device, Call::QueryDevice, 0, 0)?;
         Ok(LIMITS)
     }
 
     fn port(&self, context: &Handle, number: u8) -> Result<Port, Errno> {
-        let of = Object::of(context, What::Context)?;
+        let of = Object::of(context, Resource::Context)?;
         let mut world = self.0.lock();
         let device = world.enter(&of.device, Call::QueryPort, 0, 0)?;
         if number != 1 {
@@ -114,7 +113,7 @@ impl Calls for FakeCalls {
     }
 
     fn gids(&self, context: &Handle, _port: u8) -> Result<Vec<GidEntry>, Errno> {
-        let of = Object::of(context, What::Context)?;
+        let of = Object::of(context, Resource::Context)?;
         let mut world = self.0.lock();
         let gid = world.enter(&of.device, Call::QueryGid, 0, 0)?.gid;
         let mut local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -128,11 +127,11 @@ impl Calls for FakeCalls {
     }
 
     fn async_fd<'a>(&self, context: &'a Handle) -> Result<BorrowedFd<'a>, Errno> {
-        Object::of(context, What::Context)?.wake.as_ref().map(|fd| fd.as_fd()).ok_or(Errno::INVAL)
+        Object::of(context, Resource::Context)?.wake.as_ref().map(|fd| fd.as_fd()).ok_or(Errno::INVAL)
     }
 
     fn async_event(&self, context: &Handle) -> Result<Option<AsyncEvent>, Errno> {
-        let of = Object::of(context, What::Context)?;
+        let of = Object::of(context, Resource::Context)?;
         let mut world = self.0.lock();
         let device = world.devices.get_mut(&of.device).ok_or(Errno::NODEV)?;
         let event = device.events.pop_front();
@@ -144,31 +143,31 @@ impl Calls for FakeCalls {
 
     fn present(&self, context: &Handle) -> bool {
         let world = self.0.lock();
-        let device = Object::of(context, What::Context).ok().and_then(|of| world.devices.get(&of.device));
+        let device = Object::of(context, Resource::Context).ok().and_then(|of| world.devices.get(&of.device));
         device.is_some_and(|device| !device.lost && !device.removed)
     }
 
     fn domain(&self, context: &Handle) -> Result<Handle, Errno> {
-        let of = Object::of(context, What::Context)?;
+        let of = Object::of(context, Resource::Context)?;
         let mut world = self.0.lock();
         world.enter(&of.device, Call::AllocateDomain, 0, 0)?;
         let number = world.number();
-        Ok(Arc::new(self.object(&[context], &of.device, What::Domain, number)))
+        Ok(Arc::new(self.object(&[context], &of.device, Resource::Domain, number)))
     }
 
     fn register(&self, domain: &Handle, memory: &Pin, access: Access) -> Result<Registered, Errno> {
-        let of = Object::of(domain, What::Domain)?;
+        let of = Object::of(domain, Resource::Domain)?;
         let mut world = self.0.lock();
         let number = world.number();
         let device = world.enter(&of.device, Call::Register, 0, memory.memory().bytes())?;
         device.regions.insert(number, Region { domain: of.number, memory: memory.clone(), access });
-        let handle = Arc::new(self.object(&[domain], &of.device, What::Region, number));
+        let handle = Arc::new(self.object(&[domain], &of.device, Resource::Region, number));
         Ok(Registered { handle, local_key: number, remote_key: number })
     }
 
     fn completion_queue(&self, context: &Handle, entries: u32) -> Result<(Handle, u32), (Call, Errno)> {
         let failed = |errno| (Call::CreateCompletionQueue, errno);
-        let of = Object::of(context, What::Context).map_err(failed)?;
+        let of = Object::of(context, Resource::Context).map_err(failed)?;
         let mut world = self.0.lock();
         let number = world.number();
         let device =
@@ -180,17 +179,17 @@ impl Calls for FakeCalls {
         let completions = VecDeque::with_capacity(entries as usize);
         let queue = Queue { entries: entries as usize, completions, armed: false, wake: Arc::clone(&wake) };
         device.queues.insert(number, queue);
-        let mut object = self.object(&[context], &of.device, What::Queue, number);
+        let mut object = self.object(&[context], &of.device, Resource::Queue, number);
         object.wake = Some(wake);
         Ok((Arc::new(object), entries))
     }
 
     fn channel_fd<'a>(&self, queue: &'a Handle) -> Result<BorrowedFd<'a>, Errno> {
-        Object::of(queue, What::Queue)?.wake.as_ref().map(|fd| fd.as_fd()).ok_or(Errno::INVAL)
+        Object::of(queue, Resource::Queue)?.wake.as_ref().map(|fd| fd.as_fd()).ok_or(Errno::INVAL)
     }
 
     fn arm(&self, queue: &Handle) -> Result<(), Errno> {
-        let of = Object::of(queue, What::Queue)?;
+        let of = Object::of(queue, Resource::Queue)?;
         let mut world = self.0.lock();
         let device = world.enter(&of.device, Call::Arm, 0, 0)?;
         device.queues.get_mut(&of.number).ok_or(Errno::INVAL)?.armed = true;
@@ -198,7 +197,7 @@ impl Calls for FakeCalls {
     }
 
     fn take_events(&self, queue: &Handle) -> Result<u32, Errno> {
-        let of = Object::of(queue, What::Queue)?;
+        let of = Object::of(queue, Resource::Queue)?;
         let mut world = self.0.lock();
         let device = world.enter(&of.device, Call::TakeEvent, 0, 0)?;
         let queue = device.queues.get(&of.number).ok_or(Errno::INVAL)?;
@@ -206,7 +205,7 @@ impl Calls for FakeCalls {
     }
 
     fn poll(&self, queue: &Handle, into: &mut Vec<Completion>, most: usize) -> Result<usize, Errno> {
-        let of = Object::of(queue, What::Queue)?;
+        let of = Object::of(queue, Resource::Queue)?;
         let mut world = self.0.lock();
         let device = world.devices.get_mut(&of.device).ok_or(Errno::NODEV)?;
         if device.lost {
@@ -225,7 +224,7 @@ impl Calls for FakeCalls {
         kind: Kind,
         depths: &Depths,
     ) -> Result<Created, Errno> {
-        let (of, completions) = (Object::of(domain, What::Domain)?, Object::of(queue, What::Queue)?);
+        let (of, completions) = (Object::of(domain, Resource::Domain)?, Object::of(queue, Resource::Queue)?);
         let mut world = self.0.lock();
         let number = world.number();
         let device = world.enter(&of.device, Call::CreateQueuePair, 0, 0)?;
@@ -243,19 +242,18 @@ impl Calls for FakeCalls {
             access: Access::default(),
             remote: (Gid::default(), 0),
             queue_key: 0,
-            groups: Vec::new(),
             most: (depths.sends as usize, depths.receives as usize),
             inline_bytes: depths.inline_bytes as usize,
             receives: VecDeque::with_capacity(depths.receives as usize),
             waiting: VecDeque::with_capacity(depths.sends as usize),
         };
         device.pairs.insert(number, pair);
-        let handle = Arc::new(self.object(&[domain, queue], &of.device, What::Pair, number));
+        let handle = Arc::new(self.object(&[domain, queue], &of.device, Resource::Pair, number));
         Ok(Created { handle, number, depths: *depths })
     }
 
     fn modify(&self, pair: &Handle, transition: &Transition<'_>) -> Result<(), Errno> {
-        let of = Object::of(pair, What::Pair)?;
+        let of = Object::of(pair, Resource::Pair)?;
         let mut world = self.0.lock();
         let device = world.enter(&of.device, transition.call(), of.number, 0)?;
         let pair = device.pairs.get_mut(&of.number).ok_or(Errno::INVAL)?;
@@ -315,24 +313,8 @@ impl Calls for FakeCalls {
     }
 
     fn address_handle(&self, domain: &Handle, gid: Gid, _path: &Path) -> Result<Handle, Errno> {
-        let of = Object::of(domain, What::Domain)?;
+        let of = Object::of(domain, Resource::Domain)?;
         self.0.lock().enter(&of.device, Call::CreateAddressHandle, 0, 0)?;
         Ok(Arc::new(Address { gid, _domain: Arc::clone(domain) }))
-    }
-
-    fn attach(&self, pair: &Handle, group: Gid) -> Result<(), Errno> {
-        let of = Object::of(pair, What::Pair)?;
-        let mut world = self.0.lock();
-        let device = world.enter(&of.device, Call::AttachMulticast, of.number, 0)?;
-        device.pairs.get_mut(&of.number).ok_or(Errno::INVAL)?.groups.push(group);
-        Ok(())
-    }
-
-    fn detach(&self, pair: &Handle, group: Gid) -> Result<(), Errno> {
-        let of = Object::of(pair, What::Pair)?;
-        let mut world = self.0.lock();
-        let device = world.enter(&of.device, Call::DetachMulticast, of.number, 0)?;
-        device.pairs.get_mut(&of.number).ok_or(Errno::INVAL)?.groups.retain(|joined| *joined != group);
-        Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use super::Fault;
 use super::state::{Device, Pair, Region, State, World};
 use crate::calls::{GATHER, Kind, Piece, ReceiveEntry, SendEntry, Verb};
-use crate::{AsyncEvent, Completion, GRH_BYTES, Gid, MULTICAST, Status};
+use crate::{AsyncEvent, Completion, GRH_BYTES, Gid, Status};
 use harmonaize_shm::Memory;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ type Pieces = [Option<Range>; GATHER];
 pub(super) fn run(world: &mut World, device: &str, number: u32) {
     loop {
         let Some(local) = world.devices.get_mut(device) else { return };
-        if local.held || local.lost {
+        if local.paused || local.lost {
             return;
         }
         let Some(pair) = local.pairs.get_mut(&number) else { return };
@@ -157,7 +157,7 @@ fn reliable(
             Ok(range) => range,
             Err(status) => {
                 // The responder of a bad key fails too.
-                device.tell(AsyncEvent::QueuePairFatal(to.1));
+                device.push_event(AsyncEvent::QueuePairFatal(to.1));
                 fail(device, to.1);
                 return Err(status);
             }
@@ -190,17 +190,15 @@ fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pi
     let Some((handle, number, key)) = &entry.destination else { return };
     let Some(address) = handle.downcast_ref::<super::objects::Address>() else { return };
     let header = world.devices.get(from.0).map_or([0; GRH_BYTES], |device| header(device.gid));
-    for (name, device) in &mut world.devices {
+    for device in world.devices.values_mut() {
         if !device.up || device.lost {
             continue;
         }
         let gid = device.gid;
         let reached = |(at, pair): (&u32, &Pair)| {
             let named = gid == address.gid && at == number;
-            let member = *number == MULTICAST && pair.groups.contains(&address.gid);
-            let itself = member && (name.as_str(), *at) == from;
             let takes = pair.kind == Kind::Datagram && pair.queue_key == *key;
-            (takes && (named || member) && !itself).then_some(*at)
+            (takes && named).then_some(*at)
         };
         let reached: Vec<u32> = device.pairs.iter().filter_map(reached).collect();
         for at in reached {

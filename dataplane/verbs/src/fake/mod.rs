@@ -93,17 +93,17 @@ impl Fabric {
             Fault::Fail(..) | Fault::Complete(_) => device.faults.push_back(fault),
             Fault::DeviceLost => {
                 device.lost = true;
-                device.tell(AsyncEvent::DeviceFatal);
+                device.push_event(AsyncEvent::DeviceFatal);
                 device.queues.values().for_each(|queue| ring(&queue.wake));
             }
             Fault::DeviceRemoved => device.removed = true,
             Fault::PortDown => {
                 device.up = false;
-                device.tell(AsyncEvent::PortDown(1));
+                device.push_event(AsyncEvent::PortDown(1));
             }
             Fault::PortUp => {
                 device.up = true;
-                device.tell(AsyncEvent::PortActive(1));
+                device.push_event(AsyncEvent::PortActive(1));
             }
             Fault::NoQueuePairsLeft => device.no_pairs = true,
         }
@@ -112,7 +112,7 @@ impl Fabric {
     /// Holds back the device's work requests, as a slow device does, until [`Self::release`].
     pub fn hold(&self, device: &str) {
         if let Some(device) = self.shared.lock().devices.get_mut(device) {
-            device.held = true;
+            device.paused = true;
         }
     }
 
@@ -120,7 +120,7 @@ impl Fabric {
     pub fn release(&self, device: &str) {
         let mut world = self.shared.lock();
         let Some(found) = world.devices.get_mut(device) else { return };
-        found.held = false;
+        found.paused = false;
         let pairs: Vec<u32> = found.pairs.keys().copied().collect();
         for pair in pairs {
             execute::run(&mut world, device, pair);

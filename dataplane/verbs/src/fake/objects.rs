@@ -15,7 +15,7 @@ pub(super) fn object<T: Any>(handle: &Handle) -> Result<&T, Errno> {
 
 /// What kind of thing an object is on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum Resource {
     Context,
     Domain,
     Region,
@@ -27,7 +27,7 @@ pub(super) enum What {
 pub(super) struct Object {
     pub(super) world: Arc<Shared>,
     pub(super) device: String,
-    pub(super) what: What,
+    pub(super) what: Resource,
     pub(super) number: u32,
     /// Of contexts and completion queues: what becomes readable.
     pub(super) wake: Option<Arc<OwnedFd>>,
@@ -37,7 +37,7 @@ pub(super) struct Object {
 
 impl Object {
     /// The object behind a handle, if it is of this kind.
-    pub(super) fn of(handle: &Handle, what: What) -> Result<&Self, Errno> {
+    pub(super) fn of(handle: &Handle, what: Resource) -> Result<&Self, Errno> {
         object::<Self>(handle)
             .and_then(|object| if object.what == what { Ok(object) } else { Err(Errno::INVAL) })
     }
@@ -48,17 +48,17 @@ impl Drop for Object {
         let mut world = self.world.lock();
         let Some(device) = world.devices.get_mut(&self.device) else { return };
         let (call, pair) = match self.what {
-            What::Context => (Call::CloseDevice, 0),
-            What::Domain => (Call::FreeDomain, 0),
-            What::Region => {
+            Resource::Context => (Call::CloseDevice, 0),
+            Resource::Domain => (Call::FreeDomain, 0),
+            Resource::Region => {
                 device.regions.remove(&self.number);
                 (Call::Deregister, 0)
             }
-            What::Queue => {
+            Resource::Queue => {
                 device.queues.remove(&self.number);
                 (Call::DestroyCompletionQueue, 0)
             }
-            What::Pair => {
+            Resource::Pair => {
                 device.pairs.remove(&self.number);
                 (Call::DestroyQueuePair, self.number)
             }

@@ -23,7 +23,7 @@ pub(super) struct Device {
     pub(super) lost: bool,
     pub(super) removed: bool,
     pub(super) up: bool,
-    pub(super) held: bool,
+    pub(super) paused: bool,
     pub(super) no_pairs: bool,
     pub(super) faults: VecDeque<Fault>,
     pub(super) calls: Vec<Recorded>,
@@ -74,7 +74,6 @@ pub(super) struct Pair {
     /// Its peer's port and number.
     pub(super) remote: (Gid, u32),
     pub(super) queue_key: u32,
-    pub(super) groups: Vec<Gid>,
     pub(super) most: (usize, usize),
     pub(super) inline_bytes: usize,
     pub(super) receives: VecDeque<ReceiveEntry>,
@@ -143,7 +142,7 @@ impl Device {
             lost: false,
             removed: false,
             up: true,
-            held: false,
+            paused: false,
             no_pairs: false,
             faults: VecDeque::new(),
             calls: Vec::new(),
@@ -162,7 +161,7 @@ impl Device {
         }
     }
 
-    pub(super) fn tell(&mut self, event: AsyncEvent) {
+    pub(super) fn push_event(&mut self, event: AsyncEvent) {
         self.events.push_back(event);
         ring(&self.wake);
     }
@@ -171,7 +170,7 @@ impl Device {
     pub(super) fn complete(&mut self, queue: u32, completion: Completion) {
         let Some(to) = self.queues.get_mut(&queue) else { return };
         if to.completions.len() >= to.entries {
-            self.tell(AsyncEvent::CompletionQueueError);
+            self.push_event(AsyncEvent::CompletionQueueError);
             return;
         }
         to.completions.push_back(completion);

@@ -182,7 +182,6 @@ impl Calls for Libibverbs {
             region_bytes: attributes.max_mr_size,
             domains: count(attributes.max_pd),
             reads: reads as u8,
-            multicast_members: count(attributes.max_mcast_qp_attach),
         })
     }
 
@@ -428,20 +427,6 @@ impl Calls for Libibverbs {
             let raw = made(rdma_sys::ibv_create_ah(of.raw(), &raw mut to))?;
             Ok(Arc::new(AddressHandle::new(raw, Arc::clone(domain))))
         }
-    }
-
-    fn attach(&self, pair: &Handle, group: Gid) -> Result<(), Errno> {
-        let pair = object::<QueuePair>(pair)?;
-        let group = ibv_gid { raw: group.0 };
-        // SAFETY: the pair lives; the call reads the group.
-        outcome(unsafe { rdma_sys::ibv_attach_mcast(pair.raw(), &raw const group, 0) })
-    }
-
-    fn detach(&self, pair: &Handle, group: Gid) -> Result<(), Errno> {
-        let pair = object::<QueuePair>(pair)?;
-        let group = ibv_gid { raw: group.0 };
-        // SAFETY: as in `attach`.
-        outcome(unsafe { rdma_sys::ibv_detach_mcast(pair.raw(), &raw const group, 0) })
     }
 }
 

@@ -5,13 +5,13 @@ pub(super) const BIN_NS: u64 = 1_000_000;
 /// How many are kept.
 pub(super) const BINS: usize = 128;
 /// Over so many at most an amount is spread: what is read more seldom tells nothing of single ones.
-const SPREAD: u64 = 96;
+const MAX_SPREAD_BINS: u64 = 96;
 /// No amount in a bin grows beyond this, so that sums do not overflow.
-const MOST: u64 = 1 << 50;
+const MAX_AMOUNT: u64 = 1 << 50;
 
 /// Adds to an amount in a bin.
 pub(super) fn add(amount: &mut u64, more: u64) {
-    *amount = amount.saturating_add(more).min(MOST);
+    *amount = amount.saturating_add(more).min(MAX_AMOUNT);
 }
 
 /// A millisecond.
@@ -20,34 +20,34 @@ pub(super) struct Bin {
     /// Bytes of own communicators.
     pub(super) own: u64,
     /// Bytes of other flows.
-    pub(super) other: u64,
+    pub(super) cross_traffic: u64,
     /// Bytes of everything, by the interface's totals.
     pub(super) total: u64,
     /// Packets of flows.
     pub(super) packets: u64,
     /// Of those, marked; and notifications.
-    pub(super) marks: u64,
+    pub(super) ecn_ce: u64,
     /// Packets lost, or sent again.
     pub(super) lost: u64,
     /// The least round trip that was measured now.
-    pub(super) trip: Option<u64>,
+    pub(super) rtt: Option<u64>,
     /// What was sent now, at a time, found a queue of so much time: the least.
-    pub(super) queue: Option<Queue>,
+    pub(super) queue: Option<QueueSample>,
 }
 
 /// A queue that a packet found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Queue {
+pub(super) struct QueueSample {
     /// When it was sent.
     pub(super) sent_ns: u64,
     /// How much longer than at rest it was on its way.
-    pub(super) queue_ns: u64,
+    pub(super) delay_ns: u64,
 }
 
 impl Bin {
     /// Bytes that were seen, one way or another.
-    pub(super) fn seen(&self) -> u64 {
-        (self.own + self.other).max(self.total)
+    pub(super) fn observed_bytes(&self) -> u64 {
+        (self.own + self.cross_traffic).max(self.total)
     }
 }
 
@@ -120,7 +120,7 @@ impl Bins {
     ) {
         self.advance(to_ns);
         let last = to_ns / BIN_NS;
-        let oldest = self.latest.saturating_sub(SPREAD - 1);
+        let oldest = self.latest.saturating_sub(MAX_SPREAD_BINS - 1);
         let first = (from_ns.min(to_ns) / BIN_NS).max(oldest);
         if first == last || last < first {
             if let Some(bin) = self.at(to_ns) {

@@ -3,10 +3,10 @@
 mod sweep;
 
 use super::bins::{BIN_NS, add};
-use super::flow::{Change, Memory};
-use super::leap::Leap;
+use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
-use super::starved::{Late, Trail};
+use super::queue_jump::QueueJump;
+use super::starved::{LatePeriod, RttHistory};
 use super::{Cause, Congestion, Limits, Link, Path, State};
 use crate::trace::{LostKind, Record};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol};
@@ -18,21 +18,21 @@ const SILENCE_NS: u64 = 10_000_000;
 const SWEEP_NS: u64 = 10_000_000_000;
 /// A path with nothing measured, or less than this part of its interface's bytes, does not speak for the interface; where there are many paths, one with
 /// less than half of an equal part.
-const SPEAKS: u64 = 20;
+const MIN_PATH_SHARE: u64 = 20;
 
-const NOBODY: u32 = u32::MAX;
+const NO_MONITOR: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
 struct Flow {
-    memory: Memory,
+    history: FlowHistory,
     port: u16,
-    out: Places,
-    into: Places,
+    egress: FlowMonitors,
+    ingress: FlowMonitors,
 }
 
 /// The monitors of one way of a flow.
 #[derive(Debug, Clone, Copy)]
-struct Places {
+struct FlowMonitors {
     path: u32,
     whole: u32,
 }
@@ -41,13 +41,13 @@ struct Places {
 struct Interface {
     bytes_per_second: u64,
     totals: Option<(u64, InterfaceTotals)>,
-    least: [Option<Measure>; 2],
+    least_congested: [Option<Measure>; 2],
     whole: [Option<u32>; 2],
     /// Paths that something crosses.
     paths: [u64; 2],
 }
 
-const fn way(direction: Direction) -> usize {
+const fn direction_index(direction: Direction) -> usize {
     match direction {
         Direction::Egress => 0,
         Direction::Ingress => 1,
@@ -64,15 +64,15 @@ pub struct Detector {
     interfaces: BTreeMap<u32, Interface>,
     monitors: Vec<Option<Monitor>>,
     free: Vec<u32>,
-    places: HashMap<Link, u32>,
+    monitor_by_link: HashMap<Link, u32>,
     active: Vec<u32>,
     found: VecDeque<Congestion>,
     now_ns: u64,
-    heard_ns: u64,
-    looked_ns: u64,
-    swept_ns: u64,
+    last_record_ns: u64,
+    last_poll_ns: u64,
+    last_sweep_ns: u64,
     urgent: bool,
-    unsettled: bool,
+    pending: bool,
     unplaced: u64,
     lost: u64,
 }
@@ -88,15 +88,15 @@ impl Detector {
             interfaces: BTreeMap::new(),
             monitors: Vec::new(),
             free: Vec::new(),
-            places: HashMap::new(),
+            monitor_by_link: HashMap::new(),
             active: Vec::new(),
             found: VecDeque::new(),
             now_ns: 0,
-            heard_ns: 0,
-            looked_ns: 0,
-            swept_ns: 0,
+            last_record_ns: 0,
+            last_poll_ns: 0,
+            last_sweep_ns: 0,
             urgent: false,
-            unsettled: false,
+            pending: false,
             unplaced: 0,
             lost: 0,
         }
@@ -126,16 +126,16 @@ impl Detector {
                 self.snapshot(*time_ns, key, port, |memory| memory.roce(*time_ns, direction, counters));
             }
             Record::Event(event) => self.event(event),
-            Record::Owner(owner) => self.owned(owner.time_ns, &owner.flow, owner.holds),
+            Record::Owner(owner) => self.set_owner(owner.time_ns, &owner.flow, owner.owned),
             Record::Link(link) => {
                 let known = self.interfaces.contains_key(&link.interface);
-                if known || self.interfaces.len() < self.limits.links {
+                if known || self.interfaces.len() < self.limits.max_links {
                     let bytes_per_second = if link.watched { link.bytes_per_second } else { 0 };
                     self.interfaces.entry(link.interface).or_default().bytes_per_second = bytes_per_second;
                 }
             }
             Record::Totals { time_ns, totals } => self.totals(*time_ns, totals),
-            Record::Lost(lost) if lost.what == LostKind::Gap => self.interrupted(),
+            Record::Lost(lost) if lost.kind == LostKind::Gap => self.reset_after_gap(),
             Record::Lost(_) | Record::Mark(_) | Record::Observer(_) => {}
         }
     }
@@ -146,19 +146,19 @@ impl Detector {
     /// Cost: once in a millisecond, a look at each link that something crossed since the last, or whose state is not none.
     pub fn advance(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
-        let end_ns = self.heard_ns.max(self.now_ns.saturating_sub(SILENCE_NS));
-        if end_ns / BIN_NS == self.looked_ns / BIN_NS && !self.urgent {
+        let end_ns = self.last_record_ns.max(self.now_ns.saturating_sub(SILENCE_NS));
+        if end_ns / BIN_NS == self.last_poll_ns / BIN_NS && !self.urgent {
             return;
         }
-        (self.looked_ns, self.urgent) = (end_ns, false);
+        (self.last_poll_ns, self.urgent) = (end_ns, false);
         let mut active = std::mem::take(&mut self.active);
-        self.look(end_ns, &active);
-        self.decide(&active);
+        self.measure(end_ns, &active);
+        self.evaluate(&active);
         let monitors = &mut self.monitors;
         active.retain(|place| {
             let monitor = monitors.get_mut(*place as usize).and_then(Option::as_mut);
             monitor.is_some_and(|monitor| {
-                monitor.active = !monitor.rests(end_ns);
+                monitor.active = !monitor.is_idle(end_ns);
                 if !monitor.active {
                     monitor.measure = Measure::default();
                 }
@@ -166,7 +166,7 @@ impl Detector {
             })
         });
         self.active = active;
-        if self.now_ns.saturating_sub(self.swept_ns) >= SWEEP_NS {
+        if self.now_ns.saturating_sub(self.last_sweep_ns) >= SWEEP_NS {
             self.sweep();
         }
     }
@@ -183,14 +183,14 @@ impl Detector {
 
     /// How a link stands; none where nothing crossed it.
     pub fn link(&self, link: &Link) -> Option<Congestion> {
-        let place = self.places.get(link)?;
+        let place = self.monitor_by_link.get(link)?;
         let monitor = self.monitors.get(*place as usize)?.as_ref()?;
         Some(monitor.finding(self.now_ns))
     }
 
     /// Whether a verdict is in the making: who looks at flows more closely now has it sooner.
-    pub fn is_unsettled(&self) -> bool {
-        self.unsettled
+    pub fn has_pending_report(&self) -> bool {
+        self.pending
     }
 
     /// Snapshots that were left out because too many flows or links are known.
@@ -208,15 +208,15 @@ impl Detector {
         time_ns: u64,
         key: &FlowKey,
         port: u16,
-        change: impl FnOnce(&mut Memory) -> Option<(Change, Change)>,
+        change: impl FnOnce(&mut FlowHistory) -> Option<(Change, Change)>,
     ) {
-        self.heard_ns = self.heard_ns.max(time_ns);
+        self.last_record_ns = self.last_record_ns.max(time_ns);
         let Some(flow) = self.flow(time_ns, key, port) else { return };
-        let changes = change(&mut flow.memory);
-        let (own, out_places, into_places) = (flow.memory.own, flow.out, flow.into);
+        let changes = change(&mut flow.history);
+        let (own, out_places, into_places) = (flow.history.own, flow.egress, flow.ingress);
         if let Some((out, into)) = changes {
-            self.cross(time_ns, own, out_places, &out);
-            self.cross(time_ns, own, into_places, &into);
+            self.account(time_ns, own, out_places, &out);
+            self.account(time_ns, own, into_places, &into);
         }
     }
 
@@ -227,21 +227,21 @@ impl Detector {
         if known.is_some_and(|known| !roce || port == 0 || known == port) {
             return self.flows.get_mut(key);
         }
-        if known.is_none() && self.flows.len() >= self.limits.flows {
+        if known.is_none() && self.flows.len() >= self.limits.max_flows {
             self.unplaced += 1;
             return None;
         }
         let told = if key.direction == Direction::Ingress as u8 { (0, port) } else { (port, 0) };
         let (out, into) = if roce { told } else { (0, 0) };
         let path = |port| Path::Remote { address: key.remote, port };
-        self.settle(time_ns, key, port, [path(out), path(into)])
+        self.assign_paths(time_ns, key, port, [path(out), path(into)])
     }
 
     /// An own connection takes a path of its own; when it is none any more, that of all others.
-    fn owned(&mut self, time_ns: u64, key: &FlowKey, holds: bool) {
+    fn set_owner(&mut self, time_ns: u64, key: &FlowKey, holds: bool) {
         let Some(flow) = self.flow(time_ns, key, 0) else { return };
-        let changes = flow.memory.own != holds;
-        flow.memory.own = holds;
+        let changes = flow.history.own != holds;
+        flow.history.own = holds;
         if !changes || key.protocol != Protocol::Tcp as u8 {
             return;
         }
@@ -252,74 +252,89 @@ impl Detector {
             Path::Remote { address, port: 0 }
         };
         // Where there is no room for it, it goes on with the others.
-        self.settle(time_ns, key, 0, [path, path]);
+        self.assign_paths(time_ns, key, 0, [path, path]);
     }
 
     /// Gives a flow its paths, outwards and inwards; none where there are too many.
-    fn settle(&mut self, time_ns: u64, key: &FlowKey, port: u16, paths: [Path; 2]) -> Option<&mut Flow> {
+    fn assign_paths(
+        &mut self,
+        time_ns: u64,
+        key: &FlowKey,
+        port: u16,
+        paths: [Path; 2],
+    ) -> Option<&mut Flow> {
         let [out, into] = paths;
-        let out = self.both(time_ns, key, Direction::Egress, out)?;
-        let into = self.both(time_ns, key, Direction::Ingress, into)?;
+        let out = self.assign_both_paths(time_ns, key, Direction::Egress, out)?;
+        let into = self.assign_both_paths(time_ns, key, Direction::Ingress, into)?;
         let flow = match self.flows.entry(*key) {
             Entry::Occupied(flow) => {
                 let flow = flow.into_mut();
-                for place in [flow.out.path, flow.into.path] {
-                    named(&mut self.monitors, place, u32::saturating_sub);
+                for place in [flow.egress.path, flow.ingress.path] {
+                    count_flow(&mut self.monitors, place, u32::saturating_sub);
                 }
-                (flow.port, flow.out, flow.into) = (port, out, into);
+                (flow.port, flow.egress, flow.ingress) = (port, out, into);
                 flow
             }
-            Entry::Vacant(entry) => entry.insert(Flow { memory: Memory::default(), port, out, into }),
+            Entry::Vacant(entry) => {
+                entry.insert(Flow { history: FlowHistory::default(), port, egress: out, ingress: into })
+            }
         };
         for place in [out.path, into.path] {
-            named(&mut self.monitors, place, u32::saturating_add);
+            count_flow(&mut self.monitors, place, u32::saturating_add);
         }
         Some(flow)
     }
 
-    fn both(&mut self, time_ns: u64, key: &FlowKey, direction: Direction, path: Path) -> Option<Places> {
-        let whole = self.place(time_ns, Link { interface: key.interface, direction, path: Path::Whole })?;
-        let path = self.place(time_ns, Link { interface: key.interface, direction, path })?;
-        Some(Places { path, whole })
+    fn assign_both_paths(
+        &mut self,
+        time_ns: u64,
+        key: &FlowKey,
+        direction: Direction,
+        path: Path,
+    ) -> Option<FlowMonitors> {
+        let whole =
+            self.monitor_of(time_ns, Link { interface: key.interface, direction, path: Path::Whole })?;
+        let path = self.monitor_of(time_ns, Link { interface: key.interface, direction, path })?;
+        Some(FlowMonitors { path, whole })
     }
 
     /// The least round trip on any path to the same end: equal paths are as long as each other, and one that is new may have
     /// a queue already.
-    fn rest_of(&self, link: &Link) -> Option<u64> {
+    fn min_rtt_of(&self, link: &Link) -> Option<u64> {
         let to = link.path.address()?;
         let beside = self.monitors.iter().flatten().filter(|monitor| {
             let other = monitor.link;
             let way = (other.interface, other.direction, other.path.address());
             way == (link.interface, link.direction, Some(to))
         });
-        beside.filter_map(|monitor| monitor.rest.least()).min()
+        beside.filter_map(|monitor| monitor.min_rtt.min()).min()
     }
 
     /// Where a link's monitor is, made if it is not there; none where there are too many.
-    fn place(&mut self, time_ns: u64, link: Link) -> Option<u32> {
-        if let Some(place) = self.places.get(&link) {
+    fn monitor_of(&mut self, time_ns: u64, link: Link) -> Option<u32> {
+        if let Some(place) = self.monitor_by_link.get(&link) {
             return Some(*place);
         }
-        if self.places.len() >= self.limits.links {
+        if self.monitor_by_link.len() >= self.limits.max_links {
             self.unplaced += 1;
             return None;
         }
         let mut monitor = Monitor::new(link, time_ns, &self.limits);
-        if let Some(rest_ns) = self.rest_of(&link) {
-            monitor.rest.take(time_ns, self.limits.rest_age_ns, rest_ns, u64::min);
+        if let Some(rest_ns) = self.min_rtt_of(&link) {
+            monitor.min_rtt.update(time_ns, self.limits.min_rtt_window_ns, rest_ns, u64::min);
         }
         let place = match self.free.pop() {
             Some(place) => place,
             None => {
                 self.monitors.push(None);
-                u32::try_from(self.monitors.len() - 1).unwrap_or(NOBODY)
+                u32::try_from(self.monitors.len() - 1).unwrap_or(NO_MONITOR)
             }
         };
         *self.monitors.get_mut(place as usize)? = Some(monitor);
-        self.places.insert(link, place);
+        self.monitor_by_link.insert(link, place);
         if link.path == Path::Whole {
             let interface = self.interfaces.entry(link.interface).or_default();
-            if let Some(whole) = interface.whole.get_mut(way(link.direction)) {
+            if let Some(whole) = interface.whole.get_mut(direction_index(link.direction)) {
                 *whole = Some(place);
             }
         }
@@ -327,7 +342,7 @@ impl Detector {
     }
 
     /// What changed on a flow crosses its path and its interface.
-    fn cross(&mut self, time_ns: u64, own: bool, places: Places, change: &Change) {
+    fn account(&mut self, time_ns: u64, own: bool, places: FlowMonitors, change: &Change) {
         if *change == Change::default() {
             return;
         }
@@ -337,16 +352,16 @@ impl Detector {
             let Some(monitor) = self.monitors.get_mut(place as usize).and_then(Option::as_mut) else {
                 continue;
             };
-            monitor.fresh = true;
+            monitor.updated = true;
             if !monitor.active {
                 monitor.active = true;
                 self.active.push(place);
             }
             if change.bytes > 0 {
-                monitor.heard_ns = time_ns;
+                monitor.last_seen_ns = time_ns;
                 for (from_ns, to_ns, bytes) in change.spans.into_iter().filter(|(.., bytes)| *bytes > 0) {
                     monitor.bins.spread(from_ns, to_ns, bytes, |bin, bytes| {
-                        let class = if own { &mut bin.own } else { &mut bin.other };
+                        let class = if own { &mut bin.own } else { &mut bin.cross_traffic };
                         add(class, bytes);
                     });
                 }
@@ -354,21 +369,21 @@ impl Detector {
                     add(&mut bin.packets, change.packets);
                 }
             }
-            if monitor.is_whole() {
+            if monitor.is_interface() {
                 if let Some(queue) = queue {
-                    monitor.queue(queue);
+                    monitor.record_queue(queue);
                 }
                 continue;
             }
-            monitor.signals(time_ns, change.marks, change.lost);
-            if let Some(least) = change.least {
-                monitor.rest.take(time_ns, limits.rest_age_ns, least, u64::min);
+            monitor.record_signals(time_ns, change.ecn_ce, change.lost);
+            if let Some(least) = change.min_rtt {
+                monitor.min_rtt.update(time_ns, limits.min_rtt_window_ns, least, u64::min);
             }
-            change.legs.into_iter().flatten().for_each(|leg| monitor.trail.ended(leg));
-            if let Some(leg) = change.trip {
-                queue = Some(monitor.trip(time_ns, leg, limits));
-            } else if let Some(pending_ns) = change.pending {
-                monitor.pending(time_ns, pending_ns, limits);
+            change.rtt_samples.into_iter().flatten().for_each(|leg| monitor.rtt_history.push(leg));
+            if let Some(leg) = change.rtt {
+                queue = Some(monitor.record_rtt(time_ns, leg, limits));
+            } else if let Some(pending_ns) = change.pending_rtt {
+                monitor.record_pending_rtt(time_ns, pending_ns, limits);
             }
         }
     }
@@ -376,7 +391,7 @@ impl Detector {
     /// A packet of a connection was sent again: this need not wait for the next snapshot. Or one was acknowledged late.
     fn event(&mut self, event: &Event) {
         let kind = EventKind::from_number(event.kind);
-        let told = matches!(kind, Some(EventKind::Retransmission | EventKind::LateRoundTrip));
+        let told = matches!(kind, Some(EventKind::Retransmission | EventKind::LateRtt));
         if !told || event.flow.protocol != Protocol::Tcp as u8 {
             return;
         }
@@ -385,17 +400,17 @@ impl Detector {
             _ => Direction::Egress,
         };
         let Some(flow) = self.flows.get_mut(&FlowKey { direction: 0, ..event.flow }) else { return };
-        if kind == Some(EventKind::LateRoundTrip) {
-            flow.memory.late(event);
-            let place = flow.out.path;
-            return self.late(place, &Leap::of(event));
+        if kind == Some(EventKind::LateRtt) {
+            flow.history.handle_late_rtt(event);
+            let place = flow.egress.path;
+            return self.handle_late_rtt(place, &QueueJump::from_event(event));
         }
-        let lost = flow.memory.lost(event.time_ns, direction, event.total);
-        let place = if direction == Direction::Egress { flow.out.path } else { flow.into.path };
+        let lost = flow.history.lost(event.time_ns, direction, event.total);
+        let place = if direction == Direction::Egress { flow.egress.path } else { flow.ingress.path };
         let monitor = self.monitors.get_mut(place as usize).and_then(Option::as_mut);
         if let Some(monitor) = monitor.filter(|_| lost > 0) {
-            monitor.signals(event.time_ns, 0, lost);
-            monitor.fresh = true;
+            monitor.record_signals(event.time_ns, 0, lost);
+            monitor.updated = true;
             self.urgent = true;
             if !monitor.active {
                 monitor.active = true;
@@ -405,17 +420,18 @@ impl Detector {
     }
 
     /// A round trip on a path was late, and the one before was not: the queue may have leapt up, which need not wait for the next snapshot either.
-    fn late(&mut self, place: u32, leap: &Leap) {
+    fn handle_late_rtt(&mut self, place: u32, leap: &QueueJump) {
         let at = |place: u32| self.monitors.get(place as usize).and_then(Option::as_ref);
         let Some(monitor) = at(place) else { return };
         let Some(interface) = self.interfaces.get(&monitor.link.interface) else { return };
-        let whole = interface.whole.get(way(monitor.link.direction)).copied().flatten().and_then(at);
+        let whole =
+            interface.whole.get(direction_index(monitor.link.direction)).copied().flatten().and_then(at);
         let stated = interface.bytes_per_second;
-        if whole.is_none_or(|whole| !monitor.leaps(leap, whole, self.now_ns, stated)) {
+        if whole.is_none_or(|whole| !monitor.is_queue_jump(leap, whole, self.now_ns, stated)) {
             return;
         }
         let Some(Some(monitor)) = self.monitors.get_mut(place as usize) else { return };
-        monitor.leapt(leap, &self.limits);
+        monitor.on_queue_jump(leap, &self.limits);
         self.urgent = true;
         if !monitor.active {
             monitor.active = true;
@@ -424,9 +440,9 @@ impl Detector {
     }
 
     fn totals(&mut self, time_ns: u64, totals: &InterfaceTotals) {
-        self.heard_ns = self.heard_ns.max(time_ns);
+        self.last_record_ns = self.last_record_ns.max(time_ns);
         let Ok(index) = u32::try_from(totals.interface) else { return };
-        if !self.interfaces.contains_key(&index) && self.interfaces.len() >= self.limits.links {
+        if !self.interfaces.contains_key(&index) && self.interfaces.len() >= self.limits.max_links {
             return;
         }
         let before = self.interfaces.entry(index).or_default().totals.replace((time_ns, *totals));
@@ -438,10 +454,10 @@ impl Detector {
         for (direction, bytes) in bytes {
             let Some(bytes) = bytes.filter(|bytes| *bytes > 0) else { continue };
             let link = Link { interface: index, direction, path: Path::Whole };
-            let Some(place) = self.place(time_ns, link) else { continue };
+            let Some(place) = self.monitor_of(time_ns, link) else { continue };
             let monitor = self.monitors.get_mut(place as usize).and_then(Option::as_mut);
             let Some(monitor) = monitor else { continue };
-            monitor.heard_ns = time_ns;
+            monitor.last_seen_ns = time_ns;
             monitor.bins.spread(from_ns, time_ns, bytes, |bin, bytes| {
                 add(&mut bin.total, bytes);
             });
@@ -453,13 +469,13 @@ impl Detector {
     }
 
     /// Nothing was observed for a while: what comes next says nothing of the last milliseconds.
-    fn interrupted(&mut self) {
+    fn reset_after_gap(&mut self) {
         for flow in self.flows.values_mut() {
-            flow.memory.interrupted();
+            flow.history.reset_baseline();
         }
         for monitor in self.monitors.iter_mut().flatten() {
             monitor.bins.clear();
-            monitor.trail = Trail::default();
+            monitor.rtt_history = RttHistory::default();
         }
         for interface in self.interfaces.values_mut() {
             interface.totals = None;
@@ -467,9 +483,9 @@ impl Detector {
     }
 
     /// Measures: rates, then queues of paths, then what the paths of an interface have in common.
-    fn look(&mut self, end_ns: u64, active: &[u32]) {
+    fn measure(&mut self, end_ns: u64, active: &[u32]) {
         for interface in self.interfaces.values_mut() {
-            (interface.least, interface.paths) = ([None; 2], [0; 2]);
+            (interface.least_congested, interface.paths) = ([None; 2], [0; 2]);
         }
         for place in active {
             if let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) {
@@ -477,9 +493,10 @@ impl Detector {
                 if monitor.due {
                     monitor.rates(end_ns);
                 }
-                if monitor.measure.bytes > 0 && !monitor.is_whole() {
+                if monitor.measure.bytes > 0 && !monitor.is_interface() {
                     let interface = self.interfaces.get_mut(&monitor.link.interface);
-                    let paths = interface.and_then(|one| one.paths.get_mut(way(monitor.link.direction)));
+                    let paths =
+                        interface.and_then(|one| one.paths.get_mut(direction_index(monitor.link.direction)));
                     paths.into_iter().for_each(|paths| *paths += 1);
                 }
             }
@@ -487,34 +504,35 @@ impl Detector {
         for place in active {
             let Some(Some(monitor)) = self.monitors.get(*place as usize) else { continue };
             let Some(interface) = self.interfaces.get_mut(&monitor.link.interface) else { continue };
-            let way = way(monitor.link.direction);
+            let way = direction_index(monitor.link.direction);
             let whole = interface.whole.get(way).copied().flatten();
             let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
             let bytes = whole.map_or(0, |whole| whole.measure.bytes);
             let stated = interface.bytes_per_second;
             // What else leaves by its interface must not be what it waits for.
-            let starved = |late: Late| {
+            let starved = |late: LatePeriod| {
                 let whole = whole.is_some_and(|whole| whole.has_room(&late, stated));
                 whole && monitor.has_room(&late, stated) && monitor.has_traffic(&late, stated)
             };
             let starved = monitor.due
                 && stated > 0
-                && (monitor.leapt || monitor.late(end_ns, &self.limits).is_some_and(starved));
-            let parts = interface.paths.get(way).map_or(SPEAKS, |paths| SPEAKS.max(2 * paths));
+                && (monitor.queue_jumped || monitor.late_period(end_ns, &self.limits).is_some_and(starved));
+            let parts =
+                interface.paths.get(way).map_or(MIN_PATH_SHARE, |paths| MIN_PATH_SHARE.max(2 * paths));
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
-            if monitor.is_whole() {
+            if monitor.is_interface() {
                 continue;
             }
             if monitor.due {
-                monitor.look(end_ns, stated, starved, &self.limits);
-                monitor.leapt = false;
+                monitor.measure_queue(end_ns, stated, starved, &self.limits);
+                monitor.queue_jumped = false;
             }
             let measure = monitor.measure;
-            let mute = measure.trip_ns == 0 && measure.pressure == 0.0;
+            let mute = measure.rtt_ns == 0 && measure.pressure == 0.0;
             if mute || measure.bytes == 0 || measure.bytes < bytes / parts {
                 continue;
             }
-            if let Some(least) = interface.least.get_mut(way)
+            if let Some(least) = interface.least_congested.get_mut(way)
                 && least.is_none_or(|least| measure.pressure < least.pressure)
             {
                 *least = Some(measure);
@@ -522,34 +540,37 @@ impl Detector {
         }
         for place in active {
             let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
-            if monitor.is_whole()
+            if monitor.is_interface()
                 && let Some(interface) = self.interfaces.get(&monitor.link.interface)
             {
-                let least = interface.least.get(way(monitor.link.direction)).and_then(Option::as_ref);
-                monitor.share(end_ns, interface.bytes_per_second, least, &self.limits);
+                let least = interface
+                    .least_congested
+                    .get(direction_index(monitor.link.direction))
+                    .and_then(Option::as_ref);
+                monitor.inherit_queue(end_ns, interface.bytes_per_second, least, &self.limits);
             }
         }
     }
 
     /// Judges: interfaces, then paths, whose cause is the interface's where that is congested itself.
-    fn decide(&mut self, active: &[u32]) {
-        self.unsettled = false;
+    fn evaluate(&mut self, active: &[u32]) {
+        self.pending = false;
         for wholes in [true, false] {
             for place in active {
                 let Some(Some(monitor)) = self.monitors.get(*place as usize) else { continue };
-                if monitor.is_whole() != wholes {
+                if monitor.is_interface() != wholes {
                     continue;
                 }
                 let cause = match self.common_cause(monitor) {
-                    Cause::Unknown => monitor.blame(),
+                    Cause::Unknown => monitor.attribute_cause(),
                     cause => cause,
                 };
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
                 let pressure = monitor.measure.pressure;
                 let changed = monitor.decide(self.now_ns, pressure, cause, &self.limits);
-                self.unsettled |= monitor.is_unsettled(&self.limits);
+                self.pending |= monitor.has_pending_report(&self.limits);
                 if changed {
-                    if self.found.len() >= self.limits.findings.max(1) {
+                    if self.found.len() >= self.limits.max_findings.max(1) {
                         self.found.pop_front();
                         self.lost += 1;
                     }
@@ -561,18 +582,19 @@ impl Detector {
 
     /// The cause of the congestion of a path's interface.
     fn common_cause(&self, monitor: &Monitor) -> Cause {
-        if monitor.is_whole() {
+        if monitor.is_interface() {
             return Cause::Unknown;
         }
         let interface = self.interfaces.get(&monitor.link.interface);
-        let whole = interface.and_then(|interface| *interface.whole.get(way(monitor.link.direction))?);
+        let whole =
+            interface.and_then(|interface| *interface.whole.get(direction_index(monitor.link.direction))?);
         let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
         whole.filter(|whole| whole.level.state != State::None).map_or(Cause::Unknown, |whole| whole.cause)
     }
 }
 
 /// Counts a flow more, or one less, at a monitor.
-fn named(monitors: &mut [Option<Monitor>], place: u32, count: fn(u32, u32) -> u32) {
+fn count_flow(monitors: &mut [Option<Monitor>], place: u32, count: fn(u32, u32) -> u32) {
     if let Some(Some(monitor)) = monitors.get_mut(place as usize) {
         monitor.flows = count(monitor.flows, 1);
     }

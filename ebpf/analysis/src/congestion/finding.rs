@@ -69,7 +69,7 @@ pub enum Cause {
     /// Own communicators fill it.
     Own,
     /// Others' traffic takes part or all of it, seen here or not.
-    Others,
+    CrossTraffic,
 }
 
 /// Which signals speak for congestion.
@@ -78,7 +78,7 @@ pub struct Signals {
     /// Round trips are longer than at rest.
     pub delay: bool,
     /// Queues mark packets, or ask senders to slow down.
-    pub marks: bool,
+    pub ecn_ce: bool,
     /// Packets are lost.
     pub loss: bool,
     /// The link carries about all that it can.
@@ -105,15 +105,15 @@ pub struct Congestion {
     /// Bytes that own communicators moved in a second then.
     pub own_rate: u64,
     /// Bytes that all other traffic seen here moved in a second then.
-    pub other_rate: u64,
+    pub cross_traffic_rate: u64,
     /// What it can carry in a second, in bytes, as told or as seen; 0 where neither is known.
     pub capacity: u64,
     /// The round trip then; 0 where none was measured.
-    pub round_trip_ns: u64,
+    pub rtt_ns: u64,
     /// The round trip at rest; 0 where none was measured.
-    pub rest_ns: u64,
+    pub min_rtt_ns: u64,
     /// Of a million packets, those that were marked then.
-    pub marked_ppm: u32,
+    pub ecn_ce_ppm: u32,
     /// Of a million packets, those that were lost or sent again then.
     pub lost_ppm: u32,
     /// Of a million, the part of the capacity that was in use then; 0 where the capacity is not known.
@@ -132,11 +132,11 @@ impl Monitor {
             found_ns: now_ns,
             signals: measure.signals,
             own_rate: measure.own_rate,
-            other_rate: measure.other_rate,
+            cross_traffic_rate: measure.cross_traffic_rate,
             capacity: measure.capacity,
-            round_trip_ns: measure.trip_ns,
-            rest_ns: self.rest.least().unwrap_or_default(),
-            marked_ppm: measure.marked_ppm,
+            rtt_ns: measure.rtt_ns,
+            min_rtt_ns: self.min_rtt.min().unwrap_or_default(),
+            ecn_ce_ppm: measure.ecn_ce_ppm,
             lost_ppm: measure.lost_ppm,
             used_ppm: measure.used_ppm,
         }
@@ -148,7 +148,7 @@ impl Timed for Congestion {
         self.found_ns
     }
 
-    fn says_as(&self, other: &Self) -> bool {
+    fn same_content(&self, other: &Self) -> bool {
         (self.link, self.state, self.cause) == (other.link, other.state, other.cause)
     }
 }

@@ -1,44 +1,44 @@
 //! What has changed on a flow between two of its snapshots, each way.
 
-use super::starved::Leg;
-use harmonaize_events::{Direction, Event, RoceCounters, RoundTrips, TcpFlow, Traffic};
+use super::starved::RttSample;
+use harmonaize_events::{Direction, Event, RoceCounters, RttStats, TcpFlow, Traffic};
 
 /// A round trip shorter than this is not lengthened by a delayed acknowledgement: Linux waits for at least 40 ms.
 const DELAYED_ACK_NS: u64 = 30_000_000;
 /// A receiver that has had so many bytes acknowledges at once: more than two of the largest segments.
 const PROMPT_BYTES: u64 = 32 << 10;
 /// How long a flow that its receiver has held up says nothing of the network.
-const LIMITED_NS: u64 = 50_000_000;
+const RECEIVER_LIMITED_NS: u64 = 50_000_000;
 /// A flow that is new counts from its first packet, if that was not longer ago.
 const NEW_NS: u64 = 50_000_000;
 
 /// What is remembered of one way of a flow.
 #[derive(Debug, Clone, Copy, Default)]
-struct Way {
+struct DirectionState {
     bytes: u64,
     packets: u64,
     last_ns: u64,
-    marks: u64,
+    ecn_ce: u64,
     lost: u64,
-    trips: u64,
-    trips_sum: u64,
-    least_ns: u64,
+    rtt_count: u64,
+    rtt_sum_ns: u64,
+    min_rtt_ns: u64,
     /// The segment under measurement, and how many bytes had passed when that was first seen.
     measured_ns: u64,
     measured_bytes: u64,
     /// What an event told since the last snapshot.
-    told: Option<Told>,
+    late_rtt: Option<LateRtt>,
 }
 
 /// A late round trip that an event told of.
 #[derive(Debug, Clone, Copy)]
-struct Told {
+struct LateRtt {
     /// Which one of the flow's it was, modulo 2^32.
     count: u32,
     /// The one before it,
-    before: Leg,
+    before: RttSample,
     /// and itself.
-    late: Leg,
+    late: RttSample,
     /// Bytes of the flow until what it measured had left,
     until: u64,
     /// and those since what the one before had.
@@ -48,12 +48,12 @@ struct Told {
 /// What passed from one time to another.
 type Span = (u64, u64, u64);
 
-impl Told {
-    fn of(event: &Event) -> Self {
-        let leg = |sent_ns: u64, acknowledged_ns: u64| Leg {
+impl LateRtt {
+    fn from_event(event: &Event) -> Self {
+        let leg = |sent_ns: u64, acknowledged_ns: u64| RttSample {
             sent_ns,
             acknowledged_ns,
-            waited_ns: acknowledged_ns.saturating_sub(sent_ns),
+            total_ns: acknowledged_ns.saturating_sub(sent_ns),
         };
         let sent_ns = event.burst_ended_ns;
         Self {
@@ -69,14 +69,14 @@ impl Told {
     /// The round trips since the last snapshot, `taken` that took `sum` together, one after the other: all others, the one before it, it, and the
     /// one after; and what passed until when. None where it is not among them, or the snapshots contradict it: what is not known to
     /// have been sent in time would seem not to have been sent at all.
-    fn apart(
+    fn split_samples(
         &self,
         taken: u64,
         sum: u64,
-        trips: &RoundTrips,
+        trips: &RttStats,
         change: &Change,
         known: u64,
-    ) -> Option<([Option<Leg>; 4], [Span; 3])> {
+    ) -> Option<([Option<RttSample>; 4], [Span; 3])> {
         let after = (trips.count as u32).wrapping_sub(self.count);
         let last_ns = match after {
             0 => None,
@@ -85,11 +85,11 @@ impl Told {
         };
         let (before, late) = (self.before, self.late);
         let others = taken.checked_sub(1 + u64::from(after))?;
-        let sum = sum.checked_sub(late.waited_ns)?.checked_sub(last_ns.unwrap_or_default())?;
-        let later = last_ns.map(|last_ns| Leg {
+        let sum = sum.checked_sub(late.total_ns)?.checked_sub(last_ns.unwrap_or_default())?;
+        let later = last_ns.map(|last_ns| RttSample {
             sent_ns: late.acknowledged_ns,
             acknowledged_ns: late.acknowledged_ns.saturating_add(last_ns),
-            waited_ns: last_ns,
+            total_ns: last_ns,
         });
         if others == 0 {
             return Some((
@@ -97,11 +97,11 @@ impl Told {
                 [change.span(), Span::default(), Span::default()],
             ));
         }
-        let sum = sum.checked_sub(before.waited_ns)?;
-        let earlier = sum.checked_div(others - 1).map(|mean| Leg {
+        let sum = sum.checked_sub(before.total_ns)?;
+        let earlier = sum.checked_div(others - 1).map(|mean| RttSample {
             sent_ns: before.sent_ns.saturating_sub(mean),
             acknowledged_ns: before.sent_ns,
-            waited_ns: sum,
+            total_ns: sum,
         });
         let until = self.until.checked_sub(known)?;
         let (between, since) = (self.between.min(until), change.bytes.checked_sub(until)?);
@@ -120,14 +120,14 @@ impl Told {
 
 /// What is remembered of a flow.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Memory {
+pub(super) struct FlowHistory {
     pub(super) own: bool,
-    pub(super) heard_ns: u64,
-    known: bool,
-    out: Way,
-    into: Way,
-    limits: u64,
-    limited_ns: u64,
+    pub(super) last_seen_ns: u64,
+    has_baseline: bool,
+    egress: DirectionState,
+    ingress: DirectionState,
+    receiver_limits: u64,
+    receiver_limited_ns: u64,
 }
 
 /// What has changed, one way.
@@ -142,19 +142,19 @@ pub(super) struct Change {
     /// until when.
     pub(super) to_ns: u64,
     /// Marks and notifications.
-    pub(super) marks: u64,
+    pub(super) ecn_ce: u64,
     /// Packets lost, or sent again.
     pub(super) lost: u64,
     /// Round trips that have ended: the mean of them, or the last, whichever was shorter, from when what it measures was sent.
-    pub(super) trip: Option<Leg>,
+    pub(super) rtt: Option<RttSample>,
     /// The same one after the other, where an event told of a late one among them.
-    pub(super) legs: [Option<Leg>; 4],
+    pub(super) rtt_samples: [Option<RttSample>; 4],
     /// From when until when which of the bytes passed.
     pub(super) spans: [Span; 3],
     /// The least that the round trip under way will be.
-    pub(super) pending: Option<u64>,
+    pub(super) pending_rtt: Option<u64>,
     /// The least round trip that the flow ever had, where that is news.
-    pub(super) least: Option<u64>,
+    pub(super) min_rtt: Option<u64>,
 }
 
 impl Change {
@@ -168,14 +168,20 @@ impl Change {
 #[derive(Default)]
 struct Reading<'a> {
     traffic: Option<&'a Traffic>,
-    trips: Option<(&'a RoundTrips, u64)>,
-    marks: u64,
+    rtt: Option<(&'a RttStats, u64)>,
+    ecn_ce: u64,
     lost: u64,
 }
 
-impl Way {
+impl DirectionState {
     /// Takes a reading; none where the counters went back, which is another flow by the same key.
-    fn change(&mut self, time_ns: u64, known: bool, limited: bool, reading: &Reading<'_>) -> Option<Change> {
+    fn change(
+        &mut self,
+        time_ns: u64,
+        has_baseline: bool,
+        limited: bool,
+        reading: &Reading<'_>,
+    ) -> Option<Change> {
         let mut change = Change { from_ns: time_ns, to_ns: time_ns, ..Change::default() };
         let bytes = self.bytes;
         if let Some(traffic) = reading.traffic {
@@ -189,59 +195,59 @@ impl Way {
             (self.bytes, self.packets, self.last_ns) = (traffic.bytes, traffic.packets, traffic.last_ns);
         }
         change.spans = [change.span(), Span::default(), Span::default()];
-        change.marks = reading.marks.checked_sub(self.marks)?;
+        change.ecn_ce = reading.ecn_ce.checked_sub(self.ecn_ce)?;
         // An event may have told more already.
         change.lost = reading.lost.saturating_sub(self.lost);
-        (self.marks, self.lost) = (reading.marks, self.lost.max(reading.lost));
-        if let Some((trips, measured_ns)) = reading.trips {
-            let taken = trips.count.checked_sub(self.trips)?;
-            let sum = trips.sum_ns.checked_sub(self.trips_sum)?;
+        (self.ecn_ce, self.lost) = (reading.ecn_ce, self.lost.max(reading.lost));
+        if let Some((trips, measured_ns)) = reading.rtt {
+            let taken = trips.count.checked_sub(self.rtt_count)?;
+            let sum = trips.sum_ns.checked_sub(self.rtt_sum_ns)?;
             let prompt = |bytes: u64| bytes.saturating_sub(self.measured_bytes) >= PROMPT_BYTES;
-            let told = self.told.take();
-            if taken > 0 && known {
+            let told = self.late_rtt.take();
+            if taken > 0 && has_baseline {
                 let trip = (sum / taken).min(trips.last_ns);
                 // The one that was under way at the last snapshot began at a time that is known.
                 let known = (taken == 1 && self.measured_ns != 0).then_some(self.measured_ns);
                 let sent_ns = known.unwrap_or(time_ns.saturating_sub(trip));
                 let acknowledged_ns = sent_ns.saturating_add(trip);
-                let counts = |leg: &Leg| leg.took_ns() < DELAYED_ACK_NS || prompt(self.bytes);
-                let all = Leg { sent_ns, acknowledged_ns, waited_ns: sum };
-                change.trip = Some(all).filter(counts);
-                let apart = told.and_then(|told| told.apart(taken, sum, trips, &change, bytes));
+                let counts = |leg: &RttSample| leg.took_ns() < DELAYED_ACK_NS || prompt(self.bytes);
+                let all = RttSample { sent_ns, acknowledged_ns, total_ns: sum };
+                change.rtt = Some(all).filter(counts);
+                let apart = told.and_then(|told| told.split_samples(taken, sum, trips, &change, bytes));
                 let (legs, spans) = apart.unwrap_or(([None, None, None, Some(all)], change.spans));
-                (change.legs, change.spans) = (legs.map(|leg| leg.filter(counts)), spans);
+                (change.rtt_samples, change.spans) = (legs.map(|leg| leg.filter(counts)), spans);
             }
-            if taken > 0 && trips.least_ns != self.least_ns {
-                change.least = Some(trips.least_ns);
+            if taken > 0 && trips.min_ns != self.min_rtt_ns {
+                change.min_rtt = Some(trips.min_ns);
             }
-            (self.trips, self.trips_sum, self.least_ns) = (trips.count, trips.sum_ns, trips.least_ns);
+            (self.rtt_count, self.rtt_sum_ns, self.min_rtt_ns) = (trips.count, trips.sum_ns, trips.min_ns);
             if measured_ns != self.measured_ns {
                 (self.measured_ns, self.measured_bytes) = (measured_ns, self.bytes);
             } else if measured_ns != 0 && prompt(self.bytes) && change.bytes > 0 {
-                change.pending = Some(time_ns.saturating_sub(measured_ns));
+                change.pending_rtt = Some(time_ns.saturating_sub(measured_ns));
             }
         }
         if limited {
             change.lost = 0;
-            (change.trip, change.legs, change.pending) = (None, [None; 4], None);
+            (change.rtt, change.rtt_samples, change.pending_rtt) = (None, [None; 4], None);
         }
         Some(change)
     }
 }
 
-impl Memory {
+impl FlowHistory {
     /// Takes a snapshot of a connection: what has changed of what leaves, and of what comes in.
     pub(super) fn tcp(&mut self, time_ns: u64, flow: &TcpFlow) -> Option<(Change, Change)> {
         let (ingress, egress) = (&flow.ingress, &flow.egress);
         let out = Reading {
             traffic: Some(&egress.traffic),
-            trips: Some((&egress.round_trips, egress.measured_ns)),
-            marks: ingress.echoed,
+            rtt: Some((&egress.rtt, egress.measured_ns)),
+            ecn_ce: ingress.ece,
             lost: egress.retransmissions,
         };
         let into = Reading {
             traffic: Some(&ingress.traffic),
-            marks: ingress.traffic.marked,
+            ecn_ce: ingress.traffic.ecn_ce,
             lost: ingress.retransmissions,
             ..Reading::default()
         };
@@ -261,19 +267,19 @@ impl Memory {
     ) -> Option<(Change, Change)> {
         let traffic = Reading {
             traffic: Some(&counters.traffic),
-            trips: Some((&counters.round_trips, counters.measured_ns)),
+            rtt: Some((&counters.rtt, counters.measured_ns)),
             ..Reading::default()
         };
         let (out, into, not_ready) = match direction {
             Direction::Egress => {
-                let out = Reading { lost: counters.repeats, ..traffic };
-                (out, Reading { marks: counters.notifications, ..Reading::default() }, 0)
+                let out = Reading { lost: counters.retransmissions, ..traffic };
+                (out, Reading { ecn_ce: counters.notifications, ..Reading::default() }, 0)
             }
             Direction::Ingress => {
-                let lost = counters.gaps.max(counters.repeats);
-                let into = Reading { marks: counters.traffic.marked, lost, trips: None, ..traffic };
+                let lost = counters.gaps.max(counters.retransmissions);
+                let into = Reading { ecn_ce: counters.traffic.ecn_ce, lost, rtt: None, ..traffic };
                 let out = Reading {
-                    marks: counters.notifications,
+                    ecn_ce: counters.notifications,
                     lost: counters.sequence_naks,
                     ..Reading::default()
                 };
@@ -285,13 +291,13 @@ impl Memory {
 
     /// Takes what an event says of a counter that only grows: packets sent again of a connection.
     pub(super) fn lost(&mut self, time_ns: u64, direction: Direction, total: u64) -> u64 {
-        let limited = time_ns < self.limited_ns;
+        let limited = time_ns < self.receiver_limited_ns;
         let way = match direction {
-            Direction::Egress => &mut self.out,
-            Direction::Ingress => &mut self.into,
+            Direction::Egress => &mut self.egress,
+            Direction::Ingress => &mut self.ingress,
         };
         // The first of a flow that is not known may be any number.
-        if !self.known || limited {
+        if !self.has_baseline || limited {
             return 0;
         }
         let lost = total.saturating_sub(way.lost);
@@ -301,42 +307,43 @@ impl Memory {
 
     /// Takes what an event says of a late round trip of what leaves, unless the last snapshot had it: the next one tells of it apart. What passed
     /// meanwhile is known only then.
-    pub(super) fn late(&mut self, event: &Event) {
-        if event.count.wrapping_sub(self.out.trips as u32).cast_signed() > 0 {
-            self.out.told = Some(Told::of(event));
+    pub(super) fn handle_late_rtt(&mut self, event: &Event) {
+        if event.count.wrapping_sub(self.egress.rtt_count as u32).cast_signed() > 0 {
+            self.egress.late_rtt = Some(LateRtt::from_event(event));
         }
     }
 
     /// What follows is not what follows on the last snapshot.
-    pub(super) fn interrupted(&mut self) {
-        self.known = false;
+    pub(super) fn reset_baseline(&mut self) {
+        self.has_baseline = false;
     }
 
     fn change(
         &mut self,
         time_ns: u64,
         first_ns: u64,
-        held_up: u64,
+        zero_windows: u64,
         out: &Reading<'_>,
         into: &Reading<'_>,
     ) -> Option<(Change, Change)> {
-        let fresh = self.known || time_ns.saturating_sub(first_ns) < NEW_NS;
-        if held_up > self.limits {
-            self.limited_ns = time_ns.saturating_add(LIMITED_NS);
+        let fresh = self.has_baseline || time_ns.saturating_sub(first_ns) < NEW_NS;
+        if zero_windows > self.receiver_limits {
+            self.receiver_limited_ns = time_ns.saturating_add(RECEIVER_LIMITED_NS);
         }
-        self.limits = held_up;
-        let limited = time_ns < self.limited_ns;
-        let changes = self.out.change(time_ns, fresh, limited, out);
-        let changes = changes.zip(self.into.change(time_ns, fresh, limited, into));
-        self.heard_ns = time_ns;
+        self.receiver_limits = zero_windows;
+        let limited = time_ns < self.receiver_limited_ns;
+        let changes = self.egress.change(time_ns, fresh, limited, out);
+        let changes = changes.zip(self.ingress.change(time_ns, fresh, limited, into));
+        self.last_seen_ns = time_ns;
         if changes.is_none() {
             // Another flow by the same key: it begins with this snapshot.
-            (self.out, self.into, self.limits) = (Way::default(), Way::default(), held_up);
-            self.out.change(time_ns, false, false, out);
-            self.into.change(time_ns, false, false, into);
+            (self.egress, self.ingress, self.receiver_limits) =
+                (DirectionState::default(), DirectionState::default(), zero_windows);
+            self.egress.change(time_ns, false, false, out);
+            self.ingress.change(time_ns, false, false, into);
         }
-        self.known = true;
-        let least = |change: Change| Change { least: change.least, ..Change::default() };
+        self.has_baseline = true;
+        let least = |change: Change| Change { min_rtt: change.min_rtt, ..Change::default() };
         changes.map(|(out, into)| if fresh { (out, into) } else { (least(out), least(into)) })
     }
 }
@@ -351,9 +358,9 @@ mod tests {
     /// A snapshot at a time, after so many round trips that took so long together, the last one so long, and as many bytes.
     fn snapshot(count: u64, sum: u64, last: u64, bytes: u64, time: u64) -> TcpFlow {
         let mut flow = TcpFlow::default();
-        let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.round_trips);
+        let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.rtt);
         (traffic.bytes, traffic.first_ns, traffic.last_ns) = (bytes, 1, time * MS);
-        *trips = RoundTrips { least_ns: MS, last_ns: last * MS, sum_ns: sum * MS, count };
+        *trips = RttStats { min_ns: MS, last_ns: last * MS, sum_ns: sum * MS, count };
         flow
     }
 
@@ -362,7 +369,7 @@ mod tests {
     fn late(count: u32, sent: u64, ended: u64, total: u64, between: u64) -> Event {
         Event {
             time_ns: ended * MS,
-            kind: EventKind::LateRoundTrip as u32,
+            kind: EventKind::LateRtt as u32,
             count,
             total,
             burst_began_ns: sent.saturating_sub(2) * MS,
@@ -372,16 +379,16 @@ mod tests {
         }
     }
 
-    fn leg(sent: u64, acknowledged: u64, waited: u64) -> Option<Leg> {
-        Some(Leg { sent_ns: sent * MS, acknowledged_ns: acknowledged * MS, waited_ns: waited * MS })
+    fn rtt_sample(sent: u64, acknowledged: u64, waited: u64) -> Option<RttSample> {
+        Some(RttSample { sent_ns: sent * MS, acknowledged_ns: acknowledged * MS, total_ns: waited * MS })
     }
 
     /// Ten round trips of 1 ms and 10,000 bytes by 100 ms; then what a second snapshot tells of, at 120 ms, with 14,000 more.
-    fn told(event: Event, count: u64, sum: u64, last: u64) -> Change {
-        let mut memory = Memory::default();
+    fn change_after(event: Event, count: u64, sum: u64, last: u64) -> Change {
+        let mut memory = FlowHistory::default();
         memory.tcp(99 * MS, &snapshot(9, 9, 1, 9_000, 99));
         memory.tcp(100 * MS, &snapshot(10, 10, 1, 10_000, 100));
-        memory.late(&event);
+        memory.handle_late_rtt(&event);
         memory.tcp(120 * MS, &snapshot(count, 10 + sum, last, 24_000, 120)).unwrap().0
     }
 
@@ -391,24 +398,30 @@ mod tests {
     }
 
     #[test]
-    fn a_late_round_trip_that_was_told_is_apart_from_the_others_with_what_passed() {
+    fn reported_late_rtt_is_split_from_the_mean() {
         // Two of 2 ms each, one of 2, then one of 5 that ended at 119.
-        let change = told(late(14, 114, 119, 18_000, 3_000), 14, 11, 5);
-        assert_eq!(change.legs, [leg(110, 112, 4), leg(112, 114, 2), leg(114, 119, 5), None]);
+        let change = change_after(late(14, 114, 119, 18_000, 3_000), 14, 11, 5);
+        assert_eq!(
+            change.rtt_samples,
+            [rtt_sample(110, 112, 4), rtt_sample(112, 114, 2), rtt_sample(114, 119, 5), None]
+        );
         assert_eq!(spans(&change), [(100, 112, 5_000), (112, 114, 3_000), (114, 120, 6_000)]);
-        assert_eq!(change.trip.map(|leg| leg.waited_ns), Some(11 * MS), "and all in one");
+        assert_eq!(change.rtt.map(|leg| leg.total_ns), Some(11 * MS), "and all in one");
         // One more had ended when the flow was looked at; the one before began before the last look.
-        let change = told(late(12, 101, 106, 11_000, 3_000), 13, 13, 6);
-        assert_eq!(change.legs, [None, leg(99, 101, 2), leg(101, 106, 5), leg(106, 112, 6)]);
+        let change = change_after(late(12, 101, 106, 11_000, 3_000), 13, 13, 6);
+        assert_eq!(
+            change.rtt_samples,
+            [None, rtt_sample(99, 101, 2), rtt_sample(101, 106, 5), rtt_sample(106, 112, 6)]
+        );
         assert_eq!(spans(&change), [(100, 101, 1_000), (101, 120, 13_000)]);
         // It alone.
-        let change = told(late(11, 99, 104, 9_000, 3_000), 11, 5, 5);
-        assert_eq!(change.legs, [None, None, leg(99, 104, 5), None]);
+        let change = change_after(late(11, 99, 104, 9_000, 3_000), 11, 5, 5);
+        assert_eq!(change.rtt_samples, [None, None, rtt_sample(99, 104, 5), None]);
         assert_eq!(spans(&change), [(100, 120, 14_000)]);
     }
 
     #[test]
-    fn what_an_event_says_counts_only_where_the_snapshots_bear_it_out() {
+    fn events_count_only_where_snapshots_agree() {
         for (event, why) in [
             (late(10, 114, 119, 18_000, 3_000), "the last snapshot had it"),
             (late(15, 114, 119, 18_000, 3_000), "this one has it not"),
@@ -421,14 +434,14 @@ mod tests {
             (late(14, 114, 119, 25_000, 3_000), "more had passed than by now"),
             (late(14, 121, 126, 18_000, 3_000), "it left after the last packet"),
         ] {
-            let change = told(event, 14, 11, 5);
-            assert_eq!(change.legs, [None, None, None, change.trip], "{why}");
+            let change = change_after(event, 14, 11, 5);
+            assert_eq!(change.rtt_samples, [None, None, None, change.rtt], "{why}");
             assert_eq!(spans(&change), [(100, 120, 14_000)], "{why}");
-            assert!(change.trip.is_some(), "{why}");
+            assert!(change.rtt.is_some(), "{why}");
         }
         // A receiver may have waited with such an acknowledgement.
-        let change = told(late(11, 79, 119, 9_000, 0), 11, 40, 40);
-        assert_eq!((change.legs, change.trip), ([None; 4], None));
+        let change = change_after(late(11, 79, 119, 9_000, 0), 11, 40, 40);
+        assert_eq!((change.rtt_samples, change.rtt), ([None; 4], None));
         // Nonsense does no harm.
         let wild = Event {
             count: 14,
@@ -437,6 +450,6 @@ mod tests {
             burst_ended_ns: u64::MAX,
             ..late(14, 0, 0, 0, 0)
         };
-        assert!(told(wild, 14, 11, 5).trip.is_some());
+        assert!(change_after(wild, 14, 11, 5).rtt.is_some());
     }
 }

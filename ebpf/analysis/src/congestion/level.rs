@@ -2,18 +2,18 @@
 
 use super::{Limits, State};
 
-/// The pressure at which a link becomes mildly congested; below [`MILD_LEFT`] it is so no longer.
+/// The pressure at which a link becomes mildly congested; below [`MILD_EXIT`] it is so no longer.
 pub(super) const MILD: f64 = 1.0;
-const MILD_LEFT: f64 = 0.6;
+const MILD_EXIT: f64 = 0.6;
 const SEVERE: f64 = 2.0;
-const SEVERE_LEFT: f64 = 1.4;
+const SEVERE_EXIT: f64 = 1.4;
 
 /// Re-entries sooner than so many times the hold after leaving double it; calm as long halves it.
 const CALM: u64 = 16;
 
 /// A state with its dwell times.
 #[derive(Debug, Clone)]
-pub(super) struct Level {
+pub(super) struct HysteresisState {
     pub(super) state: State,
     /// When what led to the state began.
     pub(super) since_ns: u64,
@@ -22,8 +22,8 @@ pub(super) struct Level {
     /// Since when the pressure is below what the state needs.
     below_ns: Option<u64>,
     /// How long it must stay there.
-    hold_ns: u64,
-    left_ns: Option<u64>,
+    exit_dwell_ns: u64,
+    last_exit_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,17 +32,17 @@ struct Rise {
     evidence: u64,
 }
 
-impl Level {
+impl HysteresisState {
     pub(super) fn new(limits: &Limits) -> Self {
-        let hold_ns = limits.hold_ns;
+        let exit_dwell_ns = limits.exit_dwell_ns;
         Self {
             state: State::None,
             since_ns: 0,
             mild: None,
             severe: None,
             below_ns: None,
-            hold_ns,
-            left_ns: None,
+            exit_dwell_ns,
+            last_exit_ns: None,
         }
     }
 
@@ -84,39 +84,39 @@ impl Level {
     }
 
     /// Whether nothing is under way, so that a step with no pressure would change nothing.
-    pub(super) fn rests(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.state == State::None && self.mild.is_none()
     }
 
     /// What comes back soon after it went is kept longer the next time, so that a load that hugs a threshold does not flap.
     fn enter(&mut self, now_ns: u64, limits: &Limits) {
-        let Some(left_ns) = self.left_ns else { return };
+        let Some(left_ns) = self.last_exit_ns else { return };
         let calm = now_ns.saturating_sub(left_ns);
-        let soon = (CALM * self.hold_ns).max(limits.calm_ns);
+        let soon = (CALM * self.exit_dwell_ns).max(limits.calm_ns);
         if calm < soon {
-            self.hold_ns = (2 * self.hold_ns).min(limits.longest_hold_ns);
+            self.exit_dwell_ns = (2 * self.exit_dwell_ns).min(limits.max_exit_dwell_ns);
         } else {
             let halvings = (calm / soon).min(63) as u32;
-            self.hold_ns = (self.hold_ns >> halvings).max(limits.hold_ns);
+            self.exit_dwell_ns = (self.exit_dwell_ns >> halvings).max(limits.exit_dwell_ns);
         }
     }
 
     fn leave(&mut self, now_ns: u64, pressure: f64, limits: &Limits) -> bool {
         let needed = match self.state {
             State::None => return false,
-            State::Mild => MILD_LEFT,
-            State::Severe => SEVERE_LEFT,
+            State::Mild => MILD_EXIT,
+            State::Severe => SEVERE_EXIT,
         };
         if pressure >= needed {
             self.below_ns = None;
             return false;
         }
         let below_ns = *self.below_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(below_ns) < self.hold_ns.max(limits.hold_ns) {
+        if now_ns.saturating_sub(below_ns) < self.exit_dwell_ns.max(limits.exit_dwell_ns) {
             return false;
         }
-        self.state = if pressure < MILD_LEFT { State::None } else { State::Mild };
-        (self.since_ns, self.below_ns, self.left_ns) = (below_ns, None, Some(now_ns));
+        self.state = if pressure < MILD_EXIT { State::None } else { State::Mild };
+        (self.since_ns, self.below_ns, self.last_exit_ns) = (below_ns, None, Some(now_ns));
         true
     }
 }
@@ -127,9 +127,9 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn run(level: &mut Level, from_ms: u64, to_ms: u64, pressure: f64) -> Vec<(u64, State)> {
+    fn run(level: &mut HysteresisState, from_ms: u64, to_ms: u64, pressure: f64) -> Vec<(u64, State)> {
         let limits = Limits::default();
-        let step = |now: u64, level: &mut Level| level.step(now * MS, pressure, now, &limits);
+        let step = |now: u64, level: &mut HysteresisState| level.step(now * MS, pressure, now, &limits);
         (from_ms..to_ms).filter_map(|now| step(now, level).then_some((now, level.state))).collect()
     }
 
@@ -137,8 +137,8 @@ mod tests {
     fn it_needs_time_to_enter_and_to_leave() {
         let limits = Limits::default();
         let dwell = limits.dwell_ns / MS;
-        let hold = limits.hold_ns / MS;
-        let mut level = Level::new(&limits);
+        let hold = limits.exit_dwell_ns / MS;
+        let mut level = HysteresisState::new(&limits);
         assert_eq!(run(&mut level, 0, 100, 0.99), []);
         assert_eq!(run(&mut level, 100, 101, 5.0), []);
         assert_eq!(run(&mut level, 101, 200, 0.0), [], "one reading is not enough");
@@ -154,15 +154,15 @@ mod tests {
     #[test]
     fn evidence_must_grow() {
         let limits = Limits::default();
-        let mut level = Level::new(&limits);
+        let mut level = HysteresisState::new(&limits);
         assert!((0..50).all(|now| !level.step(now * MS, 3.0, 7, &limits)), "one piece of evidence, held");
         assert!(level.step(50 * MS, 3.0, 8, &limits));
     }
 
     #[test]
-    fn what_comes_back_is_held_longer() {
+    fn reentry_doubles_exit_dwell() {
         let limits = Limits::default();
-        let mut level = Level::new(&limits);
+        let mut level = HysteresisState::new(&limits);
         let mut changes = 0;
         for round in 0..3600 * 4 {
             // An hour of 250 ms on, 250 ms off.

@@ -32,7 +32,7 @@
 //!
 //! **Hysteresis.** A state is entered when its pressure has lasted [`Limits::dwell_ns`] with [`Limits::evidence`] signals, and
 //! left when the pressure was below 0.6 (severe: 1.4) for the hold, which doubles when the state comes back soon, from
-//! [`Limits::hold_ns`] up to [`Limits::longest_hold_ns`], as routes that flap are damped (RFC 2439).
+//! [`Limits::exit_dwell_ns`] up to [`Limits::max_exit_dwell_ns`], as routes that flap are damped (RFC 2439).
 //!
 //! **Cause.** Others, where at least 15% of the bytes that were seen are theirs. Else, what others send may not be seen here, and
 //! queues tell: between two packets, sent at `s` and `t`, that found queues of `q(s)` and `q(t)` (their round trips less the
@@ -44,15 +44,15 @@
 //! ours if our millisecond peaks reach 75% of the capacity. An unseen flow next to which we send little is found only
 //! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
-mod aged;
 mod bins;
 mod detector;
 mod finding;
 mod flow;
-mod leap;
 mod level;
 mod monitor;
+mod queue_jump;
 mod starved;
+mod windowed;
 
 pub use detector::Detector;
 pub use finding::{Cause, Congestion, Link, Path, Signals, State};
@@ -76,7 +76,7 @@ pub struct Limits {
     /// And by this, and twice that at rest, a long one: severe.
     pub severe_delay_ns: u64,
     /// Of a million packets, so many marked: mild, and severe. At least 2 and 8 packets.
-    pub marked_ppm: (u32, u32),
+    pub ecn_ce_ppm: (u32, u32),
     /// Of a million packets, so many lost or sent again: mild, and severe. At least 2 and 8 packets.
     pub lost_ppm: (u32, u32),
     /// The part of the capacity in use that makes an interface mildly congested.
@@ -86,23 +86,23 @@ pub struct Limits {
     /// In which time so many round trips, marks, losses (or readings of the load) must speak for it.
     pub evidence: u64,
     /// How long a state is kept when the pressure is gone; doubled each time that it comes back soon,
-    pub hold_ns: u64,
+    pub exit_dwell_ns: u64,
     /// up to this.
-    pub longest_hold_ns: u64,
+    pub max_exit_dwell_ns: u64,
     /// How soon is soon, at least.
     pub calm_ns: u64,
     /// How long another cause must seem right before it is told; doubled each time that it turns again soon.
-    pub turn_ns: u64,
+    pub cause_dwell_ns: u64,
     /// How long the least round trip counts, at least; ten times as long while the link is congested.
-    pub rest_age_ns: u64,
+    pub min_rtt_window_ns: u64,
     /// What a link's capacity is taken from.
     pub capacity: Capacity,
     /// At most so many flows.
-    pub flows: usize,
+    pub max_flows: usize,
     /// At most so many links: an interface is two, a path of it two more. Each takes 13 KiB.
-    pub links: usize,
+    pub max_links: usize,
     /// At most so many findings wait to be fetched; beyond, the oldest is dropped and counted.
-    pub findings: usize,
+    pub max_findings: usize,
 }
 
 impl Default for Limits {
@@ -110,20 +110,20 @@ impl Default for Limits {
         Self {
             delay_ns: 500_000,
             severe_delay_ns: 5_000_000,
-            marked_ppm: (20_000, 200_000),
+            ecn_ce_ppm: (20_000, 200_000),
             lost_ppm: (10_000, 50_000),
             load: 0.9,
             dwell_ns: 1_000_000,
             evidence: 2,
-            hold_ns: 50_000_000,
-            longest_hold_ns: 30_000_000_000,
+            exit_dwell_ns: 50_000_000,
+            max_exit_dwell_ns: 30_000_000_000,
             calm_ns: 2_000_000_000,
-            turn_ns: 2_000_000,
-            rest_age_ns: 60_000_000_000,
+            cause_dwell_ns: 2_000_000,
+            min_rtt_window_ns: 60_000_000_000,
             capacity: Capacity::Seen,
-            flows: 1 << 16,
-            links: 4096,
-            findings: 1024,
+            max_flows: 1 << 16,
+            max_links: 4096,
+            max_findings: 1024,
         }
     }
 }

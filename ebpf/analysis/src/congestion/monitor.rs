@@ -1,25 +1,25 @@
 //! What is known of one link, and what that says.
 
-use super::aged::Aged;
-use super::bins::{BIN_NS, BINS, Bins, Queue, add};
-use super::level::{Level, MILD};
-use super::starved::{Leg, Trail};
+use super::bins::{BIN_NS, BINS, Bins, QueueSample, add};
+use super::level::{HysteresisState, MILD};
+use super::starved::{RttHistory, RttSample};
+use super::windowed::WindowedMinMax;
 use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
 
 /// A measure is renewed after this.
 const OLD_NS: u64 = 10_000_000;
 /// A round trip longer than this counts as this.
-const LONGEST_TRIP_NS: u64 = 60_000_000_000;
+const MAX_RTT_NS: u64 = 60_000_000_000;
 /// Bins that rates, marks and losses are taken over.
 const WINDOW: u64 = 8;
 /// Bins that the load and the shares in it are taken over.
-const SHORT: u64 = 4;
+const SHORT_WINDOW: u64 = 4;
 /// Bins that the least of the round trips is taken over.
-const TRIPS: u64 = 3;
+const RTT_BINS: u64 = 3;
 /// How many estimates of the capacity are kept.
 const ESTIMATES: usize = 7;
 /// Known queues nearer than so many bins to each other say little of what came between.
-const NEAR: u64 = 8;
+const MIN_ANCHOR_DISTANCE: u64 = 8;
 /// After so many empty bins there is no queue of what was seen.
 const QUIET: u64 = 2;
 /// Bins that what a link carried without a queue is taken over.
@@ -29,50 +29,50 @@ const CLEAR: u64 = 24;
 pub(super) struct Monitor {
     pub(super) link: Link,
     pub(super) bins: Bins,
-    pub(super) level: Level,
+    pub(super) level: HysteresisState,
     pub(super) cause: Cause,
     pub(super) measure: Measure,
     /// Flows that name it.
     pub(super) flows: u32,
     pub(super) active: bool,
     /// Something was added since it was looked at.
-    pub(super) fresh: bool,
+    pub(super) updated: bool,
     /// It is looked at this time.
     pub(super) due: bool,
     /// Up to when it was looked at.
-    pub(super) looked_ns: u64,
+    pub(super) measured_ns: u64,
     /// When something crossed it last.
-    pub(super) heard_ns: u64,
+    pub(super) last_seen_ns: u64,
     /// The least round trip.
-    pub(super) rest: Aged,
-    trip: Option<Trip>,
+    pub(super) min_rtt: WindowedMinMax,
+    rtt: Option<LastRtt>,
     /// What it carried while a queue stood, and while none did.
-    full: Aged,
-    clear: Aged,
-    clear_since_ns: u64,
+    max_queued: WindowedMinMax,
+    max_unqueued: WindowedMinMax,
+    unqueued_since_ns: u64,
     candidate: u64,
     /// What passed in a second between queues that are known, the newest last, and when what tells the newest was sent.
     estimates: [u64; ESTIMATES],
-    told_ns: u64,
+    estimated_ns: u64,
     /// Which part of the queue was ours, the newest last.
     shares: [f64; 3],
     evidence: u64,
-    turning: Option<(Cause, u64)>,
-    turn_ns: u64,
-    turned_ns: u64,
+    pending_cause: Option<(Cause, u64)>,
+    cause_dwell_ns: u64,
+    cause_changed_ns: u64,
     /// Of a million, the most that it used of what is stated over a while.
-    pub(super) most_ppm: Aged,
-    pub(super) trail: Trail,
+    pub(super) max_utilization_ppm: WindowedMinMax,
+    pub(super) rtt_history: RttHistory,
     /// Its queue leapt up since it was looked at.
-    pub(super) leapt: bool,
+    pub(super) queue_jumped: bool,
     /// When the path was last starved.
     starved_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Trip {
+struct LastRtt {
     at_ns: u64,
-    trip_ns: u64,
+    rtt_ns: u64,
 }
 
 /// What a link's recent past says.
@@ -84,22 +84,22 @@ pub(super) struct Measure {
     pub(super) delay: f64,
     pub(super) signals: Signals,
     pub(super) own_rate: u64,
-    pub(super) other_rate: u64,
+    pub(super) cross_traffic_rate: u64,
     /// Bytes over the short window.
     pub(super) bytes: u64,
     /// Of those, own ones.
     pub(super) own_bytes: u64,
     /// The most in a millisecond lately, as a rate.
     pub(super) peak: u64,
-    pub(super) trip_ns: u64,
-    pub(super) marked_ppm: u32,
+    pub(super) rtt_ns: u64,
+    pub(super) ecn_ce_ppm: u32,
     pub(super) lost_ppm: u32,
     pub(super) used_ppm: u32,
     pub(super) capacity: u64,
     /// The capacity is what was seen, or agrees with it.
-    pub(super) certain: bool,
+    pub(super) capacity_confirmed: bool,
     /// Of what must have come to the bottleneck to make its queue, the part that was ours.
-    pub(super) explained: Option<f64>,
+    pub(super) own_part: Option<f64>,
     pub(super) evidence: u64,
 }
 
@@ -115,7 +115,7 @@ fn pressure(value: f64, mild: f64, severe: f64) -> f64 {
 }
 
 /// The median; of nothing known, 0.
-fn middle<const N: usize>(values: &[u64; N]) -> u64 {
+fn median<const N: usize>(values: &[u64; N]) -> u64 {
     let mut values = *values;
     values.sort_unstable();
     values.get(N.saturating_sub(1) / 2).copied().unwrap_or_default()
@@ -130,100 +130,103 @@ impl Monitor {
         Self {
             link,
             bins: Bins::new(now_ns),
-            level: Level::new(limits),
+            level: HysteresisState::new(limits),
             cause: Cause::Unknown,
             measure: Measure::default(),
             flows: 0,
             active: false,
-            fresh: false,
+            updated: false,
             due: false,
-            looked_ns: 0,
-            heard_ns: now_ns,
-            rest: Aged::default(),
-            trip: None,
-            full: Aged::default(),
-            clear: Aged::default(),
-            clear_since_ns: now_ns,
+            measured_ns: 0,
+            last_seen_ns: now_ns,
+            min_rtt: WindowedMinMax::default(),
+            rtt: None,
+            max_queued: WindowedMinMax::default(),
+            max_unqueued: WindowedMinMax::default(),
+            unqueued_since_ns: now_ns,
             candidate: 0,
             estimates: [0; ESTIMATES],
-            told_ns: 0,
+            estimated_ns: 0,
             shares: [f64::NAN; 3],
             evidence: 0,
-            turning: None,
-            turn_ns: limits.turn_ns,
-            turned_ns: 0,
-            most_ppm: Aged::default(),
-            trail: Trail::default(),
-            leapt: false,
+            pending_cause: None,
+            cause_dwell_ns: limits.cause_dwell_ns,
+            cause_changed_ns: 0,
+            max_utilization_ppm: WindowedMinMax::default(),
+            rtt_history: RttHistory::default(),
+            queue_jumped: false,
             starved_ns: None,
         }
     }
 
     /// Takes a round trip that ended now; returns the queue that it found.
-    pub(super) fn trip(&mut self, now_ns: u64, leg: Leg, limits: &Limits) -> Queue {
+    pub(super) fn record_rtt(&mut self, now_ns: u64, leg: RttSample, limits: &Limits) -> QueueSample {
         let sent_ns = leg.sent_ns;
-        let trip_ns = leg.took_ns().min(LONGEST_TRIP_NS);
-        let age_ns =
-            if self.level.state == State::None { limits.rest_age_ns } else { 10 * limits.rest_age_ns };
-        self.rest.take(now_ns, age_ns, trip_ns, u64::min);
-        let rest = self.rest.least().unwrap_or(trip_ns);
-        let queue = Queue { sent_ns, queue_ns: trip_ns.saturating_sub(rest) };
-        if queue.queue_ns >= limits.delay_ns.max(rest / 2) {
+        let trip_ns = leg.took_ns().min(MAX_RTT_NS);
+        let age_ns = if self.level.state == State::None {
+            limits.min_rtt_window_ns
+        } else {
+            10 * limits.min_rtt_window_ns
+        };
+        self.min_rtt.update(now_ns, age_ns, trip_ns, u64::min);
+        let rest = self.min_rtt.min().unwrap_or(trip_ns);
+        let queue = QueueSample { sent_ns, delay_ns: trip_ns.saturating_sub(rest) };
+        if queue.delay_ns >= limits.delay_ns.max(rest / 2) {
             add(&mut self.evidence, 1);
         }
-        self.trip = Some(Trip { at_ns: now_ns, trip_ns });
+        self.rtt = Some(LastRtt { at_ns: now_ns, rtt_ns: trip_ns });
         if let Some(bin) = self.bins.at(now_ns) {
-            bin.trip = Some(bin.trip.map_or(trip_ns, |trip| trip.min(trip_ns)));
+            bin.rtt = Some(bin.rtt.map_or(trip_ns, |trip| trip.min(trip_ns)));
         }
-        self.queue(queue);
+        self.record_queue(queue);
         queue
     }
 
     /// Takes the least that a round trip under way will be: it counts where nothing better is known, and for no small queue.
-    pub(super) fn pending(&mut self, now_ns: u64, trip_ns: u64, limits: &Limits) {
-        let Some(rest) = self.rest.least() else { return };
-        let trip_ns = trip_ns.min(LONGEST_TRIP_NS);
-        self.trail.waits(now_ns.saturating_sub(trip_ns), now_ns);
+    pub(super) fn record_pending_rtt(&mut self, now_ns: u64, trip_ns: u64, limits: &Limits) {
+        let Some(rest) = self.min_rtt.min() else { return };
+        let trip_ns = trip_ns.min(MAX_RTT_NS);
+        self.rtt_history.set_pending(now_ns.saturating_sub(trip_ns), now_ns);
         if trip_ns.saturating_sub(rest) >= 2 * limits.delay_ns.max(rest / 2)
-            && self.recent_trip(now_ns).is_none()
+            && self.recent_rtt(now_ns).is_none()
         {
             add(&mut self.evidence, 1);
-            self.trip = Some(Trip { at_ns: now_ns, trip_ns });
+            self.rtt = Some(LastRtt { at_ns: now_ns, rtt_ns: trip_ns });
         }
     }
 
     /// What was sent at a time found a queue.
-    pub(super) fn queue(&mut self, queue: Queue) {
+    pub(super) fn record_queue(&mut self, queue: QueueSample) {
         if let Some(bin) = self.bins.at(queue.sent_ns)
-            && bin.queue.is_none_or(|least| queue.queue_ns < least.queue_ns)
+            && bin.queue.is_none_or(|least| queue.delay_ns < least.delay_ns)
         {
             bin.queue = Some(queue);
         }
     }
 
     /// Takes marks and losses.
-    pub(super) fn signals(&mut self, now_ns: u64, marks: u64, lost: u64) {
+    pub(super) fn record_signals(&mut self, now_ns: u64, marks: u64, lost: u64) {
         if marks == 0 && lost == 0 {
             return;
         }
         add(&mut self.evidence, marks.saturating_add(lost));
         if let Some(bin) = self.bins.at(now_ns) {
-            add(&mut bin.marks, marks);
+            add(&mut bin.ecn_ce, marks);
             add(&mut bin.lost, lost);
         }
     }
 
-    fn recent_trip(&self, now_ns: u64) -> Option<u64> {
+    fn recent_rtt(&self, now_ns: u64) -> Option<u64> {
         let number = now_ns / BIN_NS;
-        self.bins.before(number, TRIPS).filter_map(|(_, bin)| bin.trip).min()
+        self.bins.before(number, RTT_BINS).filter_map(|(_, bin)| bin.rtt).min()
     }
 
     /// Whether it is to be looked at: there is news, or a state to leave; and else now and then, as rates grow old.
     pub(super) fn is_due(&mut self, end_ns: u64) -> bool {
-        let old = end_ns.saturating_sub(self.looked_ns) >= OLD_NS;
-        let due = self.is_whole() || self.fresh || old || !self.level.rests();
+        let old = end_ns.saturating_sub(self.measured_ns) >= OLD_NS;
+        let due = self.is_interface() || self.updated || old || !self.level.is_idle();
         if due {
-            (self.fresh, self.looked_ns) = (false, end_ns);
+            (self.updated, self.measured_ns) = (false, end_ns);
         }
         due
     }
@@ -234,70 +237,76 @@ impl Monitor {
         // The last bin that is whole.
         let number = (end_ns / BIN_NS).saturating_sub(1);
         let mut measure = Measure { evidence: self.evidence, ..Measure::default() };
-        for (_, bin) in self.bins.before(number, SHORT) {
+        for (_, bin) in self.bins.before(number, SHORT_WINDOW) {
             measure.own_bytes += bin.own;
-            measure.bytes += bin.seen();
+            measure.bytes += bin.observed_bytes();
         }
-        let busiest = self.bins.before(number, 2 * WINDOW).map(|(_, bin)| bin.seen()).max();
+        let busiest = self.bins.before(number, 2 * WINDOW).map(|(_, bin)| bin.observed_bytes()).max();
         measure.peak = per_second(busiest.unwrap_or_default(), BIN_NS);
         let others = measure.bytes.saturating_sub(measure.own_bytes);
-        measure.own_rate = per_second(measure.own_bytes, SHORT * BIN_NS);
-        measure.other_rate = per_second(others, SHORT * BIN_NS);
+        measure.own_rate = per_second(measure.own_bytes, SHORT_WINDOW * BIN_NS);
+        measure.cross_traffic_rate = per_second(others, SHORT_WINDOW * BIN_NS);
         self.measure = measure;
     }
 
     /// Adds to the measure of a path, which is `starved` or not, what its queues say.
-    pub(super) fn look(&mut self, end_ns: u64, stated: u64, starved: bool, limits: &Limits) {
+    pub(super) fn measure_queue(&mut self, end_ns: u64, stated: u64, starved: bool, limits: &Limits) {
         let mut measure = self.measure;
         let (mut packets, mut marks, mut lost) = (0, 0, 0);
         for (_, bin) in self.bins.before(end_ns / BIN_NS, WINDOW) {
             packets += bin.packets;
-            marks += bin.marks;
+            marks += bin.ecn_ce;
             lost += bin.lost;
         }
         let packets = packets.max(marks).max(lost);
-        (measure.marked_ppm, measure.lost_ppm) = (ppm(marks, packets), ppm(lost, packets));
+        (measure.ecn_ce_ppm, measure.lost_ppm) = (ppm(marks, packets), ppm(lost, packets));
         let enough = |count: u64, part: u32, (mild, severe): (u32, u32)| {
             let part = pressure(f64::from(part), f64::from(mild), f64::from(severe));
             part.min(pressure(count as f64, 2.0, 8.0))
         };
-        let marks = enough(marks, measure.marked_ppm, limits.marked_ppm);
+        let marks = enough(marks, measure.ecn_ce_ppm, limits.ecn_ce_ppm);
         let losses = enough(lost, measure.lost_ppm, limits.lost_ppm);
         measure.delay = self.delay(end_ns, &mut measure, limits);
         // What stands in a queue was sent before a round trip that tells of it: by then the sender may have paused.
-        let span = SHORT + (measure.trip_ns / 2).saturating_mul(3) / BIN_NS;
-        if span < BINS as u64 && measure.trip_ns > SHORT * BIN_NS {
+        let span = SHORT_WINDOW + (measure.rtt_ns / 2).saturating_mul(3) / BIN_NS;
+        if span < BINS as u64 && measure.rtt_ns > SHORT_WINDOW * BIN_NS {
             let bins = self.bins.before((end_ns / BIN_NS).saturating_sub(1), span);
             let own: u64 = bins.map(|(_, bin)| bin.own).sum();
             measure.own_rate = measure.own_rate.max(per_second(own, span * BIN_NS));
         }
-        self.carries(end_ns, stated, limits);
+        self.update_carried(end_ns, stated, limits);
         measure.signals = Signals {
             delay: measure.delay >= MILD,
-            marks: marks >= MILD,
+            ecn_ce: marks >= MILD,
             loss: losses >= MILD,
             load: false,
             starved,
         };
         measure.pressure = measure.delay.max(marks).max(losses);
         self.measure = measure;
-        self.learn(end_ns, stated, limits);
+        self.update_capacity(end_ns, stated, limits);
     }
 
     /// Gives the interface the queues of the path that has the least: what all paths have is the interface's. With its load.
-    pub(super) fn share(&mut self, end_ns: u64, stated: u64, least: Option<&Measure>, limits: &Limits) {
+    pub(super) fn inherit_queue(
+        &mut self,
+        end_ns: u64,
+        stated: u64,
+        least: Option<&Measure>,
+        limits: &Limits,
+    ) {
         let (own, least) = (self.measure, least.copied().unwrap_or_default());
         self.measure = Measure {
             evidence: own.evidence,
             bytes: own.bytes,
             own_bytes: own.own_bytes,
             own_rate: own.own_rate,
-            other_rate: own.other_rate,
+            cross_traffic_rate: own.cross_traffic_rate,
             peak: own.peak,
             ..least
         };
         self.measure.signals.starved = false;
-        self.learn(end_ns, stated, limits);
+        self.update_capacity(end_ns, stated, limits);
         let load = f64::from(self.measure.used_ppm) / 1e6;
         // However full, load alone is no severe congestion.
         let load = pressure(load, limits.load, 1.0).min(1.5);
@@ -310,45 +319,45 @@ impl Monitor {
 
     fn delay(&self, end_ns: u64, measure: &mut Measure, limits: &Limits) -> f64 {
         // A round trip says how things are for about as long as it took.
-        let held = self.trip.filter(|trip| {
-            end_ns.saturating_sub(trip.at_ns) <= (2 * trip.trip_ns).clamp(TRIPS * BIN_NS, 100 * BIN_NS)
+        let held = self.rtt.filter(|trip| {
+            end_ns.saturating_sub(trip.at_ns) <= (2 * trip.rtt_ns).clamp(RTT_BINS * BIN_NS, 100 * BIN_NS)
         });
-        let trip = self.recent_trip(end_ns).or(held.map(|trip| trip.trip_ns));
-        let Some((trip_ns, rest)) = trip.zip(self.rest.least()) else { return 0.0 };
-        measure.trip_ns = trip_ns;
+        let trip = self.recent_rtt(end_ns).or(held.map(|trip| trip.rtt_ns));
+        let Some((trip_ns, rest)) = trip.zip(self.min_rtt.min()) else { return 0.0 };
+        measure.rtt_ns = trip_ns;
         let mild = limits.delay_ns.max(rest / 2) as f64;
         pressure(trip_ns.saturating_sub(rest) as f64, mild, limits.severe_delay_ns.max(2 * rest) as f64)
     }
 
     /// What the link can carry, and which part of its queue is ours.
-    fn learn(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
+    fn update_capacity(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
         let delay = self.measure.delay;
         let most = if stated == 0 { u64::MAX } else { stated };
         if delay < 0.5 && self.level.state == State::None {
-            self.carried_clear(end_ns, most, limits);
+            self.update_unqueued(end_ns, most, limits);
         } else if delay >= MILD {
-            (self.candidate, self.clear_since_ns) = (0, end_ns);
+            (self.candidate, self.unqueued_since_ns) = (0, end_ns);
         }
         // Each packet of which the queue is known tells once.
         let anchors = self.anchors().filter(|_| delay >= MILD);
-        let news = anchors.filter(|anchors| self.told_ns != anchors.until.sent_ns);
+        let news = anchors.filter(|anchors| self.estimated_ns != anchors.until.sent_ns);
         if let Some(news) = news {
-            self.told_ns = news.until.sent_ns;
+            self.estimated_ns = news.until.sent_ns;
             self.estimate(end_ns, news, most, limits);
         }
-        let lately = middle(&self.estimates.last_chunk::<3>().copied().unwrap_or_default());
-        let clear = self.clear.most().unwrap_or_default();
+        let lately = median(&self.estimates.last_chunk::<3>().copied().unwrap_or_default());
+        let clear = self.max_unqueued.max().unwrap_or_default();
         // Below what it has carried without a queue, ours does not fill it.
-        let full = self.full.most().filter(|full| full / 11 * 10 > clear).unwrap_or_default();
+        let full = self.max_queued.max().filter(|full| full / 11 * 10 > clear).unwrap_or_default();
         let carried = clear.max(full).max(lately);
         let capacity = match limits.capacity {
             Capacity::Stated if stated > 0 => stated,
             _ if stated > 0 && carried >= stated / 10 * 7 => stated,
             _ => full,
         };
-        let rate = per_second(self.measure.bytes, SHORT * BIN_NS);
+        let rate = per_second(self.measure.bytes, SHORT_WINDOW * BIN_NS);
         let known = if capacity == 0 { stated } else { capacity };
-        (self.measure.capacity, self.measure.certain) = (known, capacity > 0);
+        (self.measure.capacity, self.measure.capacity_confirmed) = (known, capacity > 0);
         self.measure.used_ppm = if known == 0 { 0 } else { ppm(rate, known) };
         if let Some(news) = news {
             self.shares.rotate_left(1);
@@ -356,7 +365,7 @@ impl Monitor {
             let share = match (capacity, clear) {
                 (0, 0) => f64::NAN,
                 (0, clear) => (self.needed(news) / clear as f64 - 0.35).clamp(0.0, 1.0),
-                (capacity, _) => self.explained(news, capacity),
+                (capacity, _) => self.own_part(news, capacity),
             };
             if let Some(last) = self.shares.last_mut() {
                 *last = share;
@@ -364,7 +373,7 @@ impl Monitor {
         }
         let [one, two, three] = self.shares;
         let middle = one.max(two).min(one.min(two).max(three));
-        self.measure.explained = anchors.filter(|_| !three.is_nan()).map(|_| middle);
+        self.measure.own_part = anchors.filter(|_| !three.is_nan()).map(|_| middle);
     }
 
     /// Takes what passed between two packets of which the queue is known as what the link carries.
@@ -376,7 +385,7 @@ impl Monitor {
         let mut seen = 0;
         self.between(anchors, |_, bytes, _| seen += bytes);
         let time_ns = until.sent_ns.saturating_sub(since.sent_ns);
-        let span_ns = time_ns.saturating_add(until.queue_ns).saturating_sub(since.queue_ns);
+        let span_ns = time_ns.saturating_add(until.delay_ns).saturating_sub(since.delay_ns);
         self.estimates.rotate_left(1);
         if let Some(last) = self.estimates.last_mut() {
             *last = per_second(seen, span_ns.max(BIN_NS)).min(most);
@@ -386,21 +395,26 @@ impl Monitor {
         estimates.sort_unstable();
         let sure = estimates.get(ESTIMATES / 3).copied().unwrap_or_default();
         if sure > 0 {
-            self.full.take(end_ns, 10 * limits.rest_age_ns, sure, u64::max);
+            self.max_queued.update(end_ns, 10 * limits.min_rtt_window_ns, sure, u64::max);
         }
     }
 
     /// What the link carries while no queue stands.
-    fn carried_clear(&mut self, end_ns: u64, most: u64, limits: &Limits) {
+    fn update_unqueued(&mut self, end_ns: u64, most: u64, limits: &Limits) {
         // A burst may still show in round trips that are under way: what seems clear waits.
-        let settled = end_ns.saturating_sub(self.clear_since_ns) >= BINS as u64 * BIN_NS;
+        let settled = end_ns.saturating_sub(self.unqueued_since_ns) >= BINS as u64 * BIN_NS;
         let number = (end_ns / BIN_NS).saturating_sub(1);
-        let bytes: u64 = self.bins.before(number, CLEAR).map(|(_, bin)| bin.seen()).sum();
+        let bytes: u64 = self.bins.before(number, CLEAR).map(|(_, bin)| bin.observed_bytes()).sum();
         if settled {
             if self.candidate > 0 {
-                self.clear.take(end_ns, limits.rest_age_ns, self.candidate.min(most), u64::max);
+                self.max_unqueued.update(
+                    end_ns,
+                    limits.min_rtt_window_ns,
+                    self.candidate.min(most),
+                    u64::max,
+                );
             }
-            (self.candidate, self.clear_since_ns) = (0, end_ns);
+            (self.candidate, self.unqueued_since_ns) = (0, end_ns);
         }
         self.candidate = self.candidate.max(per_second(bytes, CLEAR * BIN_NS));
         self.estimates = [0; ESTIMATES];
@@ -412,16 +426,16 @@ impl Monitor {
             self.bins.before(self.bins.latest(), BINS as u64).find_map(|(at, bin)| Some((at, bin.queue?)))?;
         let (mut silence, mut began) = (0, None);
         for (number, bin) in self.bins.before(last, BINS as u64) {
-            silence = if bin.seen() == 0 { silence + 1 } else { 0 };
+            silence = if bin.observed_bytes() == 0 { silence + 1 } else { 0 };
             if silence == QUIET && began.is_none() {
                 began = Some((number + QUIET).saturating_mul(BIN_NS));
             }
-            if let Some(since) = bin.queue.filter(|_| last - number >= NEAR) {
+            if let Some(since) = bin.queue.filter(|_| last - number >= MIN_ANCHOR_DISTANCE) {
                 return Some(Anchors { since, until, steady: began.is_none() });
             }
         }
         // Silent for as long as is known.
-        let since = Queue { sent_ns: began.filter(|_| silence + 8 >= BINS as u64)?, queue_ns: 0 };
+        let since = QueueSample { sent_ns: began.filter(|_| silence + 8 >= BINS as u64)?, delay_ns: 0 };
         Some(Anchors { since, until, steady: true })
     }
 
@@ -429,13 +443,13 @@ impl Monitor {
     fn needed(&self, anchors: Anchors) -> f64 {
         let Anchors { since, until, steady } = anchors;
         // By then nothing was left of the queue that is known before.
-        let drained_ns = since.sent_ns.saturating_add(since.queue_ns);
+        let drained_ns = since.sent_ns.saturating_add(since.delay_ns);
         let (since, from_ns) = if steady || drained_ns >= until.sent_ns {
             (since, drained_ns)
         } else {
-            (Queue { sent_ns: drained_ns, queue_ns: 0 }, until.sent_ns)
+            (QueueSample { sent_ns: drained_ns, delay_ns: 0 }, until.sent_ns)
         };
-        let span_ns = until.sent_ns.saturating_add(until.queue_ns).saturating_sub(from_ns).max(BIN_NS);
+        let span_ns = until.sent_ns.saturating_add(until.delay_ns).saturating_sub(from_ns).max(BIN_NS);
         let mut seen = 0;
         self.between(Anchors { since, ..anchors }, |_, bytes, _| seen += bytes);
         seen as f64 * 1e9 / span_ns as f64
@@ -455,21 +469,21 @@ impl Monitor {
             let from_ns = begin_ns.max(since_ns);
             let length = begin_ns.saturating_add(BIN_NS).min(until_ns).saturating_sub(from_ns);
             let part = |bytes: u64| bytes / 1000 * length / (BIN_NS / 1000);
-            each(part(bin.own), part(bin.seen()), length);
+            each(part(bin.own), part(bin.observed_bytes()), length);
         }
     }
 
     /// Which part of what came to a link of a capacity was ours: own bytes, of all that were seen and of those that the queue
     /// tells of beyond them.
-    fn explained(&self, anchors: Anchors, capacity: u64) -> f64 {
+    fn own_part(&self, anchors: Anchors, capacity: u64) -> f64 {
         let capacity = capacity as f64 / 1e9;
-        let (mut own, mut seen, mut queue) = (0.0, 0.0, anchors.since.queue_ns as f64);
+        let (mut own, mut seen, mut queue) = (0.0, 0.0, anchors.since.delay_ns as f64);
         self.between(anchors, |ours, all, length| {
             own += ours as f64;
             seen += all as f64;
             queue = (queue + all as f64 / capacity - length as f64).max(0.0);
         });
-        let unseen = (anchors.until.queue_ns as f64 - queue).max(0.0) * capacity;
+        let unseen = (anchors.until.delay_ns as f64 - queue).max(0.0) * capacity;
         own / (seen + unseen).max(1.0)
     }
 
@@ -481,57 +495,62 @@ impl Monitor {
             changed |= self.level.begin(now_ns, limits);
         }
         if self.level.state == State::None {
-            (self.cause, self.turning) = (Cause::Unknown, None);
+            (self.cause, self.pending_cause) = (Cause::Unknown, None);
             return changed;
         }
         if self.measure.signals.starved {
             // That is said at once, whatever the state was: others are the cause.
             let before = self.starved_ns.replace(now_ns);
-            let news = before.is_none_or(|before| now_ns.saturating_sub(before) >= limits.hold_ns);
-            let turned = std::mem::replace(&mut self.cause, Cause::Others) != Cause::Others;
-            self.turning = None;
+            let news = before.is_none_or(|before| now_ns.saturating_sub(before) >= limits.exit_dwell_ns);
+            let turned = std::mem::replace(&mut self.cause, Cause::CrossTraffic) != Cause::CrossTraffic;
+            self.pending_cause = None;
             return changed | news | turned;
         }
         if before == State::None {
             self.cause = cause;
-            self.turning = None;
+            self.pending_cause = None;
             return changed;
         }
         // Without pressure, as after it, nobody is the cause anew.
         if cause == self.cause || cause == Cause::Unknown || pressure < MILD {
-            self.turning = None;
+            self.pending_cause = None;
             return changed;
         }
-        let (turning, since_ns) = *self.turning.get_or_insert((cause, now_ns));
+        let (turning, since_ns) = *self.pending_cause.get_or_insert((cause, now_ns));
         if turning != cause {
-            self.turning = Some((cause, now_ns));
-        } else if now_ns.saturating_sub(since_ns) >= self.turn_ns || self.cause == Cause::Unknown {
-            let soon = now_ns.saturating_sub(self.turned_ns) < (16 * self.turn_ns).max(limits.calm_ns);
-            self.turn_ns = if soon { (2 * self.turn_ns).min(limits.longest_hold_ns) } else { limits.turn_ns };
-            (self.cause, self.turning, self.turned_ns) = (cause, None, now_ns);
+            self.pending_cause = Some((cause, now_ns));
+        } else if now_ns.saturating_sub(since_ns) >= self.cause_dwell_ns || self.cause == Cause::Unknown {
+            let soon =
+                now_ns.saturating_sub(self.cause_changed_ns) < (16 * self.cause_dwell_ns).max(limits.calm_ns);
+            self.cause_dwell_ns = if soon {
+                (2 * self.cause_dwell_ns).min(limits.max_exit_dwell_ns)
+            } else {
+                limits.cause_dwell_ns
+            };
+            (self.cause, self.pending_cause, self.cause_changed_ns) = (cause, None, now_ns);
             return true;
         }
         changed
     }
 
     /// Who the measure says is the cause.
-    pub(super) fn blame(&self) -> Cause {
+    pub(super) fn attribute_cause(&self) -> Cause {
         let measure = &self.measure;
         let others = measure.bytes.saturating_sub(measure.own_bytes);
         if measure.bytes == 0 {
             return self.cause;
         }
         if others as f64 >= 0.15 * measure.bytes as f64 {
-            return Cause::Others;
+            return Cause::CrossTraffic;
         }
-        let part = match measure.explained {
+        let part = match measure.own_part {
             Some(explained) if measure.signals.delay => explained,
-            _ if measure.signals.delay || !measure.certain => return Cause::Unknown,
+            _ if measure.signals.delay || !measure.capacity_confirmed => return Cause::Unknown,
             // Bursts of ours mark too: what they reach counts, not what is left of them in a longer while.
             _ => f64::from(ppm(measure.peak, measure.capacity)) / 1e6,
         };
         match part {
-            part if part < 0.65 => Cause::Others,
+            part if part < 0.65 => Cause::CrossTraffic,
             part if part >= 0.75 => Cause::Own,
             _ => self.cause,
         }
@@ -539,22 +558,22 @@ impl Monitor {
 
     /// Whether there is pressure that is no state yet, a state whose cause is not settled, or a path that may be starved: more
     /// records would decide it.
-    pub(super) fn is_unsettled(&self, limits: &Limits) -> bool {
+    pub(super) fn has_pending_report(&self, limits: &Limits) -> bool {
         if self.may_be_starved(limits) {
             return true;
         }
         match self.level.state {
-            State::None => !self.level.rests(),
-            _ => self.turning.is_some(),
+            State::None => !self.level.is_idle(),
+            _ => self.pending_cause.is_some(),
         }
     }
 
     /// Whether it may be left alone until something crosses it.
-    pub(super) fn rests(&self, end_ns: u64) -> bool {
-        self.level.rests() && !self.fresh && end_ns.saturating_sub(self.heard_ns) > 3 * OLD_NS
+    pub(super) fn is_idle(&self, end_ns: u64) -> bool {
+        self.level.is_idle() && !self.updated && end_ns.saturating_sub(self.last_seen_ns) > 3 * OLD_NS
     }
 
-    pub(super) fn is_whole(&self) -> bool {
+    pub(super) fn is_interface(&self) -> bool {
         self.link.path == Path::Whole
     }
 }
@@ -562,8 +581,8 @@ impl Monitor {
 /// Two packets of which the queue is known.
 #[derive(Debug, Clone, Copy)]
 struct Anchors {
-    since: Queue,
-    until: Queue,
+    since: QueueSample,
+    until: QueueSample,
     /// There was no silence between.
     steady: bool,
 }

@@ -2,7 +2,7 @@
 
 use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
-use harmonaize_events::{LOOKED, Mark, MarkKind};
+use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use std::collections::{HashMap, VecDeque};
 
 /// What an assembly may remember at most.
@@ -17,12 +17,12 @@ pub struct Limits {
     /// Operations that wait to be polled; the oldest goes.
     pub findings: usize,
     /// An operation is told so long after its last mark, once all its ranks have ended: a rank may end before this host has sent all.
-    pub settle_ns: u64,
+    pub linger_ns: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { communicators: 1024, operations: 64, ends: 1024, findings: 4096, settle_ns: 2_000_000 }
+        Self { communicators: 1024, operations: 64, ends: 1024, findings: 4096, linger_ns: 2_000_000 }
     }
 }
 
@@ -53,12 +53,12 @@ pub(super) struct Communicator {
     open: Vec<Open>,
     /// The operation after the latest that was told, and which of the `WINDOW` before it were.
     next: u64,
-    told: u128,
+    reported: u128,
     last_ns: u64,
     /// The most local ranks that an operation has had.
     ranks: usize,
     /// Something was lost, and no operation has since begun and ended.
-    doubtful: bool,
+    may_be_incomplete: bool,
 }
 
 #[derive(Debug)]
@@ -98,10 +98,10 @@ impl Marks {
 
     /// Tells what has settled by `now_ns`.
     pub fn advance(&mut self, now_ns: u64) {
-        let settle = self.limits.settle_ns;
+        let settle = self.limits.linger_ns;
         for communicator in self.communicators.values_mut() {
-            while let Some(at) = communicator.settled(now_ns, settle) {
-                communicator.tell(at, &mut self.found, &mut self.counts);
+            while let Some(at) = communicator.ready(now_ns, settle) {
+                communicator.report(at, &mut self.found, &mut self.counts);
             }
         }
         self.bound_findings();
@@ -138,7 +138,7 @@ impl Marks {
             self.make_room();
             let soon = |lost: u64| mark.time_ns.saturating_sub(lost) < NEW_AFTER_LOSS_NS;
             let doubtful = self.lost_ns.is_some_and(soon);
-            let mut communicator = Communicator { doubtful, ..Communicator::default() };
+            let mut communicator = Communicator { may_be_incomplete: doubtful, ..Communicator::default() };
             communicator.mark(kind, mark, &self.limits, &mut self.found, &mut self.counts);
             self.communicators.insert(name, communicator);
         }
@@ -146,7 +146,7 @@ impl Marks {
     }
 
     fn lost(&mut self, lost: &Lost) {
-        if !matches!(lost.what, LostKind::Marks | LostKind::Records | LostKind::Gap) {
+        if !matches!(lost.kind, LostKind::Marks | LostKind::Records | LostKind::Gap) {
             return;
         }
         self.lost_ns = Some(lost.time_ns);
@@ -154,17 +154,17 @@ impl Marks {
             if *host != self.host {
                 continue;
             }
-            communicator.doubtful = true;
+            communicator.may_be_incomplete = true;
             for open in &mut communicator.open {
                 open.operation.whole = false;
                 open.fresh = false;
             }
-            if lost.what == LostKind::Gap {
+            if lost.kind == LostKind::Gap {
                 // Who marks may have begun anew, and count operations from 0.
                 while !communicator.open.is_empty() {
-                    communicator.tell(0, &mut self.found, &mut self.counts);
+                    communicator.report(0, &mut self.found, &mut self.counts);
                 }
-                (communicator.next, communicator.told) = (0, 0);
+                (communicator.next, communicator.reported) = (0, 0);
             }
         }
         self.bound_findings();
@@ -206,7 +206,7 @@ impl Communicator {
         let known = self.open.iter().rposition(|open| open.operation.operation == mark.operation);
         let at = match known {
             Some(at) => at,
-            None if self.is_told(mark.operation) => {
+            None if self.is_reported(mark.operation) => {
                 counts.late += 1;
                 return;
             }
@@ -240,14 +240,14 @@ impl Communicator {
             segments: 0,
             first_segment_ns: None,
             coded: None,
-            whole: !self.doubtful,
+            whole: !self.may_be_incomplete,
         };
         self.open.push(Open { operation, fresh: true });
         self.open.len() - 1
     }
 
     /// An operation whose ranks have all ended, and that has been silent since.
-    fn settled(&self, now_ns: u64, settle_ns: u64) -> Option<usize> {
+    fn ready(&self, now_ns: u64, settle_ns: u64) -> Option<usize> {
         self.open.iter().position(|open| {
             let operation = &open.operation;
             let ended =
@@ -256,10 +256,10 @@ impl Communicator {
         })
     }
 
-    fn is_told(&self, operation: u64) -> bool {
+    fn is_reported(&self, operation: u64) -> bool {
         match self.next.checked_sub(operation) {
             None | Some(0) => false,
-            Some(behind) => behind > WINDOW || self.told >> (behind - 1) & 1 == 1,
+            Some(behind) => behind > WINDOW || self.reported >> (behind - 1) & 1 == 1,
         }
     }
 
@@ -267,10 +267,10 @@ impl Communicator {
         if let Some(open) = self.open.get_mut(at) {
             open.operation.whole = false;
         }
-        self.tell(at, found, counts);
+        self.report(at, found, counts);
     }
 
-    fn tell(&mut self, at: usize, found: &mut VecDeque<Operation>, counts: &mut Counts) {
+    fn report(&mut self, at: usize, found: &mut VecDeque<Operation>, counts: &mut Counts) {
         if at >= self.open.len() {
             return;
         }
@@ -280,17 +280,19 @@ impl Communicator {
         let number = operation.operation;
         match (number + u64::from(number != u64::MAX)).checked_sub(self.next) {
             Some(ahead) => {
-                self.told = u32::try_from(ahead).ok().and_then(|by| self.told.checked_shl(by)).unwrap_or(0);
-                self.told |= 1;
+                self.reported =
+                    u32::try_from(ahead).ok().and_then(|by| self.reported.checked_shl(by)).unwrap_or(0);
+                self.reported |= 1;
                 self.next += ahead;
             }
             None => {
                 let behind = self.next - number - 1;
-                self.told |= u32::try_from(behind).ok().and_then(|by| 1_u128.checked_shl(by)).unwrap_or(0);
+                self.reported |=
+                    u32::try_from(behind).ok().and_then(|by| 1_u128.checked_shl(by)).unwrap_or(0);
             }
         }
         if fresh {
-            self.doubtful = false;
+            self.may_be_incomplete = false;
         }
         counts.operations += 1;
         counts.partial += u64::from(!operation.whole);
@@ -369,14 +371,14 @@ impl Operation {
             zero_input: None,
             zero_output: None,
         };
-        let found = place(&mut self.ranks, rank, |one| one.rank, fresh, most);
+        let found = find_or_insert(&mut self.ranks, rank, |one| one.rank, fresh, most);
         self.whole &= found.is_some();
         found.and_then(|at| self.ranks.get_mut(at))
     }
 
     fn edge(&mut self, peer: u32, most: usize) -> Option<&mut Edge> {
         let fresh = Edge { peer, sent: Moved::default(), received: Moved::default() };
-        let found = place(&mut self.edges, peer, |one| one.peer, fresh, most);
+        let found = find_or_insert(&mut self.edges, peer, |one| one.peer, fresh, most);
         self.whole &= found.is_some();
         found.and_then(|at| self.edges.get_mut(at))
     }
@@ -384,11 +386,17 @@ impl Operation {
 
 /// What a mark tells of zeros, no more than there can be.
 fn zeros(mark: &Mark) -> Option<u32> {
-    mark.segment.checked_sub(1).map(|zeros| zeros.min(LOOKED.into()) as u32)
+    mark.segment.checked_sub(1).map(|zeros| zeros.min(SAMPLED_BLOCKS.into()) as u32)
 }
 
 /// Where a number is in a sorted list, or is put now, unless there is no room.
-fn place<T>(list: &mut Vec<T>, number: u32, of: impl Fn(&T) -> u32, fresh: T, most: usize) -> Option<usize> {
+fn find_or_insert<T>(
+    list: &mut Vec<T>,
+    number: u32,
+    of: impl Fn(&T) -> u32,
+    fresh: T,
+    most: usize,
+) -> Option<usize> {
     match list.binary_search_by_key(&number, of) {
         Ok(at) => Some(at),
         Err(_) if list.len() >= most => None,

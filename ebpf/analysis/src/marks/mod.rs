@@ -52,7 +52,7 @@ pub struct RankCall {
     pub failed: bool,
     /// Bytes of its tensor.
     pub bytes: u64,
-    /// Of [`harmonaize_events::LOOKED`] blocks of its input, how many were zeros; none where nobody looked.
+    /// Of [`harmonaize_events::SAMPLED_BLOCKS`] blocks of its input, how many were zeros; none where nobody looked.
     pub zero_input: Option<u32>,
     /// The same of its output.
     pub zero_output: Option<u32>,
@@ -98,7 +98,7 @@ impl Timed for Operation {
         self.began_ns
     }
 
-    fn says_as(&self, other: &Self) -> bool {
+    fn same_content(&self, other: &Self) -> bool {
         let name = |one: &Self| (one.communicator, one.operation, one.participant, one.segments, one.whole);
         name(self) == name(other)
     }

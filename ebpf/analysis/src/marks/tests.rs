@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-const SETTLE: u64 = 2_000_000;
+const LINGER_NS: u64 = 2_000_000;
 
 fn mark(kind: MarkKind, time_ns: u64, operation: u64) -> Mark {
     Mark { time_ns, communicator: 7, operation, kind: kind as u32, participant: 1, ..Mark::default() }
@@ -29,7 +29,7 @@ fn take(marks: &mut Marks, all: &[Mark]) {
     all.iter().for_each(|mark| marks.take(&Record::Mark(*mark)));
 }
 
-fn told(marks: &mut Marks) -> Vec<Operation> {
+fn polled(marks: &mut Marks) -> Vec<Operation> {
     std::iter::from_fn(|| marks.poll()).collect()
 }
 
@@ -49,12 +49,12 @@ fn operation(start: u64, number: u64) -> Vec<Mark> {
 }
 
 #[test]
-fn an_operation_is_told_whole_once_it_has_settled() {
+fn operation_is_reported_complete_after_linger() {
     let mut marks = Marks::default();
     take(&mut marks, &operation(1000, 0));
-    marks.advance(1040 + SETTLE - 1);
-    assert_eq!((told(&mut marks), marks.open().count()), (vec![], 1));
-    marks.advance(1040 + SETTLE);
+    marks.advance(1040 + LINGER_NS - 1);
+    assert_eq!((polled(&mut marks), marks.open().count()), (vec![], 1));
+    marks.advance(1040 + LINGER_NS);
     let rank = |rank, called, ended| RankCall {
         rank,
         called_ns: Some(called),
@@ -84,19 +84,19 @@ fn an_operation_is_told_whole_once_it_has_settled() {
         coded: None,
         whole: true,
     };
-    assert_eq!(told(&mut marks), [expected]);
+    assert_eq!(polled(&mut marks), [expected]);
     // What comes after is counted, and opens nothing.
     take(&mut marks, &[moved(MarkKind::Sent, 9_000_000, 0, 2, 1)]);
     assert_eq!((marks.counts().late, marks.open().count()), (1, 0));
 }
 
 #[test]
-fn what_an_operation_lost_is_told_with_it() {
+fn reported_operation_has_its_losses() {
     let mut marks = Marks::default();
     let coded = Mark { segment: 0.25_f64.to_bits(), bytes: 9, channel: 1, ..mark(MarkKind::Coded, 5, 0) };
     take(&mut marks, &[called(1, 0, 0), coded, ended(8, 0, 0)]);
     marks.advance(1 << 40);
-    let told = told(&mut marks);
+    let told = polled(&mut marks);
     assert_eq!(told[0].coded, Some(Coded { error: 0.25, saved_bytes: 9, refused: true }));
 }
 
@@ -106,17 +106,17 @@ fn a_failure_ends_a_rank_too() {
     let failed = Mark { rank: 1, ..mark(MarkKind::Failed, 9, 0) };
     take(&mut marks, &[called(1, 0, 0), called(2, 0, 1), ended(8, 0, 0)]);
     marks.advance(1 << 40);
-    assert_eq!(told(&mut marks), []);
+    assert_eq!(polled(&mut marks), []);
     take(&mut marks, &[failed]);
     marks.advance(1 << 40);
-    let told = told(&mut marks);
+    let told = polled(&mut marks);
     assert_eq!(told[0].ranks.iter().map(|rank| rank.failed).collect::<Vec<_>>(), [false, true]);
     assert!(told[0].whole);
 }
 
 #[test]
 fn what_lost_marks_is_not_whole() {
-    let lost = |what| Record::Lost(Lost { time_ns: 1050, what, count: 1 });
+    let lost = |what| Record::Lost(Lost { time_ns: 1050, kind: what, count: 1 });
     for (what, whole) in [(LostKind::Marks, [false, false, true]), (LostKind::Events, [true, true, true])] {
         let mut marks = Marks::default();
         take(&mut marks, &operation(1000, 0));
@@ -127,7 +127,7 @@ fn what_lost_marks_is_not_whole() {
         marks.advance(1 << 32);
         take(&mut marks, &operation(1 << 33, 2));
         marks.advance(1 << 34);
-        assert_eq!(told(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), whole, "{what:?}");
+        assert_eq!(polled(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), whole, "{what:?}");
     }
     // Without a word of the loss: a rank's call or end is missing.
     for missing in [0, 2] {
@@ -138,7 +138,7 @@ fn what_lost_marks_is_not_whole() {
         some.remove(missing);
         take(&mut marks, &some);
         marks.advance(1 << 32);
-        assert_eq!(told(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(polled(&mut marks).iter().map(|one| one.whole).collect::<Vec<_>>(), [true, false]);
     }
 }
 
@@ -150,19 +150,19 @@ fn after_a_gap_operations_may_count_anew() {
         marks.advance((number << 30) + (1 << 29));
     }
     take(&mut marks, &[called(6 << 30, 5, 4)]);
-    marks.take(&Record::Lost(Lost { time_ns: 7 << 30, what: LostKind::Gap, count: 0 }));
+    marks.take(&Record::Lost(Lost { time_ns: 7 << 30, kind: LostKind::Gap, count: 0 }));
     for number in 0..2 {
         take(&mut marks, &operation((8 + number) << 30, number));
         marks.advance(((8 + number) << 30) + (1 << 29));
     }
-    let told: Vec<_> = told(&mut marks).iter().map(|one| (one.operation, one.whole)).collect();
+    let told: Vec<_> = polled(&mut marks).iter().map(|one| (one.operation, one.whole)).collect();
     let whole = (0..5).map(|number| (number, true));
     assert_eq!(told, whole.chain([(5, false), (0, false), (1, true)]).collect::<Vec<_>>());
     assert_eq!(marks.counts().late, 0);
 }
 
 #[test]
-fn operations_side_by_side_are_exact_from_any_seed() {
+fn concurrent_operations_are_exact() {
     for seed in 0..200 {
         println!("seed {seed}");
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -174,13 +174,13 @@ fn operations_side_by_side_are_exact_from_any_seed() {
         // Marks of several threads come a little out of order.
         all.shuffle(&mut random);
         all.sort_by_key(|mark| mark.time_ns / 500_000);
-        let mut marks = Marks::new(Limits { settle_ns: 4_000_000, ..Limits::default() });
+        let mut marks = Marks::new(Limits { linger_ns: 4_000_000, ..Limits::default() });
         for mark in &all {
             marks.take(&Record::Mark(*mark));
             marks.advance(mark.time_ns);
         }
         marks.advance(1 << 40);
-        let mut told = told(&mut marks);
+        let mut told = polled(&mut marks);
         told.sort_by_key(|one| one.operation);
         assert_eq!(told.len(), 50);
         for (number, one) in told.iter().enumerate() {
@@ -194,7 +194,7 @@ fn operations_side_by_side_are_exact_from_any_seed() {
 #[test]
 fn hostile_marks_take_bounded_memory() {
     let mut random = ChaCha8Rng::seed_from_u64(1);
-    let limits = Limits { communicators: 16, operations: 8, ends: 4, findings: 32, settle_ns: 10 };
+    let limits = Limits { communicators: 16, operations: 8, ends: 4, findings: 32, linger_ns: 10 };
     let mut marks = Marks::new(limits);
     for _ in 0..200_000 {
         let wild = |random: &mut ChaCha8Rng| match random.random_range(0..4) {
@@ -221,7 +221,7 @@ fn hostile_marks_take_bounded_memory() {
         }
         if random.random_range(0..500) == 0 {
             let what = if random.random() { LostKind::Gap } else { LostKind::Marks };
-            marks.take(&Record::Lost(Lost { time_ns: wild(&mut random), what, count: 1 }));
+            marks.take(&Record::Lost(Lost { time_ns: wild(&mut random), kind: what, count: 1 }));
         }
         assert!(marks.found.len() <= 32 && marks.communicators.len() <= 16);
         assert!(marks.open().count() <= 16 * 8);

@@ -1,17 +1,17 @@
 //! When a connection was active, as bits: what is active together belongs together.
 
-const WORDS: usize = 16;
+const BITMAP_LEN: usize = 16;
 /// Slots that are remembered.
-pub(super) const SLOTS: u64 = 64 * WORDS as u64;
+pub(super) const SLOTS: u64 = 64 * BITMAP_LEN as u64;
 /// The lengths of a slot: one for iterations of milliseconds, one for those of seconds.
 pub(super) const SCALES: [u64; 2] = [4_000_000, 64_000_000];
 /// Fewer onsets within what is remembered tell nothing.
-const LEAST_ONSETS: u32 = 4;
+const MIN_ONSETS: u32 = 4;
 
 /// The last slots of a connection at one scale, in a circle.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Activity {
-    bits: [u64; WORDS],
+    bits: [u64; BITMAP_LEN],
     /// The first slot that was ever active, and the latest that is remembered.
     first: Option<u64>,
     head: u64,
@@ -20,7 +20,7 @@ pub(super) struct Activity {
 /// The same, the latest slot first.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Signature {
-    bits: [u64; WORDS],
+    bits: [u64; BITMAP_LEN],
     /// Slots since the first activity, of those remembered.
     length: u64,
     onsets: u32,
@@ -45,7 +45,7 @@ impl Activity {
     /// Forgets what is older than the slots that end at `head`.
     fn forward(&mut self, head: u64) {
         if head - self.head >= SLOTS {
-            self.bits = [0; WORDS];
+            self.bits = [0; BITMAP_LEN];
         } else {
             for slot in self.head + 1..=head {
                 if let Some(word) = self.bits.get_mut((slot % SLOTS / 64) as usize) {
@@ -61,7 +61,7 @@ impl Activity {
         if now > self.head {
             self.forward(now);
         }
-        let mut bits = [0; WORDS];
+        let mut bits = [0; BITMAP_LEN];
         let word = |slot: u64| self.bits.get((slot % SLOTS / 64) as usize).copied().unwrap_or_default();
         for (place, first) in bits.iter_mut().zip((0..).step_by(64)) {
             // The 64 slots up to this one lie in two words of the circle, the latest highest.
@@ -84,8 +84,8 @@ impl Activity {
 
 impl Signature {
     /// Whether there is enough to compare.
-    pub(super) const fn tells(&self) -> bool {
-        self.onsets >= LEAST_ONSETS
+    pub(super) const fn has_evidence(&self) -> bool {
+        self.onsets >= MIN_ONSETS
     }
 
     /// The correlation of two (phi coefficient), over the time that both have been there: 1 where the same slots are
@@ -124,26 +124,26 @@ mod tests {
         }
         let now = 5000 + 200 * 12;
         let [one, same, other] = [one, same, other].map(|mut activity| activity.signature(now));
-        assert!(one.tells() && one.onsets > 80 && one.onsets < 90, "{}", one.onsets);
+        assert!(one.has_evidence() && one.onsets > 80 && one.onsets < 90, "{}", one.onsets);
         assert!(one.correlation(&same) > 0.8, "{}", one.correlation(&same));
         assert!(one.correlation(&other).abs() < 0.1, "{}", one.correlation(&other));
         assert!((one.correlation(&one) - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn the_past_is_forgotten_and_time_that_is_wild_does_no_harm() {
+    fn old_slots_expire_and_bad_times_are_harmless() {
         let mut activity = Activity::default();
         activity.note(10, 10_000);
-        assert_eq!(activity.signature(10_000 + SLOTS).bits, [0; WORDS]);
+        assert_eq!(activity.signature(10_000 + SLOTS).bits, [0; BITMAP_LEN]);
         activity.note(u64::MAX, 3);
         activity.note(0, u64::MAX);
-        assert_eq!(activity.signature(u64::MAX).bits, [u64::MAX; WORDS]);
+        assert_eq!(activity.signature(u64::MAX).bits, [u64::MAX; BITMAP_LEN]);
         activity.note(5, 5);
         assert_eq!(activity.signature(7).onsets, 1);
     }
 
     #[test]
-    fn onsets_cross_words() {
+    fn onsets_span_bitmap_elements() {
         let mut activity = Activity::default();
         (0..10).for_each(|at| activity.note(60 + at * 64, 66 + at * 64));
         assert_eq!(activity.signature(1000).onsets, 10);

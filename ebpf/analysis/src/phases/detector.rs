@@ -4,7 +4,7 @@ use super::finding::{Job as Seen, Phase};
 use super::flow::Burst;
 use super::job::Job;
 use super::table::Table;
-use super::{group, portrait};
+use super::{describe, group};
 use crate::trace::{LostKind, Owner, Record};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, RoceCounters, TcpFlow, Traffic};
 use std::collections::VecDeque;
@@ -13,9 +13,9 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Flows, each at each interface; no others are followed until some are silent.
-    pub flows: usize,
+    pub max_flows: usize,
     /// Connections whose bursts are kept: those with heavy traffic; 0.13 MiB each at most.
-    pub watched: usize,
+    pub max_watched: usize,
     /// Jobs at once.
     pub jobs: usize,
     /// Phases that wait to be polled; the oldest goes.
@@ -31,8 +31,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            flows: 1 << 15,
-            watched: 256,
+            max_flows: 1 << 15,
+            max_watched: 256,
             jobs: 64,
             findings: 4096,
             forget_ns: 120_000_000_000,
@@ -58,9 +58,9 @@ pub struct Counts {
 /// How often what is silent is looked for.
 const FORGET_EVERY_NS: u64 = 10_000_000_000;
 /// A job is over when no phase of it was found for so many periods, and so long.
-const OVER: (u64, u64) = (12, 5_000_000_000);
+const JOB_TIMEOUT: (u64, u64) = (12, 5_000_000_000);
 /// A job is looked at no more often.
-const LOOK_NS: u64 = 2_000_000;
+const MIN_CUT_INTERVAL_NS: u64 = 2_000_000;
 
 /// Finds the jobs and phases of foreign traffic. For each record: a look-up, and a few comparisons; a job is looked at when it is
 /// silent, and other traffic four times a second.
@@ -92,7 +92,7 @@ impl Phases {
             Record::Roce { time_ns, key, counters } => self.roce(*time_ns, key, counters),
             Record::Totals { time_ns, .. } => self.table.sweep(self.observer, *time_ns),
             Record::Owner(owner) => self.owner(owner),
-            Record::Lost(lost) if !matches!(lost.what, LostKind::Marks) => {
+            Record::Lost(lost) if !matches!(lost.kind, LostKind::Marks) => {
                 self.jobs.iter_mut().for_each(|job| job.lossy = true);
             }
             Record::Lost(_) | Record::Mark(_) | Record::Link(_) => {}
@@ -111,7 +111,7 @@ impl Phases {
             self.table.forget(now_ns.saturating_sub(self.limits.forget_ns), now_ns);
         }
         for at in 0..self.jobs.len() {
-            self.look(at, now_ns);
+            self.cut_phases(at, now_ns);
         }
         self.end(now_ns);
         while self.found.len() > self.limits.findings {
@@ -140,7 +140,7 @@ impl Phases {
 
     /// The job that a flow of this host (that of the last [`Record::Observer`]) belongs to.
     pub fn job_of(&self, key: &FlowKey) -> Option<u64> {
-        let flow = self.table.known(self.observer, key)?;
+        let flow = self.table.find_flow(self.observer, key)?;
         self.table.connection(flow.connection)?.job
     }
 
@@ -149,11 +149,11 @@ impl Phases {
         self.counts
     }
 
-    fn place(&mut self, key: &FlowKey, now_ns: u64) -> Option<u32> {
-        let place = self.table.flow(self.observer, key, now_ns, self.limits.flows);
+    fn flow_slot(&mut self, key: &FlowKey, now_ns: u64) -> Option<u32> {
+        let place = self.table.flow(self.observer, key, now_ns, self.limits.max_flows);
         self.counts.unplaced += u64::from(place.is_none());
         if let Some(flow) = place.and_then(|place| self.table.flow_mut(place)) {
-            flow.heard_ns = flow.heard_ns.max(now_ns);
+            flow.last_seen_ns = flow.last_seen_ns.max(now_ns);
         }
         place
     }
@@ -163,7 +163,7 @@ impl Phases {
         if !matches!(kind, Some(EventKind::FlowBegan | EventKind::BurstBegan)) {
             return;
         }
-        let Some(place) = self.place(&event.flow, event.time_ns) else { return };
+        let Some(place) = self.flow_slot(&event.flow, event.time_ns) else { return };
         let Some(flow) = self.table.flow_mut(place) else { return };
         let leaving = event.flow.direction == Direction::Egress as u8;
         let (side, direction) = if leaving {
@@ -181,27 +181,27 @@ impl Phases {
         for ended in ended.into_iter().flatten() {
             self.ended(place, direction, ended, lost);
         }
-        self.heard(connection, event.time_ns);
+        self.record_activity(connection, event.time_ns);
     }
 
     fn tcp(&mut self, time_ns: u64, key: &FlowKey, counters: &TcpFlow) {
         self.table.sweep(self.observer, time_ns);
-        let Some(place) = self.place(key, time_ns) else { return };
+        let Some(place) = self.flow_slot(key, time_ns) else { return };
         for (direction, one) in
             [(Direction::Egress, &counters.egress), (Direction::Ingress, &counters.ingress)]
         {
-            let (trips, again) = (&one.round_trips, one.retransmissions);
+            let (trips, again) = (&one.rtt, one.retransmissions);
             self.snapshot(place, direction, time_ns, &one.traffic, (trips.count, trips.sum_ns, again));
         }
     }
 
     fn roce(&mut self, time_ns: u64, key: &FlowKey, counters: &RoceCounters) {
         self.table.sweep(self.observer, time_ns);
-        let Some(place) = self.place(key, time_ns) else { return };
+        let Some(place) = self.flow_slot(key, time_ns) else { return };
         let leaving = key.direction == Direction::Egress as u8;
         let direction = if leaving { Direction::Egress } else { Direction::Ingress };
-        let trips = &counters.round_trips;
-        let quality = (trips.count, trips.sum_ns, counters.repeats);
+        let trips = &counters.rtt;
+        let quality = (trips.count, trips.sum_ns, counters.retransmissions);
         self.snapshot(place, direction, time_ns, &counters.traffic, quality);
     }
 
@@ -216,18 +216,19 @@ impl Phases {
         let Some(flow) = self.table.flow_mut(place) else { return };
         let side = if direction == Direction::Egress { &mut flow.egress } else { &mut flow.ingress };
         let (round_trips, round_trips_ns, retransmissions) = quality;
-        side.quality = super::flow::Quality { round_trips, round_trips_ns, retransmissions };
+        side.quality =
+            super::flow::Quality { rtt_count: round_trips, rtt_sum_ns: round_trips_ns, retransmissions };
         let mut lost = false;
         let ended = side.snapshot(time_ns, traffic, &mut lost);
         let (connection, last_ns) = (flow.connection, traffic.last_ns);
         if let Some(ended) = ended {
             self.ended(place, direction, ended, lost);
         }
-        self.heard(connection, last_ns);
+        self.record_activity(connection, last_ns);
     }
 
     fn ended(&mut self, place: u32, direction: Direction, ended: (u64, u64, u64), lost: bool) {
-        let told = self.table.ended(place, direction, ended, self.limits.watched);
+        let told = self.table.ended(place, direction, ended, self.limits.max_watched);
         if let Some((number, burst)) = told
             && let Some(job) = self.jobs.iter_mut().find(|job| job.number == number)
         {
@@ -236,26 +237,26 @@ impl Phases {
         }
     }
 
-    fn heard(&mut self, connection: u32, time_ns: u64) {
+    fn record_activity(&mut self, connection: u32, time_ns: u64) {
         let number = self.table.connection(connection).and_then(|connection| connection.job);
         if let Some(number) = number
             && let Some(job) = self.jobs.iter_mut().find(|job| job.number == number)
         {
-            job.heard_ns = job.heard_ns.max(time_ns);
+            job.last_seen_ns = job.last_seen_ns.max(time_ns);
         }
     }
 
     fn owner(&mut self, owner: &Owner) {
-        let Some(place) = self.place(&owner.flow, owner.time_ns) else { return };
+        let Some(place) = self.flow_slot(&owner.flow, owner.time_ns) else { return };
         let Some(flow) = self.table.flow_mut(place) else { return };
-        flow.owned = owner.holds;
+        flow.owned = owner.owned;
         let connection = flow.connection;
         let Some(connection_of) = self.table.connection_mut(connection) else { return };
-        connection_of.owned = owner.holds;
-        if owner.holds {
+        connection_of.owned = owner.owned;
+        if owner.owned {
             let job = connection_of.job.take();
-            let was_watched = connection_of.watched.take().is_some();
-            self.table.watched -= usize::from(was_watched);
+            let was_watched = connection_of.history.take().is_some();
+            self.table.history -= usize::from(was_watched);
             for job in self.jobs.iter_mut().filter(|one| Some(one.number) == job) {
                 job.connections.retain(|member| *member != connection);
             }
@@ -270,7 +271,7 @@ impl Phases {
             let Some(joining) = self.table.connection_mut(connection) else { continue };
             joining.job = Some(number);
             job.connections.push(connection);
-            let history = joining.watched.as_mut().map(|watched| std::mem::take(&mut watched.history));
+            let history = joining.history.as_mut().map(|watched| std::mem::take(&mut watched.history));
             history.unwrap_or_default().into_iter().for_each(|burst| job.take(burst));
         }
         for found in found {
@@ -282,23 +283,23 @@ impl Phases {
             for place in &found.connections {
                 let Some(connection) = self.table.connection_mut(*place) else { continue };
                 connection.job = Some(number);
-                if let Some(watched) = &mut connection.watched {
+                if let Some(watched) = &mut connection.history {
                     watched.history = VecDeque::new();
                 }
             }
-            self.jobs.push(Job::new(number, found.rhythm, found.connections, found.bursts, now_ns));
+            self.jobs.push(Job::new(number, found.pattern, found.connections, found.bursts, now_ns));
         }
     }
 
     /// Cuts what has ended of a job.
-    fn look(&mut self, at: usize, now_ns: u64) {
+    fn cut_phases(&mut self, at: usize, now_ns: u64) {
         let Some(job) = self.jobs.get_mut(at) else { return };
-        let silent = now_ns > job.heard_ns.saturating_add(job.rhythm.gap_ns);
-        let crowded = job.tail.len() > 4096;
-        if now_ns < job.look_ns || !(silent || crowded || job.iterations == 0) {
+        let silent = now_ns > job.last_seen_ns.saturating_add(job.pattern.gap_ns);
+        let crowded = job.pending_bursts.len() > 4096;
+        if now_ns < job.next_cut_ns || !(silent || crowded || job.iterations == 0) {
             return;
         }
-        job.look_ns = now_ns.saturating_add(LOOK_NS);
+        job.next_cut_ns = now_ns.saturating_add(MIN_CUT_INTERVAL_NS);
         self.running.clear();
         for place in &job.connections {
             let running = &mut self.running;
@@ -306,18 +307,18 @@ impl Phases {
                 .running(*place, self.limits.timeout_ns, now_ns, |burst, whole| running.push((burst, whole)));
         }
         while let Some(cut) = job.cut(&self.running, now_ns) {
-            self.found.push_back(portrait::phase(job, &cut, &mut self.table));
+            self.found.push_back(describe::phase(job, &cut, &mut self.table));
             self.counts.phases += 1;
         }
     }
 
     /// Jobs without phases are over; what they were of may become another.
     fn end(&mut self, now_ns: u64) {
-        let (periods, least) = OVER;
+        let (periods, least) = JOB_TIMEOUT;
         let table = &mut self.table;
         self.jobs.retain(|job| {
             let patience = job.period_ns().saturating_mul(periods).max(least);
-            let over = now_ns > job.told_ns.saturating_add(patience) || job.connections.is_empty();
+            let over = now_ns > job.reported_ns.saturating_add(patience) || job.connections.is_empty();
             if over {
                 for place in &job.connections {
                     if let Some(connection) = table.connection_mut(*place) {

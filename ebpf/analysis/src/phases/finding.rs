@@ -62,7 +62,7 @@ pub struct EdgePhase {
     /// Bytes on the wire.
     pub bytes: u64,
     /// The mean of its round trips; 0 where none were measured.
-    pub round_trip_ns: u64,
+    pub rtt_ns: u64,
     /// Packets that were sent again.
     pub retransmissions: u64,
 }
@@ -125,7 +125,7 @@ impl Phase {
             arrived_ns: known(edge.arrived_ns),
             active_ns: known(edge.active_ns),
             bytes: edge.bytes,
-            round_trip_ns: known(edge.round_trip_ns),
+            rtt_ns: known(edge.rtt_ns),
             retransmissions: edge.retransmissions,
         };
         let ranks = (0..).zip(&self.hosts).map(rank).collect();
@@ -138,7 +138,7 @@ impl Timed for Phase {
         self.began_ns
     }
 
-    fn says_as(&self, other: &Self) -> bool {
+    fn same_content(&self, other: &Self) -> bool {
         let name = |one: &Self| (one.job, one.iteration, one.ring, one.lossy);
         name(self) == name(other)
     }

@@ -3,9 +3,9 @@
 use harmonaize_events::{Event, FlowKey, Traffic};
 
 /// Lengths of an acknowledgement on the wire: IPv4 and IPv6, without and with a timestamp; RoCE over both.
-const ACKS: [u64; 6] = [54, 66, 74, 86, 62, 82];
+const ACK_LENGTHS: [u64; 6] = [54, 66, 74, 86, 62, 82];
 /// More bytes are no acknowledgements alone.
-const ACKS_BYTES: u64 = 1500;
+const MAX_ACK_BYTES: u64 = 1500;
 
 /// Traffic of one direction of a connection without a gap, as one interface saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,13 +20,13 @@ pub(super) struct Burst {
     /// Seen leaving the sender, and not coming in at the receiver.
     pub(super) leaving: bool,
     /// Its bytes count: nobody else tells of them.
-    pub(super) counts: bool,
+    pub(super) is_counted: bool,
 }
 
 impl Burst {
     /// Whether it may be acknowledgements alone.
-    pub(super) fn acknowledges(&self) -> bool {
-        self.bytes <= ACKS_BYTES && ACKS.iter().any(|length| self.bytes.is_multiple_of(*length))
+    pub(super) fn is_ack_only(&self) -> bool {
+        self.bytes <= MAX_ACK_BYTES && ACK_LENGTHS.iter().any(|length| self.bytes.is_multiple_of(*length))
     }
 }
 
@@ -40,10 +40,10 @@ pub(super) struct Side {
     /// When the last snapshot with this burst was taken; 0 when none was.
     pub(super) snapshot_ns: u64,
     /// A snapshot that knows of a burst whose event has not come.
-    ahead: Option<Running>,
+    pending_burst: Option<Running>,
     /// Counters at the last snapshot, and as they were told last.
     pub(super) quality: Quality,
-    told: Quality,
+    reported_quality: Quality,
 }
 
 /// A running burst, by a snapshot.
@@ -58,8 +58,8 @@ struct Running {
 /// What tells how well an edge works; counts since it began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Quality {
-    pub(super) round_trips: u64,
-    pub(super) round_trips_ns: u64,
+    pub(super) rtt_count: u64,
+    pub(super) rtt_sum_ns: u64,
     pub(super) retransmissions: u64,
 }
 
@@ -93,10 +93,10 @@ impl Side {
     }
 
     fn catch_up(&mut self) {
-        if let Some(ahead) = self.ahead
+        if let Some(ahead) = self.pending_burst
             && ahead.began_ns <= self.began_ns
         {
-            self.ahead = None;
+            self.pending_burst = None;
             if ahead.began_ns == self.began_ns {
                 self.adopt(&ahead);
             }
@@ -129,7 +129,7 @@ impl Side {
             return None;
         }
         // Its event may still come, as events and snapshots are read one after the other.
-        let ahead = self.ahead.replace(running).filter(|ahead| ahead.began_ns != running.began_ns)?;
+        let ahead = self.pending_burst.replace(running).filter(|ahead| ahead.began_ns != running.began_ns)?;
         let ended = (self.began_ns, self.last_ns, self.bytes);
         self.adopt(&ahead);
         *lost = true;
@@ -138,10 +138,10 @@ impl Side {
 
     /// What has come to its counters since this was last asked.
     pub(super) fn quality_since(&mut self) -> Quality {
-        let (now, before) = (self.quality, std::mem::replace(&mut self.told, self.quality));
+        let (now, before) = (self.quality, std::mem::replace(&mut self.reported_quality, self.quality));
         Quality {
-            round_trips: now.round_trips.saturating_sub(before.round_trips),
-            round_trips_ns: now.round_trips_ns.saturating_sub(before.round_trips_ns),
+            rtt_count: now.rtt_count.saturating_sub(before.rtt_count),
+            rtt_sum_ns: now.rtt_sum_ns.saturating_sub(before.rtt_sum_ns),
             retransmissions: now.retransmissions.saturating_sub(before.retransmissions),
         }
     }
@@ -193,7 +193,7 @@ pub(super) struct Flow {
     pub(super) reverse: bool,
     pub(super) ingress: Side,
     pub(super) egress: Side,
-    pub(super) heard_ns: u64,
+    pub(super) last_seen_ns: u64,
     pub(super) owned: bool,
 }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_bursts_exactly_and_snapshots_the_running_one() {
+    fn events_give_bursts_snapshots_the_running_one() {
         let (mut side, mut lost) = (Side::default(), false);
         side.flow_began(10);
         assert_eq!(side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost), None);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lost_events_leaves_is_told_and_said() {
+    fn lost_events_are_inferred_and_flagged() {
         let (mut side, mut lost) = (Side::default(), false);
         side.flow_began(10);
         side.snapshot(20, &traffic(10, 18, 500, 0), &mut lost);
@@ -277,8 +277,8 @@ mod tests {
     }
 
     #[test]
-    fn words_are_told_from_acknowledgements() {
-        let acknowledges = |bytes| Burst { bytes, ..Burst::default() }.acknowledges();
+    fn messages_are_distinguished_from_acks() {
+        let acknowledges = |bytes| Burst { bytes, ..Burst::default() }.is_ack_only();
         assert!([66, 132, 54, 86].into_iter().all(acknowledges));
         assert!(![114, 228, 107_568, 340].into_iter().any(acknowledges));
     }

@@ -3,18 +3,18 @@
 use super::activity::{SCALES, Signature};
 use super::finding::Address;
 use super::flow::Burst;
-use super::rhythm::{Rhythm, Span, find};
+use super::iterations::{IterationPattern, Span, find};
 use super::table::{Connection, Table};
 use std::collections::BTreeMap;
 
 /// Connections that correlate less do not belong together.
-const TOGETHER: f64 = 0.5;
+const MIN_CORRELATION: f64 = 0.5;
 /// Connections that are compared at once.
-const COMPARED: usize = 256;
+const MAX_COMPARED: usize = 256;
 /// How long to wait after a group turned out to have no rhythm: at first, and at most.
 const BACKOFF_NS: (u64, u64) = (250_000_000, 4_000_000_000);
 /// Some host of a job receives at least this part of what it sends, or sends this part of what it receives.
-const TWO_WAY: f64 = 0.2;
+const MIN_REVERSE_PART: f64 = 0.2;
 
 /// A connection that could be part of a job.
 struct Candidate {
@@ -25,37 +25,37 @@ struct Candidate {
 }
 
 /// Connections with a rhythm, and their bursts.
-pub(super) struct Found {
+pub(super) struct DetectedJob {
     pub(super) connections: Vec<u32>,
-    pub(super) rhythm: Rhythm,
+    pub(super) pattern: IterationPattern,
     pub(super) bursts: Vec<Burst>,
 }
 
-fn together(one: &Candidate, two: &Candidate) -> bool {
+fn correlate(one: &Candidate, two: &Candidate) -> bool {
     if !one.hosts.iter().any(|host| two.hosts.contains(host)) {
         return false;
     }
     // The finest scale that tells.
     let pairs = one.signatures.iter().zip(&two.signatures);
-    let mut telling = pairs.filter(|(one, two)| one.tells() && two.tells());
-    telling.next().is_some_and(|(one, two)| one.correlation(two) >= TOGETHER)
+    let mut telling = pairs.filter(|(one, two)| one.has_evidence() && two.has_evidence());
+    telling.next().is_some_and(|(one, two)| one.correlation(two) >= MIN_CORRELATION)
 }
 
 fn candidate(place: u32, connection: &mut Connection, now_ns: u64) -> Option<Candidate> {
     let hosts = [connection.ends.first.0, connection.ends.second.0];
-    let watched = connection.watched.as_mut()?;
+    let watched = connection.history.as_mut()?;
     let [fine, coarse] = &mut watched.activity;
     let [fine_slot, coarse_slot] = SCALES;
     let signatures = [fine.signature(now_ns / fine_slot), coarse.signature(now_ns / coarse_slot)];
     let due = watched.retry_ns <= now_ns;
-    signatures.iter().any(Signature::tells).then_some(Candidate { place, hosts, signatures, due })
+    signatures.iter().any(Signature::has_evidence).then_some(Candidate { place, hosts, signatures, due })
 }
 
 /// Looks for jobs among connections without one. `joins` is told of each that belongs to a job that is known.
-pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, u32)) -> Vec<Found> {
+pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, u32)) -> Vec<DetectedJob> {
     let (mut free, mut members) = (Vec::new(), Vec::new());
     for (place, connection) in (0..).zip(&mut table.connections) {
-        let Some(connection) = connection.as_mut().filter(|one| one.watched.is_some() && !one.owned) else {
+        let Some(connection) = connection.as_mut().filter(|one| one.history.is_some() && !one.owned) else {
             continue;
         };
         let job = connection.job;
@@ -67,10 +67,10 @@ pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, 
     }
     // The busy ones come first round and round, by their backoff.
     free.sort_by_key(|candidate| !candidate.due);
-    free.truncate(COMPARED);
-    members.truncate(COMPARED);
+    free.truncate(MAX_COMPARED);
+    members.truncate(MAX_COMPARED);
     free.retain(|candidate| {
-        let job = members.iter().find(|(_, member)| candidate.due && together(candidate, member));
+        let job = members.iter().find(|(_, member)| candidate.due && correlate(candidate, member));
         if let Some((job, _)) = job {
             joins(*job, candidate.place);
         }
@@ -81,16 +81,16 @@ pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, 
         if !component.iter().any(|candidate| candidate.due) {
             continue;
         }
-        match believed(table, &component) {
+        match detect_job(table, &component) {
             Some(job) => found.push(job),
-            None => component.iter().for_each(|candidate| wait(table, candidate.place, now_ns)),
+            None => component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns)),
         }
     }
     found
 }
 
-fn wait(table: &mut Table, place: u32, now_ns: u64) {
-    let watched = table.connection_mut(place).and_then(|connection| connection.watched.as_mut());
+fn back_off(table: &mut Table, place: u32, now_ns: u64) {
+    let watched = table.connection_mut(place).and_then(|connection| connection.history.as_mut());
     if let Some(watched) = watched {
         let (first, most) = BACKOFF_NS;
         watched.backoff_ns = (watched.backoff_ns * 2).clamp(first, most);
@@ -106,7 +106,7 @@ fn components(free: &[Candidate]) -> Vec<Vec<&Candidate>> {
         let mut component = vec![first];
         let mut at = 0;
         while let Some(one) = component.get(at).copied() {
-            let (near, far) = left.into_iter().partition(|other| together(one, other));
+            let (near, far) = left.into_iter().partition(|other| correlate(one, other));
             left = far;
             component.extend::<Vec<_>>(near);
             at += 1;
@@ -117,12 +117,12 @@ fn components(free: &[Candidate]) -> Vec<Vec<&Candidate>> {
 }
 
 /// The job that candidates are, if they have a rhythm and some host both sends and receives.
-fn believed(table: &Table, component: &[&Candidate]) -> Option<Found> {
+fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     let connections: Vec<u32> = component.iter().map(|candidate| candidate.place).collect();
     let mut moved: BTreeMap<Address, (u64, u64)> = BTreeMap::new();
     let mut bursts = Vec::new();
     for candidate in component {
-        let watched = table.connection(candidate.place)?.watched.as_ref()?;
+        let watched = table.connection(candidate.place)?.history.as_ref()?;
         let ([first, second], [forward, reverse]) = (candidate.hosts, watched.bytes);
         for (from, to, bytes) in [(first, second, forward), (second, first, reverse)] {
             let (sent, _) = moved.entry(from).or_default();
@@ -133,7 +133,7 @@ fn believed(table: &Table, component: &[&Candidate]) -> Option<Found> {
         bursts.extend(watched.history.iter().copied());
     }
     let two_way = |(sent, received): &(u64, u64)| {
-        *sent.min(received) as f64 >= TWO_WAY * *sent.max(received) as f64 && *sent > 0
+        *sent.min(received) as f64 >= MIN_REVERSE_PART * *sent.max(received) as f64 && *sent > 0
     };
     if !moved.values().any(two_way) {
         return None;
@@ -144,8 +144,8 @@ fn believed(table: &Table, component: &[&Candidate]) -> Option<Found> {
         .map(|burst| Span {
             began_ns: burst.began_ns,
             ended_ns: burst.ended_ns,
-            bytes: if burst.counts { burst.bytes } else { 0 },
+            bytes: if burst.is_counted { burst.bytes } else { 0 },
         })
         .collect();
-    Some(Found { connections, rhythm: find(&spans)?, bursts })
+    Some(DetectedJob { connections, pattern: find(&spans)?, bursts })
 }

@@ -4,27 +4,27 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Makes hashers of one seed.
 #[derive(Debug, Clone)]
-pub(super) struct Quick(u64);
+pub(super) struct FoldState(u64);
 
-impl Default for Quick {
+impl Default for FoldState {
     fn default() -> Self {
         Self(RandomState::new().hash_one(0))
     }
 }
 
-impl BuildHasher for Quick {
-    type Hasher = Words;
+impl BuildHasher for FoldState {
+    type Hasher = FoldHasher;
 
-    fn build_hasher(&self) -> Words {
-        Words(self.0)
+    fn build_hasher(&self) -> FoldHasher {
+        FoldHasher(self.0)
     }
 }
 
 /// Folds words by a multiplication of 128 bits.
 #[derive(Debug)]
-pub(super) struct Words(u64);
+pub(super) struct FoldHasher(u64);
 
-impl Words {
+impl FoldHasher {
     fn fold(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word) * 0x9e37_79b9_7f4a_7c15;
         self.0 =
@@ -32,7 +32,7 @@ impl Words {
     }
 }
 
-impl Hasher for Words {
+impl Hasher for FoldHasher {
     fn write(&mut self, bytes: &[u8]) {
         let mut words = bytes.chunks_exact(8);
         for word in &mut words {
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn keys_that_are_alike_differ() {
-        let quick = Quick(7);
+        let quick = FoldState(7);
         let hashes: HashSet<u64> = (0..100_000_u32).map(|port| quick.hash_one([1, 2, port, 9])).collect();
         assert_eq!(hashes.len(), 100_000);
         // Tables look at the upper and the lower bits alone.

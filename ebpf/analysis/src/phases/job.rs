@@ -2,7 +2,7 @@
 
 use super::finding::Address;
 use super::flow::Burst;
-use super::rhythm::{CHATTER, Rhythm, Span, coarser, median};
+use super::iterations::{CHATTER, IterationPattern, Span, median, merge_groups};
 use std::collections::VecDeque;
 
 /// Phases that the period is taken over.
@@ -10,20 +10,20 @@ const PERIOD_OVER: usize = 129;
 /// Phases whose bytes tell what is usual.
 const USUAL_OVER: usize = 15;
 /// A phase lacks no more of the usual bytes than this part, or than so many times what most differ by;
-const LACKS: (f64, u64) = (0.01, 3);
+const SIZE_TOLERANCE: (f64, u64) = (0.01, 3);
 /// if the next one has come, or none comes, it has this part at least,
-const ENOUGH: f64 = 0.85;
+const MIN_PART: f64 = 0.85;
 /// and no more than this,
-const TOO_MUCH: f64 = 1.4;
+const MAX_PART: f64 = 1.4;
 /// What makes a whole phase more than this is none of its parts.
-const ONE: f64 = 1.1;
+const MAX_SPLIT_PART: f64 = 1.1;
 /// unless something was lost: then it has at least this.
-const ENOUGH_IF_LOSSY: f64 = 0.5;
+const MIN_PART_LOSSY: f64 = 0.5;
 /// So many phases may turn out to be parts of iterations, which is looked for each time there are so many more.
 const PARTS: u64 = 512;
-const RECONSIDERED: u64 = 16;
+const RECONSIDER_EVERY: u64 = 16;
 /// Bursts that may wait to be cut; beyond, the oldest go.
-const TAIL: usize = 1 << 16;
+const MAX_TAIL: usize = 1 << 16;
 /// No silence that parts phases is shorter.
 const SHORTEST_GAP_NS: u64 = 500_000;
 
@@ -32,17 +32,17 @@ const SHORTEST_GAP_NS: u64 = 500_000;
 pub(super) struct Job {
     pub(super) number: u64,
     pub(super) connections: Vec<u32>,
-    pub(super) rhythm: Rhythm,
+    pub(super) pattern: IterationPattern,
     /// Bursts behind the last phase.
-    pub(super) tail: Vec<Burst>,
+    pub(super) pending_bursts: Vec<Burst>,
     /// Everything that began until then has been told.
     pub(super) closed_ns: u64,
     /// The latest activity known.
-    pub(super) heard_ns: u64,
+    pub(super) last_seen_ns: u64,
     /// When the last phase was told, or the job was found.
-    pub(super) told_ns: u64,
+    pub(super) reported_ns: u64,
     /// When to look again.
-    pub(super) look_ns: u64,
+    pub(super) next_cut_ns: u64,
     pub(super) since_ns: u64,
     pub(super) iterations: u64,
     starts: VecDeque<(u64, u64)>,
@@ -59,7 +59,7 @@ pub(super) struct Job {
 }
 
 /// The bursts of a phase, in the order of their beginning.
-pub(super) struct Cut {
+pub(super) struct PhaseBursts {
     pub(super) iteration: u64,
     pub(super) began_ns: u64,
     pub(super) ended_ns: u64,
@@ -80,7 +80,7 @@ struct Group {
     /// Every burst is known whole.
     whole: bool,
     /// Not acknowledgements alone.
-    words: bool,
+    has_data: bool,
 }
 
 /// What is to be done with the first groups.
@@ -96,22 +96,22 @@ enum Decision {
 impl Job {
     pub(super) fn new(
         number: u64,
-        rhythm: Rhythm,
+        pattern: IterationPattern,
         connections: Vec<u32>,
-        tail: Vec<Burst>,
+        pending_bursts: Vec<Burst>,
         now_ns: u64,
     ) -> Self {
-        let heard_ns = tail.iter().map(|burst| burst.ended_ns).max().unwrap_or(now_ns);
+        let last_seen_ns = pending_bursts.iter().map(|burst| burst.ended_ns).max().unwrap_or(now_ns);
         Self {
             number,
             connections,
-            rhythm,
-            since_ns: tail.iter().map(|burst| burst.began_ns).min().unwrap_or(now_ns),
-            tail,
+            pattern,
+            since_ns: pending_bursts.iter().map(|burst| burst.began_ns).min().unwrap_or(now_ns),
+            pending_bursts,
             closed_ns: 0,
-            heard_ns,
-            told_ns: now_ns,
-            look_ns: 0,
+            last_seen_ns,
+            reported_ns: now_ns,
+            next_cut_ns: 0,
             iterations: 0,
             starts: VecDeque::new(),
             sizes: VecDeque::new(),
@@ -127,13 +127,13 @@ impl Job {
 
     /// A burst of one of its connections has ended. One that began before the end of what was told is of what was told.
     pub(super) fn take(&mut self, burst: Burst) {
-        self.heard_ns = self.heard_ns.max(burst.ended_ns);
+        self.last_seen_ns = self.last_seen_ns.max(burst.ended_ns);
         if burst.began_ns > self.closed_ns {
-            if self.tail.len() >= TAIL {
-                self.tail.drain(..TAIL / 2);
+            if self.pending_bursts.len() >= MAX_TAIL {
+                self.pending_bursts.drain(..MAX_TAIL / 2);
                 self.lossy = true;
             }
-            self.tail.push(burst);
+            self.pending_bursts.push(burst);
         }
     }
 
@@ -143,16 +143,16 @@ impl Job {
             (Some((first, from)), Some((last, to))) if last > first => {
                 (to.saturating_sub(*from)) / (last - first)
             }
-            _ => self.rhythm.period_ns,
+            _ => self.pattern.period_ns,
         }
     }
 
     /// The next phase, if one has ended. `running` are the bursts that have not ended, each with whether all of it is known.
-    pub(super) fn cut(&mut self, running: &[(Burst, bool)], now_ns: u64) -> Option<Cut> {
+    pub(super) fn cut(&mut self, running: &[(Burst, bool)], now_ns: u64) -> Option<PhaseBursts> {
         let mut bursts = std::mem::take(&mut self.scratch);
         let found = loop {
             bursts.clear();
-            bursts.extend(self.tail.iter().map(|burst| (*burst, true)));
+            bursts.extend(self.pending_bursts.iter().map(|burst| (*burst, true)));
             bursts.extend(running.iter().filter(|(burst, _)| burst.began_ns > self.closed_ns));
             bursts.sort_unstable_by_key(|(burst, _)| (burst.began_ns, burst.connection, burst.reverse));
             match self.decide(&bursts, now_ns) {
@@ -170,7 +170,7 @@ impl Job {
         found
     }
 
-    fn phase(&mut self, group: &Group, bursts: Vec<Burst>, now_ns: u64) -> Cut {
+    fn phase(&mut self, group: &Group, bursts: Vec<Burst>, now_ns: u64) -> PhaseBursts {
         let period = self.period_ns().max(1);
         // Only where something was lost may an iteration have been missed; else it was a long one.
         let missed = self.starts.back().filter(|_| self.lossy).map_or(0, |(_, began)| {
@@ -183,17 +183,17 @@ impl Job {
         remember(&mut self.sizes, group.bytes, USUAL_OVER);
         let mut sizes: Vec<u64> = self.sizes.iter().copied().collect();
         if sizes.len() >= 5 {
-            self.rhythm.bytes = median(&mut sizes).unwrap_or(self.rhythm.bytes);
+            self.pattern.bytes = median(&mut sizes).unwrap_or(self.pattern.bytes);
         }
         if self.iterations == 0 {
             self.since_ns = group.began_ns;
         }
         self.iterations += 1;
-        self.told_ns = now_ns;
+        self.reported_ns = now_ns;
         self.reconsider(group);
         let lossy = std::mem::take(&mut self.lossy);
         let Group { began_ns, ended_ns, bytes, .. } = *group;
-        Cut { iteration, began_ns, ended_ns, bytes, bursts, lossy }
+        PhaseBursts { iteration, began_ns, ended_ns, bytes, bursts, lossy }
     }
 
     /// Whether what was taken for iterations are parts of them: buckets may be as alike as iterations are.
@@ -203,10 +203,10 @@ impl Job {
             return;
         }
         self.parts.push(Span { began_ns: group.began_ns, ended_ns: group.ended_ns, bytes: group.bytes });
-        if self.iterations.is_multiple_of(RECONSIDERED)
-            && let Some(rhythm) = coarser(&self.parts)
+        if self.iterations.is_multiple_of(RECONSIDER_EVERY)
+            && let Some(rhythm) = merge_groups(&self.parts)
         {
-            self.rhythm = rhythm;
+            self.pattern = rhythm;
             self.starts.clear();
             self.sizes.clear();
             self.parts = Vec::new();
@@ -216,14 +216,14 @@ impl Job {
     fn close(&mut self, group: &Group) {
         self.closed_ns = self.closed_ns.max(group.ended_ns);
         let closed = self.closed_ns;
-        self.tail.retain(|burst| burst.began_ns > closed);
+        self.pending_bursts.retain(|burst| burst.began_ns > closed);
     }
 
     fn decide(&self, bursts: &[(Burst, bool)], now_ns: u64) -> Decision {
-        let mut gap_ns = self.rhythm.gap_ns;
+        let mut gap_ns = self.pattern.gap_ns;
         loop {
             let decision = self.decide_by(bursts, gap_ns, now_ns);
-            let much = TOO_MUCH * self.rhythm.bytes as f64;
+            let much = MAX_PART * self.pattern.bytes as f64;
             match decision {
                 // Two phases may have come without the usual silence between.
                 Decision::Drop(group) | Decision::Phase(group)
@@ -238,12 +238,12 @@ impl Job {
     }
 
     fn decide_by(&self, bursts: &[(Burst, bool)], gap_ns: u64, now_ns: u64) -> Decision {
-        let usual = self.rhythm.bytes as f64;
-        let (part, times) = LACKS;
-        let lacks = (part * usual).max(self.rhythm.spread.saturating_mul(times) as f64);
-        let most = if self.lossy { ENOUGH_IF_LOSSY } else { ENOUGH } * usual;
+        let usual = self.pattern.bytes as f64;
+        let (part, times) = SIZE_TOLERANCE;
+        let lacks = (part * usual).max(self.pattern.spread.saturating_mul(times) as f64);
+        let most = if self.lossy { MIN_PART_LOSSY } else { MIN_PART } * usual;
         let enough = if self.lossy { most } else { (usual - lacks).max(most) };
-        let patience = self.rhythm.period_ns.saturating_mul(4).max(1_000_000_000);
+        let patience = self.pattern.period_ns.saturating_mul(4).max(1_000_000_000);
         let mut sum: Option<Group> = None;
         let mut at = 0;
         while let Some(group) = group_at(bursts, at, gap_ns) {
@@ -258,9 +258,9 @@ impl Job {
                 None if chatter => {
                     // The first words of ranks that wait for a late one, or nothing of ours.
                     let next = group_at(bursts, at, gap_ns);
-                    let reach = group.ended_ns.saturating_add(self.rhythm.period_ns / 2);
+                    let reach = group.ended_ns.saturating_add(self.pattern.period_ns / 2);
                     match next {
-                        _ if !group.words => return Decision::Drop(group),
+                        _ if !group.has_data => return Decision::Drop(group),
                         None if now_ns <= reach => return Decision::Wait,
                         Some(next) if next.began_ns <= reach => sum = Some(group),
                         _ => return Decision::Drop(group),
@@ -269,7 +269,7 @@ impl Job {
                 None => sum = Some(group),
                 Some(before) => {
                     let both = before.with(&group);
-                    if both.bytes as f64 > ONE * usual && group.bytes as f64 >= ENOUGH * usual {
+                    if both.bytes as f64 > MAX_SPLIT_PART * usual && group.bytes as f64 >= MIN_PART * usual {
                         // What came before is not part of this one: a phase that lacks some, or none.
                         let whole = before.bytes as f64 >= most;
                         return if whole { Decision::Phase(before) } else { Decision::Drop(before) };
@@ -306,7 +306,7 @@ fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group>
         ended_ns: first.ended_ns,
         bytes: 0,
         whole: true,
-        words: false,
+        has_data: false,
     };
     for (burst, whole) in bursts.get(from..)? {
         if burst.began_ns > group.ended_ns.saturating_add(gap_ns) {
@@ -314,9 +314,9 @@ fn group_at(bursts: &[(Burst, bool)], from: usize, gap_ns: u64) -> Option<Group>
         }
         group.to += 1;
         group.ended_ns = group.ended_ns.max(burst.ended_ns);
-        group.bytes = group.bytes.saturating_add(if burst.counts { burst.bytes } else { 0 });
+        group.bytes = group.bytes.saturating_add(if burst.is_counted { burst.bytes } else { 0 });
         group.whole &= whole;
-        group.words |= !burst.acknowledges();
+        group.has_data |= !burst.is_ack_only();
     }
     Some(group)
 }
@@ -330,7 +330,7 @@ impl Group {
             ended_ns: self.ended_ns.max(next.ended_ns),
             bytes: self.bytes.saturating_add(next.bytes),
             whole: self.whole && next.whole,
-            words: self.words || next.words,
+            has_data: self.has_data || next.has_data,
         }
     }
 }

@@ -5,19 +5,19 @@
 //! once its traffic falls into groups of the same bytes at the same distances (`rhythm`), and some host both sends and
 //! receives: single transfers, chatter and random traffic have no such rhythm. From then on each group is a [`Phase`]: bytes tell
 //! where one ends whose rank stalls half way, and gaps tell the rest (`job`). What a phase's bursts say of hosts, edges, rings
-//! and who was late is in `portrait`.
+//! and who was late is in `describe`.
 //!
 //! An acknowledgement is traffic too: a host's own first bytes are told from its ACKs by their size, and by what comes in.
 
 mod activity;
+mod describe;
 mod detector;
 mod finding;
 mod flow;
 mod group;
 mod hash;
+mod iterations;
 mod job;
-mod portrait;
-mod rhythm;
 mod table;
 
 pub use detector::{Counts, Limits, Phases};

@@ -2,16 +2,16 @@
 
 use super::activity::{Activity, SCALES};
 use super::flow::{Burst, Ended, Ends, Flow, Quality, Side};
-use super::hash::Quick;
+use super::hash::FoldState;
 use harmonaize_events::{Direction, FlowKey, Protocol};
 use std::collections::{HashMap, VecDeque};
 
 /// A burst of fewer bytes is chatter by itself.
-pub(super) const HEAVY: u64 = 4096;
+pub(super) const HEAVY_BYTES: u64 = 4096;
 /// Bursts that are kept of a connection without a job.
 const HISTORY: usize = 4096;
 /// Bursts that are kept of a connection that has had no heavy one.
-const LIGHT: usize = 4;
+const MAX_LIGHT: usize = 4;
 /// A heavy connection that has been silent for so long is one no longer.
 const SILENT_NS: u64 = 60_000_000_000;
 
@@ -21,18 +21,18 @@ pub(super) struct Connection {
     pub(super) ends: Ends,
     pub(super) flows: Vec<u32>,
     /// By direction, forward and reverse: who tells of its bytes, and whether as what leaves.
-    pub(super) tells: [Option<(u64, bool)>; 2],
+    pub(super) byte_sources: [Option<(u64, bool)>; 2],
     pub(super) owned: bool,
     /// Its job's number.
     pub(super) job: Option<u64>,
-    pub(super) watched: Option<Box<Watched>>,
+    pub(super) history: Option<Box<BurstHistory>>,
     /// The last bursts before the first heavy one: words that come before the bytes.
-    light: [Burst; LIGHT],
+    light: [Burst; MAX_LIGHT],
 }
 
 /// What is kept of a connection with heavy traffic.
 #[derive(Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct BurstHistory {
     pub(super) activity: [Activity; 2],
     pub(super) history: VecDeque<Burst>,
     pub(super) heavy_ns: u64,
@@ -54,14 +54,14 @@ struct Sweeps {
 /// Flows and connections.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    by_key: HashMap<(u64, FlowKey), u32, Quick>,
-    by_ends: HashMap<Ends, u32, Quick>,
+    by_key: HashMap<(u64, FlowKey), u32, FoldState>,
+    by_ends: HashMap<Ends, u32, FoldState>,
     pub(super) flows: Vec<Option<Flow>>,
     pub(super) connections: Vec<Option<Connection>>,
     free_flows: Vec<u32>,
     free_connections: Vec<u32>,
     sweeps: HashMap<u64, Sweeps>,
-    pub(super) watched: usize,
+    pub(super) history: usize,
 }
 
 /// A reading of all flows is complete when so long nothing more came of it.
@@ -89,11 +89,11 @@ impl Table {
                 let connection = Connection {
                     ends,
                     flows: Vec::with_capacity(2),
-                    tells: [None; 2],
+                    byte_sources: [None; 2],
                     owned: false,
                     job: None,
-                    watched: None,
-                    light: [Burst::default(); LIGHT],
+                    history: None,
+                    light: [Burst::default(); MAX_LIGHT],
                 };
                 let place = put(&mut self.connections, &mut self.free_connections, connection)?;
                 self.by_ends.insert(ends, place);
@@ -107,7 +107,7 @@ impl Table {
             reverse,
             ingress: Side::default(),
             egress: Side::default(),
-            heard_ns: now_ns,
+            last_seen_ns: now_ns,
             owned: false,
         };
         let place = put(&mut self.flows, &mut self.free_flows, flow)?;
@@ -119,7 +119,7 @@ impl Table {
     }
 
     /// A flow that is known, by its key.
-    pub(super) fn known(&self, observer: u64, key: &FlowKey) -> Option<&Flow> {
+    pub(super) fn find_flow(&self, observer: u64, key: &FlowKey) -> Option<&Flow> {
         let mut key = *key;
         if key.protocol == Protocol::Tcp as u8 {
             key.direction = 0;
@@ -167,32 +167,33 @@ impl Table {
         let Flow { connection: place, reverse, observer, .. } = *self.flows.get(flow as usize)?.as_ref()?;
         let leaving = direction == Direction::Egress;
         let reverse = reverse == leaving;
-        let burst = Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, counts: false };
-        let room = self.watched < most;
+        let burst =
+            Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, is_counted: false };
+        let room = self.history < most;
         let connection = self.connections.get_mut(place as usize)?.as_mut()?;
-        let tells = connection.tells.get_mut(usize::from(reverse))?;
+        let tells = connection.byte_sources.get_mut(usize::from(reverse))?;
         if tells.is_none_or(|(_, by_sender)| leaving && !by_sender) {
             *tells = Some((observer, leaving));
         }
-        let burst = Burst { counts: *tells == Some((observer, leaving)), ..burst };
+        let burst = Burst { is_counted: *tells == Some((observer, leaving)), ..burst };
         if connection.owned {
             return None;
         }
-        if connection.watched.is_none() {
-            if bytes >= HEAVY && room {
+        if connection.history.is_none() {
+            if bytes >= HEAVY_BYTES && room {
                 let history = connection.light.into_iter().filter(|light| light.began_ns != 0).collect();
-                connection.watched = Some(Box::new(Watched { history, ..Watched::default() }));
-                self.watched += 1;
+                connection.history = Some(Box::new(BurstHistory { history, ..BurstHistory::default() }));
+                self.history += 1;
             } else {
                 connection.light.rotate_left(1);
                 let [.., last] = &mut connection.light;
                 *last = burst;
             }
         }
-        if let Some(watched) = &mut connection.watched {
-            if bytes >= HEAVY {
+        if let Some(watched) = &mut connection.history {
+            if bytes >= HEAVY_BYTES {
                 watched.heavy_ns = watched.heavy_ns.max(ended_ns);
-                if burst.counts
+                if burst.is_counted
                     && let Some(sum) = watched.bytes.get_mut(usize::from(reverse))
                 {
                     *sum = sum.saturating_add(bytes);
@@ -229,9 +230,20 @@ impl Table {
                     continue;
                 };
                 let reverse = flow.reverse == leaving;
-                let tells = connection.tells.get(usize::from(reverse)).copied().flatten();
+                let tells = connection.byte_sources.get(usize::from(reverse)).copied().flatten();
                 let counts = tells == Some((flow.observer, leaving));
-                tell(Burst { began_ns, ended_ns, bytes, connection: place, reverse, leaving, counts }, whole);
+                tell(
+                    Burst {
+                        began_ns,
+                        ended_ns,
+                        bytes,
+                        connection: place,
+                        reverse,
+                        leaving,
+                        is_counted: counts,
+                    },
+                    whole,
+                );
             }
         }
     }
@@ -246,8 +258,8 @@ impl Table {
             let Some(flow) = self.flows.get_mut(*flow as usize).and_then(Option::as_mut) else { continue };
             let fresh = flow.egress.quality_since();
             if let Some(sum) = sums.get_mut(usize::from(flow.reverse)) {
-                sum.round_trips += fresh.round_trips;
-                sum.round_trips_ns = sum.round_trips_ns.saturating_add(fresh.round_trips_ns);
+                sum.rtt_count += fresh.rtt_count;
+                sum.rtt_sum_ns = sum.rtt_sum_ns.saturating_add(fresh.rtt_sum_ns);
                 sum.retransmissions += fresh.retransmissions;
             }
         }
@@ -259,7 +271,7 @@ impl Table {
         for place in 0..self.flows.len() {
             let Some(Some(flow)) = self.flows.get(place) else { continue };
             let in_job = self.connection(flow.connection).is_some_and(|connection| connection.job.is_some());
-            if flow.heard_ns >= since_ns || in_job {
+            if flow.last_seen_ns >= since_ns || in_job {
                 continue;
             }
             let (name, connection) = ((flow.observer, flow.key), flow.connection);
@@ -272,8 +284,8 @@ impl Table {
             let Some(known) = self.connection_mut(connection) else { continue };
             known.flows.retain(|flow| *flow != place);
             if known.flows.is_empty() {
-                let (ends, was_watched) = (known.ends, known.watched.is_some());
-                self.watched -= usize::from(was_watched);
+                let (ends, was_watched) = (known.ends, known.history.is_some());
+                self.history -= usize::from(was_watched);
                 self.by_ends.remove(&ends);
                 if let Some(slot) = self.connections.get_mut(connection as usize) {
                     *slot = None;
@@ -283,10 +295,10 @@ impl Table {
         }
         let silent = now_ns.saturating_sub(SILENT_NS);
         for connection in self.connections.iter_mut().flatten() {
-            let gone = |watched: &Watched| watched.heavy_ns < silent;
-            if connection.job.is_none() && connection.watched.as_deref().is_some_and(gone) {
-                connection.watched = None;
-                self.watched -= 1;
+            let gone = |watched: &BurstHistory| watched.heavy_ns < silent;
+            if connection.job.is_none() && connection.history.as_deref().is_some_and(gone) {
+                connection.history = None;
+                self.history -= 1;
             }
         }
     }

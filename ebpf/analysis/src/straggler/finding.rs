@@ -54,7 +54,7 @@ pub struct EdgeTimes {
     /// Bytes.
     pub bytes: u64,
     /// The mean round trip of its flows meanwhile.
-    pub round_trip_ns: Option<u64>,
+    pub rtt_ns: Option<u64>,
     /// Packets of its flows that were sent again meanwhile.
     pub retransmissions: u64,
 }
@@ -98,7 +98,7 @@ impl Timed for Straggler {
         self.found_ns
     }
 
-    fn says_as(&self, other: &Self) -> bool {
+    fn same_content(&self, other: &Self) -> bool {
         let name = |one: &Self| (one.subject, one.rank, one.kind, one.ended_ns.is_some());
         name(self) == name(other)
     }

@@ -29,14 +29,14 @@
 //! one is found in its third unit, and what is late never counts as usual.
 
 mod finding;
-mod judge;
 mod ring;
+mod subject;
 mod track;
 
 pub use finding::{EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
 
-use judge::Judge;
 use std::collections::{BTreeMap, VecDeque};
+use subject::SubjectState;
 
 /// What decides.
 #[derive(Debug, Clone, PartialEq)]
@@ -53,17 +53,17 @@ pub struct Limits {
     pub tails: f64,
     /// An edge stands out when its round trips, or its last bytes' way, take longer by this than at other edges and than
     /// usual,
-    pub round_trip_ns: u64,
+    pub min_rtt_excess_ns: u64,
     /// and by so many robust standard deviations.
     pub stands_out: f64,
     /// A straggler of which nothing was heard for so many units is over.
     pub forget: u32,
     /// At most so many ranks, and edges, of a subject; units with more are left out, and counted.
-    pub items: usize,
+    pub max_items: usize,
     /// At most so many subjects; the one that was silent for longest makes place.
-    pub subjects: usize,
+    pub max_subjects: usize,
     /// At most so many findings wait to be fetched; beyond, the oldest is dropped and counted.
-    pub findings: usize,
+    pub max_findings: usize,
 }
 
 impl Default for Limits {
@@ -74,12 +74,12 @@ impl Default for Limits {
             network_part: 0.25,
             deviations: 5.0,
             tails: 3.0,
-            round_trip_ns: 300_000,
+            min_rtt_excess_ns: 300_000,
             stands_out: 3.0,
             forget: 16,
-            items: 4096,
-            subjects: 256,
-            findings: 256,
+            max_items: 4096,
+            max_subjects: 256,
+            max_findings: 256,
         }
     }
 }
@@ -96,7 +96,7 @@ struct Unit {
 #[derive(Debug, Default)]
 pub struct Detector {
     limits: Limits,
-    subjects: BTreeMap<Subject, (u64, Judge)>,
+    max_subjects: BTreeMap<Subject, (u64, SubjectState)>,
     found: VecDeque<Straggler>,
     taken: u64,
     lost: u64,
@@ -112,7 +112,7 @@ impl Detector {
     /// Takes in a unit. Units come in the order of their numbers; one that comes late is left out, one that is missing is no harm.
     pub fn take(&mut self, subject: Subject, observed: &Observed) {
         self.taken += 1;
-        if observed.ranks.len() > self.limits.items || observed.edges.len() > self.limits.items {
+        if observed.ranks.len() > self.limits.max_items || observed.edges.len() > self.limits.max_items {
             self.refused += 1;
             return;
         }
@@ -124,13 +124,16 @@ impl Detector {
             observed.edges.sort_by_key(|edge| (edge.from, edge.to));
             return self.take(subject, &observed);
         }
-        if !self.subjects.contains_key(&subject) && self.subjects.len() >= self.limits.subjects.max(1) {
-            let oldest = self.subjects.iter().min_by_key(|(_, (heard, _))| *heard).map(|(oldest, _)| *oldest);
-            oldest.map(|oldest| self.subjects.remove(&oldest));
+        if !self.max_subjects.contains_key(&subject)
+            && self.max_subjects.len() >= self.limits.max_subjects.max(1)
+        {
+            let oldest =
+                self.max_subjects.iter().min_by_key(|(_, (heard, _))| *heard).map(|(oldest, _)| *oldest);
+            oldest.map(|oldest| self.max_subjects.remove(&oldest));
         }
-        let (heard, judge) = self.subjects.entry(subject).or_default();
+        let (heard, judge) = self.max_subjects.entry(subject).or_default();
         *heard = self.taken;
-        let (found, lost, most) = (&mut self.found, &mut self.lost, self.limits.findings.max(1));
+        let (found, lost, most) = (&mut self.found, &mut self.lost, self.limits.max_findings.max(1));
         judge.take(subject, observed, &self.limits, &mut |straggler| {
             if found.len() >= most {
                 found.pop_front();
@@ -142,7 +145,7 @@ impl Detector {
 
     /// A subject is no more: what holds of it is forgotten.
     pub fn forget(&mut self, subject: Subject) {
-        self.subjects.remove(&subject);
+        self.max_subjects.remove(&subject);
     }
 
     /// The next finding, oldest first.
@@ -152,7 +155,7 @@ impl Detector {
 
     /// All stragglers now, with what is known of them now.
     pub fn current(&self) -> impl Iterator<Item = Straggler> {
-        self.subjects.iter().flat_map(|(subject, (_, judge))| judge.current(*subject))
+        self.max_subjects.iter().flat_map(|(subject, (_, judge))| judge.current(*subject))
     }
 
     /// Findings that were dropped because nobody fetched them.

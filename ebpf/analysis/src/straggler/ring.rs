@@ -3,57 +3,57 @@
 /// How many values a window holds.
 pub(super) const WINDOW: usize = 64;
 /// How many of the latest values wait: an onset is found within as many, and they are then no part of what is usual.
-pub(super) const WAITING: usize = 3;
+pub(super) const PENDING: usize = 3;
 /// The least number of values that make something usual.
-pub(super) const ENOUGH: usize = 5;
+pub(super) const MIN_VALUES: usize = 5;
 
 /// The last values of one quantity, but for the latest few.
 #[derive(Debug, Clone)]
-pub(super) struct Usual {
+pub(super) struct Baseline {
     values: [i64; WINDOW],
-    kept: usize,
+    count: usize,
     next: usize,
-    waiting: [i64; WAITING],
-    waits: usize,
+    pending: [i64; PENDING],
+    pending_count: usize,
 }
 
-impl Default for Usual {
+impl Default for Baseline {
     fn default() -> Self {
-        Self { values: [0; WINDOW], kept: 0, next: 0, waiting: [0; WAITING], waits: 0 }
+        Self { values: [0; WINDOW], count: 0, next: 0, pending: [0; PENDING], pending_count: 0 }
     }
 }
 
-impl Usual {
+impl Baseline {
     /// Adds a value; the oldest that waits becomes usual.
     pub(super) fn push(&mut self, value: i64) {
-        let [first, second, third] = self.waiting;
-        if self.waits == WAITING {
+        let [first, second, third] = self.pending;
+        if self.pending_count == PENDING {
             if let Some(place) = self.values.get_mut(self.next) {
                 *place = first;
             }
             self.next = (self.next + 1) % WINDOW;
-            self.kept = (self.kept + 1).min(WINDOW);
-            self.waiting = [second, third, value];
-        } else if let Some(place) = self.waiting.get_mut(self.waits) {
+            self.count = (self.count + 1).min(WINDOW);
+            self.pending = [second, third, value];
+        } else if let Some(place) = self.pending.get_mut(self.pending_count) {
             *place = value;
-            self.waits += 1;
+            self.pending_count += 1;
         }
     }
 
     /// Forgets what waits: it is not usual.
     pub(super) fn discard(&mut self) {
-        self.waits = 0;
+        self.pending_count = 0;
     }
 
     /// What is usual, in no order.
     pub(super) fn values(&self) -> &[i64] {
-        self.values.get(..self.kept).unwrap_or_default()
+        self.values.get(..self.count).unwrap_or_default()
     }
 
     /// What one in ten values reaches; of fewer, the largest.
     pub(super) fn upper(&self) -> Option<i64> {
         let mut values = self.values;
-        let values = values.get_mut(..self.kept)?;
+        let values = values.get_mut(..self.count)?;
         let place = (values.len() * 9).div_ceil(10).min(values.len().checked_sub(1)?);
         Some(*values.select_nth_unstable(place).1)
     }
@@ -61,8 +61,8 @@ impl Usual {
     /// The median and the robust standard deviation (1.4826 times the median distance from it); none while too few are known.
     pub(super) fn spread(&self) -> Option<Spread> {
         let mut values = self.values;
-        let values = values.get_mut(..self.kept)?;
-        if values.len() < ENOUGH {
+        let values = values.get_mut(..self.count)?;
+        if values.len() < MIN_VALUES {
             return None;
         }
         let middle = median(values)?;
@@ -70,7 +70,7 @@ impl Usual {
             *value = value.saturating_sub(middle).saturating_abs();
         }
         let distance = median(values)?;
-        Some(Spread { middle, deviation: (distance as f64 * 1.4826) as i64 })
+        Some(Spread { median: middle, deviation: (distance as f64 * 1.4826) as i64 })
     }
 }
 
@@ -78,7 +78,7 @@ impl Usual {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Spread {
     /// Their median.
-    pub(super) middle: i64,
+    pub(super) median: i64,
     /// Their robust standard deviation.
     pub(super) deviation: i64,
 }
@@ -103,18 +103,18 @@ mod tests {
 
     #[test]
     fn the_latest_are_not_usual_yet() {
-        let mut usual = Usual::default();
+        let mut usual = Baseline::default();
         for value in [10, 12, 8, 11, 9, 1000, 1000, 1000] {
             usual.push(value);
         }
-        assert_eq!(usual.spread(), Some(Spread { middle: 10, deviation: 1 }));
+        assert_eq!(usual.spread(), Some(Spread { median: 10, deviation: 1 }));
         usual.push(1000);
-        assert_eq!(usual.spread().map(|spread| spread.middle), Some(10));
+        assert_eq!(usual.spread().map(|spread| spread.median), Some(10));
         usual.discard();
         for value in [10; 70] {
             usual.push(value);
         }
-        assert_eq!(usual.spread(), Some(Spread { middle: 10, deviation: 0 }));
+        assert_eq!(usual.spread(), Some(Spread { median: 10, deviation: 0 }));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Lateness of each of several things of a kind (ranks, edges), unit by unit: which of them are late for good.
 
-use super::ring::{Usual, WAITING, median};
+use super::ring::{Baseline, PENDING, median};
 use super::{Limits, Unit};
 
 /// Units before the first verdict.
-const WARM: usize = 8;
+const WARM_UP: usize = 8;
 /// One score counts for no more than this, so that a long pause does not make up for units that are nearly in time.
-const MOST: f64 = 1.1;
+const MAX_SCORE: f64 = 1.1;
 /// Values of a late item that its median is taken over.
 const LATE: usize = 32;
 /// Things whose usual lateness is looked at, where there are more.
@@ -14,7 +14,7 @@ const SAMPLED: usize = 64;
 
 /// A thing became late, or is so no longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Turn<K> {
+pub(super) struct Transition<K> {
     pub(super) key: K,
     /// Whether it is late from now on.
     pub(super) late: bool,
@@ -39,13 +39,13 @@ pub(super) struct Track<K> {
 #[derive(Debug, Clone)]
 struct Item<K> {
     key: K,
-    usual: Usual,
+    usual: Baseline,
     /// The latest values in parts of their thresholds, the newest last.
-    scores: [f64; WAITING],
+    scores: [f64; PENDING],
     /// The values themselves.
-    values: [i64; WAITING],
+    values: [i64; PENDING],
     /// When the running row of large scores began.
-    row: Option<Unit>,
+    large_since: Option<Unit>,
     late: Option<Late>,
     absent: u32,
 }
@@ -56,26 +56,26 @@ struct Late {
     until: Unit,
     threshold: f64,
     by: [i64; LATE],
-    known: usize,
+    count: usize,
     units: u64,
 }
 
 impl Late {
     fn push(&mut self, value: i64, unit: Unit) {
-        if let Some(by) = self.by.get_mut(self.known % LATE) {
+        if let Some(by) = self.by.get_mut(self.count % LATE) {
             *by = value;
         }
-        self.known += 1;
+        self.count += 1;
         self.units += 1;
         self.until = unit;
     }
 
-    fn turn<K>(&self, key: K, late: bool) -> Turn<K> {
+    fn transition<K>(&self, key: K, late: bool) -> Transition<K> {
         let mut by = self.by;
-        let known = self.known.min(LATE);
+        let known = self.count.min(LATE);
         let middle = by.get_mut(..known).and_then(median).unwrap_or_default();
         let by_ns = u64::try_from(middle).unwrap_or_default();
-        Turn { key, late, since: self.since, until: self.until, by_ns, units: self.units }
+        Transition { key, late, since: self.since, until: self.until, by_ns, units: self.units }
     }
 }
 
@@ -90,13 +90,13 @@ impl<K: Copy + Ord> Track<K> {
         lateness: &[(K, i64)],
         floor: i64,
         limits: &Limits,
-        mut turned: impl FnMut(Turn<K>),
+        mut turned: impl FnMut(Transition<K>),
     ) {
         self.units = self.units.saturating_add(usize::from(!overlaps));
-        self.know(lateness, limits.items);
+        self.add_items(lateness, limits.max_items);
         let common = self.common();
         let tail = limits.tails * self.tail();
-        let warm = self.units > WARM;
+        let warm = self.units > WARM_UP;
         for item in &mut self.items {
             let place = lateness.binary_search_by(|(key, _)| key.cmp(&item.key));
             let Some((_, value)) = place.ok().and_then(|place| lateness.get(place)) else {
@@ -104,7 +104,7 @@ impl<K: Copy + Ord> Track<K> {
                 if item.absent > limits.forget
                     && let Some(late) = item.late.take()
                 {
-                    turned(late.turn(item.key, false));
+                    turned(late.transition(item.key, false));
                 }
                 continue;
             };
@@ -121,7 +121,7 @@ impl<K: Copy + Ord> Track<K> {
     pub(super) fn score(&self, key: K) -> f64 {
         let place = self.items.binary_search_by(|item| item.key.cmp(&key));
         let item = place.ok().and_then(|place| self.items.get(place));
-        item.map_or(0.0, |item| item.scores.iter().sum::<f64>() / WAITING as f64)
+        item.map_or(0.0, |item| item.scores.iter().sum::<f64>() / PENDING as f64)
     }
 
     /// All things that are known.
@@ -130,21 +130,21 @@ impl<K: Copy + Ord> Track<K> {
     }
 
     /// What is late now.
-    pub(super) fn late(&self) -> impl Iterator<Item = Turn<K>> {
-        self.items.iter().filter_map(|item| Some(item.late.as_ref()?.turn(item.key, true)))
+    pub(super) fn late(&self) -> impl Iterator<Item = Transition<K>> {
+        self.items.iter().filter_map(|item| Some(item.late.as_ref()?.transition(item.key, true)))
     }
 
     /// Makes places for things that are new.
-    fn know(&mut self, lateness: &[(K, i64)], most: usize) {
+    fn add_items(&mut self, lateness: &[(K, i64)], most: usize) {
         for (key, _) in lateness {
             if let Err(place) = self.items.binary_search_by(|item| item.key.cmp(key))
                 && self.items.len() < most
             {
-                let usual = Usual::default();
-                let (scores, values) = ([0.0; WAITING], [0; WAITING]);
+                let usual = Baseline::default();
+                let (scores, values) = ([0.0; PENDING], [0; PENDING]);
                 self.items.insert(
                     place,
-                    Item { key: *key, usual, scores, values, row: None, late: None, absent: 0 },
+                    Item { key: *key, usual, scores, values, large_since: None, late: None, absent: 0 },
                 );
             }
         }
@@ -180,11 +180,11 @@ impl<K: Copy> Item<K> {
         (unit, overlaps): (Unit, bool),
         value: i64,
         (threshold, warm): (f64, bool),
-        turned: &mut impl FnMut(Turn<K>),
+        turned: &mut impl FnMut(Transition<K>),
     ) {
         // What was late enough to be found stays so, whatever the noise of the others.
         let threshold = self.late.as_ref().map_or(threshold, |late| threshold.min(late.threshold));
-        let score = (value as f64 / threshold).min(MOST);
+        let score = (value as f64 / threshold).min(MAX_SCORE);
         if overlaps {
             let ([.., last], [.., last_value]) = (&mut self.scores, &mut self.values);
             if score <= *last {
@@ -197,13 +197,13 @@ impl<K: Copy> Item<K> {
             let [_, second, third] = self.values;
             self.values = [second, third, value];
         }
-        self.row = if score < 0.6 { None } else { self.row.or(Some(unit)) };
+        self.large_since = if score < 0.6 { None } else { self.large_since.or(Some(unit)) };
         if let Some(late) = &mut self.late {
             if score >= 0.5 && !overlaps {
                 late.push(value, unit);
             }
             if self.scores.iter().all(|score| *score < 0.5) {
-                turned(late.turn(self.key, false));
+                turned(late.transition(self.key, false));
                 self.late = None;
             }
             return;
@@ -211,16 +211,17 @@ impl<K: Copy> Item<K> {
         if !overlaps {
             self.usual.push(value);
         }
-        let mean = self.scores.iter().sum::<f64>() / WAITING as f64;
-        let row = self.row.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.6));
+        let mean = self.scores.iter().sum::<f64>() / PENDING as f64;
+        let row =
+            self.large_since.filter(|_| warm && mean >= 1.0 && self.scores.iter().all(|score| *score >= 0.6));
         if let Some(since) = row {
             self.usual.discard();
-            let mut late = Late { since, until: unit, threshold, by: [0; LATE], known: 0, units: 0 };
+            let mut late = Late { since, until: unit, threshold, by: [0; LATE], count: 0, units: 0 };
             for value in self.values {
                 late.push(value, unit);
             }
             late.units = (unit.number.saturating_sub(since.number) + 1).max(late.units);
-            turned(late.turn(self.key, true));
+            turned(late.transition(self.key, true));
             self.late = Some(late);
         }
     }

@@ -8,7 +8,7 @@
 //! So a snapshot of a flow takes some 30 bytes of 380, and both sides remember a bounded amount, whatever the trace says.
 
 use super::Record;
-use super::form::{Form, KINDS, Words};
+use super::raw::{KINDS, RawRecord, Words};
 use harmonaize_events::FlowKey;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -79,7 +79,7 @@ impl Memory {
 }
 
 /// A place for a flow; any would do, as the trace says which.
-fn place(kind: u8, key: &FlowKey) -> usize {
+fn slot_index(kind: u8, key: &FlowKey) -> usize {
     let mut hash = u64::from(kind);
     for chunk in key.as_bytes().chunks_exact(8) {
         let word = chunk.try_into().map_or(0, u64::from_le_bytes);
@@ -142,11 +142,11 @@ impl Writer {
     /// Appends a record. Allocates for a flow's first record only, once the sink has grown.
     pub fn write(&mut self, record: &Record) {
         self.begin();
-        let Form { kind, key, words } = Form::of(record);
+        let RawRecord { kind, key, words } = RawRecord::of(record);
         self.payload.clear();
         self.payload.push(kind);
         if let Some(key) = key {
-            let place = place(kind, &key);
+            let place = slot_index(kind, &key);
             let Some(slot) = self.memory.slot(place) else { return };
             let known = slot.as_ref().is_some_and(|slot| slot.kind == kind && slot.key == key);
             put_number(&mut self.payload, (place as u64) << 1 | u64::from(known));
@@ -283,8 +283,8 @@ impl Memory {
     fn record(&mut self, payload: &mut &[u8]) -> Result<Option<Record>, &'static str> {
         let (kind, rest) = payload.split_first().ok_or("it is empty")?;
         *payload = rest;
-        let Some((length, keyed)) = Form::shape(*kind) else { return Ok(None) };
-        let mut form = Form { kind: *kind, key: None, words: Words::EMPTY };
+        let Some((length, keyed)) = RawRecord::layout(*kind) else { return Ok(None) };
+        let mut form = RawRecord { kind: *kind, key: None, words: Words::EMPTY };
         if keyed {
             let place = number(payload).ok_or("its flow is missing")??;
             let known = place & 1 == 1;

@@ -8,7 +8,7 @@ pub trait Timed {
     fn time_ns(&self) -> u64;
 
     /// Whether both say the same, but for their times.
-    fn says_as(&self, other: &Self) -> bool;
+    fn same_content(&self, other: &Self) -> bool;
 }
 
 /// What one side has, and the other has not.
@@ -60,7 +60,7 @@ pub fn diff<T: Timed + Clone>(first: &[T], second: &[T], tolerance_ns: u64) -> D
             if other.time_ns() > time.saturating_add(tolerance_ns) {
                 break;
             }
-            if !*used && one.says_as(other) {
+            if !*used && one.same_content(other) {
                 *used = true;
                 if let Some(used) = used_first.get_mut(at) {
                     *used = true;
@@ -88,7 +88,7 @@ impl Timed for Record {
         Self::time_ns(self)
     }
 
-    fn says_as(&self, other: &Self) -> bool {
+    fn same_content(&self, other: &Self) -> bool {
         let without = |record: &Self| {
             let mut record = *record;
             match &mut record {

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_is_cut_at_a_character_and_ends_at_its_first_nul() {
+    fn labels_are_cut_at_characters_and_nul() {
         assert_eq!(Label::new("eth0").as_str(), "eth0");
         assert_eq!(Label::new("a\0b").as_str(), "a");
         assert_eq!(Label::default().as_str(), "");

@@ -59,7 +59,7 @@ fn shifted(record: &mut Record, shift: i64) {
         by(&mut traffic.first_ns);
         by(&mut traffic.last_ns);
         by(&mut traffic.burst_began_ns);
-        by(&mut traffic.marked_ns);
+        by(&mut traffic.congestion_signal_ns);
     };
     match record {
         Record::Observer(observer) => by(&mut observer.time_ns),

@@ -2,9 +2,9 @@
 
 mod codec;
 mod diff;
-mod form;
 mod label;
 mod merge;
+mod raw;
 #[cfg(test)]
 mod tests;
 
@@ -90,7 +90,7 @@ pub struct Owner {
     /// Which participant the other side is.
     pub to: u32,
     /// False when the flow belongs to the communicator no longer.
-    pub holds: bool,
+    pub owned: bool,
 }
 
 /// An interface.
@@ -144,7 +144,7 @@ pub struct Lost {
     /// When it was noticed: it happened before.
     pub time_ns: u64,
     /// What.
-    pub what: LostKind,
+    pub kind: LostKind,
     /// How many since the last such record.
     pub count: u64,
 }

@@ -29,7 +29,7 @@ fn wild(random: &mut ChaCha8Rng) -> u64 {
 fn counters(random: &mut ChaCha8Rng) -> TcpCounters {
     TcpCounters {
         traffic: Traffic { packets: wild(random), last_ns: wild(random), ..Traffic::default() },
-        slowed: random.random(),
+        cwr: random.random(),
         state: random.random(),
         ..TcpCounters::default()
     }
@@ -72,7 +72,7 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             epoch: random.random(),
             from: random.random(),
             to: random.random(),
-            holds: random.random(),
+            owned: random.random(),
         }),
         7 => Record::Link(Link {
             time_ns,
@@ -83,7 +83,7 @@ fn any(random: &mut ChaCha8Rng) -> Record {
         }),
         _ => Record::Lost(Lost {
             time_ns,
-            what: LostKind::from_number(random.random_range(1..6)).unwrap(),
+            kind: LostKind::from_number(random.random_range(1..6)).unwrap(),
             count: wild(random),
         }),
     }
@@ -102,7 +102,7 @@ fn read(bytes: &[u8]) -> (Vec<Record>, Result<Replayed, Error>) {
 }
 
 #[test]
-fn records_come_back_and_a_torn_end_costs_the_last_alone() {
+fn torn_end_loses_only_the_last_record() {
     for seed in 0..50 {
         println!("seed {seed}");
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -170,7 +170,7 @@ fn other_headers_are_refused() {
 
 #[test]
 fn kinds_of_later_versions_are_skipped_and_counted() {
-    let lost = Record::Lost(Lost { time_ns: 1, what: LostKind::Marks, count: 1 });
+    let lost = Record::Lost(Lost { time_ns: 1, kind: LostKind::Marks, count: 1 });
     let mut bytes = written(&[lost]);
     bytes.extend_from_slice(&[3, 200, 1, 2]);
     let second = written(&[lost, lost]);
@@ -179,7 +179,7 @@ fn kinds_of_later_versions_are_skipped_and_counted() {
 }
 
 #[test]
-fn damage_is_an_error_or_another_trace_and_never_more() {
+fn damaged_traces_never_panic() {
     let mut random = ChaCha8Rng::seed_from_u64(7);
     let records: Vec<_> = (0..40).map(|_| any(&mut random)).collect();
     let bytes = written(&records);
@@ -215,7 +215,7 @@ fn damage_is_an_error_or_another_trace_and_never_more() {
 
 #[test]
 fn merged_traces_are_in_order_by_one_clock() {
-    let lost = |time_ns| Record::Lost(Lost { time_ns, what: LostKind::Events, count: 1 });
+    let lost = |time_ns| Record::Lost(Lost { time_ns, kind: LostKind::Events, count: 1 });
     let observer =
         |host, realtime_offset_ns| Record::Observer(Observer { time_ns: 0, host, realtime_offset_ns });
     // The second host's clock is 1000 ahead.
@@ -239,8 +239,8 @@ fn merged_traces_are_in_order_by_one_clock() {
 }
 
 #[test]
-fn what_differs_is_told() {
-    let lost = |time_ns, count| Record::Lost(Lost { time_ns, what: LostKind::Events, count });
+fn differences_are_reported() {
+    let lost = |time_ns, count| Record::Lost(Lost { time_ns, kind: LostKind::Events, count });
     let first = [lost(100, 1), lost(200, 2), lost(300, 3)];
     let second = [lost(104, 1), lost(300, 3), lost(206, 2), lost(400, 3)];
     let found = diff_records(&first, &second, 5);

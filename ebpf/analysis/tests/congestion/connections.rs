@@ -1,18 +1,18 @@
 //! Own connections to one host, each by a way of its own: whose way is congested is told, and by whom.
 
-use super::link::{Bottleneck, INTERFACE, MS, Source, Whose, World};
+use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path, State};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, FlowKey};
 
 /// Two ways to one host, and what the flows on them are said to meet.
-struct Ways {
+struct TwoPaths {
     worlds: [World; 2],
     detector: Detector,
     found: Vec<Congestion>,
 }
 
-impl Ways {
+impl TwoPaths {
     /// Own connections on each way, with what each sends.
     fn new(seed: u64, own: [&[Source]; 2]) -> Self {
         let world = |way: u16| {
@@ -29,13 +29,13 @@ impl Ways {
         for (world, sources) in ways.worlds.iter_mut().zip(own) {
             for (flow, source) in sources.iter().enumerate() {
                 let from_ns = world.now_ns() + MS * flow as u64;
-                ways.detector.take(&world.add(Whose::Own, 0, *source, from_ns, u64::MAX));
+                ways.detector.take(&world.add(FlowOwner::Own, 0, *source, from_ns, u64::MAX));
             }
         }
         ways
     }
 
-    fn pass(&mut self, milliseconds: u64) {
+    fn advance(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds {
             let next_ns = self.worlds[0].now_ns() + MS;
             for world in &mut self.worlds {
@@ -62,19 +62,19 @@ fn connection(port: u16) -> Link {
 }
 
 #[test]
-fn the_connection_whose_way_others_congest_is_named_alone() {
+fn only_the_congested_connection_is_reported() {
     let mut late = 0;
     for seed in 0..30 {
         let paced: &[Source] = &[Source::Paced(90e6)];
-        let mut ways = Ways::new(seed, [paced, paced]);
-        ways.pass(600);
+        let mut ways = TwoPaths::new(seed, [paced, paced]);
+        ways.advance(600);
         assert_eq!((ways.of(10_000), ways.of(10_100)), (vec![], vec![]), "seed {seed}: too early");
         let onset_ns = ways.worlds[1].now_ns();
-        ways.worlds[1].add(Whose::Hidden, 9, Source::Greedy, onset_ns, u64::MAX);
-        ways.pass(100);
+        ways.worlds[1].add(FlowOwner::UnseenCrossTraffic, 9, Source::Greedy, onset_ns, u64::MAX);
+        ways.advance(100);
         assert_eq!(ways.of(10_000), [], "seed {seed}: the other way is clear");
         let found = ways.of(10_100);
-        let others = found.iter().find(|(_, cause, _)| *cause == Cause::Others);
+        let others = found.iter().find(|(_, cause, _)| *cause == Cause::CrossTraffic);
         let after_ns = others.map(|(.., found_ns)| found_ns - onset_ns).expect("nobody is blamed");
         println!("seed {seed}: after {} us", after_ns / 1000);
         late += usize::from(after_ns > 30 * MS);
@@ -83,38 +83,38 @@ fn the_connection_whose_way_others_congest_is_named_alone() {
 }
 
 #[test]
-fn own_connections_that_fill_a_way_together_do_not_blame_others() {
+fn own_traffic_filling_a_path_is_own() {
     for seed in 100..120 {
         let burst = Source::Bursts { bytes: 6e6, pause_ns: 60 * MS };
-        let mut ways = Ways::new(seed, [&[Source::Paced(30e6)], &[burst]]);
-        ways.pass(1000);
+        let mut ways = TwoPaths::new(seed, [&[Source::Paced(30e6)], &[burst]]);
+        ways.advance(1000);
         let world = &mut ways.worlds[1];
-        let beside = world.add(Whose::Own, 0, Source::Paced(80e6), world.now_ns(), u64::MAX);
+        let beside = world.add(FlowOwner::Own, 0, Source::Paced(80e6), world.now_ns(), u64::MAX);
         ways.detector.take(&beside);
-        ways.pass(2000);
+        ways.advance(2000);
         assert_eq!(ways.of(10_000), [], "seed {seed}: the other way is clear");
         for port in [10_100, 10_101] {
             let found = ways.of(port);
             assert!(!found.is_empty(), "seed {seed}, port {port}: no queue was found");
-            let wrong = found.iter().filter(|one| one.1 == Cause::Others).count();
+            let wrong = found.iter().filter(|one| one.1 == Cause::CrossTraffic).count();
             assert_eq!(wrong, 0, "seed {seed}, port {port}: {found:?}");
         }
     }
 }
 
 #[test]
-fn a_connection_that_is_no_longer_ours_is_one_of_many() {
-    let mut ways = Ways::new(7, [&[Source::Paced(20e6)], &[]]);
-    ways.pass(50);
+fn released_connections_join_the_remote_path() {
+    let mut ways = TwoPaths::new(7, [&[Source::Paced(20e6)], &[]]);
+    ways.advance(50);
     assert!(ways.detector.link(&connection(10_000)).is_some_and(|link| link.own_rate > 10_000_000));
-    let own = ways.worlds[0].add(Whose::Own, 0, Source::Paced(1e6), u64::MAX, u64::MAX);
+    let own = ways.worlds[0].add(FlowOwner::Own, 0, Source::Paced(1e6), u64::MAX, u64::MAX);
     let Record::Owner(mut owner) = own else { panic!("{own:?}") };
     owner.flow.local_port = 10_000;
-    owner.holds = false;
+    owner.owned = false;
     ways.detector.take(&Record::Owner(owner));
-    ways.pass(50);
+    ways.advance(50);
     assert!(ways.detector.link(&connection(10_000)).is_some_and(|link| link.own_rate == 0));
     let path = Path::Remote { address: FlowKey::mapped(100), port: 0 };
     let rest = Link { path, ..connection(10_000) };
-    assert!(ways.detector.link(&rest).is_some_and(|link| link.other_rate > 10_000_000));
+    assert!(ways.detector.link(&rest).is_some_and(|link| link.cross_traffic_rate > 10_000_000));
 }

@@ -1,7 +1,7 @@
 //! What late round trips that are told at once are worth, to an agent that looks at flows 14 ms apart, and each millisecond while a path may be
 //! starved: by how much sooner it says so of an own connection that fills a link of which a foreign flow takes half.
 
-use super::link::{Bottleneck, INTERFACE, MS, Source, Whose, World};
+use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use harmonaize_analysis::congestion::{Cause, Detector, Limits, Link, Path, State};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol};
@@ -9,18 +9,18 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const STATED: f64 = 25e6;
-const LOOKS_NS: u64 = 14 * MS;
-const TURN_NS: u64 = MS / 10;
+const POLL_INTERVAL_NS: u64 = 14 * MS;
+const STEP_NS: u64 = MS / 10;
 const LATE_NS: u64 = 2_500_000;
 
 /// An agent in virtual time: it hears of events within a tenth of a millisecond, and looks when that is due.
 struct Agent {
     world: World,
     detector: Detector,
-    looked_ns: u64,
+    polled_ns: u64,
     /// How often it looked, and how often that was for a round trip that was late.
-    looks: u64,
-    hurried: u64,
+    polls: u64,
+    urgent_polls: u64,
 }
 
 impl Agent {
@@ -30,32 +30,31 @@ impl Agent {
         world.late_ns = late_ns;
         let mut detector = Detector::new(Limits::default());
         detector.take(&world.link(STATED as u64));
-        detector.take(&world.add(Whose::Own, 0, own, world.now_ns(), u64::MAX));
-        Self { world, detector, looked_ns: 0, looks: 0, hurried: 0 }
+        detector.take(&world.add(FlowOwner::Own, 0, own, world.now_ns(), u64::MAX));
+        Self { world, detector, polled_ns: 0, polls: 0, urgent_polls: 0 }
     }
 
     /// Lets time pass until then, or until the connection is said to be starved: when.
     fn starved(&mut self, until_ns: u64) -> Option<u64> {
         while self.world.now_ns() < until_ns {
-            let now_ns = self.world.now_ns() + TURN_NS;
+            let now_ns = self.world.now_ns() + STEP_NS;
             let (detector, mut late) = (&mut self.detector, false);
             self.world.run(now_ns, |record| {
-                late |=
-                    matches!(record, Record::Event(event) if event.kind == EventKind::LateRoundTrip as u32);
+                late |= matches!(record, Record::Event(event) if event.kind == EventKind::LateRtt as u32);
                 detector.take(record);
             });
-            let since_ns = now_ns - self.looked_ns;
-            if since_ns >= LOOKS_NS || since_ns >= MS && (late || detector.is_unsettled()) {
+            let since_ns = now_ns - self.polled_ns;
+            if since_ns >= POLL_INTERVAL_NS || since_ns >= MS && (late || detector.has_pending_report()) {
                 self.world.poll(now_ns, |record| detector.take(record));
                 detector.advance(now_ns);
-                (self.looked_ns, self.looks) = (now_ns, self.looks + 1);
-                self.hurried += u64::from(late);
+                (self.polled_ns, self.polls) = (now_ns, self.polls + 1);
+                self.urgent_polls += u64::from(late);
             }
             let path = Path::Connection { address: FlowKey::mapped(100), local: 10_000, remote: 5000 };
             let link = Link { interface: INTERFACE, direction: Direction::Egress, path };
             let found = self.detector.link(&link).filter(|found| found.signals.starved);
             if let Some(found) = found {
-                assert_eq!((found.cause, found.state == State::None), (Cause::Others, false));
+                assert_eq!((found.cause, found.state == State::None), (Cause::CrossTraffic, false));
                 return Some(now_ns);
             }
         }
@@ -73,12 +72,12 @@ fn delays(late_ns: u64) -> (Vec<f64>, f64, f64) {
         if agent.starved(onset_ns).is_some() {
             // Pieces at distances that vary make queues of their own; trains tell.
             println!("seed {seed}: starved, though alone");
-            (wrong, looks, hurried) = (wrong + 1, looks + agent.looks, hurried + agent.hurried);
+            (wrong, looks, hurried) = (wrong + 1, looks + agent.polls, hurried + agent.urgent_polls);
             continue;
         }
-        (looks, hurried) = (looks + agent.looks, hurried + agent.hurried);
+        (looks, hurried) = (looks + agent.polls, hurried + agent.urgent_polls);
         let begun_ns = agent.world.now_ns();
-        agent.world.add(Whose::Hidden, 9, Source::Paced(STATED / 2.0), begun_ns, u64::MAX);
+        agent.world.add(FlowOwner::UnseenCrossTraffic, 9, Source::Paced(STATED / 2.0), begun_ns, u64::MAX);
         let found = agent.starved(begun_ns + 200 * MS);
         delays.push(found.map_or(f64::INFINITY, |at| (at - begun_ns) as f64 / 1e6));
     }
@@ -89,7 +88,7 @@ fn delays(late_ns: u64) -> (Vec<f64>, f64, f64) {
 }
 
 #[test]
-fn what_is_told_at_once_brings_the_verdict_sooner() {
+fn late_rtt_events_speed_up_detection() {
     let [(without, ..), (with, looks, hurried)] = [0, LATE_NS].map(delays);
     let of = |delays: &[f64], part: f64| delays[((delays.len() - 1) as f64 * part) as usize];
     for (name, delays) in [("without", &without), ("with", &with)] {
@@ -101,7 +100,7 @@ fn what_is_told_at_once_brings_the_verdict_sooner() {
 }
 
 #[test]
-fn own_bursts_that_find_their_own_queues_starve_nobody() {
+fn own_bursts_do_not_report_starvation() {
     let mut told = 0;
     for seed in 0..40 {
         let bytes = [64e3, 128e3, 256e3, 1e6][seed as usize % 4];
@@ -109,14 +108,14 @@ fn own_bursts_that_find_their_own_queues_starve_nobody() {
         let mut agent = Agent::new(seed, LATE_NS, burst);
         let until_ns = agent.world.now_ns() + 2000 * MS;
         assert_eq!(agent.starved(until_ns), None, "seed {seed}");
-        told += agent.hurried;
+        told += agent.urgent_polls;
     }
     assert!(told >= 10, "{told} looks for late round trips");
 }
 
 /// What is told of a round trip: how long it took, what was sent since the one before, which had ended so long before, and of that what it measures.
 #[derive(Clone, Copy)]
-struct Told {
+struct LateRttEvent {
     took_ns: u64,
     bytes: u64,
     paused_ns: u32,
@@ -125,13 +124,13 @@ struct Told {
 
 /// Whether a connection that has sent 90% of its link for half a second is said to be starved for an event alone, which was so long ago; beside
 /// another connection that sends such a part of the link.
-fn said_for(told: Told, ago_ns: u64, beside: f64) -> bool {
-    let Told { took_ns, bytes, paused_ns, size } = told;
+fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
+    let LateRttEvent { took_ns, bytes, paused_ns, size } = told;
     let mut agent = Agent::new(7, 0, Source::Paced(STATED * (0.9 - beside)));
     let from_ns = agent.world.now_ns();
     if beside > 0.0 {
         agent.detector.take(&agent.world.add(
-            Whose::Own,
+            FlowOwner::Own,
             1,
             Source::Paced(STATED * beside),
             from_ns,
@@ -154,7 +153,7 @@ fn said_for(told: Told, ago_ns: u64, beside: f64) -> bool {
     agent.detector.take(&Record::Event(Event {
         time_ns: now_ns - ago_ns,
         flow,
-        kind: EventKind::LateRoundTrip as u32,
+        kind: EventKind::LateRtt as u32,
         count: u32::MAX,
         total: u64::MAX,
         burst_began_ns: sent_ns - MS,
@@ -165,30 +164,30 @@ fn said_for(told: Told, ago_ns: u64, beside: f64) -> bool {
     }));
     agent.detector.advance(now_ns);
     let found = std::iter::from_fn(|| agent.detector.poll()).last();
-    let starved = found.is_some_and(|found| found.signals.starved && found.cause == Cause::Others);
+    let starved = found.is_some_and(|found| found.signals.starved && found.cause == Cause::CrossTraffic);
     assert!(found.is_none_or(|found| !starved || found.state != State::None));
     starved
 }
 
 #[test]
-fn a_queue_that_leaps_up_is_told_at_once_where_nothing_else_explains_it() {
+fn unexplained_queue_jump_is_reported_at_once() {
     // The link takes 4 ms for 100,000 bytes, and the path at rest 0.9.
-    let told = Told { took_ns: 4_600_000, bytes: 24_000, paused_ns: 0, size: 6_000 };
-    assert!(said_for(told, 0, 0.0), "others came, and no look at flows was needed");
-    assert!(!said_for(Told { took_ns: 3_200_000, ..told }, 0, 0.0), "own bursts do as much");
-    let much = Told { bytes: 100_000, ..told };
-    assert!(!said_for(much, 0, 0.0), "what it sent explains it");
+    let told = LateRttEvent { took_ns: 4_600_000, bytes: 24_000, paused_ns: 0, size: 6_000 };
+    assert!(reports_starved(told, 0, 0.0), "others came, and no look at flows was needed");
+    assert!(!reports_starved(LateRttEvent { took_ns: 3_200_000, ..told }, 0, 0.0), "own bursts do as much");
+    let much = LateRttEvent { bytes: 100_000, ..told };
+    assert!(!reports_starved(much, 0, 0.0), "what it sent explains it");
     assert!(
-        said_for(Told { paused_ns: 3_000_000, ..much }, 0, 0.0),
+        reports_starved(LateRttEvent { paused_ns: 3_000_000, ..much }, 0, 0.0),
         "but not what had left the queue by then"
     );
-    let whole = Told { paused_ns: 3_000_000, size: 90_000, ..much };
-    assert!(!said_for(whole, 0, 0.0), "what was handed over all at once waited for itself");
+    let whole = LateRttEvent { paused_ns: 3_000_000, size: 90_000, ..much };
+    assert!(!reports_starved(whole, 0, 0.0), "what was handed over all at once waited for itself");
     assert!(
-        !said_for(Told { bytes: 1_000, ..told }, 0, 0.0),
+        !reports_starved(LateRttEvent { bytes: 1_000, ..told }, 0, 0.0),
         "an acknowledgement of little may have been delayed"
     );
-    assert!(!said_for(Told { took_ns: 9_600_000, ..told }, 0, 0.0), "a host stood still");
-    assert!(!said_for(told, 20 * MS, 0.0), "that was long ago");
-    assert!(!said_for(told, 0, 0.4), "what the other sent is not known yet");
+    assert!(!reports_starved(LateRttEvent { took_ns: 9_600_000, ..told }, 0, 0.0), "a host stood still");
+    assert!(!reports_starved(told, 20 * MS, 0.0), "that was long ago");
+    assert!(!reports_starved(told, 0, 0.4), "what the other sent is not known yet");
 }

@@ -18,10 +18,10 @@ const WIRE: f64 = 1514.0 * 8.0;
 
 /// Whose a flow is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whose {
+pub enum FlowOwner {
     Own,
-    Foreign,
-    Hidden,
+    CrossTraffic,
+    UnseenCrossTraffic,
 }
 
 /// What an application sends.
@@ -56,8 +56,8 @@ impl Default for Bottleneck {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
-    Ack { sent_ns: u64, measured: bool, marked: bool },
+enum Action {
+    Ack { sent_ns: u64, measured: bool, ecn_ce: bool },
     Loss,
     Send,
 }
@@ -67,7 +67,7 @@ struct Due {
     at_ns: std::cmp::Reverse<u64>,
     order: std::cmp::Reverse<u64>,
     flow: usize,
-    what: What,
+    action: Action,
 }
 
 impl Ord for Due {
@@ -83,14 +83,14 @@ impl PartialOrd for Due {
 }
 
 struct Flow {
-    whose: Whose,
+    owner: FlowOwner,
     source: Source,
     key: FlowKey,
     counters: TcpFlow,
-    told: TcpFlow,
+    last_snapshot: TcpFlow,
     window: f64,
     threshold: f64,
-    flying: f64,
+    in_flight: f64,
     backlog: f64,
     halved_ns: u64,
     measuring: bool,
@@ -152,7 +152,14 @@ impl World {
     }
 
     /// A flow to a host that begins at a time, and stops at another. The record says whose it is.
-    pub fn add(&mut self, whose: Whose, host: u32, source: Source, from_ns: u64, until_ns: u64) -> Record {
+    pub fn add(
+        &mut self,
+        whose: FlowOwner,
+        host: u32,
+        source: Source,
+        from_ns: u64,
+        until_ns: u64,
+    ) -> Record {
         let flow = self.flows.len();
         let key = FlowKey {
             local: FlowKey::mapped(1),
@@ -164,21 +171,21 @@ impl World {
             ..FlowKey::default()
         };
         self.flows.push(Flow {
-            whose,
+            owner: whose,
             source,
             key,
             counters: TcpFlow::default(),
-            told: TcpFlow::default(),
+            last_snapshot: TcpFlow::default(),
             window: 10.0 * 1448.0,
             threshold: f64::INFINITY,
-            flying: 0.0,
+            in_flight: 0.0,
             backlog: 0.0,
             halved_ns: 0,
             measuring: false,
             repeat: 0,
             stops_ns: until_ns,
         });
-        self.plan(from_ns, flow, What::Send);
+        self.plan(from_ns, flow, Action::Send);
         let (tenant, communicator) = (Label::new("tenant"), 1);
         let owner = Owner {
             time_ns: self.now_ns,
@@ -188,23 +195,23 @@ impl World {
             epoch: 0,
             from: 0,
             to: host,
-            holds: true,
+            owned: true,
         };
-        Record::Owner(Owner { holds: whose == Whose::Own, ..owner })
+        Record::Owner(Owner { owned: whose == FlowOwner::Own, ..owner })
     }
 
-    fn plan(&mut self, at_ns: u64, flow: usize, what: What) {
+    fn plan(&mut self, at_ns: u64, flow: usize, what: Action) {
         self.order += 1;
         let at_ns = std::cmp::Reverse(at_ns);
-        self.due.push(Due { at_ns, order: std::cmp::Reverse(self.order), flow, what });
+        self.due.push(Due { at_ns, order: std::cmp::Reverse(self.order), flow, action: what });
     }
 
     /// Runs until a time, and hands out what a reading then finds: events, and flows that have changed.
     pub fn poll(&mut self, until_ns: u64, mut take: impl FnMut(&Record)) {
         self.run(until_ns, &mut take);
         for flow in &mut self.flows {
-            if flow.whose != Whose::Hidden && flow.counters != flow.told {
-                flow.told = flow.counters;
+            if flow.owner != FlowOwner::UnseenCrossTraffic && flow.counters != flow.last_snapshot {
+                flow.last_snapshot = flow.counters;
                 take(&Record::Tcp { time_ns: until_ns, key: flow.key, flow: flow.counters });
             }
         }
@@ -218,12 +225,12 @@ impl World {
             }
             let Some(due) = self.due.pop() else { break };
             self.now_ns = self.now_ns.max(due.at_ns.0);
-            match due.what {
-                What::Send => self.wake(due.flow),
-                What::Ack { sent_ns, measured, marked } => {
+            match due.action {
+                Action::Send => self.wake(due.flow),
+                Action::Ack { sent_ns, measured, ecn_ce: marked } => {
                     self.acknowledge(due.flow, sent_ns, measured, marked)
                 }
-                What::Loss => self.lose(due.flow),
+                Action::Loss => self.lose(due.flow),
             }
             self.send(due.flow);
         }
@@ -245,7 +252,7 @@ impl World {
             Source::Paced(rate) => {
                 flow.backlog += PAYLOAD;
                 let gap = PAYLOAD / rate * 1e9 * self.random.random_range(0.2..1.8);
-                self.plan(now_ns + gap as u64, index, What::Send);
+                self.plan(now_ns + gap as u64, index, Action::Send);
             }
             Source::Bursts { bytes, .. } => flow.backlog = bytes,
         }
@@ -261,10 +268,10 @@ impl World {
                 flow.backlog = 0.0;
             }
             let again = flow.repeat > 0;
-            if flow.flying + PAYLOAD > flow.window.max(PAYLOAD) || (flow.backlog < PAYLOAD && !again) {
+            if flow.in_flight + PAYLOAD > flow.window.max(PAYLOAD) || (flow.backlog < PAYLOAD && !again) {
                 return;
             }
-            flow.flying += PAYLOAD;
+            flow.in_flight += PAYLOAD;
             count(&mut flow.counters, now_ns);
             let mut event = None;
             if again {
@@ -283,14 +290,14 @@ impl World {
                 flow.counters.egress.measured_bytes = flow.counters.egress.traffic.bytes as u32;
                 flow.counters.egress.measured_size = WIRE as u32;
             }
-            let hidden = flow.whose == Whose::Hidden;
+            let hidden = flow.owner == FlowOwner::UnseenCrossTraffic;
             self.events.extend(event.filter(|_| !hidden).map(Record::Event));
             if queue_ns > bottleneck.limit_ns {
                 if measured {
                     self.flows[index].measuring = false;
                     self.flows[index].counters.egress.measured_ns = 0;
                 }
-                self.plan(now_ns + (queue_ns + bottleneck.base_ns) as u64, index, What::Loss);
+                self.plan(now_ns + (queue_ns + bottleneck.base_ns) as u64, index, Action::Loss);
                 continue;
             }
             self.free_ns = self.free_ns.max(now_ns as f64) + WIRE / bottleneck.bytes_per_second * 1e9;
@@ -298,14 +305,14 @@ impl World {
             let noise = self.random.random::<f64>() * bottleneck.noise_ns * slow;
             let marked = bottleneck.mark_ns.is_some_and(|mark_ns| queue_ns > mark_ns);
             let back_ns = (self.free_ns + bottleneck.base_ns + noise) as u64;
-            self.plan(back_ns, index, What::Ack { sent_ns: now_ns, measured, marked });
+            self.plan(back_ns, index, Action::Ack { sent_ns: now_ns, measured, ecn_ce: marked });
         }
     }
 
     fn acknowledge(&mut self, index: usize, sent_ns: u64, measured: bool, marked: bool) {
         let now_ns = self.now_ns;
         let flow = &mut self.flows[index];
-        flow.flying -= PAYLOAD;
+        flow.in_flight -= PAYLOAD;
         flow.window += if flow.window < flow.threshold { PAYLOAD } else { PAYLOAD * PAYLOAD / flow.window };
         flow.window = flow.window.min(4e6);
         let ingress = &mut flow.counters.ingress;
@@ -318,9 +325,9 @@ impl World {
             flow.measuring = false;
             flow.counters.egress.measured_ns = 0;
             let trip = now_ns - sent_ns;
-            let trips = &mut flow.counters.egress.round_trips;
-            trips.least_ns = if trips.count == 0 { trip } else { trips.least_ns.min(trip) };
-            let (least_ns, late_ns) = (trips.least_ns, self.late_ns.max(trips.least_ns));
+            let trips = &mut flow.counters.egress.rtt;
+            trips.min_ns = if trips.count == 0 { trip } else { trips.min_ns.min(trip) };
+            let (least_ns, late_ns) = (trips.min_ns, self.late_ns.max(trips.min_ns));
             let late = trip - least_ns >= late_ns;
             let (before_ns, count) = (trips.last_ns, trips.count as u32 + 1);
             (trips.last_ns, trips.sum_ns, trips.count) = (trip, trips.sum_ns + trip, trips.count + 1);
@@ -328,11 +335,11 @@ impl World {
             let (sent, all) = (egress.measured_bytes, egress.traffic.bytes);
             let before = std::mem::replace(&mut egress.bytes_before, sent);
             let ended = std::mem::replace(&mut egress.ended, (now_ns >> 10) as u32);
-            if late && self.late_ns > 0 && flow.whose != Whose::Hidden {
+            if late && self.late_ns > 0 && flow.owner != FlowOwner::UnseenCrossTraffic {
                 self.events.push(Record::Event(Event {
                     time_ns: now_ns,
                     flow: FlowKey { direction: 2, ..flow.key },
-                    kind: EventKind::LateRoundTrip as u32,
+                    kind: EventKind::LateRtt as u32,
                     count,
                     total: all - u64::from((all as u32).wrapping_sub(sent)),
                     burst_began_ns: sent_ns - before_ns,
@@ -344,22 +351,22 @@ impl World {
             }
         }
         if marked {
-            flow.counters.ingress.echoed += PACKETS / 2;
+            flow.counters.ingress.ece += PACKETS / 2;
             halve(flow, now_ns, now_ns - sent_ns);
         }
         if let Source::Bursts { pause_ns, .. } = flow.source
-            && flow.flying < 1.0
+            && flow.in_flight < 1.0
             && flow.backlog < PAYLOAD
         {
             let pause_ns = (pause_ns as f64 * self.random.random_range(0.8..1.2)) as u64;
-            self.plan(now_ns + pause_ns, index, What::Send);
+            self.plan(now_ns + pause_ns, index, Action::Send);
         }
     }
 
     fn lose(&mut self, index: usize) {
         let now_ns = self.now_ns;
         let flow = &mut self.flows[index];
-        flow.flying -= PAYLOAD;
+        flow.in_flight -= PAYLOAD;
         flow.repeat += 1;
         halve(flow, now_ns, self.bottleneck.limit_ns as u64);
     }

@@ -9,14 +9,14 @@ mod signals;
 
 use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path};
 use harmonaize_events::Direction;
-use link::{Bottleneck, INTERFACE, MS, Source, Whose, World};
+use link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 const UPLINK: Link = Link { interface: INTERFACE, direction: Direction::Egress, path: Path::Whole };
 
 /// Lets time pass with a reading each millisecond, a little irregularly; hands out what is found.
-fn pass(
+fn advance(
     world: &mut World,
     detector: &mut Detector,
     random: &mut ChaCha8Rng,
@@ -40,7 +40,7 @@ struct Case {
     bottleneck: Bottleneck,
     stated: u64,
     own: Vec<Source>,
-    foreign: Option<Whose>,
+    cross_traffic: Option<FlowOwner>,
 }
 
 impl Case {
@@ -65,8 +65,9 @@ impl Case {
             }
             _ => vec![Source::Paced(capacity * random.random_range(0.05..0.3)); 2],
         };
-        let foreign = [Whose::Foreign, Whose::Foreign, Whose::Hidden][random.random_range(0..3)];
-        Self { seed, bottleneck, stated, own, foreign: (!seed.is_multiple_of(3)).then_some(foreign) }
+        let foreign = [FlowOwner::CrossTraffic, FlowOwner::CrossTraffic, FlowOwner::UnseenCrossTraffic]
+            [random.random_range(0..3)];
+        Self { seed, bottleneck, stated, own, cross_traffic: (!seed.is_multiple_of(3)).then_some(foreign) }
     }
 
     /// What is said of the uplink before a foreign flow begins, and then: by how much later others are its cause.
@@ -77,22 +78,22 @@ impl Case {
         detector.take(&world.link(self.stated));
         let begin = world.now_ns();
         for (host, source) in self.own.iter().enumerate() {
-            let record = world.add(Whose::Own, host as u32, *source, begin + MS * host as u64, u64::MAX);
+            let record = world.add(FlowOwner::Own, host as u32, *source, begin + MS * host as u64, u64::MAX);
             detector.take(&record);
         }
         let onset = begin + random.random_range(1000 * MS..1500 * MS);
         let mut before = Vec::new();
-        pass(&mut world, &mut detector, &mut random, onset, |found| before.push(found));
+        advance(&mut world, &mut detector, &mut random, onset, |found| before.push(found));
         before.retain(|found| found.link == UPLINK || found.signals.starved);
-        let Some(whose) = self.foreign else { return (before, None) };
+        let Some(whose) = self.cross_traffic else { return (before, None) };
         let record = world.add(whose, 0, Source::Greedy, world.now_ns(), u64::MAX);
-        if whose != Whose::Hidden {
+        if whose != FlowOwner::UnseenCrossTraffic {
             detector.take(&record);
         }
         let onset = world.now_ns();
         let mut after = None;
-        pass(&mut world, &mut detector, &mut random, onset + 200 * MS, |found| {
-            if found.link == UPLINK && found.cause == Cause::Others {
+        advance(&mut world, &mut detector, &mut random, onset + 200 * MS, |found| {
+            if found.link == UPLINK && found.cause == Cause::CrossTraffic {
                 after = after.or(Some(found.found_ns - onset));
             }
         });
@@ -115,7 +116,7 @@ fn summary(name: &str, mut delays: Vec<f64>) -> (f64, f64) {
 }
 
 #[test]
-fn who_congests_a_link_is_told_within_milliseconds() {
+fn congestion_cause_is_reported_within_milliseconds() {
     let (mut wrong, mut starved) = (0, 0);
     // Seen and not seen, on a link that our own traffic leaves room on, and on one that it fills.
     let mut delays: [Vec<f64>; 4] = Default::default();
@@ -128,18 +129,18 @@ fn who_congests_a_link_is_told_within_milliseconds() {
             println!("seed {seed}: starved, though alone: {case:?}");
         }
         starved += usize::from(known && before.iter().any(|found| found.signals.starved));
-        if before.iter().any(|found| found.link == UPLINK && found.cause == Cause::Others) {
+        if before.iter().any(|found| found.link == UPLINK && found.cause == Cause::CrossTraffic) {
             wrong += 1;
             println!("seed {seed}: others, though alone: {case:?}");
             continue;
         }
-        if let Some(whose) = case.foreign {
+        if let Some(whose) = case.cross_traffic {
             let filled = case.own.contains(&Source::Greedy);
             let after = after.map_or(f64::INFINITY, |after| after as f64 / 1e6);
             if after > 20.0 {
                 println!("seed {seed}: after {after:.1} ms: {case:?}");
             }
-            delays[usize::from(whose == Whose::Hidden) + 2 * usize::from(filled)].push(after);
+            delays[usize::from(whose == FlowOwner::UnseenCrossTraffic) + 2 * usize::from(filled)].push(after);
         }
     }
     let names = ["seen", "not seen", "seen, on a full link", "not seen, on a full link"];

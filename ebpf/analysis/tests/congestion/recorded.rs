@@ -37,7 +37,7 @@ fn starved(host: u8) -> Vec<u64> {
 }
 
 #[test]
-fn who_sends_over_the_congested_link_says_so_and_nobody_without_cause() {
+fn only_senders_on_the_congested_link_report() {
     let sends = starved(3);
     let after = ONSETS.map(|onset| sends.iter().find(|at| **at > onset).map(|at| (at - onset) / MS));
     println!("after ms {after:?}");

@@ -55,9 +55,9 @@ fn tcp(milliseconds: u64, rate: u64, mut change: impl FnMut(u64, &mut TcpFlow)) 
     found
 }
 
-fn trip(flow: &mut TcpFlow, trip_ns: u64) {
-    let trips = &mut flow.egress.round_trips;
-    trips.least_ns = if trips.count == 0 { trip_ns } else { trips.least_ns.min(trip_ns) };
+fn record_rtt(flow: &mut TcpFlow, trip_ns: u64) {
+    let trips = &mut flow.egress.rtt;
+    trips.min_ns = if trips.count == 0 { trip_ns } else { trips.min_ns.min(trip_ns) };
     (trips.last_ns, trips.sum_ns, trips.count) = (trip_ns, trips.sum_ns + trip_ns, trips.count + 1);
 }
 
@@ -68,7 +68,7 @@ fn a_quiet_link_is_not_congested() {
         add(&mut flow.egress.traffic, BEGIN + at * MS, random.random_range(1..40));
         // Now and then a round trip is late, because a processor was busy.
         let late = if random.random_bool(0.01) { random.random_range(MS..20 * MS) } else { 0 };
-        trip(flow, random.random_range(80_000..300_000) + late);
+        record_rtt(flow, random.random_range(80_000..300_000) + late);
         // Single losses, as of a bad cable.
         flow.egress.retransmissions += u64::from(random.random_bool(0.001));
     });
@@ -76,15 +76,15 @@ fn a_quiet_link_is_not_congested() {
 }
 
 #[test]
-fn a_receiver_that_holds_up_is_no_congestion() {
+fn slow_receivers_are_not_congestion() {
     let found = tcp(2_000, 125_000_000, |at, flow| {
         add(&mut flow.egress.traffic, BEGIN + at * MS, 4);
         if at < 500 {
-            trip(flow, 100_000);
+            record_rtt(flow, 100_000);
         } else {
             flow.ingress.zero_windows += u32::from(at % 20 == 0);
             flow.egress.retransmissions += u64::from(at % 20 == 10);
-            trip(flow, 20 * MS);
+            record_rtt(flow, 20 * MS);
         }
     });
     assert_eq!(found, []);
@@ -99,7 +99,7 @@ fn a_delayed_acknowledgement_is_no_congestion() {
             flow.egress.measured_ns = BEGIN + at * MS;
         } else if at % 50 == 40 {
             flow.egress.measured_ns = 0;
-            trip(flow, if at < 200 { 100_000 } else { 40 * MS });
+            record_rtt(flow, if at < 200 { 100_000 } else { 40 * MS });
         }
     });
     assert_eq!(found, []);
@@ -113,19 +113,19 @@ fn queued(packets: (u64, u64)) -> Vec<Congestion> {
         add(&mut flow.egress.traffic, BEGIN + at * MS, now);
         // A round trip each 5 ms is measured.
         if at % 5 == 0 {
-            trip(flow, trip_ns);
+            record_rtt(flow, trip_ns);
         }
     })
 }
 
 #[test]
-fn a_path_whose_queue_stands_while_too_little_passes_is_starved() {
+fn standing_queue_with_little_own_traffic_starves() {
     // The link takes 16 packets in a millisecond.
     let found = queued((16, 8));
     let starved: Vec<_> = found.iter().filter(|found| found.signals.starved).collect();
     let [one, ..] = starved.as_slice() else { panic!("{found:?}") };
     assert!(starved.iter().all(|found| found.link.path != Path::Whole || found.link == UPLINK));
-    assert_eq!(one.cause, Cause::Others);
+    assert_eq!(one.cause, Cause::CrossTraffic);
     assert!((205 * MS..225 * MS).contains(&(one.found_ns - BEGIN)), "{one:?}");
     for fine in [(16, 15), (16, 13), (1, 1)] {
         let found = queued(fine);
@@ -134,7 +134,7 @@ fn a_path_whose_queue_stands_while_too_little_passes_is_starved() {
 }
 
 #[test]
-fn losses_and_echoes_congest_what_leaves_and_marks_what_comes_in() {
+fn losses_and_ece_congest_egress_marks_ingress() {
     for signal in 0..3 {
         let found = tcp(200, 0, |at, flow| {
             add(&mut flow.egress.traffic, BEGIN + at * MS, 20);
@@ -142,8 +142,8 @@ fn losses_and_echoes_congest_what_leaves_and_marks_what_comes_in() {
             if at >= 100 {
                 match signal {
                     0 => flow.egress.retransmissions += 1,
-                    1 => flow.ingress.echoed += 5,
-                    _ => flow.ingress.traffic.marked += 5,
+                    1 => flow.ingress.ece += 5,
+                    _ => flow.ingress.traffic.ecn_ce += 5,
                 }
             }
         });
@@ -155,7 +155,7 @@ fn losses_and_echoes_congest_what_leaves_and_marks_what_comes_in() {
         assert_eq!(worst, Some(State::Severe), "signal {signal}");
         assert!(first.found_ns <= BEGIN + 110 * MS, "{first:?}");
         // What is not our own is others'.
-        assert_eq!(found.last().map(|one| one.cause), Some(Cause::Others), "{found:?}");
+        assert_eq!(found.last().map(|one| one.cause), Some(Cause::CrossTraffic), "{found:?}");
     }
 }
 
@@ -178,7 +178,7 @@ fn congestion_notifications_are_of_what_leaves() {
     }
     let path = Path::Remote { address: FlowKey::mapped(2), port: 0 };
     assert_eq!(found[0].link, Link { path, ..UPLINK }, "{found:?}");
-    assert!(found[0].signals.marks && found[0].found_ns <= BEGIN + 110 * MS, "{found:?}");
+    assert!(found[0].signals.ecn_ce && found[0].found_ns <= BEGIN + 110 * MS, "{found:?}");
     assert!(found.iter().all(|one| one.link.direction == Direction::Egress), "{found:?}");
 }
 
@@ -206,7 +206,7 @@ fn a_load_at_the_threshold_does_not_flap() {
 
 #[test]
 #[ignore = "takes a minute"]
-fn a_load_at_the_threshold_does_not_flap_for_hours() {
+fn threshold_load_does_not_flap_for_hours() {
     let first = std::env::var("HARMONAIZE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(100);
     println!(
         "run again: HARMONAIZE_SEED={first} cargo test -p harmonaize-analysis --test congestion -- --ignored"
@@ -228,7 +228,7 @@ fn a_gap_in_the_record_is_no_burst() {
         add(&mut flow.egress.traffic, time_ns, if at == 200 { 100_000 } else { 1 });
         if at % 10 == 0 {
             if at == 200 {
-                detector.take(&Record::Lost(Lost { time_ns, what: LostKind::Gap, count: 9 * MS }));
+                detector.take(&Record::Lost(Lost { time_ns, kind: LostKind::Gap, count: 9 * MS }));
             }
             detector.take(&Record::Tcp { time_ns, key: key(Protocol::Tcp, 0), flow });
         }
@@ -240,7 +240,8 @@ fn a_gap_in_the_record_is_no_burst() {
 #[test]
 fn any_records_are_taken() {
     let mut random = ChaCha8Rng::seed_from_u64(99);
-    let mut detector = Detector::new(Limits { flows: 50, links: 40, findings: 5, ..Limits::default() });
+    let mut detector =
+        Detector::new(Limits { max_flows: 50, max_links: 40, max_findings: 5, ..Limits::default() });
     let any = |random: &mut ChaCha8Rng| match random.random_range(0..4) {
         0 => 0,
         1 => u64::MAX,
@@ -262,8 +263,8 @@ fn any_records_are_taken() {
             last_ns: any(&mut random),
             burst_began_ns: any(&mut random),
             burst_after: any(&mut random),
-            marked: any(&mut random),
-            marked_ns: any(&mut random),
+            ecn_ce: any(&mut random),
+            congestion_signal_ns: any(&mut random),
         };
         let (ingress, egress) = (traffic(), traffic());
         let mut flow = TcpFlow::default();
@@ -271,12 +272,12 @@ fn any_records_are_taken() {
         flow.egress.retransmissions = any(&mut random);
         flow.ingress.zero_windows = any(&mut random) as u32;
         flow.egress.measured_ns = any(&mut random);
-        let trips = &mut flow.egress.round_trips;
-        (trips.least_ns, trips.last_ns) = (any(&mut random), any(&mut random));
+        let trips = &mut flow.egress.rtt;
+        (trips.min_ns, trips.last_ns) = (any(&mut random), any(&mut random));
         (trips.sum_ns, trips.count) = (any(&mut random), any(&mut random));
         let counters = RoceCounters {
             traffic: egress,
-            round_trips: flow.egress.round_trips,
+            rtt: flow.egress.rtt,
             gaps: any(&mut random),
             notifications: any(&mut random),
             measured_ns: any(&mut random),

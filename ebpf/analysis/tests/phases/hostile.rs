@@ -55,7 +55,7 @@ fn any(random: &mut ChaCha8Rng) -> Record {
             let counters = RoceCounters { traffic: traffic(random), ..RoceCounters::default() };
             Record::Roce { time_ns, key: key(random), counters }
         }
-        4 => Record::Lost(Lost { time_ns, what: LostKind::Gap, count: wild(random) }),
+        4 => Record::Lost(Lost { time_ns, kind: LostKind::Gap, count: wild(random) }),
         _ => Record::Event(Event {
             time_ns,
             flow: key(random),
@@ -73,7 +73,7 @@ fn wild_records_do_no_harm() {
     for seed in 0..20 {
         println!("seed {seed}");
         let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let limits = Limits { flows: 50, watched: 8, jobs: 2, findings: 4, ..Limits::default() };
+        let limits = Limits { max_flows: 50, max_watched: 8, jobs: 2, findings: 4, ..Limits::default() };
         let mut phases = Phases::new(limits);
         for _ in 0..5_000 {
             phases.take(&any(&mut random));

@@ -148,7 +148,7 @@ fn one_host_sees_its_own_edges() {
 }
 
 #[test]
-fn a_rank_that_computes_longer_is_named_in_its_iterations() {
+fn slow_rank_is_reported_in_its_iterations() {
     let (mut named, mut wrong, mut slow, mut clean) = (0, 0, 0, 0);
     for seed in 200..230 {
         println!("seed {seed}");
@@ -182,7 +182,7 @@ fn a_rank_that_computes_longer_is_named_in_its_iterations() {
 }
 
 #[test]
-fn jobs_on_the_same_hosts_are_told_apart() {
+fn jobs_on_the_same_hosts_are_separated() {
     let mut told = 0;
     for seed in 300..320 {
         println!("seed {seed}");
@@ -226,7 +226,7 @@ fn jobs_on_the_same_hosts_are_told_apart() {
 }
 
 #[test]
-fn lost_events_are_said_and_cost_little() {
+fn lost_events_are_flagged() {
     for seed in 400..420 {
         println!("seed {seed}");
         let mut random = ChaCha8Rng::seed_from_u64(seed);
@@ -275,7 +275,7 @@ fn other_traffic_has_no_phases() {
 }
 
 #[test]
-fn buckets_that_are_alike_are_taken_for_parts_of_iterations_in_the_end() {
+fn equal_buckets_are_merged_eventually() {
     for seed in 600..610 {
         println!("seed {seed}");
         let mut random = ChaCha8Rng::seed_from_u64(seed);

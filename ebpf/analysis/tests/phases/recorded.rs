@@ -48,7 +48,7 @@ impl Run {
 const RUNS: [&str; 3] = ["gloo-clean", "gloo-slow-link", "gloo-slow-worker"];
 
 #[test]
-fn every_iteration_is_found_as_the_training_logged_it() {
+fn iterations_match_the_training_log() {
     for name in RUNS {
         let run = Run::read(name);
         let (phases, jobs) = found(&run.all());
@@ -108,7 +108,7 @@ fn address(run: &Run, host: usize) -> u32 {
 }
 
 #[test]
-fn the_slow_worker_is_the_late_one_once_it_is_slow() {
+fn slow_worker_is_reported_late() {
     let run = Run::read("gloo-slow-worker");
     let (rank, from) = (&run.truth["injections"][0]["rank"], &run.truth["injections"][0]["from"]);
     let (rank, from) = (number(rank) as usize, number(from) as usize);

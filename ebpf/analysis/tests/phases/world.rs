@@ -105,7 +105,7 @@ pub fn records(mut packets: Vec<Packet>, watch: &Watch, seed: u64) -> Vec<Record
                 }
                 if lost > 0 {
                     let what = LostKind::Events;
-                    let gap = Lost { time_ns: sweep, what, count: std::mem::take(&mut lost) };
+                    let gap = Lost { time_ns: sweep, kind: what, count: std::mem::take(&mut lost) };
                     told.push((sweep, *host, Record::Lost(gap)));
                 }
                 if watch.totals {

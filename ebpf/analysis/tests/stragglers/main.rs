@@ -41,7 +41,7 @@ impl Case {
             let rank = random.random_range(0..ranks as u32);
             injected.link = Some((rank, random.random_range(0.15..0.4)));
             // By marks alone one of the two edges may hide behind the other.
-            injected.both_ways = ranks > 2 && view == View::Packets && random.random_bool(0.3);
+            injected.both_directions = ranks > 2 && view == View::Packets && random.random_bool(0.3);
         }
         let from = random.random_range(8..60);
         Self { seed, view, ranks, bytes, injected, from, until: from + random.random_range(6..30) }
@@ -119,7 +119,7 @@ fn runs(seeds: std::ops::Range<u64>) -> (u64, u64) {
 }
 
 #[test]
-fn stragglers_are_named_with_their_kind_within_three_iterations() {
+fn stragglers_are_classified_within_three_iterations() {
     let (right, all) = runs(0..400);
     assert!(right * 100 >= all * 99, "{right} of {all}");
 }
@@ -154,7 +154,7 @@ fn clean_iterations_raise_no_alarm() {
 /// Three long pauses of one rank in a row look like a slow worker: in 300,000 iterations that nothing was tuned on, that was so four times.
 #[test]
 #[ignore = "takes a minute"]
-fn verdicts_are_right_for_long() {
+fn long_runs_are_classified_correctly() {
     let given = std::env::var("HARMONAIZE_SEED").ok().and_then(|seed| seed.parse().ok());
     let first = given.unwrap_or(1000);
     println!(
@@ -196,7 +196,7 @@ fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
 }
 
 #[test]
-fn a_pause_in_operations_that_overlap_is_one_pause() {
+fn pause_over_overlapping_operations_counts_once() {
     let found = overlapping(20_000_000, |iteration| iteration % 7 == 3);
     assert!(found.is_empty(), "{found:?}");
     let found = overlapping(20_000_000, |iteration| iteration >= 20);

@@ -77,11 +77,11 @@ fn as_injected(run: &str, kind: Kind) {
 }
 
 #[test]
-fn a_slow_worker_is_found_in_its_third_iteration() {
+fn slow_worker_is_found_in_third_iteration() {
     as_injected("gloo-slow-worker", Kind::Compute);
 }
 
 #[test]
-fn a_slow_link_is_found_in_its_third_iteration() {
+fn slow_link_is_found_in_third_iteration() {
     as_injected("gloo-slow-link", Kind::Network);
 }

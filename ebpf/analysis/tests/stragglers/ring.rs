@@ -17,7 +17,7 @@ pub(crate) struct Injected {
     /// The edge that leaves a rank, and which part of its rate is left.
     pub(crate) link: Option<(u32, f64)>,
     /// So does the edge that comes in.
-    pub(crate) both_ways: bool,
+    pub(crate) both_directions: bool,
     /// And it loses this part of its packets.
     pub(crate) loss: f64,
 }
@@ -35,8 +35,8 @@ pub(crate) enum View {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece {
     pub(crate) handed: f64,
-    pub(crate) left: f64,
-    pub(crate) gone: f64,
+    pub(crate) sent: f64,
+    pub(crate) egressed: f64,
     pub(crate) arrived: f64,
     pub(crate) bytes: f64,
 }
@@ -102,7 +102,7 @@ impl Ring {
             for rank in 0..self.ranks {
                 let next = (rank + 1) % self.ranks;
                 let slow = injected.link.filter(|(from, _)| {
-                    *from as usize == rank || injected.both_ways && *from as usize == next
+                    *from as usize == rank || injected.both_directions && *from as usize == next
                 });
                 let rate = clean.rate * slow.map_or(1.0, |(_, part)| part);
                 let mut delay = self.exponential(clean.turnaround);
@@ -124,8 +124,8 @@ impl Ring {
                     arrived[next][piece] = gone + clean.latency;
                     pieces[rank].push(Piece {
                         handed,
-                        left,
-                        gone,
+                        sent: left,
+                        egressed: gone,
                         arrived: gone + clean.latency,
                         bytes: segment,
                     });
@@ -158,12 +158,12 @@ impl Ring {
             EdgeTimes {
                 from: rank as u32,
                 to: to as u32,
-                first_ns: self.clock(rank, if packets { first.left } else { first.handed }),
-                last_ns: self.clock(rank, if packets { last.left } else { last.handed }),
+                first_ns: self.clock(rank, if packets { first.sent } else { first.handed }),
+                last_ns: self.clock(rank, if packets { last.sent } else { last.handed }),
                 arrived_ns: self.clock(to, last.arrived),
                 active_ns: packets.then(|| active(pieces) as u64),
                 bytes: pieces.iter().map(|piece| piece.bytes).sum::<f64>() as u64,
-                round_trip_ns: packets.then(|| round_trip(&self.clean, pieces) as u64),
+                rtt_ns: packets.then(|| rtt(&self.clean, pieces) as u64),
                 retransmissions: if packets { *repeats } else { 0 },
             }
         });
@@ -180,14 +180,14 @@ fn active(pieces: &[Piece]) -> f64 {
     let mut sum = 0.0;
     let mut until = f64::NEG_INFINITY;
     for piece in pieces {
-        sum += if piece.left - until > 5e5 { piece.gone - piece.left } else { piece.gone - until };
-        until = piece.gone;
+        sum += if piece.sent - until > 5e5 { piece.egressed - piece.sent } else { piece.egressed - until };
+        until = piece.egressed;
     }
     sum
 }
 
 /// The mean time from a piece leaving the sender's stack to its acknowledgement.
-fn round_trip(clean: &Clean, pieces: &[Piece]) -> f64 {
-    let one = |piece: &Piece| piece.gone - piece.handed + 2.0 * clean.latency;
+fn rtt(clean: &Clean, pieces: &[Piece]) -> f64 {
+    let one = |piece: &Piece| piece.egressed - piece.handed + 2.0 * clean.latency;
     pieces.iter().map(one).sum::<f64>() / pieces.len() as f64
 }

@@ -38,10 +38,10 @@ impl Line {
     }
 
     fn tcp(&mut self, direction: Direction, segment: Segment) {
-        self.marked_tcp(direction, segment, 0);
+        self.tcp_with_ecn(direction, segment, 0);
     }
 
-    fn marked_tcp(&mut self, direction: Direction, mut segment: Segment, ecn: u8) {
+    fn tcp_with_ecn(&mut self, direction: Direction, mut segment: Segment, ecn: u8) {
         (segment.source, segment.destination) = if direction == Egress { (1000, 2000) } else { (2000, 1000) };
         let (source, destination) = ends(direction);
         self.pass(direction, &ip(source, destination, 6, ecn, &segment.bytes()), None);
@@ -89,7 +89,7 @@ impl Line {
     }
 
     /// Kinds and totals of the events since the last look, without those of flows that began.
-    fn told(&mut self) -> Vec<(EventKind, u64)> {
+    fn event_totals(&mut self) -> Vec<(EventKind, u64)> {
         let kind = |event: &Event| EventKind::from_number(event.kind).unwrap();
         let events = self.events();
         let of_note = events.iter().filter(|event| kind(event) != EventKind::FlowBegan);
@@ -134,7 +134,7 @@ fn tcp_retransmissions_are_found_by_sequence_numbers() {
     let own = line.connection().egress;
     assert_eq!((own.retransmissions, own.jumps, own.next_sequence), (5, 0, start.wrapping_add(452)));
     let told: Vec<_> = (1..6).map(|total| (EventKind::Retransmission, total)).collect();
-    assert_eq!(line.told(), told);
+    assert_eq!(line.event_totals(), told);
     // What cannot belong to it begins anew instead of being counted as anything.
     line.tcp(Egress, data(start.wrapping_add(1 << 31), 100));
     line.tcp(Egress, data(start.wrapping_add((1 << 31) + 100), 100));
@@ -145,46 +145,46 @@ fn tcp_retransmissions_are_found_by_sequence_numbers() {
 }
 
 #[test]
-fn tcp_round_trips_are_measured_without_what_was_sent_again() {
+fn tcp_rtts_exclude_retransmissions() {
     let Some(mut line) = Line::quiet() else { return };
     line.tcp(Egress, data(0, 100));
     line.tcp(Egress, data(100, 100));
     line.tcp(Ingress, ack(99));
-    assert_eq!(line.connection().egress.round_trips.count, 0, "not yet all of it");
+    assert_eq!(line.connection().egress.rtt.count, 0, "not yet all of it");
     line.tcp(Ingress, ack(200));
-    let trips = line.connection().egress.round_trips;
+    let trips = line.connection().egress.rtt;
     let most = u64::try_from(line.begun.elapsed().as_nanos()).unwrap();
-    assert_eq!((trips.count, trips.last_ns, trips.sum_ns), (1, trips.least_ns, trips.least_ns));
+    assert_eq!((trips.count, trips.last_ns, trips.sum_ns), (1, trips.min_ns, trips.min_ns));
     assert!(trips.last_ns > 0 && trips.last_ns < most, "{trips:?}");
     // Karn: sent again, and acknowledged.
     line.tcp(Egress, data(200, 100));
     line.tcp(Egress, data(200, 100));
     line.tcp(Ingress, ack(300));
-    assert_eq!(line.connection().egress.round_trips.count, 1);
+    assert_eq!(line.connection().egress.rtt.count, 1);
     line.tcp(Egress, data(300, 100));
     line.tcp(Ingress, ack(400));
     // The other direction has its own.
     line.tcp(Ingress, data(0, 1));
     line.tcp(Egress, Segment { acknowledgement: 1, ..data(400, 0) });
     let flow = line.connection();
-    assert_eq!((flow.egress.round_trips.count, flow.ingress.round_trips.count), (2, 1));
-    assert!(flow.egress.round_trips.least_ns <= flow.egress.round_trips.last_ns);
+    assert_eq!((flow.egress.rtt.count, flow.ingress.rtt.count), (2, 1));
+    assert!(flow.egress.rtt.min_ns <= flow.egress.rtt.last_ns);
 }
 
 #[test]
-fn tcp_congestion_is_counted_and_told_once() {
+fn tcp_congestion_is_counted_and_reported_once() {
     let Some(mut line) = Line::quiet() else { return };
     line.tcp(Egress, Segment { flags: SYN | ECE | CWR, window: 0, ..data(0, 0) });
-    line.marked_tcp(Ingress, data(0, 10), 3);
-    line.marked_tcp(Ingress, data(10, 10), 3);
-    line.marked_tcp(Ingress, data(20, 10), 1);
+    line.tcp_with_ecn(Ingress, data(0, 10), 3);
+    line.tcp_with_ecn(Ingress, data(10, 10), 3);
+    line.tcp_with_ecn(Ingress, data(20, 10), 1);
     line.tcp(Egress, Segment { flags: ACK | ECE, ..ack(30) });
     line.tcp(Ingress, Segment { flags: ACK | CWR, window: 0, ..data(30, 10) });
     let flow = line.connection();
-    assert_eq!((flow.ingress.traffic.marked, flow.egress.traffic.marked), (2, 0));
-    assert_eq!((flow.egress.echoed, flow.egress.slowed, flow.egress.zero_windows), (1, 0, 0));
-    assert_eq!((flow.ingress.echoed, flow.ingress.slowed, flow.ingress.zero_windows), (0, 1, 1));
-    assert_eq!(line.told(), [(EventKind::CongestionBegan, 1)]);
+    assert_eq!((flow.ingress.traffic.ecn_ce, flow.egress.traffic.ecn_ce), (2, 0));
+    assert_eq!((flow.egress.ece, flow.egress.cwr, flow.egress.zero_windows), (1, 0, 0));
+    assert_eq!((flow.ingress.ece, flow.ingress.cwr, flow.ingress.zero_windows), (0, 1, 1));
+    assert_eq!(line.event_totals(), [(EventKind::CongestionBegan, 1)]);
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn buffers_of_several_segments_count_as_those() {
         let (key, flow) = flows.tcp.iter().find(|(key, _)| key.remote_address() == address).unwrap();
         assert_eq!(key.local_address(), own);
         let traffic = flow.egress.traffic;
-        assert_eq!((traffic.packets, traffic.bytes, traffic.marked), (6, 2 * (3000 + 3 * headers), 6));
+        assert_eq!((traffic.packets, traffic.bytes, traffic.ecn_ce), (6, 2 * (3000 + 3 * headers), 6));
         assert_eq!(flow.egress.retransmissions, 3);
     }
     let totals = line.collector.totals(Programs::TRIAL_INTERFACE).unwrap().egress;
@@ -212,7 +212,7 @@ fn buffers_of_several_segments_count_as_those() {
 }
 
 #[test]
-fn a_buffer_that_is_old_in_part_counts_its_old_segments() {
+fn partly_retransmitted_buffers_count_old_segments() {
     let Some(mut line) = Line::quiet() else { return };
     line.tcp(Egress, data(0, 1500));
     let mut again = data(0, 3000);
@@ -224,7 +224,7 @@ fn a_buffer_that_is_old_in_part_counts_its_old_segments() {
 
 /// Events can be waited for by the descriptor.
 #[test]
-fn events_wake_who_polls() {
+fn events_make_the_fd_readable() {
     let Some(mut line) = Line::quiet() else { return };
     let ready = |line: &Line| {
         let mut polled = [PollFd::new(&line.collector, PollFlags::IN)];
@@ -238,7 +238,7 @@ fn events_wake_who_polls() {
 }
 
 #[test]
-fn bursts_are_told_when_the_next_begins() {
+fn bursts_are_reported_when_the_next_begins() {
     // Any time at all between two packets is a gap.
     let Some(mut line) = Line::with(Options { idle_gap: Duration::ZERO, ..Options::default() }) else {
         return;
@@ -316,11 +316,11 @@ fn roce_requests_are_measured_to_their_answers() {
     let (own, other) = (line.queue_pair(Egress, 7), line.queue_pair(Ingress, 9));
     assert_eq!((own.writes, own.reads, own.atomics, own.traffic.packets), (3, 1, 1, 5));
     assert_eq!((other.acknowledgements, other.read_responses, other.atomics), (3, 3, 1));
-    assert_eq!((own.gaps, own.repeats, other.gaps, other.repeats), (0, 0, 0, 0));
-    assert_eq!((own.round_trips.count, other.round_trips.count), (3, 0));
-    assert!(own.round_trips.least_ns > 0 && own.round_trips.sum_ns < most);
+    assert_eq!((own.gaps, own.retransmissions, other.gaps, other.retransmissions), (0, 0, 0, 0));
+    assert_eq!((own.rtt.count, other.rtt.count), (3, 0));
+    assert!(own.rtt.min_ns > 0 && own.rtt.sum_ns < most);
     assert_eq!((own.source_port, own.next_request), (50_000, 5));
-    assert_eq!(line.told(), []);
+    assert_eq!(line.event_totals(), []);
     assert_eq!(line.collector.losses().unwrap().ambiguous, 0);
 }
 
@@ -336,16 +336,16 @@ fn roce_gaps_repeats_and_refusals_are_found() {
     line.roce(Egress, answer(6, 12, 0x62));
     line.roce(Egress, answer(6, 12, 0x40));
     let (own, other) = (line.queue_pair(Ingress, 5), line.queue_pair(Egress, 6));
-    assert_eq!((own.sends, own.gaps, own.repeats), (9, 2, 4));
+    assert_eq!((own.sends, own.gaps, own.retransmissions), (9, 2, 4));
     assert_eq!((other.sequence_naks, other.not_ready_naks, other.fatal_naks, other.unknown), (1, 1, 1, 1));
     let mut told = vec![(EventKind::Gap, 2)];
     told.extend((1..5).map(|total| (EventKind::Retransmission, total)));
     told.extend((1..4).map(|total| (EventKind::Refusal, total)));
-    assert_eq!(line.told(), told);
+    assert_eq!(line.event_totals(), told);
 }
 
 #[test]
-fn roce_reads_leave_out_numbers_and_responses_do_not() {
+fn roce_reads_skip_sequence_numbers_responses_do_not() {
     let Some(mut line) = Line::quiet() else { return };
     line.roce(Egress, transfer(READ, 7, 100));
     line.roce(Egress, transfer(SEND_ONLY, 7, 164));
@@ -359,15 +359,15 @@ fn roce_reads_leave_out_numbers_and_responses_do_not() {
     line.roce(Ingress, transfer(RESPONSE_LAST, 9, 163));
     let (own, other) = (line.queue_pair(Egress, 7), line.queue_pair(Ingress, 9));
     assert_eq!(
-        (own.gaps, own.repeats),
+        (own.gaps, own.retransmissions),
         (1, 0),
         "behind the READ any number may come, behind a SEND the next"
     );
-    assert_eq!((other.gaps, other.repeats, other.read_responses), (2, 1, 63));
+    assert_eq!((other.gaps, other.retransmissions, other.read_responses), (2, 1, 63));
 }
 
 #[test]
-fn roce_datagrams_have_no_sequence_and_unreliable_connections_have() {
+fn roce_sequences_apply_to_connections_not_datagrams() {
     let Some(mut line) = Line::quiet() else { return };
     for sequence in [5, 900, 3] {
         line.roce(Egress, asking(0x60 | SEND_ONLY, 1, sequence));
@@ -381,16 +381,16 @@ fn roce_datagrams_have_no_sequence_and_unreliable_connections_have() {
         line.roce(Egress, transfer(opcode, queue_pair, 1));
     }
     let (datagrams, connected) = (line.queue_pair(Egress, 1), line.queue_pair(Egress, 2));
-    assert_eq!((datagrams.sends, datagrams.gaps, datagrams.repeats), (3, 0, 0));
-    assert_eq!((connected.sends, connected.gaps, connected.repeats), (3, 894, 1));
+    assert_eq!((datagrams.sends, datagrams.gaps, datagrams.retransmissions), (3, 0, 0));
+    assert_eq!((connected.sends, connected.gaps, connected.retransmissions), (3, 894, 1));
     assert_eq!(line.queue_pair(Egress, 3).unknown, 6);
     // Neither is acknowledged.
     line.roce(Ingress, answer(4, 900, 0));
-    assert_eq!(line.queue_pair(Egress, 2).round_trips.count, 0);
+    assert_eq!(line.queue_pair(Egress, 2).rtt.count, 0);
 }
 
 #[test]
-fn roce_requests_that_cannot_be_told_apart_are_not_measured() {
+fn ambiguous_roce_requests_are_not_measured() {
     let Some(mut line) = Line::quiet() else { return };
     // Two queue pairs to one host with the same number under way: whose ACK is it?
     line.roce(Egress, asking(SEND_ONLY, 1, 50));
@@ -401,23 +401,23 @@ fn roce_requests_that_cannot_be_told_apart_are_not_measured() {
     line.roce(Egress, asking(SEND_ONLY, 1, 51));
     line.roce(Egress, asking(SEND_ONLY, 1, 51));
     line.roce(Ingress, answer(8, 51, 0));
-    assert_eq!(line.queue_pair(Egress, 1).round_trips.count, 0);
-    assert_eq!(line.queue_pair(Egress, 2).round_trips.count, 0);
+    assert_eq!(line.queue_pair(Egress, 1).rtt.count, 0);
+    assert_eq!(line.queue_pair(Egress, 2).rtt.count, 0);
     assert_eq!(line.collector.losses().unwrap().ambiguous, 1);
     line.roce(Egress, asking(SEND_ONLY, 1, 52));
     line.roce(Ingress, answer(8, 52, 0));
-    assert_eq!(line.queue_pair(Egress, 1).round_trips.count, 1, "and afterwards all is well");
+    assert_eq!(line.queue_pair(Egress, 1).rtt.count, 1, "and afterwards all is well");
 }
 
 #[test]
-fn roce_congestion_notifications_are_told_once() {
+fn roce_cnps_are_reported_once() {
     let Some(mut line) = Line::quiet() else { return };
     for _ in 0..3 {
         line.roce(Ingress, transfer(CNP, 3, 0));
     }
     let own = line.queue_pair(Ingress, 3);
     assert_eq!((own.notifications, own.traffic.packets, own.gaps, own.unknown), (3, 3, 0, 0));
-    assert_eq!(line.told(), [(EventKind::CongestionBegan, 1)]);
+    assert_eq!(line.event_totals(), [(EventKind::CongestionBegan, 1)]);
 }
 
 /// 100,000 short flows through a table of 1,024 and a ring of 630 events: what is lost is counted, to the last one.

@@ -247,7 +247,7 @@ fn every_truncation_is_counted() {
 /// The program before the stack counts the same packets as the one behind it, flow by flow.
 #[test]
 fn packets_before_the_stack_are_counted_alike() {
-    let Some(mut collector) = collector(Options { early: true, ..Options::default() }) else { return };
+    let Some(mut collector) = collector(Options { xdp: true, ..Options::default() }) else { return };
     let mut random = ChaCha8Rng::seed_from_u64(seed());
     let mut expected = Counts::new();
     for number in 0..PACKETS / 3 {
@@ -255,9 +255,7 @@ fn packets_before_the_stack_are_counted_alike() {
         let kind = model::read(&packet, false);
         let before = if number == 0 { Totals::default() } else { totals(&collector, Direction::Ingress) };
         let trial = Trial { direction: Direction::Ingress, packet: &packet, segments: None, repeat: 1 };
-        collector
-            .trial_early(trial)
-            .unwrap_or_else(|error| panic!("packet {number}: {error}: {packet:02x?}"));
+        collector.trial_xdp(trial).unwrap_or_else(|error| panic!("packet {number}: {error}: {packet:02x?}"));
         let change = less(totals(&collector, Direction::Ingress), before);
         assert_eq!(change, kind.totals(packet.len()), "packet {number} {kind:?}: {packet:02x?}");
         if let Kind::Tcp(flow) | Kind::Roce(flow) = kind {

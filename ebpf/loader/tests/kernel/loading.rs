@@ -18,9 +18,10 @@ fn the_verifier_stays_within_the_budget() {
     for (diagnosis, types) in [(false, None), (false, Some(own_types)), (true, None)] {
         let endpoints = Some(EndpointOptions { types, ..EndpointOptions::default() });
         let late_round_trip = Duration::from_micros(2500);
-        let options = Options { early: true, late_round_trip, endpoints, diagnosis, ..Options::default() };
+        let options =
+            Options { xdp: true, late_rtt: late_round_trip, endpoints, diagnosis, ..Options::default() };
         let Some(collector) = collector(options) else { return };
-        budget::hold(&collector, diagnosis);
+        budget::check_budget(&collector, diagnosis);
     }
 }
 
@@ -137,7 +138,7 @@ fn the_capabilities_that_are_asked_for_are_enough() {
 
 fn options() -> Options {
     let endpoints = Some(EndpointOptions::default());
-    Options { run_time: true, early: true, endpoints, ..Options::default() }
+    Options { run_time: true, xdp: true, endpoints, ..Options::default() }
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn interfaces_that_are_not_there_are_named() {
     let error = collector.attach("no-such-device").unwrap_err();
     assert_eq!(error.to_string(), "there is no interface named no-such-device in this network namespace");
     assert!(matches!(collector.detach("lo"), Err(Error::NotAttached { .. })));
-    assert!(matches!(collector.totals(1), Err(Error::Table { .. })));
+    assert!(matches!(collector.totals(1), Err(Error::Map { .. })));
 }
 
 /// What cannot be had of the kernel's own structures is said, and the rest goes on.

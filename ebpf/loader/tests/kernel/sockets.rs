@@ -26,7 +26,7 @@ fn connected(user: u32, port: u16, to: SocketAddrV4) -> TcpStream {
 }
 
 /// What is known of the end that connected.
-fn known(collector: &mut Programs, near: SocketAddrV4, far: SocketAddrV4) -> Option<Socket> {
+fn find_socket(collector: &mut Programs, near: SocketAddrV4, far: SocketAddrV4) -> Option<Socket> {
     let mut endpoints = Endpoints::default();
     collector.read_endpoints(&mut endpoints).unwrap();
     let ports = |key: &SocketKey| (key.local_port, key.remote_port);
@@ -43,7 +43,7 @@ fn address(stream: &TcpStream) -> SocketAddrV4 {
 
 /// A connection that has the addresses and ports of one that is over is its own user's, and counts its own samples.
 #[test]
-fn a_connection_in_the_place_of_another_has_its_own_owner() {
+fn reused_connection_tuple_has_its_own_owner() {
     let own_types = std::path::PathBuf::from("/sys/kernel/btf/vmlinux");
     for types in [None, Some(own_types)] {
         let namespaces = vec![own_namespace().unwrap()];
@@ -54,7 +54,10 @@ fn a_connection_in_the_place_of_another_has_its_own_owner() {
             return;
         };
         if collector.tracing().and_then(|tracing| tracing.tcp()).is_none() {
-            eprintln!("SKIPPED: this kernel does not show its sockets: {:?}", collector.missing());
+            harmonaize_testkit::strict::skip_test(format_args!(
+                "this kernel does not show its sockets: {:?}",
+                collector.missing()
+            ));
             return;
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -70,14 +73,14 @@ fn a_connection_in_the_place_of_another_has_its_own_owner() {
                 far.write_all(b"!").unwrap();
                 near.read_exact(&mut [0]).unwrap();
             }
-            let socket = known(&mut collector, address(&near), to).unwrap();
+            let socket = find_socket(&mut collector, address(&near), to).unwrap();
             assert_eq!((socket.user, socket.state), (user, 1), "{socket:?}");
             samples.push(socket.samples);
             port = address(&near).port();
             let from = address(&near);
             drop((near, far));
             // What is over is its owner's until another takes its place.
-            let socket = known(&mut collector, from, to).unwrap();
+            let socket = find_socket(&mut collector, from, to).unwrap();
             assert_eq!((socket.user, socket.state), (user, 7), "{socket:?}");
         }
         assert!(samples[0] > 20 && samples[1] < 20 && samples[2] < 20, "{samples:?}");

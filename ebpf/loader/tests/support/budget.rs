@@ -4,7 +4,7 @@ use harmonaize_loader::Programs;
 use toml::Table;
 
 /// Fails where a program has no budget, or the verifier went through more instructions. Those for diagnosis have budgets of their own.
-pub(crate) fn hold(programs: &Programs, diagnosis: bool) {
+pub(crate) fn check_budget(programs: &Programs, diagnosis: bool) {
     let budget: Table = include_str!("../../../objects/budget.toml").parse().unwrap();
     let most = |table: &str, name: &str| budget.get(table)?.get(name)?.as_integer();
     for program in programs.cost().unwrap().programs {
@@ -17,7 +17,9 @@ pub(crate) fn hold(programs: &Programs, diagnosis: bool) {
                 eprintln!("{name}: {verified} of {most} instructions");
                 assert!(i64::from(verified) <= most, "{name}: {verified} of {most}");
             }
-            None => eprintln!("SKIPPED: this kernel does not tell how many instructions it verified"),
+            None => harmonaize_testkit::strict::skip_test(
+                "this kernel does not say how many instructions it verified",
+            ),
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn collector(options: Options) -> Option<Programs> {
     match Programs::open(&options) {
         Ok(collector) => Some(collector),
         Err(error @ (Error::Privilege { .. } | Error::Kernel { .. } | Error::Denied { .. })) => {
-            eprintln!("SKIPPED: this test loads programs into the kernel: {error}");
+            harmonaize_testkit::strict::skip_test(format_args!("it loads programs into the kernel: {error}"));
             None
         }
         Err(error) => panic!("{error}"),

@@ -6,13 +6,13 @@
 /// Why something is told.
 #[derive(Clone, Copy)]
 #[repr(u32)]
-pub enum Why {
+pub enum Reason {
     /// A header ends beyond what the one before it, or the link, says.
-    Beyond,
+    HeaderBeyondEnd,
     /// Headers go on deeper than is looked.
-    Deep,
+    TooDeep,
     /// The buffer is shorter than its headers, or they cannot be moved to its beginning.
-    Piece,
+    Truncated,
     /// The IP header contradicts the link's, or is shorter than one.
     Version,
     /// The IP packet's length contradicts the buffer's or its header's.
@@ -24,20 +24,20 @@ pub enum Why {
     /// A datagram to the port of RoCE is no longer than its headers, or longer than its packet.
     UdpLength,
     /// The transport header of RoCE is of another version.
-    Base,
+    Bth,
     /// The interface is not listed.
-    Unlisted,
+    UnregisteredInterface,
     /// The flow found no place in the table, or another has its short key.
-    Unplaced,
+    NoFlowSlot,
     /// The ring of events was full.
-    Ring,
+    RingFull,
 }
 
 /// Tells why; `headers` is up to where headers are known, in bytes.
 #[inline(always)]
-pub fn tell(why: Why, egress: bool, interface: u32, length: u32, headers: u32) {
+pub fn report(why: Reason, egress: bool, interface: u32, length: u32, headers: u32) {
     #[cfg(feature = "diagnosis")]
-    told::tell_reason(why as u32, u32::from(egress), interface, length, headers);
+    told::report_reason(why as u32, u32::from(egress), interface, length, headers);
     #[cfg(not(feature = "diagnosis"))]
     let _ = (why, egress, interface, length, headers);
 }
@@ -52,25 +52,25 @@ pub fn note_full_ring() {
 
 /// Tells what was noted.
 #[inline(always)]
-pub fn tell_noted(egress: bool, interface: u32, length: u32, headers: u32) {
+pub fn report_noted(egress: bool, interface: u32, length: u32, headers: u32) {
     #[cfg(feature = "diagnosis")]
     if told::was_noted() {
-        tell(Why::Ring, egress, interface, length, headers);
+        report(Reason::RingFull, egress, interface, length, headers);
     }
     #[cfg(not(feature = "diagnosis"))]
-    let _ = (Why::Ring, egress, interface, length, headers);
+    let _ = (Reason::RingFull, egress, interface, length, headers);
 }
 
 #[cfg(feature = "diagnosis")]
 mod told {
-    use super::Why;
+    use super::Reason;
     use crate::traffic;
     use aya_ebpf::macros::map;
     use aya_ebpf::maps::PerCpuArray;
     use aya_log_ebpf::warn;
 
     /// Between two records on a processor, in nanoseconds.
-    const APART_NS: u64 = 10_000_000;
+    const MIN_INTERVAL_NS: u64 = 10_000_000;
 
     /// When this processor last told something, and how much it has not told since.
     #[map]
@@ -97,20 +97,20 @@ mod told {
     /// A global function: the verifier goes through it once.
     #[unsafe(no_mangle)]
     #[inline(never)]
-    pub extern "C" fn tell_reason(why: u32, egress: u32, interface: u32, length: u32, headers: u32) -> u32 {
+    pub extern "C" fn report_reason(why: u32, egress: u32, interface: u32, length: u32, headers: u32) -> u32 {
         let Some(told) = TOLD.get_ptr_mut(0) else { return 0 };
         // SAFETY: the array's only entry is always there, and this processor runs nothing else of ours.
         let [last_ns, untold] = unsafe { &mut *told };
         let now = traffic::now();
-        if *last_ns != 0 && !traffic::longer(now, *last_ns, APART_NS) {
+        if *last_ns != 0 && !traffic::exceeds(now, *last_ns, MIN_INTERVAL_NS) {
             *untold += 1;
             return 0;
         }
         let before = *untold;
         (*last_ns, *untold) = (now, 0);
-        macro_rules! say {
+        macro_rules! report {
             ($($reason:ident $text:literal,)*) => {
-                $(if why == Why::$reason as u32 {
+                $(if why == Reason::$reason as u32 {
                     warn!(
                         (),
                         "interface {}, egress {}: {}; {} bytes, headers known up to {}, untold before {}",
@@ -120,19 +120,19 @@ mod told {
                 })*
             };
         }
-        say! {
-            Beyond "a header ends beyond its packet",
-            Deep "headers deeper than is looked",
-            Piece "headers that the buffer does not have",
+        report! {
+            HeaderBeyondEnd "a header ends beyond its packet",
+            TooDeep "headers deeper than is looked",
+            Truncated "headers that the buffer does not have",
             Version "an IP header of another version or too short",
             Length "the IP length contradicts the buffer",
             Fragment "a fragment",
             TcpOffset "the TCP header contradicts the packet",
             UdpLength "the UDP length contradicts packet or headers",
-            Base "a RoCE header of another version",
-            Unlisted "the interface is not listed",
-            Unplaced "no place in the table of flows",
-            Ring "the ring of events is full",
+            Bth "a RoCE header of another version",
+            UnregisteredInterface "the interface is not registered",
+            NoFlowSlot "no place in the table of flows",
+            RingFull "the ring of events is full",
         }
         0
     }

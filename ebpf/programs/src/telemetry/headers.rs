@@ -3,8 +3,8 @@
 //! Nothing in a packet is believed: what reaches beyond the packet, or contradicts itself, makes it malformed. Headers that
 //! lie deeper than is looked make it `other`, as an unknown protocol would.
 
-use crate::diagnosis::Why;
-use crate::key::Key;
+use crate::diagnosis::Reason;
+use crate::key::PackedFlowKey;
 use crate::maps;
 use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use harmonaize_events::{Direction, EXTENSION_HEADERS, HEADERS_END, PSN_MASK, Protocol, ROCE_PORT};
@@ -24,9 +24,9 @@ pub enum Class {
 /// What is taken from a buffer. It goes by memory to functions that the verifier goes through on their own, once: joined
 /// to every way through the headers, they would be too much for it.
 #[repr(C)]
-pub struct Seen {
+pub struct PacketInfo {
     /// The flow that it belongs to.
-    pub key: Key,
+    pub key: PackedFlowKey,
     /// Packets on the wire, and their bytes there.
     pub packets: u64,
     pub bytes: u64,
@@ -47,7 +47,7 @@ pub struct Seen {
     /// RoCE: how an acknowledgement turned out.
     pub syndrome: u8,
     /// ECN says that a queue was congested: 1, or else 0.
-    pub marked: u32,
+    pub ecn_ce: u32,
     /// IPv4: 1, or else 0.
     pub ipv4: u32,
 }
@@ -65,13 +65,13 @@ pub struct Buffer {
     segments: u32,
     /// Why it is of no flow, to be told.
     #[cfg(feature = "diagnosis")]
-    pub why: core::cell::Cell<Why>,
+    pub why: core::cell::Cell<Reason>,
 }
 
 impl Buffer {
     /// Takes what the kernel says of a buffer.
     #[inline(always)]
-    pub fn of(skb: *const __sk_buff) -> Self {
+    pub fn from_skb(skb: *const __sk_buff) -> Self {
         // SAFETY: the kernel hands a valid context to the program; the verifier turns these into checked loads.
         let (data, end, length, interface, segment_size, segments) = unsafe {
             ((*skb).data, (*skb).data_end, (*skb).len, (*skb).ifindex, (*skb).gso_size, (*skb).gso_segs)
@@ -84,13 +84,13 @@ impl Buffer {
             segment_size,
             segments,
             #[cfg(feature = "diagnosis")]
-            why: core::cell::Cell::new(Why::Piece),
+            why: core::cell::Cell::new(Reason::Truncated),
         }
     }
 
     /// Takes what the kernel says of a packet that the device has just received.
     #[inline(always)]
-    pub fn early(xdp: *const xdp_md) -> Self {
+    pub fn from_xdp(xdp: *const xdp_md) -> Self {
         // SAFETY: as above.
         let (data, end, interface) = unsafe { ((*xdp).data, (*xdp).data_end, (*xdp).ingress_ifindex) };
         let (data, end) = (pointer(data), pointer(end));
@@ -102,13 +102,13 @@ impl Buffer {
             segment_size: 0,
             segments: 0,
             #[cfg(feature = "diagnosis")]
-            why: core::cell::Cell::new(Why::Piece),
+            why: core::cell::Cell::new(Reason::Truncated),
         }
     }
 
     /// Of a class that is of no flow, and why; nothing but the class where there is no diagnosis.
     #[inline(always)]
-    fn no_flow<T>(&self, class: Class, why: Why) -> Result<T, Class> {
+    fn reject<T>(&self, class: Class, why: Reason) -> Result<T, Class> {
         #[cfg(feature = "diagnosis")]
         self.why.set(why);
         #[cfg(not(feature = "diagnosis"))]
@@ -120,7 +120,7 @@ impl Buffer {
     #[inline(always)]
     pub fn diagnose<const EGRESS: bool>(&self, headers: u32) {
         #[cfg(feature = "diagnosis")]
-        crate::diagnosis::tell(self.why.get(), EGRESS, self.interface, self.length, headers);
+        crate::diagnosis::report(self.why.get(), EGRESS, self.interface, self.length, headers);
         #[cfg(not(feature = "diagnosis"))]
         let _ = headers;
     }
@@ -143,16 +143,16 @@ impl Buffer {
     fn read<T: Copy>(&self, offset: usize, limit: usize) -> Result<T, Class> {
         let beyond = offset + size_of::<T>();
         if beyond > limit {
-            return self.no_flow(Class::Malformed, Why::Beyond);
+            return self.reject(Class::Malformed, Reason::HeaderBeyondEnd);
         }
         if offset > HEADERS_END - size_of::<T>() {
-            return self.no_flow(Class::Unreachable, Why::Deep);
+            return self.reject(Class::Unreachable, Reason::TooDeep);
         }
         #[cfg(feature = "diagnosis")]
         let offset = bounded(offset);
         let at = self.data + offset;
         if at + size_of::<T>() > self.end {
-            return self.no_flow(Class::Unreachable, Why::Piece);
+            return self.reject(Class::Unreachable, Reason::Truncated);
         }
         // SAFETY: it lies within the packet, which the line above proves to the verifier too. Every bit pattern is a T.
         // Where it is not aligned, the machine's loads do not mind; the verifier refuses the program where they would.
@@ -266,7 +266,7 @@ struct Udp {
 /// InfiniBand's base transport header.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Base {
+struct Bth {
     opcode: u8,
     flags: u8,
     partition: u16,
@@ -276,8 +276,8 @@ struct Base {
 
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-const TAG: u16 = 0x8100;
-const OUTER_TAG: u16 = 0x88a8;
+const VLAN_TAG: u16 = 0x8100;
+const QINQ_TAG: u16 = 0x88a8;
 
 const TCP: u8 = Protocol::Tcp as u8;
 const UDP: u8 = Protocol::Roce as u8;
@@ -290,7 +290,7 @@ const AUTHENTICATION: u8 = 51;
 const DESTINATION: u8 = 60;
 
 /// Bytes of the checksum at the end of a RoCE packet.
-const CHECKSUM: usize = 4;
+const ICRC_BYTES: usize = 4;
 /// RoCE: the operation that has a syndrome, and the service of congestion notifications, which has no operations.
 const ACKNOWLEDGEMENT: u8 = 17;
 const CONGESTION: u8 = 4;
@@ -305,7 +305,7 @@ struct Transport {
 
 /// Reads the headers of a buffer.
 #[inline(always)]
-pub fn read<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen) -> Result<Class, Class> {
+pub fn read<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo) -> Result<Class, Class> {
     let transport = network::<EGRESS>(buffer, seen)?;
     seen.headers = transport.offset as u32;
     match transport.protocol {
@@ -316,13 +316,13 @@ pub fn read<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen) -> Result<Clas
 }
 
 #[inline(always)]
-fn network<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen) -> Result<Transport, Class> {
+fn network<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo) -> Result<Transport, Class> {
     let length = buffer.length as usize;
     let link: Ethernet = buffer.read(0, length)?;
     let mut kind = u16::from_be(link.kind);
     let mut at = size_of::<Ethernet>();
     for _ in 0..2 {
-        if kind != TAG && kind != OUTER_TAG {
+        if kind != VLAN_TAG && kind != QINQ_TAG {
             break;
         }
         let tag: Tag = buffer.read(at, length)?;
@@ -337,42 +337,42 @@ fn network<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen) -> Result<Trans
 }
 
 #[inline(always)]
-fn ipv4<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Result<Transport, Class> {
+fn ipv4<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo, at: usize) -> Result<Transport, Class> {
     let length = buffer.length as usize;
     let ip: Ipv4 = buffer.read(at, length)?;
     let own = usize::from(ip.version & 0x0f) * 4;
     if ip.version >> 4 != 4 || own < size_of::<Ipv4>() {
-        return buffer.no_flow(Class::Malformed, Why::Version);
+        return buffer.reject(Class::Malformed, Reason::Version);
     }
     let total = usize::from(u16::from_be(ip.total));
     // Merged buffers of more than 64 KiB do not fit into the field, and have 0 there.
     let limit = if total == 0 && buffer.segment_size != 0 { length } else { at + total };
     if limit > length || limit < at + own {
-        return buffer.no_flow(Class::Malformed, Why::Length);
+        return buffer.reject(Class::Malformed, Reason::Length);
     }
     if u16::from_be(ip.fragment) & 0x3fff != 0 {
-        return buffer.no_flow(Class::Fragment, Why::Fragment);
+        return buffer.reject(Class::Fragment, Reason::Fragment);
     }
-    seen.marked = u32::from(ip.service & 3 == 3);
+    seen.ecn_ce = u32::from(ip.service & 3 == 3);
     seen.ipv4 = 1;
-    seen.key.place::<EGRESS>(Key::mapped(ip.source), Key::mapped(ip.destination));
+    seen.key.place::<EGRESS>(PackedFlowKey::mapped(ip.source), PackedFlowKey::mapped(ip.destination));
     Ok(Transport { protocol: ip.protocol, offset: at + own, limit })
 }
 
 #[inline(always)]
-fn ipv6<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: usize) -> Result<Transport, Class> {
+fn ipv6<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo, at: usize) -> Result<Transport, Class> {
     let length = buffer.length as usize;
     let ip: Ipv6 = buffer.read(at, length)?;
     if ip.version >> 4 != 6 {
-        return buffer.no_flow(Class::Malformed, Why::Version);
+        return buffer.reject(Class::Malformed, Reason::Version);
     }
     let offset = at + size_of::<Ipv6>();
     let payload = usize::from(u16::from_be(ip.payload));
     let limit = if payload == 0 && buffer.segment_size != 0 { length } else { offset + payload };
     if limit > length {
-        return buffer.no_flow(Class::Malformed, Why::Length);
+        return buffer.reject(Class::Malformed, Reason::Length);
     }
-    seen.marked = u32::from((ip.class >> 4) & 3 == 3);
+    seen.ecn_ce = u32::from((ip.class >> 4) & 3 == 3);
     seen.ipv4 = 0;
     seen.key.place::<EGRESS>(ip.source, ip.destination);
     if matches!(ip.next, HOP_BY_HOP | ROUTING | DESTINATION | FRAGMENT | AUTHENTICATION) {
@@ -395,23 +395,23 @@ fn extensions(buffer: &Buffer, mut next: u8, mut offset: usize, limit: usize) ->
         let extension: Extension = buffer.read(offset, limit)?;
         // The offset and the flag of further fragments; a packet that is all of its fragments goes on.
         if next == FRAGMENT && u16::from_be(extension.fragment) & 0xfff9 != 0 {
-            return buffer.no_flow(Class::Fragment, Why::Fragment);
+            return buffer.reject(Class::Fragment, Reason::Fragment);
         }
         next = extension.next;
         offset += 8 + usize::from(extension.length) * unit;
     }
     // Through memory that the verifier does not follow: it would else go through all that comes for each way to get here.
-    let found = maps::unfollowed((offset as u64) << 8 | u64::from(next)).ok_or(Class::Unreachable)?;
+    let found = maps::opaque((offset as u64) << 8 | u64::from(next)).ok_or(Class::Unreachable)?;
     Ok(Transport { protocol: found as u8, offset: (found >> 8) as usize & 0xffff, limit })
 }
 
 #[inline(always)]
-fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> Result<Class, Class> {
+fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo, at: Transport) -> Result<Class, Class> {
     let tcp: Tcp = buffer.read(apart(at.offset), at.limit)?;
     let own = usize::from(tcp.offset >> 4) * 4;
     let payload_at = at.offset + own;
     if own < size_of::<Tcp>() || payload_at > at.limit {
-        return buffer.no_flow(Class::Malformed, Why::TcpOffset);
+        return buffer.reject(Class::Malformed, Reason::TcpOffset);
     }
     seen.headers = payload_at as u32;
     seen.payload = (at.limit - payload_at) as u32;
@@ -426,7 +426,7 @@ fn tcp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
 
 /// A datagram of UDP, which is RoCE v2 by its destination port.
 #[inline(always)]
-fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> Result<Class, Class> {
+fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut PacketInfo, at: Transport) -> Result<Class, Class> {
     let udp: Udp = buffer.read(apart(at.offset), at.limit)?;
     let base_at = at.offset + size_of::<Udp>();
     seen.headers = base_at as u32;
@@ -434,18 +434,18 @@ fn udp<const EGRESS: bool>(buffer: &Buffer, seen: &mut Seen, at: Transport) -> R
         return Err(Class::Other);
     }
     let end = at.offset + usize::from(u16::from_be(udp.length));
-    if end > at.limit || end < base_at + size_of::<Base>() + CHECKSUM {
-        return buffer.no_flow(Class::Malformed, Why::UdpLength);
+    if end > at.limit || end < base_at + size_of::<Bth>() + ICRC_BYTES {
+        return buffer.reject(Class::Malformed, Reason::UdpLength);
     }
     let base_at = apart(base_at);
-    let base: Base = buffer.read(base_at, end - CHECKSUM)?;
+    let base: Bth = buffer.read(base_at, end - ICRC_BYTES)?;
     // Another version of the transport header would mean other fields.
     if base.flags & 0x0f != 0 {
-        return buffer.no_flow(Class::Malformed, Why::Base);
+        return buffer.reject(Class::Malformed, Reason::Bth);
     }
     seen.syndrome = 0;
     if base.opcode & 0x1f == ACKNOWLEDGEMENT && base.opcode >> 5 != CONGESTION {
-        let extended: u32 = buffer.read(apart(base_at + size_of::<Base>()), end - CHECKSUM)?;
+        let extended: u32 = buffer.read(apart(base_at + size_of::<Bth>()), end - ICRC_BYTES)?;
         seen.syndrome = (u32::from_be(extended) >> 24) as u8;
     }
     (seen.acknowledgement, seen.payload) = (0, 0);

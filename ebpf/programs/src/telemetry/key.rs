@@ -6,22 +6,22 @@ use harmonaize_events::{Direction, FlowKey, FoldingSecret, Protocol, RequestKey,
 /// A [`FlowKey`], word by word: 16 bytes on this side, 16 on the other, ports and queue pair, interface and the rest.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Key([u64; 6]);
+pub struct PackedFlowKey([u64; 6]);
 
-const _: () = assert!(size_of::<Key>() == size_of::<FlowKey>());
-const _: () = assert!(size_of::<Requested>() == size_of::<RequestKey>());
+const _: () = assert!(size_of::<PackedFlowKey>() == size_of::<FlowKey>());
+const _: () = assert!(size_of::<PackedRequestKey>() == size_of::<RequestKey>());
 
 /// A [`RequestKey`], word by word.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Requested([u64; 5]);
+pub struct PackedRequestKey([u64; 5]);
 
 /// A [`ShortKey`] in the first 12 bytes, word by word.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Short([u64; 2]);
+pub struct PackedShortKey([u64; 2]);
 
-impl Short {
+impl PackedShortKey {
     /// What tables take.
     #[inline(always)]
     pub fn key(&self) -> &[u32; 3] {
@@ -30,7 +30,7 @@ impl Short {
     }
 }
 
-impl Key {
+impl PackedFlowKey {
     /// Of no flow yet, at an interface: what the other words were they are still.
     #[inline(always)]
     pub fn begin(&mut self, interface: u32) {
@@ -68,7 +68,7 @@ impl Key {
 
     /// That of the other direction, to another queue pair.
     #[inline(always)]
-    pub fn back(&self, queue_pair: u32) -> Self {
+    pub fn reversed(&self, queue_pair: u32) -> Self {
         let [a, b, c, d, _, rest] = self.0;
         // Of two directions, 1 and 2, the other.
         Self([a, b, c, d, u64::from(queue_pair) << 32, rest ^ 3 << 40])
@@ -82,14 +82,14 @@ impl Key {
 
     /// The key of a connection in its table.
     #[inline(always)]
-    pub fn short_tcp(&self, ipv4: bool, secret: &FoldingSecret) -> Short {
-        Short([self.folded(ipv4, secret), self.0[4] & 0xffff_ffff])
+    pub fn short_tcp(&self, ipv4: bool, secret: &FoldingSecret) -> PackedShortKey {
+        PackedShortKey([self.folded(ipv4, secret), self.0[4] & 0xffff_ffff])
     }
 
     /// The key of what goes to a queue pair in its table.
     #[inline(always)]
-    pub fn short_roce(&self, ipv4: bool, secret: &FoldingSecret) -> Short {
-        Short([self.folded(ipv4, secret), self.0[4] >> 32 | (self.0[5] >> 40 & 0xff) << 24])
+    pub fn short_roce(&self, ipv4: bool, secret: &FoldingSecret) -> PackedShortKey {
+        PackedShortKey([self.folded(ipv4, secret), self.0[4] >> 32 | (self.0[5] >> 40 & 0xff) << 24])
     }
 
     #[inline(always)]
@@ -100,7 +100,7 @@ impl Key {
 
     /// Whether it is this flow, whose numbers are known to be.
     #[inline(always)]
-    pub fn same(&self, flow: &FlowKey) -> bool {
+    pub fn matches(&self, flow: &FlowKey) -> bool {
         // SAFETY: both are six words, and any words are a key.
         let other = unsafe { &*core::ptr::from_ref(flow).cast::<Self>() };
         let ([a, b, c, d, _, e], [f, g, h, i, _, j]) = (self.0, other.0);
@@ -109,17 +109,17 @@ impl Key {
 
     /// As it stands in an entry.
     #[inline(always)]
-    pub fn whole(&self) -> FlowKey {
+    pub fn to_flow_key(&self) -> FlowKey {
         // SAFETY: both are six words, and any words are a flow's key.
         unsafe { core::mem::transmute::<[u64; 6], FlowKey>(self.0) }
     }
 
     /// The key of a request of this sequence number that leaves here, or else comes in.
     #[inline(always)]
-    pub fn request(&self, sequence: u32, leaves: bool) -> Requested {
+    pub fn request(&self, sequence: u32, leaves: bool) -> PackedRequestKey {
         let [a, b, c, d, _, rest] = self.0;
         let last = u64::from(sequence) | rest << 32;
-        Requested(if leaves { [a, b, c, d, last] } else { [c, d, a, b, last] })
+        PackedRequestKey(if leaves { [a, b, c, d, last] } else { [c, d, a, b, last] })
     }
 
     /// The flow for user space, with a direction.

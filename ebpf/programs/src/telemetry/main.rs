@@ -21,9 +21,9 @@ use aya_ebpf::bindings::{__sk_buff, xdp_md};
 use aya_ebpf::macros::{classifier, xdp};
 use aya_ebpf::programs::{TcContext, XdpContext};
 use core::mem::MaybeUninit;
-use diagnosis::Why;
+use diagnosis::Reason;
 use harmonaize_events::{HEADERS_END, Totals};
-use headers::{Buffer, Class, Seen};
+use headers::{Buffer, Class, PacketInfo};
 
 /// Lets the packet go on, to the next program or on its way.
 const NEXT: i32 = -1;
@@ -46,32 +46,32 @@ pub fn count_egress(context: TcContext) -> i32 {
 
 /// What comes in, before the stack: single packets as the device has them, also those that the stack will drop.
 #[xdp]
-pub fn count_early(context: XdpContext) -> u32 {
-    look_early(context.ctx);
+pub fn count_xdp(context: XdpContext) -> u32 {
+    process_xdp(context.ctx);
     PASS
 }
 
 #[inline(always)]
 fn count<const EGRESS: bool>(context: &TcContext) {
     let skb = context.skb.skb;
-    let look = |last: u32| if EGRESS { look_egress(skb, last) } else { look_ingress(skb, last) };
-    if look(0) != 0 {
+    let pass = |last: u32| if EGRESS { process_egress(skb, last) } else { process_ingress(skb, last) };
+    if pass(0) != 0 {
         // The headers lie outside the buffer's first piece: have the kernel move them there. Rare.
         // Where it cannot, the second look has to do with what is there.
         let _ = context.pull_data(context.len().min(HEADERS_END as u32));
-        look(1);
+        pass(1);
     }
 }
 
 /// Counts a buffer; 1 when its headers cannot be reached and this is not the last look.
 #[inline(always)]
-fn look<const EGRESS: bool>(buffer: &Buffer, last: u32) -> u32 {
+fn process<const EGRESS: bool>(buffer: &Buffer, last: u32) -> u32 {
     let Some(totals) = maps::totals::<EGRESS>(buffer.interface) else {
-        maps::losses(|losses| losses.unlisted += 1);
-        diagnosis::tell(Why::Unlisted, EGRESS, buffer.interface, buffer.length, 0);
+        maps::losses(|losses| losses.unregistered += 1);
+        diagnosis::report(Reason::UnregisteredInterface, EGRESS, buffer.interface, buffer.length, 0);
         return 0;
     };
-    let mut place = MaybeUninit::<Seen>::uninit();
+    let mut place = MaybeUninit::<PacketInfo>::uninit();
     // SAFETY: it is words alone, and nobody reads one before it was written: what every class needs is written here, and who finds
     // the class of a connection or queue pair has written the rest. The verifier holds that against every way through.
     // Clearing all of it first would be a tenth of what a packet costs beside clock and look-up.
@@ -84,13 +84,13 @@ fn look<const EGRESS: bool>(buffer: &Buffer, last: u32) -> u32 {
     if class == Class::Unreachable && last == 0 {
         return 1;
     }
-    settle::<EGRESS>(buffer, class, seen, totals);
+    account::<EGRESS>(buffer, class, seen, totals);
     0
 }
 
 /// Counts a buffer for its interface and its flow.
 #[inline(always)]
-fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, totals: &mut Totals) {
+fn account<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut PacketInfo, totals: &mut Totals) {
     let packets = buffer.packets(seen.headers);
     let bytes = u64::from(buffer.length) + (packets - 1) * u64::from(seen.headers);
     totals.buffers += 1;
@@ -125,9 +125,9 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
     };
     if placed == 0 {
         totals.unplaced += packets;
-        diagnosis::tell(Why::Unplaced, EGRESS, buffer.interface, buffer.length, seen.headers);
+        diagnosis::report(Reason::NoFlowSlot, EGRESS, buffer.interface, buffer.length, seen.headers);
     }
-    diagnosis::tell_noted(EGRESS, buffer.interface, buffer.length, seen.headers);
+    diagnosis::report_noted(EGRESS, buffer.interface, buffer.length, seen.headers);
 }
 
 // Global functions, with names of their own, are what the verifier goes through once, whoever calls them. A loop instead of
@@ -135,46 +135,46 @@ fn settle<const EGRESS: bool>(buffer: &Buffer, class: Class, seen: &mut Seen, to
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn look_ingress(skb: *mut __sk_buff, last: u32) -> u32 {
-    look::<false>(&Buffer::of(skb), last)
+extern "C" fn process_ingress(skb: *mut __sk_buff, last: u32) -> u32 {
+    process::<false>(&Buffer::from_skb(skb), last)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn look_egress(skb: *mut __sk_buff, last: u32) -> u32 {
-    look::<true>(&Buffer::of(skb), last)
+extern "C" fn process_egress(skb: *mut __sk_buff, last: u32) -> u32 {
+    process::<true>(&Buffer::from_skb(skb), last)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn look_early(xdp: *mut xdp_md) -> u32 {
-    look::<false>(&Buffer::early(xdp), 1)
+extern "C" fn process_xdp(xdp: *mut xdp_md) -> u32 {
+    process::<false>(&Buffer::from_xdp(xdp), 1)
 }
 
 // These return 0 when the flow finds no place in the table.
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tcp_ingress(seen: *const Seen) -> u32 {
-    traffic::given(seen).map_or(0, |seen| u32::from(tcp::count::<false>(seen)))
+extern "C" fn tcp_ingress(seen: *const PacketInfo) -> u32 {
+    traffic::packet_info(seen).map_or(0, |seen| u32::from(tcp::count::<false>(seen)))
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn tcp_egress(seen: *const Seen) -> u32 {
-    traffic::given(seen).map_or(0, |seen| u32::from(tcp::count::<true>(seen)))
+extern "C" fn tcp_egress(seen: *const PacketInfo) -> u32 {
+    traffic::packet_info(seen).map_or(0, |seen| u32::from(tcp::count::<true>(seen)))
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn roce_ingress(seen: *const Seen) -> u32 {
-    traffic::given(seen).map_or(0, |seen| u32::from(roce::count::<false>(seen)))
+extern "C" fn roce_ingress(seen: *const PacketInfo) -> u32 {
+    traffic::packet_info(seen).map_or(0, |seen| u32::from(roce::count::<false>(seen)))
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn roce_egress(seen: *const Seen) -> u32 {
-    traffic::given(seen).map_or(0, |seen| u32::from(roce::count::<true>(seen)))
+extern "C" fn roce_egress(seen: *const PacketInfo) -> u32 {
+    traffic::packet_info(seen).map_or(0, |seen| u32::from(roce::count::<true>(seen)))
 }
 
 #[panic_handler]

@@ -2,7 +2,7 @@
 //!
 //! InfiniBand Architecture, volume 1, chapter 9 (transport) and annex A17 (RoCE v2).
 
-use crate::headers::Seen;
+use crate::headers::PacketInfo;
 use crate::maps;
 use crate::traffic;
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
@@ -35,11 +35,11 @@ const AFTER_READ: u32 = 4;
 const HALF: u32 = 1 << 23;
 
 /// A request without an answer for this long has been forgotten by its sender too.
-const FORGOTTEN_NS: u64 = 1_000_000_000;
+const REQUEST_TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// Counts a buffer; false when its queue pair finds no place in the table.
 #[inline(always)]
-pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
+pub fn count<const EGRESS: bool>(seen: &PacketInfo) -> bool {
     let key = &seen.key;
     let Some(own) = maps::roce_flow(key, seen.ipv4 != 0) else { return false };
     let now = traffic::now();
@@ -50,7 +50,7 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
     let opcode = seen.flags;
     if opcode == NOTIFICATION {
         own.notifications += seen.packets;
-        let total = own.traffic.marked + own.notifications;
+        let total = own.traffic.ecn_ce + own.notifications;
         traffic::congestion::<EGRESS>(&mut own.traffic, seen, now, total);
         return true;
     }
@@ -76,7 +76,7 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
         }
         ATOMIC_RESPONSE if reliable => {
             own.atomics += packets;
-            answered::<EGRESS>(seen, now);
+            record_response::<EGRESS>(seen, now);
             return true;
         }
         ACKNOWLEDGEMENT if reliable => {
@@ -94,63 +94,69 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
 
 /// Follows the sequence of requests.
 #[inline(always)]
-fn request<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64, reliable: bool, operation: u8) {
+fn request<const EGRESS: bool>(
+    own: &mut RoceCounters,
+    seen: &PacketInfo,
+    now: u64,
+    reliable: bool,
+    operation: u8,
+) {
     let ahead = sequence(seen).wrapping_sub(own.next_request) & PSN_MASK;
     let known = own.state & state::SEQUENCE != 0;
     let repeated = known && ahead >= HALF;
     if repeated {
-        repeat::<EGRESS>(own, seen, now);
+        record_retransmit::<EGRESS>(own, seen, now);
     } else {
         if known && ahead != 0 && own.state & AFTER_READ == 0 {
-            gap::<EGRESS>(own, seen, now, ahead);
+            record_gap::<EGRESS>(own, seen, now, ahead);
         }
         own.next_request = sequence(seen).wrapping_add(1) & PSN_MASK;
         let read = if operation == READ { AFTER_READ } else { 0 };
         own.state = (own.state & !AFTER_READ) | state::SEQUENCE | read;
     }
     if reliable && ((seen.sequence >> 31 != 0) || matches!(operation, READ | COMPARE_SWAP | FETCH_ADD)) {
-        asked::<EGRESS>(seen, now, repeated);
+        record_request::<EGRESS>(seen, now, repeated);
     }
 }
 
 /// Follows the sequence within read responses.
 #[inline(always)]
-fn response<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64, operation: u8) {
+fn response<const EGRESS: bool>(own: &mut RoceCounters, seen: &PacketInfo, now: u64, operation: u8) {
     let within = matches!(operation, RESPONSE_MIDDLE | RESPONSE_LAST) && own.state & state::RESPONSE != 0;
     let ahead = sequence(seen).wrapping_sub(own.next_response) & PSN_MASK;
     if within && ahead >= HALF {
-        return repeat::<EGRESS>(own, seen, now);
+        return record_retransmit::<EGRESS>(own, seen, now);
     }
     if within && ahead != 0 {
-        gap::<EGRESS>(own, seen, now, ahead);
+        record_gap::<EGRESS>(own, seen, now, ahead);
     }
     own.next_response = sequence(seen).wrapping_add(1) & PSN_MASK;
     own.state |= state::RESPONSE;
     if matches!(operation, RESPONSE_FIRST | RESPONSE_ONLY) {
-        answered::<EGRESS>(seen, now);
+        record_response::<EGRESS>(seen, now);
     }
 }
 
 #[inline(always)]
-fn repeat<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64) {
-    own.repeats += seen.packets;
-    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.repeats);
+fn record_retransmit<const EGRESS: bool>(own: &mut RoceCounters, seen: &PacketInfo, now: u64) {
+    own.retransmissions += seen.packets;
+    traffic::emit::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.retransmissions);
 }
 
 #[inline(always)]
-fn gap<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64, missing: u32) {
+fn record_gap<const EGRESS: bool>(own: &mut RoceCounters, seen: &PacketInfo, now: u64, missing: u32) {
     own.gaps += u64::from(missing);
-    traffic::tell::<EGRESS>(EventKind::Gap, &seen.key, now, own.gaps);
+    traffic::emit::<EGRESS>(EventKind::Gap, &seen.key, now, own.gaps);
 }
 
 /// An ACK, or a NAK by its syndrome.
 #[inline(always)]
-fn acknowledgement<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now: u64) {
+fn acknowledgement<const EGRESS: bool>(own: &mut RoceCounters, seen: &PacketInfo, now: u64) {
     let packets = seen.packets;
     match seen.syndrome >> 5 {
         0 => {
             own.acknowledgements += packets;
-            return answered::<EGRESS>(seen, now);
+            return record_response::<EGRESS>(seen, now);
         }
         1 => own.not_ready_naks += packets,
         3 if seen.syndrome & 31 == 0 => own.sequence_naks += packets,
@@ -161,13 +167,13 @@ fn acknowledgement<const EGRESS: bool>(own: &mut RoceCounters, seen: &Seen, now:
         }
     }
     let total = own.not_ready_naks + own.sequence_naks + own.fatal_naks;
-    traffic::tell::<EGRESS>(EventKind::Refusal, &seen.key, now, total);
+    traffic::emit::<EGRESS>(EventKind::Refusal, &seen.key, now, total);
 }
 
 /// Remembers a request that will be answered. Where another one cannot be told from it, or the same was sent twice, neither
 /// is measured.
 #[inline(always)]
-fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
+fn record_request<const EGRESS: bool>(seen: &PacketInfo, now: u64, repeated: bool) {
     let key = seen.key.request(sequence(seen), EGRESS);
     let sent = RequestSent { time_ns: now, queue_pair: seen.key.queue_pair(), reserved: 0 };
     let requests = maps::requests();
@@ -177,7 +183,7 @@ fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
     let Some(found) = requests.get_ptr_mut(&key) else { return };
     // SAFETY: as for the entries of flows.
     let found = unsafe { &mut *found };
-    if !repeated && traffic::longer(now, found.time_ns, FORGOTTEN_NS) {
+    if !repeated && traffic::exceeds(now, found.time_ns, REQUEST_TIMEOUT_NS) {
         let _ = requests.insert(&key, &sent, u64::from(BPF_ANY));
         return;
     }
@@ -189,7 +195,7 @@ fn asked<const EGRESS: bool>(seen: &Seen, now: u64, repeated: bool) {
 
 /// Finds the request that a packet answers, and takes the time.
 #[inline(always)]
-fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
+fn record_response<const EGRESS: bool>(seen: &PacketInfo, now: u64) {
     let request = seen.key.request(sequence(seen), !EGRESS);
     let Some(sent) = maps::requests().get_ptr_mut(&request) else { return };
     // SAFETY: as for the entries of flows.
@@ -198,19 +204,19 @@ fn answered<const EGRESS: bool>(seen: &Seen, now: u64) {
     if sent.queue_pair == RequestSent::AMBIGUOUS {
         return;
     }
-    let key = seen.key.back(sent.queue_pair);
-    if let Some(asker) = maps::known_roce_flow(&key, seen.ipv4 != 0) {
+    let key = seen.key.reversed(sent.queue_pair);
+    if let Some(asker) = maps::find_roce_flow(&key, seen.ipv4 != 0) {
         // SAFETY: as for the entries of flows.
         let asker = unsafe { &mut *asker };
-        traffic::round_trip(&mut asker.round_trips, sent.time_ns, now);
+        traffic::record_rtt(&mut asker.rtt, sent.time_ns, now);
         if !EGRESS {
-            traffic::late(&key, &asker.round_trips, sent.time_ns, now, |event| event);
+            traffic::emit_if_late(&key, &asker.rtt, sent.time_ns, now, |event| event);
         }
     }
 }
 
 /// A packet's sequence number.
 #[inline(always)]
-fn sequence(seen: &Seen) -> u32 {
+fn sequence(seen: &PacketInfo) -> u32 {
     seen.sequence & PSN_MASK
 }

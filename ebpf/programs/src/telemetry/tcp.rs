@@ -1,6 +1,6 @@
 //! One connection: retransmissions, congestion echoes, windows, and round trips, from sequence numbers and ACKs.
 
-use crate::headers::Seen;
+use crate::headers::PacketInfo;
 use crate::maps;
 use crate::traffic;
 use harmonaize_events::{Event, EventKind, TcpCounters, state};
@@ -14,17 +14,17 @@ const CWR: u8 = 0x80;
 
 /// Of a connection that sent fewer bytes than this since the round trip before, a late one is not told: they make no queue, and their acknowledgement
 /// may have been delayed.
-const LITTLE: u32 = 4 << 10;
+const MIN_LATE_BYTES: u32 = 4 << 10;
 
 /// `ended` counts in units of two to this of nanoseconds.
 const ENDED_UNIT: u32 = 10;
 
 /// The largest window that TCP can have: further away is another connection, or a lie.
-const WINDOW: i32 = 1 << 30;
+const MAX_WINDOW: i32 = 1 << 30;
 
 /// Counts a buffer; false when its connection finds no place in the table.
 #[inline(always)]
-pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
+pub fn count<const EGRESS: bool>(seen: &PacketInfo) -> bool {
     let key = &seen.key;
     let Some(flow) = maps::tcp_flow(key, seen.ipv4 != 0) else { return false };
     let now = traffic::now();
@@ -40,10 +40,10 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
     }
     if flags & SYN == 0 {
         if flags & CWR != 0 {
-            own.slowed += 1;
+            own.cwr += 1;
         }
         if flags & ECE != 0 {
-            own.echoed += seen.packets;
+            own.ece += seen.packets;
         }
         if seen.window == 0 {
             own.zero_windows += seen.packets as u32;
@@ -53,19 +53,19 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
         && other.measured_ns != 0
         && seen.acknowledgement.wrapping_sub(other.measured_end) as i32 >= 0
     {
-        let (before, sent_ns, ended) = (other.round_trips.last_ns, other.measured_ns, other.ended);
-        traffic::round_trip(&mut other.round_trips, sent_ns, now);
+        let (before, sent_ns, ended) = (other.rtt.last_ns, other.measured_ns, other.ended);
+        traffic::record_rtt(&mut other.rtt, sent_ns, now);
         other.measured_ns = 0;
         other.ended = (now >> ENDED_UNIT) as u32;
         let (all, sent) = (other.traffic.bytes, other.measured_bytes);
         let between = sent.wrapping_sub(other.bytes_before);
         other.bytes_before = sent;
-        if !EGRESS && between >= LITTLE {
-            traffic::late(&seen.key, &other.round_trips, sent_ns, now, |event| Event {
+        if !EGRESS && between >= MIN_LATE_BYTES {
+            traffic::emit_if_late(&seen.key, &other.rtt, sent_ns, now, |event| Event {
                 total: all - u64::from((all as u32).wrapping_sub(sent)),
                 burst_began_ns: sent_ns - before,
                 burst_bytes: u64::from(between),
-                paused_ns: paused(sent_ns, ended),
+                paused_ns: idle_since(sent_ns, ended),
                 size: other.measured_size,
                 ..event
             });
@@ -73,23 +73,23 @@ pub fn count<const EGRESS: bool>(seen: &Seen) -> bool {
     }
     let span = seen.payload + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
     if span != 0 {
-        follow::<EGRESS>(own, seen, span, now);
+        track_sequence::<EGRESS>(own, seen, span, now);
     }
     true
 }
 
 /// Follows the sequence numbers of one direction by a segment that takes `span` of them.
 #[inline(always)]
-fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now: u64) {
+fn track_sequence<const EGRESS: bool>(own: &mut TcpCounters, seen: &PacketInfo, span: u32, now: u64) {
     let end = seen.sequence.wrapping_add(span);
     let next = own.next_sequence;
     let another = seen.flags & SYN != 0 && end != next;
     if own.state & state::SEQUENCE == 0 || another {
         own.state |= state::SEQUENCE;
-        return measure(own, seen, end, now);
+        return start_rtt_sample(own, seen, end, now);
     }
     let ahead = seen.sequence.wrapping_sub(next) as i32;
-    if !(-WINDOW..=WINDOW).contains(&ahead) {
+    if !(-MAX_WINDOW..=MAX_WINDOW).contains(&ahead) {
         own.jumps += 1;
         own.measured_ns = 0;
         own.next_sequence = end;
@@ -97,7 +97,7 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
     }
     if ahead >= 0 {
         if own.measured_ns == 0 {
-            return measure(own, seen, end, now);
+            return start_rtt_sample(own, seen, end, now);
         }
         own.next_sequence = end;
         return;
@@ -113,19 +113,19 @@ fn follow<const EGRESS: bool>(own: &mut TcpCounters, seen: &Seen, span: u32, now
         own.retransmissions += old.div_ceil(size.max(1));
         own.next_sequence = end;
     }
-    traffic::tell::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.retransmissions);
+    traffic::emit::<EGRESS>(EventKind::Retransmission, &seen.key, now, own.retransmissions);
 }
 
 /// From when a round trip had ended, as `ended` says, until a time.
 #[inline(always)]
-fn paused(until_ns: u64, ended: u32) -> u32 {
+fn idle_since(until_ns: u64, ended: u32) -> u32 {
     let paused_ns = u64::from(((until_ns >> ENDED_UNIT) as u32).wrapping_sub(ended)) << ENDED_UNIT;
     if paused_ns > u64::from(u32::MAX) { u32::MAX } else { paused_ns as u32 }
 }
 
 /// Goes on to `end`, and measures how long its ACK takes.
 #[inline(always)]
-fn measure(own: &mut TcpCounters, seen: &Seen, end: u32, now: u64) {
+fn start_rtt_sample(own: &mut TcpCounters, seen: &PacketInfo, end: u32, now: u64) {
     own.next_sequence = end;
     own.measured_end = end;
     own.measured_ns = now;

@@ -1,19 +1,19 @@
 //! What both protocols count: packets, bytes, bursts, marks, round trips; and how events are told.
 
-use crate::headers::Seen;
-use crate::key::Key;
+use crate::headers::PacketInfo;
+use crate::key::PackedFlowKey;
 use crate::maps;
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use harmonaize_events::{Direction, Event, EventKind, RoundTrips, Traffic};
+use harmonaize_events::{Direction, Event, EventKind, RttStats, Traffic};
 
 /// Late round trips are told at least so far apart, those of all flows: a flood of them becomes none of events.
-const LATE_APART_NS: u64 = 1_000_000;
+const MIN_LATE_INTERVAL_NS: u64 = 1_000_000;
 /// Beyond the least by this, an acknowledgement may have been delayed by its receiver (Linux waits for 40 ms) or have waited for an answer.
 const DELAYED_ACK_NS: u64 = 30_000_000;
 
 /// What was handed to a function; the verifier wants to see that it is there.
 #[inline(always)]
-pub fn given<'a>(seen: *const Seen) -> Option<&'a Seen> {
+pub fn packet_info<'a>(seen: *const PacketInfo) -> Option<&'a PacketInfo> {
     // SAFETY: it lies on the caller's stack, whole, until the function returns.
     unsafe { seen.as_ref() }
 }
@@ -31,50 +31,52 @@ pub fn now() -> u64 {
 /// on both of their processors. So packets and bytes are added atomically, and exact. The rest is not: two writers may
 /// lose one of their two steps there.
 #[inline(always)]
-pub fn count<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64) {
+pub fn count<const EGRESS: bool>(traffic: &mut Traffic, seen: &PacketInfo, now: u64) {
     let before = traffic.bytes;
     add(&mut traffic.packets, seen.packets);
     add(&mut traffic.bytes, seen.bytes);
     if traffic.first_ns == 0 {
         traffic.first_ns = now;
         traffic.burst_began_ns = now;
-        tell::<EGRESS>(EventKind::FlowBegan, &seen.key, now, 0);
-    } else if longer(now, traffic.last_ns, maps::idle_gap_ns()) {
+        emit::<EGRESS>(EventKind::FlowBegan, &seen.key, now, 0);
+    } else if exceeds(now, traffic.last_ns, maps::idle_gap_ns()) {
         let event = Event {
             burst_began_ns: traffic.burst_began_ns,
             burst_ended_ns: traffic.last_ns,
             burst_bytes: before - traffic.burst_after,
             ..event::<EGRESS>(EventKind::BurstBegan, &seen.key, now, 0)
         };
-        maps::tell(&event);
+        maps::emit(&event);
         traffic.burst_began_ns = now;
         traffic.burst_after = before;
     }
     traffic.last_ns = now;
-    if seen.marked != 0 {
-        traffic.marked += seen.packets;
-        let total = traffic.marked;
+    if seen.ecn_ce != 0 {
+        traffic.ecn_ce += seen.packets;
+        let total = traffic.ecn_ce;
         congestion::<EGRESS>(traffic, seen, now, total);
     }
 }
 
 /// Notes a signal of congestion, and tells of the first after a clean while; `total` is what is counted of them.
 #[inline(always)]
-pub fn congestion<const EGRESS: bool>(traffic: &mut Traffic, seen: &Seen, now: u64, total: u64) {
-    if traffic.marked_ns == 0 || longer(now, traffic.marked_ns, maps::clean_ns()) {
-        tell::<EGRESS>(EventKind::CongestionBegan, &seen.key, now, total);
+pub fn congestion<const EGRESS: bool>(traffic: &mut Traffic, seen: &PacketInfo, now: u64, total: u64) {
+    if traffic.congestion_signal_ns == 0
+        || exceeds(now, traffic.congestion_signal_ns, maps::congestion_clear_ns())
+    {
+        emit::<EGRESS>(EventKind::CongestionBegan, &seen.key, now, total);
     }
-    traffic.marked_ns = now;
+    traffic.congestion_signal_ns = now;
 }
 
 /// Tells what happened.
 #[inline(always)]
-pub fn tell<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) {
-    maps::tell(&event::<EGRESS>(kind, key, now, total));
+pub fn emit<const EGRESS: bool>(kind: EventKind, key: &PackedFlowKey, now: u64, total: u64) {
+    maps::emit(&event::<EGRESS>(kind, key, now, total));
 }
 
 #[inline(always)]
-fn event<const EGRESS: bool>(kind: EventKind, key: &Key, now: u64, total: u64) -> Event {
+fn event<const EGRESS: bool>(kind: EventKind, key: &PackedFlowKey, now: u64, total: u64) -> Event {
     let direction = if EGRESS { Direction::Egress } else { Direction::Ingress };
     Event {
         time_ns: now,
@@ -101,16 +103,16 @@ fn add(counter: &mut u64, value: u64) {
 
 /// True when `later` is more than `span` after `earlier`; times of other processors may be a little ahead of ours.
 #[inline(always)]
-pub fn longer(later: u64, earlier: u64, span: u64) -> bool {
+pub fn exceeds(later: u64, earlier: u64, span: u64) -> bool {
     later > earlier && later - earlier > span
 }
 
 /// Takes a sample.
 #[inline(always)]
-pub fn round_trip(trips: &mut RoundTrips, from: u64, to: u64) {
+pub fn record_rtt(trips: &mut RttStats, from: u64, to: u64) {
     let time = to.saturating_sub(from);
-    if trips.count == 0 || time < trips.least_ns {
-        trips.least_ns = time;
+    if trips.count == 0 || time < trips.min_ns {
+        trips.min_ns = time;
     }
     trips.last_ns = time;
     trips.sum_ns += time;
@@ -120,8 +122,14 @@ pub fn round_trip(trips: &mut RoundTrips, from: u64, to: u64) {
 /// Tells of the latest round trip of what left at a time, if it was late; `with` says more of it. For that a round trip must have ended: packets that end
 /// none pay nothing.
 #[inline(always)]
-pub fn late(key: &Key, trips: &RoundTrips, sent_ns: u64, now: u64, with: impl FnOnce(Event) -> Event) {
-    let (threshold, least, last) = (maps::late_ns(), trips.least_ns, trips.last_ns);
+pub fn emit_if_late(
+    key: &PackedFlowKey,
+    trips: &RttStats,
+    sent_ns: u64,
+    now: u64,
+    with: impl FnOnce(Event) -> Event,
+) {
+    let (threshold, least, last) = (maps::late_rtt_ns(), trips.min_ns, trips.last_ns);
     if threshold == 0 {
         return;
     }
@@ -130,10 +138,10 @@ pub fn late(key: &Key, trips: &RoundTrips, sent_ns: u64, now: u64, with: impl Fn
     if beyond < threshold || beyond >= DELAYED_ACK_NS {
         return;
     }
-    let Some(told) = maps::late_told() else { return };
-    if longer(now, *told, LATE_APART_NS) {
+    let Some(told) = maps::last_late_rtt_ns() else { return };
+    if exceeds(now, *told, MIN_LATE_INTERVAL_NS) {
         *told = now;
-        let event = event::<true>(EventKind::LateRoundTrip, key, now, 0);
-        maps::tell_late(&with(Event { count: trips.count as u32, burst_ended_ns: sent_ns, ..event }));
+        let event = event::<true>(EventKind::LateRtt, key, now, 0);
+        maps::emit_late_rtt(&with(Event { count: trips.count as u32, burst_ended_ns: sent_ns, ..event }));
     }
 }

@@ -1,6 +1,6 @@
 //! Communicators of a timeline: operations, each rank's call, segments, and what passed to and from each peer.
 
-use super::{Place, Shift};
+use super::{HostKey, Shift};
 use crate::perfetto::track::{Fact, Slice, Track};
 use harmonaize_api::communicator_text;
 use harmonaize_events::{Mark, MarkKind};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Every communicator of which marks were seen.
 #[derive(Debug, Default)]
-pub(super) struct Communicators(BTreeMap<u64, BTreeMap<(u32, Place), Part>>);
+pub(super) struct Communicators(BTreeMap<u64, BTreeMap<(u32, HostKey), Part>>);
 
 /// One participant's marks.
 #[derive(Debug, Default)]
@@ -74,17 +74,17 @@ struct Span {
 impl Spans {
     /// The latest operation that was under way at some time between the two, and the number that joins.
     pub(super) fn at(&self, communicator: u64, begin_ns: u64, end_ns: u64) -> Option<(u64, u64)> {
-        const LOOK: usize = 64;
+        const MAX_LOOKBACK: usize = 64;
         let spans = self.0.get(&communicator)?;
         let after = spans.partition_point(|span| span.begin_ns <= end_ns);
-        let mut near = spans.get(after.saturating_sub(LOOK)..after)?.iter().rev();
+        let mut near = spans.get(after.saturating_sub(MAX_LOOKBACK)..after)?.iter().rev();
         let found = near.find(|span| span.end_ns >= begin_ns)?;
         Some((found.operation, found.number))
     }
 }
 
 impl Communicators {
-    pub(super) fn mark(&mut self, place: Place, mark: &Mark) {
+    pub(super) fn mark(&mut self, place: HostKey, mark: &Mark) {
         let Some(kind) = MarkKind::from_number(mark.kind) else { return };
         let part = self.0.entry(mark.communicator).or_default().entry((mark.participant, place)).or_default();
         match kind {
@@ -116,11 +116,11 @@ impl Communicators {
     /// A track for each communicator, and where bursts find their operations.
     pub(super) fn finish(
         self,
-        shifts: &BTreeMap<Place, Shift>,
+        shifts: &BTreeMap<HostKey, Shift>,
         tenants: &BTreeMap<u64, String>,
-        names: &BTreeMap<Place, String>,
-    ) -> (Vec<Track>, BTreeMap<Place, Spans>) {
-        let (mut tracks, mut spans) = (Vec::new(), BTreeMap::<Place, Spans>::new());
+        names: &BTreeMap<HostKey, String>,
+    ) -> (Vec<Track>, BTreeMap<HostKey, Spans>) {
+        let (mut tracks, mut spans) = (Vec::new(), BTreeMap::<HostKey, Spans>::new());
         let mut number = 0;
         for (id, parts) in self.0 {
             let tenant = tenants.get(&id).map_or_else(String::new, |tenant| format!(" of {tenant}"));

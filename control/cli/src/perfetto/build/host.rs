@@ -78,7 +78,7 @@ impl Host {
             Record::Tcp { key, flow, .. } => self.tcp(key, flow),
             Record::Roce { key, counters, .. } => self.roce(key, counters),
             Record::Totals { time_ns, totals } => self.totals(*time_ns, totals),
-            Record::Owner(owner) if owner.holds => self.flow(&owner.flow).owner = Some(*owner),
+            Record::Owner(owner) if owner.owned => self.flow(&owner.flow).owner = Some(*owner),
             Record::Link(link) => self.link(link),
             Record::Lost(lost) => self.losses.push(*lost),
             // Flows stay whose they were; the rest is not a host's.
@@ -102,7 +102,7 @@ impl Host {
                 burst(bursts, event.burst_began_ns, event.burst_ended_ns, event.burst_bytes);
             }
             Some(EventKind::FlowBegan) | None => {}
-            Some(kind @ EventKind::LateRoundTrip) => {
+            Some(kind @ EventKind::LateRtt) => {
                 let took_ns = event.time_ns.saturating_sub(event.burst_ended_ns);
                 flow.moments.push((event.time_ns, kind, ingress, took_ns));
             }
@@ -224,11 +224,11 @@ fn flow_track(key: &FlowKey, flow: &Flow, shift: Shift, operations: Option<&Span
             EventKind::Retransmission => "sent again",
             EventKind::Gap => "missing",
             EventKind::Refusal => "NAK",
-            EventKind::LateRoundTrip => "late round trip",
+            EventKind::LateRtt => "late round trip",
         },
         facts: vec![
             ("direction", Fact::Text(if *ingress { "in" } else { "out" }.to_owned())),
-            (if *kind == EventKind::LateRoundTrip { "took ns" } else { "so far" }, Fact::Number(*total)),
+            (if *kind == EventKind::LateRtt { "took ns" } else { "so far" }, Fact::Number(*total)),
         ],
     };
     track.moments = flow.moments.iter().map(moment).collect();
@@ -263,7 +263,7 @@ fn burst_slice(
 }
 
 fn loss(lost: &Lost, shift: Shift) -> Moment {
-    let name = match lost.what {
+    let name = match lost.kind {
         LostKind::Events => "events lost",
         LostKind::Flows => "flows evicted",
         LostKind::Marks => "marks lost",

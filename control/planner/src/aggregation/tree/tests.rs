@@ -1,21 +1,21 @@
 //! Trees against all that there could be, on small fabrics; and where they are taken.
 
 use super::*;
-use crate::aggregation::{Aggregation, aggregation};
-use crate::units::{Bytes, Rate};
+use crate::aggregation::{AggregationDecision, decide_aggregation};
+use harmonaize_units::{Bytes, Rate};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-fn offer(aggregator: usize, packets_per_second: u64) -> Offer {
-    Offer {
+fn offer(aggregator: usize, packets_per_second: u64) -> AggregatorOffer {
+    AggregatorOffer {
         aggregator: AggregatorId(aggregator),
         payload: Bytes(8192),
-        carries: Bytes(8192),
-        coder: Rate(0),
+        tensor_bytes: Bytes(8192),
+        codec_rate: Rate(0),
         packets_per_second,
-        others: 0,
-        parents: true,
+        other_communicators: 0,
+        supports_parents: true,
     }
 }
 
@@ -70,49 +70,55 @@ fn any_fabric(random: &mut ChaCha8Rng) -> Topology {
 }
 
 /// The time of a tree in which host `i` sends to `of[i]`, an aggregator below, or to the root: each link's load counted host by host.
-fn naive(
+fn reference_time(
     topology: &Topology,
     conditions: &Conditions,
-    root: &Offer,
-    of: &[Option<&Offer>],
+    root: &AggregatorOffer,
+    of: &[Option<&AggregatorOffer>],
     size: f64,
 ) -> Option<f64> {
-    let known = |offer: &Offer| &topology.aggregators()[offer.aggregator.0];
+    let known = |offer: &AggregatorOffer| &topology.aggregators()[offer.aggregator.0];
     let (mut loads, mut at, mut farthest) = (BTreeMap::new(), BTreeMap::<usize, f64>::new(), 0.0_f64);
-    let to_root = Spread::new(topology, conditions, known(root).switch);
+    let to_root = EcmpRoutes::new(topology, conditions, known(root).switch);
     for (host, leaf) in of.iter().enumerate() {
         let node = Node::Host(HostId(host));
         let delay = match leaf {
             None => {
                 *at.entry(root.aggregator.0).or_default() += 1.0;
-                to_root.add(node, &mut loads)?
+                to_root.add_load(node, &mut loads)?
             }
             Some(leaf) => {
                 if !at.contains_key(&leaf.aggregator.0) {
-                    to_root.add(Node::Switch(known(leaf).switch), &mut loads)?;
+                    to_root.add_load(Node::Switch(known(leaf).switch), &mut loads)?;
                     *at.entry(root.aggregator.0).or_default() += 1.0;
                     at.insert(leaf.aggregator.0, 1.0);
                 }
                 *at.entry(leaf.aggregator.0).or_default() += 1.0;
-                let up = to_root.add(Node::Switch(known(leaf).switch), &mut BTreeMap::new())?;
-                let own = Spread::new(topology, conditions, known(leaf).switch).add(node, &mut loads)?;
+                let up = to_root.add_load(Node::Switch(known(leaf).switch), &mut BTreeMap::new())?;
+                let own =
+                    EcmpRoutes::new(topology, conditions, known(leaf).switch).add_load(node, &mut loads)?;
                 own + 2.0 * seconds(known(leaf).delay) + up
             }
         };
         farthest = farthest.max(delay);
     }
-    let goes = 8192.0 / (8192.0 + HEADERS);
-    let links = loads.iter().map(|(link, load)| bytes(conditions.available(*link)) * goes / load);
+    let goes = 8192.0 / (8192.0 + HEADER_BYTES);
+    let links = loads.iter().map(|(link, load)| bytes_per_second(conditions.available(*link)) * goes / load);
     let machines = at.iter().map(|(index, count)| {
         let cores = if root.packets_per_second == 0 { f64::INFINITY } else { root.packets_per_second as f64 };
-        (bytes(topology.aggregators()[*index].rate) * goes).min(cores * 8192.0) / count
+        (bytes_per_second(topology.aggregators()[*index].rate) * goes).min(cores * 8192.0) / count
     });
     let rate = links.chain(machines).fold(f64::INFINITY, f64::min);
     Some(size / rate + 2.0 * (farthest + seconds(known(root).delay)))
 }
 
 /// The least time of any tree: each root with each choice of one below, or none, for each rack of at least two hosts.
-fn brute(topology: &Topology, conditions: &Conditions, offers: &[Offer], size: f64) -> Option<f64> {
+fn exhaustive_best(
+    topology: &Topology,
+    conditions: &Conditions,
+    offers: &[AggregatorOffer],
+    size: f64,
+) -> Option<f64> {
     let switch_of = |host: usize| match topology.neighbours(HostId(host)).as_slice() {
         [Node::Switch(switch)] => *switch,
         other => panic!("{other:?}"),
@@ -125,7 +131,7 @@ fn brute(topology: &Topology, conditions: &Conditions, offers: &[Offer], size: f
     }
     let mut best: Option<f64> = None;
     for root in offers {
-        let choices: Vec<Vec<Option<&Offer>>> = racks
+        let choices: Vec<Vec<Option<&AggregatorOffer>>> = racks
             .iter()
             .map(|rack| {
                 let here = offers.iter().filter(|offer| {
@@ -137,7 +143,7 @@ fn brute(topology: &Topology, conditions: &Conditions, offers: &[Offer], size: f
             .collect();
         let mut chosen = vec![0; racks.len()];
         'next: loop {
-            let of: Vec<Option<&Offer>> = switches
+            let of: Vec<Option<&AggregatorOffer>> = switches
                 .iter()
                 .map(|switch| {
                     let rack = racks.iter().position(|rack| rack == switch).unwrap();
@@ -145,7 +151,7 @@ fn brute(topology: &Topology, conditions: &Conditions, offers: &[Offer], size: f
                 })
                 .collect();
             if of.iter().any(Option::is_some) {
-                let time = naive(topology, conditions, root, &of, size).unwrap();
+                let time = reference_time(topology, conditions, root, &of, size).unwrap();
                 best = Some(best.map_or(time, |best| best.min(time)));
             }
             for rack in 0..racks.len() {
@@ -163,16 +169,16 @@ fn brute(topology: &Topology, conditions: &Conditions, offers: &[Offer], size: f
 
 proptest! {
     #[test]
-    fn no_tree_of_all_that_there_could_be_is_faster(seed: u64) {
+    fn chosen_tree_is_the_fastest(seed: u64) {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let topology = any_fabric(&mut random);
         let conditions = Conditions::clear(&topology);
         let hosts: Vec<HostId> = (0..topology.hosts().len()).map(HostId).collect();
         let packets = if random.random() { 0 } else { random.random_range(20_000..400_000) };
-        let offers: Vec<Offer> = (0..topology.aggregators().len()).map(|at| offer(at, packets)).collect();
+        let offers: Vec<AggregatorOffer> = (0..topology.aggregators().len()).map(|at| offer(at, packets)).collect();
         let size = f64::from(1 << random.random_range(10..28));
-        let found = best(&topology, &conditions, &hosts, &offers, size);
-        match (brute(&topology, &conditions, &offers, size), found) {
+        let found = best_tree(&topology, &conditions, &hosts, &offers, size);
+        match (exhaustive_best(&topology, &conditions, &offers, size), found) {
             (Some(least), Some((_, leaves, way))) => {
                 prop_assert!((way.time(size) - least).abs() <= 1e-9 * least, "{} for {least}", way.time(size));
                 prop_assert!(leaves.iter().all(|leaf| leaf.hosts.len() > 1), "{leaves:?}");
@@ -199,69 +205,75 @@ fn two_racks(uplink: u64) -> Topology {
     Topology::parse(&text).unwrap()
 }
 
-fn decide(topology: &Topology, hosts: &[usize], operation: u64, offers: &[Offer]) -> Aggregation {
+fn decide(
+    topology: &Topology,
+    hosts: &[usize],
+    operation: u64,
+    offers: &[AggregatorOffer],
+) -> AggregationDecision {
     let hosts: Vec<HostId> = hosts.iter().map(|host| HostId(*host)).collect();
     let rates = (Rate(1_000_000_000), Rate(0));
-    aggregation(topology, &Conditions::clear(topology), &hosts, rates, Bytes(operation), offers)
+    decide_aggregation(topology, &Conditions::clear(topology), &hosts, rates, Bytes(operation), offers)
 }
 
 const ALL: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 #[test]
-fn racks_with_narrow_uplinks_sum_for_themselves_and_one_above_for_both() {
+fn narrow_uplinks_get_leaves_and_a_root() {
     let topology = two_racks(1000);
     let offers = [offer(0, 0), offer(1, 0), offer(2, 0)];
     let decided = decide(&topology, &ALL, 64 << 20, &offers);
-    let chosen = decided.chosen.unwrap();
+    let chosen = decided.plan.unwrap();
     assert_eq!(chosen.aggregator, AggregatorId(2), "{}", decided.reason);
-    let leaf = |at: usize| Leaf { aggregator: AggregatorId(at), hosts: (4 * at..4 * at + 4).collect() };
+    let leaf =
+        |at: usize| LeafAggregator { aggregator: AggregatorId(at), hosts: (4 * at..4 * at + 4).collect() };
     assert_eq!(chosen.leaves, [leaf(0), leaf(1)]);
-    let goes = 8192.0 / (8192.0 + HEADERS);
+    let goes = 8192.0 / (8192.0 + HEADER_BYTES);
     assert!((chosen.rate.0 as f64 / 1e9 - goes).abs() < 1e-3, "one part crosses an uplink: {chosen:?}");
     assert!(chosen.delay.0.abs_diff(20_000) <= 1, "{chosen:?}");
     assert_eq!((chosen.broadcasts, chosen.barriers), (None, false));
     let words = "by at-spine at spine above at-leaf0 at leaf0, at-leaf1 at leaf1";
     assert!(decided.reason.contains(words), "{}", decided.reason);
     // By the spine alone four parts cross each uplink, which is worse than the ring.
-    assert_eq!(decide(&topology, &ALL, 64 << 20, &offers[2..]).chosen, None);
+    assert_eq!(decide(&topology, &ALL, 64 << 20, &offers[2..]).plan, None);
     // Without one at the spine one in a rack is above the other, and its own rack sends to it.
-    let chosen = decide(&topology, &ALL, 64 << 20, &offers[..2]).chosen.unwrap();
+    let chosen = decide(&topology, &ALL, 64 << 20, &offers[..2]).plan.unwrap();
     assert_eq!((chosen.aggregator, chosen.leaves), (AggregatorId(0), vec![leaf(1)]));
 }
 
 #[test]
-fn a_tree_is_left_where_one_does_as_well() {
+fn single_aggregator_replaces_equal_tree() {
     let offers = [offer(0, 0), offer(1, 0), offer(2, 0)];
     // Uplinks as wide as the hosts behind them.
     let wide = two_racks(4000);
-    let chosen = decide(&wide, &ALL, 64 << 20, &offers).chosen.unwrap();
+    let chosen = decide(&wide, &ALL, 64 << 20, &offers).plan.unwrap();
     assert_eq!((chosen.aggregator, chosen.leaves), (AggregatorId(2), vec![]));
     // Three quarters of it: the one at the spine pays, and those below pay still more.
     let three = two_racks(3000);
-    assert!(decide(&three, &ALL, 64 << 20, &offers[2..]).chosen.is_some());
-    let chosen = decide(&three, &ALL, 64 << 20, &offers).chosen.unwrap();
+    assert!(decide(&three, &ALL, 64 << 20, &offers[2..]).plan.is_some());
+    let chosen = decide(&three, &ALL, 64 << 20, &offers).plan.unwrap();
     assert_eq!(chosen.leaves.len(), 2);
     // All in one rack.
     let narrow = two_racks(1000);
-    let chosen = decide(&narrow, &ALL[..4], 64 << 20, &offers).chosen.unwrap();
+    let chosen = decide(&narrow, &ALL[..4], 64 << 20, &offers).plan.unwrap();
     assert_eq!((chosen.aggregator, chosen.leaves), (AggregatorId(0), vec![]));
     // Those that know no aggregator above.
-    let alone = offers.clone().map(|offer| Offer { parents: false, ..offer });
-    assert_eq!(decide(&narrow, &ALL, 64 << 20, &alone).chosen, None);
+    let alone = offers.clone().map(|offer| AggregatorOffer { supports_parents: false, ..offer });
+    assert_eq!(decide(&narrow, &ALL, 64 << 20, &alone).plan, None);
 }
 
 #[test]
-fn codes_and_closed_ways_have_no_trees() {
+fn codecs_and_closed_paths_have_no_trees() {
     let topology = two_racks(1000);
     let offers = [offer(0, 0), offer(1, 0), offer(2, 0)];
     let hosts: Vec<HostId> = ALL.map(HostId).to_vec();
-    let coded = offers.clone().map(|offer| Offer { carries: Bytes(40_960), ..offer });
+    let coded = offers.clone().map(|offer| AggregatorOffer { tensor_bytes: Bytes(40_960), ..offer });
     let mut conditions = Conditions::clear(&topology);
-    assert!(best(&topology, &conditions, &hosts, &coded, 1e6).is_none());
-    let (_, _, way) = best(&topology, &conditions, &hosts, &offers, 1e6).unwrap();
-    let others = offers.clone().map(|offer| Offer { others: 3, ..offer });
-    let (_, _, shared) = best(&topology, &conditions, &hosts, &others, 1e6).unwrap();
+    assert!(best_tree(&topology, &conditions, &hosts, &coded, 1e6).is_none());
+    let (_, _, way) = best_tree(&topology, &conditions, &hosts, &offers, 1e6).unwrap();
+    let others = offers.clone().map(|offer| AggregatorOffer { other_communicators: 3, ..offer });
+    let (_, _, shared) = best_tree(&topology, &conditions, &hosts, &others, 1e6).unwrap();
     assert!(shared.rate < way.rate, "who serves others does less");
-    conditions.restrict(crate::LinkId(0), crate::conditions::Use::Failed);
-    assert!(best(&topology, &conditions, &hosts, &offers, 1e6).is_none());
+    conditions.restrict(crate::LinkId(0), crate::conditions::LinkUse::Failed);
+    assert!(best_tree(&topology, &conditions, &hosts, &offers, 1e6).is_none());
 }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The part of a ring's rate on each link.
 type Usage = BTreeMap<DirectedLink, f64>;
 
-fn usage(hops: &[Hop]) -> Usage {
+fn usage(hops: &[RingEdge]) -> Usage {
     let mut usage = Usage::new();
     for hop in hops {
         for link in hop.paths.iter().flat_map(|path| path.links()) {
@@ -150,16 +150,17 @@ fn rings(topology: &Topology, job: &Job) -> Vec<Usage> {
         let ends: Vec<(HostId, HostId)> = (0..order.len())
             .map(|at| (job.hosts[order[at] as usize], job.hosts[order[(at + 1) % order.len()] as usize]))
             .collect();
-        let mut partial: Vec<Vec<Hop>> = vec![Vec::new()];
+        let mut partial: Vec<Vec<RingEdge>> = vec![Vec::new()];
         for (from, to) in ends {
             let paths = topology.equal_cost_paths(from, to);
             let choices = multisets(&paths, job.connections as usize);
-            let more = |hops: &Vec<Hop>| {
+            let more = |hops: &Vec<RingEdge>| {
                 if order.len() == 2 && hops.len() == 1 {
-                    let back = Hop { paths: hops[0].paths.iter().map(Path::reversed).collect() };
+                    let back = RingEdge { paths: hops[0].paths.iter().map(Path::reversed).collect() };
                     return vec![[hops.as_slice(), &[back]].concat()];
                 }
-                let with = |paths: &Vec<Path>| [hops.as_slice(), &[Hop { paths: paths.clone() }]].concat();
+                let with =
+                    |paths: &Vec<Path>| [hops.as_slice(), &[RingEdge { paths: paths.clone() }]].concat();
                 choices.iter().map(with).collect()
             };
             partial = partial.iter().flat_map(more).collect();
@@ -197,7 +198,7 @@ fn optimum(topology: &Topology, conditions: &Conditions, jobs: &[Job], most: usi
 }
 
 /// Whether some combination of rings leaves each job what it was promised; none where there are more than so many combinations.
-pub(super) fn holding(
+pub(super) fn some_plan_meets_guarantees(
     topology: &Topology,
     conditions: &Conditions,
     jobs: &[Job],
@@ -212,7 +213,7 @@ pub(super) fn holding(
             let usage = &rings[rest % rings.len()];
             rest /= rings.len();
             for (link, part) in usage {
-                *load.entry(*link).or_default() += part * job.promised.0 as f64;
+                *load.entry(*link).or_default() += part * job.guaranteed.0 as f64;
             }
         }
         load.iter().all(|(link, load)| *load <= conditions.available(*link).0 as f64 * 0.95)
@@ -255,14 +256,14 @@ pub(super) fn case(rng: &mut impl Rng, most_hosts: usize) -> (Topology, Conditio
 }
 
 #[test]
-fn shares_are_the_weighted_max_min_of_linear_programs() {
+fn shares_match_weighted_max_min_linear_programs() {
     for seed in 0..60 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (topology, conditions, jobs) = case(&mut rng, 4);
         let plan = planned(&request(&topology, &conditions, &jobs));
         let each = jobs.iter().zip(&plan.assignments);
         let usages: Vec<_> = each
-            .map(|(job, found)| (f64::from(job.weight), line(&topology, job), usage(&found.hops)))
+            .map(|(job, found)| (f64::from(job.weight), line(&topology, job), usage(&found.edges)))
             .collect();
         let expected = shares_by_programs(&conditions, &usages);
         let plain: Vec<_> = usages.iter().map(|(weight, demand, usage)| (*weight, *demand, usage)).collect();
@@ -283,7 +284,7 @@ fn compare(seeds: impl Iterator<Item = u64>, polish: u64) -> (usize, usize, Vec<
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (topology, conditions, jobs) = case(&mut rng, 4);
         let Some(best) = optimum(&topology, &conditions, &jobs, 20_000) else { continue };
-        let policy = Policy { polish, ..Policy::default() };
+        let policy = Policy { polish_budget: polish, ..Policy::default() };
         let plan = planned(&Request { policy, ..request(&topology, &conditions, &jobs) });
         let found = plan.after.slowdown;
         assert!(found > best * (1.0 - 1e-6), "seed {seed}: {found} is better than the optimum {best}");
@@ -298,7 +299,7 @@ fn compare(seeds: impl Iterator<Item = u64>, polish: u64) -> (usize, usize, Vec<
 }
 
 #[test]
-fn within_a_twentieth_of_the_best_of_all_plans() {
+fn plans_are_within_five_percent_of_optimum() {
     // Those beyond the first sixty were hard once.
     let (compared, _, far) = compare((0..60).chain([126, 145, 186, 250, 260, 319, 369, 379]), 4_000_000);
     assert!(far.is_empty(), "{far:#?}");
@@ -306,7 +307,7 @@ fn within_a_twentieth_of_the_best_of_all_plans() {
 }
 
 #[test]
-fn in_a_hurry_no_further_off() {
-    let (compared, exact, far) = compare(0..600, Policy::default().polish);
+fn small_budget_stays_near_optimum() {
+    let (compared, exact, far) = compare(0..600, Policy::default().polish_budget);
     assert!(far.is_empty() && exact * 50 >= compared * 49, "{exact} of {compared}, {far:#?}");
 }

@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::world::*;
-use crate::conditions::Use;
+use crate::conditions::LinkUse;
 use crate::topology::{LinkId, Topology};
 use rand::{Rng, RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +18,7 @@ pub(super) fn damaged(rng: &mut impl Rng, topology: &Topology, part: f64) -> Con
             }
         }
         if rng.random_bool(part / 2.0) {
-            conditions.restrict(id, if rng.random() { Use::Avoid } else { Use::Failed });
+            conditions.restrict(id, if rng.random() { LinkUse::Avoid } else { LinkUse::Failed });
         }
     }
     conditions
@@ -32,7 +32,7 @@ pub(super) fn jobs(rng: &mut impl Rng, hosts: usize) -> Vec<Job> {
         all.truncate(rng.random_range(1..=hosts.min(9)));
         let mut job = job(communicator, &all, rng.random_range(0..5));
         job.weight = rng.random_range(0..4);
-        job.limit = rng.random_bool(0.2).then(|| mbit(rng.random_range(1..900)));
+        job.rate_limit = rng.random_bool(0.2).then(|| mbit(rng.random_range(1..900)));
         job.movable = rng.random_bool(0.9);
         job
     };
@@ -42,13 +42,13 @@ pub(super) fn jobs(rng: &mut impl Rng, hosts: usize) -> Vec<Job> {
 /// Plans are checked at each step of a random walk of conditions; the same request gives the same plan; what does not change is what
 /// ran; a change that nothing forces makes the whole no worse.
 #[test]
-fn plans_hold_whatever_happens() {
+fn plans_stay_valid_under_random_conditions() {
     for seed in 0..40 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (leaves, spines, each) = (rng.random_range(1..4), rng.random_range(1..4), rng.random_range(1..4));
         let topology = leaf_spine(leaves, spines, each, 1000, [300, 1000][rng.random_range(0..2)]);
         let mut jobs = jobs(&mut rng, leaves * each);
-        let policy = Policy { effort: 200_000, ..Policy::default() };
+        let policy = Policy { search_budget: 200_000, ..Policy::default() };
         for step in 0..6 {
             let damage = if step % 2 == 0 { 0.3 } else { 0.05 };
             let conditions = damaged(&mut rng, &topology, damage);
@@ -58,16 +58,20 @@ fn plans_hold_whatever_happens() {
             let mut forced = false;
             for (job, assignment) in jobs.iter().zip(&plan.assignments) {
                 let Some(current) = &job.current else { continue };
-                let same = current.order == assignment.order && current.hops == assignment.hops;
+                let same = current.order == assignment.order && current.edges == assignment.edges;
                 assert!(assignment.changed || same, "seed {seed} step {step}: {job:?} {assignment:?}");
                 assert!(job.movable || !assignment.changed, "seed {seed} step {step}");
-                let paths = current.hops.iter().flat_map(|hop| &hop.paths);
-                forced |= paths.into_iter().any(|path| conditions.path(path) != Use::Open);
+                let paths = current.edges.iter().flat_map(|hop| &hop.paths);
+                forced |= paths.into_iter().any(|path| conditions.path(path) != LinkUse::Open);
             }
             if step > 0 && !forced {
                 let (before, after) = (plan.before, plan.after);
-                assert!(after.stuck <= before.stuck, "seed {seed} step {step}: {before:?} {after:?}");
-                let better = after.stuck < before.stuck || after.slowdown <= before.slowdown * (1.0 + 1e-9);
+                assert!(
+                    after.unreachable_jobs <= before.unreachable_jobs,
+                    "seed {seed} step {step}: {before:?} {after:?}"
+                );
+                let better = after.unreachable_jobs < before.unreachable_jobs
+                    || after.slowdown <= before.slowdown * (1.0 + 1e-9);
                 assert!(better, "seed {seed} step {step}: {before:?} {after:?}");
             }
             jobs = run(&jobs, &plan);
@@ -86,7 +90,7 @@ fn plans_hold_whatever_happens() {
 
 /// Where only some paths can be had, no others are taken; pairs without any are spread.
 #[test]
-fn only_known_paths_are_taken() {
+fn only_listed_paths_are_used() {
     for seed in 0..40 {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let topology = leaf_spine(2, 3, 3, 1000, 1000);
@@ -99,31 +103,31 @@ fn only_known_paths_are_taken() {
             known.insert((low, high), paths);
         }
         let jobs = jobs(&mut rng, 6);
-        let request = Request { routes: Routes::Known(&known), ..request(&topology, &conditions, &jobs) };
+        let request = Request { routes: Routes::Listed(&known), ..request(&topology, &conditions, &jobs) };
         let plan = planned(&request);
         for (job, assignment) in jobs.iter().zip(&plan.assignments) {
             let next = assignment.order.iter().cycle().skip(1);
-            for ((from, to), hop) in assignment.order.iter().zip(next).zip(&assignment.hops) {
+            for ((from, to), hop) in assignment.order.iter().zip(next).zip(&assignment.edges) {
                 let paths = &known[&(job.hosts[*from as usize], job.hosts[*to as usize])];
                 assert!(hop.paths.iter().all(|path| paths.contains(path)), "seed {seed}");
-                let usable = paths
-                    .iter()
-                    .any(|path| conditions.path(path).max(conditions.path(&path.reversed())) != Use::Failed);
+                let usable = paths.iter().any(|path| {
+                    conditions.path(path).max(conditions.path(&path.reversed())) != LinkUse::Failed
+                });
                 assert_eq!(hop.paths.is_empty(), !usable, "seed {seed}");
             }
         }
         let hashed = Request { routes: Routes::Hashed, ..request };
         let plan = planned(&hashed);
-        assert!(plan.assignments.iter().flat_map(|found| &found.hops).all(|hop| hop.paths.is_empty()));
+        assert!(plan.assignments.iter().flat_map(|found| &found.edges).all(|hop| hop.paths.is_empty()));
     }
 }
 
 /// Wrong plans are found out, whatever is wrong with them.
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn check_rejects_invalid_plans() {
     let topology = leaf_spine(2, 2, 2, 1000, 1000);
     let mut conditions = Conditions::clear(&topology);
-    conditions.restrict(link(&topology, "leaf0", "spine1").link, Use::Failed);
+    conditions.restrict(link(&topology, "leaf0", "spine1").link, LinkUse::Failed);
     let jobs = [job(7, &[0, 1, 2, 3], 2), job(8, &[1, 2], 1)];
     let request = request(&topology, &conditions, &jobs);
     let right = planned(&request);
@@ -151,17 +155,17 @@ fn the_check_finds_what_is_wrong() {
             "communicator 7: a path of hop 0 does not lead from its host to the next",
         ),
         (
-            wrong(&|plan| drop(plan.assignments[0].hops.pop())),
+            wrong(&|plan| drop(plan.assignments[0].edges.pop())),
             "communicator 7: the hops do not go along the order",
         ),
         (
-            wrong(&|plan| plan.assignments[1].hops[1].paths.clear()),
+            wrong(&|plan| plan.assignments[1].edges[1].paths.clear()),
             "communicator 8: the hops do not go along the order",
         ),
         (
             wrong(&|plan| {
-                plan.assignments[1].hops[1].paths = vec![dead.reversed()];
-                plan.assignments[1].hops[0].paths = vec![dead.clone()];
+                plan.assignments[1].edges[1].paths = vec![dead.reversed()];
+                plan.assignments[1].edges[0].paths = vec![dead.clone()];
             }),
             "communicator 8: hop 0 crosses leaf0 -> spine1, though there is another way",
         ),

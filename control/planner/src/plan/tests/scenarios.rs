@@ -2,10 +2,10 @@
 
 use super::super::*;
 use super::world::*;
-use crate::conditions::Use;
+use crate::conditions::LinkUse;
 
 #[test]
-fn connections_spread_over_spines_and_leave_a_congested_one() {
+fn connections_spread_over_uncongested_spines() {
     let topology = leaf_spine(2, 2, 4, 1000, 1000);
     let mut conditions = Conditions::clear(&topology);
     let forming = [job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2)];
@@ -56,22 +56,22 @@ fn back_again_where_that_gains() {
 }
 
 #[test]
-fn rank_order_that_zigzags_is_put_right_beside_a_competitor() {
+fn zigzag_rank_order_is_corrected() {
     let topology = leaf_spine(2, 2, 4, 1000, 1000);
     let conditions = Conditions::clear(&topology);
     let bad = [job(1, &[0, 4, 1, 5, 2, 6], 2), job(2, &[3, 7], 2)];
     let plan = planned(&request(&topology, &conditions, &bad));
     assert_eq!(plan.assignments[0].order, [0, 2, 4, 1, 3, 5]);
-    assert_eq!(plan.after, Score { slowdown: 1.0, worst: 1.0, stuck: 0, missing: 0.0 });
+    assert_eq!(plan.after, Score { slowdown: 1.0, worst: 1.0, unreachable_jobs: 0, unmet_guarantees: 0.0 });
     // The ways of a pair mirror each other.
     let pair = &plan.assignments[1];
-    assert_eq!(pair.hops[0].paths[0].reversed(), pair.hops[1].paths[0]);
+    assert_eq!(pair.edges[0].paths[0].reversed(), pair.edges[1].paths[0]);
 }
 
 #[test]
-fn a_drained_spine_is_left_even_for_a_slower_way_and_a_dead_one_too() {
+fn drained_and_failed_spines_are_avoided() {
     let topology = leaf_spine(2, 2, 2, 1000, 500);
-    for usable in [Use::Avoid, Use::Failed] {
+    for usable in [LinkUse::Avoid, LinkUse::Failed] {
         let mut conditions = Conditions::clear(&topology);
         let forming = [job(1, &[0, 1, 2, 3], 2)];
         let jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
@@ -84,17 +84,20 @@ fn a_drained_spine_is_left_even_for_a_slower_way_and_a_dead_one_too() {
         // The other goes too: drained links serve where there is no other way, dead ones do not.
         conditions.restrict(link(&topology, "leaf0", "spine1").link, usable);
         let plan = planned(&request(&topology, &conditions, &jobs));
-        let expected = if usable == Use::Failed { (1, false, Rate(0)) } else { (0, true, mbit(1000)) };
-        assert_eq!((plan.after.stuck, plan.assignments[0].changed, plan.assignments[0].share), expected);
+        let expected = if usable == LinkUse::Failed { (1, false, Rate(0)) } else { (0, true, mbit(1000)) };
+        assert_eq!(
+            (plan.after.unreachable_jobs, plan.assignments[0].changed, plan.assignments[0].share),
+            expected
+        );
     }
 }
 
 #[test]
-fn ways_that_nobody_knows_are_no_way_around_a_drained_spine() {
+fn unlisted_paths_do_not_replace_drained_spine() {
     let topology = leaf_spine(2, 2, 4, 1000, 1000);
     let mut conditions = Conditions::clear(&topology);
-    conditions.restrict(link(&topology, "leaf0", "spine1").link, Use::Avoid);
-    conditions.restrict(link(&topology, "leaf1", "spine1").link, Use::Avoid);
+    conditions.restrict(link(&topology, "leaf0", "spine1").link, LinkUse::Avoid);
+    conditions.restrict(link(&topology, "leaf1", "spine1").link, LinkUse::Avoid);
     let forming = [job(1, &[0, 1, 4, 5], 2), job(2, &[2, 3, 6, 7], 2)];
     let jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
     let ends = |job: &Job| {
@@ -105,7 +108,7 @@ fn ways_that_nobody_knows_are_no_way_around_a_drained_spine() {
     };
     let paths = |(from, to): (HostId, HostId)| ((from, to), topology.equal_cost_paths(from, to));
     let known: BTreeMap<_, _> = jobs.iter().flat_map(ends).map(paths).collect();
-    let routes = Routes::Known(&known);
+    let routes = Routes::Listed(&known);
     // Other orders have hops whose ways are not known yet. Spread over both spines they would look twice as wide.
     let stays = planned(&Request { routes, ..request(&topology, &conditions, &jobs) });
     assert_eq!(
@@ -117,8 +120,8 @@ fn ways_that_nobody_knows_are_no_way_around_a_drained_spine() {
     // And whose own ways are not known leaves them for some that are, however narrow.
     let unknown = |job: &Job| {
         let current = job.current.clone().unwrap();
-        let hops = vec![Hop::default(); current.hops.len()];
-        Job { current: Some(Current { hops, ..current }), ..job.clone() }
+        let hops = vec![RingEdge::default(); current.edges.len()];
+        Job { current: Some(Current { edges: hops, ..current }), ..job.clone() }
     };
     let jobs: Vec<Job> = jobs.iter().map(unknown).collect();
     let leaves = planned(&Request { routes, ..request(&topology, &conditions, &jobs) });
@@ -133,7 +136,7 @@ fn many_changes_ask_for_more_gain() {
     let mut conditions = Conditions::clear(&topology);
     let forming = [job(1, &[0, 1], 1)];
     let mut jobs = run(&forming, &planned(&request(&topology, &conditions, &forming)));
-    let path = jobs[0].current.as_ref().unwrap().hops[0].paths[0].clone();
+    let path = jobs[0].current.as_ref().unwrap().edges[0].paths[0].clone();
     conditions.set_available(path.links()[1], mbit(770));
     for (recent, changed) in [(0, true), (2, true), (3, true), (4, false), (40, false)] {
         jobs[0].current.as_mut().unwrap().recent_changes = recent;
@@ -149,27 +152,27 @@ fn many_changes_ask_for_more_gain() {
 }
 
 #[test]
-fn weights_split_a_link_and_are_paced() {
+fn weights_split_a_link_and_are_rate_limited() {
     let topology = leaf_spine(2, 1, 2, 1000, 900);
     let conditions = Conditions::clear(&topology);
     let mut jobs = [job(1, &[0, 2], 1), job(2, &[1, 3], 1)];
     let plan = planned(&request(&topology, &conditions, &jobs));
     assert_eq!([0, 1].map(|job| plan.assignments[job].share), [mbit(450); 2]);
-    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [None; 2]);
+    assert_eq!([0, 1].map(|job| plan.assignments[job].rate_limit), [None; 2]);
     jobs[1].weight = 2;
     let plan = planned(&request(&topology, &conditions, &jobs));
-    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [Some(mbit(300)), Some(mbit(600))]);
-    jobs[1].limit = Some(mbit(100));
+    assert_eq!([0, 1].map(|job| plan.assignments[job].rate_limit), [Some(mbit(300)), Some(mbit(600))]);
+    jobs[1].rate_limit = Some(mbit(100));
     let plan = planned(&request(&topology, &conditions, &jobs));
     assert_eq!([0, 1].map(|job| plan.assignments[job].share), [mbit(800), mbit(100)]);
-    assert_eq!([0, 1].map(|job| plan.assignments[job].pace), [None, Some(mbit(100))]);
+    assert_eq!([0, 1].map(|job| plan.assignments[job].rate_limit), [None, Some(mbit(100))]);
 }
 
 #[test]
-fn what_is_quiet_most_of_the_time_is_slowed_while_it_communicates() {
+fn periodic_jobs_slow_only_while_communicating() {
     let topology = leaf_spine(2, 2, 4, 1000, 1000);
-    let rhythm = Rhythm { period: Nanos(100), busy: Nanos(10), ..Rhythm::default() };
-    let training = Job { rhythm: Some(rhythm), ..job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2) };
+    let rhythm = IterationPattern { period: Nanos(100), busy: Nanos(10), ..IterationPattern::default() };
+    let training = Job { iteration_pattern: Some(rhythm), ..job(1, &[0, 1, 2, 3, 4, 5, 6, 7], 2) };
     let clear = Conditions::clear(&topology);
     let forming = [training.clone()];
     let first = planned(&request(&topology, &clear, &forming));
@@ -186,9 +189,9 @@ fn what_is_quiet_most_of_the_time_is_slowed_while_it_communicates() {
     assert!((part.slowdown - 5.0).abs() < 1e-6, "{part:?}");
     assert!(part.time.0.abs_diff(first.assignments[0].time.0 * 5) <= 5, "{part:?}");
     // Beside one who always communicates it has its half while it does; that one has hardly less for it.
-    let pair = [Job { rhythm: Some(rhythm), ..job(1, &[0, 4], 1) }, job(2, &[1, 5], 1)];
+    let pair = [Job { iteration_pattern: Some(rhythm), ..job(1, &[0, 4], 1) }, job(2, &[1, 5], 1)];
     let mut single = clear.clone();
-    single.restrict(link(&topology, "leaf0", "spine1").link, Use::Failed);
+    single.restrict(link(&topology, "leaf0", "spine1").link, LinkUse::Failed);
     let beside = planned(&request(&topology, &single, &pair));
     assert_eq!(beside.assignments[1].share, mbit(900));
     assert!((beside.assignments[0].slowdown - 2.0).abs() < 1e-6, "{beside:?}");

@@ -48,10 +48,10 @@ pub(super) fn job(communicator: u64, hosts: &[usize], connections: u32) -> Job {
         hosts: hosts.iter().map(|host| HostId(*host)).collect(),
         connections,
         weight: 1,
-        promised: Rate(0),
-        limit: None,
+        guaranteed: Rate(0),
+        rate_limit: None,
         operation: Bytes(64 << 20),
-        rhythm: None,
+        iteration_pattern: None,
         current: None,
         movable: true,
     }
@@ -64,7 +64,7 @@ pub(super) fn run(jobs: &[Job], plan: &Plan) -> Vec<Job> {
         let recent = job.current.as_ref().map_or(0, |current| current.recent_changes);
         let current = Current {
             order: assignment.order.clone(),
-            hops: assignment.hops.clone(),
+            edges: assignment.edges.clone(),
             recent_changes: recent + u32::from(job.current.is_some() && assignment.changed),
         };
         Job { current: Some(current), ..job.clone() }
@@ -90,6 +90,6 @@ pub(super) fn planned(request: &Request<'_>) -> Plan {
 /// How many connections cross a switch, each way of a pair counted.
 pub(super) fn crossing(topology: &Topology, assignment: &Assignment, switch: &str) -> usize {
     let switch = topology.switch(switch).unwrap();
-    let paths = assignment.hops.iter().flat_map(|hop| &hop.paths);
+    let paths = assignment.edges.iter().flat_map(|hop| &hop.paths);
     paths.filter(|path| topology.switches_of(path).contains(&switch)).count()
 }

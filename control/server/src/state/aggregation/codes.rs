@@ -1,9 +1,9 @@
 //! Codes that add, for aggregators: whether a communicator may have them, and in which shape.
 
 use super::super::State;
-use super::super::coding;
+use super::super::codec::CodecChoice;
 use super::super::communicator::Communicator;
-use harmonaize_aggregator::Form;
+use harmonaize_aggregator::PayloadFormat;
 use harmonaize_codec::{Budget, Codec, Level, shared_spread};
 use harmonaize_planner::Rate;
 
@@ -21,7 +21,7 @@ const FILLED: f64 = 0.95;
 /// What an aggregator's chunks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
-    pub form: Form,
+    pub form: PayloadFormat,
     /// Elements of a chunk.
     pub elements: u32,
     /// Bytes of its sum, which is no shorter than its parts.
@@ -32,7 +32,7 @@ impl Shape {
     /// The codes of the largest blocks of which about as many elements fit a unit of so many bytes as of any.
     pub(super) fn of_codes(unit: u32, workers: usize) -> Option<Self> {
         let mut shapes = BLOCKS.into_iter().filter_map(|block| {
-            let form = Form::Shared { bits: BITS, block, ranks: u16::try_from(workers).ok()? };
+            let form = PayloadFormat::Shared { bits: BITS, block, ranks: u16::try_from(workers).ok()? };
             let bytes = |blocks: usize| form.sum_bytes(blocks * usize::from(block));
             let (none, one) = (bytes(0)?, bytes(1)?);
             let blocks = (usize::try_from(unit).ok()?.checked_sub(none)? / (one - none)).max(1);
@@ -48,7 +48,7 @@ impl Shape {
 
 impl State {
     /// How much of a tensor a host's codes allow in a second, if the communicator's sums may be of codes.
-    pub(super) fn codes_allowed(&self, known: &Communicator, coding: &coding::Chosen) -> Option<Rate> {
+    pub(super) fn codes_allowed(&self, known: &Communicator, coding: &CodecChoice) -> Option<Rate> {
         let workers = known.members.len() as u32;
         let loses = LOSS * shared_spread(BITS, workers);
         let within = match &coding.budget {
@@ -56,11 +56,7 @@ impl State {
             Budget::Codecs(_) => coding.budget.allows(Codec::SHARED4),
             Budget::Exact | Budget::MatchBf16 => false,
         };
-        let able = known.members.iter().all(|member| {
-            let session = member.session.and_then(|session| self.sessions.get(&session));
-            session.is_some_and(|session| session.abilities.aggregated_codes)
-        });
-        if !within || !able || !self.settings.compression {
+        if !within || !self.settings.compression {
             return None;
         }
         // Ranges are found by a pass before that over the codes, and sums decoded.

@@ -4,7 +4,7 @@ use super::InstructionError;
 use super::plans::ppm;
 use super::reply::{ring, with_plan};
 use crate::state::State;
-use crate::state::replan::Planned;
+use crate::state::lifecycle::Planned;
 use harmonaize_api::v1;
 use harmonaize_planner::{
     Assignment, Conditions, HostId, Job, Node, Path, Plan, Policy, Request, Routes, Topology, check, plan,
@@ -18,7 +18,7 @@ pub struct DryRun {
     topology: Topology,
     conditions: Conditions,
     jobs: Vec<Job>,
-    known: BTreeMap<(HostId, HostId), Vec<Path>>,
+    paths: BTreeMap<(HostId, HostId), Vec<Path>>,
     /// What each job runs by now.
     now: Vec<v1::PlanStatus>,
 }
@@ -36,10 +36,10 @@ impl State {
             known.map_or_else(v1::PlanStatus::default, |known| self.plan_status(job.communicator, known))
         };
         let now = jobs.iter().map(status).collect();
-        let conditions = self.estimates.conditions(&self.settings.topology, &withdrawn);
-        self.ports.refresh(self.settings.paths as usize);
-        let known = self.ports.known().clone();
-        Ok(DryRun { topology: self.settings.topology.clone(), conditions, jobs, known, now })
+        let conditions = self.link_state.conditions(&self.settings.topology, &withdrawn);
+        self.link_state.ports.refresh(self.settings.paths as usize);
+        let known = self.link_state.ports.paths().clone();
+        Ok(DryRun { topology: self.settings.topology.clone(), conditions, jobs, paths: known, now })
     }
 }
 
@@ -50,7 +50,7 @@ impl DryRun {
             topology: &self.topology,
             conditions: &self.conditions,
             jobs: &self.jobs,
-            routes: Routes::Known(&self.known),
+            routes: Routes::Listed(&self.paths),
             policy: Policy::default(),
         };
         let Plan { assignments, before, after, mut reason } = plan(&request);
@@ -66,8 +66,8 @@ impl DryRun {
         v1::DryRunReply {
             score_before_ppm: ppm(before.slowdown),
             score_after_ppm: ppm(after.slowdown),
-            stuck_before: before.stuck,
-            stuck_after: after.stuck,
+            stuck_before: before.unreachable_jobs,
+            stuck_after: after.unreachable_jobs,
             reason,
             plans,
             changed,
@@ -85,7 +85,7 @@ impl DryRun {
             switches.map(|switch| self.topology.node_name(Node::Switch(switch)).to_owned()).collect()
         };
         let ring = ring(&part.order, &job.hosts);
-        let hops = ring.iter().zip(&part.hops).map(|(((_, from), (_, to)), hop)| v1::PlannedHop {
+        let hops = ring.iter().zip(&part.edges).map(|(((_, from), (_, to)), hop)| v1::PlannedHop {
             from: name(*from),
             to: name(*to),
             paths: hop
@@ -93,7 +93,7 @@ impl DryRun {
                 .iter()
                 .map(|path| v1::PlannedPath { source_port: 0, switches: via(path) })
                 .collect(),
-            rate_bits: part.pace.map_or(0, |pace| pace.0),
+            rate_bits: part.rate_limit.map_or(0, |pace| pace.0),
         });
         let hops = hops.collect();
         let order = ring.iter().map(|((_, host), _)| name(*host)).collect();

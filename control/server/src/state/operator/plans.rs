@@ -1,15 +1,13 @@
 //! Plans as the store keeps them: what agents do not tell after a restart of control.
 
 use crate::state::communicator::Communicator;
-use crate::state::paces::Held;
-use crate::state::replan::Planned;
+use crate::state::lifecycle::{EpochConfig, Planned};
 use crate::state::{Fact, Output, State};
 use harmonaize_api::v1::Recipe;
 use harmonaize_api::v1::to_agent::Message;
 use harmonaize_codec::Codec;
-use harmonaize_planner::{HostId, Nanos, Rate};
+use harmonaize_planner::{HostId, Nanos, Rate, RateLimits};
 use harmonaize_store::{Change, Connection, Epoch, Link, Loss, Plan};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The communicator whose plans an output may have changed.
@@ -39,12 +37,8 @@ impl State {
     }
 
     fn stored_plan(&self, id: u64, known: &Communicator) -> Plan {
-        let current = Some(known.epoch)
-            .filter(|epoch| *epoch != 0)
-            .map(|epoch| self.epoch((epoch, &known.order), &known.ports, &known.links, known.plan.as_ref()));
-        let pending = known.pending.as_ref().map(|pending| {
-            self.epoch((pending.epoch, &pending.order), &pending.ports, &pending.links, pending.plan.as_ref())
-        });
+        let current = known.current().map(|current| self.epoch(current));
+        let pending = known.change().map(|change| self.epoch(&change.to));
         Plan {
             communicator: id,
             tenant: known.tenant.clone(),
@@ -62,13 +56,9 @@ impl State {
         }
     }
 
-    fn epoch(
-        &self,
-        (epoch, order): (u64, &[u32]),
-        ports: &[(HostId, u16)],
-        links: &BTreeMap<(u32, u32), Vec<u16>>,
-        planned: Option<&Planned>,
-    ) -> Epoch {
+    fn epoch(&self, config: &EpochConfig) -> Epoch {
+        let EpochConfig { epoch, order, ports, links, plan, .. } = config;
+        let planned = plan.as_ref();
         let connection = |(host, port): &(HostId, u16)| Connection {
             host: self.host_name(*host),
             source_port: u32::from(*port),
@@ -79,8 +69,8 @@ impl State {
             source_ports: ports.iter().copied().map(u32::from).collect(),
         };
         Epoch {
-            epoch,
-            order: order.to_vec(),
+            epoch: *epoch,
+            order: order.clone(),
             connections: ports.iter().map(connection).collect(),
             links: links.iter().map(link).collect(),
             share_bits: planned.map_or(0, |planned| planned.share.0),
@@ -105,26 +95,29 @@ impl State {
         }
         let epochs = || plan.current.iter().chain(&plan.pending);
         // The agents may be one epoch further than what was stored: then both are kept, for theirs is not known.
-        let of_epoch = epochs().find(|epoch| epoch.epoch == known.epoch);
+        let Some(current) = known.lifecycle.current_mut() else { return };
+        let of_epoch = epochs().find(|epoch| epoch.epoch == current.epoch);
         let kept = of_epoch.map_or_else(|| epochs().collect::<Vec<_>>(), |epoch| vec![epoch]);
         let held = kept.into_iter().flat_map(|epoch| &epoch.connections).filter_map(|connection| {
             let host = self.settings.topology.host(&connection.host)?;
             Some((host, u16::try_from(connection.source_port).ok()?))
         });
         let held: Vec<(HostId, u16)> = held.collect();
-        self.ports.release(&mut known.ports);
-        known.ports = self.ports.retake(held);
+        self.link_state.ports.release(&mut current.ports);
+        current.ports = self.link_state.ports.retake(held);
         if let Some(epoch) = of_epoch {
-            known.links = epoch.links.iter().filter_map(|link| links(link, known.members.len())).collect();
-            known.plan = (epoch.slowdown_ppm != 0).then(|| Planned {
+            current.links = epoch.links.iter().filter_map(|link| links(link, known.members.len())).collect();
+            current.plan = (epoch.slowdown_ppm != 0).then(|| Planned {
                 share: Rate(epoch.share_bits),
                 pace: (epoch.pace_bits != 0).then_some(Rate(epoch.pace_bits)),
                 time: Nanos(epoch.predicted_ns),
                 slowdown: epoch.slowdown_ppm as f64 / 1e6,
+                gives_way: false,
                 reason: epoch.reason.clone(),
             });
             // What is not known of it is said again.
-            known.held = Held { ring: known.plan.as_ref().and_then(|plan| plan.pace), others: None };
+            current.rate_limits =
+                RateLimits { ring: current.plan.as_ref().and_then(|plan| plan.pace), exchange: None };
         }
     }
 

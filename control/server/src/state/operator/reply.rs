@@ -5,8 +5,9 @@ use super::withdrawal::{Target, find};
 use crate::state::State;
 use crate::state::communicator::Communicator;
 use crate::state::decisions::{Changed, Decision, Outcome, Trigger};
-use crate::state::replan::Planned;
+use crate::state::lifecycle::{EpochConfig, Planned};
 use harmonaize_api::v1;
+use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind};
 use harmonaize_store::{Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,13 +65,13 @@ impl State {
     fn link_states(&self, now: Duration, crossings: &Crossings) -> Vec<v1::DirectedLinkStatus> {
         let topology = &self.settings.topology;
         let withdrawn: BTreeSet<LinkId> = self.operator.withdrawn.all_links(topology);
-        let estimates: BTreeMap<DirectedLink, _> = self.estimates.links().collect();
+        let estimates: BTreeMap<DirectedLink, _> = self.link_state.estimates().collect();
         let mut states = Vec::with_capacity(topology.links().len() * 2);
         for (index, link) in topology.links().iter().enumerate() {
             for forward in [true, false] {
                 let id = DirectedLink { link: LinkId(index), forward };
                 let estimate = estimates.get(&id);
-                let foreign = estimate.map_or(0, |estimate| estimate.foreign.0);
+                let foreign = estimate.map_or(0, |estimate| estimate.cross_traffic.0);
                 let state = if estimate.is_some_and(|estimate| estimate.failed) {
                     v1::LinkState::Failed
                 } else if withdrawn.contains(&id.link) {
@@ -112,11 +113,13 @@ impl State {
         let mut found = Crossings::default();
         for known in self.communicators.values() {
             let host = |index: u32| known.members.get(index as usize).map(|member| member.host);
-            let under_way = known.pending.as_ref().map(|pending| &pending.links);
-            for ((low, high), ports) in std::iter::once(&known.links).chain(under_way).flatten() {
+            for ((low, high), ports) in known.lifecycle.configs().flat_map(|config| &config.links) {
                 let Some((low, high)) = host(*low).zip(host(*high)) else { continue };
                 for port in ports {
-                    let ways = [self.path_of(low, high, *port), self.path_of(high, low, *port)];
+                    let ways = [
+                        self.link_state.path_of(low, high, *port),
+                        self.link_state.path_of(high, low, *port),
+                    ];
                     self.count(&mut found, &ways);
                 }
             }
@@ -177,20 +180,23 @@ impl State {
 
     pub(super) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
-        let ring = ring(&known.order, &hosts);
+        let current = known.current();
+        let ring = ring(current.map_or(&[], |current| &current.order), &hosts);
+        let pace = current.and_then(|current| current.plan.as_ref()?.pace).map_or(0, |pace| pace.0);
         let hops = ring.iter().map(|((from, sender), (to, receiver))| {
-            let ports = known.links.get(&(*from.min(to), *from.max(to))).into_iter().flatten();
+            let ports = current.and_then(|current| current.links.get(&(*from.min(to), *from.max(to))));
             let path = |port: &u16| v1::PlannedPath {
                 source_port: u32::from(*port),
                 switches: self
+                    .link_state
                     .path_of(*sender, *receiver, *port)
                     .map_or_else(Vec::new, |path| self.via(path)),
             };
             v1::PlannedHop {
                 from: self.host_name(*sender),
                 to: self.host_name(*receiver),
-                paths: ports.map(path).collect(),
-                rate_bits: known.plan.as_ref().and_then(|plan| plan.pace).map_or(0, |pace| pace.0),
+                paths: ports.into_iter().flatten().map(path).collect(),
+                rate_bits: pace,
             }
         });
         let since = known.changes.back().map_or(0, |at| self.operator.realtime(*at));
@@ -198,25 +204,35 @@ impl State {
             communicator: id,
             tenant: known.tenant.clone(),
             name: known.name.clone(),
-            epoch: known.epoch,
-            next_epoch: known.pending.as_ref().map_or(0, |pending| pending.epoch),
+            epoch: known.epoch(),
+            next_epoch: known.pending_epoch(),
             order: ring.iter().map(|((_, host), _)| self.host_name(*host)).collect(),
             hops: hops.collect(),
             pinned: known.pinned,
             since_ns: since,
-            budget: known.coding.current.budget.to_string(),
-            codec: known.coding.current.codec.name().to_owned(),
-            codec_reason: known.coding.current.reason.clone(),
-            one_shot_bytes: known.shots.sizes.one_shot.0,
-            two_shot_bytes: known.shots.sizes.two_shot.0,
-            direct_reason: known.shots.reason.clone(),
-            aggregator: self.aggregator_of(&known.aggregation),
-            aggregation_reason: known.aggregation.reason.clone(),
-            hints: self.hints.words(id),
-            turns: self.turn_words(id),
+            hints: self.hints.describe_hints(id),
+            turns: self.describe_interleaving(id),
             ..v1::PlanStatus::default()
         };
-        match &known.plan {
+        let Some(EpochConfig { plan, codec, algorithm, aggregation, .. }) = current else {
+            return v1::PlanStatus {
+                budget: Budget::Exact.to_string(),
+                codec: Codec::EXACT.name().to_owned(),
+                ..status
+            };
+        };
+        let status = v1::PlanStatus {
+            budget: codec.budget.to_string(),
+            codec: codec.codec.name().to_owned(),
+            codec_reason: codec.reason.clone(),
+            one_shot_bytes: algorithm.sizes.one_shot.0,
+            two_shot_bytes: algorithm.sizes.two_shot.0,
+            direct_reason: algorithm.reason.clone(),
+            aggregator: self.aggregator_of(aggregation),
+            aggregation_reason: aggregation.reason.clone(),
+            ..status
+        };
+        match plan {
             Some(planned) => with_plan(status, planned),
             None => status,
         }
@@ -238,7 +254,7 @@ impl State {
         if last > 0 {
             decisions.drain(..decisions.len().saturating_sub(last as usize));
         }
-        let (suspicions_proven, suspicions_refuted) = self.suspicions();
+        let (suspicions_proven, suspicions_refuted) = self.link_state.reports.suspicions();
         let now_ns = self.operator.realtime(now);
         v1::ExplainReply { decisions, now_ns, suspicions_proven, suspicions_refuted }
     }
@@ -264,8 +280,8 @@ impl State {
             score_after_ppm: ppm(decision.after.slowdown),
             verdict,
             changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
-            stuck_before: decision.before.stuck,
-            stuck_after: decision.after.stuck,
+            stuck_before: decision.before.unreachable_jobs,
+            stuck_after: decision.after.unreachable_jobs,
         }
     }
 
@@ -277,7 +293,8 @@ impl State {
             tenant: known.map_or_else(String::new, |known| known.tenant.clone()),
             name: known.map_or_else(String::new, |known| known.name.clone()),
             epoch: changed.epoch,
-            reason: changed.reason.clone(),
+            reason: changed.reason.to_string(),
+            reason_code: changed.reason.code().to_owned(),
             sent_ns: at(Some(changed.sent)),
             prepared_ns: at(changed.prepared),
             first_switched_ns: at(changed.first_switched),

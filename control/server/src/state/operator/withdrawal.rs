@@ -152,8 +152,8 @@ impl State {
         })
     }
 
-    /// Brings into effect what has begun, and ends what is over.
-    pub(in crate::state) fn look_at_windows(&mut self, now: Duration) {
+    /// Brings into effect what has begun, and ends what is over. Returns whether a window's time had come.
+    pub(in crate::state) fn update_windows(&mut self, now: Duration) -> bool {
         let clock = self.operator.realtime(now);
         let due = self.operator.next.is_some_and(|at| at <= now);
         let notice = u64::try_from(NOTICE.as_nanos()).unwrap_or(u64::MAX);
@@ -178,9 +178,7 @@ impl State {
             self.operator.withdrawn = drains;
             self.want_plan(Trigger::Withdrawn);
         }
-        if due {
-            self.note_maintenance(now, None);
-        }
+        due
     }
 
     /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be stored goes on with: it would
@@ -205,6 +203,11 @@ impl State {
 }
 
 impl Operator {
+    /// Returns what is to carry nothing now.
+    pub(in crate::state) fn withdrawn(&self) -> &Drains {
+        &self.withdrawn
+    }
+
     /// When a window begins or ends next.
     pub(in crate::state) fn deadline(&self) -> Option<Duration> {
         self.next.into_iter().chain(self.plans_until).min()

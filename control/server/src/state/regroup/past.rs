@@ -5,10 +5,10 @@
 //! failed is known by its agreement, which then is there still.
 
 use super::{Key, Regroups};
-use crate::state::agreements::Left;
-use crate::state::coding;
+use crate::state::agreements::InheritedAgreement;
+use crate::state::codec;
 use crate::state::communicator::{Communicator, EndCause};
-use crate::state::verdicts::nanos;
+use crate::state::link_state::nanos;
 use crate::state::{Fact as Logged, SessionId, State};
 use harmonaize_abi::session::{Budget as Said, OnFailure};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind};
@@ -44,7 +44,7 @@ pub(super) struct Past {
     pub(super) key: Key,
     pub(super) budget: Budget,
     /// What was promised for it, and where it ran.
-    pub(super) agreement: Option<Left>,
+    pub(super) agreement: Option<InheritedAgreement>,
     hosts: Vec<HostId>,
     pub(super) going: Going,
     /// Whether its members had more time because what they went on in did not come about.
@@ -69,8 +69,8 @@ pub(super) enum Going {
 
 impl Going {
     /// As was agreed on, for communicators that fail.
-    fn after(now: Duration, kind: FailureKind, agreement: Option<&Left>) -> Self {
-        match agreement.and_then(Left::on_failure).filter(|_| kind != FailureKind::Operator) {
+    fn after(now: Duration, kind: FailureKind, agreement: Option<&InheritedAgreement>) -> Self {
+        match agreement.and_then(InheritedAgreement::on_failure).filter(|_| kind != FailureKind::Operator) {
             None => Self::Open,
             Some(OnFailure::End) => Self::Over { within: None },
             Some(OnFailure::Regroup { within }) => Self::Until { at: now.saturating_add(within), within },
@@ -80,7 +80,7 @@ impl Going {
 
 impl Regroups {
     /// Names of a tenant's communicators that are kept for their members.
-    pub(super) fn kept_names(&self, tenant: &str) -> BTreeSet<&String> {
+    pub(super) fn retained_names(&self, tenant: &str) -> BTreeSet<&String> {
         let kept = self.past.values().filter(|past| matches!(past.going, Going::Until { .. }));
         kept.filter(|past| past.key.0 == tenant).map(|past| &past.key.1).collect()
     }
@@ -106,13 +106,13 @@ impl Regroups {
     }
 
     /// A rank has left a communicator; of one that has ended it is no longer expected.
-    pub(in crate::state) fn left(&mut self, id: u64, rank: u32, session: SessionId) {
+    pub(in crate::state) fn member_left(&mut self, id: u64, rank: u32, session: SessionId) {
         if let Some(past) = self.past.get_mut(&id)
             && past.ranks.get(&rank) == Some(&session)
         {
             past.ranks.remove(&rank);
             let key = past.key.clone();
-            self.look_at(&key);
+            self.mark_due(&key);
             self.forget_empty();
         }
     }
@@ -137,7 +137,7 @@ impl Regroups {
             }
         }
         let key = past.key.clone();
-        self.look_at(&key);
+        self.mark_due(&key);
     }
 
     /// Agents of these hosts have said all that they know: what they did not name is gone.
@@ -156,7 +156,7 @@ impl Regroups {
             }
         }
         if !changed.is_empty() {
-            changed.iter().for_each(|key| self.look_at(key));
+            changed.iter().for_each(|key| self.mark_due(key));
             self.forget_empty();
         }
     }
@@ -178,7 +178,7 @@ impl Regroups {
         now: Duration,
         (id, ended): (u64, &Communicator),
         cause: &EndCause,
-        agreement: Option<Left>,
+        agreement: Option<InheritedAgreement>,
         hosts: &BTreeMap<HostId, SessionId>,
     ) {
         let going = Going::after(now, cause.kind, agreement.as_ref());
@@ -186,10 +186,10 @@ impl Regroups {
         let may = !matches!(going, Going::Over { .. });
         let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
         let (mut ranks, mut absent) = (BTreeMap::new(), BTreeMap::new());
-        let absent_until = ended.recovering.unwrap_or(now);
+        let absent_until = ended.lifecycle.recovering_until().unwrap_or(now);
         let away = |host: &HostId| absent_until > now && !hosts.contains_key(host);
         for member in ended.members.iter().filter(|member| !member.closed) {
-            let left = member.ranks.iter().filter(|rank| !member.left.contains(rank) && !lost(rank));
+            let left = member.ranks.iter().filter(|rank| !member.departed.contains(rank) && !lost(rank));
             match member.session {
                 Some(session) => ranks.extend(left.map(|rank| (*rank, session))),
                 None if away(&member.host) => absent.extend(left.map(|rank| (*rank, member.host))),
@@ -208,11 +208,12 @@ impl Regroups {
             absent_until,
         };
         let key = past.key.clone();
-        if ended.epoch != 0 && !(past.ranks.is_empty() && past.absent.is_empty()) {
+        let some_left = !past.ranks.is_empty() || !past.absent.is_empty();
+        if some_left && !ended.is_forming() {
             self.past.insert(id, past);
             self.unsaved.insert(id);
         }
-        self.look_at(&key);
+        self.mark_due(&key);
     }
 
     /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
@@ -228,7 +229,7 @@ impl Regroups {
     }
 
     /// What was promised for a communicator that has ended, for the one that goes on from it.
-    pub(in crate::state) fn take_agreement(&mut self, id: u64) -> Option<Left> {
+    pub(in crate::state) fn take_agreement(&mut self, id: u64) -> Option<InheritedAgreement> {
         self.unsaved.insert(id);
         self.past.get_mut(&id).and_then(|past| past.agreement.take())
     }
@@ -266,11 +267,11 @@ impl Regroups {
     pub(in crate::state) fn succeeded(&mut self, before: u64, key: &Key) {
         self.past.remove(&before);
         self.unsaved.insert(before);
-        self.look_at(key);
+        self.mark_due(key);
     }
 
     /// The latest that is kept of a name from before a communicator of it.
-    pub(in crate::state) fn kept_before(&self, tenant: &str, name: &str, id: u64) -> Option<u64> {
+    pub(in crate::state) fn retained_predecessor(&self, tenant: &str, name: &str, id: u64) -> Option<u64> {
         let before = self.past.range(..id).rev();
         let mut kept = before.filter(|(_, past)| matches!(past.going, Going::Until { .. }));
         kept.find(|(_, past)| past.key.0 == tenant && past.key.1 == name).map(|(id, _)| *id)
@@ -296,7 +297,7 @@ impl Regroups {
 
 impl State {
     /// Communicators that are kept for their members, of which none is about to go on, and until when.
-    pub(super) fn kept(&self) -> Vec<(u64, Duration)> {
+    pub(super) fn retained(&self) -> Vec<(u64, Duration)> {
         let kept = self.regroups.past.iter().filter_map(|(id, past)| match past.going {
             Going::Until { at, .. } => Some((*id, at)),
             Going::Open | Going::Over { .. } => None,
@@ -311,19 +312,32 @@ impl State {
         kept
     }
 
+    /// Returns when [`State::expire_past`] has something to do.
+    pub(in crate::state) fn past_deadline(&self) -> Option<Duration> {
+        let kept = self.retained().into_iter().map(|(_, at)| at);
+        kept.chain(self.regroups.absent_until()).chain(self.regroups.again.at).min()
+    }
+
+    /// Gives up on members that have not come back, and stores once more what could not be.
+    pub(in crate::state) fn expire_past(&mut self, now: Duration) {
+        self.regroups.expire_absent(now);
+        self.expire_unstored(now);
+        self.expire_retained(now);
+    }
+
     /// The members of a communicator had their time: it goes on with those who came, or is over.
-    pub(super) fn expire_kept(&mut self, now: Duration) {
-        for (id, _) in self.kept().into_iter().filter(|(_, at)| *at <= now) {
+    pub(super) fn expire_retained(&mut self, now: Duration) {
+        for (id, _) in self.retained().into_iter().filter(|(_, at)| *at <= now) {
             let Some(key) = self.regroups.past.get(&id).map(|past| past.key.clone()) else { continue };
             let latest = self.before(&key).is_some_and(|before| before.id == id);
             if !latest || !self.close_regroup(now, &key, true) {
-                self.end_kept(now, id);
+                self.end_retained(now, id);
             }
         }
     }
 
     /// A communicator that is kept for its members is over. Whether there was one.
-    pub(in crate::state) fn end_kept(&mut self, now: Duration, id: u64) -> bool {
+    pub(in crate::state) fn end_retained(&mut self, now: Duration, id: u64) -> bool {
         let Some(past) = self.regroups.past.get_mut(&id) else { return false };
         let Going::Until { within, .. } = past.going else { return false };
         (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
@@ -357,7 +371,7 @@ impl State {
         let waiting = self.regroups.sets.get(key).into_iter().flatten();
         let members = waiting.filter(|came| came.member.is_some_and(|(of, _)| of == id));
         for came in members.cloned().collect::<Vec<_>>() {
-            self.turn_away(key, &came, JoinRefusedKind::Over, &JoinFailure::Over { within });
+            self.turn_away(key, &came, JoinRefusedKind::Over, &JoinFailure::Expired { within });
         }
     }
 
@@ -452,12 +466,14 @@ impl State {
                 None => Going::Over { within },
             };
             let lossy = (!record.budget.is_empty()).then(|| v1::Budget::decode(record.budget.as_slice()));
-            let budget = coding::budget(lossy.and_then(Result::ok).as_ref()).unwrap_or(Budget::Exact);
+            let budget = codec::budget(lossy.and_then(Result::ok).as_ref()).unwrap_or(Budget::Exact);
             let past = Past {
                 hosts: record.hosts.iter().filter_map(host).collect(),
                 key: (record.tenant, record.name),
                 budget,
-                agreement: record.agreement.map(|agreement| Left::stored(&agreement, record.ranks.len())),
+                agreement: record
+                    .agreement
+                    .map(|agreement| InheritedAgreement::stored(&agreement, record.ranks.len())),
                 going,
                 prolonged: record.prolonged,
                 ranks: BTreeMap::new(),
@@ -482,7 +498,7 @@ impl State {
         let absent = ranks.flat_map(|(host, ranks)| ranks.iter().map(move |rank| (*rank, host)));
         let past = Past {
             key: (recipe.tenant.clone(), recipe.name.clone()),
-            budget: coding::budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact),
+            budget: codec::budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact),
             agreement: Some(agreement),
             hosts,
             going,

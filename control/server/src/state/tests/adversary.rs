@@ -14,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use world::{Cause, RANKS, Seen, Strategy, watch};
 
 /// The ways of being told, each alone.
-const WAYS: [By; 9] = [
+const METHODS: [By; 9] = [
     By::Events,
     By::Times,
     By::Receipts,
@@ -52,7 +52,7 @@ fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Ve
     let others = (0..RANKS).filter(|k| *k != i && *k != j);
     row.push(others.map(|k| (measured[i][k] - measured[j][k]).abs()).sum());
     row.extend(together(seen.gone.iter(), i, j));
-    let told = &seen.told;
+    let told = &seen.evidence;
     match by {
         By::Probing => {}
         By::Events => row.extend(told.events(i, j)),
@@ -197,7 +197,7 @@ fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
     let mut probing = Vec::new();
     for (name, noise) in NOISE {
         for (strategy, all) in &strategies {
-            let ways: Vec<By> = [By::Probing, By::Told, By::Raw].into_iter().chain(WAYS).collect();
+            let ways: Vec<By> = [By::Probing, By::Told, By::Raw].into_iter().chain(METHODS).collect();
             let found = in_parallel(&ways, |by| indices(all, *by, noise));
             let added = |at: usize| gain(&found[at], &found[0]);
             println!("  {name} probing, {strategy:?}: {:.3} alone", mean(&found[0]));
@@ -208,7 +208,7 @@ fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
             let name = format!("{name} probing, {}", format!("{strategy:?}").to_lowercase());
             let pair = |(gain, error): (f64, f64)| format!("[{gain}, {error}]");
             probing.push(format!(
-                "{{\"name\": \"{name}\", \"alone\": {}, \"told\": {}, \"known\": {}}}",
+                "{{\"name\": \"{name}\", \"alone\": {}, \"disclosed\": {}, \"full\": {}}}",
                 mean(&found[0]),
                 pair(added(1)),
                 pair(added(2))
@@ -247,12 +247,12 @@ fn what_is_told_is_the_same_for_every_two_ranks() {
         all.iter().any(|value| value.to_bits() != all[0].to_bits())
     };
     for seen in &whole {
-        let Seen { told, raw, .. } = seen;
+        let Seen { evidence: told, raw, .. } = seen;
         assert!(!differ(&|i, j| told.times(i, j)[0]), "promised times differ");
         assert!(!differ(&|i, j| told.events(i, j)[0]), "whiles in which something was told differ");
         assert!(differ(&|i, j| raw.times(i, j)[0]));
     }
-    let told = |seen: &&Seen| seen.told.events(0, 1)[0] > 0.0;
+    let told = |seen: &&Seen| seen.evidence.events(0, 1)[0] > 0.0;
     assert!(whole.iter().any(told), "nothing was ever told");
     let known = |seen: &&Seen| differ(&|i, j| seen.raw.events(i, j)[0]);
     assert!(whole.iter().any(known), "the experiment shows nothing");

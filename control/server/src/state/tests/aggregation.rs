@@ -2,12 +2,10 @@
 
 use super::world::{SECOND, World, hello, settings_of};
 use crate::state::{SessionId, Settings, Terms};
-use harmonaize_aggregator::packet::ALL_WORKERS;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use std::collections::BTreeSet;
-use std::net::SocketAddrV4;
 
 pub(super) fn settings() -> Settings {
     let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
@@ -27,11 +25,6 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
         unit_bytes: 1392,
         packets_per_second: 0,
         granted: granted.to_vec(),
-        codes: true,
-        spreads: true,
-        parents: true,
-        others: true,
-        multicast: "239.192.0.0/16".into(),
         datagrams: None,
     };
     v1::Hello {
@@ -44,18 +37,18 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
 }
 
 pub(super) fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { aggregation: true, carry: true, ..v1::Abilities::default() };
+    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
 fn agents(world: &mut World) -> Vec<SessionId> {
     let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(able(host, vec![]))).collect();
-    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    sessions.iter().for_each(|session| drop(world.received(*session)));
     sessions
 }
 
 pub(super) fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
-    let heard = world.heard(session).into_iter();
+    let heard = world.received(session).into_iter();
     let grants = heard.filter_map(|message| match message {
         to_agent::Message::GrantAggregation(grant) => Some(grant),
         _ => None,
@@ -64,7 +57,7 @@ pub(super) fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggr
 }
 
 pub(super) fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
-    let heard = world.heard(session).into_iter();
+    let heard = world.received(session).into_iter();
     let revoked = heard.filter_map(|message| match message {
         to_agent::Message::RevokeAggregation(revoked) => Some(revoked.communicator),
         _ => None,
@@ -75,7 +68,7 @@ pub(super) fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
 pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, refused: &str) {
     let refused = refused.to_owned();
     let answer = v1::AggregationGranted { communicator, refused };
-    world.say(session, from_agent::Message::AggregationGranted(answer));
+    world.send(session, from_agent::Message::AggregationGranted(answer));
 }
 
 /// All prepare the epoch that they were told of, and use it; their recipes.
@@ -85,7 +78,7 @@ pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, ep
     world.prepare(sessions, id, epoch);
     for session in sessions {
         let switched = v1::Switched { communicator: id, epoch, first_segment: 0 };
-        world.say(*session, from_agent::Message::Switched(switched));
+        world.send(*session, from_agent::Message::Switched(switched));
     }
     recipes
 }
@@ -108,50 +101,23 @@ pub(super) fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) 
 }
 
 #[test]
-fn who_offers_no_multicast_is_told_of_no_group_and_who_offers_nonsense_is_refused() {
-    let offering = |text: &str| {
-        let mut hello = aggregator(&[]);
-        hello.aggregator.as_mut().unwrap().multicast = text.to_owned();
-        hello
-    };
-    let mut world = World::new(settings(), 1);
-    let agg = world.hello(offering("10.0.0.0/8"));
-    assert!(matches!(world.heard(agg).as_slice(), [to_agent::Message::Refused(_)]));
-    let mut world = World::new(settings(), 1);
-    let agg = world.hello(offering(""));
-    let sessions = agents(&mut world);
-    let recipes = join_all(&mut world, &sessions, "a");
-    let told = recipes[0].aggregation.clone().unwrap();
-    assert_eq!((told.group.as_str(), told.group_key.len()), ("", 0));
-    assert_eq!(grants(&mut world, agg)[0].group, "");
-}
-
-#[test]
 fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
     let mut world = World::new(settings(), 1);
     let agg = world.hello(aggregator(&[]));
-    assert!(matches!(world.heard(agg).as_slice(), [to_agent::Message::Welcome(_)]));
+    assert!(matches!(world.received(agg).as_slice(), [to_agent::Message::Welcome(_)]));
     let sessions = agents(&mut world);
     let recipes = join_all(&mut world, &sessions, "a");
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     assert_eq!((grant.workers, grant.tenant.as_str(), grant.weight), (4, "a", 1));
     assert!(grant.guaranteed >= 2 && grant.guaranteed <= grant.most && grant.most <= 4096, "{grant:?}");
     assert_eq!(grant.chunk_elements, 348);
-    let group: SocketAddrV4 = grant.group.parse().unwrap();
-    assert_eq!(
-        (&group.ip().octets()[..2], group.port()),
-        (&[239, 192][..], 7400),
-        "of its range, where it listens"
-    );
     let secret: [u8; 32] = grant.secret.clone().try_into().unwrap();
     let mut keys = BTreeSet::new();
     for (index, recipe) in recipes.iter().enumerate() {
         let told = recipe.aggregation.clone().unwrap();
         assert_eq!((told.address.as_str(), told.communicator), ("10.0.0.99:7400", grant.communicator));
-        assert_eq!((told.worker, told.workers, told.partial), (index as u32, 4, false));
+        assert_eq!((told.worker, told.workers), (index as u32, 4));
         assert_eq!(told.key, worker_key(&secret, grant.communicator, index as u16));
-        assert_eq!(told.group, grant.group, "all hear of one group");
-        assert_eq!(told.group_key, worker_key(&secret, grant.communicator, ALL_WORKERS));
         assert!(told.least_bytes >= 1024 && told.window >= 16 && 8 * told.window <= grant.most, "{told:?}");
         keys.insert(told.key);
     }
@@ -165,7 +131,7 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
     assert_eq!((fabric[0].connected, fabric[0].communicators, fabric[0].units), (true, 1, 4096));
     assert_eq!((fabric[0].at.as_str(), fabric[0].guaranteed), ("s0", grant.guaranteed));
     assert!(world.state.dissolve(world.now, id, "over"));
-    world.settle();
+    world.run_until_quiet();
     assert_eq!(revoked(&mut world, agg), [] as [u64; 0], "segments may be under way");
     world.wait(SECOND * 5);
     assert_eq!(revoked(&mut world, agg), [grant.communicator]);
@@ -213,7 +179,7 @@ fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of
                 world.hello(said)
             })
             .collect();
-        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        sessions.iter().for_each(|session| drop(world.received(*session)));
         let recipes = join_all(&mut world, &sessions, "a");
         let aggregation = recipes[0].aggregation.clone().unwrap();
         assert_eq!(aggregation.chunk_elements, elements.unwrap_or(348), "{told:?}");
@@ -256,7 +222,7 @@ fn who_has_none_goes_by_the_hosts_and_is_told_why() {
     let bare = settings_of("[[host]]\nname = \"h0\"\n");
     let mut world = World::new(bare, 2);
     let session = world.hello(able(0, vec![]));
-    world.heard(session);
+    world.received(session);
     let id = world.form(&[session], "world");
     assert_eq!(plan(&world, id).aggregation_reason, "", "nothing is said where there is none at all");
 }
@@ -267,7 +233,7 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
     let sessions = agents(&mut world);
     let id = world.form(&sessions, "world");
     world.wait(SECOND);
-    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    sessions.iter().for_each(|session| drop(world.received(*session)));
     let agg = world.hello(aggregator(&[]));
     world.wait(SECOND);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
@@ -281,7 +247,7 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
     world.gone(agg);
     world.wait(SECOND * 60);
     assert!(
-        sessions.iter().all(|session| world.heard(*session).is_empty()),
+        sessions.iter().all(|session| world.received(*session).is_empty()),
         "nothing that runs is disturbed"
     );
     let back = world.hello(aggregator(&[grant.communicator]));
@@ -290,7 +256,7 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
     world.gone(back);
     let anew = world.hello(aggregator(&[]));
     assert_eq!(grants(&mut world, anew), [grant], "a new start is told again");
-    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
 }
 
 #[test]
@@ -313,7 +279,7 @@ fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
         assert_eq!(plan(&world, id).aggregation_reason, "agg0 refused: the pool is promised to others");
         world.wait(SECOND * (pause - 2));
         assert_eq!(grants(&mut world, agg), [], "it is not asked yet");
-        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+        assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
         world.wait(SECOND);
         let [grant] = grants(&mut world, agg).try_into().unwrap();
         let recipes = change_over(&mut world, &sessions, id, epoch + 1);
@@ -352,7 +318,7 @@ fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch(
                 world.hello(said)
             })
             .collect();
-        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        sessions.iter().for_each(|session| drop(world.received(*session)));
         let id = world.form(&sessions, "world");
         let [before] = grants(&mut world, agg).try_into().unwrap();
         world.gone(agg);
@@ -368,7 +334,7 @@ fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch(
         answer(&mut world, agg, grant.communicator, "");
         world.wait(SECOND * 60);
         assert_eq!(plan(&world, id).aggregator, "agg0");
-        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()), "once");
+        assert!(sessions.iter().all(|session| world.received(*session).is_empty()), "once");
     }
 }
 
@@ -386,9 +352,9 @@ fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_anothe
             world.hello(aggregator(if named { std::slice::from_ref(&before.communicator) } else { &[] }));
         let sessions: Vec<SessionId> =
             (0..).zip(&recipes).map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
-        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        sessions.iter().for_each(|session| drop(world.received(*session)));
         world.wait(SECOND);
-        assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+        assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
         if named {
             world.gone(agg);
             agg = world.hello(aggregator(&[]));
@@ -427,7 +393,7 @@ fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
     assert_eq!(revoked(&mut world, agg), [99]);
     assert_eq!(guaranteed(&world), grant.guaranteed);
     for session in &sessions {
-        let changes = world.heard(*session).into_iter();
+        let changes = world.received(*session).into_iter();
         let changes = changes.filter(|message| matches!(message, to_agent::Message::Change(_)));
         assert_eq!(changes.count(), 0, "what runs goes on");
     }
@@ -452,21 +418,21 @@ fn hellos_without_sense_and_words_of_others_are_refused() {
     ];
     for (hello, kind) in cases {
         let session = world.hello(hello.clone());
-        let heard = world.heard(session);
+        let heard = world.received(session);
         assert!(
             matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == kind),
             "{hello:?}: {heard:?}"
         );
     }
     let agg = world.hello(good());
-    world.heard(agg);
+    world.received(agg);
     let second = world.hello(good());
-    let heard = world.heard(second);
+    let heard = world.received(second);
     assert!(
         matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == RefusedKind::HostInUse)
     );
     answer(&mut world, agg, 1234, "");
-    assert!(world.heard(agg).is_empty(), "of a grant that has ended meanwhile");
+    assert!(world.received(agg).is_empty(), "of a grant that has ended meanwhile");
     world.join(agg, "world", 0, 1);
     assert!(world.ended.contains(&agg), "an aggregator joins nothing");
     let agent = world.agent(0);
@@ -481,42 +447,36 @@ fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Le
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
         let (request, rank, budget) = (rank as u64 + 1, rank as u32, budget.clone());
         let join = v1::Join { request, tenant, communicator, rank, ranks: 4, budget, ..v1::Join::default() };
-        world.say(*session, from_agent::Message::Join(join));
+        world.send(*session, from_agent::Message::Join(join));
     }
     sessions.iter().map(|session| world.recipe(*session)).collect()
 }
 
 #[test]
-fn codes_are_summed_where_the_budget_lets_them_and_all_can() {
+fn codes_are_summed_where_the_budget_lets_them() {
     use v1::budget::Lets;
     let named = |name: &str| Lets::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
-    // The budget; whether all agents, and the aggregator, can; whether hosts have codes of their own. What comes of it.
+    // The budget; whether hosts have codes of their own. What comes of it.
     let cases = [
-        (Lets::Vnmse(0.05), true, true, false, Some(0.05)),
-        (named("shared 4"), true, true, true, Some(0.0)),
-        (Lets::Vnmse(0.02), true, true, false, None),
-        (named("int8"), true, true, false, None),
-        (Lets::Vnmse(0.05), false, true, false, None),
-        (Lets::Vnmse(0.05), true, false, false, None),
+        (Lets::Vnmse(0.05), false, Some(0.05)),
+        (named("shared 4"), true, Some(0.0)),
+        (Lets::Vnmse(0.02), false, None),
+        (named("int8"), false, None),
     ];
-    for (budget, agents, sums, own, most) in cases {
+    for (budget, own, most) in cases {
         let mut world = World::new(settings(), 5);
-        let mut hello = aggregator(&[]);
-        hello.aggregator.as_mut().unwrap().codes = sums;
-        let agg = world.hello(hello);
+        let agg = world.hello(aggregator(&[]));
         let sessions: Vec<SessionId> = (0..4)
             .map(|host| {
                 let mut hello = able(host, vec![]);
-                let abilities = hello.abilities.as_mut().unwrap();
-                abilities.aggregated_codes = agents || host != 2;
                 if own {
-                    abilities.codecs =
+                    hello.abilities.as_mut().unwrap().codecs =
                         vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
                 }
                 world.hello(hello)
             })
             .collect();
-        sessions.iter().for_each(|session| drop(world.heard(*session)));
+        sessions.iter().for_each(|session| drop(world.received(*session)));
         let recipes = join_within(&mut world, &sessions, budget.clone());
         let [grant] = grants(&mut world, agg).try_into().unwrap();
         for recipe in &recipes {
@@ -527,8 +487,7 @@ fn codes_are_summed_where_the_budget_lets_them_and_all_can() {
                 v1::aggregation_form::Form::Tensor(_) => None,
             };
             assert_eq!(shared.is_some(), most.is_some(), "{budget:?}");
-            assert!(!told.at_once && told.broadcast_most_bytes == 0, "not all can");
-            assert_eq!((told.most_error, told.averages), (most.unwrap_or(0.0), agents), "{budget:?}");
+            assert_eq!(told.most_error, most.unwrap_or(0.0), "{budget:?}");
             assert!(shared.is_none_or(|shared| shared == (4, 256, 4) && told.chunk_elements == 7 * 256));
             assert!(recipe.coding.is_none(), "hosts do exactly what the aggregator does not");
         }
@@ -548,12 +507,11 @@ fn an_aggregator_of_codes_must_be_faster_than_the_hosts_codes() {
         .map(|host| {
             let mut hello = able(host, vec![]);
             let abilities = hello.abilities.as_mut().unwrap();
-            abilities.aggregated_codes = true;
             abilities.codecs = vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
             world.hello(hello)
         })
         .collect();
-    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    sessions.iter().for_each(|session| drop(world.received(*session)));
     let recipes = join_within(&mut world, &sessions, v1::budget::Lets::Vnmse(0.05));
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none() && recipe.coding.is_some()));
     assert!(grants(&mut world, agg).is_empty());

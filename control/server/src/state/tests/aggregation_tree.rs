@@ -32,13 +32,7 @@ fn machine(at: usize, granted: &[u64]) -> v1::Hello {
 }
 
 fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities {
-        aggregation: true,
-        aggregated_at_once: true,
-        aggregated_trees: true,
-        carry: true,
-        ..v1::Abilities::default()
-    };
+    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
@@ -48,7 +42,7 @@ fn machines(world: &mut World) -> [SessionId; 3] {
 
 fn agents(world: &mut World, hello: impl Fn(usize) -> v1::Hello) -> Vec<SessionId> {
     let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(hello(host))).collect();
-    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    sessions.iter().for_each(|session| drop(world.received(*session)));
     sessions
 }
 
@@ -144,10 +138,10 @@ fn any_that_starts_again_is_told_its_own_again_and_nobody_else_hears_of_it() {
         assert_eq!(grants(&mut world, machines[at]), [told[at].clone()]);
         world.wait(SECOND * 10);
         for machine in machines {
-            assert!(world.heard(machine).is_empty());
+            assert!(world.received(machine).is_empty());
         }
     }
-    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
 }
 
 #[test]
@@ -171,7 +165,7 @@ fn a_restart_of_control_knows_them_all_again() {
     let id = recipes[0].communicator;
     assert_eq!(plan(&world, id).aggregator, "agg0, agg1, agg2");
     let changes = |world: &mut World, session: &SessionId| {
-        let heard = world.heard(*session).into_iter();
+        let heard = world.received(*session).into_iter();
         heard.filter(|message| matches!(message, to_agent::Message::Change(_))).count()
     };
     assert!(sessions.iter().all(|session| changes(&mut world, session) == 0), "what runs goes on");
@@ -179,40 +173,5 @@ fn a_restart_of_control_knows_them_all_again() {
     world.wait(SECOND * 5);
     for machine in [below, above, last] {
         assert_eq!(revoked(&mut world, machine), [number]);
-    }
-}
-
-#[test]
-fn who_knows_nothing_of_trees_is_part_of_none() {
-    type Change = fn(&mut v1::Hello, usize);
-    let agent: Change = |hello, host| {
-        if let Some(abilities) = &mut hello.abilities {
-            abilities.aggregated_trees = host != 3;
-        }
-    };
-    let below: Change = |hello, at| {
-        if let Some(told) = &mut hello.aggregator {
-            told.parents = at == ABOVE;
-        }
-    };
-    let none: Change = |_, _| ();
-    for (agent, below) in [(agent, none), (none, below)] {
-        let mut world = World::new(settings(), 6);
-        let machines = [0, 1, 2].map(|at| {
-            let mut hello = machine(at, &[]);
-            below(&mut hello, at);
-            world.hello(hello)
-        });
-        let sessions = agents(&mut world, |host| {
-            let mut hello = able(host, vec![]);
-            agent(&mut hello, host);
-            hello
-        });
-        let id = world.form(&sessions, "world");
-        for machine in machines {
-            assert!(grants(&mut world, machine).is_empty());
-        }
-        let why = plan(&world, id).aggregation_reason;
-        assert!(why.contains("by agg2 at spine") && !why.contains("above"), "{why}");
     }
 }

@@ -4,10 +4,9 @@ use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
 use crate::state::{Fact, Instruction, Output, State};
 use harmonaize_abi::session::{
-    Because, Budget, Checkpoint, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
+    Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
-use harmonaize_disclose::Tariff;
 use harmonaize_store::{Change, WithdrawalKind};
 use std::time::Duration;
 
@@ -43,7 +42,7 @@ fn refused(outcome: Option<Result<Negotiated, String>>) -> (Vec<Reason>, Option<
 
 /// Megabits a second that each host sends to the next by the plan, and what it is held to.
 fn planned(fabric: &Fabric, id: u64) -> (u64, Option<u64>) {
-    let plan = fabric.state.communicators[&id].plan.as_ref().unwrap();
+    let plan = fabric.state.communicators[&id].current().unwrap().plan.as_ref().unwrap();
     (plan.share.0 / MB, plan.pace.map(|pace| pace.0 / MB))
 }
 
@@ -54,12 +53,12 @@ fn withdraw(fabric: &mut Fabric, target: &str, drain: bool) {
         false => Instruction::Restore { targets, kind },
     };
     let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.carry_out(fabric.now, &changes);
-    fabric.settle();
+    fabric.state.apply_stored(fabric.now, &changes);
+    fabric.run_until_quiet();
 }
 
 /// What was told of agreements from a place in the feed on.
-pub(super) fn told(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<Vec<v1::Clause>> {
+pub(super) fn broken_clauses(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<Vec<v1::Clause>> {
     fabric.read(0, 1, "a", Some(from), Duration::ZERO);
     let events = fabric.read.pop().unwrap().events.into_iter();
     let broken = events.filter(|event| event.kind() == EventKind::AgreementBroken);
@@ -98,7 +97,7 @@ fn what_is_promised_is_stored_and_then_in_every_plan() {
     assert!(fabric.recipe_of(4, ids[1]).peers.iter().all(|peer| peer.rate_bits == 0));
     // It ends with its communicator.
     fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.settle();
+    fabric.run_until_quiet();
     assert!(fabric.tenants.stored.agreements.is_empty());
     let gone = fabric.negotiate("a", "c0", None).unwrap().unwrap_err();
     assert!(gone.contains("no communicator `c0`"), "{gone}");
@@ -154,7 +153,7 @@ fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
     assert_eq!((after.number, &after.constraints), (before.number + 1, &wanted));
     assert_eq!(fabric.tenants.stored.agreements.keys().collect::<Vec<_>>(), [&id]);
     assert!(after.broken.is_empty() && planned(&fabric, id).0 >= 540, "{after:?}");
-    assert_eq!(told(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
+    assert_eq!(broken_clauses(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
 }
 
 #[test]
@@ -240,7 +239,9 @@ fn what_needs_others_to_move_is_promised_and_they_do() {
     fabric.read(0, 1, "b", None, Duration::ZERO);
     let from = fabric.read.pop().unwrap().cursor;
     let links = |fabric: &Fabric| {
-        ids.iter().map(|id| fabric.state.communicators[id].links.clone()).collect::<Vec<_>>()
+        ids.iter()
+            .map(|id| fabric.state.communicators[id].current().unwrap().links.clone())
+            .collect::<Vec<_>>()
     };
     let before = links(&fabric);
     // 721 fit beside none of the others, so these must share the other spine.
@@ -256,20 +257,18 @@ fn what_needs_others_to_move_is_promised_and_they_do() {
 }
 
 #[test]
-fn prices_and_policies_are_the_operators() {
+fn the_operator_bounds_weights() {
     let mut settings = settings_of(&super::fabric::two_by_two());
-    settings.tariff = Tariff { gbit_hour: 1_000_000, share_hour: 1000 };
     settings.most_weight = 2;
     let mut fabric = Fabric::of(settings, 5, 1, 0);
     fabric.run(SECOND * 3);
     fabric.form("a", "c0", &[0, 4]);
     fabric.run(SECOND * 3);
     let wanted = Constraints::new().weight(3).min_busbw(82 * MB);
-    let (reasons, counter) = refused(fabric.negotiate("a", "c0", Some(&wanted.price_ceiling(1_000_000))));
+    let (reasons, counter) = refused(fabric.negotiate("a", "c0", Some(&wanted)));
     let clauses: Vec<Clause> = reasons.iter().map(|reason| reason.clause).collect();
-    assert_eq!(clauses, [Clause::Weight, Clause::Price], "{reasons:?}");
+    assert_eq!(clauses, [Clause::Weight], "{reasons:?}");
     let agreement = agreed(fabric.negotiate("a", "c0", counter.as_ref()));
-    assert!(agreement.price <= 1_000_000 && agreement.price > 700_000, "{agreement:?}");
     assert_eq!(agreement.constraints.weight, 2);
 }
 
@@ -335,7 +334,7 @@ fn what_cannot_be_stored_is_not_promised() {
     let (_, counter) = refused(fabric.negotiate("b", "c1", Some(&wanted)));
     assert!(counter.unwrap().min_busbw < 20 * MB);
     fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.settle();
+    fabric.run_until_quiet();
     assert!(fabric.tenants.negotiated.pop().unwrap().refused.contains("has ended"));
 }
 
@@ -376,7 +375,7 @@ fn what_the_fabric_cannot_give_any_more_is_told_and_that_it_can_again() {
     fabric.run(SECOND * 5);
     let agreement = fabric.agreement("a", "c0");
     assert_eq!((agreement.broken, agreement.record.breaches), (vec![], 1));
-    assert_eq!(told(&mut fabric, from), [vec![v1::Clause::Bandwidth], vec![]]);
+    assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Bandwidth], vec![]]);
     let of_a = |(_, fact): &&(Duration, Fact)| matches!(fact, Fact::AgreementBroken { communicator, .. } if *communicator == ids[0]);
     assert_eq!(fabric.facts.iter().filter(of_a).count(), 2);
 }
@@ -428,17 +427,17 @@ fn iterations_follow_what_the_tenant_has_been_told() {
         }),
     };
     let choice = fabric.iteration("a", "c0", &knobs(10)).unwrap();
-    assert_eq!((choice.accumulate, choice.checkpoint, choice.because), (1, false, Because::Usual));
+    assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (1, false, ChoiceReason::Usual));
     withdraw(&mut fabric, "h4", true);
     fabric.run(SECOND * 5);
     let choice = fabric.iteration("a", "c0", &knobs(100)).unwrap();
-    assert_eq!((choice.checkpoint, choice.because), (true, Because::Maintenance));
+    assert_eq!((choice.checkpoint, choice.reason), (true, ChoiceReason::Maintenance));
     // Saved since.
     assert!(!fabric.iteration("a", "c0", &knobs(1)).unwrap().checkpoint);
     withdraw(&mut fabric, "h4", false);
     fabric.run(SECOND * 5);
     assert!(!fabric.iteration("a", "c0", &knobs(100)).unwrap().checkpoint);
-    assert_eq!(fabric.iteration("a", "c0", &knobs(600)).unwrap().because, Because::Due);
+    assert_eq!(fabric.iteration("a", "c0", &knobs(600)).unwrap().reason, ChoiceReason::Due);
 }
 
 /// Whether rates between pairs of hosts fit together, by every choice of spines: the exact planner of a fabric where that is all there

@@ -1,6 +1,6 @@
 //! Which links a new epoch has from the one before, and whose ports they are.
 
-use super::fabric::{Fabric, Stranger};
+use super::fabric::{CrossTraffic, Fabric};
 use super::world::SECOND;
 use crate::state::Output;
 use harmonaize_api::v1::{self, from_agent, to_agent};
@@ -17,30 +17,31 @@ fn formed(seed: u64, paths: u32) -> (Fabric, u64) {
 }
 
 fn links(fabric: &Fabric, id: u64) -> BTreeMap<(u32, u32), Vec<u16>> {
-    fabric.state.communicators[&id].links.clone()
+    fabric.state.communicators[&id].current().unwrap().links.clone()
 }
 
 /// Ports that are taken are those of the links, each once.
 fn no_port_is_lost(fabric: &Fabric, id: u64) {
     let known = &fabric.state.communicators[&id];
     let host = |at: u32| known.members[at as usize].host;
-    let of_links = known.links.iter().flat_map(|((low, high), ports)| {
+    let current = known.current().unwrap();
+    let of_links = current.links.iter().flat_map(|((low, high), ports)| {
         let first = host(*low).min(host(*high));
         ports.iter().map(move |port| (first, *port))
     });
     let of_links: BTreeSet<_> = of_links.collect();
-    assert_eq!(known.ports.iter().copied().collect::<BTreeSet<_>>(), of_links);
-    assert_eq!(known.ports.len(), of_links.len());
-    let pairs: Vec<_> = fabric.state.ports.pairs().collect();
+    assert_eq!(current.ports.iter().copied().collect::<BTreeSet<_>>(), of_links);
+    assert_eq!(current.ports.len(), of_links.len());
+    let pairs: Vec<_> = fabric.state.link_state.ports.pairs().collect();
     let in_use = pairs.iter().flat_map(|pair| {
-        let pool = fabric.state.ports.pool_of(*pair).map(|(port, _)| port);
-        pool.filter(|port| fabric.state.ports.in_use(*pair, *port)).map(|port| (pair.0, port))
+        let pool = fabric.state.link_state.ports.pool_of(*pair).map(|(port, _)| port);
+        pool.filter(|port| fabric.state.link_state.ports.in_use(*pair, *port)).map(|port| (pair.0, port))
     });
     assert!(in_use.collect::<BTreeSet<_>>().is_subset(&of_links), "a port stays taken");
 }
 
 /// By pair: whether each end was told to go on with the link.
-fn told(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
+fn reused_links(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
     let mut told: BTreeMap<_, Vec<bool>> = BTreeMap::new();
     for output in fabric.state.take_outputs() {
         let Output::Send(_, to_agent::Message::Change(recipe)) = output else { continue };
@@ -58,10 +59,16 @@ fn the_same_ring_the_other_way_round_needs_no_link() {
     let (mut fabric, id) = formed(1, 2);
     let before = links(&fabric, id);
     let known = &fabric.state.communicators[&id];
-    let order: Vec<String> =
-        known.order.iter().rev().map(|at| fabric.state.host_name(known.members[*at as usize].host)).collect();
+    let order: Vec<String> = known
+        .current()
+        .unwrap()
+        .order
+        .iter()
+        .rev()
+        .map(|at| fabric.state.host_name(known.members[*at as usize].host))
+        .collect();
     let epoch = fabric.state.reorder(fabric.now, id, &order).unwrap();
-    let told = told(&mut fabric);
+    let told = reused_links(&mut fabric);
     assert_eq!(told.len(), 28);
     assert!(told.values().all(|ends| *ends == [true, true]), "{told:?}");
     let sessions: Vec<_> =
@@ -74,7 +81,7 @@ fn the_same_ring_the_other_way_round_needs_no_link() {
         let switched = v1::Switched { communicator: id, epoch, first_segment: 7 };
         fabric.state.message(fabric.now, *session, from_agent::Message::Switched(switched).into());
     }
-    assert_eq!(fabric.state.communicators[&id].epoch, epoch);
+    assert_eq!(fabric.state.communicators[&id].epoch(), epoch);
     assert_eq!(links(&fabric, id), before);
     no_port_is_lost(&fabric, id);
 }
@@ -88,7 +95,7 @@ fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
     let session = fabric.state.communicators[&id].members[3].session.unwrap();
     let failed = v1::PrepareFailed { communicator: id, epoch, reason: "no".to_owned() };
     fabric.state.message(fabric.now, session, from_agent::Message::PrepareFailed(failed).into());
-    assert!(fabric.state.communicators[&id].pending.is_none());
+    assert!(fabric.state.communicators[&id].change().is_none());
     assert_eq!(links(&fabric, id), before);
     no_port_is_lost(&fabric, id);
 }
@@ -104,8 +111,8 @@ fn strangers_on_a_spine_cost_no_link_within_a_rack() {
         let paths = fabric.own_paths(id);
         let used = ways.iter().find(|link| paths.iter().any(|path| path.links().contains(link)));
         let link = *used.expect("it leaves the rack");
-        fabric.strangers.insert(1, Stranger { link, bits: 700_000_000 });
-        fabric.look_all();
+        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 700_000_000 });
+        fabric.sample_all();
         fabric.run(SECOND * 2);
         let after = links(&fabric, id);
         let host = |at: u32| fabric.state.communicators[&id].members[at as usize].host.0;

@@ -1,6 +1,6 @@
 //! The closed loop over hours of virtual time: strangers come and go, agents lie, are late, and die; spines die.
 
-use super::fabric::Stranger;
+use super::fabric::CrossTraffic;
 use super::fabric::{Fabric, MS, two_by_two};
 use super::world::SECOND;
 use crate::state::{Fact, Instruction, Outcome, Trigger};
@@ -49,7 +49,7 @@ fn crossing(fabric: &Fabric, id: u64, link: DirectedLink) -> usize {
 }
 
 /// The link out of the first rack that a communicator's ring crosses.
-fn way_out(fabric: &Fabric, id: u64) -> DirectedLink {
+fn uplink(fabric: &Fabric, id: u64) -> DirectedLink {
     let links = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
     *links.iter().find(|link| crossing(fabric, id, **link) > 0).expect("it leaves the rack")
 }
@@ -61,18 +61,18 @@ fn switches(fabric: &Fabric, id: u64) -> usize {
 /// How much slower all is predicted to be than on an idle fabric.
 fn slowdown(fabric: &mut Fabric) -> f64 {
     let jobs = fabric.state.jobs(fabric.now);
-    let conditions = fabric.state.estimates.conditions(&fabric.topology, fabric.state.withdrawn());
+    let conditions = fabric.state.link_state.conditions(&fabric.topology, fabric.state.withdrawn());
     fabric.state.checked(&jobs, &conditions).unwrap().before.slowdown
 }
 
 fn strange(fabric: &mut Fabric, link: DirectedLink, bits: u64) {
-    fabric.strangers.insert(1, Stranger { link, bits });
-    fabric.look_all();
+    fabric.cross_traffic.insert(1, CrossTraffic { link, bits });
+    fabric.sample_all();
 }
 
 fn calm(fabric: &mut Fabric) {
-    fabric.strangers.clear();
-    fabric.look_all();
+    fabric.cross_traffic.clear();
+    fabric.sample_all();
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn paths_are_known_before_they_are_needed() {
     for (one, from) in topology.hosts().iter().enumerate() {
         for other in 0..topology.hosts().len() {
             let pair = (HostId(one), HostId(other));
-            let known = fabric.state.ports.known().get(&pair).map_or(0, Vec::len);
+            let known = fabric.state.link_state.ports.paths().get(&pair).map_or(0, Vec::len);
             let expected = if one == other { 0 } else { topology.equal_cost_paths(pair.0, pair.1).len() };
             assert_eq!(known, expected, "{} to {other}", from.name);
         }
@@ -96,7 +96,7 @@ fn paths_are_known_before_they_are_needed() {
 fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
     for seed in 0..8 {
         let (mut fabric, id) = formed(seed, 1);
-        let link = way_out(&fabric, id);
+        let link = uplink(&fabric, id);
         strange(&mut fabric, link, 500_000_000);
         fabric.run(SECOND * 20);
         assert_eq!(crossing(&fabric, id, link), 0, "seed {seed}: it left the link");
@@ -112,7 +112,7 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
         calm(&mut fabric);
         fabric.run(SECOND * 30);
         assert!(
-            fabric.state.estimates.links().next().is_none(),
+            fabric.state.link_state.estimates().next().is_none(),
             "seed {seed}: nothing is thought of the fabric"
         );
         assert!(slowdown(&mut fabric) < 1.01);
@@ -123,20 +123,20 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
 fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ended() {
     for seed in 0..8 {
         let (mut fabric, id) = formed(seed, 1);
-        let link = way_out(&fabric, id);
-        fabric.say_starved(id, link);
+        let link = uplink(&fabric, id);
+        fabric.report_starved(id, link);
         let mut waited = (0..1000).take_while(|_| {
             fabric.run(MS);
-            fabric.state.suspicions().1 == 0
+            fabric.state.link_state.reports.suspicions().1 == 0
         });
         assert!(waited.by_ref().count() < 1000, "seed {seed}: a train shows that nobody is there");
-        fabric.strangers.insert(1, Stranger { link, bits: 500_000_000 });
+        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 500_000_000 });
         // Said once, within the 40 ms in which no train is sent.
-        fabric.say_starved(id, link);
+        fabric.report_starved(id, link);
         fabric.run(MS * 30);
-        assert_eq!(fabric.state.suspicions(), (0, 1), "seed {seed}: not yet");
+        assert_eq!(fabric.state.link_state.reports.suspicions(), (0, 1), "seed {seed}: not yet");
         fabric.run(MS * 170);
-        assert_eq!(fabric.state.suspicions(), (1, 1), "seed {seed}");
+        assert_eq!(fabric.state.link_state.reports.suspicions(), (1, 1), "seed {seed}");
         assert_eq!(crossing(&fabric, id, link), 0, "seed {seed}: it left the link");
     }
 }
@@ -224,11 +224,14 @@ fn a_liar_moves_nobody_but_those_it_has_a_part_in() {
         assert_eq!(switches(&fabric, others) - before, 0, "seed {seed}");
         assert!(switches(&fabric, own) <= 5 * 8, "seed {seed}: {}", switches(&fabric, own));
         assert_eq!(fabric.ids(), BTreeSet::from([own, others]));
-        let (taken, dropped, refused) = fabric.state.verdict_counts("h0");
+        let (taken, dropped, refused) = fabric.state.report_counts("h0");
         assert!(taken <= 300 * 100 + 101 && dropped + refused > 10_000, "{taken} {dropped} {refused}");
-        assert!(fabric.state.failures_known().is_empty(), "seed {seed}: nothing failed on its word alone");
+        assert!(
+            fabric.state.link_state.failed_links().is_empty(),
+            "seed {seed}: nothing failed on its word alone"
+        );
         // What honest agents tell still counts.
-        let link = way_out(&fabric, others);
+        let link = uplink(&fabric, others);
         strange(&mut fabric, link, 700_000_000);
         let before = switches(&fabric, others);
         fabric.run(SECOND * 5);
@@ -240,10 +243,10 @@ fn a_liar_moves_nobody_but_those_it_has_a_part_in() {
 fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
     for seed in 0..4 {
         let (mut fabric, own) = formed(seed, 1);
-        let link = way_out(&fabric, own);
+        let link = uplink(&fabric, own);
         strange(&mut fabric, link, 500_000_000);
         // Until the change is on its way; a verdict that is lost is told again a second later.
-        let pending = |fabric: &Fabric| fabric.state.communicators[&own].pending.is_some();
+        let pending = |fabric: &Fabric| fabric.state.communicators[&own].change().is_some();
         for _ in 0..3000 {
             if !pending(&fabric) {
                 fabric.run(MS);
@@ -258,7 +261,7 @@ fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
         let again = fabric.form("a", "own", &EVERYONE);
         fabric.run(SECOND * 5);
         assert_eq!(fabric.ids(), BTreeSet::from([again]), "seed {seed}");
-        assert!(fabric.state.communicators[&again].pending.is_none(), "seed {seed}");
+        assert!(fabric.state.communicators[&again].change().is_none(), "seed {seed}");
     }
 }
 
@@ -266,7 +269,7 @@ fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
 fn an_agent_that_does_not_prepare_holds_changes_off_ever_longer() {
     let (mut fabric, id) = formed(3, 1);
     fabric.deaf(2, true);
-    let link = way_out(&fabric, id);
+    let link = uplink(&fabric, id);
     strange(&mut fabric, link, 600_000_000);
     fabric.run(SECOND * 300);
     assert_eq!(switches(&fabric, id), 0);
@@ -288,7 +291,7 @@ fn a_spine_that_dies_is_left_and_comes_back() {
         let links: BTreeSet<_> = topology.links_at(Node::Switch(spine)).iter().copied().collect();
         fabric.dead.clone_from(&links);
         fabric.run(SECOND * 60);
-        assert_eq!(fabric.state.failures_known(), links, "seed {seed}");
+        assert_eq!(fabric.state.link_state.failed_links(), links, "seed {seed}");
         // Whoever forms now knows.
         let third = fabric.form("b", "third", &[1, 2, 5, 6]);
         fabric.run(SECOND * 5);
@@ -297,10 +300,10 @@ fn a_spine_that_dies_is_left_and_comes_back() {
         }
         fabric.dead.clear();
         fabric.run(SECOND * 60);
-        assert!(fabric.state.failures_known().is_empty(), "seed {seed}");
-        assert!(fabric.state.estimates.links().next().is_none(), "seed {seed}");
+        assert!(fabric.state.link_state.failed_links().is_empty(), "seed {seed}");
+        assert!(fabric.state.link_state.estimates().next().is_none(), "seed {seed}");
         assert!(fabric.state.dissolve(fabric.now, third, "enough"));
-        fabric.settle();
+        fabric.run_until_quiet();
         fabric.run(SECOND * 5);
         assert_eq!(fabric.ids(), BTreeSet::from([first, second]));
         assert!(slowdown(&mut fabric) <= idle * 1.05, "seed {seed}");
@@ -342,8 +345,8 @@ fn what_is_drained_is_neither_used_nor_traced() {
         fabric.run(SECOND * 3);
         let drain = |fabric: &mut Fabric, instruction: Instruction| {
             let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-            fabric.state.carry_out(fabric.now, &changes);
-            fabric.settle();
+            fabric.state.apply_stored(fabric.now, &changes);
+            fabric.run_until_quiet();
         };
         let (targets, kind) = (vec!["spine0".to_owned()], WithdrawalKind::Drain);
         let reason = String::new();

@@ -1,9 +1,10 @@
-//! How small operations go: by delays and rates, where all agents can; an operator's choice; after a restart as before.
+//! How small operations go: by delays and rates; an operator's choice; after a restart as before.
 
 use super::fabric::Fabric;
 use super::world::{SECOND, World, hello, settings, settings_of};
-use crate::state::{Directly, SessionId};
+use crate::state::SessionId;
 use harmonaize_api::v1::{self, from_agent};
+use harmonaize_planner::AlgorithmPolicy;
 
 fn sizes(recipe: &v1::Recipe) -> (u64, u64) {
     let tuning = recipe.tuning.unwrap();
@@ -20,19 +21,14 @@ fn star(delay: &str) -> String {
     text
 }
 
-fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { carry: true, direct: true, ..v1::Abilities::default() };
-    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
-}
-
 /// A communicator of a tenant over agents that say this of themselves; its recipes.
 fn form(world: &mut World, tenant: &str, sessions: &[SessionId]) -> Vec<v1::Recipe> {
     for (rank, session) in sessions.iter().enumerate() {
-        world.heard(*session);
+        world.received(*session);
         let (tenant, communicator) = (tenant.to_owned(), "world".to_owned());
         let (request, rank, ranks) = (rank as u64 + 1, rank as u32, sessions.len() as u32);
         let join = v1::Join { request, tenant, communicator, rank, ranks, ..v1::Join::default() };
-        world.say(*session, from_agent::Message::Join(join));
+        world.send(*session, from_agent::Message::Join(join));
     }
     sessions.iter().map(|session| world.recipe(*session)).collect()
 }
@@ -41,11 +37,11 @@ fn form(world: &mut World, tenant: &str, sessions: &[SessionId]) -> Vec<v1::Reci
 fn the_longer_the_way_the_larger_what_goes_in_one_shot() {
     let found = ["20us", "0.5ms"].map(|delay| {
         let mut world = World::new(settings_of(&star(delay)), 1);
-        let sessions: Vec<SessionId> = (0..8).map(|host| world.hello(able(host, vec![]))).collect();
+        let sessions: Vec<SessionId> = (0..8).map(|host| world.hello(hello(host, vec![]))).collect();
         let recipes = form(&mut world, "a", &sessions);
         assert!(recipes.iter().all(|recipe| sizes(recipe) == sizes(&recipes[0])));
         let known = &world.state.communicators[&recipes[0].communicator];
-        let reason = &known.pending.as_ref().unwrap().shots.reason;
+        let reason = &known.change().unwrap().to.algorithm.reason;
         assert!(reason.contains("one way between the farthest"), "{reason}");
         sizes(&recipes[0])
     });
@@ -56,23 +52,16 @@ fn the_longer_the_way_the_larger_what_goes_in_one_shot() {
 }
 
 #[test]
-fn one_agent_that_cannot_keeps_all_from_it() {
-    let mut world = World::new(settings_of(&star("0.5ms")), 2);
-    let mut sessions: Vec<SessionId> = (0..3).map(|host| world.hello(able(host, vec![]))).collect();
-    sessions.push(world.agent(3));
-    let recipes = form(&mut world, "a", &sessions);
-    assert!(recipes.iter().all(|recipe| sizes(recipe) == (0, 0)));
-}
-
-#[test]
 fn an_operator_may_choose_for_a_tenant() {
-    for (choice, expected) in
-        [(Directly::Never, (0, 0)), (Directly::OneShot, (1 << 20, 0)), (Directly::TwoShot, (0, 1 << 20))]
-    {
+    for (choice, expected) in [
+        (AlgorithmPolicy::Never, (0, 0)),
+        (AlgorithmPolicy::OneShot, (1 << 20, 0)),
+        (AlgorithmPolicy::TwoShot, (0, 1 << 20)),
+    ] {
         let mut settings = settings_of(&star("0.5ms"));
         settings.direct.insert("a".to_owned(), choice);
         let mut world = World::new(settings, 3);
-        let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(able(host, vec![]))).collect();
+        let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(hello(host, vec![]))).collect();
         let [chosen, left] = ["a", "b"].map(|tenant| sizes(&form(&mut world, tenant, &sessions)[0]));
         assert_eq!(chosen, expected);
         assert!(left.0 > 0 && left.1 > left.0, "{left:?}");
@@ -87,27 +76,28 @@ fn a_change_of_plan_moves_sizes_only_where_much_has_changed() {
     fabric.run(SECOND * 3);
     let before = sizes(&fabric.recipe_of(0, id));
     assert!(before.0 > 0, "{before:?}");
-    let order: Vec<u32> = fabric.state.communicators[&id].order.iter().rev().copied().collect();
+    let order: Vec<u32> =
+        fabric.state.communicators[&id].current().unwrap().order.iter().rev().copied().collect();
     let hops = Vec::new();
-    let proposal = crate::state::form::Proposal { order, hops, ..Default::default() };
-    let epoch = fabric.state.propose(fabric.now, id, proposal);
-    fabric.settle();
+    let proposal = crate::state::recipe::Proposal { order, hops, ..Default::default() };
+    let epoch = fabric.state.propose(fabric.now, id, proposal).unwrap();
+    fabric.run_until_quiet();
     fabric.run(SECOND * 3);
     let after = fabric.recipe_of(0, id);
     assert!(after.epoch >= epoch && sizes(&after) == before, "{after:?}");
-    assert_eq!(fabric.state.communicators[&id].shots.sizes.one_shot.0, before.0);
+    assert_eq!(fabric.state.communicators[&id].current().unwrap().algorithm.sizes.one_shot.0, before.0);
 }
 
 #[test]
 fn a_restart_finds_the_sizes_again() {
     let mut world = World::new(settings(4), 5);
-    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(able(host, vec![]))).collect();
+    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(hello(host, vec![]))).collect();
     let recipes = form(&mut world, "a", &sessions);
     let expected = sizes(&recipes[0]);
     assert!(expected.0 > 0);
     let mut world = World::new(settings(4), 6);
     for (host, recipe) in recipes.iter().enumerate() {
-        world.hello(able(host, vec![v1::Recipe { peers: vec![], ..recipe.clone() }]));
+        world.hello(hello(host, vec![v1::Recipe { peers: vec![], ..recipe.clone() }]));
     }
     world.wait(SECOND * 30);
     let plan = world.state.plans_reply(recipes[0].communicator).unwrap().plans.remove(0);

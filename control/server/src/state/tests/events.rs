@@ -1,6 +1,6 @@
 //! What tenants are told while their communicators run, and who of them.
 
-use super::fabric::{Fabric, Stranger};
+use super::fabric::{CrossTraffic, Fabric};
 use super::turns::{Job, run};
 use super::world::SECOND;
 use crate::state::Instruction;
@@ -20,7 +20,7 @@ fn formed(seed: u64, hosts: &[usize]) -> (Fabric, u64) {
 }
 
 /// Reads on until nothing comes for three ticks: kinds, levels and ranks; and where that ends.
-fn told(
+fn read_events(
     fabric: &mut Fabric,
     from: v1::EventCursor,
 ) -> (Vec<(EventKind, EventLevel, Vec<u32>)>, v1::EventCursor) {
@@ -73,15 +73,15 @@ pub(super) fn withdraw(
     let targets = vec![target.to_owned()];
     let instruction = Instruction::Withdraw { targets, kind, from_ns, until_ns, reason: String::new() };
     let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.carry_out(fabric.now, &changes);
-    fabric.settle();
+    fabric.state.apply_stored(fabric.now, &changes);
+    fabric.run_until_quiet();
 }
 
 pub(super) fn restore(fabric: &mut Fabric, target: &str, kind: WithdrawalKind) {
     let instruction = Instruction::Restore { targets: vec![target.to_owned()], kind };
     let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.carry_out(fabric.now, &changes);
-    fabric.settle();
+    fabric.state.apply_stored(fabric.now, &changes);
+    fabric.run_until_quiet();
 }
 
 #[test]
@@ -105,13 +105,13 @@ fn ranks_are_named_before_their_host_is_taken_away_and_when_it_is_back() {
     let now = fabric.now.as_nanos() as u64;
     let window = (now + 60_000_000_000, now + 90_000_000_000);
     withdraw(&mut fabric, "h6", WithdrawalKind::Maintenance, window);
-    let (events, from) = told(&mut fabric, from);
+    let (events, from) = read_events(&mut fabric, from);
     assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![2])]);
     // Of another host, nothing; a second communicator hears of it as it forms.
     withdraw(&mut fabric, "h1", WithdrawalKind::Drain, (0, 0));
     restore(&mut fabric, "h1", WithdrawalKind::Drain);
     restore(&mut fabric, "h6", WithdrawalKind::Maintenance);
-    let (events, _) = told(&mut fabric, from);
+    let (events, _) = read_events(&mut fabric, from);
     assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![])]);
 }
 
@@ -122,7 +122,7 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     // Half of both spines, which no plan avoids.
     cross(&mut fabric, 0, "spine0", 600_000_000);
     cross(&mut fabric, 1, "spine1", 600_000_000);
-    let (events, from) = told(&mut fabric, from);
+    let (events, from) = read_events(&mut fabric, from);
     let levels = |events: &[(EventKind, EventLevel, Vec<u32>)]| -> Vec<EventLevel> {
         assert!(events.iter().all(|(.., ranks)| ranks.is_empty()), "{events:?}");
         let congestion = events.iter().filter(|(kind, ..)| *kind == EventKind::Congestion);
@@ -130,10 +130,10 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     };
     let last = levels(&events).last().copied();
     assert!(matches!(last, Some(EventLevel::Mild | EventLevel::Severe)), "{events:?}");
-    fabric.strangers.clear();
-    fabric.look_all();
+    fabric.cross_traffic.clear();
+    fabric.sample_all();
     fabric.run(SECOND * 60);
-    let (events, _) = told(&mut fabric, from);
+    let (events, _) = read_events(&mut fabric, from);
     assert_eq!(levels(&events).last(), Some(&EventLevel::None), "{events:?}");
     assert!(fabric.ids().contains(&id));
 }
@@ -142,9 +142,9 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
 fn cross(fabric: &mut Fabric, number: u32, spine: &str, bits: u64) {
     for (way, (from, to)) in [("leaf0", spine), (spine, "leaf1")].into_iter().enumerate() {
         let link = fabric.link(from, to);
-        fabric.strangers.insert(number * 2 + way as u32, Stranger { link, bits });
+        fabric.cross_traffic.insert(number * 2 + way as u32, CrossTraffic { link, bits });
     }
-    fabric.look_all();
+    fabric.sample_all();
 }
 
 #[test]
@@ -172,8 +172,8 @@ fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
         run(&mut fabric, &mut jobs, 10);
         let (told, from) = levels(&mut fabric, from);
         assert_eq!(told.last(), Some(&EventLevel::Severe), "seed {seed}: {told:?}");
-        fabric.strangers.clear();
-        fabric.look_all();
+        fabric.cross_traffic.clear();
+        fabric.sample_all();
         run(&mut fabric, &mut jobs, 40);
         let (told, _) = levels(&mut fabric, from);
         assert_eq!(told.last(), Some(&EventLevel::None), "seed {seed}: {told:?}");
@@ -181,7 +181,7 @@ fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
 }
 
 /// Both agents of a pair tell of ten operations more of so many milliseconds, the second's rank having called a second before.
-fn both_tell(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
+fn both_report(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
     for participant in 0..2 {
         let operation = |number: u64| {
             let called = 1_700_000_000_000_000_000 + number * 2_000_000_000;
@@ -202,7 +202,7 @@ fn both_tell(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
         let told = v1::TelemetryReport { sequence: report + 1, operations, ..Default::default() };
         let session = fabric.state.communicators[&id].members[participant as usize].session.unwrap();
         fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(told).into());
-        fabric.settle();
+        fabric.run_until_quiet();
     }
     fabric.run(SECOND);
 }
@@ -227,7 +227,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
     };
     let session = fabric.state.communicators[&id].members[0].session.unwrap();
     fabric.state.message(fabric.now, session, from_agent::Message::PathCongestion(told).into());
-    fabric.settle();
+    fabric.run_until_quiet();
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_
             if queued {
                 queue(fabric, id);
             }
-            both_tell(fabric, id, report, ms);
+            both_report(fabric, id, report, ms);
             report += 1;
         }
         fabric.run(SECOND);
@@ -263,7 +263,7 @@ fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_
     let other = fabric.form("a", "other", &[1, 5]);
     fabric.run(SECOND * 3);
     for number in 0..4 {
-        both_tell(&mut fabric, other, number, 30);
+        both_report(&mut fabric, other, number, 30);
         assert_eq!(levels(&mut fabric, 300, true, 1), []);
     }
 }
@@ -304,10 +304,10 @@ fn a_window_is_told_two_minutes_before_and_not_sooner() {
     let from_ns = (fabric.now + SECOND * 3600).as_nanos() as u64;
     withdraw(&mut fabric, "h3", WithdrawalKind::Maintenance, (from_ns, from_ns + 60_000_000_000));
     fabric.run(SECOND * 3470);
-    let (events, from) = told(&mut fabric, from);
+    let (events, from) = read_events(&mut fabric, from);
     assert_eq!(events, []);
     fabric.run(SECOND * 20);
-    let (events, _) = told(&mut fabric, from);
+    let (events, _) = read_events(&mut fabric, from);
     assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![1])]);
 }
 
@@ -319,7 +319,7 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
     let from = here(&mut fabric);
     // Both pairs share the spine that is left.
     withdraw(&mut fabric, "spine0", WithdrawalKind::Drain, (0, 0));
-    let (events, from) = told(&mut fabric, from);
+    let (events, from) = read_events(&mut fabric, from);
     let slow = |events: &[(EventKind, EventLevel, Vec<u32>)]| {
         let slow = |(kind, level, _): &(EventKind, EventLevel, Vec<u32>)| {
             matches!(kind, EventKind::Congestion | EventKind::Capacity).then_some((*kind, *level))
@@ -332,23 +332,23 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
         "{events:?}"
     );
     let link = fabric.link("leaf0", "spine1");
-    fabric.strangers.insert(0, Stranger { link, bits: 700_000_000 });
-    fabric.look_all();
-    let (events, from) = told(&mut fabric, from);
+    fabric.cross_traffic.insert(0, CrossTraffic { link, bits: 700_000_000 });
+    fabric.sample_all();
+    let (events, from) = read_events(&mut fabric, from);
     let congested = slow(&events);
     assert!(
         !congested.is_empty() && congested.iter().all(|(kind, _)| *kind == EventKind::Congestion),
         "{events:?}"
     );
     assert!(congested.last().is_some_and(|(_, level)| *level > EventLevel::None), "{events:?}");
-    fabric.strangers.clear();
-    fabric.look_all();
+    fabric.cross_traffic.clear();
+    fabric.sample_all();
     fabric.run(SECOND * 60);
-    let (events, from) = told(&mut fabric, from);
+    let (events, from) = read_events(&mut fabric, from);
     assert_eq!(slow(&events).last(), Some(&(EventKind::Congestion, EventLevel::None)), "{events:?}");
     restore(&mut fabric, "spine0", WithdrawalKind::Drain);
     fabric.run(SECOND * 10);
-    let (events, _) = told(&mut fabric, from);
+    let (events, _) = read_events(&mut fabric, from);
     let whole = slow(&events);
     assert!(whole.contains(&(EventKind::Capacity, EventLevel::None)), "{events:?}");
     assert!(whole.last().is_some_and(|(_, level)| *level == EventLevel::None), "{events:?}");
@@ -371,7 +371,7 @@ fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
     fabric.read(0, 2, "b", Some(from), SECOND);
     assert!(fabric.read.pop().unwrap().refused.contains("not of this feed"));
     fabric.kill(4);
-    assert_eq!(told(&mut fabric, from).0, []);
+    assert_eq!(read_events(&mut fabric, from).0, []);
     fabric.read(0, 3, "b", None, SECOND);
     fabric.read(0, 4, "nobody", None, SECOND);
     assert!(fabric.read.pop().unwrap().refused.contains("does not know this tenant"));

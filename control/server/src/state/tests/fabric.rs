@@ -12,13 +12,13 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+mod routes;
 mod spent;
 mod tenants;
 mod trains;
-mod ways;
+use routes::Routes;
 use spent::Spent;
 use tenants::Tenants;
-use ways::Ways;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 
@@ -33,7 +33,7 @@ enum Event {
 
 /// A stranger's flow: what it takes of a directed link.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stranger {
+pub(super) struct CrossTraffic {
     pub link: DirectedLink,
     pub bits: u64,
 }
@@ -50,7 +50,7 @@ struct Agent {
     session: Option<SessionId>,
     parts: BTreeMap<u64, Part>,
     /// By communicator, epoch, peer and port: what was told last, and when.
-    told: BTreeMap<(u64, u64, u32, u16), (bool, Duration)>,
+    notified: BTreeMap<(u64, u64, u32, u16), (bool, Duration)>,
     liar: bool,
     deaf: bool,
 }
@@ -62,7 +62,7 @@ pub(super) struct Fabric {
     pub topology: Topology,
     pub rng: ChaCha8Rng,
     pub facts: Vec<(Duration, Fact)>,
-    pub strangers: BTreeMap<u32, Stranger>,
+    pub cross_traffic: BTreeMap<u32, CrossTraffic>,
     pub dead: BTreeSet<LinkId>,
     /// By communicator: when each later epoch was in use by all.
     pub switches: BTreeMap<u64, Vec<Duration>>,
@@ -84,7 +84,7 @@ pub(super) struct Fabric {
     pub traced: u64,
     pub traced_over: BTreeMap<LinkId, u64>,
     salt: u64,
-    ways: Ways,
+    routes: Routes,
     pub spent: Spent,
     coding: u64,
     /// What readers of events were answered, in order.
@@ -133,7 +133,7 @@ impl Fabric {
             now: SECOND,
             rng: ChaCha8Rng::seed_from_u64(seed),
             facts: Vec::new(),
-            strangers: BTreeMap::new(),
+            cross_traffic: BTreeMap::new(),
             dead: BTreeSet::new(),
             switches: BTreeMap::new(),
             changes: BTreeMap::new(),
@@ -149,7 +149,7 @@ impl Fabric {
             traced: 0,
             traced_over: BTreeMap::new(),
             salt: seed,
-            ways: Ways::default(),
+            routes: Routes::default(),
             spent: Spent::default(),
             coding,
             read: Vec::new(),
@@ -193,12 +193,8 @@ impl Fabric {
             trace: true,
             probe: true,
             probe_address: format!("{address}:4001"),
-            hold: true,
-            turns: true,
             pace: true,
             path_verdicts: true,
-            carry: true,
-            direct: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
             ..v1::Abilities::default()
         };
@@ -215,7 +211,7 @@ impl Fabric {
             abilities: Some(abilities),
             ..v1::Hello::default()
         };
-        self.say(session, from_agent::Message::Hello(hello));
+        self.send(session, from_agent::Message::Hello(hello));
     }
 
     /// The host's agent dies.
@@ -223,7 +219,7 @@ impl Fabric {
         self.tenants.ended.retain(|(of, _), _| *of != host);
         if let Some(session) = std::mem::take(&mut self.agents[host]).session {
             self.spent.on("session ended", || self.state.session_ended(self.now, session));
-            self.settle();
+            self.run_until_quiet();
         }
     }
 
@@ -240,11 +236,11 @@ impl Fabric {
 
     /// One rank on each host joins; the communicator's id.
     pub(super) fn form(&mut self, tenant: &str, name: &str, hosts: &[usize]) -> u64 {
-        self.form_within(tenant, name, hosts, None)
+        self.create_within(tenant, name, hosts, None)
     }
 
     /// The same with what may be lost.
-    pub(super) fn form_within(
+    pub(super) fn create_within(
         &mut self,
         tenant: &str,
         name: &str,
@@ -264,7 +260,7 @@ impl Fabric {
                 regroup: None,
             };
             let session = self.agents[*host].session.unwrap();
-            self.say(session, from_agent::Message::Join(join));
+            self.send(session, from_agent::Message::Join(join));
         }
         *self.ids().difference(&before).next().expect("a communicator formed")
     }
@@ -274,14 +270,14 @@ impl Fabric {
         self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
     }
 
-    fn say(&mut self, session: SessionId, message: from_agent::Message) {
+    fn send(&mut self, session: SessionId, message: from_agent::Message) {
         let (state, now, kind) = (&mut self.state, self.now, spent::kind(&message));
         self.spent.on(kind, || state.message(now, session, message.into()));
-        self.settle();
+        self.run_until_quiet();
     }
 
     /// Carries out what control decided.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn run_until_quiet(&mut self) {
         loop {
             let outputs = self.spent.on("outputs", || self.state.take_outputs());
             if outputs.is_empty() {
@@ -289,7 +285,7 @@ impl Fabric {
             }
             for output in outputs {
                 match output {
-                    Output::Send(session, message) => self.heard(session, message),
+                    Output::Send(session, message) => self.deliver(session, message),
                     Output::End(session) => {
                         let agent = self.agents.iter_mut().find(|agent| agent.session == Some(session));
                         if let Some(agent) = agent {
@@ -311,7 +307,7 @@ impl Fabric {
         }
     }
 
-    fn heard(&mut self, session: SessionId, message: to_agent::Message) {
+    fn deliver(&mut self, session: SessionId, message: to_agent::Message) {
         use to_agent::Message;
         let Some(host) = self.agents.iter().position(|agent| agent.session == Some(session)) else { return };
         match message {
@@ -328,7 +324,7 @@ impl Fabric {
                     let switched = v1::Switched { communicator, epoch, first_segment: 1 };
                     self.after(wait, Event::Say(session, Box::new(from_agent::Message::Switched(switched))));
                 }
-                self.look_soon(host);
+                self.sample_soon(host);
             }
             Message::Abandon(abandon) => {
                 let part = self.agents[host].parts.get_mut(&abandon.communicator).unwrap();
@@ -357,7 +353,7 @@ impl Fabric {
             Message::IterationChoice(answer) => self.tenants.chosen.push(answer),
             Message::Hinted(answer) => self.tenants.hinted.push(answer),
             Message::Refused(refused) => panic!("refused: {}", refused.reason),
-            other => self.tenants.rest.push(other),
+            other => self.tenants.others.push(other),
         }
     }
 
@@ -380,8 +376,8 @@ impl Fabric {
     }
 
     /// Which spine a leaf sends a packet to: by a hash over those whose links live.
-    fn way(&self, from: HostId, to: HostId, ports: (u16, u16)) -> Option<Path> {
-        let paths = self.ways.between(&self.topology, from, to);
+    fn route(&self, from: HostId, to: HostId, ports: (u16, u16)) -> Option<Path> {
+        let paths = self.routes.between(&self.topology, from, to);
         let lives = |path: &&Path| !path.links().iter().any(|link| self.dead.contains(&link.link));
         let alive: Vec<&Path> = paths.iter().filter(lives).collect();
         let key = [from.0 as u64, to.0 as u64, u64::from(ports.0), u64::from(ports.1), self.salt];
@@ -405,7 +401,7 @@ impl Fabric {
         let mut crossed = Vec::new();
         let paths = question.ports.iter().map(|ports| {
             let v1::PortPair { source_port, destination_port } = *ports;
-            let way = self.way(HostId(host), to, (source_port as u16, destination_port as u16));
+            let way = self.route(HostId(host), to, (source_port as u16, destination_port as u16));
             crossed.extend(way.iter().flat_map(|way| way.links()).map(|link| link.link));
             let switches = way.map(|way| self.topology.switches_of(&way)).unwrap_or_default();
             let hops = switches.iter().map(|id| self.topology.switches()[id.0].addresses[0].to_string());
@@ -425,7 +421,7 @@ impl Fabric {
 
     /// What strangers take of a link.
     fn foreign(&self, link: DirectedLink) -> u64 {
-        self.strangers.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
+        self.cross_traffic.values().filter(|flow| flow.link == link).map(|flow| flow.bits).sum()
     }
 
     /// What one of our connections moves on a path, of those that are all our own: its part of what strangers leave on the narrowest link.
@@ -438,13 +434,13 @@ impl Fabric {
     }
 
     /// Every agent looks at its connections within some milliseconds: something has changed.
-    pub(super) fn look_all(&mut self) {
+    pub(super) fn sample_all(&mut self) {
         for host in 0..self.agents.len() {
-            self.look_soon(host);
+            self.sample_soon(host);
         }
     }
 
-    fn look_soon(&mut self, host: usize) {
+    fn sample_soon(&mut self, host: usize) {
         let wait = self.between(2, 10);
         self.after(wait, Event::Look(host));
     }
@@ -461,7 +457,7 @@ impl Fabric {
             for port in &peer.source_ports {
                 let port = *port as u16;
                 let ports = if peer.initiate { (port, 4000) } else { (4000, port) };
-                if let Some(path) = self.way(HostId(host), to, ports) {
+                if let Some(path) = self.route(HostId(host), to, ports) {
                     sends.push((*id, part.epoch, next, port, path));
                 }
             }
@@ -484,7 +480,7 @@ impl Fabric {
             for peer in peers {
                 for port in peer.source_ports.iter().map(|port| *port as u16) {
                     let ports = if peer.initiate { (port, 4000) } else { (4000, port) };
-                    paths.extend(self.way(HostId(host), self.host_at(&peer.address), ports));
+                    paths.extend(self.route(HostId(host), self.host_at(&peer.address), ports));
                 }
             }
         }
@@ -492,14 +488,14 @@ impl Fabric {
     }
 
     /// An agent tells what changed of its own connections, and again what holds for a second.
-    fn look(&mut self, host: usize) {
+    fn sample(&mut self, host: usize) {
         let Some(session) = self.agents[host].session else { return };
         let liar = self.agents[host].liar;
         let (mut again, mut soon) = (false, false);
         let sends = self.sends(host);
         let keys: BTreeSet<_> =
             sends.iter().map(|(id, epoch, peer, port, _)| (*id, *epoch, *peer, *port)).collect();
-        self.agents[host].told.retain(|key, _| keys.contains(key));
+        self.agents[host].notified.retain(|key, _| keys.contains(key));
         let own = || (0..self.agents.len()).flat_map(|host| self.sends(host)).map(|(.., path)| path);
         let own: Vec<Path> = if self.noisy { Vec::new() } else { own().collect() };
         for (id, epoch, peer, port, path) in sends {
@@ -511,7 +507,7 @@ impl Fabric {
             let pause = if starved { MS * 50 } else { SECOND };
             soon |= starved;
             let key = (id, epoch, peer, port);
-            let told = self.agents[host].told.get(&key).copied();
+            let told = self.agents[host].notified.get(&key).copied();
             let changed = told.is_none_or(|(before, _)| before != held);
             let old = told.is_some_and(|(before, at)| before && self.now >= at + pause);
             again |= held;
@@ -519,7 +515,7 @@ impl Fabric {
                 // One in fifty is lost, and told again a second later.
                 continue;
             }
-            self.agents[host].told.insert(key, (held, self.now));
+            self.agents[host].notified.insert(key, (held, self.now));
             // Where next to nothing is left, queues are long.
             let nothing = path.links().iter().any(|link| self.foreign(*link) > 900_000_000);
             let level = match (held, liar || nothing) {
@@ -549,7 +545,7 @@ impl Fabric {
                 peer,
                 source_port: u32::from(port),
             };
-            self.say(session, from_agent::Message::PathCongestion(told));
+            self.send(session, from_agent::Message::PathCongestion(told));
         }
         if again || self.noisy {
             let wait = match (liar, soon) {
@@ -577,7 +573,7 @@ impl Fabric {
             if deadline.is_some_and(|deadline| deadline <= self.now) {
                 self.spent.on("expire", || self.state.expire(self.now));
                 self.state.lost_plans(self.now);
-                self.settle();
+                self.run_until_quiet();
                 let after = self.state.next_deadline();
                 assert!(
                     after.is_none_or(|after| after > self.now),
@@ -590,10 +586,10 @@ impl Fabric {
             match event {
                 Event::Say(session, message) => {
                     if self.agents.iter().any(|agent| agent.session == Some(session)) {
-                        self.say(session, *message);
+                        self.send(session, *message);
                     }
                 }
-                Event::Look(host) => self.look(host),
+                Event::Look(host) => self.sample(host),
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What tenants say of their jobs: turns begin sooner by it, tasks are served in order, and a lie costs nobody else.
+//! What tenants say of their jobs: tasks are served in order, and a lie costs nobody else.
 
 use super::fabric::Fabric;
-use super::turns::{Job, groups, holds, one_spine, run};
+use super::turns::{Job, one_spine, run};
 use super::world::SECOND;
-use crate::state::Fact;
+use crate::state::{Fact, RateChange, Reason};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Constraints, Hints};
 use rand::{RngExt, SeedableRng};
@@ -13,45 +13,14 @@ use std::time::Duration;
 const MS: Duration = Duration::from_millis(1);
 
 fn shares(fabric: &Fabric, ids: &[u64]) -> Vec<u64> {
-    let share = |id: &u64| fabric.state.communicators[id].plan.as_ref().unwrap().share.0 / 1_000_000;
+    let share = |id: &u64| {
+        fabric.state.communicators[id].current().unwrap().plan.as_ref().unwrap().share.0 / 1_000_000
+    };
     ids.iter().map(share).collect()
 }
 
-fn said(fabric: &Fabric, id: u64) -> String {
+fn described_hints(fabric: &Fabric, id: u64) -> String {
     fabric.state.plans_reply(id).unwrap().plans[0].hints.clone()
-}
-
-#[test]
-fn turns_begin_before_a_long_rhythm_is_measured() {
-    for seed in 0..3 {
-        let first = |hinted: bool| {
-            let mut fabric = one_spine(seed);
-            let mut jobs = [0, 2].map(|leader| Job::of("a", &mut fabric, leader, (1_500.0, 1_000.0, 10.0)));
-            fabric.run(SECOND);
-            if hinted {
-                for (job, name) in jobs.iter().zip(["job0", "job2"]) {
-                    let hints = Hints::new().period(MS * 2_500).expect(Collective::AllReduce, job.bytes());
-                    fabric.hint("a", name, &hints).unwrap();
-                    assert!(said(&fabric, job.id).ends_with("in use until it is measured"));
-                }
-            }
-            let began = fabric.now;
-            run(&mut fabric, &mut jobs, 60);
-            let (holds, (turns, _)) = (holds(&fabric), groups(&fabric));
-            for job in &jobs {
-                let words = said(&fabric, job.id);
-                assert_eq!(words.contains("as was measured since"), hinted, "seed {seed}: {words}");
-            }
-            eprintln!("seed {seed}, hinted {hinted}: {holds:?} {turns:?}");
-            assert_eq!(holds.is_empty(), !hinted);
-            let first = holds.first().copied().or(turns.first().map(|at| (*at, 0.0))).unwrap();
-            (first.0 - began, first.1, jobs[0].iteration(20_000.0, 60_000.0))
-        };
-        let (plain, hinted) = (first(false), first(true));
-        // One iteration of both is 3.5 s, and four make a rhythm.
-        assert!(hinted.0 < SECOND * 7 && plain.0 > SECOND * 10, "seed {seed}: {hinted:?} {plain:?}");
-        assert!(hinted.1 < 1_000.1 && hinted.2 < 2_900.0, "seed {seed}: {hinted:?}");
-    }
 }
 
 #[test]
@@ -63,7 +32,7 @@ fn what_measurements_contradict_is_dropped_and_said_so() {
     fabric.hint("a", "job0", &reduce(jobs[0].bytes()).period(MS * 300)).unwrap();
     fabric.hint("a", "job2", &reduce(jobs[1].bytes() * 3)).unwrap();
     run(&mut fabric, &mut jobs, 5);
-    let [period, bytes] = [0, 1].map(|job: usize| said(&fabric, jobs[job].id));
+    let [period, bytes] = [0, 1].map(|job: usize| described_hints(&fabric, jobs[job].id));
     assert!(period.contains("dropped: iterations take") && period.contains("not 300ms"), "{period}");
     assert!(bytes.contains("dropped: iterations have"), "{bytes}");
     let told = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::HintsDropped { .. }));
@@ -71,9 +40,13 @@ fn what_measurements_contradict_is_dropped_and_said_so() {
     // What is true is found to be.
     fabric.hint("a", "job2", &reduce(jobs[1].bytes()).period(MS * 100)).unwrap();
     run(&mut fabric, &mut jobs, 5);
-    assert!(said(&fabric, jobs[1].id).contains("as was measured since"), "{}", said(&fabric, jobs[1].id));
+    assert!(
+        described_hints(&fabric, jobs[1].id).contains("as was measured since"),
+        "{}",
+        described_hints(&fabric, jobs[1].id)
+    );
     fabric.hint("a", "job2", &Hints::new()).unwrap();
-    assert_eq!(said(&fabric, jobs[1].id), "");
+    assert_eq!(described_hints(&fabric, jobs[1].id), "");
 }
 
 #[test]
@@ -93,7 +66,12 @@ fn a_tenants_tasks_are_served_in_its_order_within_what_it_has() {
     let recipe = fabric.recipe_of(0, ids[1]);
     assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.rate_bits / 1_000_000 == 83));
     let decision = fabric.state.decisions().last().unwrap();
-    assert!(decision.changes.iter().all(|changed| changed.reason.contains("gives way to what matters more")));
+    assert!(
+        decision
+            .changes
+            .iter()
+            .all(|changed| matches!(changed.reason, Reason::Rates(RateChange::GivesWay(_))))
+    );
     // Its own promises come before its own order.
     let wanted = Constraints::new().min_busbw(20_000_000);
     fabric.negotiate("a", "second", Some(&wanted)).unwrap().unwrap();
@@ -131,14 +109,14 @@ fn hints_of_others_nonsense_and_floods_are_refused() {
     fabric.hint("a", "job", &hints).unwrap();
     // They end with their communicator, and are in no store.
     let id = *fabric.ids().iter().next().unwrap();
-    assert!(!said(&fabric, id).is_empty());
+    assert!(!described_hints(&fabric, id).is_empty());
     fabric.state.dissolve(fabric.now, id, "over");
-    fabric.settle();
+    fabric.run_until_quiet();
     assert!(fabric.state.plans_reply(0).unwrap().plans.is_empty());
 }
 
 /// A job of a tenant that says nothing and one of a liar's share a spine: whatever the liar says, and however often, the other does as many
-/// iterations as without, and is never held on the liar's word.
+/// iterations as without.
 #[test]
 fn a_lie_costs_only_the_liar() {
     for seed in 0..8 {
@@ -162,19 +140,9 @@ fn a_lie_costs_only_the_liar() {
                 }
                 run(&mut fabric, &mut jobs, 6);
             }
-            let id = jobs[0].id;
-            let of_others = fabric.facts.iter().filter(
-                |(_, fact)| matches!(fact, Fact::Held { communicator, reason, .. } if *communicator == id && reason.starts_with("as its tenant says")),
-            );
-            assert_eq!(of_others.count(), 0, "seed {seed}: another is held on the liar's word");
-            let held = holds(&fabric).len();
-            (jobs[0].done(), held)
+            jobs[0].done()
         };
         let (honest, lying) = (course(false), course(true));
-        eprintln!("seed {seed}: {honest:?} iterations of the other and holds without, {lying:?} with lies");
-        assert!(
-            lying.0 as f64 >= honest.0 as f64 * 0.98,
-            "seed {seed}: iterations done {honest:?} {lying:?}"
-        );
+        assert!(lying as f64 >= honest as f64 * 0.98, "seed {seed}: iterations done {honest} {lying}");
     }
 }

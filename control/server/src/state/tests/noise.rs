@@ -1,6 +1,6 @@
 //! Agents that take own bursts for others' traffic, as they do where processors are busy: trains tell what is true.
 
-use super::fabric::{Fabric, MS, Stranger};
+use super::fabric::{CrossTraffic, Fabric, MS};
 use super::world::SECOND;
 use crate::state::Trigger;
 use harmonaize_planner::DirectedLink;
@@ -19,7 +19,7 @@ fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() 
         fabric.run(SECOND * 3);
         let id = fabric.form("a", "world", &EVERYONE);
         fabric.noisy = true;
-        fabric.look_all();
+        fabric.sample_all();
         fabric.run(SECOND * 120);
         assert_eq!(switches(&fabric, id), 0, "seed {seed}: {:#?}", fabric.state.decisions().last());
         assert!(fabric.probes > 100, "seed {seed}: {} probes", fabric.probes);
@@ -28,8 +28,8 @@ fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() 
             |fabric: &Fabric, link| fabric.own_paths(id).iter().any(|path| path.links().contains(&link));
         let link = *spines.iter().find(|link| crosses(&fabric, **link)).unwrap();
         let began = fabric.now;
-        fabric.strangers.insert(1, Stranger { link, bits: 500_000_000 });
-        fabric.look_all();
+        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 500_000_000 });
+        fabric.sample_all();
         fabric.run(SECOND * 60);
         assert_eq!(switches(&fabric, id), 1, "seed {seed}: one switch an onset");
         assert!(!crosses(&fabric, link), "seed {seed}");
@@ -38,9 +38,13 @@ fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() 
         println!("seed {seed}: decided after {:?}", decision.at - began);
         // At worst it came right after trains that had shown complaints to be wrong.
         assert!(decision.at - began < MS * 700, "seed {seed}: {:?}", decision.at - began);
-        fabric.strangers.clear();
+        fabric.cross_traffic.clear();
         fabric.run(SECOND * 10);
-        assert_eq!(fabric.state.estimates.links().count(), 0, "seed {seed}: all is thought to be free again");
+        assert_eq!(
+            fabric.state.link_state.estimates().count(),
+            0,
+            "seed {seed}: all is thought to be free again"
+        );
         assert!(switches(&fabric, id) <= 2, "seed {seed}");
         assert_eq!(fabric.ids(), BTreeSet::from([id]));
     }
@@ -56,11 +60,11 @@ fn trains_do_not_meet() {
         [("leaf0", "spine0"), ("spine0", "leaf1"), ("leaf1", "spine1")].into_iter().enumerate()
     {
         let link = fabric.link(from, to);
-        fabric.strangers.insert(name as u32, Stranger { link, bits: 600_000_000 });
-        fabric.look_all();
+        fabric.cross_traffic.insert(name as u32, CrossTraffic { link, bits: 600_000_000 });
+        fabric.sample_all();
         fabric.run(SECOND * 20 + MS);
     }
-    fabric.strangers.clear();
+    fabric.cross_traffic.clear();
     fabric.run(SECOND * 20);
     assert!(fabric.probes > 20, "{} probes", fabric.probes);
     assert_eq!(fabric.met, 0, "of {} probes", fabric.probes);
@@ -82,7 +86,7 @@ fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
         let ids = [fabric.form("b", "exchange", &[0, 4]), fabric.form("a", "training", &[0, 1, 4, 5])];
         fabric.run(SECOND * 10);
         (fabric.noisy, fabric.busy) = (true, 0.6);
-        fabric.look_all();
+        fabric.sample_all();
         let total = |fabric: &Fabric| ids.iter().map(|id| switches(fabric, *id)).sum::<usize>();
         let before = total(&fabric);
         fabric.run(SECOND * 600);
@@ -93,15 +97,15 @@ fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
         };
         let link = *links.iter().find(|link| training(&fabric, **link)).unwrap();
         let (began, crossed) = (fabric.now, crossing(&fabric, link));
-        fabric.strangers.insert(1, Stranger { link, bits: 800_000_000 });
-        fabric.look_all();
+        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 800_000_000 });
+        fabric.sample_all();
         fabric.run(SECOND * 10);
         let decision = fabric.state.decisions().last().cloned();
         println!("seed {seed}: decided after {:?}", decision.as_ref().map(|decision| decision.at - began));
         assert!(decision.is_some() && crossing(&fabric, link) < crossed, "seed {seed}: {decision:?}");
-        fabric.strangers.clear();
+        fabric.cross_traffic.clear();
         let ended = fabric.now;
-        while fabric.state.estimates.links().count() > 0 && fabric.now < ended + SECOND * 10 {
+        while fabric.state.link_state.estimates().count() > 0 && fabric.now < ended + SECOND * 10 {
             fabric.run(MS * 100);
         }
         println!("seed {seed}: free again after {:?}", fabric.now - ended);

@@ -10,18 +10,18 @@ use std::time::Duration;
 const BEGAN: u64 = 1_700_000_000_000_000_000;
 
 /// A world whose store is a record of what it says is to be kept.
-struct Kept {
+struct StoreLog {
     world: World,
     stored: Stored,
 }
 
-impl Kept {
+impl StoreLog {
     fn start(stored: Stored, seed: u8) -> Self {
         let mut stored = stored;
         stored.apply(&Change::Boot(stored.next_boot(1000)));
         let mut world = World::new(settings(4), seed);
         world.state.restore(stored.clone(), BEGAN);
-        world.settle();
+        world.run_until_quiet();
         Self { world, stored }
     }
 
@@ -34,11 +34,11 @@ impl Kept {
         Self::start(self.stored, 8)
     }
 
-    fn say(&mut self, instruction: &Instruction) -> Result<(), InstructionError> {
+    fn instruct(&mut self, instruction: &Instruction) -> Result<(), InstructionError> {
         let changes = self.world.state.consider(self.world.now, instruction)?;
         changes.iter().for_each(|change| self.stored.apply(change));
-        self.world.state.carry_out(self.world.now, &changes);
-        self.world.settle();
+        self.world.state.apply_stored(self.world.now, &changes);
+        self.world.run_until_quiet();
         Ok(())
     }
 
@@ -47,11 +47,11 @@ impl Kept {
     }
 
     fn drain(&mut self, target: &str) -> Result<(), InstructionError> {
-        self.say(&drain(&[target]))
+        self.instruct(&drain(&[target]))
     }
 
     fn give_back(&mut self, target: &str, kind: WithdrawalKind) -> Result<(), InstructionError> {
-        self.say(&Instruction::Restore { targets: vec![target.to_owned()], kind })
+        self.instruct(&Instruction::Restore { targets: vec![target.to_owned()], kind })
     }
 
     /// Targets, and whether they are in effect.
@@ -86,7 +86,7 @@ fn tenant(name: &str, add: bool) -> Instruction {
 
 #[test]
 fn tenants_come_and_go() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     kept.world.join_as(session, "c", "world", 0, 1);
     assert_eq!(kept.world.refusal(session).kind(), JoinRefusedKind::UnknownTenant);
@@ -96,65 +96,68 @@ fn tenants_come_and_go() {
         ("a/b", InstructionError::BadName("a/b".to_owned())),
         ("a", InstructionError::TenantThere("a".to_owned())),
     ] {
-        assert_eq!(kept.say(&tenant(bad, true)), Err(error));
+        assert_eq!(kept.instruct(&tenant(bad, true)), Err(error));
     }
-    kept.say(&tenant("c", true)).unwrap();
-    assert_eq!(kept.say(&tenant("c", true)), Err(InstructionError::TenantThere("c".to_owned())));
+    kept.instruct(&tenant("c", true)).unwrap();
+    assert_eq!(kept.instruct(&tenant("c", true)), Err(InstructionError::TenantThere("c".to_owned())));
     kept.world.join_as(session, "c", "world", 0, 1);
     let id = kept.world.recipe(session).communicator;
-    assert_eq!(kept.say(&tenant("c", false)), Err(InstructionError::TenantBusy("c".to_owned(), 1)));
-    assert_eq!(kept.say(&tenant("a", false)), Err(InstructionError::Configured("a".to_owned())));
-    assert_eq!(kept.say(&tenant("d", false)), Err(InstructionError::NoTenant("d".to_owned())));
+    assert_eq!(kept.instruct(&tenant("c", false)), Err(InstructionError::TenantBusy("c".to_owned(), 1)));
+    assert_eq!(kept.instruct(&tenant("a", false)), Err(InstructionError::Configured("a".to_owned())));
+    assert_eq!(kept.instruct(&tenant("d", false)), Err(InstructionError::NoTenant("d".to_owned())));
 
     let mut kept = kept.again();
-    let names = |kept: &Kept| {
+    let names = |kept: &StoreLog| {
         let tenants = kept.world.state.tenants_reply().tenants.into_iter();
         tenants.map(|tenant| (tenant.name, tenant.configured)).collect::<Vec<_>>()
     };
     let [a, b, c] = ["a", "b", "c"].map(str::to_owned);
     assert_eq!(names(&kept), [(a.clone(), true), (b.clone(), true), (c, false)]);
-    kept.say(&tenant("c", false)).unwrap();
+    kept.instruct(&tenant("c", false)).unwrap();
     assert_eq!(names(&kept.again()), [(a, true), (b, true)]);
     assert_ne!(id, 0);
 }
 
 #[test]
 fn what_joins_while_its_tenant_is_removed_is_refused_or_ends() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
-    kept.say(&tenant("c", true)).unwrap();
+    kept.instruct(&tenant("c", true)).unwrap();
     let removed = kept.world.state.consider(kept.world.now, &tenant("c", false)).unwrap();
     kept.world.join_as(session, "c", "alone", 0, 1);
     let id = kept.world.recipe(session).communicator;
     kept.world.join_as(session, "c", "waits", 0, 2);
-    kept.world.state.carry_out(kept.world.now, &removed);
-    kept.world.settle();
-    match kept.world.heard(session).as_slice() {
+    kept.world.state.apply_stored(kept.world.now, &removed);
+    kept.world.run_until_quiet();
+    match kept.world.received(session).as_slice() {
         [to_agent::Message::JoinRefused(refused), to_agent::Message::Dissolve(end)] => {
             assert_eq!((refused.kind(), end.communicator), (JoinRefusedKind::UnknownTenant, id));
         }
         other => panic!("{other:?}"),
     }
-    let status = kept.world.look();
+    let status = kept.world.status();
     assert!(status.communicators.is_empty() && status.waiting.is_empty(), "{status:?}");
 }
 
 #[test]
 fn what_cannot_be_withdrawn() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let unknown = |what: &str| Err(InstructionError::Unknown(what.to_owned()));
     assert_eq!(kept.drain("h9"), unknown("host or switch `h9`"));
     let link = "link `leaf0:leaf1`; a link is named by its ends, such as leaf0:spine0";
     assert_eq!(kept.drain("leaf0:leaf1"), unknown(link));
-    assert_eq!(kept.say(&drain(&[])), Err(InstructionError::Targets(0)));
-    assert_eq!(kept.say(&drain(&["h0"; 1025])), Err(InstructionError::Targets(1025)));
-    assert_eq!(kept.say(&drain(&["h0", "h9"])), unknown("host or switch `h9`"));
+    assert_eq!(kept.instruct(&drain(&[])), Err(InstructionError::Targets(0)));
+    assert_eq!(kept.instruct(&drain(&["h0"; 1025])), Err(InstructionError::Targets(1025)));
+    assert_eq!(kept.instruct(&drain(&["h0", "h9"])), unknown("host or switch `h9`"));
     assert_eq!(kept.listed(), [], "all or none");
     let minute = SECOND * 60;
     let window = |from, until| window("spine", from, until);
-    assert_eq!(kept.say(&window(minute, minute)), Err(InstructionError::Window("ends before it begins")));
+    assert_eq!(
+        kept.instruct(&window(minute, minute)),
+        Err(InstructionError::Window("ends before it begins"))
+    );
     kept.world.wait(minute * 3);
-    assert_eq!(kept.say(&window(minute, minute * 2)), Err(InstructionError::Window("is over already")));
+    assert_eq!(kept.instruct(&window(minute, minute * 2)), Err(InstructionError::Window("is over already")));
     let not = |what: &str| Err(InstructionError::NotWithdrawn(what.to_owned()));
     assert_eq!(kept.give_back("spine", WithdrawalKind::Drain), not("spine is not drained"));
     assert_eq!(kept.give_back("spine", WithdrawalKind::Maintenance), not("spine has no maintenance"));
@@ -163,7 +166,7 @@ fn what_cannot_be_withdrawn() {
 
 #[test]
 fn drains_hold_over_restarts_until_they_are_given_back() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     // Either way round, a link is the same; said twice, it is one.
     for target in ["spine:leaf1", "leaf1:spine", "h2", "spine"] {
         kept.drain(target).unwrap();
@@ -191,7 +194,7 @@ fn what_the_topology_has_no_longer_is_kept_without_effect() {
     let gone =
         Withdrawal { target: "spine9".to_owned(), kind: kind.into(), from_ns: BEGAN, ..Default::default() };
     stored.apply(&Change::Withdraw(gone));
-    let mut kept = Kept::start(stored, 7);
+    let mut kept = StoreLog::start(stored, 7);
     assert_eq!(kept.listed(), [("spine9".to_owned(), false)]);
     assert_eq!(*kept.world.state.withdrawn(), harmonaize_planner::Drains::default());
     kept.give_back("spine9", kind).unwrap();
@@ -200,7 +203,7 @@ fn what_the_topology_has_no_longer_is_kept_without_effect() {
 
 #[test]
 fn a_drained_host_gets_no_new_communicators() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let sessions: Vec<SessionId> = (0..2).map(|host| kept.world.agent(host)).collect();
     let id = kept.world.form(&sessions, "before");
     kept.drain("h1").unwrap();
@@ -217,11 +220,11 @@ fn a_drained_host_gets_no_new_communicators() {
 
 #[test]
 fn maintenance_begins_and_ends_by_itself() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let minute = SECOND * 60;
-    kept.say(&window("spine", minute * 2, minute * 3)).unwrap();
-    kept.say(&window("h0", SECOND, minute)).unwrap();
-    let deadline = |kept: &Kept| kept.world.state.next_deadline();
+    kept.instruct(&window("spine", minute * 2, minute * 3)).unwrap();
+    kept.instruct(&window("h0", SECOND, minute)).unwrap();
+    let deadline = |kept: &StoreLog| kept.world.state.next_deadline();
     assert_eq!(
         (kept.listed(), deadline(&kept)),
         (vec![("h0".into(), true), ("spine".into(), false)], Some(minute))
@@ -257,7 +260,7 @@ fn ports(recipe: &v1::Recipe) -> Vec<u32> {
 
 #[test]
 fn a_restart_finds_ports_and_numbers_again() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let sessions: Vec<SessionId> = (0..2).map(|host| kept.world.agent(host)).collect();
     for (rank, session) in sessions.iter().enumerate() {
         kept.world.join(*session, "world", rank as u32, 2);
@@ -270,7 +273,7 @@ fn a_restart_finds_ports_and_numbers_again() {
     // A change that agents prepare, and that control does not live to see in use.
     let order = ["h1", "h0"].map(str::to_owned);
     assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(2));
-    kept.world.settle();
+    kept.world.run_until_quiet();
     kept.keep_plan(id);
     let plan = &kept.stored.plans[&id];
     assert_eq!((plan.next_epoch, plan.hosts.join(" ").as_str()), (3, "h0 h1"));
@@ -282,7 +285,7 @@ fn a_restart_finds_ports_and_numbers_again() {
         agents.push(kept.world.hello(hello(host, vec![running(recipe)])));
     }
     for agent in &agents {
-        let heard = kept.world.heard(*agent);
+        let heard = kept.world.received(*agent);
         let calm = |message: &to_agent::Message| {
             matches!(message, to_agent::Message::Welcome(_) | to_agent::Message::Ready(_))
         };
@@ -300,13 +303,13 @@ fn a_restart_finds_ports_and_numbers_again() {
         "{taken:?} {other:?}"
     );
     // No epoch's number is given twice.
-    kept.world.heard(agents[1]);
+    kept.world.received(agents[1]);
     assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(3));
 }
 
 #[test]
 fn plans_of_communicators_that_do_not_come_back_are_forgotten() {
-    let mut kept = Kept::new();
+    let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     let id = kept.world.form(&[session], "alone");
     kept.keep_plan(id);

@@ -2,7 +2,8 @@
 
 use super::fabric::two_by_two;
 use super::world::{SECOND, World, hello, settings, settings_of};
-use crate::state::trace::{MOST_STRANGE, pair_of};
+use crate::state::link_state::pair_of;
+use crate::state::link_state::trace::MOST_STRANGE;
 use crate::state::{Fact, Output, SessionId};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId};
@@ -17,11 +18,8 @@ fn able(world: &mut World, host: usize) -> SessionId {
         trace: true,
         probe: true,
         probe_address: format!("10.0.0.{host}:5000"),
-        hold: true,
         pace: true,
         path_verdicts: true,
-        carry: true,
-        direct: true,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Abilities::default()
     };
@@ -31,7 +29,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         ..hello(host, vec![])
     };
     let session = world.hello(hello);
-    let heard = world.heard(session);
+    let heard = world.received(session);
     let welcome = heard.iter().find_map(|message| match message {
         to_agent::Message::Welcome(welcome) => Some(welcome.path_verdicts_per_second),
         _ => None,
@@ -43,7 +41,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
 
 /// The questions that a session got about paths; what else it got is dropped.
 fn questions(world: &mut World, session: SessionId) -> Vec<v1::TracePaths> {
-    let heard = world.heard(session).into_iter();
+    let heard = world.received(session).into_iter();
     let asked = heard.filter_map(|message| match message {
         to_agent::Message::TracePaths(question) => Some(question),
         _ => None,
@@ -68,7 +66,7 @@ fn answer(
     };
     let paths = question.ports.iter().map(path).collect();
     let (question, error) = (question.question, String::new());
-    world.say(session, from_agent::Message::PathsTraced(v1::PathsTraced { question, paths, error }));
+    world.send(session, from_agent::Message::PathsTraced(v1::PathsTraced { question, paths, error }));
 }
 
 fn two_racks() -> World {
@@ -83,7 +81,7 @@ fn parity(port: u32) -> Option<u8> {
 }
 
 /// Answers until nobody is asked any more; how many ports were asked about.
-fn settle(
+fn answer_traces(
     world: &mut World,
     sessions: &[(SessionId, (u8, u8))],
     spine: &dyn Fn(usize, u32) -> Option<u8>,
@@ -106,19 +104,19 @@ fn traced_pair() -> (World, [SessionId; 2], u64) {
     let mut world = two_racks();
     let sessions = [0, 4].map(|host| able(&mut world, host));
     let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
-    assert_eq!(settle(&mut world, &ends, &|_, port| parity(port)), 48, "each way of 24 ports, once");
+    assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 48, "each way of 24 ports, once");
     let id = world.form(&sessions, "world");
-    assert_eq!(settle(&mut world, &ends, &|_, port| parity(port)), 0, "it has enough");
+    assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 0, "it has enough");
     (world, sessions, id)
 }
 
-fn known_paths(world: &mut World) -> usize {
+fn path_count(world: &mut World) -> usize {
     let pair = pair_of(HostId(0), HostId(4));
-    let ports = world.state.ports.pool_of(pair);
-    ports.filter(|(_, port)| port.is_same_both_ways()).count()
+    let ports = world.state.link_state.ports.pool_of(pair);
+    ports.filter(|(_, port)| port.is_symmetric()).count()
 }
 
-fn verdict(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
+fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
     let congestion = v1::Congestion {
         level: CongestionLevel::Mild.into(),
         cause: CongestionCause::Foreign.into(),
@@ -138,26 +136,27 @@ fn agents_that_can_nothing_new_hear_nothing_new() {
         world.join(*session, "world", rank as u32, 4);
     }
     for session in &old {
-        assert!(matches!(world.heard(*session).as_slice(), [to_agent::Message::Form(_)]));
+        assert!(matches!(world.received(*session).as_slice(), [to_agent::Message::Form(_)]));
     }
     let communicator = *world.state.communicators.keys().next().unwrap();
     for session in old.iter().chain([&able]) {
-        world.say(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 }));
+        world.send(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 }));
     }
     let asked = questions(&mut world, able);
     assert_eq!(asked.len(), 2, "as many as it may have at a time: {asked:?}");
     assert!(asked.iter().all(|question| question.ports.len() == 2), "of what is in use: {asked:?}");
     world.wait(SECOND * 100);
     for session in old {
-        assert_eq!(world.heard(session), [to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 })]);
+        assert_eq!(world.received(session), [to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 })]);
     }
 }
 
 #[test]
 fn traced_ports_are_used_the_way_they_lead() {
     let (mut world, sessions, id) = traced_pair();
-    assert_eq!(known_paths(&mut world), 24);
-    let ports: Vec<u16> = world.state.communicators[&id].links.values().flatten().copied().collect();
+    assert_eq!(path_count(&mut world), 24);
+    let ports: Vec<u16> =
+        world.state.communicators[&id].current().unwrap().links.values().flatten().copied().collect();
     assert_eq!(ports.iter().map(|port| port % 2).sum::<u16>(), 1, "one each way: {ports:?}");
     assert_eq!(questions(&mut world, sessions[0]).len(), 0, "all is known and fresh");
     world.wait(SECOND * 21);
@@ -174,8 +173,9 @@ fn answers_that_nobody_asked_for_change_nothing() {
     let asked = questions(&mut world, first).remove(0);
     answer(&mut world, second, &asked, (1, 2), parity);
     let pair = pair_of(HostId(0), HostId(4));
-    let there =
-        |world: &World| world.state.ports.pool_of(pair).filter(|(_, port)| port.there.is_some()).count();
+    let there = |world: &World| {
+        world.state.link_state.ports.pool_of(pair).filter(|(_, port)| port.there.is_some()).count()
+    };
     assert_eq!(there(&world), 0, "another's question");
     let mut odd = asked.clone();
     odd.question = 99;
@@ -195,12 +195,12 @@ fn answers_that_nobody_asked_for_change_nothing() {
         bad(port + 1, vec!["10.64.0.1"; 1000]),
     ];
     let traced = v1::PathsTraced { question: asked.question, paths, error: String::new() };
-    world.say(first, from_agent::Message::PathsTraced(traced));
+    world.send(first, from_agent::Message::PathsTraced(traced));
     assert_eq!(there(&world), 0);
     assert!(world.ended.is_empty(), "it costs no session");
     let ends = [(first, (1, 2)), (second, (2, 1))];
-    settle(&mut world, &ends, &|_, port| parity(port));
-    assert_eq!(known_paths(&mut world), 22, "asked again, it answers well; two ports more are not needed");
+    answer_traces(&mut world, &ends, &|_, port| parity(port));
+    assert_eq!(path_count(&mut world), 22, "asked again, it answers well; two ports more are not needed");
 }
 
 #[test]
@@ -261,9 +261,9 @@ fn a_silent_switch_is_not_a_dead_link() {
         hops: vec!["10.64.0.1".to_owned(), String::new(), "10.64.0.2".to_owned()],
     });
     let traced = v1::PathsTraced { question: asked.question, paths: paths.collect(), error: String::new() };
-    world.say(sessions[0], from_agent::Message::PathsTraced(traced));
-    assert_eq!(known_paths(&mut world), 24, "what was known stays");
-    assert!(world.state.failures_known().is_empty());
+    world.send(sessions[0], from_agent::Message::PathsTraced(traced));
+    assert_eq!(path_count(&mut world), 24, "what was known stays");
+    assert!(world.state.link_state.failed_links().is_empty());
 }
 
 #[test]
@@ -271,16 +271,16 @@ fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
     let mut world = two_racks();
     let sessions = [0, 1, 4].map(|host| able(&mut world, host));
     let ends = [(sessions[0], (1, 2)), (sessions[1], (1, 2)), (sessions[2], (2, 1))];
-    settle(&mut world, &ends, &|_, port| parity(port));
+    answer_traces(&mut world, &ends, &|_, port| parity(port));
     world.wait(SECOND * 301);
     // The first host says that nothing gets to the first spine; the other two see that it does.
     let lie = |at: usize, port: u32| parity(port).filter(|spine| at != 0 || *spine != 3);
-    assert!(settle(&mut world, &ends, &lie) > 0);
-    assert!(world.state.failures_known().is_empty());
+    assert!(answer_traces(&mut world, &ends, &lie) > 0);
+    assert!(world.state.link_state.failed_links().is_empty());
     world.wait(SECOND * 301);
-    settle(&mut world, &ends, &|at, port| parity(port).filter(|spine| at == 2 || *spine != 3));
+    answer_traces(&mut world, &ends, &|at, port| parity(port).filter(|spine| at == 2 || *spine != 3));
     let leaf = world.state.settings.topology.switch("leaf0").unwrap();
-    let failed = world.state.failures_known();
+    let failed = world.state.link_state.failed_links();
     assert_eq!(failed.len(), 1);
     let at_leaf = world.state.settings.topology.links_at(harmonaize_planner::Node::Switch(leaf)).to_vec();
     assert!(failed.iter().all(|link: &LinkId| at_leaf.contains(link)));
@@ -289,8 +289,10 @@ fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
 #[test]
 fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
     let (mut world, sessions, id) = traced_pair();
-    let port = u32::from(*world.state.communicators[&id].links.values().flatten().next().unwrap());
-    let good = || verdict(id, 1, port);
+    let port = u32::from(
+        *world.state.communicators[&id].current().unwrap().links.values().flatten().next().unwrap(),
+    );
+    let good = || congestion_report(id, 1, port);
     let other = able(&mut world, 1);
     let congestion = |change: &dyn Fn(&mut v1::Congestion)| {
         let mut told = good();
@@ -312,19 +314,19 @@ fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
         v1::PathCongestion { source_port: 0, ..good() },
     ];
     for (count, told) in bad.iter().enumerate() {
-        world.say(sessions[0], from_agent::Message::PathCongestion(told.clone()));
-        assert_eq!(world.state.verdict_counts("h0"), (0, 0, count as u64 + 1), "{told:?}");
+        world.send(sessions[0], from_agent::Message::PathCongestion(told.clone()));
+        assert_eq!(world.state.report_counts("h0"), (0, 0, count as u64 + 1), "{told:?}");
     }
-    world.say(other, from_agent::Message::PathCongestion(good()));
-    assert_eq!(world.state.verdict_counts("h1"), (0, 0, 1), "of a communicator of others");
-    assert!(world.state.estimates.links().next().is_none());
-    world.say(sessions[0], from_agent::Message::PathCongestion(verdict(77, 1, port)));
-    assert_eq!(world.state.verdict_counts("h0").0, 1, "one that has ended is no fault");
+    world.send(other, from_agent::Message::PathCongestion(good()));
+    assert_eq!(world.state.report_counts("h1"), (0, 0, 1), "of a communicator of others");
+    assert!(world.state.link_state.estimates().next().is_none());
+    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
+    assert_eq!(world.state.report_counts("h0").0, 1, "one that has ended is no fault");
     assert!(world.ended.is_empty());
     for _ in 0..1000 {
-        world.say(sessions[0], from_agent::Message::PathCongestion(verdict(77, 1, port)));
+        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
     }
-    let (taken, dropped, _) = world.state.verdict_counts("h0");
+    let (taken, dropped, _) = world.state.report_counts("h0");
     assert_eq!((taken, dropped), (100 - 12, 1000 - 100 + 13));
 }
 
@@ -333,14 +335,15 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
     let (mut world, sessions, id) = traced_pair();
     let known = world.state.communicators.get_mut(&id).unwrap();
     // As after a restart without a store: nothing is known of its links.
-    known.links.clear();
-    let mut ports = std::mem::take(&mut known.ports);
-    world.state.ports.release(&mut ports);
+    let current = known.lifecycle.current_mut().unwrap();
+    current.links.clear();
+    let mut ports = std::mem::take(&mut current.ports);
+    world.state.link_state.ports.release(&mut ports);
     world.wait(SECOND);
     world.got.clear();
-    world.say(sessions[0], from_agent::Message::PathCongestion(verdict(id, 1, 40001)));
-    assert_eq!(world.state.verdict_counts("h0"), (1, 0, 0));
-    assert!(world.state.estimates.links().next().is_none(), "its way is not known");
+    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, 40001)));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 0));
+    assert!(world.state.link_state.estimates().next().is_none(), "its way is not known");
     for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
         let asked = questions(&mut world, session);
         let [question] = asked.as_slice() else { panic!("{asked:?}") };
@@ -348,16 +351,16 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
         world.wait(MS * 5);
         answer(&mut world, session, question, ends, parity);
     }
-    let question = asked_for_a_train(&mut world, sessions[0]);
-    assert!(world.state.estimates.links().next().is_none(), "it is not believed before");
+    let question = requested_train(&mut world, sessions[0]);
+    assert!(world.state.link_state.estimates().next().is_none(), "it is not believed before");
     train_came(&mut world, sessions[0], question, 600_000_000);
-    assert!(world.state.estimates.links().next().is_some(), "and then it is");
+    assert!(world.state.link_state.estimates().next().is_some(), "and then it is");
     assert_eq!(suspicions(&world, 0), (1, 0));
 }
 
 /// The question by which an agent was just asked for a train of packets.
-fn asked_for_a_train(world: &mut World, session: SessionId) -> u64 {
-    let heard = world.heard(session);
+fn requested_train(world: &mut World, session: SessionId) -> u64 {
+    let heard = world.received(session);
     let asked = heard.iter().find_map(|message| match message {
         to_agent::Message::ProbePath(asked) => Some(asked.question),
         _ => None,
@@ -376,7 +379,7 @@ fn train_came(world: &mut World, session: SessionId, question: u64, received_bit
         received_bits,
         ..v1::PathProbed::default()
     };
-    world.say(session, from_agent::Message::PathProbed(probed));
+    world.send(session, from_agent::Message::PathProbed(probed));
 }
 
 /// What became of the suspicions of a host's agent.
@@ -388,13 +391,15 @@ fn suspicions(world: &World, host: usize) -> (u64, u64) {
 #[test]
 fn suspicions_that_trains_show_to_be_false_are_counted() {
     let (mut world, sessions, id) = traced_pair();
-    let port = u32::from(*world.state.communicators[&id].links.values().flatten().next().unwrap());
+    let port = u32::from(
+        *world.state.communicators[&id].current().unwrap().links.values().flatten().next().unwrap(),
+    );
     for count in 1..=3 {
         world.got.clear();
-        world.say(sessions[0], from_agent::Message::PathCongestion(verdict(id, 1, port)));
-        let question = asked_for_a_train(&mut world, sessions[0]);
+        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, port)));
+        let question = requested_train(&mut world, sessions[0]);
         train_came(&mut world, sessions[0], question, 990_000_000);
-        assert!(world.state.estimates.links().next().is_none(), "nobody is in the way");
+        assert!(world.state.link_state.estimates().next().is_none(), "nobody is in the way");
         assert_eq!(suspicions(&world, 0), (0, count));
         world.wait(SECOND * 5);
     }

@@ -35,7 +35,7 @@ pub(super) fn failed(policy: &Constraints) -> (Fabric, u64, v1::EventCursor) {
 }
 
 /// What `a` was told of a kind.
-fn told(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::TenantEvent> {
+fn events_of(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::TenantEvent> {
     fabric.run(SECOND * 2);
     let (mut from, mut found) = (from, Vec::new());
     loop {
@@ -51,7 +51,7 @@ fn told(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::
 
 /// What those were told who did not get in, since this was asked last.
 pub(super) fn turned_away(fabric: &mut Fabric) -> Vec<v1::JoinRefused> {
-    let told = std::mem::take(&mut fabric.tenants.rest).into_iter();
+    let told = std::mem::take(&mut fabric.tenants.others).into_iter();
     let refused = told.filter_map(|message| match message {
         to_agent::Message::JoinRefused(refused) => Some(refused),
         _ => None,
@@ -80,19 +80,19 @@ fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
     // One has noticed before control has, and waits for the others.
     fabric.regroup_within(0, "a", "c0", (ids[0], 0), SECOND * 50);
     fabric.kill(5);
-    fabric.settle();
+    fabric.run_until_quiet();
     fabric.regroup(4, "a", "c0", (ids[0], 1));
     let refused = turned_away(&mut fabric);
     assert_eq!(refused.iter().map(v1::JoinRefused::kind).collect::<Vec<_>>(), [JoinRefusedKind::Over; 2]);
     assert!(refused[0].text.contains("agreed on that it ends where it fails"), "{refused:?}");
     assert!(fabric.tenants.stored.agreements.is_empty() && much_is_free(&mut fabric));
-    let lost = told(&mut fabric, from, EventKind::Failure);
+    let lost = events_of(&mut fabric, from, EventKind::Failure);
     assert_eq!((lost[0].ranks.as_slice(), lost[0].at_ns), (&[2][..], 0));
     for (host, rank) in [(0, 0), (4, 1)] {
         fabric.ask(host, from_agent::Message::Leave(v1::Leave { communicator: ids[0], rank, request: 0 }));
     }
     assert!(fabric.state.regroups.is_empty());
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
     // It is over, and its name is free.
     fabric.form("a", "c0", &[0, 4]);
     fabric.run(SECOND * 3);
@@ -106,7 +106,7 @@ fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
     assert!(!much_is_free(&mut fabric), "it is kept for them");
     let kept = |fact: &Fact| matches!(fact, Fact::Kept { within, .. } if *within == SECOND * 30);
     assert!(fabric.facts.iter().any(|(_, fact)| kept(fact)));
-    let lost = told(&mut fabric, from, EventKind::Failure);
+    let lost = events_of(&mut fabric, from, EventKind::Failure);
     let (until, since) = (lost[0].at_ns, lost[0].since_ns);
     assert!(until - since >= 30_000_000_000 && until - since <= 31_000_000_000, "{lost:?}");
     // Its place is, too: five more make six.
@@ -134,12 +134,12 @@ fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
     assert!(!much_is_free(&mut fabric));
     // Nothing more comes of the time that was agreed on; and the next failure is treated alike.
     fabric.run(SECOND * 40);
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
     fabric.kill(4);
     fabric.run(SECOND * 2);
     let kept = |fact: &Fact| matches!(fact, Fact::Kept { communicator, .. } if *communicator == next);
     assert!(!fabric.ids().contains(&next) && fabric.facts.iter().any(|(_, fact)| kept(fact)));
-    assert_eq!(told(&mut fabric, from, EventKind::Failure).len(), 2);
+    assert_eq!(events_of(&mut fabric, from, EventKind::Failure).len(), 2);
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
     let (mut fabric, id, from) = failed(&within(SECOND * 10));
     fabric.run(SECOND * 4);
     assert!(!much_is_free(&mut fabric));
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
     fabric.run(SECOND * 3);
-    let ended = told(&mut fabric, from, EventKind::AgreementEnded);
+    let ended = events_of(&mut fabric, from, EventKind::AgreementEnded);
     assert_eq!(ended.len(), 1);
     assert_eq!(ended[0].clauses().collect::<Vec<_>>(), [v1::Clause::OnFailure]);
     assert!(fabric.facts.iter().any(|(_, fact)| matches!(fact, Fact::NotRegrouped { .. })));
@@ -161,7 +161,7 @@ fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
     assert!(refused.text.contains("had 10s to regroup"), "{refused:?}");
     // Nothing waits or is due any more.
     fabric.run(SECOND * 20);
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
 }
 
 #[test]
@@ -203,23 +203,23 @@ fn what_is_kept_ends_where_nobody_is_left_or_the_job_begins_anew() {
     fabric.run(SECOND * 3);
     assert!(much_is_free(&mut fabric));
     fabric.run(SECOND * 100);
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
 }
 
 #[test]
-fn operators_end_what_is_kept() {
+fn operators_end_retained_communicators() {
     let (mut fabric, id, from) = failed(&within(SECOND * 100));
     assert!(!much_is_free(&mut fabric));
     turned_away(&mut fabric);
     fabric.regroup_within(0, "a", "c0", (id, 0), SECOND * 50);
     assert!(fabric.state.dissolve(fabric.now, id, "over"));
-    fabric.settle();
+    fabric.run_until_quiet();
     assert!(!fabric.state.dissolve(fabric.now, id, "over"), "there is nothing more to end");
-    fabric.settle();
+    fabric.run_until_quiet();
     assert!(much_is_free(&mut fabric));
     let refused = turned_away(&mut fabric);
     assert_eq!(refused.iter().map(v1::JoinRefused::kind).collect::<Vec<_>>(), [JoinRefusedKind::Over]);
-    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
+    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
 }
 
 #[test]
@@ -247,19 +247,19 @@ fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
     let wanted = Constraints::new().on_failure(OnFailure::Regroup { within: SECOND * 5 });
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
     let asked = v1::Negotiate { request: 1, tenant, communicator, propose: Some((&wanted).into()) };
-    world.say(all[3], from_agent::Message::Negotiate(asked));
+    world.send(all[3], from_agent::Message::Negotiate(asked));
     world.gone(all[2]);
     let regroup = |world: &mut World| {
         let mut told = Vec::new();
         for (rank, session) in (0..).zip(&all[..2]) {
-            world.heard(*session);
+            world.received(*session);
             let regroup = Some(v1::Regroup { communicator: id, member: rank, key: rank, least: 1 });
             let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
             let request = 70 + u64::from(rank);
             let join = v1::Join { request, tenant, communicator, regroup, ..v1::Join::default() };
-            world.say(*session, from_agent::Message::Join(join));
+            world.send(*session, from_agent::Message::Join(join));
         }
-        all[..2].iter().for_each(|session| told.extend(world.heard(*session)));
+        all[..2].iter().for_each(|session| told.extend(world.received(*session)));
         told
     };
     for _ in 0..2 {
@@ -292,7 +292,7 @@ fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
     agreed(fabric.negotiate("a", "c0", Some(&with(OnFailure::End))));
     fabric.run(SECOND * 3);
     fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.settle();
+    fabric.run_until_quiet();
     let before = fabric.ids();
     for (host, rank) in [(0, 0), (4, 1), (5, 2)] {
         fabric.regroup(host, "a", "c0", (ids[0], rank));
@@ -318,18 +318,18 @@ fn who_wants_nothing_summed_on_the_way_has_no_aggregator_until_that_is_given_bac
     let mut world = World::new(with_aggregator(), 1);
     let agg = world.hello(aggregator(&[]));
     let all: Vec<SessionId> = (0..5).map(|host| world.hello(able(host, vec![]))).collect();
-    all.iter().for_each(|session| drop(world.heard(*session)));
+    all.iter().for_each(|session| drop(world.received(*session)));
     let (ranks, asks) = (&all[..4], all[4]);
     let id = world.form(ranks, "world");
     world.wait(SECOND);
-    ranks.iter().for_each(|session| drop(world.heard(*session)));
+    ranks.iter().for_each(|session| drop(world.received(*session)));
     let [first] = grants(&mut world, agg).try_into().unwrap();
     assert_eq!(plan(&world, id).aggregator, "agg0");
     let propose = |world: &mut World, wanted: &Constraints| {
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
         let asked = v1::Negotiate { request: 1, tenant, communicator, propose: Some(wanted.into()) };
-        world.say(asks, from_agent::Message::Negotiate(asked));
-        let heard = world.heard(asks);
+        world.send(asks, from_agent::Message::Negotiate(asked));
+        let heard = world.received(asks);
         assert!(
             matches!(heard.as_slice(), [to_agent::Message::Negotiated(told)] if told.agreement.is_some())
         );
@@ -346,7 +346,7 @@ fn who_wants_nothing_summed_on_the_way_has_no_aggregator_until_that_is_given_bac
     let agg = world.hello(aggregator(&[]));
     world.wait(SECOND);
     assert_eq!(grants(&mut world, agg), []);
-    assert!(ranks.iter().all(|session| world.heard(*session).is_empty()));
+    assert!(ranks.iter().all(|session| world.received(*session).is_empty()));
     propose(&mut world, &Constraints::new());
     let recipes = change_over(&mut world, ranks, id, 3);
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_some()));

@@ -22,7 +22,7 @@ struct Agent {
     /// Ranks that have not left.
     ranks: BTreeMap<u64, BTreeSet<u32>>,
     /// Ranks of communicators that have ended.
-    held: Vec<(u64, u32)>,
+    occupied: Vec<(u64, u32)>,
     /// What it has to say about recipes.
     todo: Vec<(u64, u64)>,
     ready: Vec<(u64, u64)>,
@@ -57,14 +57,14 @@ impl Play {
                 self.world.wait(time);
             }
         }
-        self.world.settle();
+        self.world.run_until_quiet();
         self.listen();
         self.check();
     }
 
     fn connect(&mut self, host: usize) {
         let session = self.world.hello(hello(host, vec![]));
-        let heard = self.world.heard(session);
+        let heard = self.world.received(session);
         if self.agents.contains_key(&host) {
             assert!(matches!(heard.as_slice(), [to_agent::Message::Refused(_)]));
             assert_eq!(self.world.ended.pop(), Some(session));
@@ -73,7 +73,7 @@ impl Play {
         assert!(matches!(heard.as_slice(), [to_agent::Message::Welcome(_)]));
         let (open, alive, ranks) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
         let (held, todo, ready) = (vec![], vec![], vec![]);
-        self.agents.insert(host, Agent { session, open, alive, ranks, held, todo, ready });
+        self.agents.insert(host, Agent { session, open, alive, ranks, occupied: held, todo, ready });
     }
 
     fn disconnect(&mut self, host: usize) {
@@ -101,21 +101,21 @@ impl Play {
             regroup: None,
         };
         agent.open.insert(self.request);
-        self.world.say(agent.session, from_agent::Message::Join(join));
+        self.world.send(agent.session, from_agent::Message::Join(join));
     }
 
     /// A member of one that runs or has ended goes on, or a newcomer comes; sometimes a member leaves after all.
     fn regroup(&mut self, host: usize) {
         let Some(agent) = self.agents.get_mut(&host) else { return };
         let live = agent.ranks.iter().flat_map(|(id, ranks)| ranks.iter().map(move |rank| (*id, *rank)));
-        let members: Vec<(u64, u32)> = live.chain(agent.held.iter().copied()).collect();
+        let members: Vec<(u64, u32)> = live.chain(agent.occupied.iter().copied()).collect();
         let member = members.get(self.rng.random_range(0..members.len() + 1)).copied();
-        if let Some(at) = agent.held.iter().position(|held| Some(*held) == member)
+        if let Some(at) = agent.occupied.iter().position(|held| Some(*held) == member)
             && self.rng.random_bool(0.3)
         {
-            let (communicator, rank) = agent.held.swap_remove(at);
+            let (communicator, rank) = agent.occupied.swap_remove(at);
             let leave = v1::Leave { communicator, rank, request: 0 };
-            return self.world.say(agent.session, from_agent::Message::Leave(leave));
+            return self.world.send(agent.session, from_agent::Message::Leave(leave));
         }
         self.request += 1;
         let (id, rank) = member.unwrap_or((0, 0));
@@ -134,7 +134,7 @@ impl Play {
             ..v1::Join::default()
         };
         agent.open.insert(self.request);
-        self.world.say(agent.session, from_agent::Message::Join(join));
+        self.world.send(agent.session, from_agent::Message::Join(join));
     }
 
     /// Says what is due: prepared or not, switched.
@@ -143,14 +143,14 @@ impl Play {
         let session = agent.session;
         if let Some((communicator, epoch)) = agent.ready.pop() {
             let switched = v1::Switched { communicator, epoch, first_segment: 0 };
-            return self.world.say(session, from_agent::Message::Switched(switched));
+            return self.world.send(session, from_agent::Message::Switched(switched));
         }
         let Some((communicator, epoch)) = agent.todo.pop() else { return };
         if self.rng.random_bool(0.9) {
-            self.world.say(session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            self.world.send(session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
         } else {
             let failed = v1::PrepareFailed { communicator, epoch, reason: "chance".to_owned() };
-            self.world.say(session, from_agent::Message::PrepareFailed(failed));
+            self.world.send(session, from_agent::Message::PrepareFailed(failed));
         }
     }
 
@@ -160,7 +160,7 @@ impl Play {
             && let Some(request) = agent.open.pop_first()
         {
             let leave = v1::Leave { communicator: 0, rank: 0, request };
-            return self.world.say(agent.session, from_agent::Message::Leave(leave));
+            return self.world.send(agent.session, from_agent::Message::Leave(leave));
         }
         let Some((communicator, ranks)) = agent.ranks.iter_mut().next() else { return };
         let communicator = *communicator;
@@ -170,7 +170,7 @@ impl Play {
             agent.alive.remove(&communicator);
         }
         let leave = v1::Leave { communicator, rank, request: 0 };
-        self.world.say(agent.session, from_agent::Message::Leave(leave));
+        self.world.send(agent.session, from_agent::Message::Leave(leave));
     }
 
     fn fail(&mut self, host: usize) {
@@ -178,7 +178,7 @@ impl Play {
         let Some((communicator, _)) = agent.alive.pop_first() else { return };
         agent.ranks.remove(&communicator);
         let failed = v1::Failed { communicator, kind: 1, ranks: vec![0], detail: "chance".to_owned() };
-        self.world.say(agent.session, from_agent::Message::Failed(failed));
+        self.world.send(agent.session, from_agent::Message::Failed(failed));
     }
 
     fn reorder(&mut self) {
@@ -214,7 +214,7 @@ impl Play {
             4 => from_agent::Message::Switched(v1::Switched { communicator: 1, epoch, first_segment: 0 }),
             _ => from_agent::Message::Prepared(v1::Prepared { communicator: u64::MAX, epoch }),
         };
-        self.world.say(session, message);
+        self.world.send(session, message);
     }
 
     /// Telemetry that may be right, or not.
@@ -270,7 +270,7 @@ impl Play {
                     to_agent::Message::Dissolve(end) => {
                         assert!(agent.alive.remove(&end.communicator).is_some(), "it was alive");
                         let ranks = agent.ranks.remove(&end.communicator).unwrap_or_default();
-                        agent.held.extend(ranks.into_iter().map(|rank| (end.communicator, rank)));
+                        agent.occupied.extend(ranks.into_iter().map(|rank| (end.communicator, rank)));
                     }
                     _ => {}
                 }
@@ -299,14 +299,12 @@ impl Play {
         let waiting = waiting + state.regroups.processes();
         assert_eq!(waiting, self.agents.values().map(|agent| agent.open.len()).sum::<usize>());
         assert!(state.waiting.values().all(|waiting| !waiting.joined.is_empty()));
-        let pending = |known: &crate::state::Communicator| {
-            known.pending.as_ref().map(|pending| pending.ports.clone()).unwrap_or_default()
-        };
-        let ports: Vec<_> = state
-            .communicators
-            .values()
-            .flat_map(|known| known.ports.iter().copied().chain(pending(known)))
-            .collect();
+        // A link that goes on has its ports in both epochs.
+        let ports = state.communicators.values().flat_map(|known| {
+            let ports = known.lifecycle.configs().flat_map(|config| config.ports.iter().copied());
+            ports.collect::<BTreeSet<_>>()
+        });
+        let ports: Vec<_> = ports.collect();
         assert_eq!(ports.iter().collect::<BTreeSet<_>>().len(), ports.len(), "a port is used twice");
         assert!(
             state.next_deadline().is_none_or(|deadline| deadline > self.world.now),
@@ -335,12 +333,12 @@ fn take(agent: &mut Agent, recipe: &v1::Recipe, ends: &mut Vec<LinkEnd>) {
         agent.ranks.insert(recipe.communicator, mine.iter().copied().collect());
     }
     agent.todo.push((recipe.communicator, recipe.epoch));
-    for peer in &recipe.peers {
+    for peer in recipe.peers.iter().filter(|peer| !peer.carried) {
         ends.push((recipe.communicator, recipe.epoch, recipe.me, peer.clone()));
     }
 }
 
-/// Each link has two ends that agree, and no two links have anything in common.
+/// Each new link has two ends that agree, and no two links have anything in common.
 fn check_links(ends: &[LinkEnd]) {
     let mut links: BTreeMap<&[u8], Vec<&LinkEnd>> = BTreeMap::new();
     for end in ends {
@@ -373,7 +371,7 @@ fn play(seed: u64) -> usize {
     }
     assert!(play.world.state.waiting.is_empty());
     assert_eq!(play.world.state.regroups.processes(), 0);
-    assert!(play.world.state.communicators.values().all(|known| known.epoch > 0));
+    assert!(play.world.state.communicators.values().all(|known| !known.is_forming()));
     let questions = &play.world.state.questions;
     assert!(questions.is_empty(), "{} questions are open", questions.len());
     check_links(&play.ends);

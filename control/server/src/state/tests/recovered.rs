@@ -6,7 +6,7 @@ use harmonaize_api::v1::{self, FailureKind, Phase, to_agent};
 use harmonaize_store::Stored;
 
 /// What the agents of hosts 0 and 1 tell of a communicator of theirs, and what was stored of it.
-fn told() -> ([v1::Recipe; 2], Stored) {
+fn recovered_state() -> ([v1::Recipe; 2], Stored) {
     let mut world = World::new(settings(4), 7);
     let sessions = [0, 1].map(|host| world.agent(host));
     for (rank, session) in sessions.into_iter().enumerate() {
@@ -23,7 +23,7 @@ fn told() -> ([v1::Recipe; 2], Stored) {
 fn again(stored: Stored) -> World {
     let mut world = World::new(settings(4), 8);
     world.state.restore(stored, 0);
-    world.settle();
+    world.run_until_quiet();
     world
 }
 
@@ -35,7 +35,7 @@ fn lie(recipe: &v1::Recipe) -> v1::Recipe {
 
 /// What an agent was told to let go of since it was looked at.
 fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
-    let heard = world.heard(session).into_iter();
+    let heard = world.received(session).into_iter();
     let ends = heard.filter_map(|message| match message {
         to_agent::Message::Dissolve(end) => Some((end.communicator, end.kind())),
         _ => None,
@@ -45,26 +45,26 @@ fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
 
 #[test]
 fn communicators_are_taken_up_only_soon_after_a_start() {
-    let (recipes, stored) = told();
+    let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     for stored in [Stored::default(), stored] {
         let mut world = again(stored.clone());
         world.wait(SECOND * 28);
         let session = world.hello(hello(0, vec![recipes[0].clone()]));
         assert_eq!(let_go(&mut world, session), []);
-        assert_eq!(world.look().communicators.len(), 1);
+        assert_eq!(world.status().communicators.len(), 1);
         let mut world = again(stored);
         world.wait(SECOND * 30);
         let session = world.hello(hello(0, vec![recipes[0].clone()]));
         assert_eq!(let_go(&mut world, session), [(id, FailureKind::Operator)]);
         assert_eq!(world.ended, []);
-        assert!(world.look().communicators.is_empty());
+        assert!(world.status().communicators.is_empty());
     }
 }
 
 #[test]
 fn a_lie_about_what_runs_ends_no_session_of_others() {
-    let (recipes, stored) = told();
+    let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     // Nothing tells who lies: whoever comes second has to let go, and no more.
     let mut world = again(Stored::default());
@@ -84,7 +84,7 @@ fn a_lie_about_what_runs_ends_no_session_of_others() {
         assert_eq!(let_go(&mut world, session), []);
     }
     assert_eq!(world.ended, []);
-    assert_eq!(world.look().communicators[0].phase(), Phase::Running);
+    assert_eq!(world.status().communicators[0].phase(), Phase::Running);
     // Of another tenant or name it is not what was stored either.
     let others = [
         v1::Recipe { tenant: "b".to_owned(), ..recipes[0].clone() },
@@ -100,7 +100,7 @@ fn a_lie_about_what_runs_ends_no_session_of_others() {
 
 #[test]
 fn tenants_have_no_more_than_they_may_after_a_restart() {
-    let (recipes, _) = told();
+    let (recipes, _) = recovered_state();
     let mut world = again(Stored::default());
     let most = settings(4).most_communicators as u64;
     let alone = |number: u64| v1::Recipe {
@@ -113,5 +113,5 @@ fn tenants_have_no_more_than_they_may_after_a_restart() {
     let session = world.hello(hello(0, (0..most + 2).map(alone).collect()));
     assert_eq!(let_go(&mut world, session).len(), 2);
     assert_eq!(world.ended, []);
-    assert_eq!(world.look().communicators.len() as u64, most);
+    assert_eq!(world.status().communicators.len() as u64, most);
 }

@@ -41,11 +41,11 @@ fn ask(world: &mut World, session: SessionId, request: u64, ask: Ask) {
     let (tenant, name) = ("a".to_owned(), "job".to_owned());
     let timeout_ns = timeout.as_nanos() as u64;
     let join = v1::Join { request, tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
-    world.say(session, from_agent::Message::Join(join));
+    world.send(session, from_agent::Message::Join(join));
 }
 
 fn leave(world: &mut World, session: SessionId, communicator: u64, rank: u32) {
-    world.say(session, from_agent::Message::Leave(v1::Leave { communicator, rank, request: 0 }));
+    world.send(session, from_agent::Message::Leave(v1::Leave { communicator, rank, request: 0 }));
 }
 
 /// The new communicator's recipe, which every session got; hosts by rank, and where each rank was before.
@@ -63,7 +63,7 @@ fn formed(world: &mut World, sessions: &[SessionId]) -> (u64, Vec<String>, Vec<O
 }
 
 fn quiet(world: &mut World, sessions: &[SessionId]) {
-    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
     quiet(&mut world, &sessions);
     world.gone(sessions[1]);
     for session in [sessions[0], sessions[2], sessions[3]] {
-        let heard = world.heard(session);
+        let heard = world.received(session);
         assert!(
             matches!(heard.as_slice(), [to_agent::Message::Dissolve(end)] if end.ranks == [1]),
             "{heard:?}"
@@ -117,8 +117,8 @@ fn a_newcomer_is_announced_and_taken_in_when_all_members_regroup() {
         from: Some(v1::EventCursor { feed: feed(&mut world, sessions[0]), next: 0 }),
         wait_ns: 0,
     };
-    world.say(sessions[0], from_agent::Message::ReadEvents(read));
-    let told = match world.heard(sessions[0]).as_slice() {
+    world.send(sessions[0], from_agent::Message::ReadEvents(read));
+    let told = match world.received(sessions[0]).as_slice() {
         [to_agent::Message::EventsRead(read)] => read.events.clone(),
         other => panic!("no events but {other:?}"),
     };
@@ -144,8 +144,8 @@ fn a_newcomer_is_announced_and_taken_in_when_all_members_regroup() {
 
 fn feed(world: &mut World, session: SessionId) -> u64 {
     let read = v1::ReadEvents { request: 8, tenant: "a".to_owned(), from: None, wait_ns: 0 };
-    world.say(session, from_agent::Message::ReadEvents(read));
-    match world.heard(session).as_slice() {
+    world.send(session, from_agent::Message::ReadEvents(read));
+    match world.received(session).as_slice() {
         [to_agent::Message::EventsRead(read)] => read.cursor.unwrap().feed,
         other => panic!("no events but {other:?}"),
     }
@@ -184,12 +184,12 @@ fn a_drained_host_is_not_waited_for_and_its_ranks_are_refused() {
         reason: String::new(),
     };
     let changes = world.state.consider(world.now, &drain).unwrap();
-    world.state.carry_out(world.now, &changes);
-    world.settle();
+    world.state.apply_stored(world.now, &changes);
+    world.run_until_quiet();
     let (next, hosts, _) = formed(&mut world, &sessions[..3]);
     assert_eq!(hosts, ["h0", "h1", "h2"]);
     world.prepare(&sessions[..3], next, 1);
-    world.heard(sessions[3]);
+    world.received(sessions[3]);
     ask(&mut world, sessions[3], 1, member(id, 3));
     let refused = world.refusal(sessions[3]);
     assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Unavailable, vec![3]));
@@ -236,9 +236,9 @@ fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
     let first = everyone(&mut world, 1);
     let reason = "a process that had joined is gone".to_owned();
     let failed = v1::PrepareFailed { communicator: first, epoch: 1, reason };
-    world.say(sessions[0], from_agent::Message::PrepareFailed(failed));
+    world.send(sessions[0], from_agent::Message::PrepareFailed(failed));
     for session in &sessions {
-        let heard = world.heard(*session);
+        let heard = world.received(*session);
         assert!(matches!(heard.as_slice(), [to_agent::Message::Dissolve(end)] if end.communicator == first));
     }
     let second = everyone(&mut world, 2);
@@ -283,8 +283,8 @@ fn a_failure_without_loss_leaves_all_ranks_to_go_on() {
         ranks: vec![3],
         detail: "late".to_owned(),
     };
-    world.say(sessions[0], from_agent::Message::Failed(failed));
-    sessions.iter().for_each(|session| drop(world.heard(*session)));
+    world.send(sessions[0], from_agent::Message::Failed(failed));
+    sessions.iter().for_each(|session| drop(world.received(*session)));
     for rank in [0, 1, 2] {
         ask(&mut world, sessions[rank as usize], 1, member(id, rank));
     }

@@ -1,6 +1,6 @@
 //! What control takes, in real time, for what happens on a fabric of thousands of hosts: printed, by kind of event.
 
-use super::fabric::{Fabric, MS, Stranger};
+use super::fabric::{CrossTraffic, Fabric, MS};
 use super::world::{SECOND, settings_of};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -62,17 +62,17 @@ fn times_at_two_thousand_hosts() {
     phase(&mut fabric, "5 s in which they form and are traced");
     for leaf in 0..10 {
         let link = fabric.link(&format!("leaf{leaf}"), &format!("spine{}", leaf % SPINES));
-        fabric.strangers.insert(leaf as u32, Stranger { link, bits: 900_000_000 });
+        fabric.cross_traffic.insert(leaf as u32, CrossTraffic { link, bits: 900_000_000 });
     }
-    fabric.look_all();
+    fabric.sample_all();
     fabric.run(SECOND * 3);
     phase(&mut fabric, "3 s with strangers on 10 links");
-    println!("{} links are thought congested", fabric.state.estimates.links().count());
-    fabric.strangers.clear();
-    fabric.look_all();
+    println!("{} links are thought congested", fabric.state.link_state.estimates().count());
+    fabric.cross_traffic.clear();
+    fabric.sample_all();
     fabric.run(SECOND * 5);
     phase(&mut fabric, "5 s without");
-    println!("{} links are thought congested", fabric.state.estimates.links().count());
+    println!("{} links are thought congested", fabric.state.link_state.estimates().count());
     hosts.iter().for_each(|hosts| fabric.kill(hosts[0]));
     fabric.run(MS * 100);
     phase(&mut fabric, "200 hosts die, one of each communicator");

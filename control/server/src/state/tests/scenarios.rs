@@ -10,14 +10,14 @@ fn world() -> World {
 }
 
 fn refused(world: &mut World, session: SessionId) -> RefusedKind {
-    match world.heard(session).as_slice() {
+    match world.received(session).as_slice() {
         [to_agent::Message::Refused(refused)] => refused.kind(),
         other => panic!("not refused but {other:?}"),
     }
 }
 
 fn dissolved(world: &mut World, session: SessionId) -> (u64, FailureKind, Vec<u32>) {
-    match world.heard(session).as_slice() {
+    match world.received(session).as_slice() {
         [to_agent::Message::Dissolve(end)] => (end.communicator, end.kind(), end.ranks.clone()),
         other => panic!("not dissolved but {other:?}"),
     }
@@ -66,16 +66,16 @@ fn a_breach_costs_only_its_session() {
         let others = world.form(&sessions[..2], "others");
         let own = world.form(&sessions[2..], "own");
         world.state.message(world.now, sessions[3], breach(others));
-        world.settle();
+        world.run_until_quiet();
         assert_eq!(refused(&mut world, sessions[3]), RefusedKind::Protocol);
         assert_eq!(world.ended, [sessions[3]]);
         assert_eq!(dissolved(&mut world, sessions[2]), (own, FailureKind::RanksLost, vec![1]));
         assert!(world.got.is_empty(), "{:?}", world.got);
-        assert_eq!(world.look().communicators.len(), 1);
+        assert_eq!(world.status().communicators.len(), 1);
     }
     let mut world = world();
     let stranger = SessionId(99);
-    world.say(stranger, from_agent::Message::Closed(v1::Closed { communicator: 1 }));
+    world.send(stranger, from_agent::Message::Closed(v1::Closed { communicator: 1 }));
     assert_eq!(refused(&mut world, stranger), RefusedKind::Protocol);
 }
 
@@ -155,11 +155,11 @@ fn a_tenant_has_only_so_many_communicators() {
     for index in 0..6 {
         world.join(session, &format!("c{index}"), 0, 1 + index % 2);
     }
-    world.heard(session);
+    world.received(session);
     world.join(session, "one more", 0, 1);
     assert_eq!(world.refusal(session).kind(), JoinRefusedKind::Limit);
     world.join_as(session, "b", "one more", 0, 1);
-    assert!(matches!(world.heard(session).as_slice(), [to_agent::Message::Form(_)]));
+    assert!(matches!(world.received(session).as_slice(), [to_agent::Message::Form(_)]));
 }
 
 #[test]
@@ -169,16 +169,16 @@ fn a_rank_that_left_may_join_again() {
     let old = world.form(&sessions, "world");
     world.join(sessions[0], "world", 0, 2);
     assert_eq!(world.refusal(sessions[0]).kind(), JoinRefusedKind::DuplicateRank);
-    world.say(sessions[0], from_agent::Message::Leave(v1::Leave { communicator: old, rank: 0, request: 0 }));
+    world.send(sessions[0], from_agent::Message::Leave(v1::Leave { communicator: old, rank: 0, request: 0 }));
     world.join(sessions[0], "world", 0, 2);
     assert!(world.got.is_empty(), "it waits for the other, which is still in the old one");
-    assert_eq!(world.look().communicators[0].phase(), Phase::Leaving);
+    assert_eq!(world.status().communicators[0].phase(), Phase::Leaving);
     world.got.clear();
-    world.say(sessions[1], from_agent::Message::Closed(v1::Closed { communicator: old }));
+    world.send(sessions[1], from_agent::Message::Closed(v1::Closed { communicator: old }));
     world.join(sessions[1], "world", 1, 2);
     let new = world.recipe(sessions[0]).communicator;
     assert_ne!(new, old);
-    assert_eq!(world.look().errors, 0);
+    assert_eq!(world.status().errors, 0);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn late_ranks_are_named() {
     world.join(first, "world", 2, 5);
     world.wait(SECOND * 30);
     world.join(second, "world", 0, 5);
-    assert_eq!(world.look().waiting[0].joined, [0, 2]);
+    assert_eq!(world.status().waiting[0].joined, [0, 2]);
     world.got.clear();
     assert_eq!(world.state.next_deadline(), Some(SECOND * 61));
     world.wait(SECOND * 30);
@@ -207,7 +207,7 @@ fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration
     let timeout_ns = u64::try_from(patience.as_nanos()).unwrap();
     let join =
         v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns, budget: None, regroup: None };
-    world.say(session, from_agent::Message::Join(join));
+    world.send(session, from_agent::Message::Join(join));
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
         assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Timeout, vec![3]));
         world.wait(moment);
     }
-    assert!(world.look().waiting.is_empty());
+    assert!(world.status().waiting.is_empty());
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn withdrawn_and_lost_joins_make_room() {
     let [first, second, third] = [0, 1, 2].map(|host| world.agent(host));
     world.join(first, "world", 0, 2);
     let request = super::world::request("a", "world", 0);
-    world.say(first, from_agent::Message::Leave(v1::Leave { communicator: 0, rank: 0, request }));
+    world.send(first, from_agent::Message::Leave(v1::Leave { communicator: 0, rank: 0, request }));
     world.join(second, "world", 0, 3);
     world.gone(second);
     world.join(third, "world", 0, 1);
@@ -271,7 +271,7 @@ fn the_end_of_a_session_ends_its_communicators_alone() {
     for session in &sessions[..3] {
         assert_eq!(dissolved(&mut world, *session), (all, FailureKind::RanksLost, vec![3]));
     }
-    let status = world.look();
+    let status = world.status();
     assert_eq!(status.communicators.iter().map(|known| known.communicator).collect::<Vec<_>>(), [pair]);
     assert_eq!(
         (status.errors, status.recent_errors[0].detail.as_str()),
@@ -291,13 +291,13 @@ fn a_failure_is_told_to_the_others() {
         ranks: vec![2, 2, 77],
         detail: "h2 is away".to_owned(),
     };
-    world.say(sessions[0], from_agent::Message::Failed(failed.clone()));
-    assert_eq!(world.heard(sessions[0]), []);
+    world.send(sessions[0], from_agent::Message::Failed(failed.clone()));
+    assert_eq!(world.received(sessions[0]), []);
     for session in &sessions[1..] {
         assert_eq!(dissolved(&mut world, *session), (id, FailureKind::Timeout, vec![2]));
     }
     // The others say so a moment later; that is news of the past.
-    world.say(sessions[1], from_agent::Message::Failed(failed));
+    world.send(sessions[1], from_agent::Message::Failed(failed));
     assert!(world.got.is_empty() && world.ended.is_empty());
 }
 
@@ -313,35 +313,35 @@ fn an_epoch_that_cannot_be_had() {
         world.join(session, "first", rank as u32, 2);
     }
     let id = sessions.map(|session| world.recipe(session).communicator)[0];
-    world.say(sessions[1], fail(id, 1));
+    world.send(sessions[1], fail(id, 1));
     for session in sessions {
         assert_eq!(dissolved(&mut world, session), (id, FailureKind::Prepare, vec![]));
     }
     // A later one: it goes on.
     let id = world.form(&sessions, "later");
     assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(2));
-    world.settle();
+    world.run_until_quiet();
     let changes = sessions.map(|session| world.recipe(session));
     assert_eq!((changes[0].order.as_slice(), changes[0].epoch), ([1, 0].as_slice(), 2));
     assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Err(ReorderError::UnderWay(2)));
-    world.say(sessions[0], fail(id, 2));
+    world.send(sessions[0], fail(id, 2));
     for session in sessions {
-        let heard = world.heard(session);
+        let heard = world.received(session);
         let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
         assert_eq!((abandon.epoch, abandon.reason.as_str()), (2, "h0: no"));
     }
-    let status = world.look();
+    let status = world.status();
     let known = &status.communicators[0];
     assert_eq!((known.phase(), known.epoch, known.order.as_slice()), (Phase::Running, 1, [0, 1].as_slice()));
     assert_eq!(known.last_change, "epoch 2 was given up: h0: no");
     world.got.clear();
     // Nobody prepares in time.
     assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(3));
-    world.settle();
+    world.run_until_quiet();
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
-    world.say(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
+    world.send(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
     world.wait(SECOND * 10);
-    let heard = world.heard(sessions[0]);
+    let heard = world.received(sessions[0]);
     let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
     assert_eq!(abandon.reason, "not prepared in time by h0");
 }
@@ -353,18 +353,18 @@ fn an_epoch_is_current_when_all_use_it() {
     let id = world.form(&sessions, "world");
     let order = ["h2", "h0", "h1"];
     assert_eq!(world.state.reorder(world.now, id, &hosts(&order)), Ok(2));
-    world.settle();
+    world.run_until_quiet();
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
     world.prepare(&sessions, id, 2);
     let switched =
         |epoch| from_agent::Message::Switched(v1::Switched { communicator: id, epoch, first_segment: 1 });
     for session in &sessions[..2] {
-        world.say(*session, switched(2));
+        world.send(*session, switched(2));
     }
-    let known = world.look().communicators.remove(0);
+    let known = world.status().communicators.remove(0);
     assert_eq!((known.phase(), known.epoch, known.next_epoch), (Phase::Changing, 1, 2));
-    world.say(sessions[2], switched(2));
-    let known = world.look().communicators.remove(0);
+    world.send(sessions[2], switched(2));
+    let known = world.status().communicators.remove(0);
     assert_eq!((known.phase(), known.epoch, known.next_epoch), (Phase::Running, 2, 0));
     assert_eq!(known.order, [2, 0, 1]);
 }
@@ -382,7 +382,7 @@ fn orders_that_are_refused() {
     assert_eq!(reorder(id, &["h0", "h2"]), "`h2` has no part in it; the communicator's hosts are h0, h1");
     assert_eq!(reorder(id, &["h0", "h0"]), "`h0` stands twice; the communicator's hosts are h0, h1");
     assert_eq!(reorder(id, &["h0"]), "1 hosts are given, not 2; the communicator's hosts are h0, h1");
-    world.say(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: id }));
+    world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: id }));
     let refused = world.state.reorder(world.now, id, &hosts(&["h0", "h1"]));
     assert_eq!(refused, Err(ReorderError::NotRunning("ranks have left")));
 }
@@ -393,12 +393,12 @@ fn an_operator_ends_a_communicator() {
     let sessions = [0, 1].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
     assert!(world.state.dissolve(world.now, id, "maintenance"));
-    world.settle();
+    world.run_until_quiet();
     for session in sessions {
         assert_eq!(dissolved(&mut world, session), (id, FailureKind::Operator, vec![]));
     }
     assert!(!world.state.dissolve(world.now, id, "again"));
-    assert_eq!(world.look().errors, 0, "a wish is no error");
+    assert_eq!(world.status().errors, 0, "a wish is no error");
 }
 
 #[test]
@@ -412,7 +412,7 @@ fn communicators_outlive_control() {
     let id = recipes[0].communicator;
     let back = |world: &mut World, host: usize, running: &[v1::Recipe]| {
         let session = world.hello(hello(host, running.to_vec()));
-        let mut heard = world.heard(session);
+        let mut heard = world.received(session);
         assert!(matches!(heard.remove(0), to_agent::Message::Welcome(_)));
         (session, heard)
     };
@@ -422,10 +422,10 @@ fn communicators_outlive_control() {
     let mut after = World::new(settings(4), 8);
     let (first, heard) = back(&mut after, 0, &recipes[..1]);
     assert_eq!(heard, []);
-    assert_eq!(after.look().communicators[0].phase(), Phase::Recovering);
+    assert_eq!(after.status().communicators[0].phase(), Phase::Recovering);
     after.got.clear();
     let (_, heard) = back(&mut after, 1, &recipes[1..]);
-    assert_eq!((heard, after.heard(first)), (vec![ready.clone()], vec![ready]));
+    assert_eq!((heard, after.received(first)), (vec![ready.clone()], vec![ready]));
     assert_eq!(
         after.state.reorder(after.now, id, &hosts(&["h1", "h0"])),
         Ok(3),
@@ -477,7 +477,7 @@ fn senseless_recoveries_are_breaches() {
         let mut after = World::new(settings(4), 8);
         let session = after.hello(hello(0, vec![recipe]));
         assert_eq!(after.ended, [session]);
-        assert!(after.look().communicators.is_empty());
+        assert!(after.status().communicators.is_empty());
     }
     // Another host's part, or the same twice.
     for (host, running) in [(1, vec![good.clone()]), (0, vec![good.clone(), good.clone()])] {
@@ -493,7 +493,7 @@ fn status_says_whom_operations_wait_for() {
     let sessions = [0, 1, 2].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
     let asked = world.state.ask_status(world.now, SECOND);
-    world.settle();
+    world.run_until_quiet();
     let operation = |operation, waiting_for: &[u32], age_ns| v1::OperationReport {
         operation,
         what: "barrier()".to_owned(),
@@ -515,7 +515,7 @@ fn status_says_whom_operations_wait_for() {
             ..Default::default()
         };
         let report = v1::Report { id: asked, communicators: vec![own], ..Default::default() };
-        world.say(session, from_agent::Message::Report(report));
+        world.send(session, from_agent::Message::Report(report));
     }
     let status = world.status.pop().unwrap();
     let known = &status.communicators[0];
@@ -531,7 +531,7 @@ fn what_an_agent_says_at_length_is_cut() {
     let sessions = [0, 1].map(|host| world.agent(host));
     let communicator = world.form(&sessions, "world");
     let asked = world.state.ask_status(world.now, SECOND);
-    world.settle();
+    world.run_until_quiet();
     let operation = v1::OperationReport {
         what: "x\n".repeat(1 << 12),
         waiting_for: vec![0; 1 << 12],
@@ -544,7 +544,7 @@ fn what_an_agent_says_at_length_is_cut() {
     };
     let communicators = vec![own];
     let report = v1::Report { id: asked, communicators, ..v1::Report::default() };
-    world.say(sessions[0], from_agent::Message::Report(report));
+    world.send(sessions[0], from_agent::Message::Report(report));
     world.wait(SECOND);
     let status = world.status.pop().unwrap();
     let kept = &status.agents[0].report.as_ref().unwrap().communicators[0].in_flight;
@@ -553,8 +553,8 @@ fn what_an_agent_says_at_length_is_cut() {
 
     let detail = "y".repeat(1 << 20);
     let failed = v1::Failed { communicator, detail, ..v1::Failed::default() };
-    world.say(sessions[0], from_agent::Message::Failed(failed));
-    match world.heard(sessions[1]).as_slice() {
+    world.send(sessions[0], from_agent::Message::Failed(failed));
+    match world.received(sessions[1]).as_slice() {
         [to_agent::Message::Dissolve(end)] => assert_eq!(end.reason, "y".repeat(500)),
         other => panic!("not dissolved but {other:?}"),
     }
@@ -582,7 +582,7 @@ fn agents_are_told_when_control_goes() {
     let sessions = [0, 1].map(|host| world.agent(host));
     world.form(&sessions, "world");
     world.state.shut_down();
-    world.settle();
+    world.run_until_quiet();
     for session in sessions {
         assert_eq!(refused(&mut world, session), RefusedKind::Shutdown);
     }

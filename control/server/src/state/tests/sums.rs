@@ -1,47 +1,27 @@
 //! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
 
-use super::aggregation::{aggregator, change_over, grants, join_all, plan, running, settings};
-use super::world::{SECOND, World, hello};
-use crate::state::{Output, SessionId};
+use super::aggregation::{
+    able as can_aggregate, aggregator, change_over, grants, join_all, plan, running, settings,
+};
+use super::world::{SECOND, World};
+use crate::state::{Output, SessionId, Settings};
 use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
-use std::time::Duration;
 
-const AFTER: Duration = Duration::from_millis(20);
-
-fn abilities() -> v1::Abilities {
-    v1::Abilities {
-        aggregation: true,
-        aggregated_codes: true,
-        aggregated_at_once: true,
-        aggregated_others: true,
-        carry: true,
-        direct: true,
-        ..v1::Abilities::default()
-    }
-}
-
-/// Four hosts and an aggregator; agents can do what `can` leaves them.
-fn able(can: impl Fn(usize, &mut v1::Abilities)) -> (World, SessionId, Vec<SessionId>) {
-    running_on(&[], &vec![vec![]; 4], can)
+/// Four hosts and an aggregator.
+fn able() -> (World, SessionId, Vec<SessionId>) {
+    running_on(&[], &vec![vec![]; 4])
 }
 
 /// The same, which run something and have granted something already.
-fn running_on(
-    granted: &[u64],
-    recipes: &[Vec<v1::Recipe>],
-    can: impl Fn(usize, &mut v1::Abilities),
-) -> (World, SessionId, Vec<SessionId>) {
+fn running_on(granted: &[u64], recipes: &[Vec<v1::Recipe>]) -> (World, SessionId, Vec<SessionId>) {
     let mut world = World::new(settings(), 5 + granted.len() as u8);
     let agg = world.hello(aggregator(granted));
-    let agent = |(host, recipes): (usize, &Vec<v1::Recipe>)| {
-        let mut abilities = abilities();
-        can(host, &mut abilities);
-        world.hello(v1::Hello { abilities: Some(abilities), ..hello(host, recipes.clone()) })
-    };
+    let agent =
+        |(host, recipes): (usize, &Vec<v1::Recipe>)| world.hello(can_aggregate(host, recipes.clone()));
     let sessions: Vec<SessionId> = recipes.iter().enumerate().map(agent).collect();
     for session in sessions.iter().chain([&agg]) {
-        let heard = world.heard(*session);
+        let heard = world.received(*session);
         assert!(!heard.iter().any(|message| matches!(message, to_agent::Message::Refused(_))), "{heard:?}");
     }
     (world, agg, sessions)
@@ -60,8 +40,8 @@ fn propose(world: &mut World, session: SessionId, wanted: &Constraints) -> Negot
             _ => {}
         }
     }
-    world.state.carry_out(world.now, &kept);
-    world.settle();
+    world.state.apply_stored(world.now, &kept);
+    world.run_until_quiet();
     world.wait(SECOND);
     let heard = world.got.entry(session).or_default();
     let at = heard.iter().position(|message| matches!(message, to_agent::Message::Negotiated(_))).unwrap();
@@ -78,11 +58,11 @@ fn in_use(world: &mut World, sessions: &[SessionId]) -> (u64, v1::Aggregation) {
 
 #[test]
 fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
-    let (mut world, agg, sessions) = able(|_, _| ());
+    let (mut world, agg, sessions) = able();
     let (id, told) = in_use(&mut world, &sessions);
-    assert!(told.others && told.at_once && !told.partial);
+    assert!(told.at_once);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
-    assert!(!grant.ordered && grant.partial.is_none());
+    assert!(!grant.ordered);
     let ordered = Constraints::new().ordered(true);
     assert!(matches!(propose(&mut world, sessions[0], &ordered), Negotiated::Agreed(_)));
     let recipes = change_over(&mut world, &sessions, id, 2);
@@ -96,7 +76,7 @@ fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
     assert!(plan(&world, id).aggregation_reason.contains("agg0"), "{:?}", plan(&world, id));
     // Asked for again nothing changes; given back it is as before.
     propose(&mut world, sessions[0], &ordered);
-    assert!(sessions.iter().all(|session| world.heard(*session).is_empty()));
+    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
     propose(&mut world, sessions[0], &Constraints::new());
     let recipes = change_over(&mut world, &sessions, id, 3);
     assert!(recipes[0].tuning.unwrap().two_shot_bytes < MAX_TARGET_BYTES);
@@ -104,50 +84,22 @@ fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
 }
 
 #[test]
-fn order_is_not_promised_where_an_agent_cannot_keep_it() {
-    let (mut world, _, sessions) = able(|host, can| can.direct = host != 2);
-    let (_, told) = in_use(&mut world, &sessions);
-    assert!(told.others);
-    let Negotiated::Refused { reasons, counter } =
-        propose(&mut world, sessions[0], &Constraints::new().ordered(true).weight(1))
-    else {
+fn order_is_not_promised_to_too_many_hosts() {
+    let mut world = World::new(Settings { most_ranks: 65, ..super::world::settings(65) }, 5);
+    let sessions: Vec<SessionId> = (0..65).map(|host| world.agent(host)).collect();
+    world.form(&sessions, "world");
+    let ordered = Constraints::new().ordered(true).weight(1);
+    let Negotiated::Refused { reasons, counter } = propose(&mut world, sessions[0], &ordered) else {
         panic!("promised")
     };
     assert!(reasons.len() == 1 && reasons[0].clause == Clause::Order, "{reasons:?}");
-    assert!(reasons[0].text.contains("not all agents can"), "{reasons:?}");
+    assert!(reasons[0].text.contains("too many hosts"), "{reasons:?}");
     assert_eq!(counter, Some(Constraints::new()));
 }
 
 #[test]
-fn who_allows_it_alone_gets_partial_sums() {
-    let allowed = Constraints::new().partial_sums(3, AFTER);
-    let (mut world, agg, sessions) = able(|_, _| ());
-    let (id, _) = in_use(&mut world, &sessions);
-    drop(grants(&mut world, agg));
-    propose(&mut world, sessions[1], &allowed);
-    let recipes = change_over(&mut world, &sessions, id, 2);
-    let [grant] = grants(&mut world, agg).try_into().unwrap();
-    assert_eq!(grant.partial, Some(v1::PartialSums { least: 3, after_ns: AFTER.as_nanos() as u64 }));
-    for told in recipes.iter().map(|recipe| recipe.aggregation.as_ref().unwrap()) {
-        assert!(
-            told.partial && !told.at_once && !told.barriers && told.broadcast_most_bytes == 0,
-            "{told:?}"
-        );
-    }
-    // Nobody may who does not know how many ranks an average is of.
-    let (mut world, agg, sessions) = able(|host, can| can.aggregated_others = host != 2);
-    let (id, told) = in_use(&mut world, &sessions);
-    assert!(!told.others);
-    drop(grants(&mut world, agg));
-    propose(&mut world, sessions[1], &allowed);
-    let recipes = change_over(&mut world, &sessions, id, 2);
-    assert!(recipes.iter().all(|recipe| !recipe.aggregation.as_ref().unwrap().partial));
-    assert_eq!(grants(&mut world, agg)[0].partial, None);
-}
-
-#[test]
 fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
-    let (mut world, agg, sessions) = able(|_, _| ());
+    let (mut world, agg, sessions) = able();
     let (id, _) = in_use(&mut world, &sessions);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     propose(&mut world, sessions[3], &Constraints::new().aggregation(false));
@@ -159,18 +111,15 @@ fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
 }
 
 #[test]
-fn what_is_agreed_on_after_a_restart_of_control_takes_effect_too() {
-    let (mut world, agg, sessions) = able(|_, _| ());
-    let (id, _) = in_use(&mut world, &sessions);
-    drop(grants(&mut world, agg));
-    propose(&mut world, sessions[0], &Constraints::new().partial_sums(3, AFTER));
-    let recipes = change_over(&mut world, &sessions, id, 2);
+fn order_agreed_on_after_a_restart_takes_effect() {
+    let (mut world, agg, sessions) = able();
+    let recipes = join_all(&mut world, &sessions, "a");
+    world.prepare(&sessions, recipes[0].communicator, 1);
     let grant = grants(&mut world, agg)[0].communicator;
     let told: Vec<_> = recipes.iter().map(running).collect();
-    // Nobody allows it any more, as far as this control knows.
-    let (mut world, _, sessions) = running_on(&[grant], &told, |_, _| ());
-    propose(&mut world, sessions[0], &Constraints::new().weight(2));
+    let (mut world, agg, sessions) = running_on(&[grant], &told);
+    propose(&mut world, sessions[0], &Constraints::new().ordered(true));
     let recipes: Vec<_> = sessions.iter().map(|session| world.recipe(*session)).collect();
-    let partial = |recipe: &v1::Recipe| recipe.aggregation.as_ref().is_some_and(|told| told.partial);
-    assert!(recipes.iter().all(|recipe| recipe.epoch > 2 && !partial(recipe)), "{recipes:?}");
+    assert!(recipes.iter().all(|recipe| recipe.epoch > 1), "{recipes:?}");
+    assert!(grants(&mut world, agg).iter().any(|grant| grant.ordered));
 }

@@ -5,11 +5,11 @@
 //! agents hold them to, an operation takes what delays and rates make of it, and up to a fifth more. The exact planner knows that model, the
 //! delays between the very hosts, and tries every choice of spines for all that is promised.
 
-use super::fabric::{Fabric, Stranger};
+use super::fabric::{CrossTraffic, Fabric};
 use super::world::SECOND;
 use harmonaize_abi::session::{Constraints, Negotiated};
 use harmonaize_api::v1::{self, EventKind};
-use harmonaize_planner::{Bytes, DirectedLink, HostId, Rate, Reach, delays};
+use harmonaize_planner::{Bytes, DirectedLink, GroupCosts, HostId, Rate, delays};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -46,7 +46,7 @@ struct Case {
     /// Operations that took longer than was promised, of all; where something was promised.
     late: Option<(u64, u64)>,
     /// Whether the tenant was told that it is not kept.
-    told: bool,
+    notified: bool,
     /// Whether a stranger came.
     disturbed: bool,
 }
@@ -100,7 +100,8 @@ fn time(fabric: &Fabric, id: u64, hosts: &[usize], bytes: u64, rate: f64) -> f64
     let ring: Vec<HostId> = hosts.iter().copied().map(HostId).collect();
     let (delay, hop) = delays(&fabric.topology, &ring);
     let (rate, chunk) = (Rate(rate as u64), fabric.state.communicators[&id].tuning.chunk);
-    Reach { hosts: hosts.len() as u32, delay, hop, direct: rate, ring: rate, chunk }.fastest(Bytes(bytes))
+    GroupCosts { hosts: hosts.len() as u32, delay, hop_delay: hop, direct_rate: rate, ring_rate: rate, chunk }
+        .fastest(Bytes(bytes))
 }
 
 /// What each communicator moves while all of them communicate, bits a second.
@@ -111,12 +112,12 @@ fn rates(fabric: &Fabric, all: &[(u64, usize)]) -> Vec<f64> {
         .map(|(id, _)| fabric.own_paths(*id).iter().flat_map(|path| path.links().to_vec()).collect())
         .collect();
     for link in paths.iter().flatten() {
-        let strangers = fabric.strangers.values().filter(|flow| flow.link == *link).map(|flow| flow.bits);
+        let strangers = fabric.cross_traffic.values().filter(|flow| flow.link == *link).map(|flow| flow.bits);
         left.insert(*link, LINE - strangers.sum::<u64>() as f64);
     }
     // Bulk goes along the ring here.
     let held = |(id, _): &(u64, usize)| {
-        let ring = fabric.state.communicators[id].held.ring;
+        let ring = fabric.state.communicators[id].current().unwrap().rate_limits.ring;
         ring.map_or(f64::INFINITY, |rate| rate.0 as f64)
     };
     let held: Vec<f64> = all.iter().map(held).collect();
@@ -145,7 +146,7 @@ fn rates(fabric: &Fabric, all: &[(u64, usize)]) -> Vec<f64> {
 }
 
 /// An operation as all agents tell of it.
-fn told_of(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, took: f64) {
+fn report_operation(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, took: f64) {
     let began = 1_000_000_000_000 + operation * 1_000_000_000;
     for participant in 0..fabric.state.communicators[&id].members.len() {
         let session = fabric.state.communicators[&id].members[participant].session.unwrap();
@@ -154,7 +155,7 @@ fn told_of(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, took: f64) 
         let (participant, ranks) = (rank, vec![timing]);
         let told =
             v1::Operation { communicator: id, operation, bytes, participant, ranks, ..Default::default() };
-        fabric.state.operation_told(fabric.now, session, &told);
+        fabric.state.record_operation(fabric.now, session, &told);
     }
 }
 
@@ -219,8 +220,10 @@ fn case(seed: u64) -> Case {
             let paths = fabric.own_paths(id);
             let path = &paths[rng.random_range(0..paths.len())];
             let link = path.links()[rng.random_range(0..path.links().len())];
-            fabric.strangers.insert(0, Stranger { link, bits: rng.random_range(300_000_000..950_000_000) });
-            fabric.look_all();
+            fabric
+                .cross_traffic
+                .insert(0, CrossTraffic { link, bits: rng.random_range(300_000_000..950_000_000) });
+            fabric.sample_all();
         }
         for _ in 0..EACH {
             fabric.run(EVERY);
@@ -228,7 +231,7 @@ fn case(seed: u64) -> Case {
             let took = time(&fabric, id, &hosts, bytes, rate.max(1e6));
             let took = took * (1.0 + rng.random_range(0.0..LONGER));
             late += u64::from(promised.is_some_and(|p99| took > p99.as_secs_f64()));
-            told_of(&mut fabric, id, number, bytes, took);
+            report_operation(&mut fabric, id, number, bytes, took);
             number += 1;
         }
     }
@@ -241,7 +244,7 @@ fn case(seed: u64) -> Case {
         feasible,
         near: hosts.iter().all(|host| host / 4 == hosts[0] / 4),
         late: promised.map(|_| (late, number)),
-        told: broken.any(|event| event.clauses().count() > 0),
+        notified: broken.any(|event| event.clauses().count() > 0),
         disturbed,
     }
 }
@@ -254,7 +257,7 @@ fn targets_of_time_are_kept_or_their_breach_is_told() {
     let feasible = [true, false].map(|near| count(&|case| case.feasible && case.near == near));
     let kept = |case: &Case| case.feasible && case.answer == Answer::Accepted;
     let accepted = [true, false].map(|near| count(&|case| kept(case) && case.near == near));
-    let unreported = count(&|case| case.is_broken() && !case.told);
+    let unreported = count(&|case| case.is_broken() && !case.notified);
     println!(
         "{{\"cases\": {CASES}, \"accepted\": {}, \"countered\": {}, \"refused\": {}, \"feasible\": {feasible:?}, \"feasible_accepted\": \
          {accepted:?}, \"disturbed\": {}, \"broken\": {}, \"calm_broken\": {}, \"unreported\": {unreported}}}",

@@ -15,8 +15,8 @@ fn world() -> World {
     World::new(settings(4), 7)
 }
 
-fn tell(world: &mut World, session: SessionId, report: TelemetryReport) {
-    world.say(session, from_agent::Message::Telemetry(report));
+fn send_report(world: &mut World, session: SessionId, report: TelemetryReport) {
+    world.send(session, from_agent::Message::Telemetry(report));
 }
 
 fn fabric(world: &World) -> v1::FabricSnapshot {
@@ -81,7 +81,11 @@ fn a_restart_of_an_agent_is_a_gap() {
     let heard = |world: &mut World, session, begun_ns, gaps| {
         world.now += SECOND;
         let losses = Some(v1::TelemetryLosses { gaps, ..v1::TelemetryLosses::default() });
-        tell(world, session, TelemetryReport { sequence: 1, begun_ns, losses, ..TelemetryReport::default() });
+        send_report(
+            world,
+            session,
+            TelemetryReport { sequence: 1, begun_ns, losses, ..TelemetryReport::default() },
+        );
     };
     heard(&mut world, session, 500, 2);
     assert_eq!(gaps(&world), Some(2));
@@ -100,7 +104,7 @@ fn a_restart_of_an_agent_is_a_gap() {
 fn reports_are_asked_for_and_kept() {
     let mut world = world();
     let session = world.hello(hello(1, vec![]));
-    let heard = world.heard(session);
+    let heard = world.received(session);
     let [to_agent::Message::Welcome(welcome)] = heard.as_slice() else { panic!("{heard:?}") };
     assert_eq!(welcome.telemetry_interval_ns, 1_000_000_000);
     let report = TelemetryReport {
@@ -110,7 +114,7 @@ fn reports_are_asked_for_and_kept() {
         changes: vec![congested("eth0", CongestionLevel::Mild)],
         ..TelemetryReport::default()
     };
-    tell(&mut world, session, report);
+    send_report(&mut world, session, report);
     world.now += SECOND;
     let snapshot = fabric(&world);
     assert_eq!(snapshot.time_ns, REAL);
@@ -121,7 +125,7 @@ fn reports_are_asked_for_and_kept() {
     let verdict = Some(verdict_change::Verdict::Congestion(congested("eth0", CongestionLevel::Mild)));
     let change = v1::VerdictChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), verdict };
     assert_eq!(snapshot.changes, [change]);
-    let status = world.look();
+    let status = world.status();
     assert_eq!(status.agents[1].telemetry.as_ref().unwrap().links, [link("eth0")]);
     assert_eq!(status.agents[0].telemetry, None);
 
@@ -143,7 +147,7 @@ fn a_flood_is_dropped_and_counted() {
         world.state.message(world.now, loud, message.into());
         facts.extend(world.state.take_outputs());
     }
-    tell(&mut world, quiet, report(1));
+    send_report(&mut world, quiet, report(1));
     let counts = |world: &World, host: usize| {
         let host = &fabric(world).hosts[host];
         (host.reports, host.dropped, host.refused, host.flows_known)
@@ -158,7 +162,7 @@ fn a_flood_is_dropped_and_counted() {
     // Twice the rate that is asked for passes, however long it lasts.
     world.now += SECOND * 3600;
     for sequence in 101..200 {
-        tell(&mut world, loud, report(sequence));
+        send_report(&mut world, loud, report(sequence));
         world.now += SECOND / 2;
     }
     assert_eq!(counts(&world, 0), (4 + 99, 96, 0, 199));
@@ -167,7 +171,7 @@ fn a_flood_is_dropped_and_counted() {
     unasked.telemetry_interval = std::time::Duration::ZERO;
     let mut world = World::new(unasked, 7);
     let session = world.agent(0);
-    tell(&mut world, session, report(1));
+    send_report(&mut world, session, report(1));
     assert_eq!(counts(&world, 0), (0, 1, 0, 0));
 }
 
@@ -179,7 +183,7 @@ fn bad_reports_are_refused_in_whole() {
     let other = world.agent(2);
     let foreign = world.form(&[other], "other");
     let good = TelemetryReport { sequence: 1, links: vec![link("eth0")], ..Default::default() };
-    tell(&mut world, sessions[0], good.clone());
+    send_report(&mut world, sessions[0], good.clone());
     let before = fabric(&world);
     let with = |change: &dyn Fn(&mut TelemetryReport)| {
         let mut report = TelemetryReport { sequence: 2, links: vec![link("eth7")], ..Default::default() };
@@ -230,7 +234,7 @@ fn bad_reports_are_refused_in_whole() {
     let mut refused = 0;
     for (report, why) in cases.iter().filter(|(_, why)| !why.is_empty()) {
         world.now += SECOND;
-        tell(&mut world, sessions[0], report.clone());
+        send_report(&mut world, sessions[0], report.clone());
         let mut after = fabric(&world);
         refused += 1;
         assert_eq!(after.hosts[0].refused, refused, "{why}");
@@ -240,7 +244,7 @@ fn bad_reports_are_refused_in_whole() {
     }
     // What control knows nothing of is no fault, nor is the good part of what was refused.
     world.now += SECOND;
-    tell(&mut world, sessions[0], op(&|one| one.communicator = 99));
+    send_report(&mut world, sessions[0], op(&|one| one.communicator = 99));
     assert_eq!(fabric(&world).hosts[0].reports, 2);
     assert_eq!(world.ended, []);
 }
@@ -263,7 +267,7 @@ fn iterate(
             let (called, ended) = (called[me] + CLOCKS[me], ended + CLOCKS[me] + me as u64 * 10_000);
             let operations = vec![operation(id, number, me as u32, 3, called, ended)];
             let report = TelemetryReport { sequence: number + 1, operations, ..Default::default() };
-            tell(world, *session, report);
+            send_report(world, *session, report);
         }
         world.now += SECOND;
     }
@@ -289,7 +293,7 @@ fn a_late_rank_is_found_over_several_agents() {
     assert_eq!((found.kind(), found.since_unit, found.ended_ns), (StragglerKind::Compute, 20, 0));
     assert!((7 * MILLI..9 * MILLI).contains(&found.by_ns), "{}", found.by_ns);
     assert_eq!(snapshot.communicators[0].straggler.as_ref(), Some(found));
-    let status = world.look();
+    let status = world.status();
     assert_eq!(status.communicators[0].telemetry.as_ref().unwrap().straggler.as_ref(), Some(found));
     let [change] = snapshot.changes.as_slice() else { panic!("{:?}", snapshot.changes) };
     let Some(verdict_change::Verdict::Straggler(change)) = &change.verdict else { panic!("{change:?}") };
@@ -302,7 +306,7 @@ fn a_late_rank_is_found_over_several_agents() {
 
     // With the communicator goes what was known of it.
     assert!(world.state.dissolve(world.now, id, "over"));
-    world.settle();
+    world.run_until_quiet();
     assert_eq!(fabric(&world).communicators, []);
 }
 
@@ -315,7 +319,7 @@ fn an_agent_that_tells_too_much_spoils_only_its_own_word() {
     // Numbers far ahead, which nobody else will tell of.
     let operations: Vec<Operation> =
         (0..200).map(|number| operation(id, 1 << 40 | number, 2, 3, REAL, REAL + 1)).collect();
-    tell(&mut world, sessions[2], TelemetryReport { sequence: 6, operations, ..Default::default() });
+    send_report(&mut world, sessions[2], TelemetryReport { sequence: 6, operations, ..Default::default() });
     world.now += SECOND;
     iterate(&mut world, &sessions, id, 6..10, [0, 0, 0]);
     let snapshot = fabric(&world);
@@ -323,7 +327,11 @@ fn an_agent_that_tells_too_much_spoils_only_its_own_word() {
     assert_eq!(snapshot.hosts[2].refused, 0);
     // What it says of operations that are over changes nothing.
     let old = vec![operation(id, 3, 2, 3, REAL, REAL + 1)];
-    tell(&mut world, sessions[2], TelemetryReport { sequence: 99, operations: old, ..Default::default() });
+    send_report(
+        &mut world,
+        sessions[2],
+        TelemetryReport { sequence: 99, operations: old, ..Default::default() },
+    );
     assert_eq!(fabric(&world).communicators, snapshot.communicators);
 }
 
@@ -333,7 +341,7 @@ fn what_agents_find_alone_is_shown_beside() {
     let sessions = [0, 1].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
     let stragglers = vec![late(id, "", 0), late(0, "3", 5)];
-    tell(&mut world, sessions[0], TelemetryReport { sequence: 1, stragglers, ..Default::default() });
+    send_report(&mut world, sessions[0], TelemetryReport { sequence: 1, stragglers, ..Default::default() });
     let found = fabric(&world).stragglers;
     assert_eq!(
         found.iter().map(|one| (one.rank, one.host.as_str())).collect::<Vec<_>>(),
@@ -343,7 +351,7 @@ fn what_agents_find_alone_is_shown_beside() {
     // Told again, nothing has changed; over, it has.
     for (sequence, ended_ns, changes) in [(2, 0, 2), (3, REAL, 3)] {
         let stragglers = vec![late(id, "", 0), Straggler { ended_ns, ..late(0, "3", 5) }];
-        tell(&mut world, sessions[0], TelemetryReport { sequence, stragglers, ..Default::default() });
+        send_report(&mut world, sessions[0], TelemetryReport { sequence, stragglers, ..Default::default() });
         assert_eq!(fabric(&world).changes.len(), changes);
     }
     assert_eq!(fabric(&world).stragglers.len(), 1);

@@ -1,6 +1,6 @@
 //! How agreements are watched: what operations took, that they hang or fail, and of which collective they are.
 
-use super::agreements::{agreed, formed, here, told};
+use super::agreements::{agreed, broken_clauses, formed, here};
 use super::fabric::Fabric;
 use super::world::SECOND;
 use crate::state::Fact;
@@ -13,12 +13,12 @@ const MB: u64 = 1_000_000;
 const MS: Duration = Duration::from_millis(1);
 
 /// An operation as both agents tell of it: called by the one, and so much later by the other.
-fn told_of(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, times: (Duration, Duration)) {
-    told_as(fabric, id, (operation, None), bytes, times);
+fn report_operation(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, times: (Duration, Duration)) {
+    report_operation_as(fabric, id, (operation, None), bytes, times);
 }
 
 /// The same of a collective, by its code; of none, as agents that cannot say.
-fn told_as(
+fn report_operation_as(
     fabric: &mut Fabric,
     id: u64,
     (operation, collective): (u64, Option<u32>),
@@ -45,7 +45,7 @@ fn told_as(
             ranks: vec![rank],
             ..v1::Operation::default()
         };
-        fabric.state.operation_told(fabric.now, session, &told);
+        fabric.state.record_operation(fabric.now, session, &told);
     }
 }
 
@@ -57,13 +57,16 @@ fn what_operations_took_is_held_against_what_was_promised() {
     fabric.run(SECOND * 2);
     let from = here(&mut fabric);
     // Not the provider's: a rank that calls a second late.
-    (0..50).for_each(|n| told_of(&mut fabric, ids[0], n, 1 << 16, (SECOND, MS * 5)));
+    (0..50).for_each(|n| report_operation(&mut fabric, ids[0], n, 1 << 16, (SECOND, MS * 5)));
     fabric.run(SECOND * 2);
-    assert_eq!((told(&mut fabric, from), fabric.agreement("a", "c0").record.operations), (vec![], 50));
-    (50..53).for_each(|n| told_of(&mut fabric, ids[0], n, 1 << 16, (MS, MS * 15)));
-    (53..57).for_each(|n| told_of(&mut fabric, ids[0], n, 4 << 20, (MS, MS * 200)));
+    assert_eq!(
+        (broken_clauses(&mut fabric, from), fabric.agreement("a", "c0").record.operations),
+        (vec![], 50)
+    );
+    (50..53).for_each(|n| report_operation(&mut fabric, ids[0], n, 1 << 16, (MS, MS * 15)));
+    (53..57).for_each(|n| report_operation(&mut fabric, ids[0], n, 4 << 20, (MS, MS * 200)));
     fabric.run(SECOND * 2);
-    assert_eq!(told(&mut fabric, from), [vec![v1::Clause::Completion, v1::Clause::Bandwidth]]);
+    assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Completion, v1::Clause::Bandwidth]]);
     let agreement = fabric.agreement("a", "c0");
     assert_eq!(agreement.broken, [Clause::Completion, Clause::Bandwidth]);
     assert_eq!((agreement.record.late, agreement.record.breaches), (3, 2));
@@ -77,7 +80,7 @@ fn what_operations_took_is_held_against_what_was_promised() {
         let rank = v1::RankTiming { rank: 0, called_ns: 1, ended_ns: 2, failed: false, ..Default::default() };
         let (communicator, ranks) = (ids[0], vec![rank]);
         let told = v1::Operation { communicator, operation, bytes: 1, ranks, ..v1::Operation::default() };
-        fabric.state.operation_told(fabric.now, session, &told);
+        fabric.state.record_operation(fabric.now, session, &told);
     }
     assert_eq!(fabric.agreement("a", "c0").record.operations, 57);
 }
@@ -100,19 +103,23 @@ fn an_operation_that_does_not_end_is_late_while_it_hangs() {
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().p99(1 << 16, MS * 10))));
     fabric.run(SECOND * 2);
     let from = here(&mut fabric);
-    (0..50).for_each(|n| told_of(&mut fabric, ids[0], n, 1 << 16, (MS, MS * 5)));
+    (0..50).for_each(|n| report_operation(&mut fabric, ids[0], n, 1 << 16, (MS, MS * 5)));
     open_of(&mut fabric, ids[0], 50, SECOND * 60, Some(1));
     fabric.run(SECOND * 2);
-    assert_eq!(told(&mut fabric, from), Vec::<Vec<v1::Clause>>::new(), "a rank has not called: the tenant's");
+    assert_eq!(
+        broken_clauses(&mut fabric, from),
+        Vec::<Vec<v1::Clause>>::new(),
+        "a rank has not called: the tenant's"
+    );
     open_of(&mut fabric, ids[0], 50, SECOND * 3, None);
     fabric.run(SECOND * 2);
-    assert_eq!(told(&mut fabric, from), [vec![v1::Clause::Completion]]);
+    assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Completion]]);
     assert_eq!(fabric.agreement("a", "c0").record.late, 0);
-    told_of(&mut fabric, ids[0], 50, 1 << 16, (MS, SECOND * 4));
+    report_operation(&mut fabric, ids[0], 50, 1 << 16, (MS, SECOND * 4));
     let record = fabric.agreement("a", "c0").record;
     assert_eq!((record.operations, record.late, record.breaches), (51, 1, 1));
     fabric.run(SECOND * 40);
-    assert_eq!(told(&mut fabric, from), [vec![v1::Clause::Completion], vec![]]);
+    assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Completion], vec![]]);
 }
 
 #[test]
@@ -135,10 +142,10 @@ fn operations_that_fail_break_what_was_promised_unless_it_is_the_tenants_doing()
         let (communicator, ranks) = (ids[0], ranks.to_vec());
         let failed = v1::Failed { communicator, kind: kind.into(), ranks, ..Default::default() };
         fabric.state.failed(fabric.now, session, failed).unwrap();
-        fabric.settle();
+        fabric.run_until_quiet();
         fabric.run(SECOND * 2);
         let expected = if breaks { vec![vec![v1::Clause::Completion]] } else { Vec::new() };
-        assert_eq!(told(&mut fabric, from), expected, "{kind:?}");
+        assert_eq!(broken_clauses(&mut fabric, from), expected, "{kind:?}");
         let facts = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::AgreementBroken { .. }));
         assert_eq!(facts.count(), usize::from(breaks), "operators see it too");
         // What was kept goes with the agreement to the communicator that goes on.
@@ -158,13 +165,14 @@ fn a_target_is_held_against_its_own_collective() {
     // As agents tell who cannot say, AllReduces, and what no version of now knows.
     for (of_one, collective) in [None, Some(0), Some(200)].into_iter().enumerate() {
         let numbers = of_one as u64 * 10..of_one as u64 * 10 + 10;
-        numbers.for_each(|n| told_as(&mut fabric, ids[0], (n, collective), 1 << 16, (MS, MS * 15)));
+        numbers
+            .for_each(|n| report_operation_as(&mut fabric, ids[0], (n, collective), 1 << 16, (MS, MS * 15)));
     }
     fabric.run(SECOND * 2);
-    assert_eq!(told(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
-    (30..33).for_each(|n| told_as(&mut fabric, ids[0], (n, gather), 1 << 16, (MS, MS * 15)));
+    assert_eq!(broken_clauses(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
+    (30..33).for_each(|n| report_operation_as(&mut fabric, ids[0], (n, gather), 1 << 16, (MS, MS * 15)));
     fabric.run(SECOND * 2);
-    assert_eq!(told(&mut fabric, from), [vec![v1::Clause::Completion]]);
+    assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Completion]]);
     let record = fabric.agreement("a", "c0").record;
     assert_eq!((record.operations, record.late), (33, 3));
     // A target for a collective of later versions is not taken for another.

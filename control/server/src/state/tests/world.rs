@@ -52,7 +52,6 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         terms: BTreeMap::new(),
         most_weight: 8,
         longest_regroup: SECOND * 600,
-        tariff: harmonaize_disclose::Tariff::default(),
     }
 }
 
@@ -74,7 +73,7 @@ impl World {
     }
 
     /// Carries out what the state decided.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn run_until_quiet(&mut self) {
         let mut agreed = Vec::new();
         for output in self.state.take_outputs() {
             match output {
@@ -88,45 +87,45 @@ impl World {
             }
         }
         if !agreed.is_empty() {
-            self.state.carry_out(self.now, &agreed);
-            self.settle();
+            self.state.apply_stored(self.now, &agreed);
+            self.run_until_quiet();
         }
     }
 
-    pub(super) fn say(&mut self, from: SessionId, message: from_agent::Message) {
+    pub(super) fn send(&mut self, from: SessionId, message: from_agent::Message) {
         self.state.message(self.now, from, message.into());
-        self.settle();
+        self.run_until_quiet();
     }
 
     /// What a session got since it was looked at last.
-    pub(super) fn heard(&mut self, session: SessionId) -> Vec<to_agent::Message> {
+    pub(super) fn received(&mut self, session: SessionId) -> Vec<to_agent::Message> {
         self.got.remove(&session).unwrap_or_default()
     }
 
     pub(super) fn hello(&mut self, hello: v1::Hello) -> SessionId {
         let session = SessionId(self.next);
         self.next += 1;
-        self.say(session, from_agent::Message::Hello(hello));
+        self.send(session, from_agent::Message::Hello(hello));
         session
     }
 
     /// An agent that is welcomed.
     pub(super) fn agent(&mut self, host: usize) -> SessionId {
         let session = self.hello(hello(host, vec![]));
-        let heard = self.heard(session);
+        let heard = self.received(session);
         assert!(matches!(heard.as_slice(), [to_agent::Message::Welcome(_)]), "{heard:?}");
         session
     }
 
     pub(super) fn gone(&mut self, session: SessionId) {
         self.state.session_ended(self.now, session);
-        self.settle();
+        self.run_until_quiet();
     }
 
     pub(super) fn wait(&mut self, time: Duration) {
         self.now += time;
         self.state.expire(self.now);
-        self.settle();
+        self.run_until_quiet();
     }
 
     pub(super) fn join(&mut self, session: SessionId, name: &str, rank: u32, ranks: u32) {
@@ -136,7 +135,7 @@ impl World {
     pub(super) fn join_as(&mut self, session: SessionId, tenant: &str, name: &str, rank: u32, ranks: u32) {
         let (tenant, communicator) = (tenant.to_owned(), name.to_owned());
         let request = request(&tenant, name, rank);
-        self.say(
+        self.send(
             session,
             from_agent::Message::Join(v1::Join {
                 request,
@@ -151,7 +150,7 @@ impl World {
 
     /// The one refusal that a session got.
     pub(super) fn refusal(&mut self, session: SessionId) -> v1::JoinRefused {
-        match self.heard(session).as_slice() {
+        match self.received(session).as_slice() {
             [to_agent::Message::JoinRefused(refused)] => refused.clone(),
             other => panic!("no refusal but {other:?}"),
         }
@@ -169,7 +168,7 @@ impl World {
 
     /// The one recipe that a session got.
     pub(super) fn recipe(&mut self, session: SessionId) -> v1::Recipe {
-        match self.heard(session).as_slice() {
+        match self.received(session).as_slice() {
             [to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe)] => recipe.clone(),
             other => panic!("no recipe but {other:?}"),
         }
@@ -177,15 +176,18 @@ impl World {
 
     pub(super) fn prepare(&mut self, sessions: &[SessionId], communicator: u64, epoch: u64) {
         for session in sessions {
-            assert_eq!(self.heard(*session), [], "not before all have prepared");
-            self.say(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
+            assert_eq!(self.received(*session), [], "not before all have prepared");
+            self.send(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
         }
         for session in sessions {
-            assert_eq!(self.heard(*session), [to_agent::Message::Ready(v1::Ready { communicator, epoch })]);
+            assert_eq!(
+                self.received(*session),
+                [to_agent::Message::Ready(v1::Ready { communicator, epoch })]
+            );
         }
     }
 
-    pub(super) fn look(&mut self) -> v1::StatusReply {
+    pub(super) fn status(&mut self) -> v1::StatusReply {
         self.state.ask_status(self.now, SECOND);
         self.wait(SECOND);
         self.status.pop().expect("an answer after its patience")

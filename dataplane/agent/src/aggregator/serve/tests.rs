@@ -4,36 +4,34 @@ use super::*;
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Codes, Event, Form, Grant, Key, Parent, Pool, Share, Task, Tensors, Worker, WorkerConfig,
+    Codes, Event, Grant, Key, Parent, PayloadFormat, Pool, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, RdmaDatagrams, RdmaPort};
-use harmonaize_verbs::Wanted;
+use harmonaize_verbs::PortOptions;
 use harmonaize_verbs::fake::Fabric;
 use std::net::Ipv4Addr;
 
 const WORKERS: u16 = 4;
 const ELEMENTS: u32 = 256;
 const UNIT: usize = 4 * ELEMENTS as usize;
-const FORM: Form = Form::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
+const FORM: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 
-fn told(communicator: u64, tenant: &str, secret: u8) -> Told {
+fn told(communicator: u64, tenant: &str, secret: u8) -> TenantGrant {
     let grant = Grant {
         communicator,
         secret: [secret; 32],
         workers: WORKERS,
-        form: FORM,
+        format: FORM,
         elements: ELEMENTS,
         ordered: false,
-        partial: None,
-        group: false,
         share: Share { tenant: 0, weight: 1, guaranteed: 8, most: 32 },
         parent: None,
     };
-    Told { grant, parent: None, group: None, tenant: tenant.to_owned() }
+    TenantGrant { grant, parent: None, tenant: tenant.to_owned() }
 }
 
 const CONFIG: DatagramConfig =
-    DatagramConfig { bytes: HEADER_BYTES + UNIT, batch: 64, together: 16, room: 4 << 20 };
+    DatagramConfig { bytes: HEADER_BYTES + UNIT, batch: 64, gso_segments: 16, socket_buffer: 4 << 20 };
 
 fn local() -> Endpoint {
     Endpoint::Udp(Box::new(Datagrams::bind(([127, 0, 0, 1], 0).into(), CONFIG).unwrap()))
@@ -42,7 +40,7 @@ fn local() -> Endpoint {
 /// On a device of the fabric, by its number.
 fn on(fabric: &Fabric, host: u8) -> Endpoint {
     let address = Ipv4Addr::new(10, 0, 0, host).into();
-    let port = RdmaPort { devices: fabric.devices(), wanted: Wanted::default(), address };
+    let port = RdmaPort { devices: fabric.devices(), options: PortOptions::default(), address };
     Endpoint::Rdma(Box::new(RdmaDatagrams::open(&port, 17, CONFIG).unwrap()))
 }
 
@@ -67,7 +65,7 @@ impl Tensors for Ramp {
             to.copy_from_slice(&(value + self.worker).to_le_bytes());
         }
     }
-    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8], _: u16) {
+    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
         let others: i32 = (0..i32::from(WORKERS)).sum();
         for (sum, value) in bytes.chunks_exact(4).zip(offset as i32..) {
             assert_eq!(sum, (i32::from(WORKERS) * value + others).to_le_bytes());
@@ -87,18 +85,16 @@ fn host(communicator: u64, worker: u16, secret: u8) -> Host {
         communicator,
         worker,
         key: Key::derive(&[secret; 32], communicator, worker),
-        group: None,
-        form: FORM,
+        format: FORM,
         elements: ELEMENTS,
         window: 16,
         segments: 4,
         codes: Codes::default(),
         hosts: WORKERS,
-        partial: false,
-        patience: Duration::from_secs(60),
-        retry_least: Duration::from_millis(1),
-        retry_most: Duration::from_millis(50),
-        loss_most: 1000,
+        timeout: Duration::from_secs(60),
+        min_retry: Duration::from_millis(1),
+        max_retry: Duration::from_millis(50),
+        max_loss_permille: 1000,
     };
     Host { worker: Worker::new(config), socket: local(), ramp: Ramp { worker: worker.into(), written: 0 } }
 }
@@ -181,7 +177,7 @@ fn workers_get_their_sums_whatever_strangers_send() {
     let (communicators, counters) = reading.tenants["a"];
     assert_eq!((communicators, counters.sums), (1, SEGMENTS * EACH.div_ceil(u64::from(ELEMENTS))));
     assert!(counters.tag > 0, "a forged packet is counted: {counters:?}");
-    assert!(reading.strangers.stranger > 0 && reading.strangers.communicator > 0, "{reading:?}");
+    assert!(reading.unrecognized.magic > 0 && reading.unrecognized.communicator > 0, "{reading:?}");
     assert!(strangers.iter().all(|stranger| stranger.worker.counters().sums == 0));
 }
 
@@ -238,8 +234,8 @@ fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
     let parent = Parent {
         worker: 1,
         key: Key::derive(&[1; 32], 1, 1),
-        patience: Duration::from_secs(60),
-        again: Duration::from_millis(2),
+        timeout: Duration::from_secs(60),
+        retry_after: Duration::from_millis(2),
     };
     (told_below.grant.workers, told_below.grant.parent) = (WORKERS - 1, Some(parent));
     let Address::Udp(address) = above.endpoints.udp.local_address() else { panic!("not over UDP") };
@@ -302,7 +298,7 @@ fn grants_are_answered_again_or_refused_and_what_ended_is_still_counted() {
     let after = server.read();
     assert_eq!((after.tenants["a"].0, after.tenants["b"].0), (0, 1));
     assert_eq!(after.tenants["a"].1.sums, before.tenants["a"].1.sums);
-    assert_eq!(server.routes.find(To::Worker { communicator: 1, worker: 0 }), None);
+    assert_eq!(server.routes.find(Recipient::Worker { communicator: 1, worker: 0 }), None);
     server.grant(told(1, "c", 3)).unwrap();
     assert_eq!(server.read().tenants["c"].0, 1);
 }

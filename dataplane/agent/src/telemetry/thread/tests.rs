@@ -37,22 +37,22 @@ fn thread(fake: &Fake) -> Thread {
     fake.scene().flows.tcp.push((key(1), flow));
     tell(fake, EventKind::FlowBegan, 1);
     turn(&mut thread);
-    assert!(thread.looked_ns > 0, "it began");
+    assert!(thread.sampled_ns > 0, "it began");
     thread.woken_ns = 0;
-    thread.whole = Pace::new(WHOLES, HOUR, HOUR);
-    thread.whole.done(monotonic_ns(), HOUR);
+    thread.full_sample_cycle = DutyCycle::new(FULL_SAMPLE_SHARE, HOUR, HOUR);
+    thread.full_sample_cycle.done(monotonic_ns(), HOUR);
     thread
 }
 
 /// A turn, a while after the last look, on a machine of which a test knows how busy it is. Whether it has looked at flows.
 fn turn(thread: &mut Thread) -> bool {
-    while monotonic_ns() < thread.looked_ns + nanoseconds(CLOSE) {
+    while monotonic_ns() < thread.sampled_ns + nanoseconds(FAST_INTERVAL) {
         std::hint::spin_loop();
     }
-    thread.spare_ns = u64::MAX;
-    let looked_ns = thread.looked_ns;
-    thread.turn();
-    thread.looked_ns != looked_ns
+    thread.pressure_due_ns = u64::MAX;
+    let looked_ns = thread.sampled_ns;
+    thread.run_once();
+    thread.sampled_ns != looked_ns
 }
 
 #[test]
@@ -62,12 +62,12 @@ fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
     assert!(!turn(&mut thread), "nothing has happened");
     tell(&fake, EventKind::Retransmission, 1);
     assert!(!turn(&mut thread), "that can wait");
-    tell(&fake, EventKind::LateRoundTrip, 9);
+    tell(&fake, EventKind::LateRtt, 9);
     assert!(!turn(&mut thread), "of a flow that nobody knows");
-    tell(&fake, EventKind::LateRoundTrip, 1);
+    tell(&fake, EventKind::LateRtt, 1);
     assert!(turn(&mut thread));
     assert!(!turn(&mut thread), "once");
-    let (flow, kind) = (FlowKey { direction: 2, ..key(1) }, EventKind::LateRoundTrip as u32);
+    let (flow, kind) = (FlowKey { direction: 2, ..key(1) }, EventKind::LateRtt as u32);
     let (began, ended) = (50_000_000, 54_000_000);
     for (time_ns, news) in [(61_000_000, false), (62_000_000, true)] {
         let trip =
@@ -75,10 +75,10 @@ fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
         fake.scene().events.push_back(trip);
         assert_eq!(turn(&mut thread), news, "one that took twice as long as the one before");
     }
-    thread.scarce = true;
-    tell(&fake, EventKind::LateRoundTrip, 1);
+    thread.throttled = true;
+    tell(&fake, EventKind::LateRtt, 1);
     assert!(!turn(&mut thread), "where all processors are busy it waits");
-    thread.scarce = false;
+    thread.throttled = false;
     assert!(turn(&mut thread), "until they are not");
 }
 
@@ -87,7 +87,7 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     let ends = |port| std::net::SocketAddr::from(([10, 0, 0, 1], port));
-    let formed = crate::telemetry::Formed {
+    let formed = crate::telemetry::EpochLinks {
         tenant: "a".into(),
         name: "job".into(),
         communicator: 3,
@@ -96,12 +96,12 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
         participant: 0,
         flows: vec![(1, harmonaize_transport::Flow::Tcp { local: ends(2), remote: ends(3) })],
     };
-    thread.obey(Command::Formed(Box::new(formed)));
-    tell(&fake, EventKind::LateRoundTrip, 1);
+    thread.apply(Command::Formed(Box::new(formed)));
+    tell(&fake, EventKind::LateRtt, 1);
     assert!(!turn(&mut thread), "a stranger's");
-    let own = thread.own.owners().keys().next().copied();
+    let own = thread.own_flows.owners().keys().next().copied();
     let flow = FlowKey { interface: 7, direction: 2, ..own.unwrap() };
-    let (time_ns, kind) = (monotonic_ns(), EventKind::LateRoundTrip as u32);
+    let (time_ns, kind) = (monotonic_ns(), EventKind::LateRtt as u32);
     fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
     assert!(turn(&mut thread));
 }
@@ -111,14 +111,14 @@ fn a_storm_of_late_round_trips_ends_in_what_they_may_take() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     let mut turns = 0;
-    while thread.late.rest(monotonic_ns()).is_zero() {
-        tell(&fake, EventKind::LateRoundTrip, 9);
-        thread.turn();
+    while thread.late_rtt_credit.delay(monotonic_ns()).is_zero() {
+        tell(&fake, EventKind::LateRtt, 9);
+        thread.run_once();
         turns += 1;
         assert!(turns < 100_000, "each takes something");
     }
-    tell(&fake, EventKind::LateRoundTrip, 1);
-    thread.late.used(monotonic_ns(), HOUR);
+    tell(&fake, EventKind::LateRtt, 1);
+    thread.late_rtt_credit.used(monotonic_ns(), HOUR);
     assert!(!turn(&mut thread), "it waits for the next look");
 }
 
@@ -127,8 +127,8 @@ fn events_are_taken_in_by_their_times_however_they_were_told() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     for (kind, time_ns) in [
-        (EventKind::LateRoundTrip, 30),
-        (EventKind::LateRoundTrip, 60),
+        (EventKind::LateRtt, 30),
+        (EventKind::LateRtt, 60),
         (EventKind::BurstBegan, 20),
         (EventKind::BurstBegan, 50),
     ] {

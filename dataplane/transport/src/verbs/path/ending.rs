@@ -47,7 +47,7 @@ impl Path {
         if let Pair::Connected(pair) = &mut self.pair {
             for completion in completions {
                 // Those of another queue pair are none of ours.
-                let _ = pair.settle(completion, |_| {});
+                let _ = pair.handle_completion(completion, |_| {});
             }
         }
     }
@@ -101,9 +101,9 @@ impl Path {
     }
 
     /// Once it is stopped: hands out the headers, with their messages' numbers, that may not have got out.
-    pub(in super::super) fn words(&self, mut word: impl FnMut(u32, &[u8])) {
+    pub(in super::super) fn unsent_headers(&self, mut word: impl FnMut(u32, &[u8])) {
         for posted in &self.posted {
-            let Some(bytes) = posted.word else { continue };
+            let Some(bytes) = posted.header_bytes else { continue };
             let mut header = [0; MAX_HEADER];
             let at = u64::from(self.count + (posted.number & (self.count - 1))) * SLOT as u64 + HEAD as u64;
             if let Some(header) = header.get_mut(..bytes.into())
@@ -113,7 +113,7 @@ impl Path {
             }
         }
         let mut number = self.next_out;
-        for header in self.outbox.words() {
+        for header in self.outbox.bare_headers() {
             word(number, header);
             number = number.wrapping_add(1);
         }

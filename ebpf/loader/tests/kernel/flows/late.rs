@@ -4,16 +4,16 @@ use super::{Line, SEND_ONLY, ack, answer, asking, data, ends};
 use crate::support::packets::{Segment, ip};
 use harmonaize_events::{
     Direction::{Egress, Ingress},
-    EventKind, RoundTrips,
+    EventKind, RttStats,
 };
 use harmonaize_loader::Options;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::{Duration, Instant};
 
 /// Whether the latest round trip is told.
-fn is_late(late: Duration, trips: &RoundTrips) -> bool {
-    let late_ns = (late.as_nanos() as u64).max(trips.least_ns);
-    !late.is_zero() && (late_ns..30_000_000).contains(&(trips.last_ns - trips.least_ns))
+fn is_late(late: Duration, trips: &RttStats) -> bool {
+    let late_ns = (late.as_nanos() as u64).max(trips.min_ns);
+    !late.is_zero() && (late_ns..30_000_000).contains(&(trips.last_ns - trips.min_ns))
 }
 
 /// What an event says of bytes, since when they left, for how long none was measured before, and of what it measures.
@@ -28,11 +28,11 @@ struct Before {
 
 /// So many quick and slow round trips of one flow, by `pass` and its argument, whether to wait; what was measured says what must be told, however slow
 /// this machine is.
-fn late_round_trips(
+fn late_rtts(
     line: &mut Line,
     late: Duration,
     mut pass: impl FnMut(&mut Line, usize, bool),
-    measured: impl Fn(&mut Line) -> (RoundTrips, u32),
+    measured: impl Fn(&mut Line) -> (RttStats, u32),
     // By what was sent when, and the round trip before.
     passed: impl Fn(usize, u64, Before) -> Passed,
 ) {
@@ -42,8 +42,7 @@ fn late_round_trips(
         let (trips, ended) = measured(line);
         assert_eq!(trips.count, at as u64 + 1);
         let events = line.events();
-        let events: Vec<_> =
-            events.iter().filter(|event| event.kind == EventKind::LateRoundTrip as u32).collect();
+        let events: Vec<_> = events.iter().filter(|event| event.kind == EventKind::LateRtt as u32).collect();
         if is_late(late, &trips) {
             let [event] = events[..] else { panic!("{trips:?}: {events:?}") };
             let sent_ns = event.time_ns - trips.last_ns;
@@ -74,9 +73,9 @@ fn wait_for(wait: bool) {
 }
 
 #[test]
-fn tcp_late_round_trips_are_told_with_what_was_sent_since_the_one_before() {
+fn tcp_late_rtts_report_bytes_since_previous() {
     for late in [Duration::from_millis(4), Duration::ZERO] {
-        let Some(mut line) = Line::with(Options { late_round_trip: late, ..Options::default() }) else {
+        let Some(mut line) = Line::with(Options { late_rtt: late, ..Options::default() }) else {
             return;
         };
         let pass = |line: &mut Line, at: usize, wait| {
@@ -92,21 +91,21 @@ fn tcp_late_round_trips_are_told_with_what_was_sent_since_the_one_before() {
         };
         let measured = |line: &mut Line| {
             let egress = line.connection().egress;
-            (egress.round_trips, egress.ended)
+            (egress.rtt, egress.ended)
         };
         // Each time twice 2554 bytes with data, and 54 of an acknowledgement.
         let passed = |at: usize, sent_ns: u64, before: Before| {
             let paused_ns = ((sent_ns >> 10) as u32).wrapping_sub(before.ended) << 10;
             (at as u64 * 5162 + 2554, 5162, sent_ns - before.took_ns, paused_ns, 2554)
         };
-        late_round_trips(&mut line, late, pass, measured, passed);
+        late_rtts(&mut line, late, pass, measured, passed);
     }
 }
 
 #[test]
-fn roce_late_round_trips_are_told() {
+fn roce_late_rtts_are_reported() {
     for late in [Duration::from_millis(4), Duration::ZERO] {
-        let Some(mut line) = Line::with(Options { late_round_trip: late, ..Options::default() }) else {
+        let Some(mut line) = Line::with(Options { late_rtt: late, ..Options::default() }) else {
             return;
         };
         let pass = |line: &mut Line, at: usize, wait| {
@@ -114,15 +113,15 @@ fn roce_late_round_trips_are_told() {
             wait_for(wait);
             line.roce(Ingress, answer(9, at as u32, 0x1f));
         };
-        let measured = |line: &mut Line| (line.queue_pair(Egress, 7).round_trips, 0);
-        late_round_trips(&mut line, late, pass, measured, |_, _, _| Passed::default());
+        let measured = |line: &mut Line| (line.queue_pair(Egress, 7).rtt, 0);
+        late_rtts(&mut line, late, pass, measured, |_, _, _| Passed::default());
     }
 }
 
 #[test]
-fn late_round_trips_of_many_flows_are_told_one_in_a_millisecond() {
+fn late_rtts_are_limited_to_one_per_millisecond() {
     let late = Duration::from_millis(4);
-    let Some(mut line) = Line::with(Options { late_round_trip: late, ..Options::default() }) else { return };
+    let Some(mut line) = Line::with(Options { late_rtt: late, ..Options::default() }) else { return };
     let pass = |line: &mut Line, direction, port: u16, segment: Segment| {
         let (source, destination) = if direction == Egress { (port, 2000) } else { (2000, port) };
         let (from, to) = ends(direction);
@@ -140,18 +139,18 @@ fn late_round_trips_of_many_flows_are_told_one_in_a_millisecond() {
     let begun = Instant::now();
     (1..=100).for_each(|port| pass(&mut line, Ingress, port, ack(7500)));
     let passed = begun.elapsed().as_millis() as usize;
-    let told = line.told().into_iter().filter(|(kind, _)| *kind == EventKind::LateRoundTrip).count();
+    let told = line.event_totals().into_iter().filter(|(kind, _)| *kind == EventKind::LateRtt).count();
     assert!(told <= passed + 1, "{told} in {passed} ms");
     assert_eq!(line.collector.losses().unwrap().events, 0, "nobody lost one");
 }
 
 /// Late round trips can be waited for by themselves.
 #[test]
-fn late_round_trips_wake_who_polls_for_them_alone() {
+fn late_rtts_have_their_own_fd() {
     let late = Duration::from_millis(4);
-    let Some(mut line) = Line::with(Options { late_round_trip: late, ..Options::default() }) else { return };
+    let Some(mut line) = Line::with(Options { late_rtt: late, ..Options::default() }) else { return };
     let ready = |line: &Line| {
-        let mut polled = [PollFd::from_borrowed_fd(line.collector.late_round_trips(), PollFlags::IN)];
+        let mut polled = [PollFd::from_borrowed_fd(line.collector.late_rtt_fd(), PollFlags::IN)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
     };
     line.tcp(Egress, data(0, 10));
@@ -176,6 +175,6 @@ fn late_round_trips_wake_who_polls_for_them_alone() {
         turn(&mut line, 2500, at % 2 == 0);
     }
     let events = line.events();
-    assert_eq!(events[0].kind, EventKind::LateRoundTrip as u32, "before the others");
+    assert_eq!(events[0].kind, EventKind::LateRtt as u32, "before the others");
     assert_eq!(ready(&line), 0);
 }

@@ -2,7 +2,7 @@
 
 use super::world::{Sample, watch_jobs};
 use harmonaize_abi::session::{Checkpoint, Knobs, Level, Priority};
-use harmonaize_disclose::{Maintenance, Standing, choose};
+use harmonaize_disclose::{CurrentState, Maintenance, choose};
 use std::time::Duration;
 
 /// Seconds between two looks.
@@ -35,17 +35,17 @@ fn best(share: f64) -> u32 {
 
 /// How a job decides.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Disclosure {
     Nothing,
     Events,
     /// All that the provider knows; saving early while slow, or not.
     Everything {
-        early: bool,
+        reacts: bool,
     },
 }
 
 /// What a job gets done.
-fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
+fn progress(samples: &[Sample], job: usize, told: Disclosure) -> f64 {
     let (mut done, mut saved, mut last) = (0.0, 0.0, 0.0_f64);
     let (mut running, mut noticed) = (true, None);
     for (at, sample) in samples.iter().enumerate() {
@@ -60,9 +60,9 @@ fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
         }
         running = true;
         let standing = match told {
-            Told::Events => standing,
-            Told::Nothing => Standing::default(),
-            Told::Everything { early } => {
+            Disclosure::Events => standing,
+            Disclosure::Nothing => CurrentState::default(),
+            Disclosure::Everything { reacts: early } => {
                 noticed = match (sample.going[job], noticed) {
                     (true, None) => Some(Duration::from_secs_f64(now)),
                     (true, since) => since,
@@ -73,24 +73,28 @@ fn progress(samples: &[Sample], job: usize, told: Told) -> f64 {
                     share if early && share < 0.9 => Level::Mild,
                     _ => Level::None,
                 };
-                Standing { slow, maintenance: noticed.map(|told| Maintenance { told, at: told }) }
+                CurrentState {
+                    slowdown: slow,
+                    maintenance: noticed.map(|told| Maintenance { announced: told, at: told }),
+                }
             }
         };
         // The feed's clock is that of the samples, less where they began.
         let maintenance = match told {
-            Told::Events => standing.maintenance.map(|going| Maintenance {
-                told: going.told.saturating_sub(sample.began),
+            Disclosure::Events => standing.maintenance.map(|going| Maintenance {
+                announced: going.announced.saturating_sub(sample.began),
                 at: going.at.saturating_sub(sample.began),
             }),
             _ => standing.maintenance,
         };
-        let standing = Standing { maintenance, ..standing };
+        let standing = CurrentState { maintenance, ..standing };
         let since = Duration::from_secs_f64(now - last);
         let checkpoint =
             Some(Checkpoint { every: EVERY, cost: COST, last: since, importance: Priority::Normal });
         let knobs = Knobs { accumulate: (best(1.0), best(0.3)), checkpoint };
         let choice = choose(&knobs, &standing, Duration::from_secs_f64(now));
-        let accumulate = if let Told::Everything { .. } = told { best(share) } else { choice.accumulate };
+        let accumulate =
+            if let Disclosure::Everything { .. } = told { best(share) } else { choice.accumulate };
         done += rate(accumulate, share) * STEP;
         if choice.checkpoint {
             done -= rate(accumulate, share) * COST.as_secs_f64();
@@ -107,8 +111,8 @@ pub(super) fn worth(fabrics: u64, whiles: usize) -> (f64, f64) {
     let seeds: Vec<u64> = (1000..1000 + fabrics).collect();
     for samples in super::in_parallel(&seeds, |seed| watch_jobs(*seed, whiles)) {
         for job in 0..2 {
-            let [late, early] = [false, true].map(|early| Told::Everything { early });
-            let all = [Told::Nothing, Told::Events, late, early];
+            let [late, early] = [false, true].map(|early| Disclosure::Everything { reacts: early });
+            let all = [Disclosure::Nothing, Disclosure::Events, late, early];
             all.iter().zip(&mut sums).for_each(|(told, sum)| *sum += progress(&samples, job, *told));
         }
     }

@@ -1,12 +1,12 @@
 //! A fabric drawn from a seed, a tenant who wants to know where its ranks stand, and what it is told while things happen.
 
 use super::super::events::{restore, withdraw};
-use super::super::fabric::{Fabric, Stranger};
+use super::super::fabric::{CrossTraffic, Fabric};
 use super::super::world::{SECOND, settings_of};
 use super::evidence::Evidence;
 use super::using::STEP;
 use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Level, Negotiated};
-use harmonaize_disclose::{Fact, Standing};
+use harmonaize_disclose::{CurrentState, Fact};
 use harmonaize_planner::{HostId, delays};
 use harmonaize_store::WithdrawalKind;
 use rand::seq::SliceRandom;
@@ -73,7 +73,7 @@ pub(super) struct Seen {
     /// What the tenant sees of its own hosts' going: for each time at which some went, which.
     pub gone: Vec<BTreeSet<usize>>,
     /// What it is told.
-    pub told: Evidence,
+    pub evidence: Evidence,
     /// What it would be told with nothing between it and what the provider knows.
     pub raw: Evidence,
     /// For each while: what happened, and how slow the tenant was, was told to be, and was known to be.
@@ -103,7 +103,7 @@ struct World {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
     /// What is left of each one's rate, what it has been told, and whether it runs.
-    pub jobs: [(f64, Standing, bool); 2],
+    pub jobs: [(f64, CurrentState, bool); 2],
     /// Whether a host of each will be taken away.
     pub going: [bool; 2],
     /// When the first sample was taken.
@@ -160,7 +160,7 @@ pub(super) fn watch(seed: u64, strategy: Strategy, whiles: usize, rounds: usize)
         racks: world.hosts.iter().map(|host| world.racks[*host]).collect(),
         delays: (0..RANKS).map(|i| (0..RANKS).map(|j| one_way(i, j)).collect()).collect(),
         gone,
-        told,
+        evidence: told,
         raw,
         whiles: seen,
     }
@@ -215,7 +215,7 @@ impl World {
     fn listen(
         &mut self,
         (mut from, facts): (EventCursor, usize),
-        told: &mut Evidence,
+        evidence: &mut Evidence,
         raw: &mut Evidence,
     ) -> [f64; 2] {
         let (mut worst, mut least) = (Level::None, 1.0_f64);
@@ -230,7 +230,7 @@ impl World {
                 if let EventKind::Congestion(level) = event.kind {
                     worst = worst.max(level);
                 }
-                told.event(&event);
+                evidence.event(&event);
             }
         }
         for (at, id, fact) in self.fabric.state.events.facts.split_off(facts) {
@@ -269,7 +269,7 @@ impl World {
     fn dissolve_all(&mut self) {
         for id in std::mem::take(&mut self.groups).into_keys() {
             self.fabric.state.dissolve(self.fabric.now, id, "");
-            self.fabric.settle();
+            self.fabric.run_until_quiet();
         }
         self.fabric.run(SECOND * 2);
     }
@@ -381,11 +381,11 @@ impl World {
                 }
             }
             let running = self.fabric.ids();
-            let mut sample = Sample { jobs: [(1.0, Standing::default(), false); 2], ..Sample::default() };
+            let mut sample = Sample { jobs: [(1.0, CurrentState::default(), false); 2], ..Sample::default() };
             for (id, ranks) in &self.groups {
                 let job = ranks[0] / (RANKS / 2);
                 let share = self.shares.get(id).map_or(1.0, |[one, other]| one.min(*other));
-                let standing = self.fabric.state.feed("a").standing(*id);
+                let standing = self.fabric.state.feed("a").current_state(*id);
                 sample.jobs[job] = (share, standing, running.contains(id));
                 sample.going[job] = ranks.iter().any(|rank| self.going.contains(&self.hosts[*rank]));
             }
@@ -413,13 +413,13 @@ impl World {
                     let (leaf, spine) = (format!("leaf{rack}"), format!("spine{spine}"));
                     let (from, to) = if up { (leaf, spine) } else { (spine, leaf) };
                     let link = self.fabric.link(&from, &to);
-                    let number = self.fabric.strangers.len() as u32;
-                    self.fabric.strangers.insert(number, Stranger { link, bits });
+                    let number = self.fabric.cross_traffic.len() as u32;
+                    self.fabric.cross_traffic.insert(number, CrossTraffic { link, bits });
                 }
-                self.fabric.look_all();
+                self.fabric.sample_all();
                 self.pass(SECOND * 15);
-                self.fabric.strangers.clear();
-                self.fabric.look_all();
+                self.fabric.cross_traffic.clear();
+                self.fabric.sample_all();
                 self.pass(SECOND * 20);
             }
             Cause::Neighbour => {
@@ -429,7 +429,7 @@ impl World {
                 let id = self.fabric.form("b", "b", &hosts);
                 self.pass(SECOND * 15);
                 self.fabric.state.dissolve(self.fabric.now, id, "");
-                self.fabric.settle();
+                self.fabric.run_until_quiet();
                 self.pass(SECOND * 5);
             }
             Cause::Link | Cause::Spine => {

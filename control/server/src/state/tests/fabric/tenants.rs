@@ -18,7 +18,7 @@ pub(in crate::state::tests) struct Tenants {
     /// What became of hints, in order.
     pub hinted: Vec<v1::Hinted>,
     /// What agents were told beside that and are not simulated by the fabric itself, in order.
-    pub rest: Vec<to_agent::Message>,
+    pub others: Vec<to_agent::Message>,
     pub stored: Stored,
     /// By host and communicator: what an agent knows of one that has ended.
     pub ended: BTreeMap<(usize, u64), v1::Recipe>,
@@ -55,10 +55,10 @@ impl Fabric {
             return;
         }
         if self.tenants.disk_full {
-            return self.state.not_kept(self.now, changes);
+            return self.state.store_failed(self.now, changes);
         }
         changes.iter().for_each(|change| self.tenants.stored.apply(change));
-        self.state.carry_out(self.now, changes);
+        self.state.apply_stored(self.now, changes);
     }
 
     /// An agent that has not heard of the end of a communicator runs it still.
@@ -85,7 +85,7 @@ impl Fabric {
     }
 
     pub(in crate::state::tests) fn ask(&mut self, host: usize, message: from_agent::Message) {
-        self.say(self.agents[host].session.unwrap(), message);
+        self.send(self.agents[host].session.unwrap(), message);
     }
 
     /// A process on the host asks for its tenant's events.

@@ -9,7 +9,7 @@ const OWN: f64 = 8e8;
 
 impl Fabric {
     /// Agents say, once, that others starve a communicator's connections over a link.
-    pub(in crate::state::tests) fn say_starved(&mut self, id: u64, link: DirectedLink) {
+    pub(in crate::state::tests) fn report_starved(&mut self, id: u64, link: DirectedLink) {
         for host in 0..self.agents.len() {
             let Some(session) = self.agents[host].session else { continue };
             let sends = self.sends(host).into_iter();
@@ -31,7 +31,7 @@ impl Fabric {
                     peer,
                     source_port: u32::from(port),
                 };
-                self.say(session, from_agent::Message::PathCongestion(told));
+                self.send(session, from_agent::Message::PathCongestion(told));
             }
         }
     }

@@ -1,0 +1,329 @@
+//! Tenants that share an aggregator and the links to it: how alike they fare, and what one that wants everything costs the others.
+
+use super::{PLAIN, Suite, busy};
+use crate::lab::Lab;
+use crate::row::{Better, Case, Row};
+use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::clock::monotonic_ns;
+use harmonaize_testkit::deployment::Tenant;
+use harmonaize_testkit::job::Job;
+use harmonaize_testkit::topology::{Topology, star_with_aggregator};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Tenants of equal weight, each with a rank on every host.
+const TENANTS: usize = 8;
+const HOSTS: usize = 4;
+/// Of each host's link, Mbit/s: so little that processors have time to spare.
+const RATE: u64 = 100;
+/// Of a frame of 1,514 bytes, those of a tensor.
+const GOODPUT: f64 = 1392.0 / 1514.0;
+/// Bytes of tensors that a tenant with enough to do has under way.
+const BYTES_IN_FLIGHT: u64 = 1 << 20;
+/// Bytes of the hog's tensors, how many of its communicators reduce at once, and how many in each.
+const LARGE: u64 = 1 << 20;
+const GREEDY: usize = 4;
+const IN_FLIGHT: u64 = 4;
+/// Of its share of the links, what a tenant with little to do uses, in operations of so many bytes.
+const MODERATE: f64 = 0.6;
+const SMALL: u64 = 64 << 10;
+/// How long tenants may take to join, and rates to settle.
+const JOIN: Duration = Duration::from_secs(5);
+const STABILIZE: Duration = Duration::from_secs(1);
+/// How long a job may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What one communicator does.
+#[derive(Clone, Copy)]
+struct Load {
+    tenant: usize,
+    bytes: u64,
+    in_flight: u64,
+    /// One operation each so often; zero: always another.
+    every: Duration,
+}
+
+/// What `steady` prints.
+#[derive(Debug, Deserialize)]
+pub(super) struct Steady {
+    pub(super) bytes: u64,
+    pub(super) done_ns: Vec<u64>,
+    pub(super) took_us: Vec<f64>,
+    pub(super) aggregated: Vec<bool>,
+}
+
+/// An interval of CLOCK_MONOTONIC, nanoseconds.
+#[derive(Clone, Copy)]
+struct Interval(u64, u64);
+
+impl Steady {
+    fn first(&self) -> u64 {
+        self.done_ns.first().copied().unwrap_or(u64::MAX)
+    }
+
+    fn last(&self) -> u64 {
+        self.done_ns.last().copied().unwrap_or(0)
+    }
+
+    /// Places of the operations that were done within an interval.
+    fn within(&self, Interval(from, until): Interval) -> std::ops::Range<usize> {
+        let below = |ns: u64| self.done_ns.partition_point(|done| *done < ns);
+        below(from)..below(until)
+    }
+
+    /// Bytes of a rank's tensors a second, from one operation's end to another's.
+    fn rate(&self, interval: Interval) -> f64 {
+        let done = self.done_ns.get(self.within(interval)).unwrap_or_default();
+        let (Some(first), Some(last)) = (done.first(), done.last()) else { return 0.0 };
+        (done.len() - 1) as f64 * self.bytes as f64 / ((last - first).max(1) as f64 / 1e9)
+    }
+
+    /// The median time of an operation, ms.
+    fn middle_ms(&self, interval: Interval) -> f64 {
+        let took = self.took_us.get(self.within(interval)).unwrap_or_default();
+        crate::row::median(took).unwrap_or(f64::NAN) / 1e3
+    }
+
+    /// Of the operations, those that were an aggregator's.
+    fn aggregated(&self, interval: Interval) -> f64 {
+        let of = self.aggregated.get(self.within(interval)).unwrap_or_default();
+        of.iter().filter(|aggregated| **aggregated).count() as f64 / of.len().max(1) as f64
+    }
+}
+
+/// Jain, Chiu, Hawe, A quantitative measure of fairness, 1984: 1 where all are alike, 1/n where one has everything.
+fn jain(values: &[f64]) -> f64 {
+    let (sum, squares) =
+        values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
+    sum * sum / (values.len() as f64 * squares)
+}
+
+/// Eight tenants that always have something to reduce: tensors of one size, and of several.
+pub(super) fn fair(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = tenants(suite)?;
+    let sizes: [(&str, &[u64]); 2] = [
+        ("of 256 KiB", &[256 << 10]),
+        ("of 32 KiB to 512 KiB", &[32 << 10, 128 << 10, 256 << 10, 512 << 10]),
+    ];
+    let mut rows = Vec::new();
+    for (name, sizes) in sizes {
+        let load = |tenant: usize| {
+            let bytes = sizes.get(tenant % sizes.len()).copied().unwrap_or(SMALL);
+            Load { tenant, bytes, in_flight: BYTES_IN_FLIGHT / bytes, every: Duration::ZERO }
+        };
+        let loads: Vec<Load> = (0..TENANTS).map(load).collect();
+        let mut indexes = Vec::new();
+        for _ in 0..suite.budget.rounds {
+            let (begun, was) = (monotonic_ns()?, busy()?);
+            let until = begun + nanos(JOIN + suite.window());
+            let jobs =
+                loads.iter().map(|load| start(&mut lab, *load, until)).collect::<Result<Vec<Job>>>()?;
+            let steady = finish(&mut lab, jobs)?;
+            let interval = common(&steady, until)?;
+            let processors = (busy()? - was) / cores() / ((monotonic_ns()? - begun) as f64 / 1e9);
+            let rates: Vec<f64> = steady.iter().map(|one| one.rate(interval)).collect();
+            print_rates(&format!("tensors {name}"), &steady, interval);
+            eprintln!(
+                "Jain's index {:.4}; {:.0}% of what the links carry; processors busy for {:.0}% of the time",
+                jain(&rates),
+                100.0 * rates.iter().sum::<f64>() / carried(),
+                100.0 * processors
+            );
+            indexes.push(jain(&rates));
+        }
+        let case = case(&format!("tensors {name}: Jain's index of their rates"), 0.95);
+        rows.push(case.compare(&indexes, &vec![1.0; indexes.len()], "all alike"));
+    }
+    Ok(rows)
+}
+
+/// How a tenant wants everything.
+#[derive(Clone, Copy, PartialEq)]
+enum Hog {
+    /// By the aggregator, with several communicators and large tensors.
+    Reduces,
+    /// By its hosts' own connections, with AllToAlls.
+    Exchanges,
+}
+
+/// One tenant wants everything; the others have less to do than their share, or as much as they can.
+pub(super) fn hog(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = tenants(suite)?;
+    let share = carried() / TENANTS as f64;
+    let every = Duration::from_secs_f64(SMALL as f64 / (MODERATE * share));
+    let moderate = |tenant| Load { tenant, bytes: SMALL, in_flight: 4, every };
+    let busy =
+        |tenant| Load { tenant, bytes: SMALL, in_flight: BYTES_IN_FLIGHT / SMALL, every: Duration::ZERO };
+    type One<'a> = (Hog, &'a str, &'a dyn Fn(usize) -> Load);
+    let cases: [One<'_>; 3] = [
+        (Hog::Reduces, "a hog, and others that have 60% of their share to do", &moderate),
+        (Hog::Reduces, "a hog, and others that have enough to do", &busy),
+        (
+            Hog::Exchanges,
+            "a hog by hosts' connections, and others that have 60% of their share to do",
+            &moderate,
+        ),
+    ];
+    let mut rows = Vec::new();
+    for (hog, name, load) in cases {
+        let (mut kept, mut guaranteed) = (Vec::new(), Vec::new());
+        for _ in 0..suite.budget.rounds {
+            let (steady, [without, with]) = beside_hog(suite, &mut lab, hog, load)?;
+            print_rates(&format!("{name}: without it"), &steady, without);
+            print_rates("beside it", &steady, with);
+            let rates = |interval| steady.iter().map(move |one: &Steady| one.rate(interval));
+            // Who has enough to do uses what others leave: its share is an eighth of what all have together.
+            let (ours, share) = if load(1).every.is_zero() {
+                (rates(with).fold(f64::INFINITY, f64::min), rates(without).sum::<f64>() / TENANTS as f64)
+            } else {
+                let lost = rates(without).zip(rates(with)).map(|(without, with)| without - with);
+                (share - lost.fold(f64::NEG_INFINITY, f64::max), share)
+            };
+            kept.push(ours / 1e6);
+            guaranteed.push(share / 1e6);
+        }
+        let case = case(&format!("{name}: MB/s that the least of these keeps of its share"), 0.95);
+        rows.push(case.compare(&kept, &guaranteed, "an eighth of the links"));
+    }
+    Ok(rows)
+}
+
+/// First the others alone, then with the hog: what they did, and when they were alone and when not.
+fn beside_hog(
+    suite: &Suite,
+    lab: &mut Lab,
+    hog: Hog,
+    load: &dyn Fn(usize) -> Load,
+) -> Result<(Vec<Steady>, [Interval; 2])> {
+    let comes = monotonic_ns()? + nanos(JOIN + suite.window());
+    let until = comes + nanos(JOIN + suite.window());
+    let mut jobs =
+        (1..TENANTS).map(|tenant| start(lab, load(tenant), until)).collect::<Result<Vec<Job>>>()?;
+    while monotonic_ns()? < comes {
+        lab.check()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if hog == Hog::Exchanges {
+        let arguments =
+            ["--collective", "alltoall", "--bytes", "4194304", "--iterations", "1000000", "--json"];
+        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
+        // It ends when it is dropped.
+        let _hog = lab.start_of(0, "collective", &(0..HOSTS).collect::<Vec<_>>(), &arguments)?;
+        let steady = finish(lab, jobs)?;
+        let without = common(&steady, comes)?;
+        let last = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
+        return Ok((steady, [without, Interval(comes + nanos(JOIN), last)]));
+    }
+    let greedy = Load { tenant: 0, bytes: LARGE, in_flight: IN_FLIGHT, every: Duration::ZERO };
+    jobs.extend((0..GREEDY).map(|_| start(lab, greedy, until)).collect::<Result<Vec<Job>>>()?);
+    let mut steady = finish(lab, jobs)?;
+    let hogs = steady.split_off(TENANTS - 1);
+    let (without, with) = (common(&steady, comes)?, common(&hogs, until)?);
+    print_rates("the hog's communicators", &hogs, with);
+    ensure!(hogs.iter().all(|hog| hog.rate(with) > 0.0), "the hog did nothing");
+    Ok((steady, [without, with]))
+}
+
+fn case(what: &str, bar: f64) -> Case {
+    Case {
+        suite: "aggregation",
+        case: format!("{TENANTS} tenants on {HOSTS} hosts, {RATE} Mbit/s, {what}"),
+        size: 0,
+        ranks: HOSTS,
+        better: Better::More,
+        bar,
+    }
+}
+
+impl Suite {
+    /// For how long rates are measured.
+    fn window(&self) -> Duration {
+        STABILIZE + Duration::from_millis(60 * self.budget.turn)
+    }
+}
+
+/// The fabric with all tenants on it.
+fn tenants(suite: &Suite) -> Result<Lab> {
+    let topology = Topology::parse(&star_with_aggregator(HOSTS, RATE, "0us"))?;
+    let topology = Topology { mtu: PLAIN, ..topology };
+    Lab::on(topology, suite.binaries.clone(), Arc::clone(&suite.stop), |mut setup| {
+        for (number, name) in (1..TENANTS).zip(["b", "c", "d", "e", "f", "g", "h"]) {
+            setup.tenants.push(Tenant { name: name.to_owned(), user: 3001 + number as u32 });
+        }
+        setup
+    })
+}
+
+/// What a host's link carries of tensors, bytes a second.
+fn carried() -> f64 {
+    RATE as f64 * 1e6 / 8.0 * GOODPUT
+}
+
+fn cores() -> f64 {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn start(lab: &mut Lab, load: Load, until: u64) -> Result<Job> {
+    let Load { tenant, bytes, in_flight: at_once, every } = load;
+    let options = [
+        ("--bytes", bytes.to_string()),
+        ("--in-flight", at_once.to_string()),
+        ("--every-us", every.as_micros().to_string()),
+        ("--until-ns", until.to_string()),
+    ];
+    let arguments: Vec<String> =
+        options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+    let hosts: Vec<usize> = (0..HOSTS).collect();
+    lab.start_of(tenant, "steady", &hosts, &arguments)
+}
+
+fn finish(lab: &mut Lab, jobs: Vec<Job>) -> Result<Vec<Steady>> {
+    jobs.into_iter()
+        .map(|job| lab.finish::<Steady>(job, LIMIT)?.into_iter().next().context("no figures"))
+        .collect()
+}
+
+/// When all were under way, up to `until`.
+fn common(steady: &[Steady], until: u64) -> Result<Interval> {
+    let from = steady.iter().map(Steady::first).max().unwrap_or(0).saturating_add(nanos(STABILIZE));
+    let until = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
+    ensure!(from < until, "not all tenants had begun in time");
+    Ok(Interval(from, until))
+}
+
+fn print_rates(what: &str, steady: &[Steady], interval: Interval) {
+    let each: Vec<String> = steady
+        .iter()
+        .map(|one| {
+            let (rate, middle) = (one.rate(interval) / 1e6, one.middle_ms(interval));
+            format!("{rate:.3} MB/s ({middle:.1} ms, {:.0}% aggregated)", 100.0 * one.aggregated(interval))
+        })
+        .collect();
+    eprintln!("{what}, {:.1} s: {}", (interval.1 - interval.0) as f64 / 1e9, each.join(", "));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_of_whole_operations_within_an_interval() {
+        let steady = Steady {
+            bytes: 1_000_000,
+            done_ns: (1..=10).map(|second| second * 1_000_000_000).collect(),
+            took_us: vec![500_000.0; 10],
+            aggregated: (0..10).map(|at| at >= 5).collect(),
+        };
+        let interval = Interval(3_500_000_000, 8_500_000_000);
+        assert_eq!(steady.within(interval), 3..8);
+        assert_eq!((steady.rate(interval), steady.middle_ms(interval)), (1e6, 500.0));
+        assert_eq!(steady.aggregated(interval), 0.6);
+        assert_eq!(steady.rate(Interval(0, 1)), 0.0);
+        assert_eq!((jain(&[2.0; 8]), jain(&[1.0, 0.0, 0.0, 0.0])), (1.0, 0.25));
+    }
+}

@@ -1,0 +1,275 @@
+//! Where the suites measure: a star of hosts with agents and one tenant, and the measuring programs.
+
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_testkit::deployment::{Deployment, Setup, Tenant};
+use harmonaize_testkit::elastic::Stage;
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::job::{self, Job, Programs, Spaces};
+use harmonaize_testkit::process::Process;
+use harmonaize_testkit::topology::{self, Topology};
+use harmonaize_testkit::workspace::{self, Binaries};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long one run may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// What a measuring program prints for a size.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Measured {
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// Each timed operation, in microseconds.
+    pub times_us: Vec<f64>,
+    /// What of all processors' time was spent meanwhile; 0 where nobody looked.
+    #[serde(default)]
+    pub busy: f64,
+}
+
+/// The fabric with its programs.
+#[derive(Debug)]
+pub struct Lab {
+    // In this order they end.
+    /// A tenant each; the first is the lab's own.
+    spaces: Vec<Spaces>,
+    programs: Programs,
+    deployment: Deployment,
+    logs: PathBuf,
+    stop: Arc<AtomicBool>,
+    jobs: usize,
+}
+
+/// What a measuring program prints: a line of JSON for each figure.
+fn measured<T: DeserializeOwned>(printed: &str) -> Result<Vec<T>> {
+    let lines = printed.lines().filter(|line| line.starts_with('{'));
+    let measured: Vec<T> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(!measured.is_empty(), "no figures in: {printed}");
+    Ok(measured)
+}
+
+impl Lab {
+    /// Builds a star of `hosts` with links of `rate`, starts control and agents.
+    pub fn build(hosts: usize, rate: &str, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Self> {
+        Self::build_with(hosts, rate, binaries, stop, |setup| setup)
+    }
+
+    /// The same; `settings` may change how control and agents are set up.
+    pub fn build_with(
+        hosts: usize,
+        rate: &str,
+        binaries: Binaries,
+        stop: Arc<AtomicBool>,
+        settings: impl FnOnce(Setup) -> Setup,
+    ) -> Result<Self> {
+        Self::on(Topology::parse(&topology::star(hosts, rate))?, binaries, stop, settings)
+    }
+
+    /// On the fabric of a topology.
+    pub fn on(
+        topology: Topology,
+        binaries: Binaries,
+        stop: Arc<AtomicBool>,
+        settings: impl FnOnce(Setup) -> Setup,
+    ) -> Result<Self> {
+        let logs = workspace::target().join("bench-logs");
+        std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
+        let folder = binaries.path("collective")?.parent().map(Path::to_path_buf).unwrap_or_default();
+        let programs = Programs::publish(
+            &folder,
+            &[
+                "alltoall",
+                "bursts",
+                "coded",
+                "collective",
+                "direct",
+                "elastic",
+                "flows",
+                "inference",
+                "rhythm",
+                "steady",
+                "stream",
+                "train",
+            ],
+        )?;
+        let tenant = Tenant { name: "a".to_owned(), user: 3001 };
+        let fabric = Fabric::build(&topology)?;
+        let setup = settings(Setup::new(binaries, std::slice::from_ref(&tenant)));
+        let tenants = setup.tenants.clone();
+        let deployment = Deployment::start(fabric, setup)?;
+        let spaces = tenants.iter().map(|tenant| Spaces::make(&deployment, tenant)).collect::<Result<_>>()?;
+        Ok(Self { spaces, programs, deployment, logs, stop, jobs: 0 })
+    }
+
+    /// An error when a signal has asked to stop, or when control or an agent has ended.
+    pub fn check(&mut self) -> Result<()> {
+        self.go_on()?;
+        self.deployment.check()
+    }
+
+    /// An error when a signal has asked to stop.
+    pub fn go_on(&self) -> Result<()> {
+        ensure!(!self.stop.load(Ordering::Relaxed), "interrupted");
+        Ok(())
+    }
+
+    /// Ends control and agents; the fabric with the hosts' folders stays until it is dropped.
+    pub fn end(self) -> Result<Fabric> {
+        let Self { spaces, deployment, .. } = self;
+        drop(spaces);
+        deployment.end()
+    }
+
+    /// The fabric with control and agents.
+    pub fn deployment(&mut self) -> &mut Deployment {
+        &mut self.deployment
+    }
+
+    /// The fabric.
+    pub fn fabric(&self) -> &Fabric {
+        self.deployment.fabric()
+    }
+
+    /// The folder for what programs print.
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    /// The path of one of the measuring programs.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.programs.path(name)
+    }
+
+    /// Starts a measuring program as the tenant's job, a rank per entry of `hosts`.
+    pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[String]) -> Result<Job> {
+        self.start_of(0, program, hosts, arguments)
+    }
+
+    /// Where an elastic training runs, by a program of that name.
+    pub fn stage(&mut self, program: &str) -> Result<Stage<'_>> {
+        let spaces = self.spaces.first().context("no tenant")?;
+        let program = self.programs.path(program);
+        Ok(Stage { deployment: &mut self.deployment, spaces, program, logs: &self.logs })
+    }
+
+    /// The same as the job of a tenant, counted from 0 (the lab's own).
+    pub fn start_of(
+        &mut self,
+        tenant: usize,
+        program: &str,
+        hosts: &[usize],
+        arguments: &[String],
+    ) -> Result<Job> {
+        self.jobs += 1;
+        let name = format!("job{}", self.jobs);
+        let spaces = self.spaces.get(tenant).context("no such tenant")?;
+        spaces.start(&name, hosts, &self.programs.path(program), arguments, &self.logs)
+    }
+
+    /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
+    pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
+        self.ours_of(0, hosts, arguments)
+    }
+
+    /// The same as the job of a tenant, counted from 0 (the lab's own).
+    pub fn ours_of(&mut self, tenant: usize, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
+        let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        arguments.push("--json".to_owned());
+        let job = self.start_of(tenant, "collective", hosts, &arguments)?;
+        self.finish(job, LIMIT)
+    }
+
+    /// Runs a measuring program, a rank per entry of `hosts`, for at most `limit`; what rank 0 measured.
+    pub fn figures<T: DeserializeOwned>(
+        &mut self,
+        program: &str,
+        hosts: &[usize],
+        arguments: &[String],
+        limit: Duration,
+    ) -> Result<Vec<T>> {
+        let job = self.start(program, hosts, arguments)?;
+        self.finish(job, limit)
+    }
+
+    /// Waits for a job; what its rank 0 measured.
+    pub fn finish<T: DeserializeOwned>(&mut self, mut job: Job, limit: Duration) -> Result<Vec<T>> {
+        job.wait(limit, || self.check())?;
+        Self::figures_of(&job)
+    }
+
+    /// The same of a job during which a program of the fabric is ended.
+    pub fn finish_without_check<T: DeserializeOwned>(&self, mut job: Job, limit: Duration) -> Result<Vec<T>> {
+        job.wait(limit, || self.go_on())?;
+        Self::figures_of(&job)
+    }
+
+    /// What rank 0 of a job that is over has measured.
+    fn figures_of<T: DeserializeOwned>(job: &Job) -> Result<Vec<T>> {
+        let log = job.logs().first().cloned().context("no rank")?;
+        let figures = measured(&std::fs::read_to_string(&log)?)?;
+        for log in job.logs() {
+            std::fs::remove_file(log)?;
+        }
+        Ok(figures)
+    }
+
+    /// Runs the plan alone in one process.
+    pub fn direct(&mut self, arguments: &[&str]) -> Result<Vec<Measured>> {
+        self.check()?;
+        let mut command = Command::new(self.programs.path("direct"));
+        measured(&job::printed(command.args(arguments).arg("--json"))?)
+    }
+
+    /// Bytes a second of one TCP stream from the first host to the second.
+    pub fn stream(&mut self, bytes: u64) -> Result<f64> {
+        self.check()?;
+        let hosts = self.deployment.fabric().hosts();
+        let (Some(from), Some(to)) = (hosts.first(), hosts.get(1)) else { bail!("a stream needs two hosts") };
+        let address = to.addresses.first().context("a host without address")?;
+        let program = self.programs.path("stream");
+        let mut receive = Command::new(&program);
+        receive.arg("receive").arg(format!("{address}:0"));
+        let log = self.logs.join("stream-receive.log");
+        let mut receiver = Process::start("the stream's receiver", &mut receive, &to.namespace, &log)?;
+        let deadline = Instant::now() + LIMIT;
+        let listens = receiver.line_by(deadline, |_| true)?;
+        let mut send = Command::new(&program);
+        send.args(["send", &listens, "--bytes", &bytes.to_string()]);
+        let log = self.logs.join("stream-send.log");
+        let mut sender = Process::start("the stream's sender", &mut send, &from.namespace, &log)?;
+        sender.succeed_by(deadline)?;
+        receiver.succeed_by(deadline)?;
+        goodput(&receiver.log_tail(4096))
+    }
+}
+
+fn goodput(said: &str) -> Result<f64> {
+    #[derive(Deserialize)]
+    struct Line {
+        bytes_per_second: f64,
+    }
+    let line =
+        said.lines().find(|line| line.starts_with('{')).with_context(|| format!("no goodput in: {said}"))?;
+    Ok(serde_json::from_str::<Line>(line)?.bytes_per_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_figures_are_read() {
+        let text = "{\"bytes\":8,\"times_us\":[1.0,2.5],\"wrong\":0,\"wire_bytes\":3}\n";
+        assert_eq!(
+            measured::<Measured>(text).unwrap(),
+            [Measured { bytes: 8, times_us: vec![1.0, 2.5], busy: 0.0 }]
+        );
+        assert!(measured::<Measured>("nothing\n").is_err() && measured::<Measured>("{\"bytes\":8}").is_err());
+        assert_eq!(goodput("10.0.0.1:4\n{\"bytes_per_second\":119000000.5}\n").unwrap(), 119_000_000.5);
+        assert!(goodput("10.0.0.1:4\n").is_err());
+    }
+}

@@ -1,0 +1,25 @@
+//! The suites of benchmarks: each bar is one row, measured beside what it is compared with.
+
+#![forbid(unsafe_code)]
+
+pub mod aggregation;
+pub mod cluster;
+pub mod codec;
+pub mod compression;
+pub mod control;
+pub mod cooperation;
+mod figures;
+pub mod lab;
+pub mod launcher;
+pub mod part;
+pub mod peers;
+pub mod perftest;
+pub mod pictures;
+pub mod plot;
+pub mod rdma;
+pub mod row;
+pub mod small;
+pub mod suite;
+pub mod suites;
+pub mod telemetry;
+pub mod testbed;

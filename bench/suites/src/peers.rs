@@ -1,0 +1,326 @@
+//! The systems that benchmarks compare with: Gloo through torch, and Open MPI. Prepared under `target/peers`.
+
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::workspace::{self, root, target};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// The version of torch that Gloo comes in, and the one package that its import needs.
+const TORCH: [&str; 2] = ["torch==2.15.0", "typing_extensions==4.16.0"];
+/// Debian's packages for Open MPI.
+const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "gcc"];
+/// What the stub libraries are made with.
+const COMPILER: &[&str] = &["gcc", "binutils", "python3"];
+
+/// What a peer's rank 0 prints.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct Times {
+    /// Each timed operation, in microseconds.
+    pub times_us: Vec<f64>,
+    /// Elements that were not what they had to be.
+    pub wrong: u64,
+}
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct PeerRun {
+    /// How many ranks.
+    pub ranks: usize,
+    /// Bytes of a rank's tensor.
+    pub bytes: u64,
+    /// Operations that are not timed.
+    pub warmup: usize,
+    /// Operations that are.
+    pub iterations: usize,
+    /// Output over input.
+    pub in_place: bool,
+}
+
+/// Takes the line of JSON out of what a program printed.
+fn times(printed: &str) -> Result<Times> {
+    let line = printed.lines().find(|line| line.starts_with('{'));
+    let times: Times = serde_json::from_str(line.with_context(|| format!("no figures in: {printed}"))?)?;
+    ensure!(times.wrong == 0, "{} elements were wrong", times.wrong);
+    ensure!(!times.times_us.is_empty(), "no operation was timed");
+    Ok(times)
+}
+
+fn folder() -> Result<PathBuf> {
+    let folder = target().join("peers");
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Open MPI, with the measuring program compiled.
+#[derive(Debug, Clone)]
+pub struct OpenMpi {
+    program: PathBuf,
+}
+
+impl OpenMpi {
+    /// Installs what is missing, if consented, and compiles the program.
+    pub fn prepare(consent: Consent) -> Result<Self> {
+        packages::require(OPEN_MPI, consent)?;
+        let program = folder()?.join("mpi");
+        let source = root().join("bench/peers/mpi.c");
+        workspace::run(Command::new("mpicc").args(["-O2", "-o"]).arg(&program).arg(source))?;
+        Ok(Self { program })
+    }
+
+    /// Runs it once; `yields`: ranks that wait give way to others.
+    pub fn run(&self, effort: &PeerRun, yields: bool) -> Result<Times> {
+        let mut command = Command::new("mpirun");
+        command.args(["--allow-run-as-root", "--oversubscribe", "-n", &effort.ranks.to_string()]);
+        command.args(["--mca", "mpi_yield_when_idle", if yields { "1" } else { "0" }]).arg(&self.program);
+        let numbers = [effort.bytes as usize, effort.warmup, effort.iterations, usize::from(effort.in_place)];
+        command.args(numbers.map(|number| number.to_string()));
+        times(&harmonaize_testkit::job::printed(&mut command)?)
+    }
+}
+
+/// Gloo, in a virtual environment of Python with torch.
+#[derive(Debug, Clone)]
+pub struct Gloo {
+    python: PathBuf,
+}
+
+impl Gloo {
+    /// Makes the environment, if consented.
+    pub fn prepare(consent: Consent) -> Result<Self> {
+        let environment = folder()?.join("torch");
+        let gloo = Self { python: environment.join("bin/python") };
+        if gloo.works() {
+            return Ok(gloo);
+        }
+        if consent == Consent::Ask {
+            bail!("{} from PyPI (1.4 GB) is not there; run again with --yes to install it", TORCH.join(" "));
+        }
+        packages::require(COMPILER, consent)?;
+        eprintln!("Installing {} into {}", TORCH.join(" "), environment.display());
+        workspace::run(Command::new("python3").args(["-m", "venv"]).arg(&environment)).context(
+            "python3 cannot make a virtual environment; Debian's package python3-venv makes it able to",
+        )?;
+        // PyPI's wheel is the CUDA build; without its dependencies it takes a quarter of the room.
+        let mut install = Command::new(&gloo.python);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+        workspace::run(install.args(TORCH))?;
+        stub_cuda(&libraries(&environment)?)?;
+        ensure!(gloo.works(), "{} cannot import torch.distributed", gloo.python.display());
+        Ok(gloo)
+    }
+
+    fn works(&self) -> bool {
+        let code = "import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())";
+        let run = Command::new(&self.python).args(["-W", "ignore", "-c", code]).output();
+        run.is_ok_and(|output| output.status.success())
+    }
+
+    /// The interpreter that has torch.
+    pub fn python(&self) -> &Path {
+        &self.python
+    }
+
+    /// Runs it once. In place alone: torch has no other way.
+    pub fn run(&self, effort: &PeerRun) -> Result<Times> {
+        let store = std::env::temp_dir().join(format!("harmonaize-gloo-{}", std::process::id()));
+        let _ = std::fs::remove_file(&store);
+        let mut ranks = Ranks::default();
+        for rank in (0..effort.ranks).rev() {
+            let mut command = Command::new(&self.python);
+            command.arg(root().join("bench/peers/gloo.py")).arg(&store);
+            let numbers = [rank, effort.ranks, effort.bytes as usize, effort.warmup, effort.iterations];
+            command.args(numbers.map(|number| number.to_string()));
+            command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
+            let output = if rank == 0 { Stdio::piped() } else { Stdio::null() };
+            command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
+            ranks.0.push(command.spawn().context("cannot start python")?);
+        }
+        let first = ranks.0.pop().context("no rank")?;
+        let output = first.wait_with_output()?;
+        let _ = std::fs::remove_file(&store);
+        ensure!(output.status.success(), "rank 0 of Gloo ended with {}", output.status);
+        times(&String::from_utf8_lossy(&output.stdout))
+    }
+}
+
+/// Processes that do not outlive this.
+#[derive(Debug, Default)]
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // One that has not ended within a moment has lost its peers.
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+            while matches!(rank.try_wait(), Ok(None)) && std::time::Instant::now() < deadline {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+fn libraries(environment: &Path) -> Result<PathBuf> {
+    let lib = environment.join("lib");
+    for entry in std::fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))? {
+        let folder = entry?.path().join("site-packages/torch/lib");
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+    }
+    bail!("{} has no torch", environment.display())
+}
+
+/// What the shared libraries of a folder want from libraries of CUDA, from readelf.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct CudaImports {
+    /// CUDA libraries needed.
+    libraries: BTreeSet<String>,
+    /// Versions wanted of each.
+    versions: BTreeMap<String, BTreeSet<String>>,
+    /// Undefined symbols by version (empty: none).
+    symbols: BTreeMap<String, BTreeSet<String>>,
+    /// Symbols that a library of the folder defines.
+    defined: BTreeSet<String>,
+}
+
+fn of_cuda(name: &str) -> bool {
+    ["libcu", "libnv", "libnccl"].iter().any(|start| name.starts_with(start))
+}
+
+fn symbol_of_cuda(name: &str) -> bool {
+    let bare = name.trim_start_matches('_');
+    ["cu", "nv", "nccl", "Cu"].iter().any(|start| bare.starts_with(start))
+}
+
+impl CudaImports {
+    /// Adds a library's `readelf --wide --dynamic --version-info --dyn-syms`.
+    fn add(&mut self, text: &str) {
+        let mut file = String::new();
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            if line.contains("(NEEDED)") {
+                let name = line.split(['[', ']']).nth(1).unwrap_or_default();
+                if of_cuda(name) {
+                    self.libraries.insert(name.to_owned());
+                }
+            } else if let Some(at) = words.iter().position(|word| *word == "File:") {
+                file = words.get(at + 1).copied().unwrap_or_default().to_owned();
+            } else if let Some(at) = words.iter().position(|word| *word == "Name:")
+                && line.contains("Flags:")
+                && of_cuda(&file)
+            {
+                let version = words.get(at + 1).copied().unwrap_or_default().to_owned();
+                self.versions.entry(file.clone()).or_default().insert(version);
+            } else if let [_, _, _, _, _, _, section, name, ..] = words.as_slice() {
+                self.symbol(section, name);
+            }
+        }
+    }
+
+    fn symbol(&mut self, section: &str, name: &str) {
+        let (bare, version) = name.split_once('@').unwrap_or((name, ""));
+        if section != "UND" {
+            self.defined.insert(bare.to_owned());
+        } else if symbol_of_cuda(bare) {
+            let version = version.trim_start_matches('@').to_owned();
+            self.symbols.entry(version).or_default().insert(bare.to_owned());
+        }
+    }
+
+    /// C source and version script of a library's stub; `plain`: with the symbols of no version.
+    fn stub(&self, library: &str, plain: bool) -> (String, String) {
+        let (mut source, mut script) = ("static int none(void) { return 999; }\n".to_owned(), String::new());
+        let define = |name: &String| format!("int {name}(void) {{ return none(); }}\n");
+        for version in self.versions.get(library).into_iter().flatten() {
+            let symbols = self.symbols.get(version);
+            script += &format!("{version} {{\n");
+            if let Some(symbols) = symbols {
+                script += " global:\n";
+                script.extend(symbols.iter().map(|name| format!("  {name};\n")));
+                source.extend(symbols.iter().map(define));
+            }
+            script += "};\n";
+        }
+        if plain {
+            let symbols = self.symbols.get("").into_iter().flatten();
+            source.extend(symbols.filter(|name| !self.defined.contains(*name)).map(define));
+        }
+        (source, script)
+    }
+}
+
+/// Puts a stub for every CUDA library that torch needs and that is not there beside its own: each function fails, so torch
+/// finds no device.
+fn stub_cuda(folder: &Path) -> Result<()> {
+    let mut wanted = CudaImports::default();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with("lib") && name.contains(".so") {
+            let mut readelf = Command::new("readelf");
+            readelf.args(["--wide", "--dynamic", "--version-info", "--dyn-syms"]).arg(&path);
+            wanted.add(&harmonaize_testkit::job::printed(&mut readelf)?);
+        }
+    }
+    let work = folder.join("stubs");
+    std::fs::create_dir_all(&work)?;
+    let missing = wanted.libraries.iter().filter(|name| !folder.join(name).exists());
+    for (number, name) in missing.enumerate() {
+        let (source, script) = wanted.stub(name, number == 0);
+        std::fs::write(work.join("stub.c"), source)?;
+        std::fs::write(work.join("stub.map"), &script)?;
+        let mut gcc = Command::new("gcc");
+        gcc.current_dir(&work).args(["-shared", "-fPIC", "-O1", "-w", "stub.c", "-o"]).arg(folder.join(name));
+        gcc.arg(format!("-Wl,-soname,{name}"));
+        if !script.is_empty() {
+            gcc.arg("-Wl,--version-script=stub.map");
+        }
+        workspace::run(&mut gcc)?;
+    }
+    std::fs::remove_dir_all(&work)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READELF: &str = " 0x0000000000000001 (NEEDED)             Shared library: [libcudart.so.13]
+ 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
+  0x0000: Version: 1  File: libcudart.so.13  Cnt: 1
+  0x0010:   Name: libcudart.so.13  Flags: none  Version: 9
+  0x0020: Version: 1  File: libc.so.6  Cnt: 1
+  0x0030:   Name: GLIBC_2.2.5  Flags: none  Version: 3
+     1: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cudaMalloc@libcudart.so.13 (9)
+     2: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND malloc@GLIBC_2.2.5 (3)
+     3: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cuInit
+     4: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cuOwn
+     5: 0000000000001000     9 FUNC    GLOBAL DEFAULT   12 cuOwn\n";
+
+    #[test]
+    fn stubs_have_what_is_wanted_and_no_more() {
+        let mut wanted = CudaImports::default();
+        wanted.add(READELF);
+        assert_eq!(wanted.libraries.iter().collect::<Vec<_>>(), ["libcudart.so.13"]);
+        let (source, script) = wanted.stub("libcudart.so.13", true);
+        assert!(source.contains("int cudaMalloc(") && source.contains("int cuInit("), "{source}");
+        assert!(!source.contains("malloc(") && !source.contains("cuOwn"), "{source}");
+        assert_eq!(script, "libcudart.so.13 {\n global:\n  cudaMalloc;\n};\n");
+        assert!(!wanted.stub("libcudart.so.13", false).0.contains("cuInit"));
+        assert_eq!(wanted.stub("libnvrtc.so.13", false).1, "");
+    }
+
+    #[test]
+    fn figures_are_found_among_other_lines() {
+        let found = times("a warning\n{\"times_us\": [1.5, 2.0], \"wrong\": 0}\n").unwrap();
+        assert_eq!(found.times_us, [1.5, 2.0]);
+        for bad in ["", "{\"times_us\": [], \"wrong\": 0}", "{\"times_us\": [1], \"wrong\": 3}", "{}"] {
+            assert!(times(bad).is_err(), "{bad}");
+        }
+    }
+}

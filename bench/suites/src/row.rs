@@ -1,0 +1,270 @@
+//! One bar, measured: a row of the table and an object of the JSON array.
+
+use serde::Serialize;
+
+/// Which way a figure is good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    /// Bandwidth, for example.
+    More,
+    /// Time, for example.
+    Less,
+}
+
+/// What a row is about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Case {
+    /// Its suite.
+    pub suite: &'static str,
+    /// Collective, figure and unit.
+    pub case: String,
+    /// Bytes of a rank's tensor.
+    pub size: u64,
+    /// How many ranks.
+    pub ranks: usize,
+    /// Which way the figure is good.
+    pub better: Better,
+    /// What ours must be of the reference: with [`Better::More`] at least so many times it, with [`Better::Less`] at most.
+    pub bar: f64,
+}
+
+/// A row. Its ratio is always the larger the better, and it passes when `ratio >= bar`. Figures are medians of runs.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Suite.
+    pub suite: String,
+    /// Collective, figure and unit.
+    pub case: String,
+    /// Bytes of a rank's tensor.
+    pub size: u64,
+    /// How many ranks.
+    pub ranks: usize,
+    /// Our figure, if it could be had.
+    pub ours: Option<f64>,
+    /// The reference's, if it could be had.
+    pub reference: Option<f64>,
+    /// What the reference is; how to get it, if it is missing.
+    pub reference_name: String,
+    /// Ours over reference where more is better, reference over ours where less is.
+    pub ratio: Option<f64>,
+    /// What the ratio must reach.
+    pub bar: f64,
+    /// Whether it does.
+    pub pass: bool,
+    /// Largest less smallest ratio of the runs, over their median.
+    pub spread: Option<f64>,
+    /// How many runs of each, interleaved.
+    pub runs: usize,
+    /// Smallest and largest ratio of the runs.
+    #[serde(skip)]
+    pub ends: Option<(f64, f64)>,
+    /// What the ratio would be if nothing but bytes and hops took time, where that is known.
+    #[serde(skip)]
+    pub ideal: Option<f64>,
+}
+
+impl Row {
+    /// The same with its ideal.
+    #[must_use]
+    pub fn of_ideal(self, ideal: f64) -> Self {
+        Self { ideal: Some(ideal), ..self }
+    }
+}
+
+/// The middle of the values (the mean of the two middle ones), `None` of none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    match sorted.len() % 2 {
+        0 => Some((upper + sorted.get(sorted.len() / 2 - 1)?) / 2.0),
+        _ => Some(upper),
+    }
+}
+
+/// A ratio that is the larger the better; `None` if it cannot be formed.
+fn ratio(better: Better, ours: f64, reference: f64) -> Option<f64> {
+    let (above, below) = match better {
+        Better::More => (ours, reference),
+        Better::Less => (reference, ours),
+    };
+    // Nothing at all where less is better meets any limit.
+    if better == Better::Less && ours <= 0.0 && reference > 0.0 {
+        return Some(f64::MAX);
+    }
+    Some(above / below).filter(|ratio| ratio.is_finite() && *ratio >= 0.0)
+}
+
+impl Case {
+    fn row(&self, reference_name: &str) -> Row {
+        let bar = match self.better {
+            Better::More => self.bar,
+            Better::Less => 1.0 / self.bar,
+        };
+        Row {
+            suite: self.suite.to_owned(),
+            case: self.case.clone(),
+            size: self.size,
+            ranks: self.ranks,
+            ours: None,
+            reference: None,
+            reference_name: reference_name.to_owned(),
+            ratio: None,
+            bar,
+            pass: false,
+            spread: None,
+            runs: 0,
+            ends: None,
+            ideal: None,
+        }
+    }
+
+    /// A row from the figures of runs, `ours` and `reference` interleaved, so that those of the same place belong together.
+    pub fn compare(&self, ours: &[f64], reference: &[f64], reference_name: &str) -> Row {
+        let mut row = self.row(reference_name);
+        row.ours = median(ours);
+        row.reference = median(reference);
+        row.runs = ours.len().min(reference.len());
+        if let (Some(ours), Some(reference)) = (row.ours, row.reference) {
+            row.ratio = ratio(self.better, ours, reference);
+        }
+        let pairs = ours.iter().zip(reference);
+        let ratios: Vec<f64> =
+            pairs.filter_map(|(ours, reference)| ratio(self.better, *ours, *reference)).collect();
+        row.ends = ratios.iter().copied().reduce(f64::min).zip(ratios.iter().copied().reduce(f64::max));
+        if let (Some((least, most)), Some(middle)) = (row.ends, median(&ratios)) {
+            row.spread = Some((most - least) / middle).filter(|spread| spread.is_finite());
+        }
+        row.pass = row.runs > 0 && row.ratio.is_some_and(|ratio| ratio >= row.bar);
+        row
+    }
+
+    /// A row against a limit: the limit is the reference, and the bar is 1.
+    pub fn limit(&self, ours: &[f64], limit: f64) -> Row {
+        self.compare(ours, &vec![limit; ours.len()], "limit")
+    }
+
+    /// A row that fails, because what it needs is not there; `why` says what, and how to get it.
+    pub fn missing(&self, reference_name: &str, why: &str) -> Row {
+        self.row(&format!("{reference_name} (missing: {why})"))
+    }
+}
+
+fn figure(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) if value.abs() >= 1e6 => format!("{value:.2e}"),
+        Some(value) if value.abs() >= 100.0 => format!("{value:.1}"),
+        Some(value) if value != 0.0 && value.abs() < 0.01 => format!("{value:.2e}"),
+        Some(value) => format!("{value:.3}"),
+    }
+}
+
+/// The rows as a Markdown table.
+pub fn table(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "| suite | case | size | ranks | ours | reference | reference name | ratio | bar | pass | spread | runs |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for row in rows {
+        text += &format!(
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {:.3} | {} | {} | {} |\n",
+            row.suite,
+            row.case,
+            row.size,
+            row.ranks,
+            figure(row.ours),
+            figure(row.reference),
+            row.reference_name.replace(['\n', '|'], " "),
+            figure(row.ratio),
+            row.bar,
+            if row.pass { "yes" } else { "NO" },
+            row.spread.map_or("-".to_owned(), |spread| format!("{:.0}%", spread * 100.0)),
+            row.runs
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(better: Better, bar: f64) -> Case {
+        Case { suite: "s", case: "c".into(), size: 1, ranks: 2, better, bar }
+    }
+
+    #[test]
+    fn more_is_better_must_reach_the_bar() {
+        let row = case(Better::More, 0.97).compare(&[97.0, 99.0, 1.0], &[100.0, 100.0, 100.0], "r");
+        assert_eq!((row.ours, row.reference, row.ratio), (Some(97.0), Some(100.0), Some(0.97)));
+        assert!(row.pass && row.bar == 0.97 && row.runs == 3);
+        assert!(!case(Better::More, 0.97).compare(&[96.9], &[100.0], "r").pass);
+    }
+
+    #[test]
+    fn less_is_better_inverts_ratio_and_bar() {
+        let row = case(Better::Less, 1.25).compare(&[10.0], &[8.0], "r");
+        assert_eq!((row.ratio, row.bar, row.pass), (Some(0.8), 0.8, true));
+        assert!(!case(Better::Less, 1.25).compare(&[10.1], &[8.0], "r").pass);
+    }
+
+    #[test]
+    fn a_limit_is_the_reference_with_bar_one() {
+        let row = case(Better::Less, 1.0).limit(&[20.0, 30.0], 40.0);
+        assert_eq!((row.ratio, row.bar, row.pass, row.runs), (Some(1.6), 1.0, true, 2));
+        assert!(!case(Better::Less, 1.0).limit(&[41.0], 40.0).pass);
+        assert!(case(Better::Less, 1.0).limit(&[-3.0], 40.0).pass);
+    }
+
+    #[test]
+    fn what_is_missing_or_no_number_fails() {
+        let missing = case(Better::More, 1.0).missing("Gloo", "apt-get install x");
+        assert!(
+            !missing.pass && missing.ratio.is_none() && missing.reference_name.contains("apt-get install x")
+        );
+        for (ours, reference) in
+            [(vec![], vec![]), (vec![1.0], vec![]), (vec![f64::NAN], vec![1.0]), (vec![1.0], vec![0.0])]
+        {
+            let row = case(Better::More, 0.0).compare(&ours, &reference, "r");
+            assert!(!row.pass, "{row:?}");
+            assert!(!serde_json::to_string(&row).unwrap().contains("NaN"));
+        }
+    }
+
+    #[test]
+    fn the_spread_is_of_ratios_run_by_run() {
+        // Both swing together: the ratio does not.
+        let row = case(Better::More, 1.0).compare(&[1.0, 4.0, 2.0], &[1.0, 4.0, 2.0], "r");
+        assert_eq!(row.spread, Some(0.0));
+        let row = case(Better::More, 1.0).compare(&[1.0, 2.0, 3.0], &[1.0, 1.0, 1.0], "r");
+        assert_eq!(row.spread, Some(1.0));
+    }
+
+    #[test]
+    fn json_keys_and_table_lines_are_stable() {
+        let row = case(Better::More, 1.0).compare(&[1.0], &[1.0], "r");
+        let serde_json::Value::Object(object) = serde_json::to_value(&row).unwrap() else {
+            panic!("no object")
+        };
+        let mut keys: Vec<&str> = object.keys().map(String::as_str).collect();
+        let mut expected = [
+            "suite",
+            "case",
+            "size",
+            "ranks",
+            "ours",
+            "reference",
+            "reference_name",
+            "ratio",
+            "bar",
+            "pass",
+            "spread",
+            "runs",
+        ];
+        keys.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+        assert_eq!(table(&[row.clone(), row]).lines().count(), 4);
+    }
+}

@@ -1,0 +1,206 @@
+//! Whether what telemetry finds is true: phases and stragglers, against logs of those who made them.
+
+use super::training::{self, Course, Narrow, Slow};
+use super::{HOSTS, Suite, Telemetry};
+use crate::figures::{magnitudes, summary};
+use crate::peers::Gloo;
+use crate::row::{Better, Case, Row};
+use anyhow::Result;
+use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::found::{compare, errors, period_error, phases, replay};
+use harmonaize_testkit::truth::{Span, Truth};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Iterations at a training's beginning that are not compared: the job is made out meanwhile.
+const FIRST: usize = 10;
+/// Iterations of the long one of the traces: a hundred are compared.
+const LONG: usize = FIRST + 100;
+/// The most that the period found may be off, in percent.
+const PERIOD: f64 = 0.3;
+/// The most that beginning and end of a phase may be off at the median, in milliseconds.
+const BEGINNING_MS: f64 = 1.0;
+const END_MS: f64 = 2.0;
+/// A straggler must be found within so many iterations.
+const WITHIN: usize = 3;
+/// Time of a trace before and after what it is replayed for.
+pub(super) const BEFORE_NS: u64 = 200_000_000;
+pub(super) const AFTER_NS: u64 = 1_000_000_000;
+
+fn case(case: String, ranks: usize) -> Case {
+    Case { suite: "telemetry", case, size: 0, ranks, better: Better::Less, bar: 1.0 }
+}
+
+/// Runs short trainings, and keeps what the agents recorded of each beside its log.
+pub(super) fn traces_into(suite: &Suite, folder: &Path) -> Result<()> {
+    let peer = Gloo::prepare(suite.request.consent)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
+    let program = suite.binaries.path("replay")?;
+    let slow = Some(Slow { rank: 2, from: 16, by_ms: 15.0 });
+    let narrow = Some(Narrow { rank: 1, after: 12, rate: 200_000_000 });
+    let courses = [
+        ("clean", Course::clean(36)),
+        ("slow-worker", Course { slow, ..Course::clean(32) }),
+        ("slow-link", Course { narrow, ..Course::clean(26) }),
+        ("long", Course::clean(LONG)),
+    ];
+    let wanted =
+        |name: &str| suite.request.only.is_empty() || suite.request.only.iter().any(|only| only == name);
+    let mut truths = Vec::new();
+    for (name, course) in &courses {
+        let (foreign, own) = (format!("gloo-{name}"), format!("ours-{name}"));
+        if wanted(&foreign) {
+            truths.push((foreign, training::gloo(&mut lab, &peer, course)?));
+        }
+        // Of own operations every mark is recorded: a long trace would say no more, in megabytes.
+        if wanted(&own) && course.iterations != LONG {
+            truths.push((own, training::ours(&mut lab, course)?));
+        }
+    }
+    let fabric = lab.end()?;
+    for (name, truth) in truths {
+        keep(&program, &fabric, &truth, &folder.join(name))?;
+    }
+    Ok(())
+}
+
+/// Keeps what the agents recorded of a training beside its log.
+fn keep(program: &Path, fabric: &Fabric, truth: &Truth, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    let span = window(truth);
+    for (host, trace) in traces(fabric).iter().enumerate() {
+        let mut cut = Command::new(program);
+        cut.args(["--from-ns", &span.began_ns.to_string(), "--to-ns", &span.ended_ns.to_string()]);
+        cut.arg("--cut").arg(folder.join(format!("h{host}.trace"))).arg(trace);
+        harmonaize_testkit::workspace::run(&mut cut)?;
+    }
+    std::fs::write(folder.join("truth.json"), serde_json::to_string(truth)? + "\n")?;
+    eprintln!("{}", folder.display());
+    Ok(())
+}
+
+/// A training's time, and some around it.
+fn window(truth: &Truth) -> Span {
+    let all = || truth.ranks.iter().flatten();
+    let began = all().map(|iteration| iteration.began_ns).min().unwrap_or_default();
+    let ended = all().map(|iteration| iteration.done_ns).max().unwrap_or_default();
+    Span { began_ns: began.saturating_sub(BEFORE_NS), ended_ns: ended + AFTER_NS }
+}
+
+/// The traces that the agents have recorded, host by host.
+pub(super) fn traces(fabric: &Fabric) -> Vec<PathBuf> {
+    fabric.hosts().iter().map(|host| host.folder.join("trace")).collect()
+}
+
+/// A training over torch and Gloo of which no agent knows: its phases, as the agents make them out, against its log.
+pub(super) fn foreign(suite: &Suite) -> Result<Vec<Row>> {
+    let peer = Gloo::prepare(suite.request.consent)?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
+    let program = suite.binaries.path("replay")?;
+    let truth = training::gloo(&mut lab, &peer, &Course::clean(suite.budget.iterations))?;
+    let fabric = lab.end()?;
+    let found = phases(&replay(&program, &traces(&fabric), window(&truth))?);
+    let agreement = compare(&truth, &found, FIRST);
+    let count = agreement.logged;
+    eprintln!("phases: of {count} logged {} were found; {} more found", agreement.matched, agreement.extra);
+    eprintln!("  beginnings off by ms {}", summary(&agreement.beginnings_ms));
+    eprintln!("  ends off by ms {}", summary(&agreement.ends_ms));
+    let missed = 100.0 * (count - agreement.matched) as f64 / count.max(1) as f64;
+    let period = period_error(&truth, &found, FIRST);
+    let what = |what: &str| case(format!("torch + Gloo, {count} iterations: {what}"), HOSTS);
+    Ok(vec![
+        what("phases not found, %").limit(&[missed], 1.0),
+        match period {
+            Some(error) => what("period, % off its log").limit(&[error.abs()], PERIOD),
+            None => what("period, % off its log").missing("limit", "no phases were found"),
+        },
+        what("phase's beginning, ms off its log").limit(&magnitudes(&agreement.beginnings_ms), BEGINNING_MS),
+        what("phase's end, ms off its log").limit(&magnitudes(&agreement.ends_ms), END_MS),
+    ])
+}
+
+/// The course of the training with a number: nothing, a slow worker, a slow link, or both, at ranks that go round.
+fn course(number: usize, iterations: usize) -> Course {
+    let from = iterations / 2;
+    let rank = (number / 2 + number / 8) % HOSTS;
+    let slow = Some(Slow { rank, from, by_ms: 20.0 + 4.0 * (number % 5) as f64 });
+    // Of another rank, so that both can be told apart; some iterations earlier, so that each has its own time.
+    let narrow = Some(Narrow { rank: (rank + 2) % HOSTS, after: from - iterations / 8, rate: 250_000_000 });
+    let clean = Course::clean(iterations);
+    match (number / 2) % 4 {
+        0 => Course { slow, ..clean },
+        1 => Course { narrow, ..clean },
+        2 => Course { slow, narrow, ..clean },
+        _ => clean,
+    }
+}
+
+/// Real trainings, ours and Gloo's in turn, with and without injected delays: how many verdicts are right and in time.
+pub(super) fn stragglers(suite: &Suite) -> Result<Vec<Row>> {
+    const ITERATIONS: usize = 40;
+    let iterations = ITERATIONS.min(suite.budget.iterations);
+    // One alone, as for a look whether all runs, is ours: it needs no package.
+    let peer = (suite.budget.trainings > 1).then(|| Gloo::prepare(suite.request.consent)).transpose()?;
+    let mut lab = suite.lab(Telemetry::Recorded)?;
+    let program = suite.binaries.path("replay")?;
+    let mut truths = Vec::new();
+    for number in 0..suite.budget.trainings {
+        let course = course(number, iterations);
+        truths.push(match peer.as_ref().filter(|_| number % 2 == 1) {
+            Some(peer) => training::gloo(&mut lab, peer, &course)?,
+            None => training::ours(&mut lab, &course)?,
+        });
+    }
+    let fabric = lab.end()?;
+    let mut right = [0usize; 2];
+    for (number, truth) in truths.iter().enumerate() {
+        let wrong = errors(truth, &replay(&program, &traces(&fabric), window(truth))?, WITHIN);
+        let what = &truth.injections;
+        eprintln!(
+            "training {number}, {:?}, {what:?}: {}",
+            truth.library,
+            if wrong.is_empty() { "right".to_owned() } else { wrong.join("; ") }
+        );
+        if let Some(right) = right.get_mut(number % 2) {
+            *right += usize::from(wrong.is_empty());
+        }
+        if let Some(folder) = suite.request.wrong.as_ref().filter(|_| !wrong.is_empty()) {
+            keep(&program, &fabric, truth, &folder.join(format!("{number}")))?;
+        }
+    }
+    let of = |library: usize| truths.len().div_ceil(2) - library * (truths.len() % 2);
+    let row = |(library, name): (usize, &str)| {
+        let all = of(library);
+        let right = right.get(library).copied().unwrap_or_default();
+        let what = format!("stragglers, {name}: trainings with the right verdict within {WITHIN} iterations");
+        let case = Case { better: Better::More, ..case(what, HOSTS) };
+        Row { runs: all, ..case.compare(&[right as f64], &[all as f64], "all trainings") }
+    };
+    Ok([(0, "ours"), (1, "torch + Gloo")]
+        .into_iter()
+        .filter(|(library, _)| of(*library) > 0)
+        .map(row)
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn courses_go_round_kinds_and_ranks() {
+        let courses: Vec<Course> = (0..20).map(|number| course(number, 40)).collect();
+        let kinds = |slow: bool, narrow: bool| {
+            courses.iter().filter(|one| (one.slow.is_some(), one.narrow.is_some()) == (slow, narrow)).count()
+        };
+        assert_eq!(
+            (kinds(true, false), kinds(false, true), kinds(true, true), kinds(false, false)),
+            (6, 6, 4, 4)
+        );
+        let ranks = courses.iter().filter_map(|one| one.slow.map(|slow| slow.rank));
+        assert_eq!(ranks.collect::<std::collections::BTreeSet<_>>().len(), HOSTS);
+        assert!(
+            courses.iter().all(|one| one.narrow.is_none_or(|narrow| narrow.after < 20 && narrow.rank < 4))
+        );
+    }
+}

@@ -1,0 +1,275 @@
+//! How long agents take to find that a foreign flow congests a link: told by the agents themselves while it happens, and by a replay of
+//! what they recorded.
+
+use super::accuracy::{AFTER_NS, BEFORE_NS, traces};
+use super::{HOSTS, Suite, Telemetry, socket};
+use crate::figures::summary;
+use crate::lab::Lab;
+use crate::row::{Better, Case, Row};
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_testkit::clock::{ahead_ns, monotonic_ns};
+use harmonaize_testkit::found::{Found, replay};
+use harmonaize_testkit::process::Process;
+use harmonaize_testkit::truth::Span;
+use serde::Deserialize;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The most from a burst's first packet to the verdict, at the median, in milliseconds.
+const LIMIT_MS: f64 = 10.0;
+/// Silence of a flow before each of its bursts, in milliseconds. Each comes long after the last, so that no verdict is damped as one
+/// that comes and goes.
+const PAUSE_MS: u64 = 2400;
+/// How long a job may take to fill the links, and to end.
+const JOB: Duration = Duration::from_secs(5);
+/// Bytes of a rank's tensor of that job, and how many operations it has under way.
+const TENSOR: u64 = 4 << 20;
+const IN_FLIGHT: u64 = 2;
+
+/// Bursts over links that nothing else crosses.
+pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = suite.lab(Telemetry::Shown)?;
+    let program = suite.binaries.path("replay")?;
+    let told = AgentFindings::follow(suite, &lab)?;
+    let bursts = bursts(&mut lab, suite.budget.bursts.div_ceil(HOSTS))?;
+    let live = told.end(&mut lab)?;
+    let fabric = lab.end()?;
+    let mut replayed = Vec::new();
+    for (bursts, trace) in bursts.iter().zip(traces(&fabric)) {
+        let (Some(first), Some(last)) = (bursts.first(), bursts.last()) else { bail!("no burst") };
+        let began_ns = first.began_ns.saturating_sub(2 * BEFORE_NS);
+        let span = Span { began_ns, ended_ns: last.handed_over_ns + AFTER_NS };
+        replayed
+            .push(replay(&program, &[trace], span)?.iter().filter_map(CongestionFinding::replayed).collect());
+    }
+    let not_own = |verdict: &CongestionFinding| verdict.cause.as_deref() != Some("own");
+    Ok(vec![
+        row("idle links, told by the agents", &delays(&bursts, &live, not_own)),
+        row("idle links, a replay of what the agents recorded", &delays(&bursts, &replayed, not_own)),
+    ])
+}
+
+/// Bursts over links that a job of ours fills: it is to be found that what fills them now is another's.
+pub(super) fn busy(suite: &Suite) -> Result<Vec<Row>> {
+    let mut lab = suite.lab(Telemetry::Shown)?;
+    let each = suite.budget.bursts.div_ceil(HOSTS);
+    let lasts = Duration::from_millis(PAUSE_MS * 3 / 2) * (each as u32 + 1) + JOB;
+    let until_ns = monotonic_ns()? + u64::try_from(lasts.as_nanos())?;
+    let numbers = [("--bytes", TENSOR), ("--in-flight", IN_FLIGHT), ("--until-ns", until_ns)];
+    let arguments = numbers.into_iter().flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
+    let hosts: Vec<usize> = (0..HOSTS).collect();
+    let mut job = lab.start("steady", &hosts, &arguments.collect::<Vec<String>>())?;
+    std::thread::sleep(JOB);
+    let told = AgentFindings::follow(suite, &lab)?;
+    let bursts = bursts(&mut lab, each)?;
+    ensure!(!job.ended()?, "the job has ended before the bursts");
+    let live = told.end(&mut lab)?;
+    job.wait(lasts + JOB, || lab.check())?;
+    let foreign = |verdict: &CongestionFinding| verdict.cause.as_deref() == Some("foreign");
+    let beside = live.iter().zip(&bursts).map(|(told, bursts)| {
+        let within = |verdict: &CongestionFinding| bursts.iter().any(|burst| burst.holds(verdict));
+        told.iter().filter(|verdict| foreign(verdict) && !within(verdict)).count()
+    });
+    eprintln!("congestion, links that a job fills: {} times said without a burst", beside.sum::<usize>());
+    Ok(vec![row("links that a job of ours fills, told by the agents", &delays(&bursts, &live, foreign))])
+}
+
+fn row(what: &str, delays: &[Option<f64>]) -> Row {
+    let found: Vec<f64> = delays.iter().copied().flatten().collect();
+    let all = delays.len();
+    eprintln!(
+        "congestion, {what}: {} of {all} bursts found, ms after onset {}",
+        found.len(),
+        summary(&found)
+    );
+    let case = Case {
+        suite: "telemetry",
+        case: format!(
+            "{all} bursts of foreign flows, 1 Gbit/s, {what}: ms from the first packet to the verdict"
+        ),
+        size: 0,
+        ranks: HOSTS,
+        better: Better::Less,
+        bar: 1.0,
+    };
+    // One that was not found has no time: it counts as one that took as long as there was until the next.
+    let times: Vec<f64> = delays.iter().map(|delay| delay.unwrap_or(PAUSE_MS as f64)).collect();
+    case.limit(&times, LIMIT_MS)
+}
+
+/// That what leaves a host is held up, by whom, and when that was said, in nanoseconds of CLOCK_MONOTONIC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct CongestionFinding {
+    cause: Option<String>,
+    found_ns: u64,
+}
+
+impl CongestionFinding {
+    fn replayed(found: &Found) -> Option<Self> {
+        match found {
+            Found::Congestion { leaving: true, state, cause, found_ns, .. } if state != "none" => {
+                Some(Self { cause: Some(cause.clone()), found_ns: *found_ns })
+            }
+            _ => None,
+        }
+    }
+
+    /// A line of `harmonaize phases`, whose clock is so much ahead.
+    fn parse(line: &str, ahead_ns: i64) -> Result<Option<Self>> {
+        #[derive(Deserialize)]
+        struct Line {
+            time_ns: u64,
+            kind: String,
+            direction: Option<String>,
+            level: Option<String>,
+            cause: Option<String>,
+        }
+        let line: Line = serde_json::from_str(line).with_context(|| format!("not a finding: {line}"))?;
+        let is = |text: &Option<String>, wanted: &str| text.as_deref() == Some(wanted);
+        let wanted = line.kind == "congestion" && is(&line.direction, "egress") && !is(&line.level, "none");
+        let found_ns = line.time_ns.saturating_add_signed(-ahead_ns);
+        Ok(wanted.then_some(Self { cause: line.cause, found_ns }))
+    }
+}
+
+/// From each burst's first packet to the first such verdict before the next, in milliseconds; none where there is none.
+fn delays(
+    bursts: &[Vec<Burst>],
+    findings: &[Vec<CongestionFinding>],
+    matches: impl Fn(&CongestionFinding) -> bool,
+) -> Vec<Option<f64>> {
+    let of_host = |(bursts, verdicts): (&Vec<Burst>, &Vec<CongestionFinding>)| {
+        let ends = bursts.iter().skip(1).map(|next| next.began_ns).chain([u64::MAX]);
+        let delay = |(burst, end): (&Burst, u64)| {
+            let span = burst.began_ns..end;
+            let first =
+                verdicts.iter().find(|verdict| matches(verdict) && span.contains(&verdict.found_ns))?;
+            Some((first.found_ns - burst.began_ns) as f64 / 1e6)
+        };
+        bursts.iter().zip(ends).map(delay).collect::<Vec<_>>()
+    };
+    bursts.iter().zip(findings).flat_map(of_host).collect()
+}
+
+/// What every host's agent says while it finds it.
+struct AgentFindings(Vec<Process>);
+
+impl AgentFindings {
+    fn follow(suite: &Suite, lab: &Lab) -> Result<Self> {
+        let program = suite.binaries.path("harmonaize")?;
+        let follow = |host: &harmonaize_testkit::fabric::Host| {
+            let mut follow = Command::new(&program);
+            follow.args(["phases", "--json", "--follow", "--last", "1", "--agent"]).arg(socket(host));
+            let log = lab.logs().join(format!("findings-{}.log", host.name));
+            Process::start(&format!("what {} finds", host.name), &mut follow, &host.namespace, &log)
+        };
+        Ok(Self(lab.fabric().hosts().iter().map(follow).collect::<Result<_>>()?))
+    }
+
+    /// The verdicts by host.
+    fn end(self, lab: &mut Lab) -> Result<Vec<Vec<CongestionFinding>>> {
+        // What was found last is on its way.
+        std::thread::sleep(Duration::from_millis(200));
+        lab.check()?;
+        let ahead_ns = ahead_ns()?;
+        let mut all = Vec::new();
+        for mut one in self.0 {
+            ensure!(one.status()?.is_none(), "{} has ended: {}", one.name(), one.log_tail(2048));
+            one.end()?;
+            let text = std::fs::read_to_string(one.log())?;
+            // The last line may be a part of one.
+            let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            let told: Vec<Option<CongestionFinding>> =
+                lines.map(|line| CongestionFinding::parse(line, ahead_ns)).collect::<Result<_>>()?;
+            all.push(told.into_iter().flatten().collect());
+        }
+        Ok(all)
+    }
+}
+
+/// A burst, in nanoseconds of CLOCK_MONOTONIC.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Burst {
+    began_ns: u64,
+    handed_over_ns: u64,
+}
+
+impl Burst {
+    /// Whether a verdict is of its time, or of a moment after it.
+    fn holds(&self, verdict: &CongestionFinding) -> bool {
+        (self.began_ns..=self.handed_over_ns + AFTER_NS).contains(&verdict.found_ns)
+    }
+}
+
+/// Has a flow burst so often from each host to the next, one host after the other; the bursts by host.
+fn bursts(lab: &mut Lab, count: usize) -> Result<Vec<Vec<Burst>>> {
+    let hosts = lab.fabric().hosts().to_vec();
+    let deadline =
+        Instant::now() + Duration::from_secs(30) + Duration::from_millis(2 * PAUSE_MS) * count as u32;
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    for (place, (from, to)) in hosts.iter().zip(hosts.iter().cycle().skip(1)).enumerate() {
+        let address = to.addresses.first().context("a host without address")?;
+        let mut receive = Command::new(lab.program("bursts"));
+        receive.arg("receive").arg(format!("{address}:0"));
+        let log = lab.logs().join(format!("bursts-receive-{place}.log"));
+        let mut receiver = Process::start("a bursts' receiver", &mut receive, &to.namespace, &log)?;
+        let listens = receiver.line_by(deadline, |_| true)?;
+        receivers.push(receiver);
+        let mut send = Command::new(lab.program("bursts"));
+        send.args(["send", &listens, "--bursts", &count.to_string(), "--pause-ms", &PAUSE_MS.to_string()]);
+        let log = lab.logs().join(format!("bursts-send-{place}.log"));
+        senders.push(Process::start("a bursts' sender", &mut send, &from.namespace, &log)?);
+        // Apart from each other, as far as that goes.
+        std::thread::sleep(Duration::from_millis(PAUSE_MS / HOSTS as u64));
+    }
+    let mut all = Vec::new();
+    for sender in &mut senders {
+        sender.succeed_by(deadline)?;
+        let text = std::fs::read_to_string(sender.log())?;
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        let bursts: Vec<Burst> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+        ensure!(bursts.len() == count, "{} bursts instead of {count}", bursts.len());
+        all.push(bursts);
+    }
+    receivers.iter_mut().try_for_each(|receiver| receiver.succeed_by(deadline))?;
+    lab.check()?;
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_takes_its_first_finding() {
+        let burst = |began_ns| Burst { began_ns, handed_over_ns: began_ns + 10 };
+        let verdict = |found_ns, cause: &str| CongestionFinding { cause: Some(cause.to_owned()), found_ns };
+        let bursts = [vec![burst(1_000_000), burst(9_000_000)], vec![burst(5)]];
+        let verdicts = [
+            vec![verdict(2_000_000, "own"), verdict(3_000_000, "foreign"), verdict(8_000_000, "foreign")],
+            vec![],
+        ];
+        let found = delays(&bursts, &verdicts, |verdict| verdict.cause.as_deref() == Some("foreign"));
+        assert_eq!(found, [Some(2.0), None, None]);
+        let row = row("here", &found);
+        assert!(!row.pass && row.runs == 3, "{row:?}");
+    }
+
+    #[test]
+    fn lines_of_findings_are_read() {
+        let line = |direction: &str, level: &str| {
+            format!(
+                r#"{{"time_ns":100,"kind":"congestion","direction":"{direction}","level":"{level}","cause":null}}"#
+            )
+        };
+        let told = CongestionFinding::parse(&line("egress", "mild"), 30).unwrap();
+        assert_eq!(told, Some(CongestionFinding { cause: None, found_ns: 70 }));
+        assert_eq!(CongestionFinding::parse(&line("ingress", "mild"), 0).unwrap(), None);
+        assert_eq!(CongestionFinding::parse(&line("egress", "none"), 0).unwrap(), None);
+        assert_eq!(
+            CongestionFinding::parse(r#"{"time_ns":1,"kind":"operation","ranks":[]}"#, 0).unwrap(),
+            None
+        );
+        assert!(CongestionFinding::parse("nothing", 0).is_err());
+    }
+}

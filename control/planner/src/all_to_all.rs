@@ -1,0 +1,108 @@
+//! What a fabric carries where each host of a group sends as much to each other one directly, as coded AllReduces do.
+
+use crate::conditions::{Conditions, LinkUse};
+use crate::path::{DirectedLink, PathFinder};
+use crate::topology::{HostId, Node, Topology};
+use harmonaize_units::Rate;
+use std::collections::BTreeMap;
+
+/// What each of these hosts' own links carry: of the slowest.
+pub fn line_rate(topology: &Topology, hosts: &[HostId]) -> Rate {
+    let of_host = |host: &HostId| {
+        let links = topology.links_at(Node::Host(*host)).iter();
+        links
+            .filter_map(|link| topology.links().get(link.0))
+            .map(|link| link.rate.0)
+            .fold(0, u64::saturating_add)
+    };
+    Rate(hosts.iter().map(of_host).min().unwrap_or_default())
+}
+
+/// The part of what one host sends in all that crosses each directed link: equal-cost paths are taken alike. Cost: the group's pairs
+/// times their paths.
+pub fn exchange_usage(topology: &Topology, hosts: &[HostId]) -> Vec<(DirectedLink, f64)> {
+    let mut ways = PathFinder::new(topology);
+    let mut parts: BTreeMap<DirectedLink, f64> = BTreeMap::new();
+    let others = hosts.len().saturating_sub(1).max(1) as f64;
+    for from in hosts {
+        for to in hosts.iter().filter(|to| *to != from) {
+            let paths = ways.between(*from, *to);
+            let part = 1.0 / (others * paths.len().max(1) as f64);
+            for link in paths.iter().flat_map(|path| path.links()) {
+                *parts.entry(*link).or_default() += part;
+            }
+        }
+    }
+    parts.into_iter().collect()
+}
+
+/// What each host can send in all so, where on each link `others` so many communicators take as much as this one. What passes
+/// nothing or is avoided does not count: connections go other ways.
+pub fn exchange_rate(
+    usage: &[(DirectedLink, f64)],
+    conditions: &Conditions,
+    others: &BTreeMap<DirectedLink, u32>,
+) -> Rate {
+    let open = usage.iter().filter(|(link, _)| conditions.usable(*link) == LinkUse::Open);
+    let rates = open.map(|(link, part)| {
+        let takers = 1.0 + f64::from(others.get(link).copied().unwrap_or(0));
+        conditions.available(*link).0 as f64 / (takers * part)
+    });
+    Rate(rates.fold(f64::INFINITY, f64::min) as u64)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::topology::LinkId;
+
+    /// Two racks of `per_rack` hosts at 1 Gbit/s, one spine, uplinks at `uplink`.
+    pub(crate) fn racks(per_rack: usize, uplink: &str) -> (Topology, Vec<HostId>) {
+        let mut text = String::new();
+        for switch in ["spine", "leaf0", "leaf1"] {
+            text += &format!("[[switch]]\nname = \"{switch}\"\n");
+        }
+        let mut link = |from: &str, to: &str, rate: &str| {
+            text +=
+                &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\ndelay = \"50us\"\n");
+        };
+        for leaf in 0..2 {
+            link(&format!("leaf{leaf}"), "spine", uplink);
+        }
+        for host in 0..2 * per_rack {
+            link(&format!("h{host}"), &format!("leaf{}", host / per_rack), "1Gbit/s");
+        }
+        for host in 0..2 * per_rack {
+            text += &format!("[[host]]\nname = \"h{host}\"\n");
+        }
+        (Topology::parse(&text).unwrap(), (0..2 * per_rack).map(HostId).collect())
+    }
+
+    #[test]
+    fn a_wide_fabric_carries_what_hosts_send() {
+        let (topology, hosts) = racks(4, "8Gbit/s");
+        let usage = exchange_usage(&topology, &hosts);
+        let rate = exchange_rate(&usage, &Conditions::clear(&topology), &BTreeMap::new());
+        assert!((rate.0 as f64 / 1e9 - 1.0).abs() < 1e-6, "{rate}");
+    }
+
+    #[test]
+    fn narrow_fabrics_divide_rate_among_crossing_pairs() {
+        for per_rack in [1, 2, 4] {
+            let (topology, hosts) = racks(per_rack, "1Gbit/s");
+            let usage = exchange_usage(&topology, &hosts);
+            let mut conditions = Conditions::clear(&topology);
+            // Of each rack's hosts this part of what they send crosses its uplink.
+            let crossing = (per_rack * per_rack) as f64 / (2 * per_rack - 1) as f64;
+            let expected = 1e9 / crossing;
+            let rate = |conditions: &Conditions, others: &BTreeMap<DirectedLink, u32>| {
+                exchange_rate(&usage, conditions, others).0 as f64
+            };
+            assert!((rate(&conditions, &BTreeMap::new()) / expected - 1.0).abs() < 1e-6);
+            let up = DirectedLink { link: LinkId(0), forward: true };
+            assert!((rate(&conditions, &BTreeMap::from([(up, 1)])) / expected - 0.5).abs() < 1e-6);
+            conditions.set_available(up, Rate(100_000_000));
+            assert!((rate(&conditions, &BTreeMap::new()) / expected - 0.1).abs() < 1e-6);
+        }
+    }
+}

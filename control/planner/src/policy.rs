@@ -1,0 +1,4 @@
+//! What an epoch runs by beside order and paths: pure choices from what is measured and promised.
+
+pub(crate) mod algorithm;
+pub(crate) mod rate_limits;

@@ -1,0 +1,93 @@
+//! Why a communicator gets another epoch.
+
+use harmonaize_codec::Codec;
+use harmonaize_planner::Rate;
+use std::fmt;
+
+/// Why a communicator gets another epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The planner moves it, for what it says.
+    Planned(String),
+    /// Its connections leave paths that pass nothing or are withdrawn; its order stays.
+    ClosedPaths,
+    /// Another codec is the fastest within its budget.
+    Codec {
+        /// The codec.
+        codec: Codec,
+        /// Why that one.
+        why: String,
+    },
+    /// Its ranks agreed on another budget.
+    Budget {
+        /// The budget.
+        budget: String,
+        /// The codec within it.
+        codec: Codec,
+        /// Why that one.
+        why: String,
+    },
+    /// Its tenant was promised another reduction.
+    Reduction,
+    /// An aggregator serves it, or none does any more; why.
+    Aggregation(String),
+    /// Its connections are held to other rates.
+    Rates(RateChange),
+}
+
+/// What connections are held to from an epoch on, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RateChange {
+    /// Less, for communicators that matter more to the same tenant.
+    GivesWay(Rate),
+    /// So that others have what they are promised.
+    Promised(Rate),
+    /// What each host exchanges with all others, so that others have what they are promised.
+    PromisedExchange(Rate),
+    /// Nothing any more.
+    Unlimited,
+}
+
+impl Reason {
+    /// Returns a name for programs that never changes with the text.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Planned(_) => "planned",
+            Self::ClosedPaths => "closed_paths",
+            Self::Codec { .. } => "codec",
+            Self::Budget { .. } => "budget",
+            Self::Reduction => "reduction",
+            Self::Aggregation(_) => "aggregation",
+            Self::Rates(RateChange::GivesWay(_)) => "rate_gives_way",
+            Self::Rates(RateChange::Promised(_)) => "rate_promised",
+            Self::Rates(RateChange::PromisedExchange(_)) => "rate_promised_exchange",
+            Self::Rates(RateChange::Unlimited) => "rate_unlimited",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Planned(why) | Self::Aggregation(why) => f.write_str(why),
+            Self::ClosedPaths => {
+                f.write_str("its connections leave what passes nothing or is withdrawn; its order stays")
+            }
+            Self::Codec { codec, why } => write!(f, "{}: {why}", codec.name()),
+            Self::Budget { budget, codec, why } => {
+                write!(f, "the budget is {budget} now; {}: {why}", codec.name())
+            }
+            Self::Reduction => f.write_str("another reduction was agreed on"),
+            Self::Rates(RateChange::GivesWay(rate)) => {
+                write!(f, "held to {rate}: it gives way to what matters more to its tenant")
+            }
+            Self::Rates(RateChange::Promised(rate)) => {
+                write!(f, "held to {rate}, so that others have what they are promised")
+            }
+            Self::Rates(RateChange::PromisedExchange(rate)) => {
+                write!(f, "exchanges held to {rate} a host, so that others have what they are promised")
+            }
+            Self::Rates(RateChange::Unlimited) => f.write_str("held to no rate any more"),
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! What control hears at once: verdicts on the paths of own connections, the newest of each, no more than it wants.
+
+use crate::telemetry::analysis::Analysis;
+use crate::telemetry::finding::Found;
+use crate::telemetry::names::Names;
+use crate::telemetry::own_flows::OwnFlows;
+use crate::telemetry::to_proto::{self, Clock};
+use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals, State};
+use harmonaize_analysis::trace::Owner;
+use harmonaize_api::v1;
+use harmonaize_api::v1::from_agent::Message;
+use harmonaize_events::Direction;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// However many control wants, no more in a second.
+const MAX_PER_SECOND: u32 = 100;
+/// So many of a second's may go at once.
+const BURST_DIVISOR: u64 = 10;
+/// How often a verdict is said again while own traffic is held up, and while its path is starved.
+const REPEAT_NS: u64 = SECOND_NS / 2;
+const STARVED_REPEAT_NS: u64 = 50_000_000;
+/// Own traffic of less than one part in so many of what the path carries says nothing of who holds it up.
+const MIN_OWN_PART: u64 = 8;
+/// How long the end of a congestion waits for own traffic that shows it.
+const RECOVERY_TIMEOUT_NS: u64 = 60 * SECOND_NS;
+/// Paths that are kept in mind.
+const MAX_PATHS: usize = 4096;
+
+/// Where verdicts go, and how many in a second at most.
+#[derive(Clone, Debug)]
+pub(crate) struct ReportSink {
+    pub(crate) to: mpsc::WeakSender<Message>,
+    pub(crate) per_second: u32,
+    /// Where other agents connect: of two ports, this is not the one that chooses the path.
+    pub(crate) listen: u16,
+}
+
+/// A path of which something was found.
+#[derive(Clone, Copy, Debug)]
+struct PathReport {
+    newest: Congestion,
+    /// Since when control has not heard the newest.
+    pending_since_ns: Option<u64>,
+    reported_ns: Option<u64>,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct CongestionReports {
+    sink: Option<ReportSink>,
+    paths: BTreeMap<Link, PathReport>,
+    /// In thousandths of a verdict: what may go now.
+    credit: u64,
+    credited_ns: u64,
+}
+
+impl CongestionReports {
+    /// Control wants verdicts from now on, or none; it hears anew of every own path that is congested.
+    pub(crate) fn set_sink(&mut self, now_ns: u64, wanted: ReportSink, analysis: &Analysis) {
+        self.sink = Some(wanted).filter(|wanted| wanted.per_second > 0);
+        self.paths.clear();
+        (self.credit, self.credited_ns) = (BURST_DIVISOR * 1000, now_ns);
+        let congested = analysis.links().filter(|link| link.state > State::None);
+        congested.for_each(|congestion| self.take(now_ns, &Found::Congestion(congestion)));
+    }
+
+    /// Takes a finding in.
+    pub(crate) fn take(&mut self, now_ns: u64, found: &Found) {
+        let Found::Congestion(found) = found else { return };
+        let link = found.link;
+        let own = matches!(link.path, Path::Connection { .. }) && link.direction == Direction::Egress;
+        if self.sink.is_none() || !own {
+            return;
+        }
+        let full = self.paths.len() >= MAX_PATHS;
+        match self.paths.get_mut(&link) {
+            Some(known) => {
+                known.newest = *found;
+                known.pending_since_ns.get_or_insert(now_ns);
+            }
+            // Of what control never heard to be congested, it need not hear that it is not.
+            None if found.state == State::None || full => {}
+            None => {
+                let known = PathReport { newest: *found, pending_since_ns: Some(now_ns), reported_ns: None };
+                self.paths.insert(link, known);
+            }
+        }
+    }
+
+    /// Tells what is news, and what stands, as far as it may now.
+    ///
+    /// Cost: nothing without a path that is, or was until now, congested; else a look at each of those.
+    pub(crate) fn poll_reports(
+        &mut self,
+        now_ns: u64,
+        offset_ns: i64,
+        (own, analysis): (&OwnFlows, &Analysis),
+        names: &Mutex<Names>,
+    ) {
+        let Some(wanted) = self.sink.clone().filter(|_| !self.paths.is_empty()) else { return };
+        let passed_ns = now_ns.saturating_sub(self.credited_ns).min(SECOND_NS);
+        let rate = u64::from(wanted.per_second.min(MAX_PER_SECOND));
+        self.credit = (self.credit + passed_ns * rate / 1_000_000).min(BURST_DIVISOR * 1000);
+        // What is too little to count waits for the next time.
+        if passed_ns * rate >= 1_000_000 {
+            self.credited_ns = now_ns;
+        }
+        let mut due: Vec<(u64, Link)> = Vec::new();
+        self.paths.retain(|link, known| {
+            let stands = known.newest.state > State::None;
+            let told = known.reported_ns.map(|told_ns| now_ns.saturating_sub(told_ns));
+            let current = told.filter(|told| stands && *told >= STARVED_REPEAT_NS);
+            if let Some((told, current)) = current.zip(analysis.link(link))
+                && (current.signals.starved || told >= REPEAT_NS && is_congested(&current))
+            {
+                known.newest = Congestion { state: known.newest.state, cause: known.newest.cause, ..current };
+                known.pending_since_ns.get_or_insert(now_ns);
+            }
+            let Some(news_ns) = known.pending_since_ns else { return true };
+            let waited_ns = now_ns.saturating_sub(news_ns);
+            if !stands && (waited_ns >= RECOVERY_TIMEOUT_NS || known.reported_ns.is_none()) {
+                return false;
+            }
+            // That nothing of ours is held up says something only where something of ours passes.
+            let passes = stands || analysis.link(link).is_some_and(|current| current.own_rate > 0);
+            due.extend(passes.then_some((news_ns, *link)));
+            true
+        });
+        due.sort_unstable();
+        for (_, link) in due {
+            if self.credit < 1000 || !self.send_report(now_ns, offset_ns, &link, own, names, &wanted) {
+                return;
+            }
+        }
+    }
+
+    /// False if there is no room.
+    fn send_report(
+        &mut self,
+        now_ns: u64,
+        offset_ns: i64,
+        link: &Link,
+        own: &OwnFlows,
+        names: &Mutex<Names>,
+        sink: &ReportSink,
+    ) -> bool {
+        let Some(known) = self.paths.get_mut(link) else { return true };
+        let Some(owner) = own.owner_of(link.path) else {
+            // The connection is gone.
+            self.paths.remove(link);
+            return true;
+        };
+        let newest = known.newest;
+        let congestion = {
+            let names = names.lock().unwrap_or_else(PoisonError::into_inner);
+            to_proto::congestion(&newest, &names, Clock(offset_ns))
+        };
+        let message = message(congestion, &owner, sink.listen);
+        let Some(sender) = sink.to.upgrade() else { return false };
+        match sender.try_send(Message::PathCongestion(message)) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_) | TrySendError::Closed(_)) => return false,
+        }
+        self.credit -= 1000;
+        (known.pending_since_ns, known.reported_ns) = (None, Some(now_ns));
+        if newest.state == State::None {
+            self.paths.remove(link);
+        }
+        true
+    }
+}
+
+/// Whether own traffic is held up on a path now. A state outlasts what led to it, and a job pauses: what is measured then says nothing.
+fn is_congested(current: &Congestion) -> bool {
+    let Signals { delay, ecn_ce: marks, loss, .. } = current.signals;
+    (delay || marks || loss) && current.own_rate > current.capacity / MIN_OWN_PART
+}
+
+fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::PathCongestion {
+    let (local, remote) = (owner.flow.local_port, owner.flow.remote_port);
+    v1::PathCongestion {
+        congestion: Some(congestion),
+        communicator: owner.communicator,
+        epoch: owner.epoch.into(),
+        peer: owner.to,
+        source_port: if local == listen { remote } else { local }.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::own_flows::EpochLinks;
+    use harmonaize_analysis::congestion::{Cause, Signals};
+    use harmonaize_analysis::trace::{self, Label, Record};
+    use harmonaize_events::{FlowKey, Protocol, TcpFlow};
+    use harmonaize_transport::Flow;
+
+    const MS: u64 = 1_000_000;
+    const BEGIN: u64 = 1000 * MS;
+    const LISTEN: u16 = 7100;
+
+    struct World {
+        verdicts: CongestionReports,
+        own: OwnFlows,
+        analysis: Analysis,
+        names: Mutex<Names>,
+        to: mpsc::Sender<Message>,
+        received: mpsc::Receiver<Message>,
+    }
+
+    impl World {
+        /// An agent with connections, local and remote port of each, that may say so much.
+        fn new(ports: &[(u16, u16)], per_second: u32, room: usize) -> Self {
+            let (to, heard) = mpsc::channel(room);
+            let flow = |&(local, remote): &(u16, u16)| {
+                let local = format!("10.0.0.1:{local}").parse().unwrap();
+                (3, Flow::Tcp { local, remote: format!("10.0.0.2:{remote}").parse().unwrap() })
+            };
+            let formed = EpochLinks {
+                communicator: 7,
+                tenant: "a".into(),
+                name: "world".into(),
+                ranks: vec![0],
+                epoch: 2,
+                participant: 1,
+                flows: ports.iter().map(flow).collect(),
+            };
+            let mut world = Self {
+                verdicts: CongestionReports::default(),
+                own: OwnFlows::default(),
+                analysis: Analysis::default(),
+                names: Mutex::default(),
+                to,
+                received: heard,
+            };
+            let mut records = Vec::new();
+            world.own.formed(&formed, BEGIN, &[5], &mut records);
+            records.iter().for_each(|record| world.analysis.take(record));
+            let wanted = ReportSink { to: world.to.downgrade(), per_second, listen: LISTEN };
+            world.verdicts.set_sink(BEGIN, wanted, &world.analysis);
+            world
+        }
+
+        fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), state: State) {
+            let found = Found::Congestion(found(now_ns, (local, remote), state));
+            self.verdicts.take(now_ns, &found);
+        }
+
+        fn reports(&mut self, now_ns: u64) -> Vec<v1::PathCongestion> {
+            self.verdicts.poll_reports(now_ns, 0, (&self.own, &self.analysis), &self.names);
+            let next = || match self.received.try_recv().ok()? {
+                Message::PathCongestion(told) => Some(told),
+                other => panic!("{other:?}"),
+            };
+            std::iter::from_fn(next).collect()
+        }
+
+        /// Lets own bytes pass until a time.
+        fn pass(&mut self, (local_port, remote_port): (u16, u16), from_ns: u64, until_ns: u64) {
+            let mut flow = TcpFlow::default();
+            let key = FlowKey { local_port, remote_port, ..key() };
+            for time_ns in (from_ns..until_ns).step_by(MS as usize) {
+                let traffic = &mut flow.egress.traffic;
+                (traffic.bytes, traffic.packets) = (traffic.bytes + 15_000, traffic.packets + 10);
+                (traffic.last_ns, traffic.first_ns) = (time_ns, from_ns);
+                self.analysis.take(&Record::Tcp { time_ns, key, flow });
+                self.analysis.advance(time_ns);
+            }
+        }
+    }
+
+    fn key() -> FlowKey {
+        FlowKey {
+            local: FlowKey::words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 1]),
+            remote: FlowKey::words([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 2]),
+            interface: 5,
+            protocol: Protocol::Tcp as u8,
+            ..FlowKey::default()
+        }
+    }
+
+    fn found(now_ns: u64, (local, remote): (u16, u16), state: State) -> Congestion {
+        let path = Path::Connection { address: key().remote, local, remote };
+        Congestion {
+            link: Link { interface: 5, direction: Direction::Egress, path },
+            state,
+            cause: Cause::CrossTraffic,
+            since_ns: now_ns,
+            found_ns: now_ns,
+            signals: Signals::default(),
+            own_rate: 1000,
+            cross_traffic_rate: 0,
+            capacity: 0,
+            rtt_ns: 0,
+            min_rtt_ns: 0,
+            ecn_ce_ppm: 0,
+            lost_ppm: 0,
+            used_ppm: 0,
+        }
+    }
+
+    fn level(told: &[v1::PathCongestion]) -> Vec<v1::CongestionLevel> {
+        told.iter().map(|told| told.congestion.as_ref().unwrap().level()).collect()
+    }
+
+    #[test]
+    fn a_verdict_says_whose_connection_it_is_about_and_by_which_port() {
+        let ports = [(40_001, LISTEN), (LISTEN, 40_002)];
+        let mut world = World::new(&ports, 100, 8);
+        world.find(BEGIN, ports[0], State::Mild);
+        world.find(BEGIN, ports[1], State::Severe);
+        world.find(BEGIN, (40_009, LISTEN), State::Severe);
+        let told = world.reports(BEGIN);
+        let of = |told: &v1::PathCongestion| (told.communicator, told.epoch, told.peer, told.source_port);
+        assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
+        assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
+        assert_eq!(world.reports(BEGIN + 999 * MS), []);
+        assert_eq!(world.reports(BEGIN + 1001 * MS), [], "nothing of ours is held up now");
+        let whole = Link { path: Path::Whole, ..found(0, ports[0], State::Mild).link };
+        let ingress = Link { direction: Direction::Ingress, ..found(0, ports[0], State::Mild).link };
+        for link in [whole, ingress] {
+            let other = Congestion { link, ..found(BEGIN, ports[0], State::Severe) };
+            world.verdicts.take(BEGIN, &Found::Congestion(other));
+        }
+        assert_eq!(world.reports(BEGIN + 1002 * MS), []);
+    }
+
+    /// What is told of a connection, and when, in milliseconds: at each it sends so many packets and its round trips take so long; a
+    /// `link` of 15 MB/s is stated or not.
+    fn reported_sends(stated: bool, sends: impl Fn(u64) -> (u64, u64)) -> Vec<(u64, v1::Congestion)> {
+        let (local_port, remote_port) = (40_001, LISTEN);
+        let mut world = World::new(&[(local_port, remote_port)], 100, 64);
+        let name = Label::new("eth0");
+        let link =
+            trace::Link { time_ns: BEGIN, interface: 5, name, bytes_per_second: 15_000_000, watched: true };
+        if stated {
+            world.analysis.take(&Record::Link(link));
+        }
+        let key = FlowKey { local_port, remote_port, ..key() };
+        let (mut flow, mut told) = (TcpFlow::default(), Vec::new());
+        for ms in 0..2000 {
+            let (packets, trip_ns) = sends(ms);
+            let time_ns = BEGIN + ms * MS;
+            let (traffic, trips) = (&mut flow.egress.traffic, &mut flow.egress.rtt);
+            if packets > 0 {
+                (traffic.bytes, traffic.packets) =
+                    (traffic.bytes + packets * 1500, traffic.packets + packets);
+                (traffic.last_ns, traffic.first_ns) = (time_ns, BEGIN);
+                if ms % 5 == 0 {
+                    (trips.count, trips.sum_ns) = (trips.count + 1, trips.sum_ns + trip_ns);
+                    (trips.last_ns, trips.min_ns) = (trip_ns, MS / 5);
+                }
+                world.analysis.take(&Record::Tcp { time_ns, key, flow });
+            }
+            world.analysis.advance(time_ns);
+            for found in world.analysis.found() {
+                world.verdicts.take(time_ns, &found);
+            }
+            told.extend(world.reports(time_ns).into_iter().map(|told| (ms, told.congestion.unwrap())));
+        }
+        told
+    }
+
+    #[test]
+    fn a_path_is_told_of_often_while_it_is_starved() {
+        // It fills the link; then half of it, and a queue stands; then nothing.
+        let told = reported_sends(true, |ms| match ms {
+            0..400 => (10, MS / 5),
+            400..1000 => (5, 10 * MS),
+            _ => (0, 0),
+        });
+        let starved: Vec<u64> =
+            told.iter().filter(|(_, congestion)| congestion.starved).map(|(ms, _)| *ms).collect();
+        assert!(starved.first().is_some_and(|ms| (405..430).contains(ms)), "{told:#?}");
+        assert!((10..=14).contains(&starved.len()), "each 50 ms: {starved:?}");
+        let causes = told.iter().filter(|(_, congestion)| congestion.starved);
+        assert!(causes.clone().all(|(_, told)| told.cause() == v1::CongestionCause::Foreign));
+    }
+
+    #[test]
+    fn a_verdict_is_said_again_when_own_traffic_is_held_up() {
+        // Steps of 100 ms, in the first 20 of which it sends, and finds a queue from 400 ms on, until 1600.
+        let sends = |ms: u64| match ms % 100 {
+            0..20 if (400..1600).contains(&ms) => (6, 10 * MS),
+            0..20 => (6, MS / 5),
+            _ => (0, 0),
+        };
+        let told = reported_sends(false, sends);
+        let held: Vec<u64> = told
+            .iter()
+            .filter(|(_, congestion)| congestion.level() > v1::CongestionLevel::None && congestion.delay)
+            .map(|(ms, _)| *ms)
+            .collect();
+        assert!(held.first().is_some_and(|ms| (400..430).contains(ms)), "{told:#?}");
+        assert!(held.windows(2).any(|two| two[1] - two[0] >= 500), "again while it stands: {held:?}");
+        assert!(held.iter().all(|ms| ms % 100 < 30), "only while it sends: {told:#?}");
+        let standing = |told: &&(u64, v1::Congestion)| told.1.level() > v1::CongestionLevel::None;
+        assert!(told.iter().filter(standing).all(|(_, congestion)| congestion.own_bits > 0), "{told:#?}");
+    }
+
+    #[test]
+    fn the_end_is_told_when_own_traffic_shows_it() {
+        let port = (40_001, LISTEN);
+        let mut world = World::new(&[port], 100, 8);
+        world.find(BEGIN, port, State::None);
+        assert_eq!(world.reports(BEGIN), [], "control never heard of any");
+        world.find(BEGIN, port, State::Severe);
+        assert_eq!(world.reports(BEGIN).len(), 1);
+        world.find(BEGIN + 100 * MS, port, State::None);
+        assert_eq!(world.reports(BEGIN + 3000 * MS), [], "nothing of ours passes");
+        world.pass(port, BEGIN + 3000 * MS, BEGIN + 3050 * MS);
+        assert_eq!(level(&world.reports(BEGIN + 3050 * MS)), [v1::CongestionLevel::None]);
+        assert!(world.reports(BEGIN + 9000 * MS).is_empty() && world.verdicts.paths.is_empty());
+        world.find(BEGIN, port, State::Severe);
+        world.reports(BEGIN + 10_000 * MS);
+        world.find(BEGIN, port, State::None);
+        assert!(
+            world.reports(BEGIN + RECOVERY_TIMEOUT_NS + 10_000 * MS).is_empty()
+                && world.verdicts.paths.is_empty()
+        );
+    }
+
+    #[test]
+    fn a_storm_is_the_newest_of_each_path_and_no_more_than_may_be() {
+        let ports: Vec<(u16, u16)> = (0..50).map(|port| (40_000 + port, LISTEN)).collect();
+        let mut world = World::new(&ports, 1_000_000, 1024);
+        let mut told = Vec::new();
+        for ms in 0..1000 {
+            for (at, port) in ports.iter().enumerate() {
+                let state = if (ms + at as u64).is_multiple_of(2) { State::Mild } else { State::Severe };
+                world.find(BEGIN + ms * MS, *port, state);
+            }
+            told.extend(world.reports(BEGIN + ms * MS));
+        }
+        assert!((95..=110).contains(&told.len()), "{} in a second", told.len());
+        let each = |port: u32| told.iter().filter(|told| told.source_port == port).count();
+        assert!((40_000..40_050).all(|port| each(port) >= 1), "some path was never told of");
+        ports.iter().for_each(|port| world.find(BEGIN + 1000 * MS, *port, State::Severe));
+        let last: Vec<_> = (1000..2000).flat_map(|ms| world.reports(BEGIN + ms * MS)).collect();
+        let mut newest = std::collections::BTreeMap::new();
+        last.iter().for_each(|told| drop(newest.insert(told.source_port, level(std::slice::from_ref(told)))));
+        assert!(newest.len() == 50 && newest.values().all(|one| *one == [v1::CongestionLevel::Severe]));
+    }
+
+    #[test]
+    fn what_finds_no_room_is_told_later_and_nobody_hears_what_he_does_not_want() {
+        let ports = [(40_001, LISTEN), (40_002, LISTEN)];
+        let mut world = World::new(&ports, 100, 1);
+        ports.iter().for_each(|port| world.find(BEGIN, *port, State::Mild));
+        assert_eq!(
+            (world.reports(BEGIN).len(), world.reports(BEGIN).len(), world.reports(BEGIN).len()),
+            (1, 1, 0)
+        );
+        let mut records = Vec::new();
+        world.own.ended(7, BEGIN, &[5], &mut records);
+        world.find(BEGIN, ports[0], State::Severe);
+        assert!(world.reports(BEGIN).is_empty() && world.verdicts.paths.len() == 1, "the connection is gone");
+        let mut none = World::new(&ports, 0, 8);
+        none.find(BEGIN, ports[0], State::Severe);
+        assert!(none.reports(BEGIN).is_empty() && none.verdicts.paths.is_empty());
+    }
+}

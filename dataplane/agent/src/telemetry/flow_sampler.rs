@@ -1,0 +1,299 @@
+//! Which flows are under way: those are looked at often, one by one; all of them seldom. Of those under way the ones that move much
+//! tell of congestion, and a ring has few: they are looked at more often than those that carry answers alone.
+//!
+//! A flow has changed since a reading if a packet of it passed later. So nothing is remembered of flows that rest, however
+//! many the programs know.
+
+use crate::telemetry::Failed;
+use harmonaize_analysis::trace::Record;
+use harmonaize_events::{FlowKey, Protocol};
+use harmonaize_loader::{Collector, Counters, Flows};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// Flows that are looked at one by one; the others wait until all are read.
+const MAX_FLOWS: usize = 256;
+/// A flow that was silent for so long rests.
+const IDLE_NS: u64 = 100_000_000;
+
+/// A flow that moved so many bytes in 20 ms, since all under way were looked at, moves much.
+const HEAVY_BYTES: u64 = 16 << 10;
+const HEAVY_WINDOW_NS: u64 = 20_000_000;
+
+/// A flow under way.
+#[derive(Clone, Copy, Debug)]
+struct ActiveFlow {
+    /// When its last packet had passed.
+    seen_ns: u64,
+    /// Bytes that it had moved when all were looked at.
+    bytes: u64,
+    /// Whether it moves much, as far as is known.
+    heavy: bool,
+}
+
+impl Default for ActiveFlow {
+    fn default() -> Self {
+        Self { seen_ns: 0, bytes: 0, heavy: true }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct FlowSampler {
+    active: HashMap<FlowKey, ActiveFlow>,
+    /// When all under way were last looked at.
+    full_sample_ns: u64,
+    /// When all were last read.
+    read_ns: u64,
+    flows: Flows,
+}
+
+/// The key of a flow's entry in the programs' tables, from that of an event.
+pub(crate) fn entry(flow: &FlowKey) -> FlowKey {
+    let tcp = flow.protocol == Protocol::Tcp as u8;
+    FlowKey { direction: if tcp { 0 } else { flow.direction }, ..*flow }
+}
+
+impl FlowSampler {
+    /// A packet of a flow has passed. Whether it had rested, and is looked at from now on.
+    pub(crate) fn activate(&mut self, flow: &FlowKey) -> bool {
+        if self.active.len() >= MAX_FLOWS {
+            return false;
+        }
+        match self.active.entry(entry(flow)) {
+            // It has begun to move something: it is looked at until all have been.
+            Entry::Occupied(mut place) => {
+                place.get_mut().heavy = true;
+                false
+            }
+            Entry::Vacant(place) => {
+                place.insert(ActiveFlow::default());
+                true
+            }
+        }
+    }
+
+    /// Whether a flow is among those under way that move much, as far as is known.
+    pub(crate) fn is_heavy(&self, flow: &FlowKey) -> bool {
+        self.active.get(&entry(flow)).is_some_and(|awake| awake.heavy)
+    }
+
+    /// Whether any flow is under way, as far as it is known.
+    pub(crate) fn any_active(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    /// All flows as they were last read.
+    pub(crate) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    /// When all were last read.
+    pub(crate) fn read_ns(&self) -> u64 {
+        self.read_ns
+    }
+
+    /// Looks at the flows under way that move much, or at the `whole` of them, and appends those that have changed.
+    pub(crate) fn sample(
+        &mut self,
+        source: &dyn Collector,
+        now_ns: u64,
+        whole: bool,
+        into: &mut Vec<Record>,
+    ) -> Result<(), Failed> {
+        let mut failed = Ok(());
+        let passed_ns = now_ns.saturating_sub(self.full_sample_ns).max(HEAVY_WINDOW_NS);
+        let much = u128::from(HEAVY_BYTES) * u128::from(passed_ns) / u128::from(HEAVY_WINDOW_NS);
+        self.full_sample_ns = if whole { now_ns } else { self.full_sample_ns };
+        self.active.retain(|key, awake| {
+            if !whole && !awake.heavy {
+                return true;
+            }
+            match source.read_flow(key) {
+                Ok(Some(counters)) => {
+                    let last_ns = last_ns(&counters);
+                    if last_ns > awake.seen_ns {
+                        awake.seen_ns = last_ns;
+                        into.push(record(now_ns, *key, counters));
+                    }
+                    if whole {
+                        let bytes = bytes(&counters);
+                        awake.heavy = u128::from(bytes.saturating_sub(awake.bytes)) >= much;
+                        awake.bytes = bytes;
+                    }
+                    now_ns.saturating_sub(last_ns) < IDLE_NS
+                }
+                // Evicted, or its interface is gone.
+                Ok(None) => false,
+                Err(error) => {
+                    failed = Err(error);
+                    true
+                }
+            }
+        });
+        failed
+    }
+
+    /// Reads all flows, and appends those that have changed since the last time.
+    pub(crate) fn read_all(
+        &mut self,
+        source: &mut dyn Collector,
+        now_ns: u64,
+        into: &mut Vec<Record>,
+    ) -> Result<(), Failed> {
+        source.read_flows(&mut self.flows)?;
+        let since_ns = std::mem::replace(&mut self.read_ns, now_ns);
+        let Self { active: awake, flows, .. } = self;
+        let mut changed = |key: &FlowKey, counters: Counters| {
+            let last_ns = last_ns(&counters);
+            if last_ns < since_ns {
+                return;
+            }
+            if awake.get(key).is_none_or(|awake| awake.seen_ns < last_ns) {
+                into.push(record(now_ns, *key, counters));
+            }
+            if now_ns.saturating_sub(last_ns) < IDLE_NS
+                && (awake.len() < MAX_FLOWS || awake.contains_key(key))
+            {
+                let fresh = ActiveFlow { bytes: bytes(&counters), ..ActiveFlow::default() };
+                awake.entry(*key).or_insert(fresh).seen_ns = last_ns;
+            }
+        };
+        flows.tcp.iter().for_each(|(key, flow)| changed(key, Counters::Tcp(*flow)));
+        flows.roce.iter().for_each(|(key, counters)| changed(key, Counters::Roce(*counters)));
+        Ok(())
+    }
+}
+
+/// When the last packet passed, in either direction.
+fn last_ns(counters: &Counters) -> u64 {
+    match counters {
+        Counters::Tcp(flow) => flow.ingress.traffic.last_ns.max(flow.egress.traffic.last_ns),
+        Counters::Roce(counters) => counters.traffic.last_ns,
+    }
+}
+
+/// What has passed, in both directions.
+fn bytes(counters: &Counters) -> u64 {
+    match counters {
+        Counters::Tcp(flow) => flow.ingress.traffic.bytes.saturating_add(flow.egress.traffic.bytes),
+        Counters::Roce(counters) => counters.traffic.bytes,
+    }
+}
+
+fn record(time_ns: u64, key: FlowKey, counters: Counters) -> Record {
+    match counters {
+        Counters::Tcp(flow) => Record::Tcp { time_ns, key, flow },
+        Counters::Roce(counters) => Record::Roce { time_ns, key, counters },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_events::{Direction, RoceCounters, TcpFlow};
+    use harmonaize_loader::fake::Fake;
+
+    fn tcp(port: u16) -> FlowKey {
+        FlowKey { local_port: port, interface: 7, protocol: Protocol::Tcp as u8, ..FlowKey::default() }
+    }
+
+    fn sampled_ports(records: &mut Vec<Record>) -> Vec<u16> {
+        let port = |record: Record| match record {
+            Record::Tcp { key, .. } | Record::Roce { key, .. } => key.local_port,
+            other => panic!("{other:?}"),
+        };
+        let mut ports: Vec<u16> = records.drain(..).map(port).collect();
+        ports.sort_unstable();
+        ports
+    }
+
+    #[test]
+    fn what_changed_is_told_once_and_what_rests_is_not_looked_at() {
+        let mut fake = Fake::default();
+        let pass = |fake: &Fake, port: u16, last_ns| {
+            let mut scene = fake.scene();
+            scene.flows.tcp.retain(|(key, _)| *key != tcp(port));
+            let mut flow = TcpFlow::default();
+            flow.egress.traffic.last_ns = last_ns;
+            scene.flows.tcp.push((tcp(port), flow));
+        };
+        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        pass(&fake, 1, 100);
+        pass(&fake, 2, 100);
+        looks.read_all(&mut fake, 200, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), [1, 2]);
+        looks.sample(&fake, 300, true, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), [0; 0], "nothing passed");
+        pass(&fake, 2, 350);
+        looks.sample(&fake, 400, true, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), [2]);
+        looks.read_all(&mut fake, 500, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), [0; 0], "it was told when it was looked at");
+        // Both have rested; a packet of one passes, which an event tells.
+        looks.sample(&fake, 350 + IDLE_NS, true, &mut records).unwrap();
+        assert!(!looks.any_active());
+        pass(&fake, 1, 400 + IDLE_NS);
+        let packet = FlowKey { direction: Direction::Egress as u8, ..tcp(1) };
+        assert_eq!([looks.activate(&packet), looks.activate(&packet)], [true, false]);
+        looks.sample(&fake, 410 + IDLE_NS, true, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), [1]);
+        // One that is gone is not looked at any more.
+        fake.scene().flows.tcp.clear();
+        looks.sample(&fake, 420 + IDLE_NS, true, &mut records).unwrap();
+        assert!(!looks.any_active());
+    }
+
+    #[test]
+    fn what_moves_much_is_looked_at_each_time_and_answers_now_and_then() {
+        let mut fake = Fake::default();
+        let pass = |fake: &Fake, port: u16, last_ns: u64, bytes| {
+            let mut scene = fake.scene();
+            scene.flows.tcp.retain(|(key, _)| *key != tcp(port));
+            let mut flow = TcpFlow::default();
+            (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (last_ns, bytes);
+            scene.flows.tcp.push((tcp(port), flow));
+        };
+        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        let mut looked = [0, 0];
+        for step in 1..=100 {
+            let now_ns = step * HEAVY_WINDOW_NS / 10;
+            pass(&fake, 1, now_ns, step * HEAVY_BYTES);
+            pass(&fake, 2, now_ns, step * 66);
+            if step == 1 {
+                looks.read_all(&mut fake, now_ns, &mut records).unwrap();
+            } else {
+                looks.sample(&fake, now_ns, step.is_multiple_of(10), &mut records).unwrap();
+            }
+            let told = sampled_ports(&mut records);
+            looked = [looked[0] + usize::from(told.contains(&1)), looked[1] + usize::from(told.contains(&2))];
+        }
+        // Whatever is new counts as moving much until all have been looked at.
+        assert!(looked[0] == 100 && (10..=20).contains(&looked[1]), "{looked:?}");
+    }
+
+    #[test]
+    fn flows_beyond_those_looked_at_are_told_when_all_are_read() {
+        let mut fake = Fake::default();
+        let many = MAX_FLOWS as u16 + 50;
+        for port in 0..many {
+            let mut counters = RoceCounters::default();
+            counters.traffic.last_ns = 10;
+            let key = FlowKey {
+                local_port: port,
+                protocol: Protocol::Roce as u8,
+                direction: Direction::Ingress as u8,
+                ..FlowKey::default()
+            };
+            fake.scene().flows.roce.push((key, counters));
+        }
+        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        looks.read_all(&mut fake, 20, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records), (0..many).collect::<Vec<_>>());
+        fake.scene().flows.roce.iter_mut().for_each(|(_, counters)| counters.traffic.last_ns = 30);
+        looks.sample(&fake, 40, true, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records).len(), MAX_FLOWS);
+        looks.read_all(&mut fake, 50, &mut records).unwrap();
+        assert_eq!(sampled_ports(&mut records).len(), 50, "the rest");
+    }
+}

@@ -1,0 +1,169 @@
+//! Findings in the words of the provider's interface. Times become CLOCK_REALTIME, rates bits in a second.
+
+use crate::telemetry::clock::realtime_ns;
+use crate::telemetry::finding::{Finding, Found, LocatedStraggler};
+use crate::telemetry::names::Names;
+use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
+use harmonaize_analysis::marks::{Coded, Edge, Operation};
+use harmonaize_analysis::phases::Phase;
+use harmonaize_analysis::straggler::{Kind, Subject};
+use harmonaize_api::v1;
+use harmonaize_events::{Direction, FlowKey};
+use std::net::{IpAddr, Ipv6Addr};
+
+/// An address of a flow's key.
+pub(crate) fn address(words: [u32; 4]) -> IpAddr {
+    Ipv6Addr::from(FlowKey::octets(words)).to_canonical()
+}
+
+/// From the programs' clock to that for people.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock(pub(crate) i64);
+
+impl Clock {
+    fn at(self, time_ns: u64) -> u64 {
+        realtime_ns(time_ns, self.0)
+    }
+
+    fn at_all(self, time_ns: Option<u64>) -> u64 {
+        time_ns.map_or(0, |time_ns| self.at(time_ns))
+    }
+}
+
+pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
+    let ranks = operation.ranks.iter().map(|rank| v1::RankTiming {
+        rank: rank.rank,
+        called_ns: clock.at_all(rank.called_ns),
+        ended_ns: clock.at_all(rank.ended_ns),
+        failed: rank.failed,
+        zero_input: rank.zero_input,
+        zero_output: rank.zero_output,
+    });
+    let edge = |edge: &Edge| v1::Edge {
+        peer: edge.peer,
+        sent_bytes: edge.sent.bytes,
+        first_sent_ns: clock.at(edge.sent.first_ns),
+        last_sent_ns: clock.at(edge.sent.last_ns),
+        received_bytes: edge.received.bytes,
+        first_received_ns: clock.at(edge.received.first_ns),
+        last_received_ns: clock.at(edge.received.last_ns),
+    };
+    v1::Operation {
+        communicator: operation.communicator,
+        operation: operation.operation,
+        bytes: operation.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
+        ranks: ranks.collect(),
+        edges: operation.edges.iter().map(edge).collect(),
+        participant: operation.participant,
+        collective: operation.collective,
+        first_epoch: operation.epochs.0.into(),
+        last_epoch: operation.epochs.1.into(),
+        segments: operation.segments,
+        first_segment_ns: clock.at_all(operation.first_segment_ns),
+        coded: operation.coded.map(|Coded { error, saved_bytes, refused }| v1::CodedOperation {
+            error,
+            saved_bytes,
+            refused,
+        }),
+        whole: operation.whole,
+    }
+}
+
+pub(crate) fn phase(phase: &Phase, clock: Clock) -> v1::TrafficPhase {
+    v1::TrafficPhase {
+        job: phase.job.to_string(),
+        iteration: phase.iteration,
+        began_ns: clock.at(phase.began_ns),
+        ended_ns: clock.at(phase.ended_ns),
+        bytes: phase.bytes,
+        ring_steps: phase.ring.map_or(0, |ring| ring.steps),
+        late_host: phase.late.map_or_else(String::new, |late| address(late.host).to_string()),
+        late_by_ns: phase.late.map_or(0, |late| late.by_ns),
+        ring_hosts: phase.ring.map_or(0, |ring| ring.hosts),
+        ring_step_bytes: phase.ring.map_or(0, |ring| ring.bytes),
+        period_ns: phase.period_ns,
+        lossy: phase.lossy,
+    }
+}
+
+pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1::Congestion {
+    let path = match found.link.path {
+        Path::Whole => String::new(),
+        Path::Remote { address: remote, port: 0 } => address(remote).to_string(),
+        Path::Remote { address: remote, port } => format!("{} from port {port}", address(remote)),
+        Path::Connection { address: other, local, remote } => {
+            format!("{} port {remote} from port {local}", address(other))
+        }
+    };
+    let level = match found.state {
+        State::None => v1::CongestionLevel::None,
+        State::Mild => v1::CongestionLevel::Mild,
+        State::Severe => v1::CongestionLevel::Severe,
+    };
+    let cause = match found.cause {
+        Cause::Unknown => v1::CongestionCause::Unspecified,
+        Cause::Own => v1::CongestionCause::Own,
+        Cause::CrossTraffic => v1::CongestionCause::Foreign,
+    };
+    v1::Congestion {
+        interface: names.get(found.link.interface),
+        path,
+        level: level.into(),
+        cause: cause.into(),
+        since_ns: clock.at(found.since_ns),
+        marked_ppm: found.ecn_ce_ppm,
+        lost_ppm: found.lost_ppm,
+        round_trip_ns: found.rtt_ns,
+        rest_ns: found.min_rtt_ns,
+        used_ppm: found.used_ppm,
+        ingress: found.link.direction == Direction::Ingress,
+        found_ns: clock.at(found.found_ns),
+        delay: found.signals.delay,
+        marks: found.signals.ecn_ce,
+        loss: found.signals.loss,
+        load: found.signals.load,
+        starved: found.signals.starved,
+        own_bits: found.own_rate.saturating_mul(8),
+        other_bits: found.cross_traffic_rate.saturating_mul(8),
+        capacity_bits: found.capacity.saturating_mul(8),
+    }
+}
+
+pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler {
+    let found = &late.straggler;
+    let (communicator, job) = match found.subject {
+        Subject::Communicator(id) => (id, String::new()),
+        Subject::Job(job) => (0, job.to_string()),
+    };
+    let kind = match found.kind {
+        Kind::Compute => v1::StragglerKind::Compute,
+        Kind::Network => v1::StragglerKind::Network,
+    };
+    v1::Straggler {
+        communicator,
+        job,
+        rank: found.rank,
+        host: late.host.map_or_else(String::new, |host| address(host).to_string()),
+        kind: kind.into(),
+        since_ns: clock.at(found.since_ns),
+        by_ns: found.by_ns,
+        iterations: found.units,
+        ended_ns: clock.at_all(found.ended_ns),
+        edge_from: found.edge.map(|edge| edge.0),
+        edge_to: found.edge.map(|edge| edge.1),
+        found_ns: clock.at(found.found_ns),
+        since_unit: found.since_unit,
+    }
+}
+
+pub(crate) fn finding(finding: &Finding, names: &Names) -> v1::Finding {
+    use v1::finding::Finding as Told;
+    let clock = Clock(finding.offset_ns);
+    let told = match &finding.found {
+        Found::Operation(found) => Told::Operation(operation(found, clock)),
+        Found::Phase(found) => Told::Phase(phase(found, clock)),
+        Found::Congestion(found) => Told::Congestion(congestion(found, names, clock)),
+        Found::Straggler(found) => Told::Straggler(straggler(found, clock)),
+    };
+    v1::Finding { time_ns: clock.at(finding.time_ns), finding: Some(told) }
+}

@@ -1,0 +1,450 @@
+//! A communicator as the engine holds it: the state machine, its links and landing rings, staging, and the calls of its
+//! local ranks.
+
+use crate::aggregated::AggregatorPath;
+use crate::coded::{CodedStep, culprit};
+use crate::command::{CommunicatorId, CommunicatorStatus};
+use crate::execute::{Backlog, ExecuteError};
+use crate::table::Key;
+use crate::validate::CheckedCall;
+use harmonaize_abi::{Dtype, Rank, Region, Status};
+use harmonaize_codec::Sums;
+use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
+use harmonaize_events::Mark;
+use harmonaize_plan::{CODED_ROOM, Participant, Program, Slot};
+use harmonaize_shm::{Memory, MemoryError, Span};
+use harmonaize_transport::{DownReason, LinkId};
+use std::sync::Arc;
+
+/// Staging slots start at multiples of this many bytes.
+const ALIGNMENT: u64 = 64;
+
+/// A rank that this agent drives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Local {
+    pub(crate) rank: Rank,
+    pub(crate) attachment: Key,
+    pub(crate) handle: u32,
+}
+
+/// A call in flight: what the descriptor said.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pending {
+    pub(crate) cookie: u64,
+    pub(crate) input: Region,
+    pub(crate) output: Region,
+    pub(crate) feedback: Option<[Region; 2]>,
+}
+
+/// The links of one epoch, by participant.
+#[derive(Debug)]
+pub(crate) struct Links {
+    pub(crate) epoch: u32,
+    pub(crate) links: Vec<Option<LinkId>>,
+    up: Vec<bool>,
+    /// Landing slots, by participant: `channels * landing_slots` slots of `slot_bytes`.
+    pub(crate) landing: Vec<Option<Arc<Memory>>>,
+    pub(crate) paths: Vec<u16>,
+    /// What may be sent on each, in bits a second.
+    rates: Vec<Option<u64>>,
+    pub(crate) announced: bool,
+    /// The way to the epoch's aggregator.
+    pub(crate) aggregator: Option<Box<AggregatorPath>>,
+}
+
+/// What lies in staging after the slots of a segment's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExtraStaging {
+    /// What came of the segment.
+    Result,
+    /// What adds nothing to a sum; later what is written and nobody reads.
+    Neutral,
+}
+
+#[derive(Debug)]
+pub(crate) struct CommunicatorState {
+    pub(crate) id: CommunicatorId,
+    pub(crate) tenant: u32,
+    pub(crate) core: Communicator,
+    pub(crate) ranks: u32,
+    pub(crate) participants: u32,
+    pub(crate) locals: Vec<Local>,
+    pub(crate) epochs: Vec<Links>,
+    /// An epoch that is agreed on, and its first segment, until all before that is done.
+    pub(crate) switching: Option<(u32, u64)>,
+    pub(crate) landing_slots: u32,
+    /// Bytes of a landing slot.
+    pub(crate) slot_bytes: u32,
+    /// By channel: the segment, and the sum so far of the part that it has of this participant's.
+    sums: Vec<Option<(u64, Sums)>>,
+    /// By channel.
+    staging: Vec<Option<Arc<Memory>>>,
+    /// By channel: both halves of what local ranks owe whose tensors are not mapped, one rank after another.
+    pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
+    calls: Vec<Pending>,
+    free: Vec<u32>,
+    pub(crate) backlog: Backlog,
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
+    pub(crate) bytes_sent: u64,
+    pub(crate) bytes_received: u64,
+    /// What the network said when a link went down, for the operator.
+    pub(crate) detail: String,
+    pub(crate) ended: bool,
+    /// By channel: the segment that was last marked as begun.
+    begun: Vec<Option<u64>>,
+}
+
+/// What a member is made from beside its state machine.
+pub(crate) struct CommunicatorParts {
+    pub(crate) id: CommunicatorId,
+    pub(crate) tenant: u32,
+    pub(crate) core: Communicator,
+    pub(crate) ranks: u32,
+    pub(crate) participants: u32,
+    pub(crate) locals: Vec<Local>,
+    pub(crate) links: Links,
+    pub(crate) channels: u16,
+    pub(crate) landing_slots: u32,
+    pub(crate) slot_bytes: u32,
+    /// Calls in flight over all local ranks.
+    pub(crate) calls: u32,
+}
+
+impl CommunicatorState {
+    pub(crate) fn new(parts: CommunicatorParts) -> Self {
+        Self {
+            id: parts.id,
+            tenant: parts.tenant,
+            core: parts.core,
+            ranks: parts.ranks,
+            participants: parts.participants,
+            locals: parts.locals,
+            epochs: vec![parts.links],
+            switching: None,
+            landing_slots: parts.landing_slots,
+            slot_bytes: parts.slot_bytes,
+            sums: vec![None; usize::from(parts.channels)],
+            staging: vec![None; usize::from(parts.channels)],
+            residual_staging: vec![None; usize::from(parts.channels)],
+            calls: vec![Pending::default(); parts.calls as usize],
+            free: (0..parts.calls).rev().collect(),
+            backlog: Backlog::default(),
+            completed: 0,
+            failed: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            detail: String::new(),
+            ended: false,
+            begun: vec![None; usize::from(parts.channels)],
+        }
+    }
+
+    pub(crate) fn local(&self, rank: Rank) -> Option<&Local> {
+        self.locals.iter().find(|local| local.rank == rank)
+    }
+
+    pub(crate) fn links(&self, epoch: u32) -> Option<&Links> {
+        self.epochs.iter().find(|links| links.epoch == epoch)
+    }
+
+    /// Remembers a call; its token.
+    pub(crate) fn remember(&mut self, cookie: u64, checked: &CheckedCall) -> Option<u64> {
+        let token = self.free.pop()?;
+        let call = self.calls.get_mut(token as usize)?;
+        let CheckedCall { input, output, feedback, .. } = *checked;
+        *call = Pending { cookie, input, output, feedback };
+        Some(u64::from(token))
+    }
+
+    /// Forgets a call.
+    pub(crate) fn forget(&mut self, token: u64) -> Option<Pending> {
+        let call = self.calls.get(usize::try_from(token).ok()?).copied()?;
+        self.free.push(u32::try_from(token).ok()?);
+        Some(call)
+    }
+
+    /// A local rank's call.
+    pub(crate) fn pending(&self, operation: u64, rank: Rank) -> Option<&Pending> {
+        let token = self.core.token(operation, rank)?;
+        self.calls.get(usize::try_from(token).ok()?)
+    }
+
+    /// Makes the channel's staging large enough for its segment. Allocates only when a segment needs more than any before
+    /// it on this channel.
+    pub(crate) fn reserve_staging(&mut self, channel: u16) -> Result<(), MemoryError> {
+        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
+        let slots = segment.program.slots.len();
+        let bytes = slot_offset(&segment.program, slots, segment.hi - segment.lo, size);
+        // A sum that is held lies there whole.
+        let whole = segment.aggregated.map_or(0, |_| (segment.hi - segment.lo) * size);
+        let keeps = segment.aggregated.is_some() && segment.retains_output();
+        let bytes = if keeps {
+            self.extra_offset(segment, size, ExtraStaging::Neutral) + whole
+        } else {
+            bytes.max(whole)
+        };
+        let Some(staging) = self.staging.get_mut(usize::from(channel)) else { return Ok(()) };
+        // A segment without elements has staging, too: of no bytes, but somewhere.
+        if staging.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
+            let bytes = usize::try_from(bytes.max(ALIGNMENT)).map_err(|_| MemoryError::BadSize(bytes))?;
+            *staging = Some(Memory::private(bytes)?);
+        }
+        Ok(())
+    }
+
+    /// A channel's staging.
+    pub(crate) fn staging_of(&self, channel: u16) -> Option<&Arc<Memory>> {
+        self.staging.get(usize::from(channel))?.as_ref()
+    }
+
+    /// Where something is kept in a segment's staging.
+    pub(crate) fn extra_offset(&self, segment: &Segment, size: u64, kept: ExtraStaging) -> u64 {
+        let elements = segment.hi - segment.lo;
+        let slots = slot_offset(&segment.program, segment.program.slots.len(), elements, size);
+        match kept {
+            ExtraStaging::Result => slots,
+            ExtraStaging::Neutral => slots + (elements * size).next_multiple_of(ALIGNMENT),
+        }
+    }
+
+    /// A segment begins again that somebody has the sum of: what adds nothing to it is made.
+    pub(crate) fn prepare_resume(&mut self, channel: u16) -> Result<(), MemoryError> {
+        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
+        if segment.resume.is_none() {
+            return Ok(());
+        }
+        let (dtype, bytes) = (segment.signature.dtype, (segment.hi - segment.lo) * size);
+        let at = self.extra_offset(segment, size, ExtraStaging::Neutral);
+        let Some(staging) = self.staging_of(channel) else { return Ok(()) };
+        let mut element = [0_u8; 8];
+        // 0 + -0 is 0, and -0 + -0 is -0: nothing but -0 leaves every float as it is.
+        if matches!(dtype, Dtype::F32 | Dtype::F64)
+            && let Some(sign) = element.get_mut(dtype.size() - 1)
+        {
+            *sign = 0x80;
+        }
+        let element = element.get(..dtype.size()).unwrap_or_default();
+        for offset in (0..bytes).step_by(dtype.size()) {
+            let to = staging.view_mut(at + offset, element.len() as u64)?;
+            // Of one length.
+            let _ = harmonaize_kernels::copy(element.into(), &[to]);
+        }
+        Ok(())
+    }
+
+    /// The way to an epoch's aggregator.
+    pub(crate) fn path(&mut self, epoch: u32) -> Option<&mut AggregatorPath> {
+        let links = self.epochs.iter_mut().find(|links| links.epoch == epoch)?;
+        links.aggregator.as_deref_mut()
+    }
+
+    /// The segment on a channel and its operation's element size.
+    pub(crate) fn segment_and_size(&self, channel: u16) -> Option<(&Segment, u64)> {
+        let segment = self.core.segment(channel)?;
+        Some((segment, segment.signature.dtype.size() as u64))
+    }
+
+    /// Where a staging slot of the channel's segment starts.
+    pub(crate) fn staging(
+        &self,
+        channel: u16,
+        segment: &Segment,
+        size: u64,
+        slot: Slot,
+    ) -> Option<(&Arc<Memory>, u64)> {
+        let memory = self.staging.get(usize::from(channel))?.as_ref()?;
+        Some((memory, slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size)))
+    }
+
+    /// The sum so far of the own part of a channel's segment, if anything was added to it.
+    pub(crate) fn sums(&self, channel: u16, segment: u64) -> Option<Sums> {
+        let (of, sums) = (*self.sums.get(usize::from(channel))?)?;
+        (of == segment).then_some(sums)
+    }
+
+    /// A channel's segment begins, perhaps once more: nothing was added to its sum yet.
+    pub(crate) fn forget_sums(&mut self, channel: u16) {
+        if let Some(sums) = self.sums.get_mut(usize::from(channel)) {
+            *sums = None;
+        }
+    }
+
+    /// Takes note of what a coded step came to that is sent so often.
+    pub(crate) fn record_step(&mut self, channel: u16, outcome: &CodedStep, sends: usize) {
+        let Some((segment, operation)) = self.core.segment(channel).map(|s| (s.number, s.operation)) else {
+            return;
+        };
+        if let (Some(sums), Some(known)) = (outcome.sums, self.sums.get_mut(usize::from(channel))) {
+            *known = Some((segment, sums));
+        }
+        if let Some(done) = outcome.done {
+            let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u64;
+            self.core.handle_coded(operation, &CodingReport { wire_bytes: bytes * sends as u64, ..done });
+        }
+    }
+
+    /// The mark of the channel's segment, if it has none yet.
+    pub(crate) fn begin_mark(&mut self, channel: u16) -> Option<Mark> {
+        let (segment, size) = self.segment_and_size(channel)?;
+        let mark = Mark {
+            operation: segment.operation,
+            segment: segment.number,
+            bytes: (segment.hi - segment.lo) * size,
+            epoch: segment.epoch,
+            channel: channel.into(),
+            ..self.mark()
+        };
+        let begun = self.begun.get_mut(usize::from(channel))?;
+        (begun.replace(mark.segment) != Some(mark.segment)).then_some(mark)
+    }
+
+    /// What every mark of this communicator says.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { communicator: self.id.0, participant: self.core.me().0, ..Mark::default() }
+    }
+
+    /// Notes that a link is up; whether that completes an epoch's links.
+    pub(crate) fn link_up(&mut self, epoch: u32, peer: Participant) -> bool {
+        let Some(links) = self.epochs.iter_mut().find(|links| links.epoch == epoch) else { return false };
+        if let Some(up) = links.up.get_mut(peer.0 as usize) {
+            *up = true;
+        }
+        links.complete() && !std::mem::replace(&mut links.announced, true)
+    }
+
+    /// Takes an epoch's links out, to close them.
+    pub(crate) fn take_links(&mut self, epoch: u32) -> Option<Links> {
+        let position = self.epochs.iter().position(|links| links.epoch == epoch)?;
+        Some(self.epochs.remove(position))
+    }
+
+    /// Ends the communicator because of an error of this agent's.
+    pub(crate) fn fail_internal(&mut self, error: &str) {
+        self.detail = error.to_owned();
+        self.core.handle_breach(self.core.me());
+    }
+
+    /// Ends the communicator because of an error in a step: the peer's, if what it sent is the reason.
+    pub(crate) fn blame(&mut self, error: &ExecuteError) {
+        self.detail = error.to_string();
+        self.core.handle_breach(culprit(error).unwrap_or(self.core.me()));
+    }
+
+    pub(crate) fn record_link_down(&mut self, peer: Participant, reason: &DownReason) {
+        if self.detail.is_empty() {
+            self.detail = format!("link to participant {}: {reason}", peer.0);
+        }
+    }
+
+    pub(crate) fn status(&self, now: Nanos) -> CommunicatorStatus {
+        CommunicatorStatus {
+            communicator: self.id,
+            epoch: self.core.active_epoch(),
+            completed: self.completed,
+            failed: self.failed,
+            bytes_sent: self.bytes_sent,
+            bytes_received: self.bytes_received,
+            in_flight: self.core.in_flight(),
+            now,
+        }
+    }
+}
+
+impl Links {
+    pub(crate) fn new(epoch: u32, participants: u32) -> Self {
+        let participants = participants as usize;
+        Self {
+            epoch,
+            links: vec![None; participants],
+            up: vec![false; participants],
+            landing: vec![None; participants],
+            paths: vec![0; participants],
+            rates: vec![None; participants],
+            announced: false,
+            aggregator: None,
+        }
+    }
+
+    /// Whether every link is up.
+    pub(crate) fn complete(&self) -> bool {
+        self.links.iter().zip(&self.up).all(|(link, up)| link.is_none() || *up)
+    }
+
+    pub(crate) fn set(&mut self, peer: Participant, link: LinkId, landing: Arc<Memory>, paths: u16) {
+        let peer = peer.0 as usize;
+        if let (Some(l), Some(s), Some(p)) =
+            (self.links.get_mut(peer), self.landing.get_mut(peer), self.paths.get_mut(peer))
+        {
+            (*l, *s, *p) = (Some(link), Some(landing), paths);
+        }
+    }
+
+    /// Goes on with the link to a peer that another epoch has. False if it has none.
+    pub(crate) fn reuse(&mut self, peer: Participant, from: &Self, rate: Option<u64>) -> bool {
+        let at = peer.0 as usize;
+        let theirs = (from.links.get(at).copied().flatten(), from.landing.get(at).cloned().flatten());
+        let ((Some(link), Some(landing)), Some(paths)) = (theirs, from.paths.get(at)) else { return false };
+        self.set(peer, link, landing, *paths);
+        self.limit(peer, rate);
+        if let Some(up) = self.up.get_mut(at) {
+            *up = true;
+        }
+        true
+    }
+
+    /// Notes what may be sent to a peer.
+    pub(crate) fn limit(&mut self, peer: Participant, rate: Option<u64>) {
+        if let Some(known) = self.rates.get_mut(peer.0 as usize) {
+            *known = rate;
+        }
+    }
+
+    /// The links that another epoch has too, with another rate than here: what they may send by this one.
+    pub(crate) fn other_rates(&self, before: &Self) -> impl Iterator<Item = (LinkId, Option<u64>)> {
+        let ours = self.links.iter().zip(&self.rates);
+        let pairs = ours.zip(before.links.iter().zip(&before.rates));
+        pairs.filter_map(|(ours, theirs)| {
+            Some(((*ours.0)?, *ours.1)).filter(|_| ours.0 == theirs.0 && ours.1 != theirs.1)
+        })
+    }
+
+    /// Whether a link is one of these.
+    pub(crate) fn has(&self, link: LinkId) -> bool {
+        self.links.contains(&Some(link))
+    }
+
+    /// Every path of every link, and to whom it leads.
+    pub(crate) fn all_paths(&self) -> impl Iterator<Item = (Participant, LinkId, u16)> {
+        (0..).map(Participant).zip(self.links.iter().zip(&self.paths)).flat_map(|(peer, (link, paths))| {
+            let paths = link.map_or(0, |_| *paths);
+            (0..paths).filter_map(move |path| Some((peer, (*link)?, path)))
+        })
+    }
+
+    /// The link to a peer, and the path on it that a channel uses.
+    pub(crate) fn route(&self, peer: Participant, channel: u16) -> Option<(LinkId, u16)> {
+        let link = (*self.links.get(peer.0 as usize)?)?;
+        let paths = *self.paths.get(peer.0 as usize)?;
+        Some((link, channel % paths.max(1)))
+    }
+}
+
+/// Where slot `slot` of a program's staging starts, in bytes; for the number of slots: how long all are. Each has room for its
+/// elements coded, too.
+fn slot_offset(program: &Program, slot: usize, elements: u64, size: u64) -> u64 {
+    let sizes = program.slots.iter().take(slot);
+    let room = u64::from(CODED_ROOM);
+    sizes.map(|&of| (elements.div_ceil(u64::from(of.max(1))) * size + room).next_multiple_of(ALIGNMENT)).sum()
+}
+
+/// What a tenant's completion says of a failure.
+pub(crate) fn status_of(failure: &Failure) -> Status {
+    match failure {
+        Failure::Timeout { .. } => Status::Timeout,
+        Failure::Mismatch { .. } => Status::Mismatch,
+        Failure::RanksLost { .. } => Status::RankLost,
+        Failure::Dissolved => Status::Aborted,
+        Failure::Internal { .. } => Status::Internal,
+    }
+}

@@ -1,0 +1,68 @@
+//! Operations that wait for their turn.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+#[allow(dead_code, reason = "other tests need more of it")]
+mod common;
+
+use common::{SMALL, World, call};
+use harmonaize_abi::Collective;
+use harmonaize_core::{Interleaving, Nanos};
+use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_transport::Transport;
+use harmonaize_transport::loopback::Hub;
+use std::time::{Duration, Instant};
+
+/// Runs an AllReduce; how long it took.
+fn operation(world: &mut World) -> Duration {
+    let begun = Instant::now();
+    (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 5000, 1, 0, 1 << 20, 0)));
+    let completions = world.completions();
+    assert!(completions.iter().all(|completion| completion.status == 0), "{completions:?}");
+    begun.elapsed()
+}
+
+const COMMUNICATOR: CommunicatorId = CommunicatorId(1);
+
+/// The turns that the first engine asked for, and those that it said were over.
+fn turns(world: &World) -> (Vec<u64>, Vec<u64>) {
+    let notices = world.notices[0].lock().unwrap();
+    let wanted = notices.iter().filter_map(|notice| match notice {
+        Notice::SlotRequested { turn, .. } => Some(*turn),
+        _ => None,
+    });
+    let done = notices.iter().filter_map(|notice| match notice {
+        Notice::SlotReleased { slot: turn, .. } => Some(*turn),
+        _ => None,
+    });
+    (wanted.collect(), done.collect())
+}
+
+#[test]
+fn an_operation_waits_for_its_turn_and_no_longer_than_its_patience() {
+    let hub = Hub::new();
+    let transports = (0..2).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
+    let mut world = World::new(transports, &[vec![0], vec![1]], SMALL);
+    operation(&mut world);
+    // What is longer than a second is cut to that.
+    let patience = Nanos(3_600_000_000_000);
+    let rules = Interleaving { max_wait: patience, min_bytes: 1000, operations: 1, idle_timeout: Nanos(0) };
+    let told = |turns| Command::Interleave { communicator: COMMUNICATOR, interleaving: turns };
+    world.engines[0].handle_command(told(Some(rules)));
+    assert!(operation(&mut world) >= Duration::from_secs(1), "it did not wait");
+    assert_eq!(turns(&world), (vec![1], vec![1]));
+    // Given before the patience ends; what was given before, or never asked for, is nothing.
+    (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 5000, 1, 0, 1 << 20, 0)));
+    for turn in [1, 7] {
+        world.engines[0].handle_command(Command::SlotGranted { communicator: COMMUNICATOR, slot: turn });
+    }
+    world.until("the turn is asked for", |world| turns(world).0.len() == 2);
+    world.engines[0].handle_command(Command::SlotGranted { communicator: COMMUNICATOR, slot: 2 });
+    assert!(world.completions().iter().all(|completion| completion.status == 0));
+    world.until("the turn is over", |world| turns(world).1 == [1, 2]);
+    // Small ones ask for none; nor does any, once there are no turns.
+    (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 5, 1, 0, 1 << 20, 0)));
+    world.completions();
+    world.engines[0].handle_command(told(None));
+    operation(&mut world);
+    assert_eq!(turns(&world), (vec![1, 2], vec![1, 2]));
+}

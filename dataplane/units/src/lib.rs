@@ -1,0 +1,11 @@
+//! Configuration as people write it: rates, sizes and durations with their units, and TOML whose errors name the line. And
+//! how often something may happen.
+#![forbid(unsafe_code)]
+
+mod gcra;
+mod text;
+mod units;
+
+pub use gcra::{Gcra, Quota};
+pub use text::{Lines, Position, TextError, parse_toml};
+pub use units::{Bytes, Nanos, Rate, UnitError};

@@ -1,0 +1,107 @@
+//! TOML from people: values or an error that says which line, for topology and configuration alike.
+
+use serde::de::DeserializeOwned;
+use std::fmt;
+
+/// A place in a text, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Line.
+    pub line: usize,
+    /// Column, in characters.
+    pub column: usize,
+}
+
+impl Position {
+    /// The place of a byte; the end for a byte beyond it.
+    pub fn of(text: &str, byte: usize) -> Self {
+        let before = text.get(..byte).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.rsplit('\n').next().unwrap_or("").chars().count() + 1;
+        Self { line, column }
+    }
+}
+
+/// A text whose positions are asked for many times: they take a search instead of a walk through all of it.
+/// Finds positions by line starts.
+pub struct Lines<'a> {
+    text: &'a str,
+    starts: Vec<usize>,
+}
+
+impl<'a> Lines<'a> {
+    /// Indexes the line starts of `text`.
+    pub fn new(text: &'a str) -> Self {
+        let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { text, starts }
+    }
+
+    /// The same as [`Position::of`].
+    pub fn position(&self, byte: usize) -> Position {
+        let byte = if self.text.is_char_boundary(byte) { byte } else { self.text.len() };
+        let line = self.starts.partition_point(|start| *start <= byte);
+        let start = self.starts.get(line.saturating_sub(1)).copied().unwrap_or(0);
+        let column = self.text.get(start..byte).unwrap_or("").chars().count() + 1;
+        Position { line, column }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}, column {}", self.line, self.column)
+    }
+}
+
+/// A text that is not TOML, or not what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at}: {message}")]
+pub struct TextError {
+    /// Where.
+    pub at: Position,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// Reads TOML into a value.
+///
+/// # Errors
+/// Where the text is not TOML, a key is unknown or missing, or a value is not of its kind; with the line.
+pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, TextError> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let byte = error.span().map_or(text.len(), |span| span.start);
+        TextError { at: Position::of(text, byte), message: error.message().trim_end().replace('\n', "; ") }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        #[allow(dead_code)]
+        size: crate::Bytes,
+    }
+
+    #[test]
+    fn errors_have_positions() {
+        let cases = [
+            ("size = 4", 1, 8, "invalid type: integer `4`, expected a size in quotes, such as \"4MiB\""),
+            ("\n\nsise = \"4MiB\"", 3, 1, "unknown field `sise`, expected `size`"),
+            ("# µ\nsize = \"4Mib\"", 2, 8, "`4Mib` is not a size"),
+            ("size = ", 1, 8, ""),
+        ];
+        for (text, line, column, message) in cases {
+            let error = parse_toml::<Sample>(text).unwrap_err();
+            assert_eq!(error.at, Position { line, column }, "{text}: {error}");
+            assert!(error.message.starts_with(message), "{error}");
+        }
+        assert_eq!(Position::of("a\nb", 99), Position { line: 2, column: 2 });
+        for text in ["", "a", "\n", "µ\na\n\nbcµ", "a\n"] {
+            for byte in 0..text.len() + 2 {
+                assert_eq!(Lines::new(text).position(byte), Position::of(text, byte), "{text:?} {byte}");
+            }
+        }
+    }
+}

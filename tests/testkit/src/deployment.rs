@@ -1,0 +1,370 @@
+//! The provider's programs on a fabric: control on the management network, an agent in each host, an aggregator on each machine for one.
+
+use crate::fabric::{Fabric, Host, make_folder};
+use crate::process::Process;
+use crate::workspace::Binaries;
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where control listens, in its own namespace.
+const CONTROL_PORT: u16 = 7100;
+/// Where an agent listens for other agents, in its host's namespace.
+const AGENT_PORT: u16 = 7200;
+/// Where an aggregator takes datagrams, on its machine.
+const AGGREGATOR_PORT: u16 = 7400;
+/// How long control and agents may take to be ready.
+const READY: Duration = Duration::from_secs(20);
+
+/// A tenant as the operator knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    /// Its name.
+    pub name: String,
+    /// The user that its processes run as, on every host.
+    pub user: u32,
+}
+
+/// What to deploy.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// The programs.
+    pub binaries: Binaries,
+    /// The tenants, on every host.
+    pub tenants: Vec<Tenant>,
+    /// More lines for control's configuration, for example `operation_timeout = "2s"`.
+    pub control: String,
+    /// More lines for each agent's configuration; `{folder}` in them stands for the host's run folder.
+    pub agent: String,
+    /// More lines for each aggregator's configuration.
+    pub aggregator: String,
+    /// More lines for each tenant in each agent's configuration, for example `remote = true`.
+    pub tenant: String,
+    /// How many hosts at the end of the topology have no agent.
+    pub unmanaged_hosts: usize,
+}
+
+impl Setup {
+    /// The programs with their usual settings.
+    pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
+        let tenants = tenants.to_vec();
+        let [control, agent, aggregator, tenant] = [const { String::new() }; 4];
+        Self { binaries, tenants, control, agent, aggregator, tenant, unmanaged_hosts: 0 }
+    }
+}
+
+impl Setup {
+    /// Has the agents measure what links of `rate` carry (the driver of an emulated device knows none), and control plan by it.
+    pub fn measure(&mut self, rate: &str) {
+        self.control += "source_ports = \"20000-29999\"\n";
+        self.agent += &format!(
+            "[telemetry]\ninterfaces = [\"eth0\"]\ninterval = \"3ms\"\n[telemetry.rate]\neth0 = \"{rate}\"\n"
+        );
+    }
+}
+
+/// Control and agents that run until this is dropped; the fabric goes with them.
+#[derive(Debug)]
+pub struct Deployment {
+    // In this order they end: agents, aggregators, control, the fabric.
+    agents: Vec<Process>,
+    aggregators: Vec<Process>,
+    control: Option<Process>,
+    setup: Setup,
+    fabric: Fabric,
+}
+
+impl Deployment {
+    /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
+    pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
+        let mut deployment =
+            Self { agents: Vec::new(), aggregators: Vec::new(), control: None, setup, fabric };
+        deployment.start_control()?;
+        // An agent that finds no control tries again only a second later.
+        deployment.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
+        for position in 0..deployment.fabric.aggregators().len() {
+            deployment.start_aggregator(position)?;
+        }
+        for host in 0..deployment.hosts().len() {
+            deployment.start_agent(host)?;
+        }
+        deployment.wait_until_ready()?;
+        Ok(deployment)
+    }
+
+    /// Starts control, or starts it again: a running one is ended first.
+    pub fn start_control(&mut self) -> Result<()> {
+        self.control = None;
+        let folder = self.fabric.folder().join("_control");
+        make_folder(&folder)?;
+        write(&folder.join("topology.toml"), &self.fabric.described()?)?;
+        let config = folder.join("control.toml");
+        write(&config, &control_config(&self.fabric, &self.setup))?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
+        command.arg("--config").arg(&config).env("NO_COLOR", "1");
+        self.control =
+            Some(Process::start("control", &mut command, &self.fabric.control(), &folder.join("log"))?);
+        Ok(())
+    }
+
+    /// Starts the agent of the host that is `position`-th, or starts it again: a running one is ended first.
+    pub fn start_agent(&mut self, position: usize) -> Result<()> {
+        let host = self.hosts().get(position).cloned();
+        let host = &host.with_context(|| format!("there is no host number {position}"))?;
+        if let Some(running) = self.agents.get_mut(position) {
+            running.end()?;
+        }
+        for tenant in &self.setup.tenants {
+            own_folder(&tenant_folder(host, &tenant.name), tenant.user)?;
+            remove(&socket(host, &tenant.name))?;
+        }
+        let config = host.folder.join("agent.toml");
+        write(&config, &agent_config(&self.fabric, host, &self.setup)?)?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
+        command.arg("--config").arg(&config).env("NO_COLOR", "1");
+        let name = format!("agent of {}", host.name);
+        let agent = Process::start(&name, &mut command, &host.namespace, &host.folder.join("log"))?;
+        match self.agents.get_mut(position) {
+            Some(slot) => *slot = agent,
+            None => self.agents.push(agent),
+        }
+        Ok(())
+    }
+
+    /// Starts the aggregator that is `position`-th, or starts it again: a running one is ended first.
+    pub fn start_aggregator(&mut self, position: usize) -> Result<()> {
+        let machine = self.fabric.aggregators().get(position).cloned();
+        let machine = &machine.with_context(|| format!("there is no aggregator number {position}"))?;
+        if let Some(running) = self.aggregators.get_mut(position) {
+            running.end()?;
+        }
+        let config = machine.folder.join("aggregator.toml");
+        write(&config, &aggregator_config(&self.fabric, machine, &self.setup)?)?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
+        command.args(["--role", "aggregator", "--config"]).arg(&config).env("NO_COLOR", "1");
+        let log = machine.folder.join("log");
+        let started = Process::start(&machine.name, &mut command, &machine.namespace, &log)?;
+        match self.aggregators.get_mut(position) {
+            Some(slot) => *slot = started,
+            None => self.aggregators.push(started),
+        }
+        Ok(())
+    }
+
+    /// The process of the aggregator that is `position`-th in the topology file.
+    pub fn aggregator(&mut self, position: usize) -> Result<&mut Process> {
+        let found = self.aggregators.get_mut(position);
+        found.with_context(|| format!("there is no aggregator number {position}"))
+    }
+
+    /// The hosts that have agents.
+    pub fn hosts(&self) -> &[Host] {
+        let hosts = self.fabric.hosts();
+        hosts.get(..hosts.len().saturating_sub(self.setup.unmanaged_hosts)).unwrap_or_default()
+    }
+
+    /// The fabric that it runs on.
+    pub fn fabric(&self) -> &Fabric {
+        &self.fabric
+    }
+
+    /// The programs that it was started with.
+    pub fn binaries(&self) -> &Binaries {
+        &self.setup.binaries
+    }
+
+    /// The tenants that it was started with.
+    pub fn tenants(&self) -> &[Tenant] {
+        &self.setup.tenants
+    }
+
+    /// Control's process.
+    pub fn control(&mut self) -> Result<&mut Process> {
+        self.control.as_mut().context("control has not been started")
+    }
+
+    /// The agent's process on the host that is `position`-th in the topology file.
+    pub fn agent(&mut self, position: usize) -> Result<&mut Process> {
+        self.agents.get_mut(position).with_context(|| format!("there is no host number {position}"))
+    }
+
+    /// Control's address on the management network.
+    pub fn control_address(&self) -> SocketAddr {
+        control_address(&self.fabric)
+    }
+
+    /// An error with the end of its log when control or an agent has ended. Aggregators may.
+    pub fn check(&mut self) -> Result<()> {
+        for process in self.control.iter_mut().chain(&mut self.agents) {
+            if let Some(status) = process.status()? {
+                bail!("{} ended with {status}; its last lines:\n{}", process.name(), process.log_tail(4096));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends control and the agents, and returns the fabric.
+    pub fn end(self) -> Result<Fabric> {
+        let Self { agents, aggregators, control, fabric, .. } = self;
+        for mut process in agents.into_iter().chain(aggregators).chain(control) {
+            process.end()?;
+        }
+        Ok(fabric)
+    }
+
+    /// What `harmonaize status --json` says.
+    pub fn status(&self) -> Result<Value> {
+        self.ask(&["status"])
+    }
+
+    /// What a command of `harmonaize` says with `--json`.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let said = self.harmonaize(&[arguments, &["--json"]].concat())?;
+        serde_json::from_str(&said)
+            .with_context(|| format!("harmonaize {arguments:?} did not print JSON: {said}"))
+    }
+
+    /// Runs `harmonaize` beside control, and returns what it printed.
+    pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
+        command.arg("--control").arg(format!("http://{}", self.control_address())).args(arguments);
+        let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
+        if !output.status.success() {
+            bail!("harmonaize {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        String::from_utf8(output.stdout).context("harmonaize printed what is no text")
+    }
+
+    /// Waits until control listens, every agent is connected to it and each tenant's socket is there, for twenty
+    /// seconds at most.
+    pub fn wait_until_ready(&mut self) -> Result<()> {
+        self.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
+        self.wait_until("an agent has not made its sockets", |this| {
+            let hosts = this.hosts().iter();
+            let mut sockets =
+                hosts.flat_map(|host| this.setup.tenants.iter().map(|tenant| socket(host, &tenant.name)));
+            Ok(sockets.all(|socket| socket.exists()).then_some(()))
+        })?;
+        self.wait_until("an agent is not connected to control", |this| {
+            let status = this.status()?;
+            let agents = status.get("agents").and_then(Value::as_array).context("status names no agents")?;
+            let connected = |agent: &&Value| agent.get("connected").and_then(Value::as_bool) == Some(true);
+            Ok((agents.iter().filter(connected).count() >= this.hosts().len()).then_some(()))
+        })?;
+        self.wait_until("an aggregator is not connected to control", |this| {
+            if this.aggregators.is_empty() {
+                return Ok(Some(()));
+            }
+            let fabric = this.ask(&["topology"])?;
+            let known = fabric.get("aggregators").and_then(Value::as_array).context("no aggregators")?;
+            let connected = |one: &&Value| one.get("connected").and_then(Value::as_bool) == Some(true);
+            Ok((known.iter().filter(connected).count() >= this.aggregators.len()).then_some(()))
+        })
+    }
+
+    /// Polls until `done` gives something, for twenty seconds at most, and as long as no program has ended.
+    pub fn wait_until<T>(&mut self, wrong: &str, done: impl Fn(&Self) -> Result<Option<T>>) -> Result<T> {
+        let deadline = Instant::now() + READY;
+        loop {
+            self.check()?;
+            if let Some(value) = done(self)? {
+                return Ok(value);
+            }
+            if Instant::now() > deadline {
+                let programs = self.control.iter().chain(&self.agents).chain(&self.aggregators);
+                let said: Vec<String> = programs
+                    .map(|process| format!("{}:\n{}", process.name(), process.log_tail(2048)))
+                    .collect();
+                bail!("{wrong}, after {} s; last lines of\n{}", READY.as_secs(), said.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn control_listens(&self) -> Result<bool> {
+        let address = self.control_address();
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
+        self.fabric.control().enter(connect)
+    }
+}
+
+/// The folder of a tenant on a host: its processes see it, and nothing else of the run folder.
+pub fn tenant_folder(host: &Host, tenant: &str) -> PathBuf {
+    host.folder.join(tenant)
+}
+
+/// The socket by which a tenant's processes on a host reach their agent.
+pub fn socket(host: &Host, tenant: &str) -> PathBuf {
+    tenant_folder(host, tenant).join("agent.sock")
+}
+
+fn control_address(fabric: &Fabric) -> SocketAddr {
+    SocketAddr::from((fabric.control_address(), CONTROL_PORT))
+}
+
+fn own_folder(folder: &Path, user: u32) -> Result<()> {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    make_folder(folder)?;
+    chown(folder, Some(0), Some(user))?;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o750))?;
+    Ok(())
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn control_config(fabric: &Fabric, setup: &Setup) -> String {
+    let address = control_address(fabric);
+    let mut text = format!("listen = \"{address}\"\ntopology = \"topology.toml\"\n{}\n", setup.control);
+    for tenant in &setup.tenants {
+        text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
+    }
+    text
+}
+
+fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
+    let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
+    let mut text = format!(
+        "host = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
+        host.name,
+        control_address(fabric),
+        setup.agent.replace("{folder}", &host.folder.to_string_lossy())
+    );
+    for tenant in &setup.tenants {
+        let socket = quoted(&socket(host, &tenant.name));
+        text += &format!(
+            "\n[[tenant]]\nname = \"{}\"\nsocket = {socket}\nuids = [{}]\n{}\n",
+            tenant.name, tenant.user, setup.tenant
+        );
+    }
+    Ok(text)
+}
+
+fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
+    let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
+    Ok(format!(
+        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
+        machine.name,
+        control_address(fabric),
+        fabric.topology().mtu,
+        setup.aggregator
+    ))
+}
+
+/// A path as a TOML string.
+fn quoted(path: &Path) -> String {
+    toml::Value::String(path.to_string_lossy().into_owned()).to_string()
+}

@@ -1,0 +1,30 @@
+//! What end-to-end tests, benchmarks and the project's tasks share: the emulated fabric, deployments on it, tenants' jobs, and
+//! what they print.
+
+#![forbid(unsafe_code)]
+
+pub mod bystander;
+pub mod clock;
+pub mod counters;
+mod delay;
+pub mod deployment;
+pub mod elastic;
+pub mod fabric;
+pub mod foreign;
+pub mod found;
+pub mod job;
+pub mod layout;
+pub mod lines;
+pub mod load;
+pub mod namespace;
+pub mod packages;
+pub mod plans;
+pub mod process;
+pub mod route;
+pub mod served;
+pub mod strict;
+pub mod summary;
+pub mod tenant;
+pub mod topology;
+pub mod truth;
+pub mod workspace;

@@ -1,0 +1,162 @@
+//! What a task needs from outside the workspace: Debian packages, and cargo tools of pinned versions.
+
+use crate::workspace;
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// What the emulation needs: `ip` and `tc`. The rest (util-linux) is essential in Debian.
+pub const EMULATION: &[&str] = &["iproute2"];
+
+/// What building needs: the headers of the verbs, what reads them for the bindings, and the devices' drivers; and for libbpf,
+/// which is built along, the library by which it reads objects, with the one that this needs.
+pub const BUILDING: &[&str] = &[
+    "libibverbs-dev",
+    "librdmacm-dev",
+    "libclang-14-dev",
+    "ibverbs-providers",
+    "pkg-config",
+    "libelf-dev",
+    "zlib1g-dev",
+    "make",
+];
+
+/// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
+pub const SOFTROCE: &[&str] = &[
+    "qemu-system-x86",
+    "ibverbs-utils",
+    "ibverbs-providers",
+    "perftest",
+    "iproute2",
+    "iputils-ping",
+    "busybox-static",
+    "binutils",
+    "xz-utils",
+    "zstd",
+];
+
+/// What building for aarch64 needs beside what is unpacked under `target`: linker, C library, emulator, and what reads the
+/// C headers for bindings.
+pub const AARCH64: &[&str] = &[
+    "gcc-aarch64-linux-gnu",
+    "libc6-dev-arm64-cross",
+    "qemu-user-static",
+    "libclang-14-dev",
+    "pkg-config",
+    "make",
+];
+
+/// What offload units need beside the machine with SoftRoCE: their emulator.
+pub const DPU: &[&str] = &["qemu-system-arm"];
+
+/// A cargo tool and the version that the project uses.
+#[derive(Debug, Clone, Copy)]
+pub struct Tool {
+    /// The crate's name, which is the program's too: `cargo-NAME`.
+    pub name: &'static str,
+    /// The version to install when there is none.
+    pub version: &'static str,
+}
+
+/// The test runner.
+pub const NEXTEST: Tool = Tool { name: "cargo-nextest", version: "0.9.143" };
+/// The check of licences, bans and sources of dependencies.
+pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+
+/// The check for dependencies that are listed and not used.
+pub const MACHETE: Tool = Tool { name: "cargo-machete", version: "0.9.2" };
+
+/// Whether to ask before installing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consent {
+    /// Ask on the terminal.
+    Ask,
+    /// Install without asking.
+    Given,
+}
+
+impl Consent {
+    /// Given by `--yes`, or on a CI machine (`CI=true`).
+    pub fn from_flag(yes: bool) -> Self {
+        let on_ci = std::env::var("CI").is_ok_and(|value| value == "true");
+        if yes || on_ci { Self::Given } else { Self::Ask }
+    }
+
+    /// An error where `what` may not be installed; asks for it where that is to be asked.
+    pub fn obtain(self, what: &str) -> Result<()> {
+        eprintln!("This needs {what}, which is not installed.");
+        if self == Self::Given {
+            eprintln!("Installing it.");
+            return Ok(());
+        }
+        if !std::io::stdin().is_terminal() {
+            bail!("{what} is not installed; run again with --yes to install it");
+        }
+        eprint!("Install it now? [y/N] ");
+        std::io::stderr().flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        if !matches!(answer.trim(), "y" | "Y" | "yes") {
+            bail!("{what} is not installed");
+        }
+        Ok(())
+    }
+}
+
+/// Installs those of the Debian packages that are missing, after saying which.
+pub fn require(packages: &[&str], consent: Consent) -> Result<()> {
+    let missing = missing(packages);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let list = missing.join(" ");
+    let what = format!("Debian's {} {list}", if missing.len() == 1 { "package" } else { "packages" });
+    if !rustix::process::geteuid().is_root() {
+        bail!("{what} is not installed, and installing needs root: `sudo apt-get install {list}`");
+    }
+    consent.obtain(&what)?;
+    let apt = || {
+        let mut apt = Command::new("apt-get");
+        apt.env("DEBIAN_FRONTEND", "noninteractive").arg("-qq").stdin(Stdio::null());
+        apt
+    };
+    workspace::run(apt().arg("update"))?;
+    workspace::run(apt().args(["install", "--yes", "--no-install-recommends"]).args(&missing))
+}
+
+/// Those of the Debian packages that are not installed.
+pub fn missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
+    packages.iter().copied().filter(|package| !installed(package)).collect()
+}
+
+fn installed(package: &str) -> bool {
+    let query = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
+    query.is_ok_and(|output| output.stdout == b"installed")
+}
+
+/// The program of a cargo tool: from the path, from `target/tools`, or installed there after saying so.
+pub fn tool(tool: Tool, consent: Consent) -> Result<PathBuf> {
+    let kept = workspace::target().join("tools").join("bin").join(tool.name);
+    let on_path = std::env::var_os("PATH")
+        .into_iter()
+        .flat_map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+    let found =
+        on_path.map(|folder| folder.join(tool.name)).chain([kept.clone()]).find(|program| program.is_file());
+    if let Some(program) = found {
+        return Ok(program);
+    }
+    consent.obtain(&format!("{} {} (a minute or two to build)", tool.name, tool.version))?;
+    let mut install = workspace::cargo();
+    install.args(["install", "--locked", "--quiet", "--version", tool.version, tool.name, "--root"]);
+    let folder = workspace::target().join("tools");
+    install.arg(&folder).arg("--target-dir").arg(folder.join("build"));
+    // It runs for seconds: what would make it quicker takes minutes to build.
+    for (name, value) in [("OPT_LEVEL", "1"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
+        install.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);
+    }
+    workspace::run(&mut install).with_context(|| format!("cannot install {}", tool.name))?;
+    // Hundreds of megabytes that nothing reads again; what is left of them does no harm.
+    let _ = std::fs::remove_dir_all(folder.join("build"));
+    Ok(kept)
+}
