@@ -107,8 +107,13 @@ impl Rate {
 
 impl Nanos {
     /// Returns the time this much later, or the last one.
-    pub const fn after(self, span: Self) -> Self {
-        Self(self.0.saturating_add(span.0))
+    pub fn after(self, span: core::time::Duration) -> Self {
+        Self(self.0.saturating_add(Self::from(span).0))
+    }
+
+    /// Returns the duration since an earlier time; none since a later one.
+    pub const fn since(self, earlier: Self) -> core::time::Duration {
+        core::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 

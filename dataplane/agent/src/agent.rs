@@ -19,7 +19,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Handle, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Handle, Notice};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap};
@@ -317,7 +317,7 @@ impl Agent {
             Event::Change(recipe) => return Some(self.check(recipe, false)),
             Event::Ready { communicator, epoch } => self.handle_ready(communicator, epoch),
             Event::Abandon(abandon) => {
-                if let Ok(epoch) = u32::try_from(abandon.epoch) {
+                if let Ok(epoch) = Epoch::from_wire(abandon.epoch) {
                     self.command(Command::Abandon {
                         communicator: CommunicatorId(abandon.communicator),
                         epoch,
@@ -413,8 +413,8 @@ impl Agent {
     pub fn handle_notice(&mut self, notice: Notice) {
         match notice {
             Notice::Prepared { communicator, epoch, flows } => {
-                tracing::debug!(communicator = communicator.0, epoch, "links are up");
-                self.report_links(communicator.0, epoch, &flows);
+                tracing::debug!(communicator = communicator.0, %epoch, "links are up");
+                self.report_links(communicator.0, epoch.into(), &flows);
                 let (communicator, epoch) = (communicator.0, epoch.into());
                 self.send_to_control(from_agent::Message::Prepared(v1::Prepared { communicator, epoch }));
             }
@@ -430,7 +430,7 @@ impl Agent {
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
-            Notice::SlotRequested { communicator: CommunicatorId(communicator), turn } => {
+            Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: turn } => {
                 self.send_to_control(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
             }
             Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: turn } => {

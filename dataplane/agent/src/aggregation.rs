@@ -4,14 +4,15 @@ use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{MAX_PAYLOAD, MAX_WORKERS};
 use harmonaize_aggregator::{Key, PayloadFormat};
 use harmonaize_api::v1::{self, aggregation_form};
-use harmonaize_core::{Aggregation, Nanos};
+use harmonaize_core::Aggregation;
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Participant;
 use harmonaize_transport::datagram::{Gid, RdmaAddress};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// For how long hosts sum after a session with the aggregator failed, at first and at most.
-const BACKOFF: [Nanos; 2] = [Nanos(100_000_000), Nanos(30_000_000_000)];
+const BACKOFF: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(30)];
 /// Most chunks in flight that a worker keeps account of.
 const MAX_WINDOW: u32 = 4096;
 

@@ -1,10 +1,10 @@
 //! From control's recipe to what the engine takes, checked: an agent runs no plan that it has not checked itself.
 
 use crate::aggregation;
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::{Collective, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
-use harmonaize_core::{EpochPlan, Nanos, Timeouts};
+use harmonaize_core::{EpochPlan, Timeouts};
 use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
     Access, Algorithm, Coding, Group, Local, Participant, Plan, Request, Retention, Tuning, check_own,
@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Longest that participants have to answer before a time-out is declared.
-const MAX_INQUIRY_NS: u64 = 1_000_000_000;
+const MAX_INQUIRY: Duration = Duration::from_secs(1);
 
 /// A recipe that can be executed.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRec
     let aggregation = told.map(|told| aggregation::read(told, plan.participants(), me)).transpose();
     let (rules, aggregator) = aggregation.map_err(error)?.unzip();
     let plan = EpochPlan {
-        epoch: small("epoch", recipe.epoch)?,
+        epoch: Epoch(small("epoch", recipe.epoch)?),
         plan,
         tuning: Tuning {
             chunk_bytes: small("chunk", tuning.chunk_bytes)?,
@@ -126,8 +126,8 @@ pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRec
         coding: recipe.coding.as_ref().map(coding).transpose().map_err(error)?,
         aggregation: rules,
     };
-    let operation = Nanos(tuning.operation_timeout_ns);
-    let timeouts = Timeouts { operation, inquiry: Nanos((operation.0 / 4).min(MAX_INQUIRY_NS)) };
+    let operation = Duration::from_nanos(tuning.operation_timeout_ns);
+    let timeouts = Timeouts { operation, inquiry: (operation / 4).min(MAX_INQUIRY) };
     proved.verify(&plan, me).map_err(error)?;
     let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
     Ok(ExpandedRecipe { plan, me, peers, aggregator, timeouts })

@@ -1,19 +1,21 @@
 //! Cumulative acknowledgement of segments, up and down a tree of participants.
 //!
-//! They ride on data. Where none goes that way they are told by themselves: at once where operations wait for them, and else when there is a
-//! batch of them, or they are old: of small operations, which are done before, they were most of the messages.
+//! They ride on data. Where no data goes they go by themselves: at once where operations wait for them, and else when there is a
+//! batch of them, or they are old. Of small operations, which are done before, they were most of the messages.
 //!
 //! What is done can be undone, together at all (see `aggregation`): each time a generation of acknowledgements begins, and one of
-//! an earlier says nothing any more. A neighbour may be one generation ahead; what it says is kept until this one is there, too.
+//! an earlier generation has no meaning any more. A neighbour may be one generation ahead; its acknowledgements are kept until this
+//! participant is there, too.
 
-use crate::Nanos;
 use crate::message::Header;
+use harmonaize_abi::Nanos;
 use harmonaize_plan::Participant;
+use std::time::Duration;
 
 /// Children of a node.
 const FANOUT: u32 = 4;
 /// How old an acknowledgement may be that nobody waits for.
-const MAX_ACK_DELAY: Nanos = Nanos(20_000_000);
+const MAX_ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// This participant's place in the tree (a heap of degree four over participants' numbers) and what it knows.
 #[derive(Debug)]
@@ -82,6 +84,7 @@ impl AckTree {
         if self.me == 0 {
             self.acked_by_all = self.acked_by_all.max(self.subtree_done());
         }
+        debug_assert!(self.acked_by_all <= self.done, "all have done what is not done here");
     }
 
     /// Every segment below `done` is done here.
@@ -217,7 +220,7 @@ mod tests {
         while let Some((from, to)) =
             (0..nodes.len()).find_map(|i| nodes[i].poll_due(now, false).map(|to| (i, to.0 as usize)))
         {
-            let mut header = Header::new(Kind::Acknowledge, 0);
+            let mut header = Header::new(Kind::Acknowledge, harmonaize_abi::Epoch(1));
             nodes[from].fill_header(Participant(to as u32), &mut header);
             nodes[to].handle_header(Participant(from as u32), &header);
             messages += 1;

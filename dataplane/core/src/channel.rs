@@ -1,6 +1,6 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
-use harmonaize_abi::Signature;
+use harmonaize_abi::{Epoch, Signature};
 use harmonaize_plan::{Coding, Program, Retention, Step};
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Segment {
     /// and what that is.
     pub signature: Signature,
     /// The epoch whose plan it follows.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// First element, of every block.
     pub lo: u64,
     /// One past the last element, of every block.
@@ -106,6 +106,12 @@ impl Channel {
     /// The next step has been issued and waits for `parts` completions.
     pub(crate) fn issue(&mut self, parts: u8) {
         let step = self.next;
+        debug_assert!(parts != NOT_ISSUED, "more parts than a step may have");
+        debug_assert_eq!(
+            self.pending.get(step),
+            Some(&NOT_ISSUED),
+            "a step is issued twice, or there is none"
+        );
         self.next += 1;
         if let Some(pending) = self.pending.get_mut(step) {
             *pending = parts;
@@ -152,10 +158,12 @@ impl Channel {
     }
 
     fn finish_step(&mut self, step: usize) {
+        debug_assert!(step < self.next, "a step ends that was not issued");
         self.unfinished -= 1;
         if step < self.committed {
             self.uncommitted_remaining -= 1;
         }
+        debug_assert!(self.uncommitted_remaining <= self.unfinished, "a part is larger than the whole");
     }
 
     /// Whether this participant's part in the segment is done but for what waits for the acknowledgement.
@@ -168,7 +176,7 @@ impl Channel {
     }
 
     /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn handle_sum(&mut self, epoch: u32, index: u64) -> Option<u64> {
+    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: u64) -> Option<u64> {
         let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
         let operation = self.segment.as_ref().filter(this)?.operation;
         self.summed = true;
@@ -211,6 +219,7 @@ impl Channel {
     }
 
     pub(crate) fn clear(&mut self) -> Option<Segment> {
+        debug_assert!(self.done(), "a channel is cleared under its segment");
         self.segment.take()
     }
 }

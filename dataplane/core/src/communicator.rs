@@ -1,372 +1,165 @@
 //! The communicator: puts calls, streams, channels, acknowledgements, switches and failures together.
 
-use crate::ack_tree::AckTree;
-use crate::aggregation::AggregationReport;
-use crate::channel::{Channel, Segment};
-use crate::departure::Departures;
-use crate::epoch::{Epoch, EpochPlan, Timeouts, stream};
-use crate::inquiry::Inquiry;
-use crate::interleave::InterleaveSlot;
-use crate::message::{Control, Header, Kind, Message, Payload};
-use crate::operation::{Call, CallOutcome, Operations};
-use crate::stream::Arrival;
-use crate::switch::Switch;
-use crate::{CoreError, Failure, Nanos};
-use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, Rank, Signature};
-use harmonaize_plan::{Access, Algorithm, Group, MAX_STEP_PEERS, Participant, PlanError};
-use std::collections::VecDeque;
+mod change;
+mod session;
 
-/// What a communicator is made from.
+use crate::action::{Action, CodingReport};
+use crate::admission::{Admission, Interleaving};
+use crate::channel::Segment;
+use crate::departures::Departures;
+use crate::epoch::{EpochPlan, Timeouts};
+use crate::epoch_set::EpochSet;
+use crate::error::{BadPlan, CoreError};
+use crate::failure::Failure;
+use crate::inquiries::{self, Inquiries};
+use crate::message::{Control, Header, Kind, Payload};
+use crate::operation::{Call, CallOutcome, Operations};
+use crate::report::{self, InFlight};
+use crate::scheduler::{Begin, Scheduler};
+use crate::shared::Shared;
+use crate::stream::Arrival;
+use harmonaize_abi::{Collective, Epoch, Nanos, Rank, Signature};
+use harmonaize_plan::{Access, Participant, PlanError};
+
+/// The parts that a communicator is made from.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Who we are.
+    /// This participant.
     pub me: Participant,
     /// The first plan.
     pub plan: EpochPlan,
-    /// How each local rank's memory is reached.
+    /// The access to each local rank's memory.
     pub access: Vec<(Rank, Access)>,
-    /// Times.
+    /// How long it waits for others.
     pub timeouts: Timeouts,
-    /// Operations in flight at once; a call beyond is refused.
+    /// Operations in flight at once; a call beyond them is refused.
     pub operations: usize,
 }
 
-/// One message of a step: to or from whom, its number on the stream, and for sends the header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerMessage {
-    /// The other end.
-    pub peer: Participant,
-    /// Number on the stream; the payload lies in landing slot `sequence % landing_slots`.
-    pub sequence: u32,
-    /// Bytes of payload; of a coded one to be sent the most that it may have, and the caller knows how many it has.
-    pub bytes: u32,
-    /// The payload of this source lies in the step's first memory destination already (see [`Action::Post`]).
-    pub posted: bool,
-    /// The header to send (for a source: unused, as received).
-    pub header: Header,
-}
-
-/// What the provider says of a completed operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Receipt {
-    /// Number of the operation.
-    pub operation: u64,
-    /// What it was.
-    pub signature: Signature,
-    /// Tensor bytes that this participant sent, as they were sent.
-    pub wire_bytes: u64,
-    /// How it went between participants, where it was not coded.
-    pub algorithm: Algorithm,
-    /// What coding it came to; `None` if nothing was coded.
-    pub coded: Option<CodingReport>,
-    /// What aggregation it came to; `None` if no aggregator was to sum any of it.
-    pub aggregation: Option<AggregationReport>,
-}
-
-/// What coding came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct CodingReport {
-    /// Bytes of chunks that were sent, each as often as it was.
-    pub wire_bytes: u64,
-    /// The codec of what was not exact, as [`harmonaize_plan::Coding::codec`] says it; [`CodingReport::MIXED`] if it was not always the same.
-    pub codec: u16,
-    /// Of the results that were decoded: the most that the squared error of the sums is, as their owners told it, or what it is of what was moved,
-    pub error: f64,
-    /// what encoders measured of it,
-    pub measured: f64,
-    /// and the squares that it is an error of.
-    pub squares: f64,
-    /// Whether a chunk that was written or read here was exact although its plan says otherwise.
-    pub uncompressed_chunks: bool,
-}
-
-impl CodingReport {
-    /// Nothing travelled in fewer bits.
-    pub const EXACT: u16 = 0;
-    /// Parts of an operation travelled in different codecs.
-    pub const MIXED: u16 = u16::MAX;
-}
-
-/// What the caller must do next.
-#[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "actions are passed by value, one at a time; a box would be an allocation a step"
-)]
-pub enum Action {
-    /// Execute step `step` of the segment on `channel` (see [`Communicator::segment`]): memory operands, then `sends` in order. Call
-    /// [`Communicator::handle_completion`] once per send when its bytes may be overwritten, and once for a fetch or store when it has ended; steps
-    /// without either are complete when executed. After a step with coded operands call [`Communicator::handle_coded`].
-    Step {
-        /// Channel.
-        channel: u16,
-        /// Index in the segment's program.
-        step: u32,
-        /// Messages that the peer sources consume, in order of the operands.
-        sources: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
-        /// Messages for the peer destinations, in order of the operands.
-        sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
-    },
-    /// If the transport can, let the payload of a message to come land in the first memory destination of step `step` of
-    /// the segment on `channel`, and not in its slot. Nothing else touches that memory until the step is issued.
-    Post {
-        /// Channel.
-        channel: u16,
-        /// Index in the segment's program: a [`harmonaize_plan::StepKind::Move`] from a peer.
-        step: u32,
-        /// From whom the message comes, on the link of the segment's epoch.
-        peer: Participant,
-        /// Its number on the stream.
-        sequence: u32,
-    },
-    /// Begin this session with the aggregator of `epoch`; see [`Communicator::handle_aggregated`] and [`Communicator::handle_aggregation_ended`].
-    Join {
-        /// The epoch.
-        epoch: u32,
-        /// The session.
-        session: u64,
-    },
-    /// Ask the aggregator of `epoch` whether it is there, by the beginning of a session with it that nothing is submitted in, while hosts go
-    /// on; what comes of it is told by [`Communicator::handle_aggregator_alive`] or [`Communicator::handle_aggregation_ended`].
-    ProbeAggregator {
-        /// The epoch.
-        epoch: u32,
-        /// The session.
-        session: u64,
-    },
-    /// End the session with the aggregator of `epoch`: from now on nothing is read or written for it.
-    Leave {
-        /// The epoch.
-        epoch: u32,
-    },
-    /// Have the aggregator do the segment on `channel`, the session's next (see [`Segment::aggregated`]). Of a sum the local ranks'
-    /// inputs, added up, are this participant's part. What comes goes to their outputs, but if the segment's outputs are held
-    /// ([`Segment::stages_output`]) to staging, and what is a broadcast's root's own at once.
-    Aggregate {
-        /// Channel.
-        channel: u16,
-    },
-    /// Everybody has the sum of the segment on `channel`, or this one has it and keeps it ([`Segment::retains_output`]): copy it from staging to
-    /// the local ranks' outputs; an average is divided on the way.
-    CopyOut {
-        /// Channel.
-        channel: u16,
-    },
-    /// Send a message without payload, on path 0 of the link of `epoch`.
-    Send {
-        /// To whom.
-        to: Participant,
-        /// On which epoch's link.
-        epoch: u32,
-        /// What.
-        message: Message,
-    },
-    /// A local rank's operation has ended well.
-    Complete {
-        /// Whose.
-        rank: Rank,
-        /// From the call.
-        token: u64,
-        /// What was done.
-        receipt: Receipt,
-    },
-    /// A local rank's operation has ended badly; the reason came with [`Action::Ended`].
-    Fail {
-        /// Whose.
-        rank: Rank,
-        /// From the call.
-        token: u64,
-        /// Number of the operation.
-        operation: u64,
-    },
-    /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
-    Ended(Failure),
-    /// Ask whoever gives turns for this one; see [`Communicator::handle_slot_granted`]. An [`Action::ReleaseSlot`] follows, unless the communicator ends.
-    RequestSlot {
-        /// Its number, higher than any before.
-        slot: u64,
-    },
-    /// Say that this turn is over, or no longer wanted.
-    ReleaseSlot {
-        /// Its number.
-        slot: u64,
-    },
-    /// All participants switch to `epoch` at `segment`.
-    Switched {
-        /// The new epoch.
-        epoch: u32,
-        /// Its first segment.
-        segment: u64,
-    },
-    /// Nothing needs the links of this epoch any more.
-    Retire {
-        /// The old epoch.
-        epoch: u32,
-    },
-}
-
-/// See the crate's documentation.
+/// A communicator at one participant: a state machine that does no input or output and has no clock.
+///
+/// The caller drives it by four kinds of methods:
+///
+/// - `handle_*` tell it of what happened: calls of local ranks, frames, completions, links, departures, decisions of control. Those
+///   of one link come in the order in which they happened. After any of them, poll.
+/// - [`Communicator::poll`] returns the next [`Action`]. The caller executes each action before it polls again, and polls until
+///   there is none.
+/// - [`Communicator::poll_timeout`] returns when time alone has consequences. It changes with any other method: ask again after
+///   polling. When that time has come, call [`Communicator::handle_timeout`] and poll; too early a call does nothing.
+/// - All others only read.
+///
+/// Time is [`Nanos`] since an instant that the caller chose once. It never goes back from one method to the next, and may stand
+/// still. After [`Action::Ended`] the communicator takes no more calls; once [`Communicator::finished`] is true it can be dropped.
 #[derive(Debug)]
 pub struct Communicator {
-    pub(crate) me: Participant,
-    pub(crate) group: Group,
-    pub(crate) access: Vec<(Rank, Access)>,
-    pub(crate) timeouts: Timeouts,
-    pub(crate) current: Epoch,
-    pub(crate) next: Option<Switch>,
-    /// The highest epoch that was given up.
-    pub(crate) withdrawn: Option<u32>,
-    /// By participant: the highest epoch it is prepared for.
-    pub(crate) prepared: Vec<u32>,
-    pub(crate) operations: Operations,
-    /// The operation whose segments begin next.
-    pub(crate) cursor: u64,
-    /// Segments begun.
-    pub(crate) begun: u64,
-    /// Segments below this are done here.
-    pub(crate) done: u64,
-    pub(crate) channels: Vec<Channel>,
-    pub(crate) acknowledgements: AckTree,
-    pub(crate) credits: VecDeque<(u32, Participant, u16)>,
-    /// To whom, on which epoch's link if not the usual one, and what.
-    pub(crate) outbox: VecDeque<(Participant, Option<u32>, Message)>,
-    pub(crate) actions: VecDeque<Action>,
-    pub(crate) inquiry: Option<Inquiry>,
-    pub(crate) last_progress: Nanos,
-    /// By participant: what it last called.
+    shared: Shared,
+    admission: Admission,
+    scheduler: Scheduler,
+    inquiries: Inquiries,
+    departures: Departures,
+    /// By participant: the last operation that it is known to have called.
     last_calls: Vec<Option<(u64, Signature)>>,
-    pub(crate) departures: Departures,
-    pub(crate) interleave: InterleaveSlot,
-    pub(crate) failure: Option<Failure>,
-    /// Local ranks of the oldest operation whose completion was reported.
-    pub(crate) reported_ranks: usize,
 }
 
 impl Communicator {
     /// A communicator whose links are up.
     pub fn new(config: Config) -> Result<Self, CoreError> {
-        let group = config.plan.plan.group().clone();
-        let participants = group.participants();
-        if group.local(config.me).is_empty() {
-            return Err(CoreError::BadPlan("this participant has no rank"));
+        let Config { me, plan, access, timeouts, operations } = config;
+        let group = plan.plan.group().clone();
+        let (participants, channels) = (group.participants(), plan.channels);
+        if group.local(me).is_empty() {
+            return Err(BadPlan::NoLocalRank.into());
         }
-        let channels = config.plan.channels;
-        let current = Epoch::new(config.plan, config.me, config.access.clone())?;
+        let epochs = EpochSet::new(me, plan, access)?;
+        let operations = Operations::new(group.local(me), operations);
         Ok(Self {
-            me: config.me,
-            access: config.access,
-            timeouts: config.timeouts,
-            prepared: vec![current.number(); participants as usize],
-            current,
-            next: None,
-            withdrawn: None,
-            operations: Operations::new(group.local(config.me), config.operations),
-            cursor: 0,
-            begun: 0,
-            done: 0,
-            channels: (0..channels).map(|_| Channel::default()).collect(),
-            acknowledgements: AckTree::new(config.me, participants, channels),
-            credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
-            outbox: VecDeque::with_capacity(4 * participants as usize),
-            actions: VecDeque::with_capacity(10 + usize::from(channels)),
-            inquiry: None,
-            last_progress: Nanos(0),
+            shared: Shared::new(me, group, epochs, operations, channels),
+            admission: Admission::default(),
+            scheduler: Scheduler::new(channels, participants),
+            inquiries: Inquiries::new(timeouts),
+            departures: Departures::default(),
             last_calls: vec![None; participants as usize],
-            departures: Departures::new(participants),
-            interleave: InterleaveSlot::default(),
-            failure: None,
-            reported_ranks: 0,
-            group,
         })
     }
 
     /// A local rank calls an operation. It is number n for a rank that has called n before.
     pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
-        self.check_open()?;
-        if call.signature.collective == Collective::Broadcast && call.signature.root.0 >= self.group.ranks() {
-            return Err(CoreError::BadPlan("root outside the communicator"));
+        self.shared.check_open()?;
+        let Call { signature, in_place, .. } = call;
+        if signature.collective == Collective::Broadcast && signature.root.0 >= self.shared.group.ranks() {
+            return Err(CoreError::BadRoot(signature.root));
         }
-        if call.signature.collective == Collective::AllToAll && call.in_place {
+        if signature.collective == Collective::AllToAll && in_place {
             return Err(CoreError::Plan(PlanError::InPlace));
         }
-        let idle = self.operations.oldest().is_none();
-        let number = match self.operations.call(now, rank, call) {
+        let idle = self.shared.operations.oldest().is_none();
+        let number = match self.shared.operations.call(now, rank, call) {
             CallOutcome::Accepted(number) => number,
             CallOutcome::Full => return Err(CoreError::Full),
             CallOutcome::NotLocal => return Err(CoreError::NotLocal(rank)),
             CallOutcome::Mismatch { number, other } => {
-                let failure =
-                    Failure::Mismatch { operation: number, calls: vec![other, (rank, call.signature)] };
-                self.fail(failure.clone());
+                let failure = Failure::Mismatch { operation: number, calls: vec![other, (rank, signature)] };
+                self.shared.fail(failure.clone());
                 return Err(CoreError::Ended(failure));
             }
         };
         if idle {
-            self.last_progress = now;
+            self.inquiries.restart(now);
         }
-        self.compare_with_peers(number, (rank, call.signature));
+        self.compare_with_peers(number, (rank, signature));
         self.refuse_impossible();
         Ok(number)
     }
 
     /// Whether what peers called as operation `number` is the same.
     fn compare_with_peers(&mut self, number: u64, call: (Rank, Signature)) {
-        let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, heard)| {
-            let (operation, signature) = (*heard)?;
+        let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, last)| {
+            let (operation, signature) = (*last)?;
             (operation == number && signature != call.1).then_some((peer, signature))
         });
         if let Some((peer, signature)) = other {
-            self.fail(self.mismatch(number, call, peer, signature));
+            self.shared.fail_mismatch(number, call, peer, signature);
         }
-    }
-
-    /// A peer called another thing than we did.
-    pub(crate) fn mismatch(
-        &self,
-        operation: u64,
-        call: (Rank, Signature),
-        peer: Participant,
-        signature: Signature,
-    ) -> Failure {
-        let other = self.group.local(peer).iter().map(|rank| (*rank, signature));
-        Failure::Mismatch { operation, calls: std::iter::once(call).chain(other.take(1)).collect() }
     }
 
     /// The segment on a channel.
     pub fn segment(&self, channel: u16) -> Option<&Segment> {
-        self.channels.get(usize::from(channel))?.segment()
+        self.scheduler.segment(channel)
     }
 
-    /// What an operation in flight is.
+    /// The signature of an operation in flight.
     pub fn signature(&self, operation: u64) -> Option<Signature> {
-        self.operations.get(operation).map(|operation| operation.signature)
+        self.shared.operations.get(operation).map(|operation| operation.signature)
     }
 
     /// The epoch that the next segment runs under, as far as is known here.
-    pub fn active_epoch(&self) -> u32 {
-        self.control_epoch()
+    pub fn active_epoch(&self) -> Epoch {
+        self.shared.epochs.control_epoch()
     }
 
     /// The epoch whose links a change may carry over.
-    pub fn link_epoch(&self) -> u32 {
-        self.current.number()
+    pub fn link_epoch(&self) -> Epoch {
+        self.shared.epochs.current().number()
     }
 
     /// Why it ended, if it has.
     pub fn failure(&self) -> Option<&Failure> {
-        self.failure.as_ref()
+        self.shared.failure()
     }
 
-    /// Who we are.
+    /// This participant.
     pub fn me(&self) -> Participant {
-        self.me
+        self.shared.me
     }
 
     /// The token of a local rank's call.
     pub fn token(&self, operation: u64, rank: Rank) -> Option<u64> {
-        let local = self.operations.ranks().iter().position(|r| *r == rank)?;
-        *self.operations.get(operation)?.calls.get(local)?
+        self.shared.operations.get(operation)?.token(self.shared.operations.local(rank)?)
+    }
+
+    /// Operations in flight, for people.
+    pub fn in_flight(&self) -> Vec<InFlight> {
+        report::in_flight(&self.shared, self.scheduler.done(), &self.scheduler.awaited(&self.shared.group))
     }
 
     /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or
@@ -375,25 +168,26 @@ impl Communicator {
         &mut self,
         now: Nanos,
         from: Participant,
-        link: u32,
+        link: Epoch,
         header: Header,
         control: Option<Control>,
         payload: Payload,
     ) {
-        if self.failure.is_some() || from == self.me || from.0 >= self.group.participants() {
+        if self.shared.has_failed() || from == self.me() || from.0 >= self.shared.group.participants() {
             return;
         }
-        let before = self.acknowledgements.acked_by_all();
-        self.acknowledgements.handle_header(from, &header);
-        if self.acknowledgements.acked_by_all() > before {
-            self.note_progress(now);
+        let before = self.shared.acknowledgements.acked_by_all();
+        self.shared.acknowledgements.handle_header(from, &header);
+        if self.shared.acknowledgements.acked_by_all() > before {
+            self.inquiries.note_progress(now);
         }
         let right = match header.kind {
             k if k == Kind::Acknowledge as u8 => true,
-            k if k == Kind::Credit as u8 => self.handle_credit(from, link, &header),
+            k if k == Kind::Credit as u8 => self.shared.epochs.handle_credit(from, link, &header),
             k if k == Kind::Data as u8 => {
-                self.note_progress(now);
-                self.handle_credit(from, link, &header) && self.handle_data(now, from, link, &header, payload)
+                self.inquiries.note_progress(now);
+                self.shared.epochs.handle_credit(from, link, &header)
+                    && self.handle_data(now, from, link, &header, payload)
             }
             k if k == Kind::Control as u8 => {
                 control.is_some_and(|control| self.handle_control(now, from, control))
@@ -401,30 +195,7 @@ impl Communicator {
             _ => false,
         };
         if !right {
-            self.fail(Failure::Internal { ranks: self.group.local(from).to_vec() });
-        }
-    }
-
-    pub(crate) fn epoch(&mut self, number: u32) -> Option<&mut Epoch> {
-        if self.current.number() == number {
-            return Some(&mut self.current);
-        }
-        self.next.as_mut().map(|switch| &mut switch.epoch).filter(|epoch| epoch.number() == number)
-    }
-
-    fn handle_credit(&mut self, from: Participant, link: u32, header: &Header) -> bool {
-        let newest = self.next.as_ref().map_or(self.current.number(), |switch| switch.epoch.number());
-        if header.epoch < link || header.epoch > newest {
-            return false;
-        }
-        let next = self.next.as_mut().map(|switch| &mut switch.epoch);
-        let of_link = |epoch: &&mut Epoch| epoch.link(from) == Some(link);
-        match Some(&mut self.current).filter(of_link).or(next.filter(of_link)) {
-            Some(epoch) => {
-                epoch.stream(from, header.channel).is_some_and(|stream| stream.handle_credit(header.credit))
-            }
-            // The last credits of a link that is no longer needed here.
-            None => link < self.current.number(),
+            self.shared.fail_internal(from);
         }
     }
 
@@ -432,56 +203,51 @@ impl Communicator {
         &mut self,
         now: Nanos,
         from: Participant,
-        link: u32,
+        link: Epoch,
         header: &Header,
         payload: Payload,
     ) -> bool {
         let Some(signature) = header.signature() else { return false };
+        let shared = &mut self.shared;
         // Who called something else counts segments otherwise too; nothing more can be asked of the message.
-        let other = self.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
+        let other = shared.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
         if let Some(call) = other {
-            self.fail(self.mismatch(header.operation, call, from, signature));
+            shared.fail_mismatch(header.operation, call, from, signature);
             return true;
         }
-        if header.epoch < self.current.number() {
-            self.handle_unexpected(now, from, header.operation);
+        if header.epoch < shared.epochs.current().number() {
+            self.inquiries.handle_unexpected(now, shared, from, header.operation);
             return true;
         }
         let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
-        if self.epoch(header.epoch).is_none_or(|epoch| epoch.link(from) != Some(link)) {
+        if shared.epochs.get(header.epoch).is_none_or(|epoch| epoch.link(from) != Some(link)) {
             return false;
         }
-        let plans = (&mut self.current, &mut self.next);
-        let Some(stream) = stream(plans, header.epoch, from, header.channel) else { return false };
+        let Some(stream) = shared.epochs.stream_mut(header.epoch, from, header.channel) else { return false };
         if !stream.handle_arrival(header.sequence, arrival) {
             return false;
         }
-        if let Some(heard) = self.last_calls.get_mut(from.0 as usize)
-            && heard.is_none_or(|(operation, _)| operation <= header.operation)
+        if let Some(last) = self.last_calls.get_mut(from.0 as usize)
+            && last.is_none_or(|(operation, _)| operation <= header.operation)
         {
-            *heard = Some((header.operation, signature));
+            *last = Some((header.operation, signature));
         }
         true
     }
 
     fn handle_control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
         match control {
-            Control::Inquire { operation } => self.handle_inquiry(from, operation),
+            Control::Inquire { operation } => inquiries::answer(&mut self.shared, from, operation),
             Control::Answer { operation, missing, call } => {
-                self.handle_answer(now, from, operation, missing, call)
+                self.inquiries.handle_answer(now, &mut self.shared, from, operation, (missing, call));
             }
             Control::Left { rank, operations } => return self.handle_peer_departed(from, rank, operations),
-            Control::Abort { failure } => self.fail(failure),
-            Control::Prepared { epoch } => {
-                if let Some(prepared) = self.prepared.get_mut(from.0 as usize) {
-                    *prepared = (*prepared).max(epoch);
-                }
-                self.propose_if_leader();
-            }
+            Control::Abort { failure } => self.shared.fail(failure),
+            Control::Prepared { epoch } => self.handle_prepared(from, epoch),
             Control::Propose { epoch } => return self.handle_proposal(from, epoch),
             Control::Promise { epoch, below } => self.handle_promise(from, epoch, below),
             Control::Commit { epoch, segment } => {
-                return from == self.leader() && self.handle_commit(epoch, segment);
+                return from == self.shared.leader() && self.handle_commit(epoch, segment);
             }
             Control::Withdrawn { epoch } => self.handle_withdrawn(from, epoch),
             Control::Aggregation { epoch, generation, agreement } => {
@@ -493,108 +259,190 @@ impl Communicator {
 
     /// A send, fetch or store that an [`Action::Step`] asked for has ended.
     pub fn handle_completion(&mut self, now: Nanos, channel: u16, step: u32) {
-        if self.failure.is_some() {
+        if self.shared.has_failed() {
             return;
         }
-        let right = self.channels.get_mut(usize::from(channel)).is_some_and(|c| c.complete(step));
+        let right = self.scheduler.handle_completion(channel, step);
         debug_assert!(right, "a completion that nobody waits for");
-        self.note_progress(now);
+        self.inquiries.note_progress(now);
     }
 
-    pub(crate) fn send_control(&mut self, to: Participant, control: Control) {
-        let mut header = Header::new(Kind::Control, self.current.number());
-        self.acknowledgements.fill_header(to, &mut header);
-        let twice = matches!(
-            control,
-            Control::Left { .. } | Control::Abort { .. } | Control::Inquire { .. } | Control::Answer { .. }
-        );
-        // Until the old epoch is done, a peer may have closed its link, or not know of the commit; and either link may have
-        // broken with nobody here knowing.
-        let other =
-            self.next.as_ref().filter(|switch| twice && switch.ready && !switch.epoch.reuses_link(to));
-        let message = Message { header, control: Some(Box::new(control)) };
-        match other.map(|switch| switch.epoch.number()) {
-            Some(next) => {
-                self.outbox.push_back((to, Some(next), message.clone()));
-                self.outbox.push_back((to, Some(self.current.number()), message));
+    /// The totals of a step with compressed operands.
+    pub fn handle_coded(&mut self, operation: u64, step: &CodingReport) {
+        let Some(operation) = self.shared.operations.get_mut(operation) else { return };
+        operation.wire_bytes += step.wire_bytes;
+        operation.coded.get_or_insert_default().add(step);
+    }
+
+    /// From now on large operations wait for their interleave slot here, and others for what this participant would send; `None`: no
+    /// longer.
+    pub fn set_interleaving(&mut self, rules: Option<Interleaving>) {
+        self.admission.set_rules(rules);
+    }
+
+    /// An interleave slot is granted. Nothing changes if another is waited for.
+    pub fn handle_slot_granted(&mut self, slot: u64) {
+        self.admission.grant(slot);
+    }
+
+    /// The link to a peer that was made for the epoch `link` has gone down.
+    pub fn handle_link_down(&mut self, link: Epoch, peer: Participant) {
+        if self.shared.has_failed() {
+            return;
+        }
+        if let Some(next) = self.shared.epochs.handle_link_down(link, peer) {
+            // Before any promise this is a plan that cannot be, not a peer that is gone.
+            self.withdraw(next);
+        }
+        self.refuse_impossible();
+    }
+
+    /// A local rank's process is gone, or it has left. With an operation in flight the communicator ends.
+    pub fn handle_rank_departed(&mut self, rank: Rank) {
+        let Some(operations) = self.shared.operations.called(rank) else { return };
+        if self.departures.contains(rank) {
+            return;
+        }
+        if self.shared.operations.awaits_completion(rank, operations) {
+            self.shared.fail(Failure::RanksLost { ranks: vec![rank] });
+        }
+        self.departures.note(rank, operations);
+        if !self.shared.has_failed() {
+            self.shared.broadcast(&Control::Left { rank, operations });
+            self.refuse_impossible();
+        }
+    }
+
+    /// A peer reports that a rank of its left. False if the rank is not the peer's.
+    fn handle_peer_departed(&mut self, from: Participant, rank: Rank, operations: u64) -> bool {
+        let local = self.shared.group.local(from).contains(&rank);
+        if local {
+            self.departures.note(rank, operations);
+            self.refuse_impossible();
+        }
+        local
+    }
+
+    fn refuse_impossible(&mut self) {
+        self.departures.refuse_impossible(&mut self.shared, self.scheduler.begun());
+    }
+
+    /// The provider ends the communicator.
+    pub fn dissolve(&mut self, failure: Failure) {
+        self.shared.fail(failure);
+    }
+
+    /// The participant goes away for good, and its ranks with it.
+    pub fn shut_down(&mut self) {
+        let ranks = self.shared.group.local(self.me()).to_vec();
+        self.shared.fail(Failure::RanksLost { ranks });
+    }
+
+    /// A participant broke the protocol, in a way that the caller found.
+    pub fn handle_breach(&mut self, participant: Participant) {
+        self.shared.fail_internal(participant);
+    }
+
+    /// Whether every local rank has left and no peer needs anything from here. True only when there is nothing to poll.
+    pub fn finished(&self) -> bool {
+        let shared = &self.shared;
+        let mut local = shared.operations.ranks().iter();
+        shared.is_idle()
+            && local.all(|rank| self.departures.contains(*rank))
+            && match shared.failure() {
+                Some(_) => shared.operations.oldest().is_none(),
+                None => {
+                    let acknowledgements = &shared.acknowledgements;
+                    acknowledgements.acked_by_all() >= self.scheduler.begun()
+                        && !acknowledgements.has_pending()
+                }
             }
-            None => self.outbox.push_back((to, None, message)),
-        }
     }
 
-    pub(crate) fn broadcast_control(&mut self, control: &Control) {
-        for peer in (0..self.group.participants()).map(Participant) {
-            if peer != self.me {
-                self.send_control(peer, control.clone());
-            }
+    /// When [`Communicator::handle_timeout`] and [`Communicator::poll`] are to be called although nothing happens.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        if self.shared.has_failed() {
+            return None;
         }
+        let others = [self.inquiries.poll_timeout(&self.shared), self.aggregation_timeout()];
+        self.deferred_until().into_iter().chain(others.into_iter().flatten()).min()
     }
 
-    /// The epoch whose links carry messages that belong to no stream: the newest that everybody has.
-    pub(crate) fn control_epoch(&self) -> u32 {
-        match &self.next {
-            Some(switch) if switch.commit.is_some() => switch.epoch.number(),
-            _ => self.current.number(),
-        }
+    /// Whether something waits for time alone that is no time-out: an operation for its interleave slot, the end of a slot, or an
+    /// acknowledgement for data to go with.
+    pub fn is_deferred(&self) -> bool {
+        !self.shared.has_failed() && self.deferred_until().is_some()
     }
 
-    /// The next control message.
-    pub(crate) fn poll_control(&mut self) -> Option<Action> {
-        while let Some((to, epoch, message)) = self.outbox.pop_front() {
-            let epoch = epoch.unwrap_or(self.control_epoch());
-            if self.epoch(epoch).is_some() {
-                return Some(Action::Send { to, epoch, message });
-            }
-        }
-        None
+    fn deferred_until(&self) -> Option<Nanos> {
+        let acknowledgements = self.shared.acknowledgements.poll_timeout();
+        self.admission.poll_timeout().into_iter().chain(acknowledgements).min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        self.handle_aggregation_timeout(now);
+        self.inquiries.handle_timeout(now, &mut self.shared);
     }
 
     /// The next thing to do, if any.
     pub fn poll(&mut self, now: Nanos) -> Option<Action> {
-        if let Some(action) = self.poll_control() {
+        if let Some(action) = self.shared.poll_control().or_else(|| self.shared.actions.pop_front()) {
             return Some(action);
         }
-        if let Some(action) = self.actions.pop_front() {
-            return Some(action);
-        }
-        if self.failure.is_some() {
-            return self.poll_failed();
+        if self.shared.has_failed() {
+            return report::poll_failed(&mut self.shared);
         }
         self.handle_aggregation_timeout(now);
-        loop {
-            self.advance_completions();
-            // What is done here is where it belongs before anybody hears of it.
-            if let Some(action) = self.actions.pop_front() {
-                return Some(action);
-            }
-            if let Some(action) = self.poll_completed() {
-                return Some(action);
-            }
-            self.poll_slot_over(now);
-            let begun = self.begun;
-            while self.begin_segment(now) {}
-            if let Some(action) = self.poll_step(now) {
-                return Some(action);
-            }
-            // A segment without steps is done as it begins.
-            if begun == self.begun {
-                break;
-            }
-        }
-        if let Some(action) = self.poll_control().or_else(|| self.actions.pop_front()) {
+        if let Some(action) = self.poll_segments(now) {
             return Some(action);
         }
-        if self.failure.is_some() {
+        if let Some(action) = self.shared.poll_control().or_else(|| self.shared.actions.pop_front()) {
+            return Some(action);
+        }
+        if self.shared.has_failed() {
             return None;
         }
-        if let Some(action) = self.poll_credit() {
+        if let Some(action) = self.scheduler.poll_credit(&mut self.shared) {
             return Some(action);
         }
         // Who changes plans, or leaves, waits for those of everything that is done.
-        let all = self.next.is_some() || self.departures.any_departed();
-        let (to, epoch) = (self.acknowledgements.poll_due(now, all)?, self.control_epoch());
-        let mut header = Header::new(Kind::Acknowledge, epoch);
-        self.acknowledgements.fill_header(to, &mut header);
-        Some(Action::Send { to, epoch, message: Message { header, control: None } })
+        let all = self.shared.epochs.next().is_some() || self.departures.any();
+        self.shared.poll_acknowledgement(now, all)
+    }
+
+    /// Advances, begins and issues until there is an action, or nothing more to begin.
+    fn poll_segments(&mut self, now: Nanos) -> Option<Action> {
+        loop {
+            self.scheduler.advance(&mut self.shared);
+            // What is done here is where it belongs before anybody learns of it.
+            if let Some(action) = self.shared.actions.pop_front() {
+                return Some(action);
+            }
+            if let Some(action) = report::poll_completed(&mut self.shared, self.scheduler.done()) {
+                return Some(action);
+            }
+            self.scheduler.release_slot(now, &mut self.shared, &mut self.admission);
+            let begun = self.scheduler.begun();
+            while self.begin_segment(now) {}
+            if let Some(action) = self.scheduler.poll_step(now, &mut self.shared, &mut self.inquiries) {
+                return Some(action);
+            }
+            // A segment without steps is done as it begins.
+            if begun == self.scheduler.begun() {
+                return None;
+            }
+        }
+    }
+
+    fn begin_segment(&mut self, now: Nanos) -> bool {
+        match self.scheduler.begin_segment(now, &mut self.shared, &mut self.admission) {
+            Begin::Begun => true,
+            Begin::NotYet => false,
+            Begin::SessionNeeded(epoch) => {
+                self.request_session(now, epoch, 0);
+                false
+            }
+        }
     }
 }

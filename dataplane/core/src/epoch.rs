@@ -1,21 +1,21 @@
 //! A plan in force: participants' order, tuning, compiled programs, and the streams that belong to it.
 
 use crate::aggregation::{Aggregation, AggregationState};
+use crate::error::{BadPlan, CoreError};
 use crate::stream::Stream;
-use crate::switch::Switch;
-use crate::{CoreError, Nanos};
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Algorithm, Buffer, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Plan, Program, Request,
     Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
 };
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What control decided for a communicator, under an epoch.
 #[derive(Clone, Debug)]
 pub struct EpochPlan {
     /// Number of the epoch; later plans have higher ones.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Participants and their order.
     pub plan: Plan,
     /// How operations are cut.
@@ -24,7 +24,7 @@ pub struct EpochPlan {
     pub channels: u16,
     /// Landing slots of each stream; a power of two.
     pub landing_slots: u32,
-    /// How large AllReduces, AllToAlls and AllGathers of f32 are coded; `None`: not at all.
+    /// How large AllReduces, AllToAlls and AllGathers of f32 are compressed; `None`: not at all.
     pub coding: Option<Coding>,
     /// What an aggregator on the way sums; `None`: there is none.
     pub aggregation: Option<Aggregation>,
@@ -34,55 +34,57 @@ pub struct EpochPlan {
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// An operation in flight fails after this long without progress.
-    pub operation: Nanos,
+    pub operation: Duration,
     /// How long participants have to answer before it does.
-    pub inquiry: Nanos,
+    pub inquiry: Duration,
 }
 
 /// An epoch at this participant.
 #[derive(Debug)]
-pub(crate) struct Epoch {
+pub(crate) struct EpochState {
     pub(crate) config: EpochPlan,
     me: Participant,
     access: Vec<(Rank, Access)>,
     programs: Vec<(Request, Retention, Arc<Program>)>,
     streams: Vec<Stream>,
     /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
-    links: Vec<u32>,
+    links: Vec<Epoch>,
+    /// By participant: whether the link to it is down.
+    down: Vec<bool>,
     pub(crate) aggregation: Option<AggregationState>,
 }
 
-impl Epoch {
+impl EpochState {
     pub(crate) fn new(
         decided: EpochPlan,
         me: Participant,
         access: Vec<(Rank, Access)>,
     ) -> Result<Self, CoreError> {
         if decided.channels == 0 || !decided.landing_slots.is_power_of_two() {
-            return Err(CoreError::BadPlan("channels must not be 0, landing slots a power of two"));
+            return Err(BadPlan::Shape.into());
         }
         let participants = decided.plan.group().participants() as usize;
         let streams = participants * usize::from(decided.channels);
         let streams = (0..streams).map(|_| Stream::new(decided.landing_slots)).collect();
-        let links = vec![decided.epoch; participants];
+        let (links, down) = (vec![decided.epoch; participants], vec![false; participants]);
         let aggregation = decided.aggregation.filter(|_| participants > 1).map(AggregationState::new);
-        Ok(Self { config: decided, me, access, programs: Vec::new(), streams, links, aggregation })
+        Ok(Self { config: decided, me, access, programs: Vec::new(), streams, links, down, aggregation })
     }
 
-    /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`Epoch::take_over_streams`].
+    /// Goes on with the links that `today` has to these participants. Their streams stay with `today` until [`EpochState::take_over_streams`].
     pub(crate) fn reuse_links(&mut self, today: &Self, carried: &[Participant]) -> Result<(), CoreError> {
         for (at, peer) in carried.iter().enumerate() {
             let known = today.link(*peer).filter(|_| *peer != self.me);
             let (Some(since), Some(link)) = (known, self.links.get_mut(peer.0 as usize)) else {
-                return Err(CoreError::BadPlan("a link to carry over is to nobody"));
+                return Err(BadPlan::LinkToNobody.into());
             };
             if carried.iter().skip(at + 1).any(|other| other == peer) {
-                return Err(CoreError::BadPlan("a link is to be carried over twice"));
+                return Err(BadPlan::LinkTwice.into());
             }
             *link = since;
         }
         if !carried.is_empty() && self.config.landing_slots != today.config.landing_slots {
-            return Err(CoreError::BadPlan("landing slots differ, so that no link can be carried over"));
+            return Err(BadPlan::LandingSlots.into());
         }
         Ok(())
     }
@@ -99,7 +101,7 @@ impl Epoch {
     }
 
     /// The epoch that the link to a peer was made for.
-    pub(crate) fn link(&self, peer: Participant) -> Option<u32> {
+    pub(crate) fn link(&self, peer: Participant) -> Option<Epoch> {
         self.links.get(peer.0 as usize).copied()
     }
 
@@ -108,7 +110,40 @@ impl Epoch {
         self.link(peer).is_some_and(|link| link != self.number())
     }
 
-    pub(crate) fn number(&self) -> u32 {
+    /// Notes that the link to a peer is down, if it is this one.
+    pub(crate) fn handle_link_down(&mut self, link: Epoch, peer: Participant) -> bool {
+        let this = self.link(peer) == Some(link);
+        if let Some(down) = self.down.get_mut(peer.0 as usize) {
+            *down |= this;
+        }
+        this
+    }
+
+    /// Whether the link to a peer is down.
+    pub(crate) fn is_down(&self, peer: Participant) -> bool {
+        self.down.get(peer.0 as usize) == Some(&true)
+    }
+
+    /// Whether any link is down.
+    pub(crate) fn any_down(&self) -> bool {
+        self.down.contains(&true)
+    }
+
+    /// Whether operations like this may go by the epoch's aggregator.
+    ///
+    /// Where inputs are only copied aside they may not, for their copy is gone once the operation is, unless their sum is kept.
+    pub(crate) fn aggregates(&self, signature: &Signature, retention: Retention) -> bool {
+        let state = self.aggregation.as_ref().filter(|state| state.supports(signature));
+        state.is_some_and(|state| retention != Retention::CopyInputs || state.is_eager(signature))
+    }
+
+    /// Whether inputs of an operation like this, which usually are copied, must be kept because it may have to be begun again.
+    fn needs_inputs(&self, signature: &Signature) -> bool {
+        let state = self.aggregation.as_ref().filter(|state| state.supports(signature));
+        state.is_some_and(|state| !state.is_eager(signature))
+    }
+
+    pub(crate) fn number(&self) -> Epoch {
         self.config.epoch
     }
 
@@ -169,7 +204,7 @@ impl Epoch {
         };
         let compiled = program(&self.config.plan, request, self.me, &Local { access: &access, retention })?;
         if !compiled.steps.iter().all(runnable) {
-            return Err(CoreError::BadPlan("a step that this version cannot run"));
+            return Err(BadPlan::Step.into());
         }
         let compiled = Arc::new(compiled);
         self.programs.push((request, retention, Arc::clone(&compiled)));
@@ -181,30 +216,14 @@ impl Epoch {
         (channel < channels).then(|| peer.0 as usize * usize::from(channels) + usize::from(channel))
     }
 
-    pub(crate) fn stream(&mut self, peer: Participant, channel: u16) -> Option<&mut Stream> {
+    pub(crate) fn stream_mut(&mut self, peer: Participant, channel: u16) -> Option<&mut Stream> {
         let index = self.stream_index(peer, channel)?;
         self.streams.get_mut(index)
     }
 
-    pub(crate) fn stream_ref(&self, peer: Participant, channel: u16) -> Option<&Stream> {
+    pub(crate) fn stream(&self, peer: Participant, channel: u16) -> Option<&Stream> {
         self.streams.get(self.stream_index(peer, channel)?)
     }
-}
-
-/// The stream of an epoch, given by its number: for a link that is carried over it is the present epoch's until that is over.
-pub(crate) fn stream<'a>(
-    (current, next): (&'a mut Epoch, &'a mut Option<Switch>),
-    epoch: u32,
-    peer: Participant,
-    channel: u16,
-) -> Option<&'a mut Stream> {
-    let carried = current.number() != epoch
-        && next.as_ref().is_some_and(|next| next.epoch.number() == epoch && next.epoch.reuses_link(peer));
-    if carried || current.number() == epoch {
-        return current.stream(peer, channel);
-    }
-    let next = next.as_mut().map(|switch| &mut switch.epoch).filter(|next| next.number() == epoch);
-    next?.stream(peer, channel)
 }
 
 /// Peers among operands.

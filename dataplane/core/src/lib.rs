@@ -12,59 +12,34 @@
 #![forbid(unsafe_code)]
 
 mod ack_tree;
+mod action;
+mod admission;
 mod aggregation;
 mod channel;
 mod communicator;
-mod departure;
+mod departures;
 mod epoch;
-mod execute;
+mod epoch_set;
+mod error;
 mod failure;
-mod inquiry;
-mod interleave;
+mod inquiries;
 mod message;
 mod operation;
-mod post;
 mod report;
+mod scheduler;
+mod shared;
 mod stream;
 mod switch;
 
+pub use action::{Action, CodingReport, PeerMessage, Receipt};
+pub use admission::Interleaving;
 pub use aggregation::{Aggregation, AggregationReport};
 pub use channel::{Resume, Segment};
-pub use communicator::{Action, CodingReport, Communicator, Config, PeerMessage, Receipt};
+pub use communicator::{Communicator, Config};
 pub use epoch::{EpochPlan, Timeouts};
+pub use error::{BadPlan, CoreError};
 pub use failure::Failure;
-pub use interleave::Interleaving;
+pub use harmonaize_abi::{Epoch, Nanos};
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
 pub use report::InFlight;
-
-/// Nanoseconds since some instant that the caller chose once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Nanos(pub u64);
-
-impl Nanos {
-    /// This much later.
-    pub const fn after(self, span: Nanos) -> Nanos {
-        Nanos(self.0.saturating_add(span.0))
-    }
-}
-
-/// Why a request to the communicator was not taken. Nothing has changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CoreError {
-    /// The plan cannot be run.
-    #[error("plan refused: {0}")]
-    BadPlan(&'static str),
-    /// The plan has no program for this operation.
-    #[error("plan: {0}")]
-    Plan(#[from] harmonaize_plan::PlanError),
-    /// Too many operations in flight.
-    #[error("too many operations in flight")]
-    Full,
-    /// The rank is not one of this participant's.
-    #[error("rank {0} is not local")]
-    NotLocal(harmonaize_abi::Rank),
-    /// The communicator has ended.
-    #[error("the communicator has ended: {0}")]
-    Ended(Failure),
-}

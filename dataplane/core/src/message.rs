@@ -1,7 +1,7 @@
 //! What participants say to one another: a fixed header on every frame, and rare control messages behind it.
 
 use crate::Failure;
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -37,7 +37,7 @@ pub struct Header {
     /// Channel of a data or credit frame.
     pub channel: u16,
     /// Epoch whose streams a data or credit frame belongs to.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Data: number of the message on its stream (sender, receiver, channel, epoch); wraps.
     pub sequence: u32,
     /// Data and credit: how many messages of the reverse stream have been consumed; wraps.
@@ -66,7 +66,7 @@ const _: () = assert!(size_of::<Header>() == 56);
 
 impl Header {
     /// A header of a kind that carries nothing else yet.
-    pub fn new(kind: Kind, epoch: u32) -> Self {
+    pub fn new(kind: Kind, epoch: Epoch) -> Self {
         Self {
             version: PROTOCOL_VERSION,
             kind: kind as u8,
@@ -134,31 +134,31 @@ pub enum Control {
     /// To the leader: this epoch's links are up here.
     Prepared {
         /// The new epoch.
-        epoch: u32,
+        epoch: Epoch,
     },
     /// From the leader: promise how far you will go before the switch.
     Propose {
         /// The new epoch.
-        epoch: u32,
+        epoch: Epoch,
     },
     /// Answer to [`Control::Propose`]: no segment from `below` on begins here before the commit.
     Promise {
         /// The new epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// First segment not promised to the old epoch.
         below: u64,
     },
     /// From the leader: segments from `segment` on run under the new epoch.
     Commit {
         /// The new epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// The first segment of the new epoch.
         segment: u64,
     },
     /// To the leader: this epoch cannot be prepared here. From the leader: nobody shall wait for it any more.
     Withdrawn {
         /// The epoch that will not be.
-        epoch: u32,
+        epoch: Epoch,
     },
     /// The communicator has ended.
     Abort {
@@ -168,7 +168,7 @@ pub enum Control {
     /// To the leader, or from it: who sums an epoch's segments. Only where the epoch has an aggregator.
     Aggregation {
         /// The epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// Of a Resume: the generation of acknowledgements from here on.
         generation: u8,
         /// What.

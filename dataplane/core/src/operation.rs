@@ -1,17 +1,17 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
-use crate::{CodingReport, Nanos};
-use harmonaize_abi::{Rank, Signature};
+use crate::action::CodingReport;
+use harmonaize_abi::{Nanos, Rank, Signature};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
 
 /// One rank's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What it calls.
+    /// The operation that it calls.
     pub signature: Signature,
     /// Whether its output is its input.
     pub in_place: bool,
-    /// Comes back with the completion.
+    /// The caller's name for the call; its completion carries the same.
     pub token: u64,
 }
 
@@ -28,11 +28,19 @@ pub(crate) struct Operation {
     /// Set when the first segment begins.
     pub(crate) run: Option<Run>,
     pub(crate) wire_bytes: u64,
-    /// Set when something was coded.
+    /// Totals of compression, once something was compressed.
     pub(crate) coded: Option<CodingReport>,
-    /// Segments given to an aggregator, and how many of them the hosts did again.
+    /// Segments given to an aggregator.
     pub(crate) aggregated_segments: u64,
+    /// Segments of those that the hosts did again.
     pub(crate) fallback_segments: u64,
+}
+
+impl Operation {
+    /// The token of a local rank's call, given by its index.
+    pub(crate) fn token(&self, local: usize) -> Option<u64> {
+        *self.calls.get(local)?
+    }
 }
 
 /// How an operation that has begun runs.
@@ -42,9 +50,34 @@ pub(crate) struct Run {
     pub(crate) segmentation: Segmentation,
     pub(crate) retention: Retention,
     pub(crate) algorithm: Algorithm,
-    /// Segments begun and segments finished (committed steps included).
+    /// Segments that have begun.
     pub(crate) begun: u64,
+    /// Segments of which nothing is left to do, committed steps included.
     pub(crate) finished: u64,
+}
+
+impl Run {
+    /// Begins the next segment.
+    pub(crate) fn begin(&mut self) {
+        self.begun += 1;
+        self.check();
+    }
+
+    /// Notes that nothing is left to do of a segment.
+    pub(crate) fn finish(&mut self) {
+        self.finished += 1;
+        self.check();
+    }
+
+    /// Whether every segment has begun.
+    pub(crate) fn all_begun(&self) -> bool {
+        self.begun == self.segmentation.segments
+    }
+
+    fn check(&self) {
+        debug_assert!(self.finished <= self.begun, "a segment finishes that has not begun");
+        debug_assert!(self.begun <= self.segmentation.segments, "more segments than there are");
+    }
 }
 
 /// The operations in flight, oldest first; a ring of records that are never reallocated.
@@ -56,12 +89,14 @@ pub(crate) struct Operations {
     /// By local rank: how many operations it has called.
     called: Vec<u64>,
     ranks: Vec<Rank>,
+    /// Local ranks of the oldest operation whose completion was reported.
+    reported_ranks: usize,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CallOutcome {
-    /// Taken as operation of this number.
+    /// It takes part in the operation of this number.
     Accepted(u64),
     /// Too many in flight.
     Full,
@@ -97,6 +132,7 @@ impl Operations {
             next: 0,
             called: vec![0; ranks.len()],
             ranks: ranks.to_vec(),
+            reported_ranks: 0,
         }
     }
 
@@ -128,7 +164,8 @@ impl Operations {
         &self.ranks
     }
 
-    fn local(&self, rank: Rank) -> Option<usize> {
+    /// The index of a local rank.
+    pub(crate) fn local(&self, rank: Rank) -> Option<usize> {
         self.ranks.iter().position(|r| *r == rank)
     }
 
@@ -198,10 +235,31 @@ impl Operations {
         CallOutcome::Accepted(number)
     }
 
-    /// Forgets the oldest operation; it has been reported.
-    pub(crate) fn retire(&mut self) {
-        debug_assert!(self.first < self.next);
-        self.first += 1;
+    /// The next local rank of the oldest operation whose call is not reported yet, with its token. Returns it once.
+    ///
+    /// Forgets the operation, and returns `None`, once every rank that called it is reported.
+    pub(crate) fn report_next(&mut self) -> Option<(Rank, u64)> {
+        let operation = self.get(self.first)?;
+        let calls = operation.calls.iter().zip(&self.ranks).enumerate().skip(self.reported_ranks);
+        let open = calls.into_iter().find_map(|(local, (token, rank))| Some((local, *rank, (*token)?)));
+        match open {
+            Some((local, rank, token)) => {
+                self.reported_ranks = local + 1;
+                Some((rank, token))
+            }
+            None => {
+                self.reported_ranks = 0;
+                self.first += 1;
+                debug_assert!(self.first <= self.next, "an operation is forgotten that nobody called");
+                None
+            }
+        }
+    }
+
+    /// Whether a local rank that has called `called` operations has not been told of the end of each.
+    pub(crate) fn awaits_completion(&self, rank: Rank, called: u64) -> bool {
+        let reported = self.local(rank).is_some_and(|local| local < self.reported_ranks);
+        called > self.first + u64::from(reported)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Operation> {

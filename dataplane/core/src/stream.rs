@@ -3,7 +3,7 @@
 use crate::message::Payload;
 use harmonaize_abi::Signature;
 
-/// What a data message says of itself.
+/// The description of a data message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub(crate) operation: u64,
@@ -46,9 +46,10 @@ impl Stream {
 
     /// Takes the number for the next message.
     pub(crate) fn send(&mut self) -> u32 {
-        debug_assert!(self.may_send());
+        debug_assert!(self.may_send(), "the peer has no free slot");
         let sequence = self.sent;
         self.sent = self.sent.wrapping_add(1);
+        self.check();
         sequence
     }
 
@@ -62,6 +63,7 @@ impl Stream {
             return self.credited.wrapping_sub(credit) < u32::MAX / 2;
         }
         self.credited = credit;
+        self.check();
         true
     }
 
@@ -76,6 +78,7 @@ impl Stream {
             *slot = Some(arrival);
         }
         self.arrived = self.arrived.wrapping_add(1);
+        self.check();
         true
     }
 
@@ -101,7 +104,25 @@ impl Stream {
 
     /// Frees the slot of the oldest message.
     pub(crate) fn consume(&mut self) {
+        debug_assert!(self.has_arrived(0), "a message is consumed that has not arrived");
         self.consumed = self.consumed.wrapping_add(1);
+        self.check();
+    }
+
+    /// What must hold between two calls, in each direction.
+    fn check(&self) {
+        debug_assert!(
+            self.sent.wrapping_sub(self.credited) <= self.slots,
+            "more is sent than there are slots"
+        );
+        debug_assert!(
+            self.arrived.wrapping_sub(self.consumed) <= self.slots,
+            "more has arrived than there are slots"
+        );
+        debug_assert!(
+            self.consumed.wrapping_sub(self.credit_sent) <= self.slots,
+            "more is consumed than the peer had credit for"
+        );
     }
 
     /// What to tell the peer with the next frame.

@@ -32,7 +32,7 @@ mod world;
 use harmonaize_abi::Rank;
 use harmonaize_core::Failure;
 use node::Outcome;
-use scenario::{Incident, MILLISECOND, SECOND, Scenario};
+use scenario::{Incident, MILLISECOND, SECOND, Scenario, nanos};
 use seeds::{Seed, seeds};
 use statistics::Statistics;
 use std::collections::{BTreeSet, HashSet};
@@ -63,7 +63,7 @@ fn family(
 /// Everything ended well, and everybody has closed.
 fn well(world: &World) {
     // Later than this, only an inquiry can have moved what had stopped.
-    let bound = world.scenario.timeouts.operation.0;
+    let bound = nanos(world.scenario.timeouts.operation);
     assert!(world.last < bound, "it took until {}\n{}", world.last, world.describe());
     for (index, node) in world.nodes.iter().enumerate() {
         assert!(node.closed, "participant {index} never finished\n{}", world.describe());
@@ -438,7 +438,7 @@ fn never_called() {
             let expected =
                 Failure::Timeout { operation, signature: caller.map(|act| act.signature), missing };
             let timeouts = world.scenario.timeouts;
-            let bound = world.active + timeouts.operation.0 + timeouts.inquiry.0 + 50 * MILLISECOND;
+            let bound = world.active + nanos(timeouts.operation) + nanos(timeouts.inquiry) + 50 * MILLISECOND;
             for node in &world.nodes {
                 let (failure, at) =
                     node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
@@ -546,7 +546,8 @@ fn hostile_peer() {
         |world| {
             let timeouts = world.scenario.timeouts;
             let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);
-            let bound = world.active.max(incidents) + 2 * (timeouts.operation.0 + timeouts.inquiry.0);
+            let bound =
+                world.active.max(incidents) + 2 * (nanos(timeouts.operation) + nanos(timeouts.inquiry));
             for node in &world.nodes {
                 assert!(node.failure.as_ref().is_none_or(|(_, at)| *at <= bound), "an end comes late");
             }

@@ -3,16 +3,13 @@
 //! each case. `OPERATIONS_RUNS` sets how many runs.
 #![allow(missing_docs, dead_code, clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)] // no part of the product
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/engine/common.rs"]
 mod common;
 
-use common::{World, call, reduce};
+use common::{World, call, loopback, reduce, tcp};
 use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_plan::{Coding, Tuning};
-use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -20,8 +17,7 @@ const OUTPUT: u64 = 64 * MIB;
 
 fn main() {
     let runs = std::env::var("OPERATIONS_RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(15);
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-    let transports = (0..2).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
+    let transports = tcp(2);
     let tuning = Tuning { chunk_bytes: 256 << 10, ..Tuning::default() };
     let mut world = World::with_sizes(transports, &[vec![0], vec![1]], tuning, 2 * OUTPUT, 4);
     for size in [16 * MIB, 64 * MIB] {
@@ -51,8 +47,7 @@ fn coded(name: &str, runs: usize) {
     let bytes = 16 * MIB;
     let codec = Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
     let coding = (name != "exact").then_some(Coding { codec, finer: None, max_error: None });
-    let hub = Hub::new();
-    let transports = (0..4).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
+    let transports = loopback(4);
     let tuning = Tuning { chunk_bytes: 256 << 10, ..Tuning::default() };
     let ranks = [vec![0], vec![1], vec![2], vec![3]];
     let mut world = World::with_coding(transports, &ranks, tuning, 2 * OUTPUT, 4, coding);

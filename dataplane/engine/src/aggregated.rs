@@ -2,208 +2,78 @@
 
 use crate::attachment::Attachment;
 use crate::coded::mix;
-use crate::command::Aggregator;
 use crate::communicator_state::{CommunicatorState, ExtraStaging};
-use crate::engine::watch;
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
-use harmonaize_aggregator::packet::HEADER_BYTES;
-use harmonaize_aggregator::{Codes, Event, PayloadFormat, Tensors, Worker, WorkerConfig};
-use harmonaize_codec::shared_spread;
-use harmonaize_core::{Aggregation, CodingReport, EpochPlan, Nanos, Segment};
+use harmonaize_abi::{Collective, Epoch, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
+use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
+use harmonaize_core::{CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
 use harmonaize_kernels::codes::{Code, Squares, Store, decode_part, encode_shared, ranges, signal};
-use harmonaize_plan::{MAX_SOURCES, Participant};
+use harmonaize_plan::MAX_SOURCES;
 use harmonaize_shm::Memory;
-use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
-use std::cell::RefCell;
-use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-mod actions;
 mod endpoint;
+mod path;
 
-use endpoint::{Reconnect, endpoint};
+pub(crate) use path::AggregatorPath;
+use path::{BATCH, Coder, Session};
 
-/// For how long an aggregator may be silent before hosts take over.
-const SILENCE_TIMEOUT: Duration = Duration::from_millis(150);
-/// Between which times a part is sent again.
-const RETRY_BOUNDS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40)];
-/// Of a thousand questions, how many may go unanswered.
-const MAX_LOSS_PERMILLE: u32 = 900;
-/// Datagrams that leave as one message: more would overrun queues on the way.
-const GSO_SEGMENTS: usize = 16;
-/// Datagrams that wait to be sent, calls to receive in a row, and turns of the loop between two looks at what came for an idle worker.
-const BATCH: usize = 64;
+/// Calls to receive in a row.
 const MAX_RECEIVE_CALLS: usize = 8;
+/// Rounds of the loop between two calls to receive for an idle worker.
 const MAX_IDLE_POLLS: u32 = 16;
 
-/// The way to an epoch's aggregator.
-#[derive(Debug)]
-pub(crate) struct AggregatorPath {
-    epoch: u32,
-    address: Address,
-    worker: Worker,
-    datagrams: Endpoint,
-    reconnect: Reconnect,
-    coder: Coder,
-    idle_polls: u32,
-    session: Session,
-}
-
-/// Where the session stands.
-#[derive(Debug, Default)]
-struct Session {
-    /// All that is wanted is to know whether the aggregator is there.
-    probe_only: bool,
-    /// It has been given up here, which no mark has told yet.
-    abandoned: bool,
-}
-
-/// What a host makes codes by.
-#[derive(Debug)]
-struct Coder {
-    rules: Aggregation,
-    /// Where the elements of several ranks are added up: as many as a chunk has.
-    sum: RefCell<Box<[f32]>>,
-}
-
-impl AggregatorPath {
-    /// A way to the aggregator, which is watched by `wake`; all that it needs is allocated here. `None` for a plan without aggregation,
-    /// and where local tensors are not in reach.
-    pub(crate) fn open(
-        aggregator: Option<&Aggregator>,
-        plan: &EpochPlan,
-        me: Participant,
-        mapped: bool,
-        (wake, port): (&OwnedFd, Option<&RdmaPort>),
-    ) -> Result<Option<Box<Self>>, String> {
-        let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
-        let hosts = plan.plan.group().participants();
-        let form = rules.format;
-        let ranks = plan.plan.group().local(me).len();
-        if !mapped || ranks > MAX_SOURCES {
-            tracing::warn!(
-                epoch = plan.epoch,
-                ranks,
-                "tensors here cannot be aggregated; hosts sum by themselves"
-            );
-            return Ok(None);
-        }
-        let chunk = aggregator.chunk_elements as usize;
-        // Sums are longer than parts, and ranges no longer.
-        let payload = form.sum_bytes(chunk).ok_or("a chunk that is too long")?;
-        let (codes, sum) = match form {
-            PayloadFormat::Tensor { .. } => (Codes::default(), 0),
-            PayloadFormat::Shared { bits, .. } => {
-                let segment_elements = u64::from(plan.tuning.segment_bytes) / size_of::<f32>() as u64;
-                let (most, spread) =
-                    (aggregator.max_error.unwrap_or(f64::INFINITY), shared_spread(bits, hosts));
-                (Codes { segment_elements, max_error: most, spread }, if ranks > 1 { chunk } else { 0 })
+/// Packets in, what they say to the communicator, packets out. How much was done.
+pub(crate) fn progress(
+    path: &mut AggregatorPath,
+    now: Nanos,
+    member: &mut CommunicatorState,
+    attachments: &Table<Attachment>,
+) -> usize {
+    let time = now.into();
+    let AggregatorPath { epoch, address, worker, datagrams, reconnect, coder, idle_polls, session } = path;
+    *idle_polls = (*idle_polls + 1) % MAX_IDLE_POLLS;
+    // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
+    let mut reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
+    let mut worked = 0;
+    for _ in 0..if worker.is_idle() && *idle_polls > 0 { 0 } else { MAX_RECEIVE_CALLS } {
+        let received = datagrams.receive(&mut |from, bytes| {
+            if from == *address {
+                worker.receive(time, bytes, &mut reach);
             }
-        };
-        let coder = Coder { rules, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
-        let config = WorkerConfig {
-            communicator: aggregator.communicator,
-            worker: aggregator.worker,
-            key: aggregator.key.clone(),
-            format: form,
-            elements: aggregator.chunk_elements,
-            window: aggregator.window,
-            segments: usize::from(plan.channels),
-            codes,
-            hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
-            timeout: SILENCE_TIMEOUT,
-            min_retry: RETRY_BOUNDS[0],
-            max_retry: RETRY_BOUNDS[1],
-            max_loss_permille: MAX_LOSS_PERMILLE,
-        };
-        let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
-        let config_of_datagrams =
-            DatagramConfig { bytes, batch: BATCH, gso_segments: GSO_SEGMENTS, ..DatagramConfig::default() };
-        let no_endpoint = |error: std::io::Error| format!("no endpoint for the aggregator: {error}");
-        let (datagrams, address) = endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
-        datagrams.wake_fd().and_then(|fd| watch(wake, fd)).map_err(no_endpoint)?;
-        let worker = Worker::new(config);
-        Ok(Some(Box::new(Self {
-            epoch: plan.epoch,
-            address,
-            worker,
-            datagrams,
-            reconnect: Reconnect::default(),
-            coder,
-            idle_polls: 0,
-            session: Session::default(),
-        })))
-    }
-
-    /// Packets in, what they say to the communicator, packets out. How much was done.
-    fn progress(
-        &mut self,
-        now: Nanos,
-        member: &mut CommunicatorState,
-        attachments: &Table<Attachment>,
-    ) -> usize {
-        let time = Duration::from_nanos(now.0);
-        let Self { epoch, address, worker, datagrams, reconnect: search, coder, idle_polls: turn, session } =
-            self;
-        *turn = (*turn + 1) % MAX_IDLE_POLLS;
-        // What comes to an idle worker is late; others need not wait for the calls that find that there is nothing.
-        let mut reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
-        let mut worked = 0;
-        for _ in 0..if worker.is_idle() && *turn > 0 { 0 } else { MAX_RECEIVE_CALLS } {
-            let received = datagrams.receive(&mut |from, bytes| {
-                if from == *address {
-                    worker.receive(time, bytes, &mut reach);
-                }
-            });
-            if datagrams.take_refusal() {
-                worker.handle_refused(time);
-            }
-            if received == 0 {
-                break;
-            }
-            worked += received;
+        });
+        if datagrams.take_refusal() {
+            worker.handle_refused(time);
         }
-        worked += notify_core(now, *epoch, worker, session, member);
-        let reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
-        let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
-        while worked < 2 * BATCH && datagrams.push(&mut write) {
-            worked += 1;
+        if received == 0 {
+            break;
         }
-        datagrams.flush();
-        // The host's address has changed, or there is no route: what was not sent now is asked for on the way that there is then.
-        if datagrams.has_no_route() && search.is_due(now) {
-            datagrams.restrict_to(*address);
-            if !datagrams.has_no_route() {
-                let (communicator, epoch, from) = (member.id.0, *epoch, datagrams.local_address());
-                tracing::info!(communicator, epoch, ?from, "a way to the aggregator is found anew");
-            }
+        worked += received;
+    }
+    worked += notify_core(now, *epoch, worker, session, member);
+    let reach = SegmentTensors { member, attachments, epoch: *epoch, coder: Some(coder) };
+    let mut write = |room: &mut [u8]| Some((*address, worker.poll_transmit(time, &reach, room)?));
+    while worked < 2 * BATCH && datagrams.push(&mut write) {
+        worked += 1;
+    }
+    datagrams.flush();
+    // The host's address has changed, or there is no route: what was not sent now is asked for on the way that there is then.
+    if datagrams.has_no_route() && reconnect.is_due(now) {
+        datagrams.restrict_to(*address);
+        if !datagrams.has_no_route() {
+            let (communicator, epoch, from) = (member.id.0, *epoch, datagrams.local_address());
+            tracing::info!(communicator, %epoch, ?from, "a way to the aggregator is found anew");
         }
-        // Sending may have found that the aggregator is silent.
-        worked + notify_core(now, *epoch, worker, session, member)
     }
-
-    /// To be called before the loop sleeps; false if something is there already.
-    pub(crate) fn prepare_sleep(&mut self) -> bool {
-        self.datagrams.prepare_sleep()
-    }
-
-    /// When it wants to be called.
-    pub(crate) fn poll_timeout(&self, now: Nanos) -> Option<Nanos> {
-        if self.datagrams.waiting() > 0 {
-            return Some(now);
-        }
-        let due = self.worker.poll_timeout()?;
-        Some(Nanos(u64::try_from(due.as_nanos()).unwrap_or(u64::MAX)))
-    }
+    // Sending may have found that the aggregator is silent.
+    worked + notify_core(now, *epoch, worker, session, member)
 }
 
 /// Tells the communicator what has happened to the worker.
 fn notify_core(
     now: Nanos,
-    epoch: u32,
+    epoch: Epoch,
     worker: &mut Worker,
     session: &mut Session,
     member: &mut CommunicatorState,
@@ -237,7 +107,7 @@ fn notify_core(
                 let (communicator, counters) = (member.id.0, worker.counters());
                 tracing::info!(
                     communicator,
-                    epoch,
+                    %epoch,
                     ?reason,
                     ?counters,
                     "the aggregator is given up; hosts take over"
@@ -250,11 +120,11 @@ fn notify_core(
 }
 
 /// The local ranks' tensors of the segments that are being aggregated.
-struct SegmentTensors<'a> {
-    member: &'a CommunicatorState,
-    attachments: &'a Table<Attachment>,
-    epoch: u32,
-    coder: Option<&'a Coder>,
+pub(crate) struct SegmentTensors<'a> {
+    pub(crate) member: &'a CommunicatorState,
+    pub(crate) attachments: &'a Table<Attachment>,
+    pub(crate) epoch: Epoch,
+    pub(crate) coder: Option<&'a Coder>,
 }
 
 impl<'a> SegmentTensors<'a> {
@@ -314,7 +184,7 @@ impl<'a> SegmentTensors<'a> {
     }
 
     /// What a root broadcasts, to its own ranks.
-    fn copy_root_output(&self, channel: u16) -> Option<()> {
+    pub(crate) fn copy_root_output(&self, channel: u16) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
         let places = self.places(channel, segment, 0, bytes)?;
@@ -483,7 +353,7 @@ impl<'a> SegmentTensors<'a> {
     }
 
     /// Copies a sum that was held to where it belongs.
-    fn copy_out(&self, channel: u16) -> Option<()> {
+    pub(crate) fn copy_out(&self, channel: u16) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;

@@ -1,10 +1,9 @@
 //! A tenant's process as the poll loop sees it: its end of the rings, and which communicators its handles name.
 
-use crate::command::{AttachmentId, AttachmentStatus, CommunicatorId};
-use crate::engine::untag;
-use crate::execute::PendingTransfer;
+use crate::command::{AttachmentId, AttachmentStatus};
 use crate::table::Key;
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Status, Submission};
+use crate::transfer::{PendingTransfer, untag};
+use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Status, Submission};
 use harmonaize_shm::{AgentEnd, EndError};
 use std::collections::VecDeque;
 
@@ -137,7 +136,7 @@ impl Attachment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::tag;
+    use crate::transfer::tag;
     use harmonaize_shm::{Memory, REMOTE_DEPTH, RemoteEnd, RemoteTenant, Span, TenantEnd};
 
     #[test]

@@ -1,25 +1,14 @@
 //! Coded steps: encoding what is sent, adding and decoding what arrived, and what of it goes into the receipt.
 
-use crate::execute::{Context, ExecuteError, Located, MAX_DESTINATIONS, is_peer_operand};
+use crate::context::Context;
+use crate::feedback::account;
+use crate::step::{CodedStep, ExecuteError, Located, MAX_DESTINATIONS, is_peer_operand};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
-use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Sums, Terms, header};
+use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Squares, Terms, header};
 use harmonaize_core::{CodingReport, Segment};
-use harmonaize_plan::{Buffer, CODED_ROOM, Encoding, Operand, Part, Participant, Stage, Step, StepKind};
+use harmonaize_plan::{Buffer, CODED_ROOM, Encoding, Operand, Stage, Step, StepKind};
 use harmonaize_shm::Span;
-
-/// What a coded step came to.
-#[derive(Default)]
-pub(crate) struct CodedStep {
-    /// The chunk that the step's sends carry.
-    pub(crate) from: Option<Span>,
-    /// The own part's sum after this step, if it added to it.
-    pub(crate) sums: Option<Sums>,
-    /// For the receipt, but for the bytes sent; `None` of no elements.
-    pub(crate) done: Option<CodingReport>,
-    /// The part of which this participant's account is settled.
-    pub(crate) residual_part: Option<Part>,
-}
 
 /// The codec that a plan names so.
 pub(crate) fn codec(number: u16) -> Option<Codec> {
@@ -31,11 +20,6 @@ fn done(coded: &harmonaize_codec::Coded) -> CodingReport {
     let number = Codec::NAMED.iter().position(|(_, known)| *known == coded.codec);
     let codec = number.map_or(CodingReport::MIXED, |number| number as u16);
     CodingReport { codec, uncompressed_chunks: coded.refused, ..CodingReport::default() }
-}
-
-/// Whether a step has coded operands.
-pub(crate) fn is_coded(step: &Step) -> bool {
-    step.sources.iter().chain(&step.destinations).any(|operand| operand.encoding != Encoding::Exact)
 }
 
 /// A step in its segment, with what it is coded by.
@@ -119,7 +103,7 @@ impl<'a> Coder<'a, '_> {
         let (memory, at, room) = self.chunk(slot)?;
         let (source, to) = (self.view(from)?, memory.view_mut(at, room)?);
         let seed = self.seed(slot, stage);
-        let account = self.context.account(self.segment, slot.part)?;
+        let account = account(self.context, self.segment, slot.part)?;
         let coded = match stage {
             Stage::Contribution => match account {
                 None => self.terms.contribute(self.ranks(), seed, source, to),
@@ -181,7 +165,7 @@ impl<'a> Coder<'a, '_> {
             return Err(ExecuteError::NoSource);
         };
         let to = self.view_mut(sum)?;
-        let account = self.context.account(self.segment, sum.part)?;
+        let account = account(self.context, self.segment, sum.part)?;
         let mut sums = match self.context.member.sums(self.context.channel, self.segment.number) {
             Some(sums) => sums,
             None => {
@@ -238,12 +222,4 @@ fn blame(from: &Operand, error: CodecError) -> ExecuteError {
 pub(crate) fn vnmse(coded: &CodingReport) -> [f32; 2] {
     let CodingReport { error, measured, squares: signal, .. } = *coded;
     [error, measured].map(|error| Squares { error, signal }.relative() as f32)
-}
-
-/// Who sent the chunk that is to blame, if one is.
-pub(crate) fn culprit(error: &ExecuteError) -> Option<Participant> {
-    match error {
-        ExecuteError::Chunk { peer, .. } => Some(*peer),
-        _ => None,
-    }
 }

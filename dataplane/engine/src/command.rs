@@ -1,5 +1,6 @@
 //! What control asks of an engine, and what the engine says.
 
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
@@ -10,10 +11,6 @@ use std::net::SocketAddr;
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttachmentId(pub u64);
-
-/// A communicator, numbered by control.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CommunicatorId(pub u64);
 
 /// A rank that this agent drives.
 #[derive(Clone, Copy, Debug)]
@@ -115,7 +112,7 @@ pub enum Command {
         /// Of which communicator.
         communicator: CommunicatorId,
         /// Which epoch.
-        epoch: u32,
+        epoch: Epoch,
     },
     /// Have large operations of a communicator wait here for their turn, each at most [`MAX_PATIENCE`]; none: no longer.
     Interleave {
@@ -136,7 +133,7 @@ pub enum Command {
         /// Of which communicator.
         communicator: CommunicatorId,
         /// Which epoch.
-        epoch: u32,
+        epoch: Epoch,
     },
     /// A local rank leaves, perhaps a communicator that is over: its handle names nothing any more.
     Leave {
@@ -169,7 +166,7 @@ pub enum Notice {
         /// Which communicator.
         communicator: CommunicatorId,
         /// Which epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// What its paths to others look like on the wire, where that can be told.
         flows: Vec<(Participant, Flow)>,
     },
@@ -178,7 +175,7 @@ pub enum Notice {
         /// Which communicator.
         communicator: CommunicatorId,
         /// Which epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// Why, for the operator.
         reason: String,
     },
@@ -187,7 +184,7 @@ pub enum Notice {
         /// Which communicator.
         communicator: CommunicatorId,
         /// Which epoch.
-        epoch: u32,
+        epoch: Epoch,
         /// Its first segment.
         segment: u64,
     },
@@ -195,8 +192,8 @@ pub enum Notice {
     SlotRequested {
         /// Of which communicator.
         communicator: CommunicatorId,
-        /// The turn's number, higher than any before.
-        turn: u64,
+        /// The slot's number, higher than any before.
+        slot: u64,
     },
     /// A turn that was wanted is over, given or not.
     SlotReleased {
@@ -250,7 +247,7 @@ pub struct CommunicatorStatus {
     /// Which.
     pub communicator: CommunicatorId,
     /// The epoch in force.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Operations that ended well.
     pub completed: u64,
     /// Operations that ended with an error.

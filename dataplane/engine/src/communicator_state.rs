@@ -2,12 +2,12 @@
 //! local ranks.
 
 use crate::aggregated::AggregatorPath;
-use crate::coded::{CodedStep, culprit};
-use crate::command::{CommunicatorId, CommunicatorStatus};
-use crate::execute::{Backlog, ExecuteError};
+use crate::backlog::Backlog;
+use crate::command::CommunicatorStatus;
+use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::validate::CheckedCall;
-use harmonaize_abi::{Dtype, Rank, Region, Status};
+use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -39,7 +39,7 @@ pub(crate) struct Pending {
 /// The links of one epoch, by participant.
 #[derive(Debug)]
 pub(crate) struct Links {
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     pub(crate) links: Vec<Option<LinkId>>,
     up: Vec<bool>,
     /// Landing slots, by participant: `channels * landing_slots` slots of `slot_bytes`.
@@ -71,7 +71,7 @@ pub(crate) struct CommunicatorState {
     pub(crate) locals: Vec<Local>,
     pub(crate) epochs: Vec<Links>,
     /// An epoch that is agreed on, and its first segment, until all before that is done.
-    pub(crate) switching: Option<(u32, u64)>,
+    pub(crate) switching: Option<(Epoch, u64)>,
     pub(crate) landing_slots: u32,
     /// Bytes of a landing slot.
     pub(crate) slot_bytes: u32,
@@ -144,7 +144,7 @@ impl CommunicatorState {
         self.locals.iter().find(|local| local.rank == rank)
     }
 
-    pub(crate) fn links(&self, epoch: u32) -> Option<&Links> {
+    pub(crate) fn links(&self, epoch: Epoch) -> Option<&Links> {
         self.epochs.iter().find(|links| links.epoch == epoch)
     }
 
@@ -234,7 +234,7 @@ impl CommunicatorState {
     }
 
     /// The way to an epoch's aggregator.
-    pub(crate) fn path(&mut self, epoch: u32) -> Option<&mut AggregatorPath> {
+    pub(crate) fn path(&mut self, epoch: Epoch) -> Option<&mut AggregatorPath> {
         let links = self.epochs.iter_mut().find(|links| links.epoch == epoch)?;
         links.aggregator.as_deref_mut()
     }
@@ -291,7 +291,7 @@ impl CommunicatorState {
             operation: segment.operation,
             segment: segment.number,
             bytes: (segment.hi - segment.lo) * size,
-            epoch: segment.epoch,
+            epoch: segment.epoch.0,
             channel: channel.into(),
             ..self.mark()
         };
@@ -305,7 +305,7 @@ impl CommunicatorState {
     }
 
     /// Notes that a link is up; whether that completes an epoch's links.
-    pub(crate) fn link_up(&mut self, epoch: u32, peer: Participant) -> bool {
+    pub(crate) fn link_up(&mut self, epoch: Epoch, peer: Participant) -> bool {
         let Some(links) = self.epochs.iter_mut().find(|links| links.epoch == epoch) else { return false };
         if let Some(up) = links.up.get_mut(peer.0 as usize) {
             *up = true;
@@ -314,7 +314,7 @@ impl CommunicatorState {
     }
 
     /// Takes an epoch's links out, to close them.
-    pub(crate) fn take_links(&mut self, epoch: u32) -> Option<Links> {
+    pub(crate) fn take_links(&mut self, epoch: Epoch) -> Option<Links> {
         let position = self.epochs.iter().position(|links| links.epoch == epoch)?;
         Some(self.epochs.remove(position))
     }
@@ -352,7 +352,7 @@ impl CommunicatorState {
 }
 
 impl Links {
-    pub(crate) fn new(epoch: u32, participants: u32) -> Self {
+    pub(crate) fn new(epoch: Epoch, participants: u32) -> Self {
         let participants = participants as usize;
         Self {
             epoch,

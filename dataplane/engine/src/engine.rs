@@ -1,39 +1,50 @@
 //! The engine: one thread's attachments, communicators and transport.
 
+mod aggregate;
+mod lifecycle;
+
 use crate::attachment::Attachment;
-use crate::coded::{CodedStep, vnmse};
-use crate::command::{AttachmentId, CommunicatorId, Notice};
+use crate::coded::vnmse;
+use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, status_of};
-use crate::execute::{Context, PendingTransfer, StepResult, post, run, send_all};
+use crate::context::Context;
+use crate::execute::{post, run, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::reaper::Reaper;
 use crate::sharing::Sharing;
+use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
+use crate::transfer::{PendingTransfer, tag, untag};
 use crate::validate::{CheckedCall, check};
+use crate::wake::watch;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Collective, Completion, Rank, Signature, Status as Code, Submission};
-use harmonaize_core::{Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, Receipt};
+use harmonaize_abi::{
+    ABI_VERSION, Collective, CommunicatorId, Completion, Epoch, Rank, Signature, Status as Code, Submission,
+};
+use harmonaize_core::{
+    Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
+};
 use harmonaize_events::{Mark, MarkKind};
-use harmonaize_plan::{Participant, Request};
-use harmonaize_shm::{EndError, Span};
+use harmonaize_plan::{MAX_STEP_PEERS, Participant, Request};
+use harmonaize_shm::{EndError, MemoryError, Span};
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::HashMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// Actions of one communicator in a row, so that all get their turn.
+/// Actions of one communicator in a row, so that all get their share.
 const QUANTUM: usize = 32;
 /// Descriptors of one attachment in a row.
 const SUBMISSIONS: usize = 8;
 /// [`Completion::algorithm`] of what an aggregator summed.
 const AGGREGATED: u8 = 9;
 /// How long a loop that stops goes on for last words.
-const DRAIN_TIMEOUT: Nanos = Nanos(200_000_000);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often timers are looked at while there is work.
-const TIMER_INTERVAL: Nanos = Nanos(1_000_000);
+const TIMER_INTERVAL: Duration = Duration::from_millis(1);
 
 /// See the crate's documentation. The transport is the agent's way to others.
 pub struct Engine {
@@ -42,7 +53,7 @@ pub struct Engine {
     pub(crate) by_attachment: HashMap<AttachmentId, Key>,
     pub(crate) communicators: Table<CommunicatorState>,
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
-    pub(crate) links: HashMap<LinkId, (Key, u32, Participant)>,
+    pub(crate) links: HashMap<LinkId, (Key, Epoch, Participant)>,
     pub(crate) sharing: Sharing,
     /// The device for datagrams to aggregators.
     pub(crate) port: Option<RdmaPort>,
@@ -108,7 +119,7 @@ impl Engine {
     }
 
     pub(crate) fn now(&self) -> Nanos {
-        Nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.start.elapsed().into()
     }
 
     /// Whether [`crate::Command::Stop`] was given and every communicator has been let go.
@@ -138,7 +149,7 @@ impl Engine {
         self.attachments.iter_mut().for_each(|attachment| attachment.end.cancel_sleep());
     }
 
-    /// One round: the network, descriptors, transfers, then each communicator's turn. Returns how much was done; 0 means
+    /// One round: the network, descriptors, transfers, then a quantum of each communicator. Returns how much was done; 0 means
     /// that only something from outside, or time, can bring more.
     pub fn progress(&mut self, budget: usize) -> usize {
         let now = self.now();
@@ -167,16 +178,12 @@ impl Engine {
     /// How long the loop may sleep for want of events.
     pub fn sleep_timeout(&self) -> Option<Duration> {
         let timeouts = self.communicators.iter().filter_map(|member| member.core.poll_timeout());
-        let held = self.communicators.iter().filter_map(|member| member.core.poll_deferral_timeout());
         let now = self.now();
         let paths = self.communicators.iter().flat_map(|member| &member.epochs);
         let packets = paths.filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
-        let due = timeouts
-            .chain(held)
-            .chain(packets)
-            .chain(self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT)))
-            .min()?;
-        Some(Duration::from_nanos(due.0.saturating_sub(now.0)).max(Duration::from_millis(1)))
+        let due =
+            timeouts.chain(packets).chain(self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT))).min()?;
+        Some(due.since(now).max(Duration::from_millis(1)))
     }
 
     fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
@@ -236,7 +243,9 @@ impl Engine {
             let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
             match feedback::is_untracked(step) {
                 None => member.core.handle_completion(now, channel, step),
-                Some(place) => asked.extend(place.and_then(|place| member.carried(of, channel, place))),
+                Some(place) => {
+                    asked.extend(place.and_then(|place| feedback::carried(member, of, channel, place)))
+                }
             }
         })?;
         asked.drain(..).try_for_each(|asked| attachment.transfer(asked))?;
@@ -255,7 +264,7 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Executes what a communicator wants done, for one turn.
+    /// Executes a quantum of a communicator's actions.
     fn run_quantum(&mut self, now: Nanos, key: Key) -> usize {
         let Some(member) = self.communicators.get_mut(key) else { return 0 };
         let mut worked = member.backlog.flush(self.transport.as_mut());
@@ -283,100 +292,33 @@ impl Engine {
 
     fn execute(&mut self, now: Nanos, key: Key, action: Action) {
         let Some(member) = self.communicators.get_mut(key) else { return };
+        let communicator = member.id;
         match action {
-            Action::Step { channel, step, sources, mut sends } => {
-                let tag = tag(key, channel, step);
-                if let Err(error) = member.reserve_staging(channel) {
-                    return member.fail_internal(&error.to_string());
-                }
-                if self.marks.has_reader()
-                    && let Some(mark) = member.begin_mark(channel)
-                {
-                    self.marks.write(MarkKind::SegmentBegan, || mark);
-                }
-                if step == 0 {
-                    member.forget_sums(channel);
-                    let restored = member.prepare_resume(channel);
-                    if let Err(error) =
-                        restored.and_then(|()| member.reserve_feedback(channel, &self.attachments))
-                    {
-                        return member.fail_internal(&error.to_string());
-                    }
-                }
-                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                let asked = &mut self.pending_transfers;
-                let begun = if step == 0 { feedback::begin(&context, key, asked) } else { Ok(()) };
-                let left = begun.and_then(|()| run(&context, step, tag)).and_then(|left| {
-                    let StepResult::Coded(CodedStep { residual_part: Some(part), .. }) = left else {
-                        return Ok(left);
-                    };
-                    feedback::settled(&context, key, part, asked).map(|()| left)
-                });
-                let left = match left {
-                    Ok(StepResult::Coded(outcome)) => {
-                        member.record_step(channel, &outcome, sends.len());
-                        let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
-                        sends.iter_mut().for_each(|message| message.bytes = bytes);
-                        Ok(StepResult::Sends(outcome.from))
-                    }
-                    left => left,
-                };
-                for asked in self.pending_transfers.drain(..) {
-                    transfer(&mut self.attachments, &mut self.broken, asked);
-                }
-                match left {
-                    Ok(StepResult::Sends(from)) => {
-                        let received: u64 = sources.iter().map(|message| u64::from(message.bytes)).sum();
-                        member.bytes_received += received;
-                        let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
-                        for sent in &sends {
-                            let mark = || of_message(member, sent.peer, &sent.header, sent.bytes);
-                            self.marks.write(MarkKind::Sent, mark);
-                        }
-                        (0..empty).for_each(|_| member.core.handle_completion(now, channel, step));
-                    }
-                    Ok(StepResult::Transfer(deferred)) if deferred.span.bytes() == 0 => {
-                        member.core.handle_completion(now, channel, step);
-                    }
-                    Ok(StepResult::Transfer(asked)) => {
-                        transfer(&mut self.attachments, &mut self.broken, asked)
-                    }
-                    Ok(StepResult::Coded(_)) => {}
-                    Err(error) => member.blame(&error),
+            Action::Step { channel, step, sources, sends } => {
+                self.step(now, key, (channel, step), &sources, sends)
+            }
+            Action::Post { channel, step, peer, sequence } => self.post(key, (channel, step), peer, sequence),
+            Action::Join { epoch, session } => self.join(now, key, epoch, session, false),
+            Action::ProbeAggregator { epoch, session } => self.join(now, key, epoch, session, true),
+            Action::Leave { epoch } => {
+                if let Some(path) = member.path(epoch) {
+                    path.worker.stop();
                 }
             }
-            Action::Post { channel, step, peer, sequence } => {
-                if let Err(error) = member.reserve_staging(channel) {
-                    return member.fail_internal(&error.to_string());
-                }
-                let sources = ArrayVec::new();
-                let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-                let landing = Landing { ring: channel, sequence };
-                if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
-                    member.fail_internal(&error.to_string());
-                }
-            }
-            Action::Join { .. }
-            | Action::ProbeAggregator { .. }
-            | Action::Leave { .. }
-            | Action::Aggregate { .. }
-            | Action::CopyOut { .. } => {
-                self.aggregate(now, key, &action);
-            }
+            Action::Aggregate { channel } => self.aggregate(now, key, channel),
+            Action::CopyOut { channel } => self.copy_out(key, channel),
             Action::Send { to, epoch, message } => self.send(key, to, epoch, &message),
             Action::Complete { rank, token, receipt } => self.complete(key, rank, token, &receipt),
             Action::Fail { rank, token, operation } => self.fail(key, rank, token, operation),
             Action::Ended(failure) => self.handle_ended(key, failure),
-            Action::RequestSlot { slot: turn } => {
-                let communicator = member.id;
-                (self.notify)(Notice::SlotRequested { communicator, turn });
-            }
-            Action::ReleaseSlot { slot: turn } => {
-                let communicator = member.id;
-                (self.notify)(Notice::SlotReleased { communicator, slot: turn });
-            }
+            Action::RequestSlot { slot } => (self.notify)(Notice::SlotRequested { communicator, slot }),
+            Action::ReleaseSlot { slot } => (self.notify)(Notice::SlotReleased { communicator, slot }),
             Action::Switched { epoch, segment } => {
-                tracing::debug!(communicator = member.id.0, epoch, segment, "switch is agreed on");
+                tracing::debug!(communicator = communicator.0, %epoch, segment, "switch is agreed on");
+                debug_assert!(
+                    member.switching.is_none_or(|(before, _)| before < epoch),
+                    "epochs never go back"
+                );
                 member.switching = Some((epoch, segment));
                 let before = member.links(member.core.link_epoch());
                 let rates = member.links(epoch).zip(before).map(|(links, before)| links.other_rates(before));
@@ -385,7 +327,6 @@ impl Engine {
                 }
             }
             Action::Retire { epoch: retired } => {
-                let communicator = member.id;
                 if let Some((epoch, segment)) = member.switching.take_if(|(epoch, _)| retired < *epoch) {
                     (self.notify)(Notice::Switched { communicator, epoch, segment });
                 }
@@ -394,7 +335,64 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, key: Key, to: Participant, epoch: u32, message: &Message) {
+    /// Executes a step of the segment on a channel: its memory operands, then its sends.
+    fn step(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        (channel, step): (u16, u32),
+        sources: &ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+        mut sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+    ) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        if let Err(error) = begin_step(member, &self.attachments, &self.marks, channel, step) {
+            return member.fail_internal(&error.to_string());
+        }
+        let tag = tag(key, channel, step);
+        let context = Context { member, attachments: &self.attachments, channel, sources };
+        let result = run_step(&context, key, step, tag, &mut self.pending_transfers);
+        for pending in self.pending_transfers.drain(..) {
+            transfer(&mut self.attachments, &mut self.broken, pending);
+        }
+        let from = match result {
+            Ok(StepResult::Sends(from)) => from,
+            Ok(StepResult::Coded(outcome)) => {
+                member.record_step(channel, &outcome, sends.len());
+                let bytes = outcome.from.as_ref().map_or(0, Span::bytes) as u32;
+                sends.iter_mut().for_each(|message| message.bytes = bytes);
+                outcome.from
+            }
+            Ok(StepResult::Transfer(pending)) if pending.span.bytes() == 0 => {
+                return member.core.handle_completion(now, channel, step);
+            }
+            Ok(StepResult::Transfer(pending)) => {
+                return transfer(&mut self.attachments, &mut self.broken, pending);
+            }
+            Err(error) => return member.blame(&error),
+        };
+        member.bytes_received += sources.iter().map(|message| u64::from(message.bytes)).sum::<u64>();
+        let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
+        for sent in &sends {
+            self.marks.write(MarkKind::Sent, || of_message(member, sent.peer, &sent.header, sent.bytes));
+        }
+        (0..empty).for_each(|_| member.core.handle_completion(now, channel, step));
+    }
+
+    /// Offers the transport where a payload to come may land.
+    fn post(&mut self, key: Key, (channel, step): (u16, u32), peer: Participant, sequence: u32) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        if let Err(error) = member.reserve_staging(channel) {
+            return member.fail_internal(&error.to_string());
+        }
+        let sources = ArrayVec::new();
+        let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+        let landing = Landing { ring: channel, sequence };
+        if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
+            member.fail_internal(&error.to_string());
+        }
+    }
+
+    fn send(&mut self, key: Key, to: Participant, epoch: Epoch, message: &Message) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(links) = member.epochs.iter().find(|links| links.epoch == epoch) else { return };
         let channel = if message.control.is_some() { 0 } else { message.header.channel };
@@ -494,9 +492,44 @@ impl Engine {
     }
 }
 
-/// Adds a descriptor to the set that a sleeping loop waits on; closing it takes it out again.
-pub(crate) fn watch(set: &OwnedFd, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-    Ok(epoll::add(set, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+/// Gets a segment ready for a step: its staging, its mark, and before its first step what is kept of it.
+fn begin_step(
+    member: &mut CommunicatorState,
+    attachments: &Table<Attachment>,
+    marks: &MarkWriter,
+    channel: u16,
+    step: u32,
+) -> Result<(), MemoryError> {
+    member.reserve_staging(channel)?;
+    if marks.has_reader()
+        && let Some(mark) = member.begin_mark(channel)
+    {
+        marks.write(MarkKind::SegmentBegan, || mark);
+    }
+    if step > 0 {
+        return Ok(());
+    }
+    member.forget_sums(channel);
+    member.prepare_resume(channel)?;
+    feedback::reserve(member, channel, attachments)
+}
+
+/// Executes a step's memory operands. The transfers of error feedback that it needs go into `pending`.
+fn run_step(
+    context: &Context<'_>,
+    key: Key,
+    step: u32,
+    tag: u64,
+    pending: &mut Vec<PendingTransfer>,
+) -> Result<StepResult, ExecuteError> {
+    if step == 0 {
+        feedback::begin(context, key, pending)?;
+    }
+    let result = run(context, step, tag)?;
+    if let StepResult::Coded(CodedStep { residual_part: Some(part), .. }) = &result {
+        feedback::store_residual(context, key, *part, pending)?;
+    }
+    Ok(result)
 }
 
 /// Whether something went another way than it was to.
@@ -509,7 +542,7 @@ fn fell_back(receipt: &Receipt) -> bool {
 fn handle_frame(
     member: &mut CommunicatorState,
     now: Nanos,
-    (epoch, peer): (u32, Participant),
+    (epoch, peer): (Epoch, Participant),
     header: &[u8],
     payload: Option<(Landing, u32)>,
     posted: bool,
@@ -565,18 +598,7 @@ fn submit(
         }
         Err(CoreError::Full) => Err(Code::Busy),
         Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
-        Err(CoreError::BadPlan(_) | CoreError::Plan(_)) => Err(Code::BadRank),
+        Err(CoreError::BadPlan(_) | CoreError::Plan(_) | CoreError::BadRoot(_)) => Err(Code::BadRank),
         Err(CoreError::Ended(failure)) => Err(status_of(&failure)),
     }
-}
-
-/// Channels fit in 12 bits and steps in 20; see [`harmonaize_core::EpochPlan`].
-pub(crate) fn tag(key: Key, channel: u16, step: u32) -> u64 {
-    let place = u64::from(key.index) << 48 | u64::from(key.generation) << 32;
-    place | u64::from(channel & 0xfff) << 20 | u64::from(step & 0xf_ffff)
-}
-
-pub(crate) fn untag(tag: u64) -> (Key, u16, u32) {
-    let key = Key { index: (tag >> 48) as u16, generation: (tag >> 32) as u16 };
-    (key, (tag >> 20) as u16 & 0xfff, tag as u32 & 0xf_ffff)
 }

@@ -5,11 +5,11 @@
 //! them: whoever has the input has what is owed, and an operation whose outputs are stored has stored what it left out.
 
 use crate::attachment::Attachment;
-use crate::coded::is_coded;
 use crate::communicator_state::{CommunicatorState, Pending};
-use crate::engine::tag;
-use crate::execute::{Context, ExecuteError, PendingTransfer, tensor_range};
+use crate::context::Context;
+use crate::step::{ExecuteError, is_coded, tensor_range};
 use crate::table::{Key, Table};
+use crate::transfer::{PendingTransfer, tag};
 use harmonaize_codec::ErrorFeedback;
 use harmonaize_core::Segment;
 use harmonaize_plan::Part;
@@ -49,41 +49,44 @@ fn is_mapped(attachments: &Table<Attachment>, key: Key) -> bool {
     attachments.get(key).is_some_and(|attachment| attachment.end.memory().is_some())
 }
 
-impl CommunicatorState {
-    /// Makes room for what the ranks of a channel's segment owe whose tensors are not mapped. Allocates only when that is more than any
-    /// before on this channel.
-    pub(crate) fn reserve_feedback(
-        &mut self,
-        channel: u16,
-        attachments: &Table<Attachment>,
-    ) -> Result<(), MemoryError> {
-        let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
-        let away = |place: &usize| {
-            let local = self.locals.get(*place);
-            call(self, segment, *place).is_some()
-                && local.is_some_and(|local| !is_mapped(attachments, local.attachment))
-        };
-        let Some(last) = (0..self.locals.len()).rev().find(away) else { return Ok(()) };
-        let bytes = 2 * (last as u64 + 1) * half(segment, size);
-        let Some(owing) = self.residual_staging.get_mut(usize::from(channel)) else { return Ok(()) };
-        if owing.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
-            let bytes = usize::try_from(bytes.max(64)).map_err(|_| MemoryError::BadSize(bytes))?;
-            *owing = Some(Memory::private(bytes)?);
-        }
-        Ok(())
+/// Makes room for what the ranks of a channel's segment owe whose tensors are not mapped. Allocates only when that is more than any
+/// before on this channel.
+pub(crate) fn reserve(
+    member: &mut CommunicatorState,
+    channel: u16,
+    attachments: &Table<Attachment>,
+) -> Result<(), MemoryError> {
+    let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
+    let away = |place: &usize| {
+        let local = member.locals.get(*place);
+        call(member, segment, *place).is_some()
+            && local.is_some_and(|local| !is_mapped(attachments, local.attachment))
+    };
+    let Some(last) = (0..member.locals.len()).rev().find(away) else { return Ok(()) };
+    let bytes = 2 * (last as u64 + 1) * half(segment, size);
+    let Some(owing) = member.residual_staging.get_mut(usize::from(channel)) else { return Ok(()) };
+    if owing.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
+        let bytes = usize::try_from(bytes.max(64)).map_err(|_| MemoryError::BadSize(bytes))?;
+        *owing = Some(Memory::private(bytes)?);
     }
+    Ok(())
+}
 
-    /// What stays owed was fetched: where it goes back to, in the other half.
-    pub(crate) fn carried(&self, key: Key, channel: u16, place: usize) -> Option<PendingTransfer> {
-        let (segment, size) = self.segment_and_size(channel)?;
-        let [_, left_out] = call(self, segment, place)?.feedback?;
-        let memory = self.residual_staging.get(usize::from(channel))?.as_ref()?;
-        let at = 2 * place as u64 * half(segment, size);
-        let span = Span::new(memory, at, (segment.hi - segment.lo) * size).ok()?;
-        let attachment = self.locals.get(place)?.attachment;
-        let offset = left_out.offset + segment.lo * size;
-        Some(PendingTransfer { attachment, tag: tag(key, channel, UNTRACKED), store: true, offset, span })
-    }
+/// What stays owed was fetched: where it goes back to, in the other half.
+pub(crate) fn carried(
+    member: &CommunicatorState,
+    key: Key,
+    channel: u16,
+    place: usize,
+) -> Option<PendingTransfer> {
+    let (segment, size) = member.segment_and_size(channel)?;
+    let [_, left_out] = call(member, segment, place)?.feedback?;
+    let memory = member.residual_staging.get(usize::from(channel))?.as_ref()?;
+    let at = 2 * place as u64 * half(segment, size);
+    let span = Span::new(memory, at, (segment.hi - segment.lo) * size).ok()?;
+    let attachment = member.locals.get(place)?.attachment;
+    let offset = left_out.offset + segment.lo * size;
+    Some(PendingTransfer { attachment, tag: tag(key, channel, UNTRACKED), store: true, offset, span })
 }
 
 /// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
@@ -91,52 +94,50 @@ pub(crate) fn is_untracked(step: u32) -> Option<Option<usize>> {
     (step >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step).map(|place| place as usize))
 }
 
-impl<'a> Context<'a> {
-    /// The halves of a part of the segment, in the order of the local ranks, of those that have an account: the first is the participant's.
-    fn halves(
-        &self,
-        segment: &'a Segment,
-        part: Part,
-    ) -> impl Iterator<Item = Result<(usize, ResidualPair<'a>), ExecuteError>> {
-        let (member, attachments, channel) = (self.member, self.attachments, self.channel);
-        let given = (0..member.locals.len()).filter_map(move |place| {
-            let feedback = call(member, segment, place)?.feedback?;
-            Some((place, member.locals.get(place)?.attachment, feedback))
-        });
-        given.map(move |(place, attachment, [owed, left_out])| {
-            let signature = segment.signature;
-            let size = signature.dtype.size() as u64;
-            let (offset, bytes) = tensor_range(segment, size, &signature, part);
-            let there = [owed.offset + offset, left_out.offset + offset];
-            let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
-            if let Some(memory) = end.end.memory() {
-                let [owed, left_out] = there;
-                return Ok((
-                    place,
-                    ResidualPair { memory, residual_in: owed, residual_out: left_out, bytes, remote: None },
-                ));
-            }
-            let memory = member.residual_staging.get(usize::from(channel)).and_then(Option::as_ref);
-            let memory = memory.ok_or(ExecuteError::NoSource)?;
-            let half = half(segment, size);
-            let owed = 2 * place as u64 * half + offset - segment.lo * size;
-            let away = Some((attachment, there));
-            Ok((
+/// The halves of a part of the segment, in the order of the local ranks, of those that have an account: the first is the participant's.
+fn halves<'a>(
+    context: &Context<'a>,
+    segment: &'a Segment,
+    part: Part,
+) -> impl Iterator<Item = Result<(usize, ResidualPair<'a>), ExecuteError>> {
+    let (member, attachments, channel) = (context.member, context.attachments, context.channel);
+    let given = (0..member.locals.len()).filter_map(move |place| {
+        let feedback = call(member, segment, place)?.feedback?;
+        Some((place, member.locals.get(place)?.attachment, feedback))
+    });
+    given.map(move |(place, attachment, [owed, left_out])| {
+        let signature = segment.signature;
+        let size = signature.dtype.size() as u64;
+        let (offset, bytes) = tensor_range(segment, size, &signature, part);
+        let there = [owed.offset + offset, left_out.offset + offset];
+        let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
+        if let Some(memory) = end.end.memory() {
+            let [owed, left_out] = there;
+            return Ok((
                 place,
-                ResidualPair { memory, residual_in: owed, residual_out: owed + half, bytes, remote: away },
-            ))
-        })
-    }
+                ResidualPair { memory, residual_in: owed, residual_out: left_out, bytes, remote: None },
+            ));
+        }
+        let memory = member.residual_staging.get(usize::from(channel)).and_then(Option::as_ref);
+        let memory = memory.ok_or(ExecuteError::NoSource)?;
+        let half = half(segment, size);
+        let owed = 2 * place as u64 * half + offset - segment.lo * size;
+        let away = Some((attachment, there));
+        Ok((
+            place,
+            ResidualPair { memory, residual_in: owed, residual_out: owed + half, bytes, remote: away },
+        ))
+    })
+}
 
-    /// This participant's account of a part of the segment, if a local rank gave one.
-    pub(crate) fn account(
-        &self,
-        segment: &'a Segment,
-        part: Part,
-    ) -> Result<Option<ErrorFeedback<'a>>, ExecuteError> {
-        let first = self.halves(segment, part).next().transpose()?;
-        first.map(|(_, halves)| halves.account()).transpose()
-    }
+/// This participant's account of a part of the segment, if a local rank gave one.
+pub(crate) fn account<'a>(
+    context: &Context<'a>,
+    segment: &'a Segment,
+    part: Part,
+) -> Result<Option<ErrorFeedback<'a>>, ExecuteError> {
+    let first = halves(context, segment, part).next().transpose()?;
+    first.map(|(_, halves)| halves.account()).transpose()
 }
 
 impl<'a> ResidualPair<'a> {
@@ -159,7 +160,7 @@ pub(crate) fn begin(
 ) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let coded = segment.aggregated.is_none() && segment.program.steps.iter().any(is_coded);
-    for (index, halves) in context.halves(segment, Part::whole(0)).enumerate() {
+    for (index, halves) in halves(context, segment, Part::whole(0)).enumerate() {
         let (place, halves) = halves?;
         let settled = coded && index == 0;
         match halves.remote {
@@ -185,14 +186,14 @@ pub(crate) fn begin(
 }
 
 /// A part of the segment was encoded, and its account settled: what has to be stored for it goes into `asked`.
-pub(crate) fn settled(
+pub(crate) fn store_residual(
     context: &Context<'_>,
     key: Key,
     part: Part,
     transfers: &mut Vec<PendingTransfer>,
 ) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let Some((_, halves)) = context.halves(segment, part).next().transpose()? else { return Ok(()) };
+    let Some((_, halves)) = halves(context, segment, part).next().transpose()? else { return Ok(()) };
     if let Some((attachment, [_, offset])) = halves.remote {
         let span = Span::new(halves.memory, halves.residual_out, halves.bytes)?;
         let tag = tag(key, context.channel, UNTRACKED);

@@ -115,7 +115,7 @@ pub(crate) fn open_path(
     (wake, port): (&OwnedFd, Option<&RdmaPort>),
 ) -> Option<Box<AggregatorPath>> {
     AggregatorPath::open(aggregator, plan, me, mapped, (wake, port)).unwrap_or_else(|error| {
-        tracing::warn!(epoch = plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
+        tracing::warn!(epoch = %plan.epoch, error, "no way to the aggregator; hosts sum by themselves");
         None
     })
 }

@@ -10,25 +10,30 @@
 
 mod aggregated;
 mod attachment;
+mod backlog;
 mod coded;
 mod command;
 mod communicator_state;
+mod context;
 mod engine;
 mod execute;
 mod feedback;
 mod formation;
-mod lifecycle;
 mod marks;
 mod reaper;
 mod run;
 mod sharing;
+mod step;
 mod table;
+mod transfer;
 mod validate;
+mod wake;
 
 pub use command::{
-    Aggregator, AttachmentId, AttachmentStatus, Command, CommunicatorId, CommunicatorStatus, Formation,
-    LocalRank, MAX_PATIENCE, Notice, Peer, Status,
+    Aggregator, AttachmentId, AttachmentStatus, Command, CommunicatorStatus, Formation, LocalRank,
+    MAX_PATIENCE, Notice, Peer, Status,
 };
 pub use engine::Engine;
+pub use harmonaize_abi::{CommunicatorId, Epoch};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, start};

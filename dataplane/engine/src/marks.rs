@@ -75,7 +75,7 @@ pub(crate) fn of_message(member: &CommunicatorState, peer: Participant, header: 
         operation: header.operation,
         segment: header.segment,
         bytes: bytes.into(),
-        epoch: header.epoch,
+        epoch: header.epoch.0,
         peer: peer.0,
         channel: header.channel.into(),
         ..member.mark()

@@ -41,7 +41,7 @@ impl Handle {
 /// If the kernel grants no descriptor or no thread.
 pub fn start(engine: Engine, spin: Duration) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    crate::engine::watch(engine.wake(), bell.as_fd())?;
+    crate::wake::watch(engine.wake(), bell.as_fd())?;
     let (sender, receiver) = bounded(COMMANDS);
     let handle = Handle { commands: sender, bell: Arc::clone(&bell) };
     let thread = std::thread::Builder::new()

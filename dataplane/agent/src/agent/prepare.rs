@@ -5,7 +5,7 @@ use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
 use crate::session::Joined;
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_engine::{Command, CommunicatorId, Formation, LocalRank};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank};
 use std::time::{Duration, Instant};
 
 /// Longer than checking a plan should take.
@@ -137,7 +137,7 @@ impl Agent {
     }
 
     pub(super) fn handle_ready(&mut self, communicator: u64, epoch: u64) {
-        if let Ok(epoch) = u32::try_from(epoch) {
+        if let Ok(epoch) = Epoch::from_wire(epoch) {
             self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
         }
         let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {

@@ -6,7 +6,7 @@ use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Collective, Signature};
+use harmonaize_abi::{Collective, Epoch, Signature};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 /// A segment of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Submitted {
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     pub(crate) session: u64,
     pub(crate) index: u64,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Joined {
 }
 
 impl World {
-    pub(crate) fn join(&mut self, p: Participant, epoch: u32, session: u64) {
+    pub(crate) fn join(&mut self, p: Participant, epoch: Epoch, session: u64) {
         let joined = Joined { session, submitted: 0, summed: 0, last: 0, ended: false };
         let before = self.nodes[p.0 as usize].joined.insert(epoch, joined);
         let grows = before.is_none_or(|before| before.session < session) || self.scenario.hostile.is_some();
@@ -53,13 +53,13 @@ impl World {
     }
 
     /// A participant notices some time later that its session is over.
-    fn end_session(&mut self, p: Participant, epoch: u32, session: u64) {
+    fn end_session(&mut self, p: Participant, epoch: Epoch, session: u64) {
         let at = self.now + self.rng.random_range(self.scenario.silence.clone());
         self.at(at, Event::Input(p, Input::SessionEnded { epoch, session }));
     }
 
     /// One asks for a session that nobody is in.
-    pub(crate) fn probe_aggregator(&mut self, p: Participant, epoch: u32, session: u64) {
+    pub(crate) fn probe_aggregator(&mut self, p: Participant, epoch: Epoch, session: u64) {
         let node = &mut self.nodes[p.0 as usize];
         let before = node.joined.get(&epoch).map_or(0, |joined| joined.session);
         // Who could not open one may go on refusing it.
@@ -74,7 +74,7 @@ impl World {
         self.at(self.now + wait, Event::Input(p, Input::Knocked { epoch, there }));
     }
 
-    pub(crate) fn knocked(&mut self, p: Participant, epoch: u32, there: bool) {
+    pub(crate) fn knocked(&mut self, p: Participant, epoch: Epoch, there: bool) {
         let core = &mut self.nodes[p.0 as usize].core;
         match there {
             true => core.handle_aggregator_alive(Nanos(self.now), epoch),
@@ -279,7 +279,7 @@ impl World {
         self.advance(p);
     }
 
-    pub(crate) fn session_ended(&mut self, p: Participant, epoch: u32, session: u64) {
+    pub(crate) fn session_ended(&mut self, p: Participant, epoch: Epoch, session: u64) {
         let node = &mut self.nodes[p.0 as usize];
         let open = node.joined.get_mut(&epoch).filter(|joined| joined.session == session && !joined.ended);
         if let Some(joined) = open.filter(|_| node.failure.is_none()) {
@@ -289,7 +289,7 @@ impl World {
     }
 
     /// Nothing is written for the session any more; until now some of a sum may have been.
-    pub(crate) fn quit(&mut self, p: Participant, epoch: u32) {
+    pub(crate) fn quit(&mut self, p: Participant, epoch: Epoch) {
         let node = &mut self.nodes[p.0 as usize];
         node.joined.remove(&epoch);
         let begun: Vec<_> = node.aggregated.clone().into_iter().collect();

@@ -6,10 +6,11 @@ use super::scenario::{
 };
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::PayloadFormat;
-use harmonaize_core::{Aggregation, Nanos, Timeouts};
+use harmonaize_core::{Aggregation, Timeouts};
 use harmonaize_plan::{Access, Participant, Tuning};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
 
 /// Some time at which operations are under way, soon or late.
 fn any_time(rng: &mut ChaCha8Rng) -> u64 {
@@ -26,7 +27,7 @@ impl Scenario {
         let mut at = any_time(&mut rng) / 2;
         let mut epoch = self.plan.epoch;
         for _ in 0..rng.random_range(1..=4) {
-            epoch += rng.random_range(1..3);
+            epoch.0 += rng.random_range(1..3);
             let plan = another_plan(&mut rng, &self.plan, epoch);
             self.incidents.push((at, Incident::Change(Box::new(plan))));
             at += any_time(&mut rng) / 2;
@@ -47,8 +48,8 @@ impl Scenario {
             eager: mapped && rng.random_bool(0.8),
             broadcast_bytes: [None, Some([0, 300]), Some([100, 1 << 20])][rng.random_range(0..3)],
             barriers: rng.random_bool(0.7),
-            backoff: Nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
-            max_backoff: Nanos(20 * MILLISECOND),
+            backoff: Duration::from_nanos([100, 2000][rng.random_range(0..2)] * MICROSECOND),
+            max_backoff: Duration::from_nanos(20 * MILLISECOND),
         };
         self.plan.aggregation = Some(aggregation(&mut rng));
         for (_, incident) in &mut self.incidents {
@@ -117,8 +118,8 @@ impl Scenario {
             eager: false,
             broadcast_bytes: None,
             barriers: false,
-            backoff: Nanos(100 * MILLISECOND),
-            max_backoff: Nanos(30 * SECOND),
+            backoff: Duration::from_nanos(100 * MILLISECOND),
+            max_backoff: Duration::from_nanos(30 * SECOND),
         });
         self
     }
@@ -192,7 +193,10 @@ impl Scenario {
     }
 
     fn impatient(&mut self) {
-        self.timeouts = Timeouts { operation: Nanos(500 * MILLISECOND), inquiry: Nanos(100 * MILLISECOND) };
+        self.timeouts = Timeouts {
+            operation: Duration::from_nanos(500 * MILLISECOND),
+            inquiry: Duration::from_nanos(100 * MILLISECOND),
+        };
     }
 
     /// Some ranks never call some operation, nor any later one.

@@ -1,7 +1,7 @@
 //! Control messages that no honest participant sends.
 
 use super::world::World;
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::{Agreement, Summation};
 use harmonaize_core::{Control, Failure};
 use rand::RngExt;
@@ -28,7 +28,7 @@ impl World {
             count: self.any_number(),
         };
         let (operation, rank) = (self.any_number(), self.any_rank());
-        let epoch = self.any_number() as u32;
+        let epoch = Epoch(self.any_number() as u32);
         let missing: Vec<Rank> = (0..self.rng.random_range(0..300)).map(|_| self.any_rank()).collect();
         let (generation, session) = (self.any_number() as u8, self.any_number());
         let way = if self.rng.random_bool(0.5) { Summation::Hosts } else { Summation::Aggregator };
@@ -48,7 +48,7 @@ impl World {
             4 => Control::Propose { epoch },
             5 => Control::Promise { epoch, below: operation },
             6 => Control::Commit { epoch, segment: operation },
-            8 => Control::Aggregation { epoch: epoch % 4, generation, agreement },
+            8 => Control::Aggregation { epoch: Epoch(epoch.0 % 4), generation, agreement },
             7 => Control::Answer { operation: operation % 4, missing: Vec::new(), call: None },
             _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },
         }

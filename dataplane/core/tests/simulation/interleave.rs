@@ -2,9 +2,10 @@
 
 use super::scenario::{Incident, MILLISECOND, Scenario, generator};
 use super::world::{Event, Input, World};
-use harmonaize_core::{Interleaving, Nanos};
+use harmonaize_core::Interleaving;
 use harmonaize_plan::Participant;
 use rand::RngExt;
+use std::time::Duration;
 
 /// What a participant has asked for.
 #[derive(Debug, Default)]
@@ -26,10 +27,12 @@ impl Scenario {
         let mut at = 0;
         for _ in 0..rng.random_range(1..=4) {
             let rules = Interleaving {
-                max_wait: Nanos(rng.random_range(0..4 * MILLISECOND)),
+                max_wait: Duration::from_nanos(rng.random_range(0..4 * MILLISECOND)),
                 min_bytes: [0, 200, 2000][rng.random_range(0..3)],
                 operations: rng.random_range(0..4),
-                idle_timeout: Nanos([0, MILLISECOND / 10, 2 * MILLISECOND][rng.random_range(0..3)]),
+                idle_timeout: Duration::from_nanos(
+                    [0, MILLISECOND / 10, 2 * MILLISECOND][rng.random_range(0..3)],
+                ),
             };
             let rules = rng.random_bool(0.8).then_some(rules);
             self.incidents.push((at, Incident::Turns(leader, rules)));

@@ -3,6 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
+use harmonaize_abi::Epoch;
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -32,7 +33,7 @@ pub(crate) enum Place {
     Input(u32),
     Output(u32),
     Staging(u16, u16),
-    Landing(u32, u32, u16, u32),
+    Landing(Epoch, u32, u16, u32),
 }
 
 /// A piece of it; `operation` and `segment` say when it may be touched.
@@ -51,7 +52,7 @@ pub(crate) struct Frame {
     pub(crate) from: Participant,
     pub(crate) to: Participant,
     /// The epoch that its link was made for.
-    pub(crate) link: u32,
+    pub(crate) link: Epoch,
     pub(crate) message: Vec<u8>,
     pub(crate) payload: Option<Payload>,
     pub(crate) content: Vec<u8>,
@@ -74,7 +75,7 @@ impl Weather {
 
 impl World {
     /// Breaks one of an epoch's new links if that is to happen, before, while or after it is agreed on.
-    pub(crate) fn cut(&mut self, epoch: u32) {
+    pub(crate) fn cut(&mut self, epoch: Epoch) {
         let all = self.scenario.group.participants();
         let Some((_, low, high)) = self.scenario.cut.iter().find(|(cut, ..)| *cut == epoch).copied() else {
             return;
@@ -91,7 +92,7 @@ impl World {
     }
 
     /// Control hears that somebody cannot prepare an epoch, and tells everybody.
-    pub(crate) fn give_up(&mut self, epoch: u32) {
+    pub(crate) fn give_up(&mut self, epoch: Epoch) {
         for p in (0..self.scenario.group.participants()).map(Participant) {
             let at = self.now + self.rng.random_range(0..2 * MILLISECOND);
             self.at(at, Event::Input(p, Input::Abandon(epoch)));
@@ -99,7 +100,7 @@ impl World {
     }
 
     /// Control may say so before the leader has heard it from everybody; to some, later than all else, or never.
-    pub(crate) fn all_prepared(&mut self, epoch: u32) {
+    pub(crate) fn all_prepared(&mut self, epoch: Epoch) {
         let up = self.up.entry(epoch).or_default();
         *up += 1;
         if *up < self.nodes.len() || self.rng.random_bool(0.3) {
@@ -118,7 +119,7 @@ impl World {
         &mut self,
         from: Participant,
         to: Participant,
-        epoch: u32,
+        epoch: Epoch,
         mut message: Message,
         payload: Option<Payload>,
     ) {
@@ -221,7 +222,7 @@ impl World {
     }
 
     /// One end closes its side of links; the other ends hear of it after the last frames.
-    pub(crate) fn close_links(&mut self, from: Participant, links: &[(u32, Participant)], within: u64) {
+    pub(crate) fn close_links(&mut self, from: Participant, links: &[(Epoch, Participant)], within: u64) {
         for (made, to) in links.iter().copied().filter(|(_, to)| *to != from) {
             let link = self.links.entry((made, from, to)).or_default();
             let last = link.paths.values().map(|(_, arrival)| *arrival).max().unwrap_or(0);
@@ -237,7 +238,7 @@ impl World {
         let any = self.rng.random::<u64>();
         match self.rng.random_range(0..12) {
             0 => header.channel = any as u16,
-            1 => header.epoch = header.epoch.wrapping_add(any as u32 % 3),
+            1 => header.epoch = Epoch(header.epoch.0.wrapping_add(any as u32 % 3)),
             2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
             3 => header.credit = any as u32,
             4 => header.acknowledged = any,
@@ -258,7 +259,7 @@ impl World {
             return;
         }
         let kind = [Kind::Data, Kind::Credit, Kind::Acknowledge, Kind::Control][self.rng.random_range(0..4)];
-        let epoch = self.scenario.plan.epoch.wrapping_add(self.rng.random_range(0..3));
+        let epoch = Epoch(self.scenario.plan.epoch.0.wrapping_add(self.rng.random_range(0..3)));
         let mut header = Header::new(kind, epoch);
         for _ in 0..self.rng.random_range(0..4) {
             self.spoil(&mut header);

@@ -5,6 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
+use harmonaize_abi::Epoch;
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -37,26 +38,26 @@ pub(crate) struct Node {
     pub(crate) changes: VecDeque<EpochPlan>,
     /// When control last told it of a plan.
     pub(crate) planned_at: u64,
-    pub(crate) retired: BTreeSet<u32>,
-    pub(crate) epochs: BTreeSet<u32>,
-    pub(crate) switched: BTreeMap<u32, u64>,
+    pub(crate) retired: BTreeSet<Epoch>,
+    pub(crate) epochs: BTreeSet<Epoch>,
+    pub(crate) switched: BTreeMap<Epoch, u64>,
     /// By epoch and peer: the epoch that the link was made for.
-    pub(crate) links: BTreeMap<(u32, u32), u32>,
+    pub(crate) links: BTreeMap<(Epoch, u32), Epoch>,
     pub(crate) staging: Vec<Staging>,
-    pub(crate) landing: HashMap<(u32, u32, u16), Ring>,
+    pub(crate) landing: HashMap<(Epoch, u32, u16), Ring>,
     /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
-    pub(crate) posts: BTreeMap<(u32, u32, u16, u32), (Location, bool)>,
+    pub(crate) posts: BTreeMap<(Epoch, u32, u16, u32), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
-    pub(crate) delivered: HashMap<(u32, u32, u16), u32>,
+    pub(crate) delivered: HashMap<(Epoch, u32, u16), u32>,
     pub(crate) tracks: BTreeMap<u64, Track>,
     /// Segments done, as seen from outside.
     pub(crate) done: u64,
     /// By operation: how its inputs are kept, and its last segment so far.
     pub(crate) retained: HashMap<u64, (Retention, u64)>,
     /// By epoch: the session with its aggregator.
-    pub(crate) joined: BTreeMap<u32, Joined>,
+    pub(crate) joined: BTreeMap<Epoch, Joined>,
     /// The latest session that it asked for, of an epoch.
-    pub(crate) probed: BTreeMap<u32, u64>,
+    pub(crate) probed: BTreeMap<Epoch, u64>,
     /// By channel: the last segment that was given to an aggregator.
     pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
@@ -126,21 +127,21 @@ impl Node {
 
     /// When time alone gives it something to do.
     pub(crate) fn due(&self) -> Option<Nanos> {
-        self.core.poll_timeout().into_iter().chain(self.core.poll_deferral_timeout()).min()
+        self.core.poll_timeout()
     }
 
     /// The epoch that the link of `epoch` to a peer was made for.
-    pub(crate) fn link(&self, epoch: u32, peer: Participant) -> u32 {
+    pub(crate) fn link(&self, epoch: Epoch, peer: Participant) -> Epoch {
         self.links.get(&(epoch, peer.0)).copied().unwrap_or(epoch)
     }
 
     /// Whether any epoch has this link.
-    pub(crate) fn has(&self, link: u32, peer: Participant) -> bool {
+    pub(crate) fn has(&self, link: Epoch, peer: Participant) -> bool {
         self.links.iter().any(|((_, to), known)| *to == peer.0 && *known == link)
     }
 
     /// Forgets the links of an epoch; those that no other has.
-    pub(crate) fn forget(&mut self, epoch: u32) -> Vec<(u32, Participant)> {
+    pub(crate) fn forget(&mut self, epoch: Epoch) -> Vec<(Epoch, Participant)> {
         let mut links = Vec::new();
         self.links.retain(|(of, peer), link| {
             if *of == epoch {
@@ -153,7 +154,7 @@ impl Node {
     }
 
     /// All links.
-    pub(crate) fn all_links(&self) -> Vec<(u32, Participant)> {
+    pub(crate) fn all_links(&self) -> Vec<(Epoch, Participant)> {
         let mut links: Vec<_> = self.links.iter().map(|((_, to), link)| (*link, Participant(*to))).collect();
         links.sort_unstable();
         links.dedup();

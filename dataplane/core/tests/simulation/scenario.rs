@@ -1,14 +1,20 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
-use harmonaize_core::{EpochPlan, Interleaving, Nanos, Timeouts};
+use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_core::{EpochPlan, Interleaving, Timeouts};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
 
 pub(crate) const MICROSECOND: u64 = 1_000;
 pub(crate) const MILLISECOND: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000_000_000;
+
+/// The nanoseconds of a duration.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap()
+}
 
 /// How slow things are.
 #[derive(Clone, Copy, Debug)]
@@ -75,13 +81,13 @@ pub(crate) struct Scenario {
     /// Participants that do not keep to the protocol; nothing is asserted of data.
     pub(crate) hostile: Option<Participant>,
     /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
-    pub(crate) unlinkable: Vec<(u32, Participant)>,
+    pub(crate) unlinkable: Vec<(Epoch, Participant)>,
     /// By epoch: pairs, the lower first, whose links are those of the epoch before.
-    pub(crate) carried: Vec<(u32, Participant, Participant)>,
+    pub(crate) carried: Vec<(Epoch, Participant, Participant)>,
     /// Within which time an aggregator's silence is noticed.
     pub(crate) silence: std::ops::Range<u64>,
     /// New links that break soon after they are up.
-    pub(crate) cut: Vec<(u32, Participant, Participant)>,
+    pub(crate) cut: Vec<(Epoch, Participant, Participant)>,
 }
 
 pub(crate) fn generator(seed: u64, purpose: u64) -> ChaCha8Rng {
@@ -134,7 +140,7 @@ fn any_tuning(rng: &mut ChaCha8Rng, chunk_bytes: u32) -> Tuning {
 }
 
 /// Another plan for the same communicator.
-pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: u32) -> EpochPlan {
+pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: Epoch) -> EpochPlan {
     let group = today.plan.group().clone();
     let order = any_order(rng, &group);
     EpochPlan {
@@ -204,7 +210,7 @@ impl Scenario {
         let order = any_order(&mut rng, &group);
         let chunk_bytes = [8, 16, 64, 200, 512][rng.random_range(0..5)];
         let plan = EpochPlan {
-            epoch: rng.random_range(0..3),
+            epoch: Epoch(rng.random_range(0..3)),
             plan: Plan::new(group.clone(), order).unwrap(),
             tuning: any_tuning(&mut rng, chunk_bytes),
             channels: rng.random_range(1..=8),
@@ -230,7 +236,10 @@ impl Scenario {
             paths: rng.random_range(1..=4),
             operations: rng.random_range(1..=6),
             weather: Weather { delay: 20 * MICROSECOND, stalls: 0.0, stall: 0 },
-            timeouts: Timeouts { operation: Nanos(60 * SECOND), inquiry: Nanos(SECOND) },
+            timeouts: Timeouts {
+                operation: Duration::from_nanos(60 * SECOND),
+                inquiry: Duration::from_nanos(SECOND),
+            },
             scripts,
             incidents: Vec::new(),
             hostile: None,
@@ -270,9 +279,9 @@ impl Scenario {
     }
 
     /// To whom a participant keeps its link when an epoch begins.
-    pub(crate) fn carried_by(&self, epoch: u32, me: Participant) -> Vec<Participant> {
+    pub(crate) fn carried_by(&self, epoch: Epoch, me: Participant) -> Vec<Participant> {
         let of_epoch = self.carried.iter().filter(|(carried, ..)| *carried == epoch);
-        let other = |(_, low, high): &(u32, Participant, Participant)| match me {
+        let other = |(_, low, high): &(Epoch, Participant, Participant)| match me {
             me if me == *low => Some(*high),
             me if me == *high => Some(*low),
             _ => None,

@@ -7,8 +7,10 @@ use super::network::{Direction, Frame, Location};
 use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::Rank;
-use harmonaize_core::{Action, Call, CoreError, EpochPlan, Interleaving, Message, Nanos, Payload, Receipt};
+use harmonaize_abi::{Epoch, Rank};
+use harmonaize_core::{
+    Action, BadPlan, Call, CoreError, EpochPlan, Interleaving, Message, Nanos, Payload, Receipt,
+};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -28,9 +30,9 @@ pub(crate) enum Event {
     Deliver(Box<Frame>),
     Fetch(Box<Transfer>),
     Store(Box<Transfer>),
-    Down { at: Participant, link: u32, peer: Participant },
+    Down { at: Participant, link: Epoch, peer: Participant },
     Incident(Incident),
-    Close(Participant, Vec<(u32, Participant)>),
+    Close(Participant, Vec<(Epoch, Participant)>),
     Sum(Submitted),
     Summed { at: Participant, channel: u16, of: Submitted, sum: Vec<u8> },
 }
@@ -51,19 +53,19 @@ pub(crate) struct Transfer {
 #[derive(Debug)]
 pub(crate) enum Input {
     Call(Rank),
-    Frame { from: Participant, link: u32, message: Vec<u8>, payload: Payload },
+    Frame { from: Participant, link: Epoch, message: Vec<u8>, payload: Payload },
     Completed { channel: u16, step: u32 },
-    Down { link: u32, peer: Participant },
+    Down { link: Epoch, peer: Participant },
     Change(Box<EpochPlan>),
-    LinksUp(u32),
-    AllPrepared(u32),
-    Abandon(u32),
+    LinksUp(Epoch),
+    AllPrepared(Epoch),
+    Abandon(Epoch),
     Left(Rank),
     Summed(Submitted),
-    SessionEnded { epoch: u32, session: u64 },
+    SessionEnded { epoch: Epoch, session: u64 },
     Turns(Option<Interleaving>),
     TurnGiven(u64),
-    Knocked { epoch: u32, there: bool },
+    Knocked { epoch: Epoch, there: bool },
 }
 
 pub(crate) struct World {
@@ -72,13 +74,13 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ranks: Vec<RankState>,
-    pub(crate) links: HashMap<(u32, Participant, Participant), Direction>,
+    pub(crate) links: HashMap<(Epoch, Participant, Participant), Direction>,
     pub(crate) tensors: HashMap<(u32, u64), Tensor>,
     pub(crate) plans: Vec<EpochPlan>,
     /// By epoch: how many have opened its links.
-    opened: HashMap<u32, usize>,
+    opened: HashMap<Epoch, usize>,
     /// By epoch: at how many all links are up.
-    pub(crate) up: HashMap<u32, usize>,
+    pub(crate) up: HashMap<Epoch, usize>,
     pub(crate) statistics: Statistics,
     pub(crate) books: Books,
     pub(crate) aggregator: Aggregator,
@@ -185,7 +187,7 @@ impl World {
             let event = self.events.remove(&number).unwrap();
             self.now = time;
             if matches!(event, Event::Timer(_)) {
-                let held = |node: &Node| node.alive && node.core.poll_deferral_timeout().is_some();
+                let held = |node: &Node| node.alive && node.core.is_deferred();
                 let waits = self.lively > 0 || self.nodes.iter().any(held);
                 let expected = self.faulty || waits || self.all_ended();
                 assert!(expected, "deadlock:\n{}", self.describe());
@@ -436,11 +438,10 @@ impl World {
             Err(CoreError::Ended(_)) => {}
             // Given up by another before it was begun here: it has no links for it, or those to carry over are gone with one
             // that has ended.
-            Err(CoreError::BadPlan("another participant gave up this change"))
-                if !self.scenario.unlinkable.is_empty() || ended => {}
-            Err(CoreError::BadPlan("another change is under way")) => node.changes.push_front(plan),
+            Err(CoreError::BadPlan(BadPlan::Withdrawn)) if !self.scenario.unlinkable.is_empty() || ended => {}
+            Err(CoreError::BadPlan(BadPlan::ChangeUnderWay)) => node.changes.push_front(plan),
             // Whoever had it is gone, which this one will hear.
-            Err(CoreError::BadPlan("a link to carry over is down")) => {
+            Err(CoreError::BadPlan(BadPlan::LinkDown)) => {
                 self.give_up(epoch);
             }
             Err(error) => panic!("{error}"),
@@ -529,12 +530,12 @@ impl World {
         }
     }
 
-    fn retire(&mut self, p: Participant, epoch: u32) {
+    fn retire(&mut self, p: Participant, epoch: Epoch) {
         let node = &mut self.nodes[p.0 as usize];
         assert!(node.epochs.remove(&epoch), "epoch {epoch} is retired twice, or was never there");
         node.retired.insert(epoch);
         let closed = node.forget(epoch);
-        let open = |link: u32, peer: u32| !closed.contains(&(link, Participant(peer)));
+        let open = |link: Epoch, peer: u32| !closed.contains(&(link, Participant(peer)));
         node.landing.retain(|(link, peer, _), _| open(*link, *peer));
         let before = node.posts.len();
         node.posts.retain(|(link, peer, ..), _| open(*link, *peer));

@@ -3,6 +3,7 @@
 use crate::command::Aggregator;
 use harmonaize_core::Nanos;
 use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, RdmaDatagrams, RdmaPort};
+use std::time::Duration;
 
 /// An endpoint for packets to the aggregator, and where it is: over RDMA where both are there, else over UDP.
 pub(super) fn endpoint(
@@ -28,14 +29,14 @@ pub(super) fn endpoint(
 
 /// Between which times a way is looked for again. The longest is shorter than an aggregator's patience, so that a way that is back is found
 /// before a session ends; who has not looked for longer than [`QUIET`] begins with the shortest.
-const RETRY_BOUNDS: [Nanos; 2] = [Nanos(4_000_000), Nanos(100_000_000)];
-const QUIET: Nanos = Nanos(1_000_000_000);
+const RETRY_BOUNDS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(100)];
+const QUIET: Duration = Duration::from_secs(1);
 
 /// When a way that is lost is looked for: at once, and then ever more seldom.
 #[derive(Debug, Default)]
 pub(super) struct Reconnect {
     due: Nanos,
-    wait: Nanos,
+    wait: Duration,
 }
 
 impl Reconnect {
@@ -45,8 +46,8 @@ impl Reconnect {
             return false;
         }
         let [least, most] = RETRY_BOUNDS;
-        let quiet = now.0 - self.due.0 > QUIET.0;
-        self.wait = if quiet { least } else { Nanos(self.wait.0 * 2).clamp(least, most) };
+        let quiet = now.since(self.due) > QUIET;
+        self.wait = if quiet { least } else { (self.wait * 2).clamp(least, most) };
         self.due = now.after(self.wait);
         true
     }

@@ -1,36 +1,19 @@
 //! Coded AllReduces through engines, rings and transports: within their budgets, the same bits everywhere, right across changes
 //! of codec; a peer that sends no chunk ends the communicator and is named.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-mod tampering;
-
-use common::{SMALL, World, call, reduce};
+use crate::common::{SMALL, World, call, loopback, reduce, tcp};
+use crate::tampering::{Damage, tampering};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Status, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_events::MarkKind;
 use harmonaize_plan::{Coding, Participant};
 use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tampering::{Damage, Tampering};
 
 const OUTPUT: u64 = 16 << 20;
-
-fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
-    let hub = Hub::new();
-    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
-}
-
-fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
-}
 
 fn number(name: &str) -> u16 {
     Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16
@@ -42,7 +25,7 @@ fn coding(name: &str, most: Option<f64>) -> Option<Coding> {
 }
 
 fn world(transports: Vec<Box<dyn Transport + Send>>, ranks: &[Vec<u32>], coding: Option<Coding>) -> World {
-    World::with_coding(transports, ranks, SMALL, common::ARENA, 2, coding)
+    World::with_coding(transports, ranks, SMALL, crate::common::ARENA, 2, coding)
 }
 
 /// One rank a participant.
@@ -371,7 +354,7 @@ fn a_nan_and_an_infinity_come_through() {
 }
 
 /// Gives everybody a plan with another codec on the links that there are.
-fn change(world: &mut World, epoch: u32, coding: Option<Coding>) {
+fn change(world: &mut World, epoch: Epoch, coding: Option<Coding>) {
     world.coding = coding;
     let all = world.group.participants();
     let order: Vec<u32> = (0..all).collect();
@@ -384,7 +367,7 @@ fn change(world: &mut World, epoch: u32, coding: Option<Coding>) {
     }
 }
 
-fn switched(world: &World, epoch: u32) -> bool {
+fn switched(world: &World, epoch: Epoch) -> bool {
     let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
     world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(heard))
 }
@@ -399,7 +382,7 @@ fn the_codec_changes_in_the_midst_of_an_operation() {
         for (epoch, next) in
             [coding("int8", Some(1e-3)), coding("rotated 4", Some(0.1)), None].into_iter().enumerate()
         {
-            let epoch = epoch as u32 + 2;
+            let epoch = Epoch(epoch as u32 + 2);
             change(&mut world, epoch, next);
             world.until("switched", |world| switched(world, epoch));
         }
@@ -471,8 +454,8 @@ fn tensors_that_lose_too_much_travel_in_a_finer_codec_and_not_exactly() {
 #[test]
 fn a_codec_that_is_not_known_is_refused() {
     let mut world = world(loopback(2), &hosts(2), coding("int8", None));
-    change(&mut world, 2, Some(Coding { codec: 999, finer: None, max_error: None }));
-    let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: 2, reason, .. } if reason.contains("999"));
+    change(&mut world, Epoch(2), Some(Coding { codec: 999, finer: None, max_error: None }));
+    let refused = |notice: &Notice| matches!(notice, Notice::PrepareFailed { epoch: Epoch(2), reason, .. } if reason.contains("999"));
     assert!(world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(refused)));
     let completions = run(&mut world, ReduceOp::Sum, 9000, OUTPUT);
     assert!(completions.iter().all(|done| done.algorithm == 6));
@@ -482,7 +465,7 @@ fn a_codec_that_is_not_known_is_refused() {
 fn a_peer_whose_chunk_is_none_is_named() {
     for damage in Damage::ALL {
         let mut transports = loopback(3);
-        let (tampering, switch) = Tampering::around(transports.remove(1), damage);
+        let (tampering, switch) = tampering(transports.remove(1), damage);
         transports.insert(1, tampering);
         let mut world = world(transports, &[vec![0], vec![1, 2], vec![3]], coding("int8", None));
         run(&mut world, ReduceOp::Sum, 9000, OUTPUT);

@@ -1,19 +1,12 @@
 //! Operations by an aggregator: real engines, real datagrams and the aggregator's state machine behind a socket of its own.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-#[allow(dead_code, reason = "other tests need more of it")]
-#[path = "aggregated/served.rs"]
-mod served;
-
-use common::{World, reduce};
+use crate::common::{World, reduce};
+use crate::served::{CHUNK, Served, any, my_turn, ordinary, whole_by, world, world_of};
 use harmonaize_abi::{Collective, Completion, Dtype, ReduceOp, Region, Submission};
 use harmonaize_aggregator::PayloadFormat;
-use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_events::{Mark, MarkKind};
 use harmonaize_plan::Participant;
-use served::{CHUNK, Served, any, my_turn, ordinary, whole_by, world, world_of};
 use std::time::{Duration, Instant};
 
 fn input(rank: usize, count: usize) -> Vec<f32> {
@@ -222,14 +215,14 @@ fn an_epoch_ends_aggregation() {
         world.until("some of the sums", |_| served.sums() > before + 20 || Instant::now() > soon);
         world.aggregation = None;
         for me in (0..4).map(Participant) {
-            let (plan, peers) = (world.plan(2, &[0, 2, 1, 3]), world.peers(2, me));
+            let (plan, peers) = (world.plan(Epoch(2), &[0, 2, 1, 3]), world.peers(Epoch(2), me));
             let communicator = CommunicatorId(1);
             let change = Command::Change { communicator, plan, peers, aggregator: None };
             world.engines[me.0 as usize].handle_command(change);
         }
     });
     world.until("the switch", |world| {
-        let switched = |notice: &Notice| matches!(notice, Notice::Switched { epoch: 2, .. });
+        let switched = |notice: &Notice| matches!(notice, Notice::Switched { epoch: Epoch(2), .. });
         world.notices.iter().all(|notices| notices.lock().unwrap().iter().any(switched))
     });
     let before = served.sums();

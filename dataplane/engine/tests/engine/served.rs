@@ -1,11 +1,11 @@
 //! An aggregator behind a socket of its own, and engines that are told of it.
 
-use super::common::World;
+use crate::common::World;
 use harmonaize_abi::{Completion, Dtype, ReduceOp};
 use harmonaize_aggregator::{
     Aggregator as Machine, Grant, Key, Outbox, PayloadFormat, Pool, Recipient, Share,
 };
-use harmonaize_core::{Aggregation, Nanos};
+use harmonaize_core::Aggregation;
 use harmonaize_engine::Aggregator;
 use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::time::Instant;
 
 pub(crate) const COMMUNICATOR: u64 = 0x5eed;
@@ -152,8 +153,8 @@ pub(crate) fn rules(form: PayloadFormat) -> Aggregation {
         eager: true,
         broadcast_bytes: None,
         barriers: false,
-        backoff: Nanos(50_000_000),
-        max_backoff: Nanos(200_000_000),
+        backoff: Duration::from_millis(50),
+        max_backoff: Duration::from_millis(200),
     }
 }
 

@@ -1,30 +1,13 @@
 //! Whole operations through engines, rings and transports, in one process.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-mod counting;
-
-use common::{SMALL, World, call, reduce};
-use counting::Counting;
+use crate::common::{SMALL, World, call, loopback, reduce, tcp};
+use crate::counting::counting;
 use harmonaize_abi::{Collective, Rank, ReduceOp, Status};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::sync::atomic::Ordering;
-
-fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
-    let hub = Hub::new();
-    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
-}
-
-fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
-}
 
 fn groupings() -> Vec<Vec<Vec<u32>>> {
     vec![
@@ -164,8 +147,8 @@ fn a_running_operation_changes_its_plan() {
     for me in (0..4).map(Participant) {
         let command = Command::Change {
             communicator: CommunicatorId(1),
-            plan: world.plan(2, &[0, 2, 1, 3]),
-            peers: world.peers(2, me),
+            plan: world.plan(Epoch(2), &[0, 2, 1, 3]),
+            peers: world.peers(Epoch(2), me),
             aggregator: None,
         };
         world.engines[me.0 as usize].handle_command(command);
@@ -181,7 +164,7 @@ fn a_running_operation_changes_its_plan() {
         .map(|heard| {
             let heard = heard.lock().unwrap();
             heard.iter().find_map(|n| match n {
-                Notice::Switched { epoch: 2, segment, .. } => Some(*segment),
+                Notice::Switched { epoch: Epoch(2), segment, .. } => Some(*segment),
                 _ => None,
             })
         })
@@ -200,11 +183,12 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
     let count = 1 << 20;
     (0..4).for_each(|rank| world.write(rank, 0, &input(rank, count)));
     (0..4).for_each(|r| world.submit(r, call(Collective::AllReduce, count as u64, 1, 0, 16 << 20, 0)));
-    let told = |world: &World, me: usize, epoch: u32| {
+    let told = |world: &World, me: usize, epoch: Epoch| {
         let heard = world.notices[me].lock().unwrap();
         heard.iter().any(|n| matches!(n, Notice::Switched { epoch: of, .. } if *of == epoch))
     };
     for (epoch, order) in [(2, [0, 2, 1, 3]), (3, [0, 1, 2, 3]), (4, [0, 3, 1, 2])] {
+        let epoch = Epoch(epoch);
         for me in (0..4).map(Participant) {
             let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
             let command = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
@@ -243,7 +227,7 @@ fn different_calls_end_the_communicator_at_both() {
 #[test]
 fn what_is_only_copied_lands_in_its_place() {
     for transports in [loopback, tcp] {
-        let (counted, counts): (Vec<_>, Vec<_>) = transports(2).into_iter().map(Counting::around).unzip();
+        let (counted, counts): (Vec<_>, Vec<_>) = transports(2).into_iter().map(counting).unzip();
         let mut world = World::new(counted, &[vec![0], vec![1]], SMALL);
         let elements = 50_000;
         for to in [16 << 20, 0] {

@@ -1,15 +1,9 @@
 //! Operations that wait for their turn.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-
-use common::{SMALL, World, call};
+use crate::common::{SMALL, World, call, loopback};
 use harmonaize_abi::Collective;
-use harmonaize_core::{Interleaving, Nanos};
+use harmonaize_core::Interleaving;
 use harmonaize_engine::{Command, CommunicatorId, Notice};
-use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
 use std::time::{Duration, Instant};
 
 /// Runs an AllReduce; how long it took.
@@ -27,7 +21,7 @@ const COMMUNICATOR: CommunicatorId = CommunicatorId(1);
 fn turns(world: &World) -> (Vec<u64>, Vec<u64>) {
     let notices = world.notices[0].lock().unwrap();
     let wanted = notices.iter().filter_map(|notice| match notice {
-        Notice::SlotRequested { turn, .. } => Some(*turn),
+        Notice::SlotRequested { slot: turn, .. } => Some(*turn),
         _ => None,
     });
     let done = notices.iter().filter_map(|notice| match notice {
@@ -39,13 +33,12 @@ fn turns(world: &World) -> (Vec<u64>, Vec<u64>) {
 
 #[test]
 fn an_operation_waits_for_its_turn_and_no_longer_than_its_patience() {
-    let hub = Hub::new();
-    let transports = (0..2).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect();
-    let mut world = World::new(transports, &[vec![0], vec![1]], SMALL);
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     operation(&mut world);
     // What is longer than a second is cut to that.
-    let patience = Nanos(3_600_000_000_000);
-    let rules = Interleaving { max_wait: patience, min_bytes: 1000, operations: 1, idle_timeout: Nanos(0) };
+    let patience = Duration::from_secs(3600);
+    let rules =
+        Interleaving { max_wait: patience, min_bytes: 1000, operations: 1, idle_timeout: Duration::ZERO };
     let told = |turns| Command::Interleave { communicator: COMMUNICATOR, interleaving: turns };
     world.engines[0].handle_command(told(Some(rules)));
     assert!(operation(&mut world) >= Duration::from_secs(1), "it did not wait");

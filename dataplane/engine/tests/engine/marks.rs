@@ -1,21 +1,14 @@
 //! Marks tell of own operations exactly: who called and when, which bytes went to whom, and when it ended.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-
-use common::{MARKS, SMALL, World, call};
+use crate::common::{MARKS, SMALL, World, call, tcp};
 use harmonaize_abi::{Collective, ReduceOp, Status};
 use harmonaize_engine::{Notice, marks};
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use harmonaize_plan::Participant;
-use harmonaize_transport::tcp::{Config, TcpTransport};
-use harmonaize_transport::{Flow, Transport};
+use harmonaize_transport::Flow;
 
 fn world(ranks: &[Vec<u32>]) -> World {
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-    let transports = ranks.iter().map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
-    World::new(transports, ranks, SMALL)
+    World::new(tcp(ranks.len()), ranks, SMALL)
 }
 
 /// What an engine has marked since it was last asked.
@@ -39,7 +32,7 @@ fn zeros_are_told_of_large_tensors() {
     const COUNT: usize = 300 << 10;
     let sum = |count: u64, world: &mut World| {
         for rank in 0..2 {
-            let sum = common::reduce(ReduceOp::Sum, count, 0, 16 << 20);
+            let sum = crate::common::reduce(ReduceOp::Sum, count, 0, 16 << 20);
             world.submit(rank, sum);
         }
         assert!(world.completions().iter().all(|completion| completion.status == Status::Ok.code()));

@@ -1,11 +1,10 @@
 //! A transport that spoils chunks on their way out.
 
+use crate::tap::{Hooks, Tap};
 use harmonaize_abi::{View, ViewMut};
 use harmonaize_codec::{Codec, encode};
 use harmonaize_shm::Span;
-use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
-use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use harmonaize_transport::Transport;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,63 +60,23 @@ impl Damage {
     }
 }
 
-pub(crate) struct Tampering {
-    inner: Box<dyn Transport + Send>,
+/// The chunk to damage next, if any.
+struct Tampering {
     damage: Damage,
     on: Arc<AtomicBool>,
 }
 
-impl Tampering {
-    /// With the switch that turns it on.
-    pub(crate) fn around(
-        inner: Box<dyn Transport + Send>,
-        damage: Damage,
-    ) -> (Box<dyn Transport + Send>, Arc<AtomicBool>) {
-        let on = Arc::new(AtomicBool::new(false));
-        (Box::new(Self { inner, damage, on: Arc::clone(&on) }), on)
-    }
+/// Puts a transport that damages a chunk around another, and returns the switch that has it damage the next.
+pub(crate) fn tampering(
+    inner: Box<dyn Transport + Send>,
+    damage: Damage,
+) -> (Box<dyn Transport + Send>, Arc<AtomicBool>) {
+    let on = Arc::new(AtomicBool::new(false));
+    (Box::new(Tap { inner, hooks: Tampering { damage, on: Arc::clone(&on) } }), on)
 }
 
-impl Transport for Tampering {
-    fn local_address(&self) -> SocketAddr {
-        self.inner.local_address()
-    }
-
-    fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {
-        self.inner.open(introduction)
-    }
-
-    fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
-        self.inner.attach_ring(link, ring, memory)
-    }
-
-    fn post(&mut self, link: LinkId, landing: Landing, span: Span) -> bool {
-        self.inner.post(link, landing, span)
-    }
-
-    fn send(
-        &mut self,
-        link: LinkId,
-        path: u16,
-        header: &[u8],
-        payload: Option<(Landing, Span, u64)>,
-    ) -> Result<(), SendError> {
-        let payload = payload.map(|(landing, span, tag)| match self.on.swap(false, Ordering::Relaxed) {
-            true => (landing, self.damage.done_to(&span), tag),
-            false => (landing, span, tag),
-        });
-        self.inner.send(link, path, header, payload)
-    }
-
-    fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
-        self.inner.progress(budget, sink)
-    }
-
-    fn close(&mut self, link: LinkId) {
-        self.inner.close(link);
-    }
-
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
+impl Hooks for Tampering {
+    fn payload(&mut self, payload: Span) -> Span {
+        if self.on.swap(false, Ordering::Relaxed) { self.damage.done_to(&payload) } else { payload }
     }
 }

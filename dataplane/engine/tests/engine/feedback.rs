@@ -1,17 +1,11 @@
 //! Error feedback through engines and rings: over all steps, what was received is what was given less what is owed at the end,
 //! across changes of codec, exact operations and several ranks a host.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-
-use common::{World, reduce};
+use crate::common::{World, loopback, reduce};
 use harmonaize_abi::{ReduceOp, Region, Submission, flags};
 use harmonaize_codec::Codec;
-use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::{Coding, Participant};
-use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -29,9 +23,7 @@ type Away = fn(u32) -> bool;
 const AWAY: [Away; 3] = [|_| false, |_| true, |rank| rank % 2 == 0];
 
 fn world(ranks: &[Vec<u32>], coding: Option<Coding>, away: Away) -> World {
-    let hub = Hub::new();
-    let transport = |_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>;
-    World::with_away((0..ranks.len()).map(transport).collect(), ranks, coding, &away)
+    World::with_away(loopback(ranks.len()), ranks, coding, &away)
 }
 
 /// Tensors of `count` elements, step after step.
@@ -157,7 +149,7 @@ fn four_codecs(away: Away) {
     let ranks = [vec![0], vec![1], vec![2], vec![3]];
     let mut steps = Steps::new(world(&ranks, coding("int4", None), away), 1 << 18, 3);
     let next = [coding("rotated 2", None), None, coding("int8", Some(1e-3)), coding("rotated 1", None)];
-    for (epoch, next) in (2..).zip(next) {
+    for (epoch, next) in (2..).map(Epoch).zip(next) {
         let scale = steps.submit(ReduceOp::Sum, OUTPUT);
         let world = &mut steps.world;
         world.coding = next;

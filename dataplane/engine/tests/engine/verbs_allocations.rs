@@ -1,13 +1,10 @@
 //! Engines over RDMA allocate nothing once a communicator is up and has run each kind of operation: two engines on fake
 //! devices, every allocation within their turns counted.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-#[path = "../../transport/tests/counting/mod.rs"]
+#[path = "../../../transport/tests/counting/mod.rs"]
 mod counting;
 
-use common::{World, call, reduce};
+use crate::common::{World, call, reduce};
 use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
 use harmonaize_codec::Codec;
@@ -98,7 +95,7 @@ fn no_turn_allocates_once_a_communicator_is_up() {
     let (codec, finer) = (number("rotated 4"), Some(number("int8 stochastic")));
     let coding = Some(Coding { codec, finer, max_error: Some(0.02) });
     let ranks = [vec![0, 2], vec![1]];
-    let mut world = World::with_coding(transports(), &ranks, tuning, common::ARENA, 2, coding);
+    let mut world = World::with_coding(transports(), &ranks, tuning, crate::common::ARENA, 2, coding);
     // As many as to bring every operation to every channel.
     (0..40).for_each(|_| round(&mut world));
     assert!(ALLOCATIONS.replace(0) > 0, "the counter counts");

@@ -1,17 +1,10 @@
 //! What of sums is a communicator's own: elements of any type by any reduction, and in one order.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-#[allow(dead_code, reason = "other tests need more of it")]
-#[path = "aggregated/served.rs"]
-mod served;
-
-use common::reduce;
+use crate::common::reduce;
+use crate::served::{FORMAT, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
 use harmonaize_abi::{Dtype, ReduceOp, Region, Submission, View};
 use harmonaize_aggregator::Grant;
 use harmonaize_plan::Tuning;
-use served::{FORMAT, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
 
 /// Elements of any type that adds exactly, or as floats of its own, by every reduction; of several ranks on a host, in place, and small ones that
 /// are done at once.

@@ -1,12 +1,15 @@
 //! Engines and tenants in one process, driven by hand: no thread, no agent, no control.
 
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
-use harmonaize_core::{Aggregation, EpochPlan, Nanos, Timeouts};
+use harmonaize_core::{Aggregation, EpochPlan, Timeouts};
 use harmonaize_engine::{
-    Aggregator, AttachmentId, Command, CommunicatorId, Engine, Formation, LocalRank, MarkReader, Notice, Peer,
+    Aggregator, AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, MarkReader,
+    Notice, Peer,
 };
 use harmonaize_plan::{Coding, Group, Participant, Plan, Tuning};
 use harmonaize_shm::{AgentEnd, MappedEnd, MappedTenant, RemoteEnd, RemoteTenant, TenantEnd};
+use harmonaize_transport::loopback::Hub;
+use harmonaize_transport::tcp::{Config, TcpTransport};
 use harmonaize_transport::{Introduction, Transport};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -49,7 +52,7 @@ pub(crate) struct World {
 }
 
 pub(crate) fn timeouts() -> Timeouts {
-    Timeouts { operation: Nanos(2_000_000_000), inquiry: Nanos(500_000_000) }
+    Timeouts { operation: Duration::from_secs(2), inquiry: Duration::from_millis(500) }
 }
 
 impl World {
@@ -164,8 +167,8 @@ impl World {
                 communicator: CommunicatorId(1),
                 tenant: 0,
                 me,
-                plan: world.plan(1, &order),
-                peers: world.peers(1, me),
+                plan: world.plan(Epoch(1), &order),
+                peers: world.peers(Epoch(1), me),
                 aggregator: aggregators.get(index).cloned(),
                 locals: locals.collect(),
                 timeouts: timeouts(),
@@ -181,7 +184,7 @@ impl World {
         world
     }
 
-    pub(crate) fn plan(&self, epoch: u32, order: &[u32]) -> EpochPlan {
+    pub(crate) fn plan(&self, epoch: Epoch, order: &[u32]) -> EpochPlan {
         let plan = Plan::new(self.group.clone(), order.iter().map(|&p| Participant(p)).collect()).unwrap();
         EpochPlan {
             epoch,
@@ -194,13 +197,13 @@ impl World {
         }
     }
 
-    pub(crate) fn peers(&self, epoch: u32, me: Participant) -> Vec<Peer> {
+    pub(crate) fn peers(&self, epoch: Epoch, me: Participant) -> Vec<Peer> {
         let others = (0..self.group.participants()).filter(|&peer| peer != me.0);
         others
             .map(|peer| {
                 let (low, high) = (peer.min(me.0), peer.max(me.0));
                 let mut name = [0; 16];
-                name[0] = epoch as u8;
+                name[0] = epoch.0 as u8;
                 (name[1], name[2]) = (low as u8, high as u8);
                 let introduction = Introduction {
                     name,
@@ -282,6 +285,18 @@ fn near(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
 fn distant(arena: u64) -> (Box<dyn AgentEnd>, Box<dyn TenantEnd>) {
     let (end, socket) = RemoteEnd::create(arena, 64).unwrap();
     (Box::new(end), Box::new(RemoteTenant::open(socket, arena, 64).unwrap()))
+}
+
+/// Transports of engines that reach each other within the process.
+pub(crate) fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let hub = Hub::new();
+    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+}
+
+/// Transports of engines that reach each other over TCP.
+pub(crate) fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
+    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
 }
 
 /// An AllReduce of f32.

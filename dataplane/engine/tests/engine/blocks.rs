@@ -1,17 +1,11 @@
 //! AllGathers and ReduceScatters of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
 //! from printed seeds. `HARMONAIZE_SEED=x` runs one.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-
-use common::{ARENA, SMALL, World, call};
+use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
 use harmonaize_abi::{Collective, Dtype, ReduceOp, Region, Submission, View, ViewMut};
 use harmonaize_kernels::Isa;
 use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -30,11 +24,9 @@ struct Call {
 
 fn transports(count: usize, random: &mut ChaCha8Rng) -> Vec<Box<dyn Transport + Send>> {
     if random.random_bool(0.3) {
-        let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-        return (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect();
+        return tcp(count);
     }
-    let hub = Hub::new();
-    (0..count).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
+    loopback(count)
 }
 
 /// One to seven ranks, at one to as many engines.

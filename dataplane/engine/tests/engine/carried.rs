@@ -1,38 +1,20 @@
 //! Changes of plan make the links that they need and no others; what is under way on the rest goes on.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-#[allow(dead_code, reason = "other tests need more of it")]
-mod common;
-#[allow(dead_code, reason = "other tests need more of it")]
-mod counting;
-
-use common::{SMALL, World, call};
-use counting::{Counting, Counts};
+use crate::common::{SMALL, World, call, loopback, tcp};
+use crate::counting::{Counts, counting};
 use harmonaize_abi::Collective;
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Transport;
-use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 const RANKS: usize = 4;
 const COMMUNICATOR: CommunicatorId = CommunicatorId(1);
 
-fn loopback() -> Vec<Box<dyn Transport + Send>> {
-    let hub = Hub::new();
-    (0..RANKS).map(|_| Box::new(hub.endpoint().unwrap()) as Box<dyn Transport + Send>).collect()
-}
-
-fn tcp() -> Vec<Box<dyn Transport + Send>> {
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
-    (0..RANKS).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
-}
-
 fn world(transports: Vec<Box<dyn Transport + Send>>) -> (World, Vec<Arc<Counts>>) {
-    let (counted, counts): (Vec<_>, Vec<_>) = transports.into_iter().map(Counting::around).unzip();
+    let (counted, counts): (Vec<_>, Vec<_>) = transports.into_iter().map(counting).unzip();
     let ranks: Vec<Vec<u32>> = (0..RANKS as u32).map(|rank| vec![rank]).collect();
     (World::new(counted, &ranks, SMALL), counts)
 }
@@ -45,7 +27,7 @@ fn links(counts: &[Arc<Counts>]) -> Vec<(u64, u64)> {
 }
 
 /// Gives everybody a plan for which the links between these pairs are made, the lower first, and all others go on.
-fn change(world: &mut World, epoch: u32, order: &[u32], made: &[(u32, u32)]) {
+fn change(world: &mut World, epoch: Epoch, order: &[u32], made: &[(u32, u32)]) {
     for me in (0..RANKS as u32).map(Participant) {
         let mut peers = world.peers(epoch, me);
         for peer in &mut peers {
@@ -62,7 +44,7 @@ fn change(world: &mut World, epoch: u32, order: &[u32], made: &[(u32, u32)]) {
     }
 }
 
-fn until_switched(world: &mut World, epoch: u32) {
+fn until_switched(world: &mut World, epoch: Epoch) {
     world.until("a switch", |world| {
         world.notices.iter().all(|heard| {
             let heard = heard.lock().unwrap();
@@ -93,8 +75,8 @@ fn until_links(world: &mut World, counts: &[Arc<Counts>], expected: [(u64, u64);
     world.until(&format!("links {expected:?}"), |_| links(counts) == expected);
 }
 
-fn exactly_the_links_that_are_needed(transports: fn() -> Vec<Box<dyn Transport + Send>>) {
-    let (mut world, counts) = world(transports());
+fn exactly_the_links_that_are_needed(transports: Vec<Box<dyn Transport + Send>>) {
+    let (mut world, counts) = world(transports);
     assert_eq!(links(&counts), [(3, 0); RANKS], "each has a link to every other");
     let count = 1 << 20;
     begin(&mut world, count);
@@ -104,17 +86,17 @@ fn exactly_the_links_that_are_needed(transports: fn() -> Vec<Box<dyn Transport +
         });
     }
     // Under way, two pairs get other links: each of the four makes one and closes one.
-    change(&mut world, 2, &[0, 2, 1, 3], &[(0, 1), (2, 3)]);
-    until_switched(&mut world, 2);
+    change(&mut world, Epoch(2), &[0, 2, 1, 3], &[(0, 1), (2, 3)]);
+    until_switched(&mut world, Epoch(2));
     until_links(&mut world, &counts, [(4, 1); RANKS]);
     // Another order by the links that there are, some of the first epoch, some of the second.
-    change(&mut world, 3, &[0, 1, 3, 2], &[]);
-    until_switched(&mut world, 3);
+    change(&mut world, Epoch(3), &[0, 1, 3, 2], &[]);
+    until_switched(&mut world, Epoch(3));
     end(&mut world, count);
     until_links(&mut world, &counts, [(4, 1); RANKS]);
     // Between operations nobody waits for a call.
-    change(&mut world, 4, &[3, 1, 0, 2], &[(0, 3)]);
-    until_switched(&mut world, 4);
+    change(&mut world, Epoch(4), &[3, 1, 0, 2], &[(0, 3)]);
+    until_switched(&mut world, Epoch(4));
     until_links(&mut world, &counts, [(5, 2), (4, 1), (4, 1), (5, 2)]);
     begin(&mut world, 1000);
     end(&mut world, 1000);
@@ -127,30 +109,30 @@ fn exactly_the_links_that_are_needed(transports: fn() -> Vec<Box<dyn Transport +
 
 #[test]
 fn exactly_the_links_that_are_needed_are_made_in_process() {
-    exactly_the_links_that_are_needed(loopback);
+    exactly_the_links_that_are_needed(loopback(RANKS));
 }
 
 #[test]
 fn exactly_the_links_that_are_needed_are_made_over_tcp() {
-    exactly_the_links_that_are_needed(tcp);
+    exactly_the_links_that_are_needed(tcp(RANKS));
 }
 
 #[test]
 fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
-    let (mut world, counts) = world(tcp());
+    let (mut world, counts) = world(tcp(RANKS));
     let count = 1 << 18;
     begin(&mut world, count);
     for engine in &mut world.engines {
         engine.progress(64);
     }
-    change(&mut world, 2, &[0, 2, 1, 3], &[(1, 2)]);
+    change(&mut world, Epoch(2), &[0, 2, 1, 3], &[(1, 2)]);
     for engine in &mut world.engines {
-        engine.handle_command(Command::Abandon { communicator: COMMUNICATOR, epoch: 2 });
+        engine.handle_command(Command::Abandon { communicator: COMMUNICATOR, epoch: Epoch(2) });
     }
     end(&mut world, count);
     until_links(&mut world, &counts, [(3, 0), (4, 1), (4, 1), (3, 0)]);
-    change(&mut world, 3, &[0, 2, 1, 3], &[(1, 2)]);
-    until_switched(&mut world, 3);
+    change(&mut world, Epoch(3), &[0, 2, 1, 3], &[(1, 2)]);
+    until_switched(&mut world, Epoch(3));
     begin(&mut world, count);
     end(&mut world, count);
     until_links(&mut world, &counts, [(3, 0), (5, 2), (5, 2), (3, 0)]);
@@ -158,12 +140,12 @@ fn a_change_that_is_given_up_closes_what_it_made_and_nothing_else() {
 
 #[test]
 fn a_link_that_is_not_there_cannot_go_on() {
-    let (mut world, counts) = world(loopback());
-    let mut peers = world.peers(2, Participant(0));
+    let (mut world, counts) = world(loopback(RANKS));
+    let mut peers = world.peers(Epoch(2), Participant(0));
     for peer in &mut peers {
         (peer.participant, peer.introduction) = (Participant(9), None);
     }
-    let plan = world.plan(2, &[0, 1, 2, 3]);
+    let plan = world.plan(Epoch(2), &[0, 1, 2, 3]);
     world.engines[0].handle_command(Command::Change {
         communicator: COMMUNICATOR,
         plan,
@@ -172,7 +154,7 @@ fn a_link_that_is_not_there_cannot_go_on() {
     });
     world.until("a refusal", |world| {
         let heard = world.notices[0].lock().unwrap();
-        heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: 2, .. }))
+        heard.iter().any(|notice| matches!(notice, Notice::PrepareFailed { epoch: Epoch(2), .. }))
     });
     until_links(&mut world, &counts, [(3, 0); RANKS]);
     begin(&mut world, 1000);

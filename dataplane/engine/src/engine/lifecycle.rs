@@ -1,13 +1,15 @@
 //! Communicators and attachments coming and going: commands, links up and down, the end.
 
+use super::Engine;
 use crate::attachment::Attachment;
-use crate::command::{Aggregator, Command, CommunicatorId, Formation, MAX_PATIENCE, Notice, Peer, Status};
+use crate::command::{Aggregator, Command, Formation, MAX_PATIENCE, Notice, Peer, Status};
 use crate::communicator_state::{CommunicatorState, Links, status_of};
-use crate::engine::{Engine, watch};
 use crate::formation::{form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
+use crate::wake::watch;
 use harmonaize_abi::Status as Code;
-use harmonaize_core::{EpochPlan, Failure, Interleaving, Nanos};
+use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_core::{EpochPlan, Failure, Interleaving};
 use harmonaize_plan::Participant;
 use harmonaize_transport::LinkId;
 use rustix::event::epoll;
@@ -42,20 +44,19 @@ impl Engine {
                     member.core.handle_all_prepared(epoch);
                 }
             }
-            Command::Interleave { communicator, interleaving: turns } => {
-                let most = Nanos(u64::try_from(MAX_PATIENCE.as_nanos()).unwrap_or(u64::MAX));
-                let bounded = |turns: Interleaving| Interleaving {
-                    max_wait: turns.max_wait.min(most),
-                    idle_timeout: turns.idle_timeout.min(most),
-                    ..turns
+            Command::Interleave { communicator, interleaving } => {
+                let bounded = |rules: Interleaving| Interleaving {
+                    max_wait: rules.max_wait.min(MAX_PATIENCE),
+                    idle_timeout: rules.idle_timeout.min(MAX_PATIENCE),
+                    ..rules
                 };
                 if let Some(member) = self.member(communicator) {
-                    member.core.set_interleaving(turns.map(bounded));
+                    member.core.set_interleaving(interleaving.map(bounded));
                 }
             }
-            Command::SlotGranted { communicator, slot: turn } => {
+            Command::SlotGranted { communicator, slot } => {
                 if let Some(member) = self.member(communicator) {
-                    member.core.handle_slot_granted(turn);
+                    member.core.handle_slot_granted(slot);
                 }
             }
             Command::Abandon { communicator, epoch } => {
@@ -137,7 +138,7 @@ impl Engine {
         }
     }
 
-    fn enter_links(&mut self, key: Key, epoch: u32, links: &[Option<LinkId>]) {
+    fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
         for (peer, link) in links.iter().enumerate() {
             if let Some(link) = link {
                 self.links.insert(*link, (key, epoch, Participant(peer as u32)));
@@ -177,7 +178,7 @@ impl Engine {
                 let complete = links.complete();
                 links.announced = complete;
                 let made = ids.iter().flatten().count();
-                tracing::debug!(communicator = communicator.0, epoch, made, carried = carried.len(), "links");
+                tracing::debug!(communicator = communicator.0, %epoch, made, carried = carried.len(), "links");
                 member.epochs.push(links);
                 self.enter_links(key, epoch, &ids);
                 if complete {
@@ -191,12 +192,12 @@ impl Engine {
         }
     }
 
-    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: u32, reason: String) {
+    fn refuse_change(&mut self, communicator: CommunicatorId, epoch: Epoch, reason: String) {
         (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
     }
 
     /// All links of an epoch are up.
-    pub(crate) fn handle_epoch_up(&mut self, key: Key, epoch: u32) {
+    pub(crate) fn handle_epoch_up(&mut self, key: Key, epoch: Epoch) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         member.core.handle_links_up(epoch);
         let communicator = member.id;
@@ -206,7 +207,7 @@ impl Engine {
         (self.notify)(Notice::Prepared { communicator, epoch, flows });
     }
 
-    pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: u32) {
+    pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: Epoch) {
         let Some(key) = self.by_communicator.get(&communicator).copied() else { return };
         let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(mut links) = member.take_links(epoch) else { return };
@@ -229,7 +230,7 @@ impl Engine {
         self.reaper.reap(attachment.end);
     }
 
-    pub(crate) fn handle_link_down(&mut self, key: Key, epoch: u32, peer: Participant) {
+    pub(crate) fn handle_link_down(&mut self, key: Key, epoch: Epoch, peer: Participant) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let communicator = member.id;
         let announced = member.links(epoch).is_none_or(|links| links.announced);

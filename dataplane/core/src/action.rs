@@ -1,0 +1,202 @@
+//! What a communicator asks of its caller: steps to execute, messages to send, and how operations ended.
+
+use crate::aggregation::AggregationReport;
+use crate::failure::Failure;
+use crate::message::{Header, Message};
+use arrayvec::ArrayVec;
+use harmonaize_abi::{Epoch, Rank, Signature};
+use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
+
+/// One message of a step, to or from a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerMessage {
+    /// The other end.
+    pub peer: Participant,
+    /// Number on the stream; the payload lies in landing slot `sequence % landing_slots`.
+    pub sequence: u32,
+    /// Bytes of payload. A compressed payload to be sent may have fewer, which the caller knows.
+    pub bytes: u32,
+    /// Whether the payload of this source lies in the step's first memory destination already; see [`Action::Post`].
+    pub posted: bool,
+    /// The header to send; unused for a source.
+    pub header: Header,
+}
+
+/// The report of a completed operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Receipt {
+    /// The number of the operation.
+    pub operation: u64,
+    /// What was called.
+    pub signature: Signature,
+    /// Tensor bytes that this participant sent, compressed where they were sent so.
+    pub wire_bytes: u64,
+    /// The algorithm between participants of what was not compressed.
+    pub algorithm: Algorithm,
+    /// Totals of compression; `None` if nothing was compressed.
+    pub coded: Option<CodingReport>,
+    /// Totals of aggregation; `None` if no aggregator was to sum any of it.
+    pub aggregation: Option<AggregationReport>,
+}
+
+/// Totals of compression over an operation's chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CodingReport {
+    /// Bytes of the chunks that were sent, each as often as it was sent.
+    pub wire_bytes: u64,
+    /// The codec, as in [`harmonaize_plan::Coding::codec`]; [`CodingReport::MIXED`] if there were several.
+    pub codec: u16,
+    /// The bound of the squared error of the decoded results, as their encoders reported it.
+    pub error: f64,
+    /// The squared error of the decoded results, as their encoders measured it.
+    pub measured: f64,
+    /// The sum of squares of the decoded results, to which the errors relate.
+    pub squares: f64,
+    /// Whether a chunk was written or read uncompressed although its plan says otherwise.
+    pub uncompressed_chunks: bool,
+}
+
+impl CodingReport {
+    /// The codec of what was not compressed.
+    pub const EXACT: u16 = 0;
+    /// The codec of an operation whose parts were compressed by several.
+    pub const MIXED: u16 = u16::MAX;
+
+    /// Adds what one step came to.
+    pub(crate) fn add(&mut self, step: &Self) {
+        self.codec = match (self.codec, step.codec) {
+            (known, Self::EXACT) => known,
+            (known, codec) if known == codec || known == Self::EXACT => codec,
+            _ => Self::MIXED,
+        };
+        self.wire_bytes += step.wire_bytes;
+        self.error += step.error;
+        self.measured += step.measured;
+        self.squares += step.squares;
+        self.uncompressed_chunks |= step.uncompressed_chunks;
+    }
+}
+
+/// What the caller must do next.
+#[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "actions are passed by value, one at a time; a box would be an allocation a step"
+)]
+pub enum Action {
+    /// Execute a step of the segment on `channel` (see [`crate::Communicator::segment`]): memory operands, then `sends` in order.
+    ///
+    /// [`crate::Communicator::handle_completion`] follows once per send when its bytes may be overwritten, and once for a fetch or store
+    /// when it has ended; steps without either are complete when executed. [`crate::Communicator::handle_coded`] follows a step with
+    /// compressed operands.
+    Step {
+        /// The channel.
+        channel: u16,
+        /// The index in the segment's program.
+        step: u32,
+        /// Messages that the peer sources consume, in order of the operands.
+        sources: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+        /// Messages for the peer destinations, in order of the operands.
+        sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
+    },
+    /// If the transport can, let the payload of a message to come land in the first memory destination of a step, instead of in
+    /// its slot. Nothing else touches that memory until the step is issued.
+    Post {
+        /// The channel.
+        channel: u16,
+        /// The index in the segment's program of a [`harmonaize_plan::StepKind::Move`] from a peer.
+        step: u32,
+        /// The sender of the message, on the link of the segment's epoch.
+        peer: Participant,
+        /// The message's number on the stream.
+        sequence: u32,
+    },
+    /// Begin this session with the aggregator of `epoch`; see [`crate::Communicator::handle_aggregated`] and
+    /// [`crate::Communicator::handle_aggregation_ended`].
+    Join {
+        /// The epoch.
+        epoch: Epoch,
+        /// The session.
+        session: u64,
+    },
+    /// Probe the aggregator of `epoch`: begin a session with it that nothing is submitted in, while hosts go on.
+    /// [`crate::Communicator::handle_aggregator_alive`] or [`crate::Communicator::handle_aggregation_ended`] follows.
+    ProbeAggregator {
+        /// The epoch.
+        epoch: Epoch,
+        /// The session.
+        session: u64,
+    },
+    /// End the session with the aggregator of `epoch`: from now on nothing is read or written for it.
+    Leave {
+        /// The epoch.
+        epoch: Epoch,
+    },
+    /// Have the aggregator do the segment on `channel`, the session's next (see [`crate::Segment::aggregated`]).
+    ///
+    /// This participant's part of a sum is the sum of its local ranks' inputs. Results go to their outputs; those of a segment that
+    /// stages them ([`crate::Segment::stages_output`]) go to staging, and the root's own part of a broadcast goes to its output at once.
+    Aggregate {
+        /// The channel.
+        channel: u16,
+    },
+    /// Copy the sum of the segment on `channel` from staging to the local ranks' outputs; an average is divided on the way.
+    ///
+    /// Everybody has the sum, or this participant has it and keeps it ([`crate::Segment::retains_output`]).
+    CopyOut {
+        /// The channel.
+        channel: u16,
+    },
+    /// Send a message without payload, on path 0 of the link of `epoch`.
+    Send {
+        /// The receiver.
+        to: Participant,
+        /// The epoch of the link.
+        epoch: Epoch,
+        /// The message.
+        message: Message,
+    },
+    /// A local rank's operation has ended well.
+    Complete {
+        /// The rank.
+        rank: Rank,
+        /// The token of its call.
+        token: u64,
+        /// The report.
+        receipt: Receipt,
+    },
+    /// A local rank's operation has ended badly; the reason came with [`Action::Ended`].
+    Fail {
+        /// The rank.
+        rank: Rank,
+        /// The token of its call.
+        token: u64,
+        /// The number of the operation.
+        operation: u64,
+    },
+    /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
+    Ended(Failure),
+    /// Ask for this interleave slot; see [`crate::Communicator::handle_slot_granted`]. An [`Action::ReleaseSlot`] follows, unless the
+    /// communicator ends.
+    RequestSlot {
+        /// Its number, higher than any before.
+        slot: u64,
+    },
+    /// Announce that this interleave slot is over, or no longer wanted.
+    ReleaseSlot {
+        /// Its number.
+        slot: u64,
+    },
+    /// All participants switch to `epoch` at `segment`.
+    Switched {
+        /// The new epoch.
+        epoch: Epoch,
+        /// Its first segment.
+        segment: u64,
+    },
+    /// Nothing needs the links of this epoch any more.
+    Retire {
+        /// The old epoch.
+        epoch: Epoch,
+    },
+}

@@ -1,0 +1,138 @@
+//! The path to an epoch's aggregator: the worker, its datagrams, and what both are made from.
+
+use super::endpoint::{Reconnect, endpoint};
+use crate::command::Aggregator;
+use crate::wake::watch;
+use harmonaize_abi::Epoch;
+use harmonaize_aggregator::packet::HEADER_BYTES;
+use harmonaize_aggregator::{Codes, PayloadFormat, Worker, WorkerConfig};
+use harmonaize_codec::shared_spread;
+use harmonaize_core::{Aggregation, EpochPlan, Nanos};
+use harmonaize_plan::{MAX_SOURCES, Participant};
+use harmonaize_transport::datagram::{Address, DatagramConfig, Endpoint, MAX_DATAGRAM, RdmaPort};
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// Datagrams that wait to be sent.
+pub(super) const BATCH: usize = 64;
+/// For how long an aggregator may be silent before hosts take over.
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(150);
+/// Between which times a part is sent again.
+const RETRY_BOUNDS: [Duration; 2] = [Duration::from_millis(4), Duration::from_millis(40)];
+/// Of a thousand questions, how many may go unanswered.
+const MAX_LOSS_PERMILLE: u32 = 900;
+/// Datagrams that leave as one message: more would overrun queues on the way.
+const GSO_SEGMENTS: usize = 16;
+/// The path to an epoch's aggregator.
+#[derive(Debug)]
+pub(crate) struct AggregatorPath {
+    pub(super) epoch: Epoch,
+    pub(super) address: Address,
+    pub(crate) worker: Worker,
+    pub(super) datagrams: Endpoint,
+    pub(super) reconnect: Reconnect,
+    pub(crate) coder: Coder,
+    pub(super) idle_polls: u32,
+    pub(crate) session: Session,
+}
+
+/// The state of the session.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    /// Whether the session only probes whether the aggregator answers.
+    pub(crate) probe_only: bool,
+    /// Whether it was given up here, and no mark reports that yet.
+    pub(crate) abandoned: bool,
+}
+
+/// How a host encodes.
+#[derive(Debug)]
+pub(crate) struct Coder {
+    pub(crate) rules: Aggregation,
+    /// Where the elements of several ranks are added up: as many as a chunk has.
+    pub(crate) sum: RefCell<Box<[f32]>>,
+}
+
+impl AggregatorPath {
+    /// A way to the aggregator, which is watched by `wake`; all that it needs is allocated here. `None` for a plan without aggregation,
+    /// and where local tensors are not in reach.
+    pub(crate) fn open(
+        aggregator: Option<&Aggregator>,
+        plan: &EpochPlan,
+        me: Participant,
+        mapped: bool,
+        (wake, port): (&OwnedFd, Option<&RdmaPort>),
+    ) -> Result<Option<Box<Self>>, String> {
+        let (Some(aggregator), Some(rules)) = (aggregator, plan.aggregation) else { return Ok(None) };
+        let hosts = plan.plan.group().participants();
+        let form = rules.format;
+        let ranks = plan.plan.group().local(me).len();
+        if !mapped || ranks > MAX_SOURCES {
+            tracing::warn!(
+                epoch = %plan.epoch,
+                ranks,
+                "tensors here cannot be aggregated; hosts sum by themselves"
+            );
+            return Ok(None);
+        }
+        let chunk = aggregator.chunk_elements as usize;
+        // Sums are longer than parts, and ranges no longer.
+        let payload = form.sum_bytes(chunk).ok_or("a chunk that is too long")?;
+        let (codes, sum) = match form {
+            PayloadFormat::Tensor { .. } => (Codes::default(), 0),
+            PayloadFormat::Shared { bits, .. } => {
+                let segment_elements = u64::from(plan.tuning.segment_bytes) / size_of::<f32>() as u64;
+                let (most, spread) =
+                    (aggregator.max_error.unwrap_or(f64::INFINITY), shared_spread(bits, hosts));
+                (Codes { segment_elements, max_error: most, spread }, if ranks > 1 { chunk } else { 0 })
+            }
+        };
+        let coder = Coder { rules, sum: RefCell::new(vec![0.0; sum].into_boxed_slice()) };
+        let config = WorkerConfig {
+            communicator: aggregator.communicator,
+            worker: aggregator.worker,
+            key: aggregator.key.clone(),
+            format: form,
+            elements: aggregator.chunk_elements,
+            window: aggregator.window,
+            segments: usize::from(plan.channels),
+            codes,
+            hosts: u16::try_from(hosts).map_err(|error| error.to_string())?,
+            timeout: SILENCE_TIMEOUT,
+            min_retry: RETRY_BOUNDS[0],
+            max_retry: RETRY_BOUNDS[1],
+            max_loss_permille: MAX_LOSS_PERMILLE,
+        };
+        let bytes = (HEADER_BYTES + payload).next_multiple_of(64).min(MAX_DATAGRAM);
+        let config_of_datagrams =
+            DatagramConfig { bytes, batch: BATCH, gso_segments: GSO_SEGMENTS, ..DatagramConfig::default() };
+        let no_endpoint = |error: std::io::Error| format!("no endpoint for the aggregator: {error}");
+        let (datagrams, address) = endpoint(aggregator, port, config_of_datagrams).map_err(no_endpoint)?;
+        datagrams.wake_fd().and_then(|fd| watch(wake, fd)).map_err(no_endpoint)?;
+        let worker = Worker::new(config);
+        Ok(Some(Box::new(Self {
+            epoch: plan.epoch,
+            address,
+            worker,
+            datagrams,
+            reconnect: Reconnect::default(),
+            coder,
+            idle_polls: 0,
+            session: Session::default(),
+        })))
+    }
+
+    /// To be called before the loop sleeps; false if something is there already.
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        self.datagrams.prepare_sleep()
+    }
+
+    /// When it wants to be called.
+    pub(crate) fn poll_timeout(&self, now: Nanos) -> Option<Nanos> {
+        if self.datagrams.waiting() > 0 {
+            return Some(now);
+        }
+        self.worker.poll_timeout().map(Nanos::from)
+    }
+}

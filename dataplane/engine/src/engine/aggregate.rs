@@ -1,0 +1,128 @@
+//! Actions for a communicator's aggregator, and the packets of all.
+
+use super::{Engine, transfer};
+use crate::aggregated::{SegmentTensors, progress};
+use crate::communicator_state::CommunicatorState;
+use crate::context::Context;
+use crate::feedback;
+use crate::table::Key;
+use arrayvec::ArrayVec;
+use harmonaize_abi::{Collective, Epoch};
+use harmonaize_aggregator::{PayloadFormat, Task};
+use harmonaize_core::{Nanos, Segment};
+use harmonaize_events::MarkKind;
+
+impl Engine {
+    /// Begins a session with the aggregator of an epoch, or one that only probes whether it answers.
+    pub(super) fn join(&mut self, now: Nanos, key: Key, epoch: Epoch, session: u64, probe_only: bool) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        match member.path(epoch) {
+            Some(path) => {
+                path.session.probe_only = probe_only;
+                path.worker.begin(now.into(), session);
+            }
+            None => member.core.handle_aggregation_ended(now, epoch),
+        }
+    }
+
+    /// Has the aggregator do the segment on a channel.
+    pub(super) fn aggregate(&mut self, now: Nanos, key: Key, channel: u16) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        let reserved = member.reserve_staging(channel);
+        let reserved = reserved.and_then(|()| feedback::reserve(member, channel, &self.attachments));
+        if let Err(error) = reserved {
+            return member.fail_internal(&error.to_string());
+        }
+        if self.marks.has_reader()
+            && let Some(mark) = member.begin_mark(channel)
+        {
+            self.marks.write(MarkKind::SegmentBegan, || mark);
+        }
+        let sources = ArrayVec::new();
+        let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+        if let Err(error) = feedback::begin(&context, key, &mut self.pending_transfers) {
+            return member.fail_internal(&error.to_string());
+        }
+        for pending in self.pending_transfers.drain(..) {
+            transfer(&mut self.attachments, &mut self.broken, pending);
+        }
+        let Some(segment) = member.core.segment(channel) else { return };
+        let (epoch, signature) = (segment.epoch, segment.signature);
+        let Some(index) = segment.aggregated else { return };
+        let (task, given) = task_of(member, segment);
+        member.bytes_sent += given;
+        let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
+        let root = signature.collective == Collective::Broadcast && member.local(signature.root).is_some();
+        if root && tensors.copy_root_output(channel).is_none() {
+            let me = member.core.me().0;
+            return member.fail_internal(&format!("participant {me}'s broadcast lies nowhere"));
+        }
+        if !member.path(epoch).is_some_and(|path| path.worker.submit(index, task)) {
+            member.core.handle_aggregation_ended(now, epoch);
+        }
+    }
+
+    /// Copies a sum that is staged to the local ranks' outputs.
+    pub(super) fn copy_out(&mut self, key: Key, channel: u16) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        let Some(epoch) = member.core.segment(channel).map(|segment| segment.epoch) else { return };
+        let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
+        if tensors.copy_out(channel).is_none() {
+            member.fail_internal("a staged sum cannot be copied to its tensors");
+        }
+    }
+
+    /// Packets of all aggregators.
+    ///
+    /// Cost: a look at each communicator to count, and one to work.
+    pub(super) fn poll_aggregators(&mut self, now: Nanos) -> usize {
+        let busy = self.communicators.iter().flat_map(|member| {
+            let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
+            paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
+        });
+        self.sharing.count(busy);
+        let mut worked = 0;
+        for member in self.communicators.iter_mut() {
+            let sharers = self.sharing.of(member.tenant);
+            for at in 0..member.epochs.len() {
+                let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
+                else {
+                    continue;
+                };
+                path.worker.share_window(sharers);
+                worked += progress(&mut path, now, member, &self.attachments);
+                if std::mem::take(&mut path.session.abandoned) {
+                    self.marks.write(MarkKind::GivenUp, || member.mark());
+                }
+                if let Some(links) = member.epochs.get_mut(at) {
+                    links.aggregator = Some(path);
+                }
+            }
+        }
+        worked
+    }
+}
+
+/// The task of a segment for the aggregator, and the bytes that this participant sends of it.
+fn task_of(member: &CommunicatorState, segment: &Segment) -> (Task, u64) {
+    let signature = segment.signature;
+    let elements = segment.hi - segment.lo;
+    match signature.collective {
+        Collective::Broadcast => {
+            let bytes = elements * signature.dtype.size() as u64;
+            let root = member.local(signature.root).is_some();
+            (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
+        }
+        Collective::Barrier => (Task::Barrier, 0),
+        Collective::AllReduce | Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => {
+            let path = member.links(segment.epoch).and_then(|links| links.aggregator.as_ref());
+            let rules = path.map(|path| path.coder.rules);
+            let format = rules.and_then(|rules| rules.format_of(&signature));
+            let task = match format.filter(|format| rules.is_some_and(|rules| rules.format != *format)) {
+                Some(PayloadFormat::Tensor { dtype, op }) => Task::Other { elements, dtype, op },
+                _ => Task::Sum(elements),
+            };
+            (task, format.map_or(0, |format| format.sent(elements)))
+        }
+    }
+}

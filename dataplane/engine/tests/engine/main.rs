@@ -1,0 +1,18 @@
+//! Engines and tenants in one process: whole operations over every transport, changes of plan, aggregation, marks.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+mod aggregated;
+mod blocks;
+mod carried;
+mod coded;
+mod collectives;
+mod common;
+mod counting;
+mod feedback;
+mod interleave;
+mod marks;
+mod served;
+mod sums;
+mod tampering;
+mod tap;
+mod verbs_allocations;
