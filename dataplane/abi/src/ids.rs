@@ -48,20 +48,8 @@ ids! {
     CommunicatorId(u64);
     /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.
     Epoch(u32);
-    /// Numbers the operations of a communicator, from 0: the n-th that a rank calls is the n-th of every rank.
-    OperationNumber(u64);
-    /// Numbers the segments of a communicator, over all of its operations, from 0.
-    SegmentNumber(u64);
-    /// A channel of an epoch: one segment at a time runs on it.
-    ChannelId(u16);
-    /// The index of a step in a segment's program.
-    StepIndex(u32);
-    /// A tenant's own name for a submission: its completion carries the same.
-    Cookie(u64);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
-    /// Numbers the sessions of an epoch with its aggregator, from 1.
-    SessionId(u64);
     /// Numbers the interleave slots that a participant asks for.
     SlotId(u64);
 }
@@ -97,6 +85,6 @@ mod tests {
     #[test]
     fn ids_show_their_number_and_end_at_the_largest() {
         assert_eq!(CommunicatorId(42).to_string(), "42");
-        assert_eq!((ChannelId(3).next(), ChannelId(u16::MAX).next()), (ChannelId(4), ChannelId(u16::MAX)));
+        assert_eq!((SlotId(3).next(), SlotId(u64::MAX).next()), (SlotId(4), SlotId(u64::MAX)));
     }
 }

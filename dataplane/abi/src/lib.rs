@@ -16,10 +16,7 @@ mod view;
 
 pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
-pub use ids::{
-    ChannelId, CommunicatorId, Cookie, Epoch, OperationNumber, SegmentNumber, SessionId, SlotId, StepIndex,
-    Token,
-};
+pub use ids::{CommunicatorId, Epoch, SlotId, Token};
 pub use status::Status;
 pub use units::{Bytes, Nanos, Rate, UnitError};
 pub use view::{View, ViewMut};

@@ -19,7 +19,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Handle, Notice};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Handle, Notice, SlotId};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap};
@@ -347,7 +347,10 @@ impl Agent {
                 interleaving: read_interleaving(&told),
             }),
             Event::TurnGiven(v1::TurnGiven { communicator, turn }) => {
-                self.command(Command::SlotGranted { communicator: CommunicatorId(communicator), slot: turn });
+                self.command(Command::SlotGranted {
+                    communicator: CommunicatorId(communicator),
+                    slot: SlotId(turn),
+                });
             }
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
@@ -430,10 +433,10 @@ impl Agent {
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
-            Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: turn } => {
+            Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {
                 self.send_to_control(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
             }
-            Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: turn } => {
+            Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {
                 self.send_to_control(from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
             }
             Notice::Ended { communicator, failure, detail } => {

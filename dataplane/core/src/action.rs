@@ -4,7 +4,7 @@ use crate::aggregation::AggregationReport;
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Rank, Signature};
+use harmonaize_abi::{Epoch, Rank, Signature, SlotId, Token};
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
 /// One message of a step, to or from a peer.
@@ -161,7 +161,7 @@ pub enum Action {
         /// The rank.
         rank: Rank,
         /// The token of its call.
-        token: u64,
+        token: Token,
         /// The report.
         receipt: Receipt,
     },
@@ -170,7 +170,7 @@ pub enum Action {
         /// The rank.
         rank: Rank,
         /// The token of its call.
-        token: u64,
+        token: Token,
         /// The number of the operation.
         operation: u64,
     },
@@ -180,12 +180,12 @@ pub enum Action {
     /// communicator ends.
     RequestSlot {
         /// Its number, higher than any before.
-        slot: u64,
+        slot: SlotId,
     },
     /// Announce that this interleave slot is over, or no longer wanted.
     ReleaseSlot {
         /// Its number.
-        slot: u64,
+        slot: SlotId,
     },
     /// All participants switch to `epoch` at `segment`.
     Switched {

@@ -1,18 +1,17 @@
 //! Segments that an aggregator on the way sums, and the hosts' own algorithm in its place when it does not.
 //!
-//! What the workers agree on when a session ends is `harmonaize_aggregator`'s; here are the messages that carry it, and what it does to
-//! segments. What is *whole* is what is done here, *settled* what everybody has acknowledged, so that no further messages tell of
-//! either. A segment that is aggregated keeps its channel until everybody has acknowledged it: until then it can be begun again
-//! from its input, and its output, where that is the input, is held in staging.
+//! The agreement of the workers at a session's end is `harmonaize_aggregator`'s; `communicator::session` has the messages that carry
+//! it. A segment that is aggregated keeps its channel until everybody has acknowledged it: until then it can be begun again from its
+//! input, and its output, where that is the input, stays in staging.
 //!
-//! From the aggregator to the hosts: all stop, say what is done, and run what is not done everywhere again by their program
-//! (`docs/protocol.md` says why nothing is lost or counted twice). Done segments can be undone by that, so acknowledgements have a
-//! generation, which the leader counts. From the hosts to the aggregator nothing is undone: each says how far it has begun and begins
-//! nothing more, and the aggregator has what follows. An epoch begins like this, so that all know from where on.
+//! From the aggregator to the hosts: all stop, report which segments are done, and run those that are not done everywhere by their
+//! program (`docs/protocol.md` proves that nothing is lost or counted twice). Done segments can be undone by that, so
+//! acknowledgements have a generation, which the leader counts. From the hosts to the aggregator nothing is undone: each reports how
+//! far it has begun and begins nothing more, and the aggregator has the segments that follow. An epoch begins like this.
 //!
-//! Small operations are done at once where the rules say so: the sum goes from staging to the outputs as soon as it is done here, and stays in
-//! staging until everybody has it. Begun again by the hosts, such a segment has the sum of one who has it for an input, and nothing of
-//! the others, so that all end with the same bits; who has it touches no tensor any more.
+//! Small operations are done at once where the rules allow it: the sum goes from staging to the outputs as soon as it is done here,
+//! and stays in staging until everybody has it. When hosts begin such a segment again, its input is the sum of one participant that
+//! has it, and nothing of the others. So all end with the same bits, and whoever has the sum touches no tensor any more.
 
 use harmonaize_abi::{Collective, Dtype, ReduceOp, Signature};
 use harmonaize_aggregator::{Leader, PayloadFormat, Summation};
@@ -21,16 +20,15 @@ use std::time::Duration;
 /// Which operations an epoch's aggregator sums. All participants are its workers, each by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aggregation {
-    /// Of these elements with this reduction, or f32 in codes.
+    /// The elements and the reduction of its sums, or f32 in shared codes.
     pub format: PayloadFormat,
-    /// AllReduces of at least so many bytes.
+    /// The fewest bytes of an AllReduce that it sums.
     pub min_bytes: u64,
-    /// Whether small operations, of which inputs are copied elsewhere, are done as soon as their sum is here: sums of tensors, broadcasts
-    /// and barriers.
+    /// Whether small operations, whose inputs are copied, are done as soon as their sum is here: sums, broadcasts and barriers.
     pub eager: bool,
-    /// Broadcasts of at least, and at most, so many bytes; the small ones only at once.
+    /// The fewest and the most bytes of a broadcast that it forwards; small ones only where `eager`.
     pub broadcast_bytes: Option<[u64; 2]>,
-    /// Barriers, at once.
+    /// Whether it does barriers, where `eager`.
     pub barriers: bool,
     /// How long hosts sum after a session with the aggregator failed; it doubles each time.
     pub backoff: Duration,
@@ -55,7 +53,7 @@ impl Aggregation {
     }
 }
 
-/// What aggregation came to in an operation.
+/// Totals of aggregation over an operation's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AggregationReport {
     /// Segments that the aggregator summed and that were not undone.
@@ -68,11 +66,12 @@ pub struct AggregationReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Executor {
     Hosts,
-    /// As the session's so manieth.
+    /// The aggregator, as the segment of this index in its session.
     Aggregator(u64),
-    /// Nobody yet: it is being agreed on, or that is `wanted` now for the first time.
+    /// Nobody yet: it is being agreed on.
     Unknown {
-        wanted: bool,
+        /// Whether a first session is to be requested.
+        request: bool,
     },
 }
 
@@ -82,18 +81,18 @@ pub(crate) struct AggregationState {
     pub(crate) config: Aggregation,
     /// At the leading participant, once it has begun.
     pub(crate) leader: Option<Leader>,
-    /// The leader is wanted.
+    /// Whether somebody asked for a session.
     pub(crate) leader_needed: bool,
-    /// The newest session that was heard of.
+    /// The newest session that is known here.
     pub(crate) session: u64,
-    /// The next session is being agreed on.
+    /// Whether the next session is being agreed on.
     pub(crate) stopped: bool,
     pub(crate) summation: Summation,
-    /// The first segment that goes the way.
+    /// The first segment that the session's executor runs.
     pub(crate) from_segment: u64,
     /// Segments of the session so far.
     pub(crate) next_index: u64,
-    /// In which session, and who has the sums of segments below which.
+    /// A session, a segment, and the worker that has the sums of segments below it.
     pub(crate) sum_holder: Option<(u64, u64, u16)>,
 }
 
@@ -154,8 +153,8 @@ impl AggregationState {
     pub(crate) fn assign_executor(&mut self, segment: u64) -> Executor {
         match self.summation {
             _ if self.stopped => {
-                let wanted = self.session == 0 && !std::mem::replace(&mut self.leader_needed, true);
-                Executor::Unknown { wanted }
+                let request = self.session == 0 && !std::mem::replace(&mut self.leader_needed, true);
+                Executor::Unknown { request }
             }
             Summation::Aggregator if segment >= self.from_segment => {
                 self.next_index += 1;

@@ -12,64 +12,66 @@ const NOT_ISSUED: u8 = u8::MAX;
 pub struct Segment {
     /// Its number on the communicator.
     pub number: u64,
-    /// The operation it belongs to, which may have been completed,
+    /// The operation that it belongs to, which may have been completed.
     pub operation: u64,
-    /// and what that is.
+    /// The signature of the operation.
     pub signature: Signature,
     /// The epoch whose plan it follows.
     pub epoch: Epoch,
-    /// First element, of every block.
+    /// The first element, of every block.
     pub lo: u64,
     /// One past the last element, of every block.
     pub hi: u64,
     /// Its program.
     pub program: Arc<Program>,
-    /// How what its program codes is coded.
+    /// The compression of the operands that its program compresses.
     pub coding: Option<Coding>,
     pub(crate) retention: Retention,
-    /// Which segment of its session with an aggregator it is, if one sums it; its program waits for it to be left to the hosts.
+    /// Its index in its session with an aggregator, if one sums it. Its program does not run unless it is left to the hosts.
     pub aggregated: Option<u64>,
-    /// Set if it is begun again although its sum is there.
+    /// How it is begun again, if it is although its sum is there.
     pub resume: Option<Resume>,
 }
 
-/// How a segment is begun again by the hosts of which somebody has what it comes to. No input is read: the program's first steps
-/// copy what is kept, or nothing (for a sum, what adds nothing).
+/// How the hosts begin a segment again whose result somebody has.
+///
+/// No input is read: the program's first steps copy the result where it is kept, and elsewhere what adds nothing to a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
-    /// What is kept here is what the first local rank gives; of a broadcast the root.
+    /// Whether the result is kept here: it stands for the input of the first local rank, or of a broadcast's root.
     pub source: bool,
-    /// It was done here: outputs have been written, and may belong to the tenant again.
+    /// Whether it was done here: outputs have been written, and may belong to the tenant again.
     pub completed: bool,
 }
 
 impl Segment {
-    /// Whether what comes of it waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::retains_output`]).
+    /// Whether its result waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::retains_output`]).
     pub fn stages_output(&self) -> bool {
         self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.retains_output()
     }
 
-    /// Whether what comes of it stays in staging until everybody has it, since the operation may be completed before.
+    /// Whether its result stays in staging until everybody has it, since the operation may be completed before.
     pub fn retains_output(&self) -> bool {
         self.retention == Retention::CopyInputs && self.lo < self.hi
     }
 }
 
-/// One segment after another, its steps in order.
+/// The interpreter of one segment after another: its steps in order.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     segment: Option<Segment>,
     /// By step: parts of it that are still under way, or [`NOT_ISSUED`].
     pending: Vec<u8>,
     next: usize,
-    /// The next step to think of for [`crate::Action::Post`].
+    /// The next step to consider for [`crate::Action::Post`].
     next_post: usize,
     unfinished: usize,
     /// Steps before this one are not committed ones.
     committed: usize,
     uncommitted_remaining: usize,
-    /// Of an aggregated segment: the sum is there, and is where it belongs.
+    /// Whether the aggregator has summed the segment.
     summed: bool,
+    /// Whether the sum was copied from staging to the outputs.
     copied_out: bool,
 }
 
@@ -145,7 +147,7 @@ impl Channel {
         Some((at, segment, step))
     }
 
-    /// Steps up to this one need no more thought.
+    /// Considers the steps after this one from now on.
     pub(crate) fn skip_posts_to(&mut self, step: usize) {
         self.next_post = step + 1;
     }
@@ -183,7 +185,7 @@ impl Channel {
         Some(operation)
     }
 
-    /// Whether a sum has to be brought where it belongs, now that everybody has acknowledged. Says so once.
+    /// Whether a sum is to be copied to the outputs, now that everybody has acknowledged. True once.
     pub(crate) fn take_copy_out(&mut self) -> bool {
         self.aggregated()
             && self.summed
@@ -191,7 +193,7 @@ impl Channel {
             && self.stages_output()
     }
 
-    /// The same of one that is brought as soon as it is done here.
+    /// Whether a sum is to be copied to the outputs as soon as it is done here. True once.
     pub(crate) fn take_eager_copy_out(&mut self) -> bool {
         self.segment.as_ref().is_some_and(Segment::retains_output) && self.take_copy_out()
     }

@@ -18,7 +18,8 @@ use crate::report::{self, InFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{Collective, Epoch, Nanos, Rank, Signature};
+use harmonaize_abi::{Collective, Epoch, Nanos, Rank, Signature, SlotId, Token};
+use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 
 /// The parts that a communicator is made from.
@@ -106,20 +107,15 @@ impl Communicator {
         if idle {
             self.inquiries.restart(now);
         }
-        self.compare_with_peers(number, (rank, signature));
+        let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, last)| {
+            last.filter(|(operation, theirs)| *operation == number && *theirs != signature)
+                .map(|last| (peer, last.1))
+        });
+        if let Some((peer, theirs)) = other {
+            self.shared.fail_mismatch(number, (rank, signature), peer, theirs);
+        }
         self.refuse_impossible();
         Ok(number)
-    }
-
-    /// Whether what peers called as operation `number` is the same.
-    fn compare_with_peers(&mut self, number: u64, call: (Rank, Signature)) {
-        let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, last)| {
-            let (operation, signature) = (*last)?;
-            (operation == number && signature != call.1).then_some((peer, signature))
-        });
-        if let Some((peer, signature)) = other {
-            self.shared.fail_mismatch(number, call, peer, signature);
-        }
     }
 
     /// The segment on a channel.
@@ -153,7 +149,7 @@ impl Communicator {
     }
 
     /// The token of a local rank's call.
-    pub fn token(&self, operation: u64, rank: Rank) -> Option<u64> {
+    pub fn token(&self, operation: u64, rank: Rank) -> Option<Token> {
         self.shared.operations.get(operation)?.token(self.shared.operations.local(rank)?)
     }
 
@@ -241,7 +237,13 @@ impl Communicator {
             Control::Answer { operation, missing, call } => {
                 self.inquiries.handle_answer(now, &mut self.shared, from, operation, (missing, call));
             }
-            Control::Left { rank, operations } => return self.handle_peer_departed(from, rank, operations),
+            Control::Left { rank, operations } => {
+                if !self.shared.group.local(from).contains(&rank) {
+                    return false;
+                }
+                self.departures.note(rank, operations);
+                self.refuse_impossible();
+            }
             Control::Abort { failure } => self.shared.fail(failure),
             Control::Prepared { epoch } => self.handle_prepared(from, epoch),
             Control::Propose { epoch } => return self.handle_proposal(from, epoch),
@@ -281,8 +283,8 @@ impl Communicator {
     }
 
     /// An interleave slot is granted. Nothing changes if another is waited for.
-    pub fn handle_slot_granted(&mut self, slot: u64) {
-        self.admission.grant(slot);
+    pub fn handle_slot_granted(&mut self, slot: SlotId) {
+        self.admission.grant(slot.0);
     }
 
     /// The link to a peer that was made for the epoch `link` has gone down.
@@ -311,16 +313,6 @@ impl Communicator {
             self.shared.broadcast(&Control::Left { rank, operations });
             self.refuse_impossible();
         }
-    }
-
-    /// A peer reports that a rank of its left. False if the rank is not the peer's.
-    fn handle_peer_departed(&mut self, from: Participant, rank: Rank, operations: u64) -> bool {
-        let local = self.shared.group.local(from).contains(&rank);
-        if local {
-            self.departures.note(rank, operations);
-            self.refuse_impossible();
-        }
-        local
     }
 
     fn refuse_impossible(&mut self) {
@@ -364,8 +356,11 @@ impl Communicator {
         if self.shared.has_failed() {
             return None;
         }
-        let others = [self.inquiries.poll_timeout(&self.shared), self.aggregation_timeout()];
-        self.deferred_until().into_iter().chain(others.into_iter().flatten()).min()
+        // Hosts sum on while there is nothing to sum.
+        let busy = self.shared.operations.oldest().is_some();
+        let session = self.shared.epochs.session_timeout().filter(|_| busy);
+        let inquiry = self.inquiries.poll_timeout(&self.shared);
+        self.deferred_until().into_iter().chain(inquiry).chain(session).min()
     }
 
     /// Whether something waits for time alone that is no time-out: an operation for its interleave slot, the end of a slot, or an
@@ -440,7 +435,7 @@ impl Communicator {
             Begin::Begun => true,
             Begin::NotYet => false,
             Begin::SessionNeeded(epoch) => {
-                self.request_session(now, epoch, 0);
+                self.send_to_leader(now, epoch, Agreement::Ask { session: 0 });
                 false
             }
         }

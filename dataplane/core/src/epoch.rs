@@ -11,10 +11,10 @@ use harmonaize_plan::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What control decided for a communicator, under an epoch.
+/// Control's decision for a communicator in an epoch.
 #[derive(Clone, Debug)]
 pub struct EpochPlan {
-    /// Number of the epoch; later plans have higher ones.
+    /// The number of the epoch; later plans have higher ones.
     pub epoch: Epoch,
     /// Participants and their order.
     pub plan: Plan,
@@ -26,11 +26,11 @@ pub struct EpochPlan {
     pub landing_slots: u32,
     /// How large AllReduces, AllToAlls and AllGathers of f32 are compressed; `None`: not at all.
     pub coding: Option<Coding>,
-    /// What an aggregator on the way sums; `None`: there is none.
+    /// The operations that an aggregator on the path sums; `None`: there is none.
     pub aggregation: Option<Aggregation>,
 }
 
-/// Times a communicator keeps.
+/// How long a communicator waits for others.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// An operation in flight fails after this long without progress.

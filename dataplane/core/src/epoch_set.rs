@@ -6,7 +6,7 @@ use crate::error::{BadPlan, CoreError};
 use crate::message::Header;
 use crate::stream::Stream;
 use crate::switch::Switch;
-use harmonaize_abi::{Epoch, Rank};
+use harmonaize_abi::{Epoch, Nanos, Rank};
 use harmonaize_plan::{Access, Participant};
 
 /// The current epoch, the next one while a change is under way, and which were given up.
@@ -73,6 +73,12 @@ impl EpochSet {
         let next = self.next.as_ref().map(|switch| &switch.epoch);
         let mut epochs = std::iter::once(&self.current).chain(next);
         epochs.any(|epoch| epoch.aggregation.as_ref().is_some_and(AggregationState::is_frozen))
+    }
+
+    /// When the leader of the current epoch's sessions wants to be polled: hosts have summed for long enough then.
+    pub(crate) fn session_timeout(&self) -> Option<Nanos> {
+        let leader = self.current.aggregation.as_ref()?.leader.as_ref()?;
+        leader.poll_timeout().map(Nanos::from)
     }
 
     /// The epoch whose links carry messages that belong to no stream: the newest that everybody has.

@@ -3,7 +3,7 @@
 use harmonaize_abi::{Rank, Signature};
 use serde::{Deserialize, Serialize};
 
-/// Why a communicator ended. The first reason that a participant learns is the one it keeps and tells the others.
+/// Why a communicator ended. A participant keeps the first reason that it learns, and sends it to the others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Failure {
     /// No progress within the time allowed.
@@ -11,7 +11,7 @@ pub enum Failure {
     Timeout {
         /// Number of the operation.
         operation: u64,
-        /// What the others called, if anyone here did.
+        /// The signature that was called, if a local rank called it.
         signature: Option<Signature>,
         /// Ranks that never called it; empty if all did and the data did not move.
         missing: Vec<Rank>,

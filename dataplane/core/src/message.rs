@@ -1,4 +1,4 @@
-//! What participants say to one another: a fixed header on every frame, and rare control messages behind it.
+//! Messages between participants: a fixed header on every frame, and rare control messages behind it.
 
 use crate::Failure;
 use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
@@ -46,7 +46,7 @@ pub struct Header {
     pub operation: u64,
     /// Data: number of the segment.
     pub segment: u64,
-    /// To the parent: all below me have done every segment below this. To a child: everybody has.
+    /// To the parent: every participant below has done every segment below this. To a child: everybody has.
     pub acknowledged: u64,
     /// Data: [`Signature::count`].
     pub count: u64,
@@ -58,7 +58,7 @@ pub struct Header {
     pub dtype: u8,
     /// Data: [`Signature::reduce`].
     pub reduce: u8,
-    /// Of `acknowledged`: how often segments were undone before, modulo 256.
+    /// The generation of `acknowledged`: how often segments were undone before, modulo 256.
     pub generation: u8,
 }
 
@@ -86,7 +86,7 @@ impl Header {
         }
     }
 
-    /// States the operation's signature.
+    /// Fills in the operation's signature.
     pub fn sign(&mut self, signature: &Signature) {
         self.count = signature.count;
         self.root = signature.root.0;
@@ -110,7 +110,7 @@ impl Header {
 /// The rare messages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Control {
-    /// Who of yours has called this operation, and what? (Before a time-out is declared.)
+    /// Asks which ranks have called this operation, and what, before a time-out is declared.
     Inquire {
         /// Number of the operation.
         operation: u64,
@@ -131,12 +131,12 @@ pub enum Control {
         /// Number of operations it took part in.
         operations: u64,
     },
-    /// To the leader: this epoch's links are up here.
+    /// Tells the leader that this epoch's links are up here.
     Prepared {
         /// The new epoch.
         epoch: Epoch,
     },
-    /// From the leader: promise how far you will go before the switch.
+    /// Asks, from the leader, for a promise of how far the receiver goes before the switch.
     Propose {
         /// The new epoch.
         epoch: Epoch,
@@ -155,7 +155,7 @@ pub enum Control {
         /// The first segment of the new epoch.
         segment: u64,
     },
-    /// To the leader: this epoch cannot be prepared here. From the leader: nobody shall wait for it any more.
+    /// Gives up an epoch: to the leader because it cannot be prepared here, from the leader for everybody.
     Withdrawn {
         /// The epoch that will not be.
         epoch: Epoch,
@@ -165,7 +165,7 @@ pub enum Control {
         /// Why.
         failure: Failure,
     },
-    /// To the leader, or from it: who sums an epoch's segments. Only where the epoch has an aggregator.
+    /// Agrees, to the leader or from it, on who sums an epoch's segments. Only where the epoch has an aggregator.
     Aggregation {
         /// The epoch.
         epoch: Epoch,

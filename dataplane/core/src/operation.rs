@@ -1,7 +1,7 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
 use crate::action::CodingReport;
-use harmonaize_abi::{Nanos, Rank, Signature};
+use harmonaize_abi::{Nanos, Rank, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
 
 /// One rank's call.
@@ -12,7 +12,7 @@ pub struct Call {
     /// Whether its output is its input.
     pub in_place: bool,
     /// The caller's name for the call; its completion carries the same.
-    pub token: u64,
+    pub token: Token,
 }
 
 /// An operation that at least one local rank has called.
@@ -22,7 +22,7 @@ pub(crate) struct Operation {
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
     /// By local rank: its token, once it has called.
-    pub(crate) calls: Vec<Option<u64>>,
+    pub(crate) calls: Vec<Option<Token>>,
     /// When the first rank called.
     pub(crate) since: Nanos,
     /// Set when the first segment begins.
@@ -38,7 +38,7 @@ pub(crate) struct Operation {
 
 impl Operation {
     /// The token of a local rank's call, given by its index.
-    pub(crate) fn token(&self, local: usize) -> Option<u64> {
+    pub(crate) fn token(&self, local: usize) -> Option<Token> {
         *self.calls.get(local)?
     }
 }
@@ -238,7 +238,7 @@ impl Operations {
     /// The next local rank of the oldest operation whose call is not reported yet, with its token. Returns it once.
     ///
     /// Forgets the operation, and returns `None`, once every rank that called it is reported.
-    pub(crate) fn report_next(&mut self) -> Option<(Rank, u64)> {
+    pub(crate) fn report_next(&mut self) -> Option<(Rank, Token)> {
         let operation = self.get(self.first)?;
         let calls = operation.calls.iter().zip(&self.ranks).enumerate().skip(self.reported_ranks);
         let open = calls.into_iter().find_map(|(local, (token, rank))| Some((local, *rank, (*token)?)));

@@ -12,7 +12,7 @@ use crate::message::{Header, Kind, Payload};
 use crate::operation::{Operations, Run};
 use crate::shared::Shared;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Nanos, Rank, Signature};
+use harmonaize_abi::{Epoch, Nanos, Rank, Signature, SlotId};
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
 };
@@ -172,8 +172,8 @@ impl Scheduler {
             Some(state) => match state.assign_executor(segment) {
                 Executor::Hosts => None,
                 Executor::Aggregator(index) => Some(index),
-                Executor::Unknown { wanted: true } => return Begin::SessionNeeded(epoch),
-                Executor::Unknown { wanted: false } => return Begin::NotYet,
+                Executor::Unknown { request: true } => return Begin::SessionNeeded(epoch),
+                Executor::Unknown { request: false } => return Begin::NotYet,
             },
         };
         match self.begin(shared, &candidate, aggregated) {
@@ -201,7 +201,7 @@ impl Scheduler {
                 Decision::Admitted => {}
                 Decision::Blocked => return None,
                 Decision::SlotNeeded => {
-                    shared.actions.push_back(Action::RequestSlot { slot: self.cursor });
+                    shared.actions.push_back(Action::RequestSlot { slot: SlotId(self.cursor) });
                     return None;
                 }
             }
@@ -277,7 +277,7 @@ impl Scheduler {
         }
         let called = operations.get(self.cursor).is_some() && operations.complete(self.cursor);
         if let Some(slot) = admission.take_over(now, open == 0, (self.cursor, called)) {
-            shared.actions.push_back(Action::ReleaseSlot { slot });
+            shared.actions.push_back(Action::ReleaseSlot { slot: SlotId(slot) });
         }
     }
 

@@ -1,6 +1,6 @@
-//! What control asks of an engine, and what the engine says.
+//! Commands to an engine, and its notices.
 
-use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, Timeouts};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
@@ -15,9 +15,9 @@ pub struct AttachmentId(pub u64);
 /// A rank that this agent drives.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
-    /// Which.
+    /// The rank.
     pub rank: harmonaize_abi::Rank,
-    /// Whose memory and rings.
+    /// The attachment with its memory and rings.
     pub attachment: AttachmentId,
     /// The name of the communicator in that attachment's descriptors.
     pub handle: u32,
@@ -26,32 +26,32 @@ pub struct LocalRank {
 /// Another participant, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Which.
+    /// The participant.
     pub participant: Participant,
-    /// Both ends were told this by control; none: the link of the epoch before goes on.
+    /// Control's introduction, of which the other end has its half; none: the link of the epoch before goes on.
     pub introduction: Option<Introduction>,
-    /// Most that this end may send to it, in bits a second; none: no bound.
+    /// The rate limit towards it, in bits a second; none: no limit.
     pub rate: Option<u64>,
 }
 
 /// The aggregator that a participant sends to in an epoch.
 #[derive(Clone, Debug)]
 pub struct Aggregator {
-    /// Where it listens, over UDP.
+    /// Its address over UDP.
     pub address: SocketAddr,
-    /// Where it is over RDMA, and the key that datagrams name; none: it is not, or not all participants are.
+    /// Its address over RDMA, and the key that datagrams carry; none unless it and all participants have RDMA.
     pub rdma: Option<(RdmaAddress, u32)>,
     /// Its number for the communicator's epoch.
     pub communicator: u64,
-    /// Which of its workers the participant is: the one of its own number, but where several aggregators serve the epoch.
+    /// The participant's number among its workers; another than its own where several aggregators serve the epoch.
     pub worker: u16,
     /// This worker's key.
     pub key: harmonaize_aggregator::Key,
     /// Elements of a chunk; its bytes fit a packet.
     pub chunk_elements: u32,
-    /// Most chunks in flight.
+    /// The most chunks in flight.
     pub window: u16,
-    /// Where it sums codes: the most that the squared error of a sum may be, over the squares of all ranks' elements.
+    /// The bound of a sum's squared error over the squares of all ranks' elements, where it sums shared codes.
     pub max_error: Option<f64>,
 }
 
@@ -60,9 +60,9 @@ pub struct Aggregator {
 pub struct Formation {
     /// Its number.
     pub communicator: CommunicatorId,
-    /// Whose it is: the agent's number of the tenant. Communicators of a tenant have one window to aggregators together.
+    /// The agent's number of its tenant. Communicators of a tenant share one window to aggregators.
     pub tenant: u32,
-    /// Who we are in it.
+    /// This participant.
     pub me: Participant,
     /// Its first plan.
     pub plan: EpochPlan,
@@ -70,13 +70,13 @@ pub struct Formation {
     pub peers: Vec<Peer>,
     /// The aggregator, if the plan has one.
     pub aggregator: Option<Aggregator>,
-    /// Our ranks.
+    /// The local ranks.
     pub locals: Vec<LocalRank>,
-    /// Times.
+    /// How long it waits for others.
     pub timeouts: Timeouts,
 }
 
-/// Longest that an operation waits for its turn.
+/// The longest that an operation waits for its interleave slot.
 pub const MAX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// A request to the engine.
@@ -98,7 +98,7 @@ pub enum Command {
     Form(Box<Formation>),
     /// Change the plan; [`Notice::Prepared`] or [`Notice::PrepareFailed`] follows, then [`Notice::Switched`].
     Change {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
         /// The new plan.
         plan: EpochPlan,
@@ -107,39 +107,39 @@ pub enum Command {
         /// Its aggregator, if it has one.
         aggregator: Option<Box<Aggregator>>,
     },
-    /// Everybody has said [`Notice::Prepared`] of a change: it need not wait for participants to tell each other.
+    /// Every participant has reported [`Notice::Prepared`] of a change, which need not wait for their own messages.
     AllPrepared {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
     },
-    /// Have large operations of a communicator wait here for their turn, each at most [`MAX_PATIENCE`]; none: no longer.
+    /// Have large operations of a communicator wait here for interleave slots, each at most [`MAX_PATIENCE`]; none: no longer.
     Interleave {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// How.
+        /// The rules.
         interleaving: Option<Interleaving>,
     },
-    /// A turn that [`Notice::SlotRequested`] asked for is given.
+    /// An interleave slot that [`Notice::SlotRequested`] asked for is granted.
     SlotGranted {
-        /// To which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
         /// Its number.
-        slot: u64,
+        slot: SlotId,
     },
     /// Give up a change that is not under way yet.
     Abandon {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
     },
     /// A local rank leaves, perhaps a communicator that is over: its handle names nothing any more.
     Leave {
-        /// Which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Who.
+        /// The rank.
         rank: harmonaize_abi::Rank,
     },
     /// End a communicator.
@@ -149,7 +149,7 @@ pub enum Command {
         /// Why.
         failure: Failure,
     },
-    /// Say how things stand; [`Notice::Status`] follows.
+    /// Report the state of everything; [`Notice::Status`] follows.
     Status {
         /// Comes back.
         id: u64,
@@ -158,55 +158,55 @@ pub enum Command {
     Stop,
 }
 
-/// What the engine says.
+/// A report of the engine.
 #[derive(Debug)]
 pub enum Notice {
     /// The links of an epoch are up here.
     Prepared {
-        /// Which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
-        /// What its paths to others look like on the wire, where that can be told.
+        /// The flows of its paths to others, where the transport knows them.
         flows: Vec<(Participant, Flow)>,
     },
     /// An epoch cannot be used; a first one is forgotten, with a later one the current goes on.
     PrepareFailed {
-        /// Which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
-        /// Why, for the operator.
+        /// The reason, for the operator.
         reason: String,
     },
     /// All participants have switched to an epoch: what was before it is done, and the next change may come.
     Switched {
-        /// Which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
         /// Its first segment.
         segment: u64,
     },
-    /// An operation waits for its turn.
+    /// An operation waits for an interleave slot.
     SlotRequested {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
         /// The slot's number, higher than any before.
-        slot: u64,
+        slot: SlotId,
     },
-    /// A turn that was wanted is over, given or not.
+    /// A requested interleave slot is over, granted or not.
     SlotReleased {
-        /// Of which communicator.
+        /// The communicator.
         communicator: CommunicatorId,
         /// Its number.
-        slot: u64,
+        slot: SlotId,
     },
     /// A communicator has ended with an error.
     Ended {
         /// Which.
         communicator: CommunicatorId,
-        /// Why, in terms of ranks.
+        /// The reason, in terms of ranks.
         failure: Failure,
         /// More for the operator: links and addresses.
         detail: String,
@@ -227,12 +227,12 @@ pub enum Notice {
     Status {
         /// From the command.
         id: u64,
-        /// How things stand.
+        /// The state.
         status: Status,
     },
 }
 
-/// How things stand in an engine.
+/// The state of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
     /// Every communicator.

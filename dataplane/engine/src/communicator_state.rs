@@ -7,7 +7,7 @@ use crate::command::CommunicatorStatus;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::validate::CheckedCall;
-use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status};
+use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -27,7 +27,7 @@ pub(crate) struct Local {
     pub(crate) handle: u32,
 }
 
-/// A call in flight: what the descriptor said.
+/// A call in flight, from its descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pending {
     pub(crate) cookie: u64,
@@ -45,19 +45,19 @@ pub(crate) struct Links {
     /// Landing slots, by participant: `channels * landing_slots` slots of `slot_bytes`.
     pub(crate) landing: Vec<Option<Arc<Memory>>>,
     pub(crate) paths: Vec<u16>,
-    /// What may be sent on each, in bits a second.
+    /// The rate limit of each, in bits a second.
     rates: Vec<Option<u64>>,
     pub(crate) announced: bool,
-    /// The way to the epoch's aggregator.
+    /// The path to the epoch's aggregator.
     pub(crate) aggregator: Option<Box<AggregatorPath>>,
 }
 
-/// What lies in staging after the slots of a segment's program.
+/// What lies in staging behind the slots of a segment's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtraStaging {
-    /// What came of the segment.
+    /// The result of the segment.
     Result,
-    /// What adds nothing to a sum; later what is written and nobody reads.
+    /// An input that adds nothing to a sum; later an output that nobody reads.
     Neutral,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct CommunicatorState {
     sums: Vec<Option<(u64, Sums)>>,
     /// By channel.
     staging: Vec<Option<Arc<Memory>>>,
-    /// By channel: both halves of what local ranks owe whose tensors are not mapped, one rank after another.
+    /// By channel: the residuals, in and out, of local ranks whose tensors are not mapped, one rank after another.
     pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
     calls: Vec<Pending>,
     free: Vec<u32>,
@@ -88,14 +88,14 @@ pub(crate) struct CommunicatorState {
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
-    /// What the network said when a link went down, for the operator.
+    /// The network's reason when a link went down, for the operator.
     pub(crate) detail: String,
     pub(crate) ended: bool,
     /// By channel: the segment that was last marked as begun.
     begun: Vec<Option<u64>>,
 }
 
-/// What a member is made from beside its state machine.
+/// The parts that a communicator's state is made from.
 pub(crate) struct CommunicatorParts {
     pub(crate) id: CommunicatorId,
     pub(crate) tenant: u32,
@@ -148,26 +148,28 @@ impl CommunicatorState {
         self.epochs.iter().find(|links| links.epoch == epoch)
     }
 
-    /// Remembers a call; its token.
-    pub(crate) fn remember(&mut self, cookie: u64, checked: &CheckedCall) -> Option<u64> {
+    /// Remembers a call. Returns its token, or `None` if too many are in flight.
+    pub(crate) fn remember(&mut self, cookie: u64, checked: &CheckedCall) -> Option<Token> {
         let token = self.free.pop()?;
         let call = self.calls.get_mut(token as usize)?;
         let CheckedCall { input, output, feedback, .. } = *checked;
         *call = Pending { cookie, input, output, feedback };
-        Some(u64::from(token))
+        debug_assert!(self.free.len() < self.calls.len(), "a token is given that is in use");
+        Some(Token(token.into()))
     }
 
     /// Forgets a call.
-    pub(crate) fn forget(&mut self, token: u64) -> Option<Pending> {
-        let call = self.calls.get(usize::try_from(token).ok()?).copied()?;
-        self.free.push(u32::try_from(token).ok()?);
+    pub(crate) fn forget(&mut self, token: Token) -> Option<Pending> {
+        let call = self.calls.get(usize::try_from(token.0).ok()?).copied()?;
+        self.free.push(u32::try_from(token.0).ok()?);
+        debug_assert!(self.free.len() <= self.calls.len(), "a call is forgotten twice");
         Some(call)
     }
 
     /// A local rank's call.
     pub(crate) fn pending(&self, operation: u64, rank: Rank) -> Option<&Pending> {
         let token = self.core.token(operation, rank)?;
-        self.calls.get(usize::try_from(token).ok()?)
+        self.calls.get(usize::try_from(token.0).ok()?)
     }
 
     /// Makes the channel's staging large enough for its segment. Allocates only when a segment needs more than any before

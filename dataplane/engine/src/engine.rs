@@ -21,6 +21,7 @@ use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, Collective, CommunicatorId, Completion, Epoch, Rank, Signature, Status as Code, Submission,
+    Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -402,7 +403,7 @@ impl Engine {
         member.backlog.send(self.transport.as_mut(), route, buffer.get(..used).unwrap_or(&[]), None);
     }
 
-    fn complete(&mut self, key: Key, rank: Rank, token: u64, receipt: &Receipt) {
+    fn complete(&mut self, key: Key, rank: Rank, token: Token, receipt: &Receipt) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         member.completed += 1;
         // Once for all local ranks, whom all the receipt concerns.
@@ -455,7 +456,7 @@ impl Engine {
         self.report(local.attachment, &completion);
     }
 
-    fn fail(&mut self, key: Key, rank: Rank, token: u64, operation: u64) {
+    fn fail(&mut self, key: Key, rank: Rank, token: Token, operation: u64) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         member.failed += 1;
         self.marks.write(MarkKind::Failed, || of_end(member, rank, operation));

@@ -151,12 +151,12 @@ impl<'a> ResidualPair<'a> {
 }
 
 /// A segment begins, perhaps once more, by another plan: what its program does not settle stays owed. Without feedback it costs a
-/// look at each local rank's call; with it a copy of the segment where that is not coded. What has to be fetched for it goes into `asked`, for
+/// look at each local rank's call; with it a copy of the segment where that is not coded. What has to be fetched for it goes into `pending`, for
 /// before anything else of the segment is.
 pub(crate) fn begin(
     context: &Context<'_>,
     key: Key,
-    asked: &mut Vec<PendingTransfer>,
+    pending: &mut Vec<PendingTransfer>,
 ) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let coded = segment.aggregated.is_none() && segment.program.steps.iter().any(is_coded);
@@ -173,7 +173,7 @@ pub(crate) fn begin(
                 };
                 let span = Span::new(halves.memory, halves.residual_in, halves.bytes)?;
                 let tag = tag(key, context.channel, step);
-                asked.push(PendingTransfer { attachment, tag, store: false, offset, span });
+                pending.push(PendingTransfer { attachment, tag, store: false, offset, span });
             }
             None if settled => {}
             None => {
@@ -185,19 +185,19 @@ pub(crate) fn begin(
     Ok(())
 }
 
-/// A part of the segment was encoded, and its account settled: what has to be stored for it goes into `asked`.
+/// A part of the segment was encoded, and its residual set: what has to be stored for it goes into `pending`.
 pub(crate) fn store_residual(
     context: &Context<'_>,
     key: Key,
     part: Part,
-    transfers: &mut Vec<PendingTransfer>,
+    pending: &mut Vec<PendingTransfer>,
 ) -> Result<(), ExecuteError> {
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let Some((_, halves)) = halves(context, segment, part).next().transpose()? else { return Ok(()) };
     if let Some((attachment, [_, offset])) = halves.remote {
         let span = Span::new(halves.memory, halves.residual_out, halves.bytes)?;
         let tag = tag(key, context.channel, UNTRACKED);
-        transfers.push(PendingTransfer { attachment, tag, store: true, offset, span });
+        pending.push(PendingTransfer { attachment, tag, store: true, offset, span });
     }
     Ok(())
 }

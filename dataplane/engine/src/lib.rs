@@ -34,6 +34,6 @@ pub use command::{
     MAX_PATIENCE, Notice, Peer, Status,
 };
 pub use engine::Engine;
-pub use harmonaize_abi::{CommunicatorId, Epoch};
+pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, start};

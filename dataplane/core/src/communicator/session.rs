@@ -11,12 +11,8 @@ use harmonaize_plan::{Participant, Retention};
 use std::time::Duration;
 
 impl Communicator {
-    /// Tells the leader that a session is over here; number 0 that one is wanted.
-    pub(super) fn request_session(&mut self, now: Nanos, epoch: Epoch, session: u64) {
-        self.send_to_leader(now, epoch, Agreement::Ask { session });
-    }
-
-    fn send_to_leader(&mut self, now: Nanos, epoch: Epoch, agreement: Agreement) {
+    /// Sends the leader a message of this participant's: [`Agreement::Ask`] of session 0 wants a first session.
+    pub(super) fn send_to_leader(&mut self, now: Nanos, epoch: Epoch, agreement: Agreement) {
         if self.shared.is_leader() {
             self.handle_as_leader(now, epoch, self.shared.me, agreement);
         } else {
@@ -217,7 +213,9 @@ impl Communicator {
         let open = |state: &&AggregationState| !state.stopped && state.summation == Summation::Aggregator;
         let open = self.shared.epochs.aggregation(epoch).filter(open);
         match open.map(|state| state.session) {
-            Some(session) if !self.shared.has_failed() => self.request_session(now, epoch, session),
+            Some(session) if !self.shared.has_failed() => {
+                self.send_to_leader(now, epoch, Agreement::Ask { session })
+            }
             _ => self.handle_probe_outcome(now, epoch, false),
         }
     }
@@ -234,13 +232,6 @@ impl Communicator {
         let leader = self.shared.epochs.aggregation_mut(epoch).and_then(|state| state.leader.as_mut());
         let sent = leader.and_then(|leader| leader.handle_probe_outcome(now.into(), alive));
         self.announce(now, epoch, sent);
-    }
-
-    /// When hosts have summed for long enough; while there is something to sum.
-    pub(super) fn aggregation_timeout(&self) -> Option<Nanos> {
-        self.shared.operations.oldest()?;
-        let leader = self.shared.epochs.current().aggregation.as_ref()?.leader.as_ref()?;
-        leader.poll_timeout().map(Nanos::from)
     }
 
     /// The leader's timer, and a leader that was wanted before its epoch was the current one.

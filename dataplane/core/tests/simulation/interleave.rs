@@ -2,7 +2,7 @@
 
 use super::scenario::{Incident, MILLISECOND, Scenario, generator};
 use super::world::{Event, Input, World};
-use harmonaize_core::Interleaving;
+use harmonaize_core::{Interleaving, SlotId};
 use harmonaize_plan::Participant;
 use rand::RngExt;
 use std::time::Duration;
@@ -78,6 +78,6 @@ impl World {
     pub(crate) fn give_turn(&mut self, p: Participant, turn: u64) {
         let node = &mut self.nodes[p.0 as usize];
         node.slot_requests.given |= node.slot_requests.open.is_some_and(|(of, _)| of == turn);
-        node.core.handle_slot_granted(turn);
+        node.core.handle_slot_granted(SlotId(turn));
     }
 }

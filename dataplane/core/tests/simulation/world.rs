@@ -7,7 +7,7 @@ use super::network::{Direction, Frame, Location};
 use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::{Epoch, Rank};
+use harmonaize_abi::{Epoch, Rank, Token};
 use harmonaize_core::{
     Action, BadPlan, Call, CoreError, EpochPlan, Interleaving, Message, Nanos, Payload, Receipt,
 };
@@ -456,7 +456,7 @@ impl World {
         }
         let number = state.called as u64;
         let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
-        let token = u64::from(rank.0) << 32 | number;
+        let token = Token(u64::from(rank.0) << 32 | number);
         let call = Call { signature: act.signature, in_place: act.in_place, token };
         match self.nodes[p.0 as usize].core.handle_call(Nanos(self.now), rank, call) {
             Ok(taken) => {
@@ -498,8 +498,8 @@ impl World {
             Action::Leave { epoch } => self.quit(p, epoch),
             Action::Aggregate { channel } => self.aggregate(p, channel),
             Action::CopyOut { channel } => self.copy_out(p, channel),
-            Action::RequestSlot { slot: turn } => self.ask_turn(p, turn),
-            Action::ReleaseSlot { slot: turn } => self.end_turn(p, turn),
+            Action::RequestSlot { slot: turn } => self.ask_turn(p, turn.0),
+            Action::ReleaseSlot { slot: turn } => self.end_turn(p, turn.0),
             Action::Send { to, epoch, message } => {
                 let node = &self.nodes[index];
                 assert!(node.epochs.contains(&epoch), "a message on links of an epoch that is not there");
@@ -509,7 +509,7 @@ impl World {
             Action::Complete { rank, token, receipt } => self.completed(p, rank, token, &receipt),
             Action::Fail { rank, token, operation } => {
                 assert!(self.nodes[index].failure.is_some(), "a failure before the end");
-                assert_eq!(token, u64::from(rank.0) << 32 | operation);
+                assert_eq!(token.0, u64::from(rank.0) << 32 | operation);
                 self.end_call(rank, operation, Outcome::Failed);
             }
             Action::Ended(failure) => {
@@ -546,10 +546,10 @@ impl World {
         self.wake(p);
     }
 
-    fn completed(&mut self, p: Participant, rank: Rank, token: u64, receipt: &Receipt) {
+    fn completed(&mut self, p: Participant, rank: Rank, token: Token, receipt: &Receipt) {
         assert!(self.nodes[p.0 as usize].failure.is_none(), "a completion after the end");
         let operation = receipt.operation;
-        assert_eq!(token, u64::from(rank.0) << 32 | operation, "rank {rank}'s completion of {operation}");
+        assert_eq!(token.0, u64::from(rank.0) << 32 | operation, "rank {rank}'s completion of {operation}");
         let act = self.scenario.scripts[rank.0 as usize].acts[operation as usize];
         assert_eq!(receipt.signature, act.signature);
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
