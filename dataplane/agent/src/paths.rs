@@ -140,37 +140,59 @@ fn answer<T>(asked: &Receiver<T>, to: &mpsc::WeakSender<Message>, mut find: impl
     }
 }
 
-fn port(number: u32) -> Result<u16, String> {
-    u16::try_from(number).map_err(|_| format!("{number} is no port"))
+/// Why a question of control is not answered.
+#[derive(Debug, thiserror::Error)]
+enum PathError {
+    #[error("{0} is no port")]
+    Port(u32),
+    #[error("{0:?} is no IPv4 address")]
+    Address(String),
+    #[error("{0:?} is no address with a port")]
+    Target(String),
+    #[error("{0} hops")]
+    Hops(u32),
+    #[error("{0} pairs of ports; at most {MAX_PAIRS} are traced at a time")]
+    Pairs(usize),
+    #[error("a train of {0} bytes; at most {MAX_TRAIN}")]
+    TrainBytes(u32),
+    #[error("{0} trains; at most {MAX_TRAINS}")]
+    Trains(u32),
+    #[error("more switches, or addresses of one, than a way has")]
+    Switches,
+    #[error("no raw socket: {0}")]
+    Socket(std::io::Error),
+    #[error("tracing: {0}")]
+    Trace(std::io::Error),
 }
 
-fn address(text: &str) -> Result<Ipv4Addr, String> {
-    text.parse().map_err(|_| format!("{text:?} is no IPv4 address"))
+fn port(number: u32) -> Result<u16, PathError> {
+    u16::try_from(number).map_err(|_| PathError::Port(number))
+}
+
+fn address(text: &str) -> Result<Ipv4Addr, PathError> {
+    text.parse().map_err(|_| PathError::Address(text.to_owned()))
 }
 
 fn trace(source: Ipv4Addr, asked: &v1::TracePaths) -> v1::PathsTraced {
     let found = question(source, asked).and_then(|question| {
-        let mut tracer = Tracer::open(source).map_err(|error| format!("no raw socket: {error}"))?;
-        tracer.trace(question, PATIENCE).map_err(|error| format!("tracing: {error}"))
+        let mut tracer = Tracer::open(source).map_err(PathError::Socket)?;
+        tracer.trace(question, PATIENCE).map_err(PathError::Trace)
     });
     let (paths, error) = match found {
         Ok(ways) => (ways.iter().map(to_traced_path).collect(), String::new()),
-        Err(error) => (Vec::new(), error),
+        Err(error) => (Vec::new(), error.to_string()),
     };
     v1::PathsTraced { question: asked.question, paths, error }
 }
 
-fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, String> {
+fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, PathError> {
     let hops = u8::try_from(asked.hops).ok().filter(|hops| (1..=MAX_HOPS).contains(hops));
-    let hops = hops.ok_or_else(|| format!("{} hops", asked.hops))?;
+    let hops = hops.ok_or(PathError::Hops(asked.hops))?;
     if asked.ports.len() > MAX_PAIRS {
-        return Err(format!(
-            "{} pairs of ports; at most {MAX_PAIRS} are traced at a time",
-            asked.ports.len()
-        ));
+        return Err(PathError::Pairs(asked.ports.len()));
     }
     let pair = |pair: &v1::PortPair| Ok((port(pair.source_port)?, port(pair.destination_port)?));
-    let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, String>>()?;
+    let pairs = asked.ports.iter().map(pair).collect::<Result<Vec<_>, PathError>>()?;
     Ok(Question { protocol: Protocol::Tcp, source, destination: address(&asked.address)?, pairs, hops })
 }
 
@@ -187,7 +209,7 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
         |error: String| v1::PathProbed { question: asked.question, error, ..v1::PathProbed::default() };
     let (to, via) = match target(asked) {
         Ok(target) => target,
-        Err(error) => return failed(error),
+        Err(error) => return failed(error.to_string()),
     };
     let v1::ProbePath { bytes, trains: count, enough_bits, spread_bits, .. } = *asked;
     let trains = TrainConfig { bytes, count, enough_bps: enough_bits, spread_bps: spread_bits };
@@ -210,17 +232,17 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
     }
 }
 
-fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), String> {
-    let to = asked.address.parse().map_err(|_| format!("{:?} is no address with a port", asked.address))?;
+fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), PathError> {
+    let to = asked.address.parse().map_err(|_| PathError::Target(asked.address.clone()))?;
     if asked.bytes > MAX_TRAIN {
-        return Err(format!("a train of {} bytes; at most {MAX_TRAIN}", asked.bytes));
+        return Err(PathError::TrainBytes(asked.bytes));
     }
     if asked.trains > MAX_TRAINS {
-        return Err(format!("{} trains; at most {MAX_TRAINS}", asked.trains));
+        return Err(PathError::Trains(asked.trains));
     }
     if asked.via.len() > usize::from(MAX_HOPS) || asked.via.iter().any(|hop| hop.addresses.len() > ADDRESSES)
     {
-        return Err("more switches, or addresses of one, than a way has".to_owned());
+        return Err(PathError::Switches);
     }
     let switch =
         |hop: &v1::Hop| hop.addresses.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>();

@@ -7,8 +7,8 @@ use harmonaize_codec::Codec;
 use harmonaize_core::{EpochPlan, Timeouts};
 use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
-    Access, Algorithm, Coding, Group, Local, Participant, Plan, Request, Retention, Tuning, check_own,
-    program,
+    Access, Algorithm, CheckError, Coding, Group, Local, Participant, Plan, PlanError, Request, Retention,
+    Tuning, check_own, program,
 };
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
@@ -34,11 +34,42 @@ pub struct ExpandedRecipe {
 
 /// Why a recipe cannot be executed, for the operator.
 #[derive(Debug, thiserror::Error)]
-#[error("recipe for communicator {communicator:016x}, epoch {epoch}: {what}")]
+#[error("recipe for communicator {communicator:016x}, epoch {epoch}: {invalid}")]
 pub struct RecipeError {
     communicator: u64,
     epoch: u64,
-    what: String,
+    invalid: InvalidRecipe,
+}
+
+/// What is wrong with a recipe.
+#[derive(Debug, thiserror::Error)]
+enum InvalidRecipe {
+    #[error("ranks missing or there twice")]
+    Ranks,
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("participant {0} has no rank")]
+    NoRank(u32),
+    #[error("no tuning")]
+    NoTuning,
+    #[error("{field} {value} out of range")]
+    OutOfRange { field: &'static str, value: u64 },
+    #[error("{0} channels")]
+    Channels(u32),
+    #[error("a bound of {0} on what a codec loses")]
+    ErrorBound(f64),
+    #[error("codec \"{0}\" is not known here")]
+    Codec(String),
+    #[error("participant {participant}: {field}")]
+    Peer { participant: u32, field: &'static str },
+    #[error("{0}")]
+    Aggregation(String),
+    #[error("{collective}: not proved within {} s", VERIFY_TIMEOUT.as_secs())]
+    VerifyTimeout { collective: Collective },
+    #[error("{collective}: {error}")]
+    Program { collective: Collective, error: PlanError },
+    #[error("{collective}: {error}")]
+    Unsound { collective: Collective, error: CheckError },
 }
 
 /// Plans that are kept in mind as proved.
@@ -74,7 +105,7 @@ impl VerifiedPlan {
 
 impl VerifiedPlans {
     /// Proves what was not proved yet.
-    fn verify(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), String> {
+    fn verify(&mut self, plan: &EpochPlan, me: Participant) -> Result<(), InvalidRecipe> {
         let wanted = VerifiedPlan::of(plan, me);
         if !self.0.iter().any(|known| known.covers(&wanted)) {
             verify(plan, me, Instant::now() + VERIFY_TIMEOUT)?;
@@ -90,26 +121,28 @@ impl VerifiedPlans {
 /// # Errors
 /// If anything in it does not fit together.
 pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRecipe, RecipeError> {
-    let error = |what: String| RecipeError { communicator: recipe.communicator, epoch: recipe.epoch, what };
+    let Recipe { communicator, epoch, .. } = *recipe;
+    expand_valid(recipe, proved).map_err(|invalid| RecipeError { communicator, epoch, invalid })
+}
+
+fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRecipe, InvalidRecipe> {
     let members = recipe.participants.iter().map(|p| p.ranks.iter().map(|&rank| Rank(rank)).collect());
-    let group = Group::new(members.collect()).ok_or_else(|| error("ranks missing or there twice".into()))?;
+    let group = Group::new(members.collect()).ok_or(InvalidRecipe::Ranks)?;
     let order = recipe.order.iter().map(|&participant| Participant(participant)).collect();
-    let plan = Plan::new(group, order).map_err(|e| error(e.to_string()))?;
+    let plan = Plan::new(group, order)?;
     let me = Participant(recipe.me);
     if plan.group().local(me).is_empty() {
-        return Err(error(format!("participant {} has no rank", me.0)));
+        return Err(InvalidRecipe::NoRank(me.0));
     }
-    let tuning = recipe.tuning.as_ref().ok_or_else(|| error("no tuning".into()))?;
-    let small = |name: &str, value: u64| {
-        u32::try_from(value)
-            .ok()
-            .filter(|v| *v > 0)
-            .ok_or_else(|| error(format!("{name} {value} out of range")))
+    let tuning = recipe.tuning.as_ref().ok_or(InvalidRecipe::NoTuning)?;
+    let small = |field: &'static str, value: u64| {
+        let small = u32::try_from(value).ok().filter(|small| *small > 0);
+        small.ok_or(InvalidRecipe::OutOfRange { field, value })
     };
     let channels = u16::try_from(tuning.channels).ok().filter(|channels| (1..=4096).contains(channels));
     let told = recipe.aggregation.as_ref();
     let aggregation = told.map(|told| aggregation::read(told, plan.participants(), me)).transpose();
-    let (rules, aggregator) = aggregation.map_err(error)?.unzip();
+    let (rules, aggregator) = aggregation.map_err(InvalidRecipe::Aggregation)?.unzip();
     let plan = EpochPlan {
         epoch: Epoch(small("epoch", recipe.epoch)?),
         plan,
@@ -121,15 +154,15 @@ pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRec
             two_shot_bytes: tuning.two_shot_bytes,
             ..Tuning::default()
         },
-        channels: channels.ok_or_else(|| error(format!("{} channels", tuning.channels)))?,
+        channels: channels.ok_or(InvalidRecipe::Channels(tuning.channels))?,
         landing_slots: tuning.landing_slots,
-        coding: recipe.coding.as_ref().map(coding).transpose().map_err(error)?,
+        coding: recipe.coding.as_ref().map(coding).transpose()?,
         aggregation: rules,
     };
     let operation = Duration::from_nanos(tuning.operation_timeout_ns);
     let timeouts = Timeouts { operation, inquiry: (operation / 4).min(MAX_INQUIRY) };
-    proved.verify(&plan, me).map_err(error)?;
-    let peers = recipe.peers.iter().map(|peer| introduce(peer).map_err(error)).collect::<Result<_, _>>()?;
+    proved.verify(&plan, me)?;
+    let peers = recipe.peers.iter().map(introduce).collect::<Result<_, _>>()?;
     Ok(ExpandedRecipe { plan, me, peers, aggregator, timeouts })
 }
 
@@ -140,16 +173,17 @@ pub fn expand(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedRec
 /// alone say, and where all participants' programs are so the whole is right ([`check_own`] says why). Nobody runs a program of an epoch before
 /// control has heard from all that they have prepared it, which none does whose own proof fails. So what all agents prove together is
 /// what each of them would prove of all, and each takes the time of its own programs: in proportion to the hosts, not to their square.
-fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), String> {
+fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), InvalidRecipe> {
     for Variant { request, retention, access } in variants(plan, me) {
-        let failed = |why: String| format!("{}: {why}", request.collective);
+        let collective = request.collective;
         if Instant::now() > until {
-            return Err(failed(format!("not proved within {} s", VERIFY_TIMEOUT.as_secs())));
+            return Err(InvalidRecipe::VerifyTimeout { collective });
         }
         let local = Local { access: &|_| access, retention };
-        let own = program(&plan.plan, request, me, &local).map_err(|error| failed(error.to_string()))?;
+        let own = program(&plan.plan, request, me, &local)
+            .map_err(|error| InvalidRecipe::Program { collective, error })?;
         check_own(&plan.plan, request, me, &own, plan.landing_slots, &local)
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| InvalidRecipe::Unsound { collective, error })?;
     }
     Ok(())
 }
@@ -217,9 +251,9 @@ fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
 }
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
-fn coding(told: &v1::Coding) -> Result<Coding, String> {
+fn coding(told: &v1::Coding) -> Result<Coding, InvalidRecipe> {
     match told.most {
-        Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
+        Some(most) if !(0.0..=1.0).contains(&most) => Err(InvalidRecipe::ErrorBound(most)),
         most => Ok(Coding {
             codec: number(&told.codec)?,
             finer: told.finer.as_deref().map(number).transpose()?,
@@ -229,14 +263,13 @@ fn coding(told: &v1::Coding) -> Result<Coding, String> {
 }
 
 /// A codec's number.
-fn number(name: &str) -> Result<u16, String> {
-    let unknown = || format!("codec \"{}\" is not known here", name.chars().take(64).collect::<String>());
-    let number = Codec::NAMED.iter().position(|(known, _)| *known == name).ok_or_else(unknown)?;
-    Ok(number as u16)
+fn number(name: &str) -> Result<u16, InvalidRecipe> {
+    let number = Codec::NAMED.iter().position(|(known, _)| *known == name);
+    number.map(|number| number as u16).ok_or_else(|| InvalidRecipe::Codec(name.chars().take(64).collect()))
 }
 
-fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
-    let at = |what: &str| format!("participant {}: {what}", peer.participant);
+fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
+    let at = |field| InvalidRecipe::Peer { participant: peer.participant, field };
     let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
     if peer.carried {
         return Ok(Peer { participant: Participant(peer.participant), introduction: None, rate });
@@ -361,7 +394,7 @@ pub(crate) mod tests {
     fn a_proof_that_takes_too_long_is_given_up() {
         let plan = plan(2, 1);
         let error = verify(&plan, Participant(0), Instant::now() - Duration::from_secs(1)).unwrap_err();
-        assert!(error.contains("not proved within 5 s"), "{error}");
+        assert!(matches!(error, InvalidRecipe::VerifyTimeout { .. }), "{error}");
     }
 
     /// The programs of all participants by the checker of them all, as agents did.

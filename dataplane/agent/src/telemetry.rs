@@ -9,6 +9,7 @@
 //! Records go to analysis and into traces; findings go to whoever listens ([`Findings`]), and to the decision loop
 //! ([`Setup::decide`]) within the thread. Everybody else asks the thread through its [`Handle`].
 
+mod active_flows;
 mod analysis;
 mod begin;
 mod clock;
@@ -16,7 +17,6 @@ mod congestion_reports;
 mod cpu_budget;
 mod cpu_pressure;
 mod finding;
-mod flow_sampler;
 mod handle;
 pub(crate) mod http;
 mod latencies;
@@ -25,9 +25,11 @@ mod losses;
 mod metrics;
 mod names;
 mod own_flows;
+mod pipeline;
 mod reading;
 mod replay;
 mod report;
+mod sampler;
 mod series;
 mod service;
 mod socket;

@@ -1,6 +1,6 @@
 //! One connection: the handshake, then what follows it.
 
-use super::attached::AttachedSession;
+use super::attached::{AttachedSession, DetachReason};
 use super::rdma;
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
@@ -74,7 +74,7 @@ impl Connection {
         let why = AttachedSession::new(attachment, Arc::clone(&self.tenant), requests.clone());
         let why = tokio::select! {
             why = why.serve(self.stream) => why,
-            _ = stop.wait_for(|stop| *stop) => "the agent goes down".into(),
+            _ = stop.wait_for(|stop| *stop) => DetachReason::AgentStops,
         };
         tracing::info!(tenant, %attachment, "detached: {why}");
         let _ = requests.send(SessionRequest::Detached { attachment }).await;

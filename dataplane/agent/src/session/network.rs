@@ -2,8 +2,7 @@
 
 use super::SessionRequest;
 use super::connection::{Connection, MAX_HELLO, MAX_OFFER, malformed, slow};
-use super::server::BindError;
-use super::socket::PAUSE;
+use super::server::{BindError, serve_connections};
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
 use harmonaize_abi::session::{
@@ -17,7 +16,6 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
 
 /// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together.
 const MAX_UNAUTHENTICATED: u32 = 16;
@@ -93,36 +91,18 @@ impl NetworkServer {
     }
 
     /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody.
-    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, mut stop: watch::Receiver<bool>) {
-        let mut connections = JoinSet::new();
+    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
+        let Self { listener, gate, .. } = self;
         let own_stop = stop.clone();
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
-                Some(_) = connections.join_next() => continue,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            match accepted {
-                Ok((stream, from)) => {
-                    let from = from.ip().to_canonical();
-                    match self.gate.admit(from) {
-                        Some(place) => {
-                            let visit = visit(place, stream, from, requests.clone(), own_stop.clone());
-                            connections.spawn(visit);
-                        }
-                        None => {
-                            tracing::warn!(%from, "closed: too many connections that have proved nothing")
-                        }
-                    }
-                }
-                Err(error) => {
-                    tracing::error!("cannot accept over TCP: {error}");
-                    tokio::time::sleep(PAUSE).await;
-                }
+        let admit = |(stream, from): (TcpStream, SocketAddr)| {
+            let from = from.ip().to_canonical();
+            let slot = gate.admit(from);
+            if slot.is_none() {
+                tracing::warn!(%from, "closed: too many connections that have proved nothing");
             }
-        }
-        drop(self.listener);
-        while connections.join_next().await.is_some() {}
+            slot.map(|slot| visit(slot, stream, from, requests.clone(), own_stop.clone()))
+        };
+        serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, stop).await;
     }
 }
 
@@ -175,20 +155,29 @@ impl Gate {
         request: &AuthRequest,
         challenge: &Challenge,
         response: &Response,
-    ) -> Result<(&Arc<Tenant>, AuthConfirmation), &'static str> {
+    ) -> Result<(&Arc<Tenant>, AuthConfirmation), AuthError> {
         let named = self.tenants.iter().find(|tenant| tenant.rules.tenant == request.tenant);
         let rules = named.and_then(|tenant| tenant.rules.network.as_ref());
         let secret = rules.map_or(&self.decoy, |rules| &rules.secret);
         let proven = secret.verify(request, challenge, response);
         match (named, rules, proven) {
-            (Some(_), Some(rules), _) if !rules.addresses.contains(&from) => {
-                Err("the address is not one of the tenant's")
-            }
+            (Some(_), Some(rules), _) if !rules.addresses.contains(&from) => Err(AuthError::Address),
             (Some(tenant), Some(_), Some(proven)) => Ok((tenant, proven)),
-            (Some(_), Some(_), None) => Err("the proof is wrong: another secret"),
-            _ => Err("no such tenant over TCP"),
+            (Some(_), Some(_), None) => Err(AuthError::Proof),
+            _ => Err(AuthError::Tenant),
         }
     }
+}
+
+/// Why a process is not let in, for the operator alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum AuthError {
+    #[error("the address is not one of the tenant's")]
+    Address,
+    #[error("the proof is wrong: another secret")]
+    Proof,
+    #[error("no such tenant over TCP")]
+    Tenant,
 }
 
 /// Someone who has proved nothing yet. Whoever is refused hears as many messages as whoever is let in, and not why.

@@ -7,9 +7,12 @@ use super::tenant::Tenant;
 use super::{RdmaRules, SessionRequest, TenantRules};
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -121,4 +124,36 @@ impl SessionServer {
         }
         while servers.join_next().await.is_some() {}
     }
+}
+
+/// How long accepting pauses when the agent is out of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves connections until `stop` becomes true (or its sender is dropped), then closes the listener that `accept` owns and
+/// waits for them. `admit` returns the future that serves a connection, or none.
+pub(super) async fn serve_connections<S, F>(
+    place: &str,
+    mut accept: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<S>>,
+    admit: impl Fn(S) -> Option<F>,
+    mut stop: watch::Receiver<bool>,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = poll_fn(&mut accept) => accepted,
+            Some(_) = connections.join_next() => continue,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        match accepted.map(&admit) {
+            Ok(connection) => connection.into_iter().for_each(|one| drop(connections.spawn(one))),
+            Err(error) => {
+                tracing::error!("cannot accept {place}: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    drop(accept);
+    while connections.join_next().await.is_some() {}
 }

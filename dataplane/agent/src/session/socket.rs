@@ -1,7 +1,7 @@
 //! A tenant's Unix socket: making it, letting the tenant's users in, and removing it.
 
 use super::connection::Connection;
-use super::server::BindError;
+use super::server::{BindError, serve_connections};
 use super::stream::Stream;
 use super::tenant::{Grant, Tenant};
 use super::{SessionRequest, SocketRules};
@@ -12,13 +12,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Context;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
-
-/// How long accepting pauses when the agent is out of descriptors.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Removes the socket's file when dropped, if it is still the same.
 #[derive(Debug)]
@@ -115,52 +111,40 @@ impl SocketServer {
     }
 
     /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody and removes the socket.
-    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, mut stop: watch::Receiver<bool>) {
-        let mut connections = JoinSet::new();
+    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
+        let Self { tenant, uids, listener, file } = self;
+        let place = format!("for tenant {}", tenant.rules.tenant);
+        let accept = move |cx: &mut Context<'_>| {
+            let _goes_with_the_listener = &file;
+            listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+        };
         let own_stop = stop.clone();
-        loop {
-            let accepted = tokio::select! {
-                accepted = self.listener.accept() => accepted,
-                Some(_) = connections.join_next() => continue,
-                _ = stop.wait_for(|stop| *stop) => break,
-            };
-            match accepted {
-                Ok((stream, _)) => match self.admit(&stream) {
-                    Ok(grant) => {
-                        let connection =
-                            Connection::new(Arc::clone(&self.tenant), Stream::Unix(stream), grant);
-                        connections.spawn(connection.run(requests.clone(), own_stop.clone()));
-                    }
-                    Err(refused) => {
-                        tracing::warn!(tenant = self.tenant.rules.tenant, "refused: {}", refused.text);
-                        refuse_at_once(&stream, &refused);
-                    }
-                },
-                Err(error) => {
-                    tracing::error!(tenant = self.tenant.rules.tenant, "cannot accept: {error}");
-                    tokio::time::sleep(PAUSE).await;
-                }
+        let admit = |stream: UnixStream| match admit(&tenant, &uids, &stream) {
+            Ok(grant) => {
+                let connection = Connection::new(Arc::clone(&tenant), Stream::Unix(stream), grant);
+                Some(connection.run(requests.clone(), own_stop.clone()))
             }
-        }
-        drop(self.listener);
-        drop(self.file);
-        while connections.join_next().await.is_some() {}
+            Err(refused) => {
+                tracing::warn!(tenant = tenant.rules.tenant, "refused: {}", refused.text);
+                refuse_at_once(&stream, &refused);
+                None
+            }
+        };
+        serve_connections(&place, accept, admit, stop).await;
     }
+}
 
-    fn admit(&self, stream: &UnixStream) -> Result<Grant, Refused> {
-        let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd());
-        let uid = credentials.map(|credentials| credentials.uid.as_raw());
-        match uid {
-            Ok(uid) if self.uids.contains(&uid) => self.tenant.connection(),
-            Ok(uid) => Err(Refused {
-                kind: RefusalKind::User,
-                text: format!(
-                    "user {uid} is not one of this tenant's; run as a user that the provider has registered"
-                ),
-            }),
-            Err(error) => Err(Refused { kind: RefusalKind::User, text: format!("unknown user: {error}") }),
+/// Admits a process of a user who may attach.
+fn admit(tenant: &Arc<Tenant>, uids: &[u32], stream: &UnixStream) -> Result<Grant, Refused> {
+    let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd());
+    let text = match credentials.map(|credentials| credentials.uid.as_raw()) {
+        Ok(uid) if uids.contains(&uid) => return tenant.connection(),
+        Ok(uid) => {
+            format!("user {uid} is not one of this tenant's; run as a user that the provider has registered")
         }
-    }
+        Err(error) => format!("unknown user: {error}"),
+    };
+    Err(Refused { kind: RefusalKind::User, text })
 }
 
 /// Says why, as far as the socket's buffer takes it (always, as nothing was sent before).

@@ -1,36 +1,143 @@
-//! How often work may be done so that all of it together takes a small share of a core.
+//! The processor time that the telemetry thread may take, by kind of work: together a small share of a core.
 
+use crate::telemetry::clock::thread_time;
+use crate::telemetry::cpu_pressure::CpuPressure;
 use std::time::Duration;
+
+/// Shares of a core, as one part in so many: samples of flows that move much, samples of all active flows, reads of all
+/// flows, wake-ups for events, fast samples, and late round trips. Together 1.7%: what this thread takes, operations wait
+/// for, where all cores are busy. Beside it comes what taking in marks and events costs, which nobody can choose.
+const SAMPLE_SHARE: u32 = 166;
+const FULL_SAMPLE_SHARE: u32 = 1000;
+const READ_ALL_SHARE: u32 = 1000;
+const WAKE_SHARE: u32 = 200;
+const FAST_SAMPLE_SHARE: u32 = 500;
+const LATE_RTT_SHARE: u32 = 500;
+/// By how much shares fall under CPU pressure, and events gather longer. Samples of flows that move much fall by its square;
+/// there are no fast samples at all.
+const BACKOFF_FACTOR: u32 = 2;
+/// Processor time that each kind of work may save up, and owe: so long it is done at once.
+const WAKE_BURST: Duration = Duration::from_micros(500);
+const FAST_BURST: Duration = Duration::from_millis(3);
+const LATE_RTT_BURST: Duration = Duration::from_millis(2);
+/// The longest interval between two samples, unless the configured one is longer.
+const MAX_SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
+/// The shortest and the longest interval between two samples of all active flows, and between two reads of all flows.
+const FULL_SAMPLE_INTERVAL: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(200)];
+const READ_ALL_INTERVAL: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
+/// The longest time that events wait; [`BACKOFF_FACTOR`] times as long under CPU pressure.
+const GATHER: Duration = Duration::from_millis(10);
+/// The interval between two checks of CPU pressure.
+const PRESSURE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The shares of all kinds of work, and the processor time that none of them has been charged for yet.
+#[derive(Debug)]
+pub(crate) struct CpuBudget {
+    /// Samples of active flows that move much.
+    pub(crate) sample: DutyCycle,
+    /// Samples of all active flows.
+    pub(crate) full_sample: DutyCycle,
+    /// Reads of all flows.
+    pub(crate) read_all: DutyCycle,
+    /// Wake-ups for events.
+    pub(crate) wake: Credit,
+    /// Samples between those that are due.
+    pub(crate) fast_sample: Credit,
+    /// Wake-ups and samples for late round trips.
+    pub(crate) late_rtt: Credit,
+    /// Whether the machine's processors had no time to spare at the last check.
+    pub(crate) throttled: bool,
+    pub(crate) pressure_due_ns: u64,
+    pressure: CpuPressure,
+    /// The thread's processor time that has been charged.
+    charged: Duration,
+}
+
+impl CpuBudget {
+    /// A budget of the calling thread, which samples flows once per `interval` at most.
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self {
+            sample: DutyCycle::new(SAMPLE_SHARE, [interval, interval.max(MAX_SAMPLE_INTERVAL)]),
+            full_sample: DutyCycle::new(FULL_SAMPLE_SHARE, FULL_SAMPLE_INTERVAL),
+            read_all: DutyCycle::new(READ_ALL_SHARE, READ_ALL_INTERVAL),
+            wake: Credit::new(WAKE_SHARE, WAKE_BURST),
+            fast_sample: Credit::new(FAST_SAMPLE_SHARE, FAST_BURST),
+            late_rtt: Credit::new(LATE_RTT_SHARE, LATE_RTT_BURST),
+            throttled: false,
+            pressure_due_ns: 0,
+            pressure: CpuPressure::new(),
+            charged: thread_time(),
+        }
+    }
+
+    /// Returns the thread's processor time since the last call.
+    pub(crate) fn spent(&mut self) -> Duration {
+        let now = thread_time();
+        now.saturating_sub(std::mem::replace(&mut self.charged, now))
+    }
+
+    /// Whether flows may be sampled without delay.
+    pub(crate) fn allows_fast_sample(&self, now_ns: u64) -> bool {
+        !self.throttled && self.fast_sample.delay(now_ns).is_zero()
+    }
+
+    /// Whether a late round trip may wake the thread, and have flows sampled without delay.
+    pub(crate) fn allows_late_rtt(&self, now_ns: u64) -> bool {
+        !self.throttled && self.late_rtt.delay(now_ns).is_zero()
+    }
+
+    /// Returns how long events gather before they wake the thread.
+    pub(crate) fn gather_delay(&self, now_ns: u64) -> Duration {
+        self.wake.delay(now_ns).min(GATHER * self.backoff())
+    }
+
+    /// Checks CPU pressure when that is due, and adapts the shares.
+    pub(crate) fn poll_pressure(&mut self, now_ns: u64) {
+        if now_ns < self.pressure_due_ns {
+            return;
+        }
+        self.throttled = self.pressure.is_throttled();
+        let backoff = self.backoff();
+        self.sample.set_backoff(backoff * backoff);
+        self.full_sample.set_backoff(backoff);
+        self.read_all.set_backoff(backoff);
+        self.pressure_due_ns = now_ns.saturating_add(nanoseconds(PRESSURE_INTERVAL));
+    }
+
+    fn backoff(&self) -> u32 {
+        if self.throttled { BACKOFF_FACTOR } else { 1 }
+    }
+}
 
 /// Work that is repeated: after `cost` of processor time it rests until that was no more than its share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DutyCycle {
-    /// One part in so many of a core.
+    /// The inverse of the share of a core.
     parts: u32,
-    /// Of that, one part in so many.
+    /// By how much the share falls.
     backoff: u32,
-    /// At least so long from one time to the next.
+    /// The shortest interval between two times.
     min_interval: Duration,
-    /// At most so long, whatever it costs.
+    /// The longest interval between two times, whatever they cost.
     max_interval: Duration,
     due_ns: u64,
 }
 
 impl DutyCycle {
-    pub(crate) fn new(parts: u32, min_interval: Duration, max_interval: Duration) -> Self {
+    pub(crate) fn new(parts: u32, [min_interval, max_interval]: [Duration; 2]) -> Self {
         Self { parts, backoff: 1, min_interval, max_interval, due_ns: 0 }
     }
 
-    /// From now on it takes one part in so many of its share.
-    pub(crate) fn set_backoff(&mut self, thrift: u32) {
-        self.backoff = thrift;
+    /// Divides the share from now on.
+    pub(crate) fn set_backoff(&mut self, backoff: u32) {
+        self.backoff = backoff;
     }
 
     pub(crate) fn due_ns(&self) -> u64 {
         self.due_ns
     }
 
-    /// At least so long passes from one time to the next.
+    /// Returns the shortest interval between two times.
     pub(crate) fn min_interval(&self) -> Duration {
         self.min_interval
     }
@@ -39,7 +146,7 @@ impl DutyCycle {
         now_ns >= self.due_ns
     }
 
-    /// It was done, and took this much of a processor.
+    /// Charges one time that the work was done.
     pub(crate) fn done(&mut self, now_ns: u64, cost: Duration) {
         let parts = self.parts.saturating_mul(self.backoff);
         let rest = cost.saturating_mul(parts).clamp(self.min_interval, self.max_interval);
@@ -51,7 +158,7 @@ impl DutyCycle {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Credit {
     parts: u32,
-    /// Processor time that may be saved up, and owed.
+    /// The processor time that may be saved up, and owed.
     limit: i64,
     credit: i64,
     since_ns: u64,
@@ -70,7 +177,7 @@ impl Credit {
         self.since_ns = now_ns;
     }
 
-    /// How long to let work gather from now on before the next batch.
+    /// Returns how long work gathers from now on before the next batch.
     pub(crate) fn delay(&self, now_ns: u64) -> Duration {
         let owed = u64::try_from(-self.earned(now_ns)).unwrap_or(0);
         Duration::from_nanos(owed.saturating_mul(self.parts.into()))
@@ -95,7 +202,7 @@ mod tests {
 
     #[test]
     fn costly_work_rests_longer_within_bounds() {
-        let mut pace = DutyCycle::new(100, Duration::from_millis(5), Duration::from_secs(1));
+        let mut pace = DutyCycle::new(100, [Duration::from_millis(5), Duration::from_secs(1)]);
         assert!(pace.is_due(0));
         for (cost, rest) in [(1, 5), (50, 5), (100, 10), (4_000, 400), (40_000, 1_000)] {
             pace.done(7, Duration::from_micros(cost));

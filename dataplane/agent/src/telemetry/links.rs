@@ -38,6 +38,17 @@ impl Links {
         &self.measured
     }
 
+    /// Returns the indexes of those that are measured now.
+    pub(crate) fn indexes(&self) -> Vec<u32> {
+        self.measured.iter().map(|link| link.index).collect()
+    }
+
+    /// Appends the totals of each.
+    pub(crate) fn read_totals(&self, source: &dyn Collector, time_ns: u64, into: &mut Vec<Record>) {
+        let totals = self.measured.iter().filter_map(|link| source.totals(link.index).ok());
+        into.extend(totals.map(|totals| Record::Totals { time_ns, totals }));
+    }
+
     /// What is wrong with those that are not, a sentence each.
     pub(crate) fn missing(&self) -> impl Iterator<Item = &str> {
         self.configured.values().filter_map(|wrong| wrong.as_deref())

@@ -1,6 +1,6 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
-use crate::telemetry::flow_sampler::entry;
+use crate::telemetry::active_flows::entry;
 use crate::telemetry::series::Series;
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;

@@ -152,7 +152,7 @@ async fn scraped(address: SocketAddr) {
     for (request, status) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "404"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", "405"),
-        (b"\xff\xfe\r\n\r\n", "405"),
+        (b"\xff\xfe\r\n\r\n", "400"),
         (&long, "431"),
     ] {
         let answer = ask(address, request).await;

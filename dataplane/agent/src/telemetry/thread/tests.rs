@@ -1,7 +1,9 @@
 //! When a late round trip has the thread look at flows, and for how long.
 
 use super::*;
-use harmonaize_events::{FlowKey, Protocol, TcpFlow};
+use crate::telemetry::cpu_budget::{DutyCycle, nanoseconds};
+use crate::telemetry::sampler::FAST_INTERVAL;
+use harmonaize_events::{Event, EventKind, FlowKey, Protocol, TcpFlow};
 use harmonaize_loader::fake::Fake;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -37,22 +39,22 @@ fn thread(fake: &Fake) -> Thread {
     fake.scene().flows.tcp.push((key(1), flow));
     tell(fake, EventKind::FlowBegan, 1);
     turn(&mut thread);
-    assert!(thread.sampled_ns > 0, "it began");
-    thread.woken_ns = 0;
-    thread.full_sample_cycle = DutyCycle::new(FULL_SAMPLE_SHARE, HOUR, HOUR);
-    thread.full_sample_cycle.done(monotonic_ns(), HOUR);
+    assert!(thread.sampler.sampled_ns > 0, "it began");
+    thread.sampler.woken_ns = 0;
+    thread.sampler.budget.full_sample = DutyCycle::new(1, [HOUR, HOUR]);
+    thread.sampler.budget.full_sample.done(monotonic_ns(), HOUR);
     thread
 }
 
 /// A turn, a while after the last look, on a machine of which a test knows how busy it is. Whether it has looked at flows.
 fn turn(thread: &mut Thread) -> bool {
-    while monotonic_ns() < thread.sampled_ns + nanoseconds(FAST_INTERVAL) {
+    while monotonic_ns() < thread.sampler.sampled_ns + nanoseconds(FAST_INTERVAL) {
         std::hint::spin_loop();
     }
-    thread.pressure_due_ns = u64::MAX;
-    let looked_ns = thread.sampled_ns;
+    thread.sampler.budget.pressure_due_ns = u64::MAX;
+    let looked_ns = thread.sampler.sampled_ns;
     thread.run_once();
-    thread.sampled_ns != looked_ns
+    thread.sampler.sampled_ns != looked_ns
 }
 
 #[test]
@@ -75,10 +77,10 @@ fn a_late_round_trip_of_a_flow_that_moves_much_has_it_looked_at_at_once() {
         fake.scene().events.push_back(trip);
         assert_eq!(turn(&mut thread), news, "one that took twice as long as the one before");
     }
-    thread.throttled = true;
+    thread.sampler.budget.throttled = true;
     tell(&fake, EventKind::LateRtt, 1);
     assert!(!turn(&mut thread), "where all processors are busy it waits");
-    thread.throttled = false;
+    thread.sampler.budget.throttled = false;
     assert!(turn(&mut thread), "until they are not");
 }
 
@@ -111,14 +113,14 @@ fn a_storm_of_late_round_trips_ends_in_what_they_may_take() {
     let fake = Fake::default();
     let mut thread = thread(&fake);
     let mut turns = 0;
-    while thread.late_rtt_credit.delay(monotonic_ns()).is_zero() {
+    while thread.sampler.budget.late_rtt.delay(monotonic_ns()).is_zero() {
         tell(&fake, EventKind::LateRtt, 9);
         thread.run_once();
         turns += 1;
         assert!(turns < 100_000, "each takes something");
     }
     tell(&fake, EventKind::LateRtt, 1);
-    thread.late_rtt_credit.used(monotonic_ns(), HOUR);
+    thread.sampler.budget.late_rtt.used(monotonic_ns(), HOUR);
     assert!(!turn(&mut thread), "it waits for the next look");
 }
 
@@ -136,6 +138,6 @@ fn events_are_taken_in_by_their_times_however_they_were_told() {
         fake.scene().events.push_back(Event { time_ns, flow, kind, ..Event::default() });
     }
     thread.gather();
-    let times: Vec<u64> = thread.events.iter().map(|event| event.time_ns).collect();
+    let times: Vec<u64> = thread.pipeline.events.iter().map(|event| event.time_ns).collect();
     assert_eq!(times, [20, 30, 50, 60]);
 }

@@ -39,7 +39,7 @@ impl Default for ActiveFlow {
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(crate) struct FlowSampler {
+pub(crate) struct ActiveFlows {
     active: HashMap<FlowKey, ActiveFlow>,
     /// When all under way were last looked at.
     full_sample_ns: u64,
@@ -54,7 +54,7 @@ pub(crate) fn entry(flow: &FlowKey) -> FlowKey {
     FlowKey { direction: if tcp { 0 } else { flow.direction }, ..*flow }
 }
 
-impl FlowSampler {
+impl ActiveFlows {
     /// A packet of a flow has passed. Whether it had rested, and is looked at from now on.
     pub(crate) fn activate(&mut self, flow: &FlowKey) -> bool {
         if self.active.len() >= MAX_FLOWS {
@@ -218,7 +218,7 @@ mod tests {
             flow.egress.traffic.last_ns = last_ns;
             scene.flows.tcp.push((tcp(port), flow));
         };
-        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
         pass(&fake, 1, 100);
         pass(&fake, 2, 100);
         looks.read_all(&mut fake, 200, &mut records).unwrap();
@@ -254,7 +254,7 @@ mod tests {
             (flow.egress.traffic.last_ns, flow.egress.traffic.bytes) = (last_ns, bytes);
             scene.flows.tcp.push((tcp(port), flow));
         };
-        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
         let mut looked = [0, 0];
         for step in 1..=100 {
             let now_ns = step * HEAVY_WINDOW_NS / 10;
@@ -287,7 +287,7 @@ mod tests {
             };
             fake.scene().flows.roce.push((key, counters));
         }
-        let (mut looks, mut records) = (FlowSampler::default(), Vec::new());
+        let (mut looks, mut records) = (ActiveFlows::default(), Vec::new());
         looks.read_all(&mut fake, 20, &mut records).unwrap();
         assert_eq!(sampled_ports(&mut records), (0..many).collect::<Vec<_>>());
         fake.scene().flows.roce.iter_mut().for_each(|(_, counters)| counters.traffic.last_ns = 30);

@@ -1,0 +1,175 @@
+//! The way of a record: into analysis and traces, and as a finding to control, the decision loop and listeners.
+
+use crate::telemetry::analysis::{Analysis, TICK_NS};
+use crate::telemetry::clock::{monotonic_ns, realtime_offset_ns};
+use crate::telemetry::congestion_reports::{CongestionReports, ReportSink};
+use crate::telemetry::finding::{Finding, Findings, Found};
+use crate::telemetry::latencies::Latencies;
+use crate::telemetry::losses::Losses;
+use crate::telemetry::names::Names;
+use crate::telemetry::own_flows::OwnFlows;
+use crate::telemetry::tap::{Recording, Tap};
+use harmonaize_analysis::trace::{Observer, Record};
+use harmonaize_engine::MarkReader;
+use harmonaize_events::{Event, Mark};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The most marks that are taken in a row.
+const MARKS: usize = 16384;
+/// The clocks' offset may drift so far before records say so.
+const DRIFT_NS: u64 = 1_000;
+
+/// See the module's documentation.
+pub(crate) struct Pipeline {
+    /// Records that are not handed on yet.
+    pub(crate) records: Vec<Record>,
+    /// Events whose latency is not known yet.
+    pub(crate) events: Vec<Event>,
+    pub(crate) analysis: Analysis,
+    pub(crate) observer: Observer,
+    pub(crate) losses: Losses,
+    pub(crate) latencies: Latencies,
+    marks: Vec<Mark>,
+    /// When analysis was last told the time.
+    concluded_ns: u64,
+    congestion_reports: CongestionReports,
+    findings: Findings,
+    names: Arc<Mutex<Names>>,
+    decide: Box<dyn FnMut(&Finding) + Send>,
+    taps: Vec<Tap>,
+    recording: Option<Recording>,
+}
+
+impl Pipeline {
+    /// A pipeline into a recording, if one is wanted, the decision loop and the other sinks.
+    pub(crate) fn new(
+        observer: Observer,
+        record: Option<&Path>,
+        decide: Box<dyn FnMut(&Finding) + Send>,
+        (findings, names): (Findings, Arc<Mutex<Names>>),
+    ) -> anyhow::Result<Self> {
+        let (recording, tap) = record.map(Recording::begin).transpose()?.unzip();
+        Ok(Self {
+            records: vec![Record::Observer(observer)],
+            events: Vec::new(),
+            analysis: Analysis::default(),
+            observer,
+            losses: Losses::default(),
+            latencies: Latencies::default(),
+            marks: Vec::new(),
+            concluded_ns: 0,
+            congestion_reports: CongestionReports::default(),
+            findings,
+            names,
+            decide,
+            taps: Vec::from_iter(tap),
+            recording,
+        })
+    }
+
+    /// Takes marks out of the engine's queue.
+    pub(crate) fn read_marks(&mut self, source: Option<&MarkReader>, own_flows: &mut OwnFlows) {
+        self.marks.clear();
+        let marks = std::iter::from_fn(|| source.and_then(MarkReader::read)).take(MARKS);
+        self.marks.extend(marks.inspect(|mark| own_flows.mark(mark)));
+    }
+
+    /// Appends events and marks to the records, in the order of their times.
+    pub(crate) fn merge(&mut self) {
+        let (mut events, mut marks) = (self.events.iter().peekable(), self.marks.iter().peekable());
+        self.records.extend(std::iter::from_fn(|| {
+            let mark_first = match (events.peek(), marks.peek()) {
+                (Some(event), Some(mark)) => mark.time_ns < event.time_ns,
+                (event, _) => event.is_none(),
+            };
+            if mark_first {
+                marks.next().map(|mark| Record::Mark(*mark))
+            } else {
+                events.next().map(|event| Record::Event(*event))
+            }
+        }));
+    }
+
+    /// Hands records to analysis and traces, and findings to their sinks.
+    pub(crate) fn hand_on(&mut self, now_ns: u64, own_flows: &mut OwnFlows) {
+        self.take_in();
+        self.concluded_ns = 0;
+        self.conclude(now_ns, own_flows);
+    }
+
+    /// Hands records to analysis and traces.
+    pub(crate) fn take_in(&mut self) {
+        if self.records.is_empty() {
+            return;
+        }
+        // There is something to conclude.
+        self.concluded_ns = 0;
+        for record in &self.records {
+            if let Record::Link(_) = record {
+                self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
+            }
+            self.analysis.take(record);
+            for tap in &mut self.taps {
+                self.losses.records += tap.write(record);
+            }
+        }
+        self.records.clear();
+    }
+
+    /// Tells analysis the time, and hands findings to their sinks.
+    pub(crate) fn conclude(&mut self, now_ns: u64, own_flows: &mut OwnFlows) {
+        if now_ns.saturating_sub(self.concluded_ns) < TICK_NS {
+            return;
+        }
+        self.concluded_ns = now_ns;
+        self.taps.retain_mut(Tap::flush);
+        self.analysis.advance(now_ns);
+        let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
+        // Control first: it hears of a path at once.
+        found.iter().for_each(|found| self.congestion_reports.take(now_ns, found));
+        self.congestion_reports.poll_reports(now_ns, offset_ns, (own_flows, &self.analysis), &self.names);
+        for found in found {
+            if let Found::Operation(operation) = &found {
+                own_flows.operation(operation);
+            }
+            let finding = Finding { time_ns: monotonic_ns(), offset_ns, found };
+            (self.decide)(&finding);
+            self.findings.publish(finding);
+        }
+        if !self.events.is_empty() {
+            let decided_ns = monotonic_ns();
+            let Self { events, latencies, .. } = self;
+            events.drain(..).for_each(|event| latencies.note(decided_ns.saturating_sub(event.time_ns)));
+        }
+    }
+
+    /// Has control receive congestion reports from now on, or none.
+    pub(crate) fn report_congestion(&mut self, now_ns: u64, sink: ReportSink) {
+        self.congestion_reports.set_sink(now_ns, sink, &self.analysis);
+    }
+
+    /// Adds a trace, which begins with what is `known` already.
+    pub(crate) fn add_tap(&mut self, now_ns: u64, mut tap: Tap, known: &[Record]) {
+        self.losses.records += tap.write(&Record::Observer(Observer { time_ns: now_ns, ..self.observer }));
+        self.losses.records += known.iter().map(|record| tap.write(record)).sum::<u64>();
+        self.taps.push(tap);
+    }
+
+    /// Records the clocks' offset where it has drifted.
+    pub(crate) fn check_clocks(&mut self, now_ns: u64) {
+        let offset_ns = realtime_offset_ns();
+        if offset_ns.abs_diff(self.observer.realtime_offset_ns) > DRIFT_NS {
+            self.observer = Observer { time_ns: now_ns, realtime_offset_ns: offset_ns, ..self.observer };
+            self.records.push(Record::Observer(self.observer));
+        }
+    }
+
+    /// Waits until the recording is whole, if there is one.
+    pub(crate) fn end(self) {
+        drop(self.taps);
+        if let Some(recording) = self.recording {
+            recording.end();
+        }
+    }
+}

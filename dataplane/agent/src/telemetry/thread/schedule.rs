@@ -1,0 +1,109 @@
+//! When the telemetry thread wakes: for events, for commands, and for what is due.
+
+use crate::telemetry::cpu_budget::nanoseconds;
+use crate::telemetry::reading::Reading;
+use crate::telemetry::sampler::Sampler;
+use harmonaize_loader::Collector;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// The interval between two looks at interfaces, losses and clocks.
+const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
+/// How long segments are awaited before flows' ends are told to the first who asks.
+const SEGMENTS_TIMEOUT: Duration = Duration::from_millis(20);
+/// How long flows' ends are followed for the next who asks.
+const FOLLOWED: Duration = Duration::from_secs(10);
+
+/// Who waits for a reading.
+pub(super) type Reply = oneshot::Sender<Arc<Reading>>;
+
+/// What is due besides samples.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    housekeeping_ns: u64,
+    /// Until when flows' ends are followed.
+    followed_until_ns: u64,
+    /// Who waits for segments, and until when.
+    replies: Vec<(u64, Reply)>,
+}
+
+/// When to wake, and what besides the bell wakes.
+pub(super) struct Wake<'a> {
+    timeout: Duration,
+    events: Option<BorrowedFd<'a>>,
+    late_rtts: Option<BorrowedFd<'a>>,
+}
+
+impl Schedule {
+    /// Returns when to wake next; `next_sample_ns` is none without traffic.
+    pub(super) fn next_wake<'a>(
+        &self,
+        now_ns: u64,
+        source: &'a dyn Collector,
+        sampler: &Sampler,
+        next_sample_ns: Option<u64>,
+    ) -> Wake<'a> {
+        let budget = &sampler.budget;
+        let flows_ns = next_sample_ns.map(|due_ns| due_ns.min(budget.read_all.due_ns()));
+        let replies_ns = self.replies.iter().map(|(due_ns, _)| *due_ns);
+        let due_ns = replies_ns.chain(flows_ns).fold(self.housekeeping_ns, u64::min);
+        let mut timeout = Duration::from_nanos(due_ns.saturating_sub(now_ns));
+        // Events that gather do not wake; late round trips do.
+        let gather = budget.gather_delay(now_ns);
+        let events = source.event_fd().filter(|_| gather.is_zero());
+        if events.is_none() {
+            timeout = timeout.min(if gather.is_zero() { budget.sample.min_interval() } else { gather });
+        }
+        Wake { timeout, events, late_rtts: source.late_rtt_fd().filter(|_| budget.allows_late_rtt(now_ns)) }
+    }
+
+    /// Whether housekeeping is due; the next is due an interval later.
+    pub(super) fn take_housekeeping(&mut self, now_ns: u64) -> bool {
+        let due = now_ns >= self.housekeeping_ns;
+        if due {
+            self.housekeeping_ns = now_ns.saturating_add(nanoseconds(HOUSEKEEPING_INTERVAL));
+        }
+        due
+    }
+
+    /// Has flows' ends followed for a while.
+    pub(super) fn follow(&mut self, now_ns: u64) {
+        self.followed_until_ns = now_ns.saturating_add(nanoseconds(FOLLOWED));
+    }
+
+    /// Whether flows' ends are followed.
+    pub(super) fn follows(&self, now_ns: u64) -> bool {
+        now_ns <= self.followed_until_ns
+    }
+
+    /// Has a reading wait for segments.
+    pub(super) fn defer(&mut self, now_ns: u64, reply: Reply) {
+        self.replies.push((now_ns.saturating_add(nanoseconds(SEGMENTS_TIMEOUT)), reply));
+    }
+
+    /// Returns those who have waited for segments.
+    pub(super) fn due_replies(&mut self, now_ns: u64) -> Vec<Reply> {
+        self.replies.extract_if(.., |(due_ns, _)| *due_ns <= now_ns).map(|(_, reply)| reply).collect()
+    }
+}
+
+impl Wake<'_> {
+    /// Sleeps until then, or until somebody rings the bell, and silences it.
+    pub(super) fn sleep(&self, bell: &OwnedFd) {
+        // What does not wake leaves its place to the bell.
+        let fds = [Some(bell.as_fd()), self.events, self.late_rtts];
+        let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd.unwrap_or(bell.as_fd()), PollFlags::IN));
+        let timeout = Timespec {
+            tv_sec: i64::try_from(self.timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: self.timeout.subsec_nanos().into(),
+        };
+        // An interrupted sleep is a short one.
+        let _ = poll(&mut fds, Some(&timeout));
+        if fds.first().is_some_and(|bell| !bell.revents().is_empty()) {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+    }
+}
