@@ -11,6 +11,18 @@ pub(crate) trait Lane: Copy {
     fn divide(self, by: &Divisor) -> Self;
 }
 
+/// Defines methods that take two values, as expressions of both.
+macro_rules! binary {
+    (|$left:ident, $right:ident| $($name:ident = $result:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, other: Self) -> Self {
+            let ($left, $right) = (self, other);
+            $result
+        }
+    )*};
+}
+pub(crate) use binary;
+
 /// A reduction, chosen when a kernel is compiled.
 pub(crate) trait Fold {
     fn fold<L: Lane>(left: L, right: L) -> L;
@@ -64,24 +76,12 @@ impl Divisor {
 macro_rules! integer_lanes {
     ($($integer:ty, $quotient:ty;)*) => {$(
         impl Lane for $integer {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-
-            #[inline(always)]
-            fn product(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
-
-            #[inline(always)]
-            fn minimum(self, other: Self) -> Self {
-                Ord::min(self, other)
-            }
-
-            #[inline(always)]
-            fn maximum(self, other: Self) -> Self {
-                Ord::max(self, other)
+            binary! {
+                |a, b|
+                sum = a.wrapping_add(b);
+                product = a.wrapping_mul(b);
+                minimum = Ord::min(a, b);
+                maximum = Ord::max(a, b);
             }
 
             #[inline(always)]
@@ -105,36 +105,24 @@ integer_lanes! {
 macro_rules! float_lanes {
     ($($float:ty;)*) => {$(
         impl Lane for $float {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                self + other
-            }
-
-            #[inline(always)]
-            fn product(self, other: Self) -> Self {
-                self * other
-            }
-
-            #[inline(always)]
-            fn minimum(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
+            binary! {
+                |a, b|
+                sum = a + b;
+                product = a * b;
+                minimum = if a.is_nan() || b.is_nan() {
                     Self::NAN
-                } else if self < other || (self == other && self.is_sign_negative()) {
-                    self
+                } else if a < b || (a == b && a.is_sign_negative()) {
+                    a
                 } else {
-                    other
-                }
-            }
-
-            #[inline(always)]
-            fn maximum(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
+                    b
+                };
+                maximum = if a.is_nan() || b.is_nan() {
                     Self::NAN
-                } else if self > other || (self == other && self.is_sign_positive()) {
-                    self
+                } else if a > b || (a == b && a.is_sign_positive()) {
+                    a
                 } else {
-                    other
-                }
+                    b
+                };
             }
 
             #[inline(always)]

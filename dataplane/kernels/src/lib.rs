@@ -27,25 +27,20 @@ mod divide;
 mod element;
 mod error;
 mod isa;
-#[cfg(target_arch = "aarch64")]
-mod neon;
 mod pass;
 pub mod polyval;
+mod reduce;
 mod scalar;
 mod simd;
 #[cfg(test)]
 mod tests;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod vector;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use error::KernelError;
 pub use isa::Isa;
 
 use element::Divisor;
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use pass::{Kernel, Pass};
+use pass::Pass;
 
 /// Most sources that one pass reads.
 pub const MAX_SOURCES: usize = 8;
@@ -69,8 +64,7 @@ pub fn reduce(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    // SAFETY: `detect` gives what this CPU has.
-    unsafe { run(kernel(Isa::detect(), op, dtype), dtype, sources, destinations, divide) }
+    reduce_with(Isa::detect(), op, dtype, sources, destinations, divide)
 }
 
 /// [`reduce`] with the instruction set `isa`, for tests and benchmarks.
@@ -85,25 +79,6 @@ pub fn reduce_with(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    if !isa.is_available() {
-        return Err(KernelError::Isa { isa });
-    }
-    // SAFETY: it is available.
-    unsafe { run(kernel(isa, op, dtype), dtype, sources, destinations, divide) }
-}
-
-/// One pass.
-///
-/// # Safety
-/// The CPU must have the kernel's instruction set, and the kernel be of `dtype`.
-#[inline(always)]
-unsafe fn run(
-    kernel: Kernel,
-    dtype: Dtype,
-    sources: &[View<'_>],
-    destinations: &[ViewMut<'_>],
-    divide: Option<u32>,
-) -> Result<(), KernelError> {
     let divisor;
     let divide = match divide {
         None => None,
@@ -113,9 +88,8 @@ unsafe fn run(
         }
     };
     let pass = Pass::new(dtype, sources, destinations, divide, STREAM_FROM)?;
-    // SAFETY: the caller's promise, and the pass is of `dtype` too.
-    unsafe { kernel(&pass) };
-    Ok(())
+    // SAFETY: of one `dtype`.
+    unsafe { reduce::run(isa, op, dtype, &pass) }
 }
 
 /// Copies `source` to every one of `destinations` (at least 1), all of the same length; a destination that is exactly the
@@ -125,32 +99,17 @@ unsafe fn run(
 /// [`KernelError::NoDestination`] and [`KernelError::Length`]; nothing is written then.
 pub fn copy(source: View<'_>, destinations: &[ViewMut<'_>]) -> Result<(), KernelError> {
     // One source is folded with nothing: its bytes, in whatever lanes.
-    let kernel = kernel(Isa::detect(), ReduceOp::Sum, Dtype::U8);
     let sources = [source];
-    let pass = Pass::new(Dtype::U8, &sources, destinations, None, STREAM_FROM)?;
+    let pass = |to| Pass::new(Dtype::U8, &sources, to, None, STREAM_FROM);
+    // SAFETY: both are of bytes.
+    let copy = |pass| unsafe { reduce::run(Isa::detect(), ReduceOp::Sum, Dtype::U8, &pass) };
+    let whole = pass(destinations)?;
     let is_source = |destination: &ViewMut<'_>| destination.pointer().cast_const() == source.pointer();
     if !destinations.iter().any(is_source) {
-        // SAFETY: `detect` gives what this CPU has, and both are of bytes.
-        unsafe { kernel(&pass) };
-        return Ok(());
+        return copy(whole);
     }
-    for others in destinations.split(is_source).filter(|others| !others.is_empty()) {
-        let pass = Pass::new(Dtype::U8, &sources, others, None, STREAM_FROM)?;
-        // SAFETY: as above.
-        unsafe { kernel(&pass) };
-    }
-    Ok(())
-}
-
-/// The kernel of an instruction set, which the CPU must have when it runs.
-fn kernel(isa: Isa, op: ReduceOp, dtype: Dtype) -> Kernel {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => x86::avx2::kernel(op, dtype),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => x86::avx512::kernel(op, dtype),
-        #[cfg(target_arch = "aarch64")]
-        Isa::Neon => neon::kernel(op, dtype),
-        _ => scalar::kernel(op, dtype),
-    }
+    destinations
+        .split(is_source)
+        .filter(|others| !others.is_empty())
+        .try_for_each(|others| copy(pass(others)?))
 }

@@ -1,20 +1,12 @@
 //! One pass over memory, checked: what a kernel is given.
 
 use crate::element::Divisor;
+use crate::simd::ROW_BYTES;
 use crate::{KernelError, MAX_SOURCES};
 use harmonaize_abi::{Dtype, View, ViewMut};
 
-/// Runs a pass.
-///
-/// # Safety
-/// The CPU must have the kernel's instruction set, and the pass must be of the kernel's element type.
-pub(crate) type Kernel = unsafe fn(&Pass<'_>);
-
 /// A pass at least this long first does the few elements before its destination's next aligned address.
 const ALIGN_FROM: usize = 4096;
-
-/// The widest register's bytes: destinations that lie alike in this modulus are aligned together.
-const WIDEST: usize = 64;
 
 /// Sources and destinations of one pass. Holds: 1 to [`MAX_SOURCES`] sources, at least 1 destination, each of exactly
 /// `bytes` bytes, a whole number of elements.
@@ -23,11 +15,11 @@ pub(crate) struct Pass<'a> {
     pub(crate) destinations: &'a [ViewMut<'a>],
     pub(crate) bytes: usize,
     pub(crate) divide: Option<&'a Divisor>,
-    /// Bit `i`: destination `i` (of the first 64) is written past the caches. All such lie alike modulo [`WIDEST`].
+    /// Bit `i`: destination `i` (of the first 64) is written past the caches. All such lie alike modulo [`ROW_BYTES`].
     pub(crate) streams: u64,
-    /// Bytes from the start to the first address that is a multiple of [`WIDEST`] in the destinations that stream, or in
-    /// the first destination if none does; whole elements.
-    head: usize,
+    /// Bytes from the start to the first address that is a multiple of [`ROW_BYTES`] in the destinations that stream, or in
+    /// the first destination if none does; whole elements, less than a row.
+    pub(crate) head: usize,
 }
 
 impl<'a> Pass<'a> {
@@ -64,17 +56,12 @@ impl<'a> Pass<'a> {
         Ok(pass)
     }
 
-    /// Bytes to do before the first aligned block of registers of `width` bytes: less than `width`, whole elements.
-    pub(crate) fn head(&self, width: usize) -> usize {
-        self.head % width
-    }
-
     /// Chooses the head and, if `stream`, what streams. A destination that overlaps a source does not: its lines are in
     /// the cache once the source has been read, and writing past the cache would evict them first.
     #[inline(never)]
     fn place(&mut self, element: usize, stream: bool) {
         let head = |destination: &ViewMut<'_>| {
-            Some(destination.pointer().addr().wrapping_neg() % WIDEST)
+            Some(destination.pointer().addr().wrapping_neg() % ROW_BYTES)
                 .filter(|head| head.is_multiple_of(element))
         };
         self.head = self.destinations.first().and_then(head).unwrap_or(0);

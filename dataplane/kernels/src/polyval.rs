@@ -1,6 +1,9 @@
 //! POLYVAL, a universal hash over GF(2^128) (RFC 8452, section 3): 32 blocks at a time where the CPU multiplies four pairs of 64 bits without
 //! carries at once, else as the crate `polyval` does.
 
+#[cfg(target_arch = "x86_64")]
+mod clmul;
+
 use ::polyval::Polyval as Reference;
 use ::polyval::universal_hash::UniversalHash;
 
@@ -36,7 +39,7 @@ impl Polyval {
     pub fn new(key: [u8; BLOCK]) -> Self {
         let reference = Reference::new(&key.into());
         #[cfg(target_arch = "x86_64")]
-        let powers = crate::x86::clmul::is_available().then(|| {
+        let powers = clmul::is_available().then(|| {
             let mut powers = [[0; BLOCK]; GROUP + 4];
             let mut power = key;
             // The hash of a block is its product with the key.
@@ -60,7 +63,7 @@ impl Polyval {
         #[cfg(target_arch = "x86_64")]
         if let Some(powers) = &self.powers {
             // SAFETY: there are powers only where the CPU has the instructions.
-            return unsafe { crate::x86::clmul::hash(powers, parts) };
+            return unsafe { clmul::hash(powers, parts) };
         }
         hash_of(&self.reference, parts)
     }

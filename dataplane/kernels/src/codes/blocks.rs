@@ -75,7 +75,7 @@ struct Pass<'a> {
 impl Pass<'_> {
     #[inline(always)]
     fn encode<S: Simd, const BITS: usize, const STOCHASTIC: bool>(&self, simd: S) -> Squares {
-        let mut all = Totals::new(simd);
+        let mut all = Totals::new();
         let whole = self.whole::<S, BITS, STOCHASTIC>(simd, &mut all);
         let mut to = whole * (SCALE + ROWS * row_bytes(BITS));
         for (index, first) in (0..self.elements).step_by(self.block).enumerate().skip(whole) {
@@ -119,7 +119,7 @@ impl Pass<'_> {
                     for (odd, (most, sums)) in most.iter_mut().zip(&mut sums).enumerate() {
                         let row = 2 * pair + odd;
                         this.prefetch(simd, row);
-                        *most = simd.max(*most, magnitude(simd, next.row(simd, row)));
+                        *most = simd.max_u32(*most, magnitude(simd, next.row(simd, row)));
                         let codes = sums.row::<BITS>(simd, this.row(simd, row), grid.inverse, &mut noise);
                         put_row(simd, to, SCALE + row * row_bytes(BITS), codes, BITS);
                     }
@@ -128,7 +128,7 @@ impl Pass<'_> {
                 let (error, signal) = (simd.add(even.error, odd.error), simd.add(even.signal, odd.signal));
                 all.add(simd, error, signal, grid.square());
                 let [even, odd] = most;
-                greatest = simd.greatest(simd.max(even, odd));
+                greatest = simd.greatest(simd.max_u32(even, odd));
             }
             index += 1;
         }
@@ -149,7 +149,7 @@ impl Pass<'_> {
         let mut greatest = simd.splat_int(0);
         for (row, at) in tile.iter_mut().take(rows).zip((first..).step_by(ROW)) {
             *row = self.source.row(simd, at);
-            greatest = simd.max(greatest, magnitude(simd, *row));
+            greatest = simd.max_u32(greatest, magnitude(simd, *row));
         }
         let tile = tile.get(..rows).unwrap_or_default();
         let greatest = simd.greatest(greatest);
@@ -204,7 +204,7 @@ fn magnitude<S: Simd>(simd: S, row: S::Floats) -> S::Ints {
 #[inline(always)]
 fn greatest<S: Simd>(simd: S, rows: Rows<'_, ROWS>) -> u32 {
     let rows = (0..ROWS).map(|index| magnitude(simd, rows.row(simd, index)));
-    simd.greatest(rows.fold(simd.splat_int(0), |most, row| simd.max(most, row)))
+    simd.greatest(rows.fold(simd.splat_int(0), |most, row| simd.max_u32(most, row)))
 }
 
 /// A grid for a block.

@@ -32,9 +32,7 @@ impl Narrow for Brain {
 
     #[inline(always)]
     fn encode<S: Simd>(simd: S, row: S::Floats) -> ([u8; 2 * LANES], S::Floats) {
-        let bits = simd.bits(row);
-        let odd = simd.and(simd.shr(bits, 16), simd.splat_int(1));
-        let rounded = simd.plus(simd.plus(bits, odd), simd.splat_int(0x7fff));
+        let rounded = simd.round_to_bf16(row);
         let back = simd.and(rounded, simd.splat_int(0xffff_0000));
         (simd.narrow_halves(simd.shr(rounded, 16)), simd.of_bits(back))
     }
@@ -68,7 +66,7 @@ pub(super) fn encode<S: Simd, N: Narrow>(
     to: Target<'_>,
     elements: usize,
 ) -> Squares {
-    let mut all = Totals::new(simd);
+    let mut all = Totals::new();
     let mut group = 0;
     while let Some(rows) = source.rows::<ROWS>(group) {
         let (mut error, mut signal) = ([simd.splat(0.0); 2], [simd.splat(0.0); 2]);

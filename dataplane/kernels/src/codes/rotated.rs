@@ -73,12 +73,12 @@ impl<S: Simd, const BITS: usize> Quantiser<S, BITS> {
         let bits = simd.bits(row);
         let magnitude = simd.and(bits, simd.splat_int(0x7fff_ffff));
         // The last part has all above.
-        let bounded = simd.of_bits(simd.min(magnitude, simd.splat_int(3.75_f32.to_bits())));
+        let bounded = simd.of_bits(simd.min_u32(magnitude, simd.splat_int(3.75_f32.to_bits())));
         let part = simd.bits(simd.fused(bounded, simd.splat(4.0), simd.splat(INTEGERS)));
         let below = simd.bits(simd.lookup(part, self.below));
         let threshold = simd.lookup(part, self.thresholds);
         let one = simd.where_above(simd.of_bits(magnitude), threshold, simd.splat_int(1), simd.splat_int(0));
-        let code = simd.plus(below, one);
+        let code = simd.add_32(below, one);
         let sign = simd.and(simd.shr(bits, 32 - BITS as u32), simd.splat_int(Self::HALF as u32));
         simd.or(code, sign)
     }

@@ -133,7 +133,7 @@ pub(super) fn get_row<S: Simd>(simd: S, source: Source<'_>, at: usize, bits: usi
         6 => {
             let upper = u32::from_le_bytes(source.get(at + LANES / 2));
             let upper = u64::from(upper & 0x3333_3333) | u64::from(upper & 0xcccc_cccc) << 30;
-            simd.plus(simd.unfold(source.get(at)), simd.shl(simd.unfold(upper.to_le_bytes()), 4))
+            simd.add_32(simd.unfold(source.get(at)), simd.shl(simd.unfold(upper.to_le_bytes()), 4))
         }
         4 => simd.unfold(source.get(at)),
         _ => simd.widen(get(source, at, bits)),

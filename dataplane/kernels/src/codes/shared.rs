@@ -175,12 +175,15 @@ pub(super) fn add<S: Simd>(
                 let codes = get_row(simd, from, from_at + row * row_bytes(bits), bits);
                 let at = to_at + row * row_bytes(width);
                 if width == 16 {
-                    let sum =
-                        if begin { codes } else { simd.plus(codes, simd.widen_halves(to.source().get(at))) };
+                    let sum = if begin {
+                        codes
+                    } else {
+                        simd.add_32(codes, simd.widen_halves(to.source().get(at)))
+                    };
                     to.put(at, simd.narrow_halves(sum));
                 } else {
                     let sum =
-                        if begin { codes } else { simd.plus(codes, get_row(simd, to.source(), at, width)) };
+                        if begin { codes } else { simd.add_32(codes, get_row(simd, to.source(), at, width)) };
                     put_row(simd, to, at, sum, width);
                 }
             }

@@ -1,19 +1,19 @@
 //! What an encoder lost, summed as it goes.
 
 use super::Squares;
-use crate::simd::{LANES, Simd};
+use crate::simd::{Simd, cast};
 
 /// Sums of squares: those of each lane by themselves, in f64, and those of parts that had to be summed apart.
 pub(super) struct Totals<S: Simd> {
-    error: S::Doubles,
-    signal: S::Doubles,
+    error: [S::Doubles; 2],
+    signal: [S::Doubles; 2],
     apart: Squares,
 }
 
 impl<S: Simd> Totals<S> {
     #[inline(always)]
-    pub(super) fn new(simd: S) -> Self {
-        let zeros = simd.doubles([0.0; LANES]);
+    pub(super) fn new() -> Self {
+        let zeros = [cast([0.0; 8]); 2];
         Self { error: zeros, signal: zeros, apart: Squares::default() }
     }
 
@@ -31,6 +31,6 @@ impl<S: Simd> Totals<S> {
 
     #[inline(always)]
     pub(super) fn squares(self, simd: S) -> Squares {
-        self.apart.and(Squares { error: simd.sum_doubles(self.error), signal: simd.sum_doubles(self.signal) })
+        self.apart.and(Squares { error: simd.sum_f64(self.error), signal: simd.sum_f64(self.signal) })
     }
 }

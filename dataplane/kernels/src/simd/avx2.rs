@@ -1,6 +1,7 @@
-//! 16 lanes in two registers: AVX2, F16C for binary16, and FMA.
+//! Rows in two registers: AVX2, F16C for binary16, and FMA.
 
-use super::{Job, LANES, Simd};
+use super::{Job, LANES, Simd, cast, plain};
+use crate::reduce::{Format, Pair};
 use core::mem::transmute;
 use std::arch::x86_64::*;
 
@@ -18,29 +19,17 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 /// The lower 8 lanes, and the upper.
 type Floats = [__m256; 2];
 type Ints = [__m256i; 2];
-/// In order.
-type Doubles = [__m256d; 4];
+type Doubles = [__m256d; 2];
 
-/// A method's body: an expression of intrinsics, or one that is taken for each register.
-macro_rules! by {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        #[allow(unused_unsafe)] // some bodies are made of safe functions alone
-        fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
-            // are valid in it.
-            unsafe { $body }
-        }
-    )*};
-}
+plain!(__m256 __m256i __m256d);
 
 #[inline(always)]
-fn each<A: Copy, B>([low, high]: [A; 2], f: impl Fn(A) -> B) -> [B; 2] {
+fn each<A, B>([low, high]: [A; 2], f: impl Fn(A) -> B) -> [B; 2] {
     [f(low), f(high)]
 }
 
 #[inline(always)]
-fn both<A: Copy, B>([a, b]: [A; 2], [c, d]: [A; 2], f: impl Fn(A, A) -> B) -> [B; 2] {
+fn both<A, B>([a, b]: [A; 2], [c, d]: [A; 2], f: impl Fn(A, A) -> B) -> [B; 2] {
     [f(a, c), f(b, d)]
 }
 
@@ -89,6 +78,134 @@ pub(super) unsafe fn sum4(doubles: __m256d) -> f64 {
     }
 }
 
+/// Bytes at even and at odd places, multiplied in lanes of 16 bits.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn product_epi8(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let even = _mm256_mullo_epi16(left, right);
+        let odd = _mm256_mullo_epi16(_mm256_srli_epi16::<8>(left), _mm256_srli_epi16::<8>(right));
+        _mm256_or_si256(_mm256_slli_epi16::<8>(odd), _mm256_and_si256(even, _mm256_set1_epi16(0xff)))
+    }
+}
+
+/// (a + b X) (c + d X) modulo X^2, X = 2^32: ac + (ad + bc) X.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn product_epi64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let cross = _mm256_mullo_epi32(left, _mm256_shuffle_epi32::<0b10_11_00_01>(right));
+        let cross = _mm256_add_epi32(cross, _mm256_srli_epi64::<32>(cross));
+        _mm256_add_epi64(_mm256_mul_epu32(left, right), _mm256_slli_epi64::<32>(cross))
+    }
+}
+
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn min_epi64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_blendv_epi8(left, right, _mm256_cmpgt_epi64(left, right)) }
+}
+
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn max_epi64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_blendv_epi8(right, left, _mm256_cmpgt_epi64(left, right)) }
+}
+
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn min_epu64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_blendv_epi8(left, right, greater_epu64(left, right)) }
+}
+
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn max_epu64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_blendv_epi8(right, left, greater_epu64(left, right)) }
+}
+
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn greater_epu64(left: __m256i, right: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sign = _mm256_set1_epi64x(i64::MIN);
+        _mm256_cmpgt_epi64(_mm256_xor_si256(left, sign), _mm256_xor_si256(right, sign))
+    }
+}
+
+/// `value`, and the one NaN where a lane of `left` or `right` is NaN.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn nan_where_unordered_ps(value: __m256, left: __m256, right: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let unordered = _mm256_cmp_ps::<_CMP_UNORD_Q>(left, right);
+        _mm256_blendv_ps(value, _mm256_set1_ps(f32::from_bits(0x7fc0_0000)), unordered)
+    }
+}
+
+/// `value`, and the one NaN where a lane of `left` or `right` is NaN.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn nan_where_unordered_pd(value: __m256d, left: __m256d, right: __m256d) -> __m256d {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let unordered = _mm256_cmp_pd::<_CMP_UNORD_Q>(left, right);
+        _mm256_blendv_pd(value, _mm256_set1_pd(f64::from_bits(0x7ff8 << 48)), unordered)
+    }
+}
+
+/// The lesser and the greater of two registers of floats, by an instruction set's intrinsics.
+///
+/// MIN and MAX instructions give their second operand where one is NaN, and where both are zeros. Taken in both orders and
+/// joined by "or", the minimum's bits hold NaN and the lesser zero. The maximum needs "and" for the greater zero, which
+/// loses NaN: it is put back.
+macro_rules! extrema {
+    ($($register:ty: $minimum:ident $maximum:ident = $min:ident $max:ident $or:ident $and:ident $nan_where_unordered:ident;)*) => {$(
+        /// # Safety
+        /// The CPU must have the instruction set.
+        #[inline(always)]
+        unsafe fn $minimum(left: $register, right: $register) -> $register {
+            // SAFETY: the caller's promise.
+            unsafe { $or($min(left, right), $min(right, left)) }
+        }
+
+        /// # Safety
+        /// As above.
+        #[inline(always)]
+        unsafe fn $maximum(left: $register, right: $register) -> $register {
+            // SAFETY: the caller's promise.
+            unsafe { $nan_where_unordered($and($max(left, right), $max(right, left)), left, right) }
+        }
+    )*};
+}
+pub(super) use extrema;
+
+extrema! {
+    __m256: minimum_ps maximum_ps = _mm256_min_ps _mm256_max_ps _mm256_or_ps _mm256_and_ps nan_where_unordered_ps;
+    __m256d: minimum_pd maximum_pd = _mm256_min_pd _mm256_max_pd _mm256_or_pd _mm256_and_pd nan_where_unordered_pd;
+}
+
 /// Asks for a line to write it. Without `prefetchw` a CPU of x86-64 does nothing.
 #[inline(always)]
 pub(super) fn prefetch_to_write(at: *const u8) {
@@ -102,39 +219,66 @@ impl Simd for Avx2 {
     type Floats = Floats;
     type Ints = Ints;
     type Doubles = Doubles;
+    type Eight<E: Format> = Pair<Pair<E>>;
+    type Four<E: Format> = Pair<E>;
+
+    lanewise! {
+        Floats {
+            add = _mm256_add_ps;
+            sub = _mm256_sub_ps;
+            mul = _mm256_mul_ps;
+            div = _mm256_div_ps;
+            minimum = minimum_ps;
+            maximum = maximum_ps;
+        }
+        Doubles {
+            add_f64 = _mm256_add_pd;
+            mul_f64 = _mm256_mul_pd;
+            div_f64 = _mm256_div_pd;
+            minimum_f64 = minimum_pd;
+            maximum_f64 = maximum_pd;
+        }
+        Ints {
+            and = _mm256_and_si256;
+            or = _mm256_or_si256;
+            xor = _mm256_xor_si256;
+            add_8 = _mm256_add_epi8;
+            mul_8 = product_epi8;
+            min_i8 = _mm256_min_epi8;
+            max_i8 = _mm256_max_epi8;
+            min_u8 = _mm256_min_epu8;
+            max_u8 = _mm256_max_epu8;
+            add_32 = _mm256_add_epi32;
+            mul_32 = _mm256_mullo_epi32;
+            min_i32 = _mm256_min_epi32;
+            max_i32 = _mm256_max_epi32;
+            min_u32 = _mm256_min_epu32;
+            max_u32 = _mm256_max_epu32;
+            add_64 = _mm256_add_epi64;
+            mul_64 = product_epi64;
+            min_i64 = min_epi64;
+            max_i64 = max_epi64;
+            min_u64 = min_epu64;
+            max_u64 = max_epu64;
+        }
+    }
 
     by! {
-        floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
-        lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
-        ints(lanes: [u32; LANES]) -> Ints = transmute(lanes);
-        doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
-        double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
-        accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
+        one_nan(floats: Floats) -> Floats = each(floats, |a| nan_where_unordered_ps(a, a, a));
+        one_nan_f64(doubles: Doubles) -> Doubles = each(doubles, |a| nan_where_unordered_pd(a, a, a));
+        accumulate(floats: Floats, by: f64, sum: [Doubles; 2]) -> [Doubles; 2] = {
             let by = _mm256_set1_pd(by);
             let add = |floats, sum| _mm256_add_pd(sum, _mm256_mul_pd(_mm256_cvtps_pd(floats), by));
-            let ([low, high], [a, b, c, d]) = (floats, sum);
+            let ([low, high], [[a, b], [c, d]]) = (floats, sum);
             [
-                add(_mm256_castps256_ps128(low), a),
-                add(_mm256_extractf128_ps::<1>(low), b),
-                add(_mm256_castps256_ps128(high), c),
-                add(_mm256_extractf128_ps::<1>(high), d),
+                [add(_mm256_castps256_ps128(low), a), add(_mm256_extractf128_ps::<1>(low), b)],
+                [add(_mm256_castps256_ps128(high), c), add(_mm256_extractf128_ps::<1>(high), d)],
             ]
         };
-        add(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_add_ps(a, b));
-        sub(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_sub_ps(a, b));
-        mul(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| _mm256_mul_ps(a, b));
         fused(left: Floats, right: Floats, plus: Floats) -> Floats = {
             let ([a, b], [c, d], [e, f]) = (left, right, plus);
             [_mm256_fmadd_ps(a, c, e), _mm256_fmadd_ps(b, d, f)]
         };
-        bits(floats: Floats) -> Ints = each(floats, |a| _mm256_castps_si256(a));
-        of_bits(words: Ints) -> Floats = each(words, |a| _mm256_castsi256_ps(a));
-        and(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_and_si256(a, b));
-        or(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_or_si256(a, b));
-        xor(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_xor_si256(a, b));
-        plus(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_add_epi32(a, b));
-        max(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_max_epu32(a, b));
-        min(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| _mm256_min_epu32(a, b));
         shl(words: Ints, by: u32) -> Ints =
             each(words, |a| _mm256_sll_epi32(a, _mm_cvtsi32_si128(by.cast_signed())));
         shr(words: Ints, by: u32) -> Ints =
@@ -193,8 +337,8 @@ impl Simd for Avx2 {
             let [low, high] = floats;
             sum8(_mm256_add_ps(low, high))
         };
-        sum_doubles(doubles: Doubles) -> f64 = {
-            let [a, b, c, d] = doubles;
+        sum_f64(doubles: [Doubles; 2]) -> f64 = {
+            let [[a, b], [c, d]] = doubles;
             sum4(_mm256_add_pd(_mm256_add_pd(a, c), _mm256_add_pd(b, d)))
         };
         prefetch(at: *const u8) -> () = _mm_prefetch::<_MM_HINT_T0>(at.cast());
@@ -215,11 +359,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn stream(self, to: *mut u8, [low, high]: Floats) {
+    unsafe fn stream(self, to: *mut u8, [low, high]: Ints) {
         // SAFETY: the caller's promise.
         unsafe {
-            _mm256_stream_ps(to.cast(), low);
-            _mm256_stream_ps(to.add(32).cast(), high);
+            _mm256_stream_si256(to.cast(), low);
+            _mm256_stream_si256(to.add(32).cast(), high);
         }
     }
 

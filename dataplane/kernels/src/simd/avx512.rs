@@ -1,7 +1,8 @@
-//! 16 lanes in one register: AVX-512 F, BW, DQ and VL.
+//! Rows in one register: AVX-512 F, BW, DQ and VL.
 
-use super::avx2::{prefetch_to_write, sum4, sum8};
-use super::{Job, LANES, Simd};
+use super::avx2::{extrema, prefetch_to_write, sum4, sum8};
+use super::{Job, LANES, Simd, cast, plain};
+use crate::reduce::{Format, Pair};
 use core::mem::transmute;
 use std::arch::x86_64::*;
 
@@ -16,48 +17,122 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
     job.run(Avx512(()))
 }
 
-/// A method's body: an expression of intrinsics.
-macro_rules! by {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        #[allow(unused_unsafe)] // some bodies are made of safe functions alone
-        fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
-            // are valid in it.
-            unsafe { $body }
-        }
-    )*};
+plain!(__m512 __m512i __m512d);
+
+#[inline(always)]
+fn both<A, B>(left: A, right: A, f: impl Fn(A, A) -> B) -> B {
+    f(left, right)
+}
+
+/// Bytes at even and at odd places, multiplied in lanes of 16 bits.
+///
+/// # Safety
+/// The CPU must have AVX-512 BW.
+#[inline(always)]
+unsafe fn product_epi8(left: __m512i, right: __m512i) -> __m512i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let even = _mm512_mullo_epi16(left, right);
+        let odd = _mm512_mullo_epi16(_mm512_srli_epi16::<8>(left), _mm512_srli_epi16::<8>(right));
+        _mm512_mask_blend_epi8(0x5555_5555_5555_5555, _mm512_slli_epi16::<8>(odd), even)
+    }
+}
+
+/// `value`, and the one NaN where a lane of `left` or `right` is NaN.
+///
+/// # Safety
+/// The CPU must have AVX-512 F.
+#[inline(always)]
+unsafe fn nan_where_unordered_ps(value: __m512, left: __m512, right: __m512) -> __m512 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let unordered = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(left, right);
+        _mm512_mask_mov_ps(value, unordered, _mm512_set1_ps(f32::from_bits(0x7fc0_0000)))
+    }
+}
+
+/// `value`, and the one NaN where a lane of `left` or `right` is NaN.
+///
+/// # Safety
+/// The CPU must have AVX-512 F.
+#[inline(always)]
+unsafe fn nan_where_unordered_pd(value: __m512d, left: __m512d, right: __m512d) -> __m512d {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let unordered = _mm512_cmp_pd_mask::<_CMP_UNORD_Q>(left, right);
+        _mm512_mask_mov_pd(value, unordered, _mm512_set1_pd(f64::from_bits(0x7ff8 << 48)))
+    }
+}
+
+extrema! {
+    __m512: minimum_ps maximum_ps = _mm512_min_ps _mm512_max_ps _mm512_or_ps _mm512_and_ps nan_where_unordered_ps;
+    __m512d: minimum_pd maximum_pd = _mm512_min_pd _mm512_max_pd _mm512_or_pd _mm512_and_pd nan_where_unordered_pd;
+}
+
+/// The mask of the first `bytes` bytes, less than 64.
+#[inline(always)]
+fn first(bytes: usize) -> __mmask64 {
+    (1 << bytes) - 1
 }
 
 impl Simd for Avx512 {
     type Floats = __m512;
     type Ints = __m512i;
-    type Doubles = [__m512d; 2];
+    type Doubles = __m512d;
+    type Eight<E: Format> = Pair<Pair<Pair<E>>>;
+    type Four<E: Format> = Pair<Pair<E>>;
+
+    lanewise! {
+        __m512 {
+            add = _mm512_add_ps;
+            sub = _mm512_sub_ps;
+            mul = _mm512_mul_ps;
+            div = _mm512_div_ps;
+            minimum = minimum_ps;
+            maximum = maximum_ps;
+        }
+        __m512d {
+            add_f64 = _mm512_add_pd;
+            mul_f64 = _mm512_mul_pd;
+            div_f64 = _mm512_div_pd;
+            minimum_f64 = minimum_pd;
+            maximum_f64 = maximum_pd;
+        }
+        __m512i {
+            and = _mm512_and_si512;
+            or = _mm512_or_si512;
+            xor = _mm512_xor_si512;
+            add_8 = _mm512_add_epi8;
+            mul_8 = product_epi8;
+            min_i8 = _mm512_min_epi8;
+            max_i8 = _mm512_max_epi8;
+            min_u8 = _mm512_min_epu8;
+            max_u8 = _mm512_max_epu8;
+            add_32 = _mm512_add_epi32;
+            mul_32 = _mm512_mullo_epi32;
+            min_i32 = _mm512_min_epi32;
+            max_i32 = _mm512_max_epi32;
+            min_u32 = _mm512_min_epu32;
+            max_u32 = _mm512_max_epu32;
+            add_64 = _mm512_add_epi64;
+            mul_64 = _mm512_mullo_epi64;
+            min_i64 = _mm512_min_epi64;
+            max_i64 = _mm512_max_epi64;
+            min_u64 = _mm512_min_epu64;
+            max_u64 = _mm512_max_epu64;
+        }
+    }
 
     by! {
-        floats(lanes: [f32; LANES]) -> __m512 = transmute(lanes);
-        lanes(floats: __m512) -> [f32; LANES] = transmute(floats);
-        ints(lanes: [u32; LANES]) -> __m512i = transmute(lanes);
-        doubles(lanes: [f64; LANES]) -> [__m512d; 2] = transmute(lanes);
-        double_lanes(doubles: [__m512d; 2]) -> [f64; LANES] = transmute(doubles);
+        one_nan(floats: __m512) -> __m512 = nan_where_unordered_ps(floats, floats, floats);
+        one_nan_f64(doubles: __m512d) -> __m512d = nan_where_unordered_pd(doubles, doubles, doubles);
         accumulate(floats: __m512, by: f64, sum: [__m512d; 2]) -> [__m512d; 2] = {
             let by = _mm512_set1_pd(by);
             let add = |floats, sum| _mm512_add_pd(sum, _mm512_mul_pd(_mm512_cvtps_pd(floats), by));
             let [low, high] = sum;
             [add(_mm512_castps512_ps256(floats), low), add(_mm512_extractf32x8_ps::<1>(floats), high)]
         };
-        add(left: __m512, right: __m512) -> __m512 = _mm512_add_ps(left, right);
-        sub(left: __m512, right: __m512) -> __m512 = _mm512_sub_ps(left, right);
-        mul(left: __m512, right: __m512) -> __m512 = _mm512_mul_ps(left, right);
         fused(left: __m512, right: __m512, plus: __m512) -> __m512 = _mm512_fmadd_ps(left, right, plus);
-        bits(floats: __m512) -> __m512i = _mm512_castps_si512(floats);
-        of_bits(words: __m512i) -> __m512 = _mm512_castsi512_ps(words);
-        and(left: __m512i, right: __m512i) -> __m512i = _mm512_and_si512(left, right);
-        or(left: __m512i, right: __m512i) -> __m512i = _mm512_or_si512(left, right);
-        xor(left: __m512i, right: __m512i) -> __m512i = _mm512_xor_si512(left, right);
-        plus(left: __m512i, right: __m512i) -> __m512i = _mm512_add_epi32(left, right);
-        max(left: __m512i, right: __m512i) -> __m512i = _mm512_max_epu32(left, right);
-        min(left: __m512i, right: __m512i) -> __m512i = _mm512_min_epu32(left, right);
         shl(words: __m512i, by: u32) -> __m512i = _mm512_sll_epi32(words, _mm_cvtsi32_si128(by.cast_signed()));
         shr(words: __m512i, by: u32) -> __m512i = _mm512_srl_epi32(words, _mm_cvtsi32_si128(by.cast_signed()));
         signed(words: __m512i) -> __m512 = _mm512_cvtepi32_ps(words);
@@ -96,7 +171,7 @@ impl Simd for Avx512 {
             let upper = _mm512_extractf32x8_ps::<1>(floats);
             sum8(_mm256_add_ps(_mm512_castps512_ps256(floats), upper))
         };
-        sum_doubles(doubles: [__m512d; 2]) -> f64 = {
+        sum_f64(doubles: [__m512d; 2]) -> f64 = {
             let [low, high] = doubles;
             let sums = _mm512_add_pd(low, high);
             sum4(_mm256_add_pd(_mm512_castpd512_pd256(sums), _mm512_extractf64x4_pd::<1>(sums)))
@@ -108,9 +183,9 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn stream(self, to: *mut u8, row: __m512) {
+    unsafe fn stream(self, to: *mut u8, row: __m512i) {
         // SAFETY: the caller's promise.
-        unsafe { _mm512_stream_ps(to.cast(), row) };
+        unsafe { _mm512_stream_si512(to.cast(), row) };
     }
 
     #[inline(always)]
@@ -121,6 +196,18 @@ impl Simd for Avx512 {
             _mm_stream_si128(to.cast(), low);
             _mm_stream_si128(to.add(16).cast(), high);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(self, from: *const u8, bytes: usize) -> __m512i {
+        // SAFETY: the caller's promise; masked bytes are not touched.
+        unsafe { _mm512_maskz_loadu_epi8(first(bytes), from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_first(self, to: *mut u8, bytes: usize, row: __m512i) {
+        // SAFETY: the caller's promise; masked bytes are not touched.
+        unsafe { _mm512_mask_storeu_epi8(to.cast(), first(bytes), row) };
     }
 
     #[inline(always)]

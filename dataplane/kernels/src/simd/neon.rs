@@ -1,8 +1,7 @@
-//! 16 lanes in four registers: aarch64's Advanced SIMD. Binary16 is the reference's: its conversion is no baseline feature of
-//! every toolchain.
+//! Rows in four registers: aarch64's Advanced SIMD. Streaming stores are plain ones here.
 
-use super::portable::Portable;
-use super::{Job, LANES, Simd};
+use super::{Job, LANES, Simd, cast, plain};
+use crate::reduce::{Format, Pair};
 use core::mem::transmute;
 use std::arch::aarch64::*;
 
@@ -21,28 +20,17 @@ pub(super) unsafe fn run<J: Job>(job: J) -> J::Output {
 type Floats = [float32x4_t; 4];
 type Ints = [uint32x4_t; 4];
 /// Two lanes each, in order.
-type Doubles = [float64x2_t; 8];
+type Doubles = [float64x2_t; 4];
 
-/// A method's body: an expression of intrinsics, or one that is taken for each register.
-macro_rules! by {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty = $body:expr;)*) => {$(
-        #[inline(always)]
-        #[allow(unused_unsafe)] // some bodies are made of other methods alone
-        fn $name(self, $($argument: $type),*) -> $result {
-            // SAFETY: `self` proves that the CPU has the instruction set; what is transmuted has the same size, and any bits
-            // are valid in it.
-            unsafe { $body }
-        }
-    )*};
-}
+plain!(uint8x16_t int8x16_t uint32x4_t int32x4_t uint64x2_t int64x2_t float32x4_t float64x2_t);
 
 #[inline(always)]
-fn each<A: Copy, B>([a, b, c, d]: [A; 4], f: impl Fn(A) -> B) -> [B; 4] {
+fn each<A, B>([a, b, c, d]: [A; 4], f: impl Fn(A) -> B) -> [B; 4] {
     [f(a), f(b), f(c), f(d)]
 }
 
 #[inline(always)]
-fn both<A: Copy, B>([a, b, c, d]: [A; 4], [e, f, g, h]: [A; 4], of: impl Fn(A, A) -> B) -> [B; 4] {
+fn both<A, B>([a, b, c, d]: [A; 4], [e, f, g, h]: [A; 4], of: impl Fn(A, A) -> B) -> [B; 4] {
     [of(a, e), of(b, f), of(c, g), of(d, h)]
 }
 
@@ -58,47 +46,105 @@ fn exceeds(left: Ints, right: Ints) -> Ints {
     both(left, right, |a, b| unsafe { vcgtq_s32(vreinterpretq_s32_u32(a), vreinterpretq_s32_u32(b)) })
 }
 
+/// (a + b X) (c + d X) modulo X^2, X = 2^32: ac + (ad + bc) X.
+///
+/// # Safety
+/// The CPU must have Advanced SIMD.
+#[inline(always)]
+unsafe fn product_u64(left: uint64x2_t, right: uint64x2_t) -> uint64x2_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let swapped = vrev64q_u32(vreinterpretq_u32_u64(right));
+        let cross = vpaddlq_u32(vmulq_u32(vreinterpretq_u32_u64(left), swapped));
+        vmlal_u32(vshlq_n_u64::<32>(cross), vmovn_u64(left), vmovn_u64(right))
+    }
+}
+
+/// The lesser or the greater lanes of 64 bits: `$compare` gives ones where the left is to be taken.
+macro_rules! extrema {
+    ($($name:ident: $register:ty = $compare:ident $select:ident;)*) => {$(
+        /// # Safety
+        /// The CPU must have Advanced SIMD.
+        #[inline(always)]
+        unsafe fn $name(left: $register, right: $register) -> $register {
+            // SAFETY: the caller's promise.
+            unsafe { $select($compare(left, right), left, right) }
+        }
+    )*};
+}
+
+extrema! {
+    min_u64: uint64x2_t = vcltq_u64 vbslq_u64;
+    max_u64: uint64x2_t = vcgtq_u64 vbslq_u64;
+    min_i64: int64x2_t = vcltq_s64 vbslq_s64;
+    max_i64: int64x2_t = vcgtq_s64 vbslq_s64;
+}
+
 impl Simd for Neon {
     type Floats = Floats;
     type Ints = Ints;
     type Doubles = Doubles;
+    type Eight<E: Format> = Pair<E>;
+    type Four<E: Format> = E;
+
+    // FMIN and FMAX give NaN if either operand is, and hold -0 less than +0.
+    lanewise! {
+        Floats {
+            add = vaddq_f32;
+            sub = vsubq_f32;
+            mul = vmulq_f32;
+            div = vdivq_f32;
+            minimum = vminq_f32;
+            maximum = vmaxq_f32;
+        }
+        Doubles {
+            add_f64 = vaddq_f64;
+            mul_f64 = vmulq_f64;
+            div_f64 = vdivq_f64;
+            minimum_f64 = vminq_f64;
+            maximum_f64 = vmaxq_f64;
+        }
+        Ints {
+            and = vandq_u32;
+            or = vorrq_u32;
+            xor = veorq_u32;
+            add_8 = vaddq_u8;
+            mul_8 = vmulq_u8;
+            min_i8 = vminq_s8;
+            max_i8 = vmaxq_s8;
+            min_u8 = vminq_u8;
+            max_u8 = vmaxq_u8;
+            add_32 = vaddq_u32;
+            mul_32 = vmulq_u32;
+            min_i32 = vminq_s32;
+            max_i32 = vmaxq_s32;
+            min_u32 = vminq_u32;
+            max_u32 = vmaxq_u32;
+            add_64 = vaddq_u64;
+            mul_64 = product_u64;
+            min_i64 = min_i64;
+            max_i64 = max_i64;
+            min_u64 = min_u64;
+            max_u64 = max_u64;
+        }
+    }
 
     by! {
-        floats(lanes: [f32; LANES]) -> Floats = transmute(lanes);
-        lanes(floats: Floats) -> [f32; LANES] = transmute(floats);
-        ints(lanes: [u32; LANES]) -> Ints = transmute(lanes);
-        doubles(lanes: [f64; LANES]) -> Doubles = transmute(lanes);
-        double_lanes(doubles: Doubles) -> [f64; LANES] = transmute(doubles);
-        accumulate(floats: Floats, by: f64, sum: Doubles) -> Doubles = {
+        one_nan(floats: Floats) -> Floats =
+            each(floats, |a| vbslq_f32(vceqq_f32(a, a), a, vdupq_n_f32(f32::from_bits(0x7fc0_0000))));
+        one_nan_f64(doubles: Doubles) -> Doubles =
+            each(doubles, |a| vbslq_f64(vceqq_f64(a, a), a, vdupq_n_f64(f64::from_bits(0x7ff8 << 48))));
+        accumulate(floats: Floats, by: f64, sum: [Doubles; 2]) -> [Doubles; 2] = {
             let by = vdupq_n_f64(by);
             let add = |floats, sum| vaddq_f64(sum, vmulq_f64(vcvt_f64_f32(floats), by));
-            let ([e, f, g, h], [i, j, k, l, m, n, o, p]) = (floats, sum);
-            [
-                add(vget_low_f32(e), i),
-                add(vget_high_f32(e), j),
-                add(vget_low_f32(f), k),
-                add(vget_high_f32(f), l),
-                add(vget_low_f32(g), m),
-                add(vget_high_f32(g), n),
-                add(vget_low_f32(h), o),
-                add(vget_high_f32(h), p),
-            ]
+            let ([e, f, g, h], [[i, j, k, l], [m, n, o, p]]) = (floats, sum);
+            let two = |a, low, high| [add(vget_low_f32(a), low), add(vget_high_f32(a), high)];
+            cast([[two(e, i, j), two(f, k, l)], [two(g, m, n), two(h, o, p)]])
         };
-        add(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vaddq_f32(a, b));
-        sub(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vsubq_f32(a, b));
-        mul(left: Floats, right: Floats) -> Floats = both(left, right, |a, b| vmulq_f32(a, b));
         fused(left: Floats, right: Floats, plus: Floats) -> Floats = {
             let ([a, b, c, d], [e, f, g, h], [i, j, k, l]) = (left, right, plus);
             [vfmaq_f32(i, a, e), vfmaq_f32(j, b, f), vfmaq_f32(k, c, g), vfmaq_f32(l, d, h)]
         };
-        bits(floats: Floats) -> Ints = each(floats, |a| vreinterpretq_u32_f32(a));
-        of_bits(words: Ints) -> Floats = each(words, |a| vreinterpretq_f32_u32(a));
-        and(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vandq_u32(a, b));
-        or(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vorrq_u32(a, b));
-        xor(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| veorq_u32(a, b));
-        plus(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vaddq_u32(a, b));
-        max(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vmaxq_u32(a, b));
-        min(left: Ints, right: Ints) -> Ints = both(left, right, |a, b| vminq_u32(a, b));
         shl(words: Ints, by: u32) -> Ints = each(words, |a| vshlq_u32(a, vdupq_n_s32(by.cast_signed())));
         shr(words: Ints, by: u32) -> Ints = each(words, |a| vshlq_u32(a, vdupq_n_s32(-by.cast_signed())));
         signed(words: Ints) -> Floats = each(words, |a| vcvtq_f32_s32(vreinterpretq_s32_u32(a)));
@@ -154,9 +200,9 @@ impl Simd for Neon {
         widen_halves(halves: [u8; 2 * LANES]) -> Ints =
             each(transmute::<[u8; 2 * LANES], [uint16x4_t; 4]>(halves), |a| vmovl_u16(a));
         to_f16(floats: Floats) -> [u8; 2 * LANES] =
-            Portable.to_f16(transmute::<Floats, [f32; LANES]>(floats));
+            transmute::<[float16x4_t; 4], [u8; 2 * LANES]>(each(floats, |a| vcvt_f16_f32(a)));
         of_f16(halves: [u8; 2 * LANES]) -> Floats =
-            transmute::<[f32; LANES], Floats>(Portable.of_f16(halves));
+            each(transmute::<[u8; 2 * LANES], [float16x4_t; 4]>(halves), |a| vcvt_f32_f16(a));
         lookup(words: Ints, table: Floats) -> Floats = {
             let table: uint8x16x4_t = transmute(table);
             each(words, |a| {

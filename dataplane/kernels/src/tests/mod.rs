@@ -8,7 +8,7 @@ mod refusals;
 
 use crate::element::Divisor;
 use crate::pass::Pass;
-use crate::{Isa, kernel};
+use crate::{Isa, reduce};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use memory::Memory;
 
@@ -48,12 +48,10 @@ impl Case {
     }
 
     fn run(&self, isa: Isa, sources: &[View<'_>], destinations: &[ViewMut<'_>]) {
-        assert!(isa.is_available(), "{isa}");
-        let kernel = kernel(isa, self.op, self.dtype);
         let divisor = self.divide.map(|ranks| Divisor::new(ranks).unwrap());
         let pass = Pass::new(self.dtype, sources, destinations, divisor.as_ref(), self.stream_from).unwrap();
-        // SAFETY: this CPU has the instruction set, and the kernel is of `dtype` like the pass.
-        unsafe { kernel(&pass) }
+        // SAFETY: of one `dtype`.
+        unsafe { reduce::run(isa, self.op, self.dtype, &pass) }.unwrap();
     }
 
     /// What each destination holds after the pass, having checked that nothing else was written.
