@@ -66,7 +66,7 @@ struct Figures {
 
 impl Suite {
     fn case(&self, case: String, better: Better, bar: f64) -> Case {
-        Case { suite: "compression", case, size: self.budget.bytes, ranks: RANKS, better, bar }
+        Case::new("compression", case, better, bar).of(self.budget.bytes, RANKS)
     }
 
     /// One run on a star with links of that rate, budgets in turn; exact first.

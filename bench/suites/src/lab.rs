@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant};
 use harmonaize_testkit::elastic::Stage;
-use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::fabric::{Fabric, Host};
 use harmonaize_testkit::job::{self, Job, Programs, Spaces};
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::topology::{self, Topology};
@@ -127,6 +127,16 @@ impl Lab {
     /// The fabric with control and agents.
     pub fn deployment(&mut self) -> &mut Deployment {
         &mut self.deployment
+    }
+
+    /// The hosts that have agents.
+    pub fn deployment_hosts(&self) -> &[Host] {
+        self.deployment.hosts()
+    }
+
+    /// Whether the fabric has an aggregator.
+    pub fn has_aggregator(&self) -> bool {
+        !self.deployment.fabric().aggregators().is_empty()
     }
 
     /// The fabric.

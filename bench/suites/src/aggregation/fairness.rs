@@ -2,7 +2,7 @@
 
 use super::{PLAIN, Suite, busy};
 use crate::lab::Lab;
-use crate::row::{Better, Case, Row};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
@@ -226,14 +226,8 @@ fn beside_hog(
 }
 
 fn case(what: &str, bar: f64) -> Case {
-    Case {
-        suite: "aggregation",
-        case: format!("{TENANTS} tenants on {HOSTS} hosts, {RATE} Mbit/s, {what}"),
-        size: 0,
-        ranks: HOSTS,
-        better: Better::More,
-        bar,
-    }
+    Case::more("aggregation", format!("{TENANTS} tenants on {HOSTS} hosts, {RATE} Mbit/s, {what}"), bar)
+        .of(0, HOSTS)
 }
 
 impl Suite {
