@@ -3,6 +3,7 @@
 
 use super::lab::{Lab, Measured};
 use super::part::Part;
+use super::processors::Busy;
 use super::row::{Case, Row, median};
 use super::runs::interleave;
 use super::suite::{Bench, BenchBudget, Request};
@@ -293,16 +294,6 @@ fn without_aggregator(topology: &str) -> &str {
     topology.split("[[aggregator]]").next().unwrap_or_default()
 }
 
-/// Seconds that all processors of this machine were busy since it started (proc(5), /proc/stat: user, nice, system, then idle and
-/// waiting, then interrupts, soft ones, and what others took), in ticks of a hundredth.
-fn busy() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
-    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>().context("/proc/stat")?;
-    let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    Ok((ticks.iter().sum::<f64>() - idle) / 100.0)
-}
-
 impl Suite {
     /// Operations of these sizes where there is an aggregator, against the same hosts without, in turn on two standing fabrics; each size
     /// with its bar. And what of the processors they took with it.
@@ -391,15 +382,15 @@ impl Suite {
                 .into_iter()
                 .map(|topology| self.fabric(topology, star, |setup| setup))
                 .collect::<Result<Vec<Lab>>>()?;
-            let mut took = (0.0, 0.0);
+            let mut shares = Vec::new();
             let runs = interleave(self.budget.rounds, 2, |which| {
                 let lab = labs.get_mut(which).context("no such fabric")?;
                 if which == 1 {
                     return self.coded(lab, hosts, &["exact"]);
                 }
-                let (before, begun) = (busy()?, std::time::Instant::now());
+                let busy = Busy::now()?;
                 let figures = self.coded(lab, hosts, &[SHARED, "exact", "rotated 4"])?;
-                took = (took.0 + busy()? - before, took.1 + begun.elapsed().as_secs_f64());
+                shares.push(busy.share()?);
                 Ok(figures)
             })?;
             let of = |which: usize, budget: &str, figure: fn(&Coded) -> Option<f64>| -> Vec<f64> {
@@ -422,8 +413,7 @@ impl Suite {
             rows.push(case("us", 1.0).compare(&ours, &chunks, "in 4 bits by the hosts alone"));
             rows.extend(loses.map(|most| case("vNMSE", 1.0).limit(&measured, most)));
             rows.push(case("vNMSE", 1.0).compare(&measured, &claimed, "the receipt"));
-            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
-            let busy = took.0 / (took.1 * cores).max(1e-9);
+            let busy = median(&shares).unwrap_or(0.0);
             eprintln!(
                 "{rate} Mbit/s: processors busy for {:.0}% of the time with the aggregator",
                 100.0 * busy
@@ -440,7 +430,6 @@ impl Suite {
         let (bytes, budgets) = (self.budget.large.to_string(), budgets.join(","));
         let arguments =
             ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", OPERATIONS];
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let hosts: Vec<usize> = (0..hosts).collect();
         let figures: Vec<Coded> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for Coded { budget, times_us, algorithm, fallback, claimed, measured } in &figures {

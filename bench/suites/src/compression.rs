@@ -74,7 +74,7 @@ impl Suite {
         let mut lab = Lab::build(RANKS, rate, self.binaries.clone(), Arc::clone(&self.stop))?;
         let (bytes, budgets, rounds) = (self.budget.bytes.to_string(), budgets.join(","), rounds.to_string());
         let arguments = ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", &rounds];
-        let arguments: Vec<String> = arguments.iter().chain(more).map(|word| (*word).to_owned()).collect();
+        let arguments = [&arguments[..], more].concat();
         let hosts: Vec<usize> = (0..RANKS).collect();
         let figures: Vec<Figures> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for found in &figures {

@@ -18,6 +18,7 @@ pub mod peers;
 pub mod perftest;
 pub mod pictures;
 pub mod plot;
+mod processors;
 pub mod rdma;
 pub mod report;
 pub mod row;

@@ -66,7 +66,8 @@ pub fn mark(
     marked
 }
 
-/// The folders that a command measures: of a suite those of its table, of `cargo ... -p CRATE` that crate's, else all.
+/// The folders that a command measures: of a suite those of its table, of `cargo ... -p CRATE` the crate's area, else
+/// all areas.
 pub fn rooms(command: &str) -> Option<Vec<String>> {
     let command = command.split('`').nth(1).unwrap_or(command);
     let words: Vec<&str> = command.split_whitespace().collect();
@@ -79,17 +80,14 @@ pub fn rooms(command: &str) -> Option<Vec<String>> {
             crate::suites::named(suite).and_then(|suite| owned(suite.rooms))
         }
         ["cargo", ..] => {
-            let Some(short) = words.iter().find_map(|word| word.strip_prefix("harmonaize-")) else {
-                return owned(&["dataplane", "control", "ebpf"]);
-            };
-            let folders = ["dataplane", "control", "ebpf"].map(|area| format!("{area}/{short}"));
-            let mut own: Vec<String> = folders
+            let short = words.iter().find_map(|word| word.strip_prefix("harmonaize-")).unwrap_or_default();
+            let root = harmonaize_testkit::workspace::root();
+            let areas = ["dataplane", "control", "ebpf"];
+            let own: Vec<&str> = areas
                 .into_iter()
-                .filter(|folder| harmonaize_testkit::workspace::root().join(folder).is_dir())
+                .filter(|area| !short.is_empty() && root.join(area).join(short).is_dir())
                 .collect();
-            // The loader's benchmarks measure the programs that it loads.
-            own.extend((short == "loader").then(|| "ebpf/programs".to_owned()));
-            (!own.is_empty()).then_some(own)
+            owned(if own.is_empty() { &areas } else { &own })
         }
         [suite, ..] => crate::suites::named(suite).and_then(|suite| owned(suite.rooms)),
         [] => None,

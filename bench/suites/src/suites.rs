@@ -12,15 +12,12 @@ use harmonaize_testkit::workspace::Binaries;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What suites measure: agents and their control; with telemetry too; codecs alone, and in agents; links alone.
+/// What suites measure: agents and their control; with telemetry too; telemetry; codecs alone; agents without control's choices.
 const AGENTS: &[&str] = &["dataplane", "control/planner", "control/server"];
 const LOOP: &[&str] = &["dataplane", "control", "ebpf"];
-const SENSED: &[&str] = &["dataplane/agent", "dataplane/engine", "ebpf"];
+const SENSED: &[&str] = &["dataplane", "ebpf"];
 const CODECS: &[&str] = &["dataplane/codec", "dataplane/kernels"];
-const CODED: &[&str] =
-    &["dataplane/agent", "dataplane/codec", "dataplane/core", "dataplane/engine", "dataplane/kernels"];
-const CARRIED: &[&str] =
-    &["dataplane/agent", "dataplane/core", "dataplane/engine", "dataplane/transport", "dataplane/verbs"];
+const CARRIED: &[&str] = &["dataplane"];
 
 /// All suites.
 pub const SUITES: &[Suite] = &[
@@ -75,7 +72,7 @@ pub const SUITES: &[Suite] = &[
     ),
     Suite::of_parts::<compression::Budget>(
         "compression",
-        CODED,
+        CARRIED,
         "Four hosts: AllReduces in fewer bits against exact ones, and what control chooses on fast and slow links",
     ),
     Suite::of_parts::<aggregation::Budget>(

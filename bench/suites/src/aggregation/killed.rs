@@ -2,7 +2,7 @@
 
 use super::fairness::Steady;
 use super::{JUMBO, LIMIT, STAR, Suite, without_aggregator};
-use crate::lab::Lab;
+use crate::lab::{Lab, options};
 use crate::row::{Case, Row};
 use crate::runs::interleave;
 use anyhow::{Context, Result, ensure};
@@ -59,15 +59,13 @@ fn killed_after(suite: &Suite, topology: &str, after: f64, usual: f64) -> Result
     // Each ends before the next begins, by whomever it is done.
     let every = (2.0 * usual) as u64 + 400_000;
     let from = monotonic_ns()? + u64::try_from(JOIN.as_nanos())?;
-    let options = [
+    let arguments = options(&[
         ("--bytes", bytes),
         ("--in-flight", 1),
         ("--every-us", every),
         ("--from-ns", from),
         ("--until-ns", from + 1500 * every),
-    ];
-    let arguments: Vec<String> =
-        options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
+    ]);
     let job = lab.start("steady", &(0..STAR.hosts).collect::<Vec<_>>(), &arguments)?;
     let least_ns = bytes as f64 * 8e3 / STAR.rate as f64;
     let due = from + 1000 * every + (after * least_ns) as u64;

@@ -120,7 +120,6 @@ fn train(suite: &Suite, lab: &mut Lab, model: &str, budget: &str, seed: usize) -
     let (seed, steps) = (seed.to_string(), suite.budget.steps.to_string());
     let arguments =
         ["--model", model, "--budget", budget, "--seed", &seed, "--steps", &steps, "--every", EVERY];
-    let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
     let hosts: Vec<usize> = (0..RANKS).collect();
     Run::of(&lab.figures::<Printed>("train", &hosts, &arguments, LIMIT)?)
 }

@@ -8,6 +8,7 @@ use crate::findings::{self, AgentFindings, CongestionFinding};
 use crate::lab::Lab;
 use crate::pictures::{chart, shares};
 use crate::plot::{Chart, Series};
+use crate::processors::Busy;
 use crate::row::{Better, Row};
 use anyhow::{Context, Result};
 use harmonaize_testkit::clock::ahead_ns;
@@ -63,7 +64,7 @@ pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
         );
         onsets.push(seen);
     }
-    let busy = busy.percent()?;
+    let busy = 100.0 * busy.share()?;
     let (findings, seconds) = followed.end(&mut lab)?;
     let ahead = ahead_ns()?;
     let alarms = false_alarms(&onsets, &findings, ahead, seconds);
@@ -247,34 +248,6 @@ fn calm(lab: &mut Lab) -> Result<Option<f64>> {
     }
 }
 
-/// All cores' time since a moment.
-#[derive(Debug)]
-struct Busy {
-    idle: u64,
-    all: u64,
-}
-
-impl Busy {
-    fn now() -> Result<Self> {
-        let text = std::fs::read_to_string("/proc/stat")?;
-        let line = text.lines().next().context("an empty /proc/stat")?;
-        Self::read(line).with_context(|| format!("not a line of processors' times: {line}"))
-    }
-
-    /// `cpu user nice system idle iowait ...`.
-    fn read(line: &str) -> Option<Self> {
-        let times: Vec<u64> =
-            line.split_whitespace().skip(1).take(8).map_while(|word| word.parse().ok()).collect();
-        Some(Self { idle: times.get(3)? + times.get(4)?, all: times.iter().sum() })
-    }
-
-    fn percent(&self) -> Result<f64> {
-        let now = Self::now()?;
-        let all = now.all.saturating_sub(self.all).max(1) as f64;
-        Ok(100.0 * (1.0 - now.idle.saturating_sub(self.idle) as f64 / all))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,12 +332,5 @@ mod tests {
         assert!(course.series[0].points.iter().all(|(at, rate)| (-0.5..=2.5).contains(at) && *rate == 100.0));
         let spread = spread(&[onset, Onset { found: Some(30.0), ..Onset::default() }]);
         assert_eq!(spread.series[0].points.last(), Some(&(30.0, 100.0)));
-    }
-
-    #[test]
-    fn idle_time_includes_iowait() {
-        let read = Busy::read("cpu  10 0 20 60 10 0 0 0 5 0").unwrap();
-        assert_eq!((read.idle, read.all), (70, 100));
-        assert!(Busy::read("cpu 1 2").is_none());
     }
 }

@@ -2,7 +2,7 @@
 //! virtual time, an experiment of control's own tests, and a handful on the fabric.
 
 use super::{BULK_TENANT, Suite, case, experiment};
-use crate::lab::Lab;
+use crate::lab::{Lab, options};
 use crate::row::{Better, Row};
 use anyhow::Result;
 use harmonaize_testkit::job::Job;
@@ -91,12 +91,9 @@ fn answered(
     lab: &mut Lab,
     (hosts, bytes, p99_ms): (&[usize], u64, u64),
 ) -> Result<Option<bool>> {
-    let arguments = |pairs: &[(&str, u64)]| -> Vec<String> {
-        pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect()
-    };
-    let mut bulk = lab.start_of(BULK_TENANT, "alltoall", &FILLS, &arguments(&[("--pause-ms", 0)]))?;
+    let mut bulk = lab.start_of(BULK_TENANT, "alltoall", &FILLS, &options(&[("--pause-ms", 0)]))?;
     wait(suite, BEFORE)?;
-    let asked = arguments(&[("--bytes", bytes), ("--p99-ms", p99_ms)]);
+    let asked = options(&[("--bytes", bytes), ("--p99-ms", p99_ms)]);
     let mut requests = lab.start("inference", hosts, &asked)?;
     wait(suite, LASTS)?;
     for job in [&mut requests, &mut bulk] {
