@@ -5,12 +5,12 @@ pub mod model;
 pub mod trainer;
 
 use crate::seeded::SplitMix64;
-use serde::{Deserialize, Serialize};
+pub use harmonaize_testkit::elastic::Line;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Words at the end of each gradient tensor, in which the first rank tells all what comes next.
-pub const DECISION_WORDS: usize = 2;
+/// Numbers at the end of each gradient tensor, in which the first rank tells all what comes next.
+pub const DECISION_WORDS: usize = 7;
 /// Most ranks: those that leave are told by a bit each.
 pub const MOST_RANKS: usize = 64;
 /// What a micro-batch counts, in hundredths of one, as long as no more than the least are accumulated.
@@ -21,8 +21,6 @@ pub const WHOLE: u64 = 100;
 pub struct Recipe {
     /// The work, in hundredths of micro-batches.
     pub work: u64,
-    /// Elements of the model, and of each gradient.
-    pub elements: usize,
     /// What an accelerator takes for a micro-batch. It is slept.
     pub compute: Duration,
     /// The fewest and the most micro-batches that a rank accumulates before gradients are exchanged.
@@ -48,17 +46,17 @@ impl Recipe {
     }
 }
 
-/// What micro-batch `number` adds to the first element of the model: 20 bits, so that no sum overflows.
-pub fn gradient(number: u64) -> u64 {
+/// The number by which micro-batch `number` is known in sums: 20 bits, so that they stay exact.
+pub fn tag(number: u64) -> u64 {
     SplitMix64::named(0, &[number]).next_u64() >> 44
 }
 
-/// The sum of micro-batches' gradients, from `first` on.
-pub fn gradients(first: u64, count: u64) -> u64 {
-    (first..first.saturating_add(count)).map(gradient).sum()
+/// The sum of micro-batches' numbers, from `first` on.
+pub fn tags(first: u64, count: u64) -> u64 {
+    (first..first.saturating_add(count)).map(tag).sum()
 }
 
-/// What the first rank has decided for all; told in the words of a gradient tensor, in which the others have zeros.
+/// What the first rank has decided for all; told behind the gradients, in which the others have zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Micro-batches of the next step; 0 for the fewest.
@@ -72,47 +70,28 @@ pub struct Decision {
 }
 
 impl Decision {
-    /// As words.
-    pub fn encode(&self) -> [u64; DECISION_WORDS] {
+    /// As numbers of 16 bits, whose sum with zeros is exact in `f32`.
+    pub fn encode(&self) -> [f32; DECISION_WORDS] {
         let flags = u64::from(self.save) << 32 | u64::from(self.regroup) << 33;
-        [u64::from(self.accumulate) | flags, self.excluded]
+        let part = |word: u64, place: usize| ((word >> (16 * place)) & 0xffff) as f32;
+        let first = u64::from(self.accumulate) | flags;
+        std::array::from_fn(
+            |place| if place < 3 { part(first, place) } else { part(self.excluded, place - 3) },
+        )
     }
 
-    /// From words.
-    pub fn decode([first, excluded]: [u64; DECISION_WORDS]) -> Self {
+    /// From numbers.
+    pub fn decode([a, b, c, excluded @ ..]: [f32; DECISION_WORDS]) -> Self {
+        let whole = |parts: &[f32]| parts.iter().rev().fold(0, |word: u64, part| word << 16 | *part as u64);
+        let first = whole(&[a, b, c]);
         let flag = |bit: u32| first >> bit & 1 == 1;
-        Self { accumulate: first as u32, save: flag(32), regroup: flag(33), excluded }
+        Self { accumulate: first as u32, save: flag(32), regroup: flag(33), excluded: whole(&excluded) }
     }
 
     /// Whether it goes on without this rank.
     pub fn excludes(&self, rank: usize) -> bool {
         rank < MOST_RANKS && self.excluded >> rank & 1 == 1
     }
-}
-
-/// A line that a rank prints. Times in microseconds from 1970, work in hundredths of micro-batches.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-#[expect(missing_docs, reason = "each line says what its fields are")]
-pub enum Line {
-    /// It is one of so many ranks.
-    Joined { at_us: u64, rank: usize, ranks: usize },
-    /// So much is done, after a step of so many micro-batches a rank; the AllReduce's microseconds.
-    Step { at_us: u64, done: u64, ranks: usize, accumulate: u32, collective_us: u64 },
-    /// The state is saved, and why.
-    Saved { at_us: u64, done: u64, because: String },
-    /// Ranks were lost.
-    Failed { at_us: u64, what: String },
-    /// It goes on as another communicator.
-    Regrouped { at_us: u64, rank: usize, ranks: usize, took_us: u64 },
-    /// It goes on from here, and so much that was done is lost.
-    Restored { at_us: u64, done: u64, lost: u64 },
-    /// The provider has said so.
-    Notified { at_us: u64, what: String },
-    /// It is no longer one of the ranks.
-    Left { at_us: u64 },
-    /// The work is done, and each of so many micro-batches is in the model exactly once.
-    Finished { at_us: u64, done: u64, micro_batches: u64 },
 }
 
 #[cfg(test)]
@@ -123,7 +102,7 @@ mod tests {
     fn a_decision_survives_the_sum_with_zeros() {
         let decision = Decision { accumulate: 16, save: true, regroup: false, excluded: 1 << 63 | 2 };
         assert_eq!(Decision::decode(decision.encode()), decision);
-        assert_eq!(Decision::decode([0; DECISION_WORDS]), Decision::default());
+        assert_eq!(Decision::decode([0.0; DECISION_WORDS]), Decision::default());
         let leaving = [0, 1, 62, 63, 64].map(|rank| decision.excludes(rank));
         assert_eq!(leaving, [false, true, false, true, false]);
     }
@@ -132,7 +111,6 @@ mod tests {
     fn what_is_accumulated_beyond_the_fewest_counts_less() {
         let recipe = Recipe {
             work: 1,
-            elements: 1,
             compute: Duration::ZERO,
             accumulate: (2, 16),
             beyond: 70,
@@ -143,13 +121,5 @@ mod tests {
         };
         assert_eq!([1, 2, 3, 16].map(|count| recipe.worth(count, 1)), [100, 200, 270, 1180]);
         assert_eq!(recipe.worth(3, 8), 8 * 270);
-    }
-
-    /// What `cargo xtask bench cooperation` reads.
-    #[test]
-    fn lines_are_what_readers_expect() {
-        let line = Line::Step { at_us: 1, done: 2, ranks: 3, accumulate: 4, collective_us: 5 };
-        let text = r#"{"event":"step","at_us":1,"done":2,"ranks":3,"accumulate":4,"collective_us":5}"#;
-        assert_eq!(serde_json::to_string(&line).unwrap(), text);
     }
 }

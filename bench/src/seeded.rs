@@ -65,6 +65,11 @@ impl Digest {
         }
     }
 
+    /// The digest.
+    pub fn value(&self) -> u64 {
+        self.0
+    }
+
     /// The digest as 16 hexadecimal digits.
     pub fn hex(&self) -> String {
         format!("{:016x}", self.0)

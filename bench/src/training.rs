@@ -147,7 +147,8 @@ fn share(
     Ok((cost, [loss, wish]))
 }
 
-fn descend(recipe: &Recipe, gradients: &[f32], velocity: &mut [f32], parameters: &mut [f32]) {
+/// A step of SGD with momentum.
+pub(crate) fn descend(recipe: &Recipe, gradients: &[f32], velocity: &mut [f32], parameters: &mut [f32]) {
     let each = gradients.iter().zip(velocity).zip(parameters);
     for ((gradient, velocity), parameter) in each {
         *velocity = recipe.momentum * *velocity + (gradient + recipe.decay * *parameter);

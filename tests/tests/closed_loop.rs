@@ -4,8 +4,8 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_client::Access;
+use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::deployment::Deployment;
-use harmonaize_testkit::foreign::CrossTraffic;
 use harmonaize_testkit::load::Watch;
 use harmonaize_testkit::plans::{self, Plan, RingEdge};
 use harmonaize_testkit::route::{Flow, Protocol, switches};

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use harmonaize_testkit::counters::{Carried, Counters};
+use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::fabric::{Fabric, standing};
-use harmonaize_testkit::foreign::CrossTraffic;
 use harmonaize_testkit::load::Watch;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::route::{Flow, Protocol, switches};

@@ -4,22 +4,28 @@ use anyhow::{Context, Result, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use harmonaize_suites::part::{self, Outcome};
 use harmonaize_suites::pictures;
-use harmonaize_suites::row::{Row, table};
-use harmonaize_suites::suite::{self, Request, Run, SUITES};
+use harmonaize_suites::report::Report;
+use harmonaize_suites::stale;
+use harmonaize_suites::suite::{Request, Run};
+use harmonaize_suites::suites::{self, SUITES};
 use harmonaize_testkit::packages::{self, Consent};
-use harmonaize_testkit::workspace::{Binaries, Profile};
+use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+/// The page of results.
+const RESULTS: &str = "docs/performance/README.md";
+
 /// What `cargo xtask bench` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench shaped                     a table on standard output
-  cargo xtask bench intra --yes --json out.json installs Gloo and Open MPI when missing
+  cargo xtask bench intra --yes --json out.json installs peers when missing
   cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
+  cargo xtask bench --report                   marks stale rows of the page of results
   cargo xtask bench codec gradients.npy        codecs, on a recorded tensor too
   cargo xtask bench codec --pytorch --yes      codecs, and PyTorch beside them
 
@@ -34,15 +40,18 @@ Beside the hosts it may have `launcher` (such as \"ip netns exec {host}\", or \"
 they are installed on the hosts), `folder`, `control` (the address of it on the first host), `ports` and `rate`.")]
 pub struct Args {
     /// Which rows
-    #[arg(value_parser = names())]
-    pub suite: String,
+    #[arg(value_parser = names(), required_unless_present = "report")]
+    pub suite: Option<String>,
+    /// Mark the rows of docs/performance/README.md that more than 50 commits have made stale, and measure nothing
+    #[arg(long, exclusive = true)]
+    pub report: bool,
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
     /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation and codec show besides
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,
-    /// Write the rows as a JSON array too; `-` prints it on a line of standard output
+    /// Write the rows with their provenance as JSON too; `-` prints it on a line of standard output
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Suite rdma: the file that describes the hosts
@@ -102,7 +111,10 @@ impl Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
-    let suite = suite::named(&args.suite).context("there is no such suite")?;
+    if args.report {
+        return mark_results();
+    }
+    let suite = args.suite.as_deref().and_then(suites::named).context("there is no such suite")?;
     let request = args.request();
     part::check_names(suite.name, &(suite.parts)(&request), &args.only)?;
     if suite.name != "codec" && !args.files.is_empty() {
@@ -135,58 +147,54 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Prints what came of parts; an error where one failed, or where a bar was not reached and bars are held.
 fn finished(args: &Args, outcome: Outcome) -> Result<()> {
-    print_rows(args, &outcome.rows)?;
+    let report = Report::new(outcome.rows);
+    print_report(args, &report)?;
     if !outcome.problems.is_empty() {
         bail!("{}", outcome.problems.join("; "));
     }
-    if args.smoke { Ok(()) } else { check_bars(&outcome.rows) }
+    match report.judged() {
+        (failed, judged) if failed > 0 && !args.smoke => {
+            bail!("{failed} of {judged} rows with a bar do not reach it")
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Prints the rows, as JSON too where that was asked for.
-fn print_rows(args: &Args, rows: &[Row]) -> Result<()> {
-    println!("{}\n\n{}", machine(), table(rows));
-    if let Some(folder) = &args.figures {
-        pictures::of_rows(folder, &args.suite, rows)?;
-        pictures::of_ideals(folder, &args.suite, rows)?;
+/// Prints the report, as JSON too where that was asked for.
+fn print_report(args: &Args, report: &Report) -> Result<()> {
+    println!("{}", report.markdown());
+    if let (Some(folder), Some(suite)) = (&args.figures, &args.suite) {
+        pictures::of_rows(folder, suite, &report.rows)?;
+        pictures::of_ideals(folder, suite, &report.rows)?;
     }
     match &args.json {
-        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(rows)?),
-        Some(path) => write_json(path, rows)?,
+        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string(report)?),
+        Some(path) => write_json(path, report)?,
         None => {}
     }
     Ok(())
 }
 
-/// Writes the rows to a file.
-pub(crate) fn write_json<T: serde::Serialize + ?Sized>(path: &Path, rows: &T) -> Result<()> {
-    let text = serde_json::to_string_pretty(rows)? + "\n";
+/// Writes a report to a file.
+pub(crate) fn write_json<T: serde::Serialize + ?Sized>(path: &Path, report: &T) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)? + "\n";
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// An error where a row does not reach its bar.
-fn check_bars(rows: &[Row]) -> Result<()> {
-    let failed: Vec<&Row> = rows.iter().filter(|row| !row.pass).collect();
-    if !failed.is_empty() {
-        bail!("{} of {} rows do not reach their bar", failed.len(), rows.len());
-    }
-    Ok(())
-}
-
-/// The machine, in a line.
-fn machine() -> String {
-    let first = |path: &str, key: &str| {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
-        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
-        line.split_once(':').map_or(line, |(_, value)| value).trim().to_owned()
-    };
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    format!(
-        "{}, {cores} cores, {} of memory, kernel {}, TCP congestion control {}",
-        first("/proc/cpuinfo", "model name"),
-        first("/proc/meminfo", "MemTotal"),
-        first("/proc/sys/kernel/osrelease", ""),
-        first("/proc/sys/net/ipv4/tcp_congestion_control", "")
-    )
+/// Marks the rows of the page of results that are stale, and says which.
+fn mark_results() -> Result<()> {
+    let path = workspace::root().join(RESULTS);
+    let page = std::fs::read_to_string(&path).with_context(|| format!("cannot read {RESULTS}"))?;
+    let marked = stale::mark(&page, stale::rooms, stale::newer);
+    marked.unknown.iter().for_each(|row| eprintln!("not known: {row}"));
+    println!(
+        "{RESULTS}: {} rows, {} of them older than {} commits of what they measure{}",
+        marked.rows,
+        marked.stale,
+        stale::MOST_COMMITS,
+        if marked.text == page { "; the marks are right" } else { "; the marks are written anew" }
+    );
+    std::fs::write(&path, marked.text).with_context(|| format!("cannot write {RESULTS}"))
 }
 
 #[cfg(test)]

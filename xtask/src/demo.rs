@@ -1,5 +1,5 @@
 //! `cargo xtask demo`: one tenant trains a model through the provider's AllReduce, another exchanges by AllToAll on the
-//! same links, a third answers requests within a time that was promised, and a foreign flow congests a spine meanwhile. Then the first trains
+//! same links, a third answers requests within a time that was promised, and cross traffic congests a spine meanwhile. Then the first trains
 //! so that it reacts to what it is told, while hosts are taken away and lost, beside one that adopts nothing. All results are proved right.
 
 pub mod changes;
@@ -44,7 +44,7 @@ const WORKERS_PER_HOST: usize = 2;
 const RATE: u64 = 250_000_000;
 /// Of each link of a host: so a spine, and not the hosts that both tenants use, decides what a job gets.
 const HOST_RATE: u64 = 2 * RATE;
-/// What the foreign flow takes of a spine: with less, half of it is still as good as half of the other.
+/// What the cross traffic takes of a spine: with less, half of it is still as good as half of the other.
 const CROSS_TRAFFIC: u64 = RATE / 4 * 3;
 /// The hosts of the other tenant's ranks, one a rack, and how long they rest after a round.
 const EXCHANGE: [usize; 4] = [0, 0, HOSTS_A_RACK, HOSTS_A_RACK];
@@ -84,7 +84,7 @@ pub struct Args {
     /// Print figures and checks as JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Steps of the training, at least: it goes on until the foreign flow has come and gone
+    /// Steps of the training, at least: it goes on until the cross traffic has come and gone
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub steps: u64,
     /// Seed of data split, weights, batches and payloads
@@ -120,8 +120,8 @@ pub fn run(args: &Args) -> Result<()> {
     changes.checks.iter().for_each(|check| verdict.add_check(check.clone()));
     let report = folder.join("report.html");
     let setting = demo.setting(began.elapsed());
-    std::fs::write(&report, page::page(&verdict, &timeline, (&views, &changes), &setting))
-        .with_context(|| format!("cannot write {}", report.display()))?;
+    let page = page::page(&verdict, &timeline, (&views, &changes), &setting)?;
+    std::fs::write(&report, page).with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &verdict, &report)?;
     if !verdict.passed {
         bail!("a check failed; {} has the programs' logs", demo.logs.display());
@@ -355,7 +355,7 @@ impl Progress {
         );
         self.bar.set_position(step);
         self.bar.set_message(text.clone());
-        // It goes on beyond its steps if the foreign flow takes longer.
+        // It goes on beyond its steps if the cross traffic takes longer.
         let tenth = step * 10 / self.steps;
         if self.bar.is_hidden() && tenth > self.printed_tenth {
             self.printed_tenth = tenth;

@@ -9,8 +9,8 @@ use harmonaize_bench::tenant::Seat;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Trains until the work is done, and prints what it does as lines of JSON. Every micro-batch is in the model exactly once at the end,
-/// or it is an error. A rank whose own host is lost ends with an error.
+/// Trains the demo's perceptron until the work is done, and prints what it does as lines of JSON. Every micro-batch is in the model exactly once at the
+/// end, or it is an error. A rank whose own host is lost ends with an error.
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]
@@ -27,9 +27,6 @@ struct Arguments {
     /// Micro-batches to be done
     #[arg(long, default_value_t = 3200)]
     work: u64,
-    /// Elements of the model, 8 bytes each
-    #[arg(long, default_value_t = 53_000)]
-    elements: usize,
     /// What an accelerator takes for a micro-batch, in milliseconds
     #[arg(long, default_value_t = 60)]
     compute_ms: u64,
@@ -55,7 +52,6 @@ fn main() -> Result<()> {
     let milliseconds = Duration::from_millis;
     let recipe = Recipe {
         work: arguments.work * harmonaize_bench::elastic::WHOLE,
-        elements: arguments.elements,
         compute: milliseconds(arguments.compute_ms),
         accumulate: (arguments.least, arguments.most),
         beyond: arguments.beyond,

@@ -1,6 +1,6 @@
 //! One rank of an elastic training.
 
-use super::model::Model;
+use super::model::{RIDERS, State};
 use super::{DECISION_WORDS, Decision, Line, MOST_RANKS, Recipe};
 use crate::report::{now_us, print};
 use crate::tenant::Seat;
@@ -18,7 +18,6 @@ const JOIN: Duration = Duration::from_secs(60);
 const OPERATION: Duration = Duration::from_secs(120);
 
 /// A rank, with its copy of the model.
-#[derive(Debug)]
 pub struct Trainer {
     recipe: Recipe,
     name: String,
@@ -31,8 +30,10 @@ pub struct Trainer {
     gradients: Tensor,
     /// For what ranks agree on.
     scalar: Tensor,
-    buffer: Vec<u64>,
-    model: Model,
+    /// For a whole state.
+    whole: Tensor,
+    buffer: Vec<f32>,
+    model: State,
     saved: Instant,
     /// What the provider has said that the next decision answers.
     excluded: u64,
@@ -50,9 +51,11 @@ impl Trainer {
     /// Joins as one of the first ranks, or `enters` a training that runs.
     pub fn join(seat: &Seat, recipe: Recipe, enters: bool) -> Result<Self> {
         ensure!(seat.ranks <= MOST_RANKS, "at most {MOST_RANKS} ranks");
-        let length = recipe.elements + DECISION_WORDS;
-        let client = seat.attach(16 * length as u64 + 4096)?;
-        let (gradients, word) = (client.tensor(Dtype::U64, length as u64)?, client.tensor(Dtype::U64, 1)?);
+        let model = State::new()?;
+        let (length, words) = (model.elements() + RIDERS + DECISION_WORDS, model.words().len());
+        let client = seat.attach(8 * (length + 2 * words) as u64 + 4096)?;
+        let gradients = client.tensor(Dtype::F32, length as u64)?;
+        let [scalar, whole] = [1, words].map(|words| client.tensor(Dtype::U64, words as u64));
         let waiting = recipe.shared.join(format!("waits-{}", std::process::id()));
         let communicator = if enters {
             // How a launcher's own rendezvous tells those that run.
@@ -64,14 +67,14 @@ impl Trainer {
             let (rank, ranks) = (Rank(u32::try_from(seat.rank)?), u32::try_from(seat.ranks)?);
             client.join(&seat.name, rank, ranks, JOIN)?
         };
-        let model = Model::new(recipe.elements);
         let mut trainer = Self {
             name: seat.name.clone(),
             events: client.events(None),
             since_ns: now_us() * 1000,
             gradients,
-            scalar: word,
-            buffer: vec![0; length],
+            scalar: scalar?,
+            whole: whole?,
+            buffer: Vec::with_capacity(length),
             model,
             saved: Instant::now(),
             excluded: 0,
@@ -80,7 +83,7 @@ impl Trainer {
             client,
             recipe,
         };
-        print(&Line::Joined { at_us: now_us(), rank: trainer.rank()?, ranks: trainer.ranks()? })?;
+        print(&Line::Joined { at_us: now_us() })?;
         if trainer.recipe.subscribed {
             // It begins with what happens from now on.
             trainer.events.read(Duration::ZERO)?;
@@ -133,9 +136,12 @@ impl Trainer {
                 }
             }
         }
-        self.model.check()?;
-        let Model { done, micro_batches, .. } = self.model;
-        print(&Line::Finished { at_us: now_us(), done, micro_batches })
+        let digest = self.model.digest();
+        let [least, most] =
+            [ReduceOp::Min, ReduceOp::Max].map(|reduce| self.all_reduce_scalar(digest, reduce));
+        ensure!(least? == most?, "ranks have different models in the end");
+        let ((correct, tested), micro_batches) = (self.model.test()?, self.model.micro_batches);
+        print(&Line::Finished { at_us: now_us(), micro_batches, correct, tested })
     }
 
     /// Computes, exchanges, adds up; what comes next.
@@ -145,9 +151,8 @@ impl Trainer {
         // The provider is asked while the accelerator computes.
         let mut chosen = if rank == 0 { self.decide()? } else { StepChoice::default() };
         let Self { model, buffer, gradients, .. } = self;
-        model.gradient(model.micro_batches + rank as u64 * each, each, buffer);
-        let (_, words) = buffer.split_at_mut(model.elements().len());
-        words.copy_from_slice(&chosen.decision.encode());
+        model.gradient(model.micro_batches + rank as u64 * each, each, buffer)?;
+        buffer.extend(chosen.decision.encode());
         std::thread::sleep((self.recipe.compute * accumulate).saturating_sub(began.elapsed()));
         gradients.write(0, buffer)?;
         let called = Instant::now();
@@ -155,11 +160,11 @@ impl Trainer {
         communicator.all_reduce_in_place(gradients, ReduceOp::Sum)?.wait(OPERATION)?;
         let collective_us = called.elapsed().as_micros() as u64;
         gradients.read(0, buffer)?;
-        model.step(each * ranks, self.recipe.worth(each, ranks), buffer)?;
-        let (_, words) = buffer.split_at(model.elements().len());
-        chosen.decision = Decision::decode(words.try_into()?);
+        let loss = f64::from(model.step(each * ranks, self.recipe.worth(each, ranks), buffer)?);
+        let (_, decision) = buffer.split_last_chunk().context("no decision")?;
+        chosen.decision = Decision::decode(*decision);
         let (done, ranks) = (model.done, ranks as usize);
-        print(&Line::Step { at_us: now_us(), done, ranks, accumulate, collective_us })?;
+        print(&Line::Step { at_us: now_us(), done, ranks, accumulate, collective_us, loss })?;
         Ok(chosen)
     }
 
@@ -222,7 +227,7 @@ impl Trainer {
             std::thread::sleep(self.recipe.cost);
             self.model.save(&self.state())?;
             let because = because.to_owned();
-            print(&Line::Saved { at_us: now_us(), done: self.model.done, because })?;
+            print(&Line::Saved { at_us: now_us(), because })?;
         }
         self.saved = Instant::now();
         Ok(())
@@ -238,16 +243,16 @@ impl Trainer {
         let before = self.model.done;
         self.regroup()?;
         if !self.recipe.subscribed {
-            self.model = Model::new(self.recipe.elements);
-            if self.rank()? == 0 {
+            self.model = if self.rank()? == 0 {
                 std::thread::sleep(self.recipe.cost);
-                self.model = Model::restore(&self.state(), self.recipe.elements)?;
-            }
+                State::restore(&self.state())?
+            } else {
+                State::new()?
+            };
             self.saved = Instant::now();
         }
         self.synchronize_state()?;
-        let done = self.model.done;
-        print(&Line::Restored { at_us: now_us(), done, lost: before.saturating_sub(done) })
+        print(&Line::Restored { at_us: now_us(), lost: before.saturating_sub(self.model.done) })
     }
 
     fn regroup(&mut self) -> Result<()> {
@@ -256,7 +261,7 @@ impl Trainer {
         self.communicator = Some(self.communicator()?.regroup(&options)?);
         (self.excluded, self.newcomers, self.since_ns) = (0, false, now_us() * 1000);
         let took_us = began.elapsed().as_micros() as u64;
-        print(&Line::Regrouped { at_us: now_us(), rank: self.rank()?, ranks: self.ranks()?, took_us })
+        print(&Line::Regrouped { at_us: now_us(), ranks: self.ranks()?, took_us })
     }
 
     /// All ranks get the state of the one that has done most: newcomers have none, and of those that were there when ranks were lost some
@@ -274,20 +279,14 @@ impl Trainer {
     }
 
     fn broadcast_state(&mut self, micro_batches: u64, root: u32) -> Result<()> {
-        let Self { model, buffer, gradients, .. } = self;
-        let length = model.elements().len();
-        let (elements, words) = buffer.split_at_mut(length);
-        elements.copy_from_slice(model.elements());
-        words.copy_from_slice(&[model.micro_batches, model.done]);
-        gradients.write(0, buffer)?;
-        let communicator = self.communicator.as_ref().context("no communicator")?;
-        ended(communicator.broadcast(gradients, Rank(root))?)?;
-        gradients.read(0, buffer)?;
-        let (elements, words) = buffer.split_at(length);
-        let [found, done]: [u64; DECISION_WORDS] = words.try_into()?;
+        let mut words = self.model.words();
+        self.whole.write(0, &words)?;
+        ended(self.communicator()?.broadcast(&self.whole, Rank(root))?)?;
+        self.whole.read(0, &mut words)?;
+        self.model.take(&words)?;
+        let found = self.model.micro_batches;
         ensure!(found == micro_batches, "rank {root} has {found} micro-batches, not {micro_batches}");
-        *model = Model::of(found, done, elements.to_vec());
-        model.check()
+        Ok(())
     }
 
     fn all_reduce_scalar(&self, own: u64, reduce: ReduceOp) -> Result<u64> {

@@ -3,10 +3,12 @@
 
 use super::lab::{Lab, Measured};
 use super::part::Part;
-use super::row::{Better, Case, Row, median};
+use super::processors::Busy;
+use super::row::{Case, Row, median};
+use super::runs::interleave;
 use super::suite::{Bench, BenchBudget, Request};
-use anyhow::{Context, Result, ensure};
-use harmonaize_testkit::deployment::Tenant;
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_testkit::deployment::{Setup, Tenant};
 use harmonaize_testkit::fabric::Faults;
 use harmonaize_testkit::topology::{Topology, star_with_aggregator};
 use serde::Deserialize;
@@ -90,14 +92,9 @@ fn core(suite: &Suite) -> Result<Vec<Row>> {
             1e9 / kernel,
             1e9 / own,
         );
-        let case = Case {
-            suite: "aggregation",
-            case: format!("sum loop, chunks of {bytes} bytes: GB/s of parts"),
-            size: bytes,
-            ranks: 1,
-            better: Better::More,
-            bar: 0.5,
-        };
+        let case =
+            Case::more("aggregation", format!("sum loop, chunks of {bytes} bytes: GB/s of parts"), 0.5)
+                .of(bytes, 1);
         let rates = |values: &[f64]| values.iter().map(|rate| rate / 1e9).collect::<Vec<f64>>();
         rows.push(case.compare(&rates(&sum_loop), &rates(&ceiling), "one pass over a long vector"));
     }
@@ -117,6 +114,11 @@ struct Star {
     /// What goes wrong with frames at each end; none: they go in large buffers, with which nothing does.
     faults: Option<Faults>,
 }
+
+/// Four hosts whose processors have time to spare.
+const STAR: Star = Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, faults: None };
+/// Timed operations of a run.
+const OPERATIONS: &str = "4";
 
 /// What frames carry between hosts that move tensors, and what they carry elsewhere.
 const JUMBO: u32 = 9000;
@@ -193,14 +195,12 @@ fn eight(suite: &Suite) -> Result<Vec<Row>> {
             return Ok(rows);
         }
     }
-    let case = Case {
-        suite: "aggregation",
-        case: "allreduce f32, 8 hosts, at the highest rate that leaves processors time: us".to_owned(),
-        size: suite.budget.large,
-        ranks: 8,
-        better: Better::Less,
-        bar: 1.0 / 1.6,
-    };
+    let case = Case::less(
+        "aggregation",
+        "allreduce f32, 8 hosts, at the highest rate that leaves processors time: us",
+        1.0 / 1.6,
+    )
+    .of(suite.budget.large, 8);
     let row =
         case.missing("the same by the hosts alone", "a rate at which processors are busy for less than 60%");
     Ok(vec![row.of_ideal(ideal(8, RATES[0], Duration::ZERO, suite.budget.large))])
@@ -226,39 +226,31 @@ const HOST_ALGORITHMS: [(&str, &str, &str); 3] =
 fn lossy(suite: &Suite) -> Result<Vec<Row>> {
     let of_a_hundred = Faults { lost: 10_000, ..Faults::default() };
     let size = suite.budget.large;
-    let [with, without] =
-        [of_a_hundred, Faults::default()].map(|faults| suite.with_faults(faults, size, true));
+    let runs = suite.with_faults(&[(of_a_hundred, true), (Faults::default(), true)], size)?;
+    let [with, without] = runs.as_slice() else { bail!("two contestants, but {} have runs", runs.len()) };
     let case = with_faults("1% of frames lost at each end", size, 1.0 / 0.7);
-    Ok(vec![case.compare(&with?, &without?, "the same without")])
+    Ok(vec![case.compare(with, without, "the same without")])
 }
 
 /// Of a large operation so much is done where hosts alone are slow.
 const PART: u64 = 8;
 
 /// The same, smaller, where each end loses one in twenty, has one in a hundred twice, and others overtake one in twenty: against the same where
-/// nothing does, on which no bar stands, and by the hosts alone: were they faster, the aggregator would have to be left sooner.
+/// nothing does, and by the hosts alone: were they faster, the aggregator would have to be left sooner.
 fn faults(suite: &Suite) -> Result<Vec<Row>> {
     let faults = Faults { lost: 50_000, twice: 10_000, late: 50_000 };
     let (size, what) = (suite.budget.large / PART, "5% of frames lost, 1% twice, 5% late at each end");
-    let with = suite.with_faults(faults, size, true)?;
-    let without = suite.with_faults(Faults::default(), size, true)?;
-    let by_hosts = suite.with_faults(faults, size, false)?;
-    let case = |bar| with_faults(what, size, bar);
+    let runs = suite.with_faults(&[(faults, true), (Faults::default(), true), (faults, false)], size)?;
+    let [with, without, by_hosts] = runs.as_slice() else { bail!("{} contestants of three", runs.len()) };
+    let case = with_faults(what, size, 1.0);
     Ok(vec![
-        case(100.0).compare(&with, &without, "the same without"),
-        case(1.0).compare(&with, &by_hosts, "the same by the hosts alone"),
+        case.clone().stated().compare(with, without, "the same without"),
+        case.compare(with, by_hosts, "the same by the hosts alone"),
     ])
 }
 
 fn with_faults(what: &str, size: u64, bar: f64) -> Case {
-    Case {
-        suite: "aggregation",
-        case: format!("allreduce f32, 4 hosts, 250 Mbit/s, {what}: us"),
-        size,
-        ranks: 4,
-        better: Better::Less,
-        bar,
-    }
+    Case::less("aggregation", format!("allreduce f32, 4 hosts, 250 Mbit/s, {what}: us"), bar).of(size, 4)
 }
 
 /// Of the first host's link.
@@ -274,43 +266,44 @@ fn summed(fabric: &Value, position: usize) -> bool {
     tenants.is_some_and(|tenants| tenants.iter().any(|tenant| sums(tenant) > 0))
 }
 
-/// Operations' times, and what of the processors they took.
+/// What a contestant's runs took.
 struct Timed {
-    measured: Vec<Measured>,
+    runs: Vec<Vec<Measured>>,
 }
 
 impl Timed {
+    /// The median operation of each run, in us.
     fn of(&self, size: u64) -> Result<Vec<f64>> {
-        let found = self.measured.iter().find(|measured| measured.bytes == size);
-        found.map(|found| found.times_us.clone()).with_context(|| format!("no figure for {size} bytes"))
+        let of_run = |run: &Vec<Measured>| {
+            let found = run.iter().find(|measured| measured.bytes == size);
+            found.and_then(|found| median(&found.times_us))
+        };
+        let medians: Option<Vec<f64>> = self.runs.iter().map(of_run).collect();
+        medians.with_context(|| format!("no figure for {size} bytes"))
     }
 
-    /// Of the size of which it is most.
+    /// The share of the processors that the median run took, of the size of which it is most.
     fn busy(&self) -> f64 {
-        self.measured.iter().map(|measured| measured.busy).fold(0.0, f64::max)
+        let most = |run: &Vec<Measured>| run.iter().map(|measured| measured.busy).fold(0.0, f64::max);
+        median(&self.runs.iter().map(most).collect::<Vec<f64>>()).unwrap_or(0.0)
     }
 }
 
-/// Seconds that all processors of this machine were busy since it started (proc(5), /proc/stat: user, nice, system, then idle and
-/// waiting, then interrupts, soft ones, and what others took), in ticks of a hundredth.
-fn busy() -> Result<f64> {
-    let text = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
-    let fields = text.lines().next().unwrap_or_default().split_whitespace().skip(1).take(8);
-    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>().context("/proc/stat")?;
-    let idle: f64 = ticks.iter().skip(3).take(2).sum();
-    Ok((ticks.iter().sum::<f64>() - idle) / 100.0)
+/// A topology's part before its aggregators.
+fn without_aggregator(topology: &str) -> &str {
+    topology.split("[[aggregator]]").next().unwrap_or_default()
 }
 
 impl Suite {
-    /// Operations of these sizes where there is an aggregator, against the same hosts without; each size with its bar. And what of
-    /// the processors they took with it.
+    /// Operations of these sizes where there is an aggregator, against the same hosts without, in turn on two standing fabrics; each size
+    /// with its bar. And what of the processors they took with it.
     fn against_hosts(&self, star: Star, sizes: &[(u64, f64)]) -> Result<(Vec<Row>, f64)> {
-        let Star { hosts, rate, delay, mtu, .. } = star;
-        let topology = star_with_aggregator(hosts, rate, delay);
-        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-        let by_aggregator = self.times(&topology, star, sizes, true)?;
-        let by_hosts = self.times(alone, star, sizes, false)?;
-        let name = format!("{hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}");
+        let topology = star_with_aggregator(star.hosts, star.rate, star.delay);
+        let aggregated = self.fabric(&topology, star, |setup| setup)?;
+        let alone = self.fabric(without_aggregator(&topology), star, |setup| setup)?;
+        let timed = self.interleaved(&mut [aggregated, alone], &[(0, 0), (1, 0)], star, sizes)?;
+        let [by_aggregator, by_hosts] = timed.as_slice() else { bail!("{} contestants of two", timed.len()) };
+        let name = star.name();
         eprintln!(
             "{name}: processors busy for {:.0}% of the time by the aggregator, {:.0}% by the hosts",
             100.0 * by_aggregator.busy(),
@@ -318,117 +311,109 @@ impl Suite {
         );
         let mut rows = Vec::new();
         for (size, bar) in sizes {
-            let case = Case {
-                suite: "aggregation",
-                case: format!("allreduce f32, {name}: us"),
-                size: *size,
-                ranks: hosts,
-                better: Better::Less,
-                bar: 1.0 / bar,
-            };
             let (ours, theirs) = (by_aggregator.of(*size)?, by_hosts.of(*size)?);
-            let row = case.compare(&ours, &theirs, "the same by the hosts alone");
-            let row = row.of_ideal(ideal(hosts, rate, delay_of(&topology)?, *size));
-            eprintln!(
-                "{name}, {size} bytes: {:.2} times as fast by the aggregator",
-                row.ratio.unwrap_or_default()
-            );
-            rows.push(row);
+            rows.push(star.row(*size, *bar, &ours, &theirs, "the same by the hosts alone")?);
         }
         Ok((rows, by_aggregator.busy()))
     }
 
-    /// Operations of these sizes by an aggregator, against the best of the ways that the same hosts have without, each of them measured.
+    /// Operations of these sizes by an aggregator, against the best of the algorithms that the same hosts have without, all in turn.
     fn against_host_algorithms(&self, star: Star, sizes: &[(u64, f64)]) -> Result<Vec<Row>> {
-        let Star { hosts, rate, delay, mtu, .. } = star;
-        let topology = star_with_aggregator(hosts, rate, delay);
-        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-        let by_aggregator = self.times(&topology, star, sizes, true)?;
-        let fabric = Topology { mtu, forwards: true, ..Topology::parse(alone)? };
-        let mut lab = Lab::on(fabric, self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+        let topology = star_with_aggregator(star.hosts, star.rate, star.delay);
+        let aggregated = self.fabric(&topology, star, |setup| setup)?;
+        let alone = self.fabric(without_aggregator(&topology), star, |mut setup| {
             let chosen = HOST_ALGORITHMS.map(|(tenant, way, _)| format!("{tenant} = \"{way}\""));
             setup.control += &format!("direct = {{ {} }}\n", chosen.join(", "));
             let more = HOST_ALGORITHMS.iter().zip(3002..);
             setup.tenants.extend(more.map(|((name, ..), user)| Tenant { name: (*name).to_owned(), user }));
             setup
         })?;
-        let (everyone, arguments) = self.arguments(star, sizes);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let mut by_hosts = Vec::new();
-        for (tenant, (_, _, way)) in (1..).zip(HOST_ALGORITHMS) {
-            by_hosts.push((way, Timed { measured: lab.ours_of(tenant, &everyone, &arguments)? }));
-        }
+        let contestants: Vec<(usize, usize)> =
+            std::iter::once((0, 0)).chain((1..=HOST_ALGORITHMS.len()).map(|tenant| (1, tenant))).collect();
+        let timed = self.interleaved(&mut [aggregated, alone], &contestants, star, sizes)?;
+        let (by_aggregator, by_hosts) = timed.split_first().context("no contestants")?;
         let mut rows = Vec::new();
         for (size, bar) in sizes {
-            let case = Case {
-                suite: "aggregation",
-                case: format!(
-                    "allreduce f32, {hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}: us"
-                ),
-                size: *size,
-                ranks: hosts,
-                better: Better::Less,
-                bar: 1.0 / bar,
-            };
             let mut best: Option<(&str, Vec<f64>)> = None;
-            for (way, timed) in &by_hosts {
+            for ((_, _, name), timed) in HOST_ALGORITHMS.iter().zip(by_hosts) {
                 let times = timed.of(*size)?;
                 let middle = |times: &[f64]| median(times).unwrap_or(f64::MAX);
-                eprintln!("{size} bytes, frames of {mtu}, {way}: {:.0} us", middle(&times));
+                eprintln!("{size} bytes, frames of {}, {name}: {:.0} us", star.mtu, middle(&times));
                 if best.as_ref().is_none_or(|(_, best)| middle(&times) < middle(best)) {
-                    best = Some((way, times));
+                    best = Some((name, times));
                 }
             }
-            let (way, theirs) = best.context("no way")?;
-            let row = case.compare(&by_aggregator.of(*size)?, &theirs, &format!("hosts alone, {way}"));
-            rows.push(row.of_ideal(ideal(hosts, rate, delay_of(&topology)?, *size)));
+            let (name, theirs) = best.context("no algorithm")?;
+            let ours = by_aggregator.of(*size)?;
+            rows.push(star.row(*size, *bar, &ours, &theirs, &format!("hosts alone, {name}"))?);
         }
         Ok(rows)
     }
 
-    /// Operations of 4 hosts with these faults, by an aggregator or by the hosts alone.
-    fn with_faults(&self, faults: Faults, size: u64, aggregated: bool) -> Result<Vec<f64>> {
+    /// Operations of 4 hosts, in turn, each with its faults, by an aggregator or by the hosts alone: the medians of each one's runs, in us.
+    fn with_faults(&self, contestants: &[(Faults, bool)], size: u64) -> Result<Vec<Vec<f64>>> {
         let topology = star_with_aggregator(4, 250, "0us");
-        let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-        let star = Star { hosts: 4, rate: 250, delay: "0us", mtu: JUMBO, faults: Some(faults) };
-        let topology = if aggregated { &topology } else { alone };
-        self.times(topology, star, &[(size, 1.0)], aggregated)?.of(size)
+        let mut labs = Vec::new();
+        for (faults, aggregated) in contestants {
+            let topology = if *aggregated { &topology } else { without_aggregator(&topology) };
+            labs.push(self.fabric(topology, Star { faults: Some(*faults), ..STAR }, |setup| setup)?);
+        }
+        let places: Vec<(usize, usize)> = (0..labs.len()).map(|lab| (lab, 0)).collect();
+        let timed = self.interleaved(&mut labs, &places, STAR, &[(size, 1.0)])?;
+        timed.iter().map(|timed| timed.of(size)).collect()
     }
 
-    /// A large operation summed in codes that add, against the same exact by the hosts alone: at 1 Gbit/s, and at rates at which processors
-    /// have time to spare. `loses`: the most that the sums may lose, vNMSE.
+    /// The median operation of one run, in us, of that size by the hosts of a fabric.
+    fn one_run(lab: &mut Lab, size: u64) -> Result<f64> {
+        let bytes = size.to_string();
+        let arguments = ["--bytes", &bytes, "--warmup", "2", "--iterations", OPERATIONS];
+        let runs = vec![lab.ours(&(0..STAR.hosts).collect::<Vec<_>>(), &arguments)?];
+        Timed { runs }.of(size)?.first().copied().context("nothing was timed")
+    }
+
+    /// A large operation summed in codes that add, against the same exact by the hosts alone, in turn: at 1 Gbit/s, and at rates at which
+    /// processors have time to spare. `loses`: the most that the sums may lose, vNMSE.
     fn in_codes(&self, hosts: usize, sum_bits: f64, bar: f64, loses: Option<f64>) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for rate in RATES {
             let topology = star_with_aggregator(hosts, rate, "0us");
-            let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
-            let before = busy()?;
-            let (by_aggregator, took) = self.coded(&topology, hosts, &[SHARED, "exact", "rotated 4"])?;
-            let busy = (busy()? - before) / took;
-            let (by_hosts, _) = self.coded(alone, hosts, &["exact"])?;
-            let of = |figures: &[Coded], name: &str| {
-                let found = figures.iter().find(|found| found.budget == name);
-                found.map(|found| (found.times_us.clone(), found.measured, found.claimed))
+            let star = Star { hosts, rate, ..STAR };
+            let mut labs = [&topology, without_aggregator(&topology)]
+                .into_iter()
+                .map(|topology| self.fabric(topology, star, |setup| setup))
+                .collect::<Result<Vec<Lab>>>()?;
+            let mut shares = Vec::new();
+            let runs = interleave(self.budget.rounds, 2, |which| {
+                let lab = labs.get_mut(which).context("no such fabric")?;
+                if which == 1 {
+                    return self.coded(lab, hosts, &["exact"]);
+                }
+                let busy = Busy::now()?;
+                let figures = self.coded(lab, hosts, &[SHARED, "exact", "rotated 4"])?;
+                shares.push(busy.share()?);
+                Ok(figures)
+            })?;
+            let of = |which: usize, budget: &str, figure: fn(&Coded) -> Option<f64>| -> Vec<f64> {
+                let figures = runs.get(which).into_iter().flatten().flatten();
+                figures.filter(|found| found.budget == budget).filter_map(figure).collect()
             };
-            let ring = of(&by_hosts, "exact").context("no figures of the ring")?;
-            let (ours, measured, claimed) = of(&by_aggregator, SHARED).context("no figures of codes")?;
-            let case = |case: &str, bar| Case {
-                suite: "aggregation",
-                case: format!(
+            let time = |found: &Coded| median(&found.times_us);
+            let (ours, ring) = (of(0, SHARED, time), of(1, "exact", time));
+            let (measured, claimed) =
+                (of(0, SHARED, |found| Some(found.measured)), of(0, SHARED, |found| Some(found.claimed)));
+            let case = |case: &str, bar| {
+                let what = format!(
                     "allreduce f32 in codes that add, {hosts} hosts, sums of {sum_bits} bits, {rate} Mbit/s: {case}"
-                ),
-                size: self.budget.large,
-                ranks: hosts,
-                better: Better::Less,
-                bar,
+                );
+                Case::less("aggregation", what, bar).of(self.budget.large, hosts)
             };
-            let row = case("us", 1.0 / bar).compare(&ours, &ring.0, "exact by the hosts alone");
+            let row = case("us", 1.0 / bar).compare(&ours, &ring, "exact by the hosts alone");
             rows.push(row.of_ideal(ratio_of_codes(hosts, sum_bits)));
-            if let Some((chunks, ..)) = of(&by_aggregator, "rotated 4") {
-                rows.push(case("us", 1.0).compare(&ours, &chunks, "in 4 bits by the hosts alone"));
-            }
-            rows.extend(loses.map(|most| case("vNMSE", 1.0).limit(&[measured], most)));
-            rows.push(case("vNMSE", 1.0).compare(&[measured], &[claimed], "the receipt"));
+            let chunks = of(0, "rotated 4", time);
+            rows.push(case("us", 1.0).compare(&ours, &chunks, "in 4 bits by the hosts alone"));
+            rows.extend(loses.map(|most| case("vNMSE", 1.0).limit(&measured, most)));
+            rows.push(case("vNMSE", 1.0).compare(&measured, &claimed, "the receipt"));
+            let busy = median(&shares).unwrap_or(0.0);
             eprintln!(
                 "{rate} Mbit/s: processors busy for {:.0}% of the time with the aggregator",
                 100.0 * busy
@@ -440,15 +425,11 @@ impl Suite {
         Ok(rows)
     }
 
-    /// Budgets in turn on a fabric of so many hosts; and the processors' time of the whole.
-    fn coded(&self, topology: &str, hosts: usize, budgets: &[&str]) -> Result<(Vec<Coded>, f64)> {
-        let topology = Topology { mtu: JUMBO, ..Topology::parse(topology)? };
-        let mut lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), |setup| setup)?;
+    /// A run of budgets in turn.
+    fn coded(&self, lab: &mut Lab, hosts: usize, budgets: &[&str]) -> Result<Vec<Coded>> {
         let (bytes, budgets) = (self.budget.large.to_string(), budgets.join(","));
-        let rounds = (4 * self.budget.rounds).to_string();
-        let arguments = ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", &rounds];
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
-        let begun = std::time::Instant::now();
+        let arguments =
+            ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", OPERATIONS];
         let hosts: Vec<usize> = (0..hosts).collect();
         let figures: Vec<Coded> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for Coded { budget, times_us, algorithm, fallback, claimed, measured } in &figures {
@@ -458,21 +439,36 @@ impl Suite {
                 if *fallback { ", in part by the hosts" } else { "" }
             );
         }
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
-        Ok((figures, begun.elapsed().as_secs_f64() * cores))
+        Ok(figures)
     }
 
-    /// Times of operations on a fabric; an error where an aggregator that is there has summed nothing.
-    fn times(&self, topology: &str, star: Star, sizes: &[(u64, f64)], aggregated: bool) -> Result<Timed> {
+    /// A fabric of a topology, with its agents.
+    fn fabric(&self, topology: &str, star: Star, settings: impl FnOnce(Setup) -> Setup) -> Result<Lab> {
         let topology = Topology { mtu: star.mtu, forwards: true, ..Topology::parse(topology)? };
-        let mut lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), |setup| setup)?;
+        let lab = Lab::on(topology, self.binaries.clone(), Arc::clone(&self.stop), settings)?;
         if let Some(faults) = star.faults {
             lab.fabric().set_faults(faults)?;
         }
-        let (everyone, arguments) = self.arguments(star, sizes);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let measured = lab.ours(&everyone, &arguments)?;
-        if aggregated {
+        Ok(lab)
+    }
+
+    /// Operations of contestants in turn, each a fabric and a tenant on it; an error where an aggregator that is there has summed nothing.
+    fn interleaved(
+        &self,
+        labs: &mut [Lab],
+        contestants: &[(usize, usize)],
+        star: Star,
+        sizes: &[(u64, f64)],
+    ) -> Result<Vec<Timed>> {
+        let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
+        let arguments =
+            ["--collective", "allreduce", "--bytes", &list, "--warmup", "2", "--iterations", OPERATIONS];
+        let everyone: Vec<usize> = (0..star.hosts).collect();
+        let runs = interleave(self.budget.rounds, contestants.len(), |which| {
+            let (lab, tenant) = *contestants.get(which).context("no such contestant")?;
+            labs.get_mut(lab).context("no such fabric")?.ours_of(tenant, &everyone, &arguments)
+        })?;
+        for lab in labs.iter_mut().filter(|lab| lab.has_aggregator()) {
             let tenants = lab.deployment().wait_until("the aggregator has summed nothing", |this| {
                 let fabric = this.ask(&["topology"])?;
                 let tenants = fabric.pointer("/aggregators/0/report/tenants").cloned();
@@ -480,22 +476,38 @@ impl Suite {
             })?;
             eprintln!("the aggregator's counts: {tenants}");
         }
-        Ok(Timed { measured })
+        Ok(runs.into_iter().map(|runs| Timed { runs }).collect())
+    }
+}
+
+impl Star {
+    fn name(self) -> String {
+        let Self { hosts, rate, delay, mtu, .. } = self;
+        format!("{hosts} hosts, {rate} Mbit/s, {delay} a link, frames of {mtu}")
     }
 
-    /// All hosts, and what `collective` is told.
-    fn arguments(&self, star: Star, sizes: &[(u64, f64)]) -> (Vec<usize>, Vec<String>) {
-        let list = sizes.iter().map(|(size, _)| size.to_string()).collect::<Vec<_>>().join(",");
-        let iterations = (4 * self.budget.rounds).to_string();
-        let words =
-            ["--collective", "allreduce", "--bytes", &list, "--warmup", "2", "--iterations", &iterations];
-        ((0..star.hosts).collect(), words.iter().map(|word| (*word).to_owned()).collect())
+    /// The row of a size: so many times as fast as the reference.
+    fn row(self, size: u64, bar: f64, ours: &[f64], theirs: &[f64], reference: &str) -> Result<Row> {
+        let Self { hosts, rate, delay, .. } = self;
+        let what = format!("allreduce f32, {}: us", self.name());
+        let case = Case::less("aggregation", what, 1.0 / bar).of(size, hosts);
+        let delay = delay_of(&star_with_aggregator(hosts, rate, delay))?;
+        Ok(case.compare(ours, theirs, reference).of_ideal(ideal(hosts, rate, delay, size)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_counts_once_whatever_its_operations() {
+        let measured = |times_us: [f64; 3], busy| Measured { bytes: 8, times_us: times_us.to_vec(), busy };
+        let timed =
+            Timed { runs: vec![vec![measured([1.0, 9.0, 2.0], 0.2)], vec![measured([5.0, 4.0, 3.0], 0.4)]] };
+        assert_eq!(timed.of(8).unwrap(), [2.0, 4.0]);
+        assert!(timed.of(9).is_err() && (timed.busy() - 0.3).abs() < 1e-9);
+    }
 
     #[test]
     fn ideals_are_what_bytes_and_hops_leave() {

@@ -107,13 +107,8 @@ fn rows(lines: &[Measured]) -> Vec<Row> {
     let of = |codec: &str, tensor: &str| -> Vec<&Measured> {
         lines.iter().filter(|line| line.codec == codec && line.tensor == tensor).collect()
     };
-    let case = |case: String, found: &[&Measured], better, bar| Case {
-        suite: "codec",
-        case,
-        size: found.first().map_or(0, |line| 4 * line.elements),
-        ranks: 1,
-        better,
-        bar,
+    let case = |case: String, found: &[&Measured], better, bar| {
+        Case::new("codec", case, better, bar).of(found.first().map_or(0, |line| 4 * line.elements), 1)
     };
     let losses = LOSSES.iter().map(|(codec, tensor, most)| {
         let found = of(codec, tensor);
@@ -148,9 +143,9 @@ mod tests {
         };
         let rows = rows(&[line("int8", "gaussian"), line("int8", "heavy-tailed")]);
         let of = |case: &str| rows.iter().find(|row| row.case.starts_with(case)).unwrap();
-        assert!(of("int8, heavy-tailed").pass && of("int8, encode").pass);
+        assert!(of("int8, heavy-tailed").passed() && of("int8, encode").passed());
         assert_eq!((of("int8, encode").ratio, of("int8, encode").size), (Some(1.8), 400));
-        assert!(!of("int8, decode and add").pass);
-        assert!(!of("bf16, encode").pass && of("bf16, encode").ours.is_none());
+        assert!(!of("int8, decode and add").passed());
+        assert!(!of("bf16, encode").passed() && of("bf16, encode").ours.is_none());
     }
 }

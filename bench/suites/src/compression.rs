@@ -66,7 +66,7 @@ struct Figures {
 
 impl Suite {
     fn case(&self, case: String, better: Better, bar: f64) -> Case {
-        Case { suite: "compression", case, size: self.budget.bytes, ranks: RANKS, better, bar }
+        Case::new("compression", case, better, bar).of(self.budget.bytes, RANKS)
     }
 
     /// One run on a star with links of that rate, budgets in turn; exact first.
@@ -74,7 +74,7 @@ impl Suite {
         let mut lab = Lab::build(RANKS, rate, self.binaries.clone(), Arc::clone(&self.stop))?;
         let (bytes, budgets, rounds) = (self.budget.bytes.to_string(), budgets.join(","), rounds.to_string());
         let arguments = ["--bytes", &bytes, "--budgets", &budgets, "--warmup", "2", "--iterations", &rounds];
-        let arguments: Vec<String> = arguments.iter().chain(more).map(|word| (*word).to_owned()).collect();
+        let arguments = [&arguments[..], more].concat();
         let hosts: Vec<usize> = (0..RANKS).collect();
         let figures: Vec<Figures> = lab.figures("coded", &hosts, &arguments, LIMIT)?;
         for found in &figures {

@@ -9,6 +9,7 @@ mod order;
 mod scale;
 mod withdrawn;
 
+use super::findings::SOCKET;
 use super::lab::Lab;
 use super::part::Part;
 use super::row::{Better, Case};
@@ -71,7 +72,7 @@ impl BenchBudget for Budget {
 }
 
 fn case(case: String, better: Better, bar: f64) -> Case {
-    Case { suite: "control", case, size: 0, ranks: HOSTS, better, bar }
+    Case::new("control", case, better, bar).of(0, HOSTS)
 }
 
 impl Suite {
@@ -83,6 +84,8 @@ impl Suite {
             setup.unmanaged_hosts = RACKS;
             setup.control += control;
             setup.measure(&rate);
+            let shown = format!("interval = \"3ms\"\nsocket = \"{{folder}}/{SOCKET}\"\n");
+            setup.agent = setup.agent.replace("interval = \"3ms\"\n", &shown);
             setup
         })
     }

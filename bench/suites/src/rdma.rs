@@ -9,6 +9,7 @@ use super::testbed::{Faults, Testbed};
 use anyhow::{Context, Result};
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Payload of the stream.
@@ -87,27 +88,114 @@ struct Suite {
     figures: Figures,
 }
 
+/// What is measured round by round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Series {
+    WriteBandwidth,
+    Stream,
+    StreamTcp,
+    WriteLatency,
+    SendLatency,
+    Latency,
+    Ring,
+    Mapped,
+    OverTcp,
+    Attached,
+    Lossy,
+    Lossless,
+    ToItself,
+    Added,
+    SlowRing,
+    SlowMapped,
+    SlowAttached,
+    Killed,
+    Unplugged,
+    PeerTimeout,
+}
+
+/// What a row's ranks move.
+#[derive(Debug, Clone, Copy)]
+enum Payload {
+    Chunk,
+    Message,
+    Tensor,
+    Block,
+}
+
+/// The part, the case, its payload, the better direction and the bar, if one can be missed; our series, the reference's, and its name.
+type Spec = (&'static str, &'static str, Payload, Better, Option<f64>, Series, Series, &'static str);
+
+/// The rows of all parts.
+const ROWS: [Spec; 13] = {
+    use Better::{Less, More};
+    use Payload::{Block, Chunk, Message, Tensor};
+    use Series::*;
+    const RING: &str = "ib_write_bw, all hosts in a ring";
+    const BUSBW: &str = "allreduce f32: busbw MB/s";
+    const SLOW: &str = "allreduce f32, slow links: busbw MB/s";
+    const STREAM: &str = "stream, one link: MB/s";
+    const MAPPED: &str = "attached by mapping";
+    const ADDS: &str = "allreduce f32, what attaching over RDMA adds: MB/s of tensors, in and out";
+    const TO_ITSELF: &str = "ib_write_bw, all hosts to themselves";
+    const KILLED: &str = "an agent is killed: seconds to the last rank's error";
+    const DOWN: &str = "a port goes down: seconds to the last rank's error";
+    const ATTACHED: &str = "allreduce f32, attached over RDMA: busbw MB/s";
+    const SLOW_ATTACHED: &str = "allreduce f32, slow links, attached over RDMA: busbw MB/s";
+    const LOSS: &str = "allreduce f32, lost packets: busbw MB/s";
+    [
+        ("stream", STREAM, Chunk, More, Some(0.90), Stream, WriteBandwidth, "ib_write_bw"),
+        ("stream", STREAM, Chunk, More, None, Stream, StreamTcp, "ours over TCP"),
+        ("latency", "message one way: us", Message, Less, Some(1.3), Latency, WriteLatency, "ib_write_lat"),
+        ("latency", "message one way: us", Message, Less, None, Latency, SendLatency, "ib_send_lat"),
+        ("allreduce", BUSBW, Tensor, More, Some(0.80), Mapped, Ring, RING),
+        ("allreduce", BUSBW, Tensor, More, None, Mapped, OverTcp, "ours over TCP"),
+        ("allreduce", ATTACHED, Tensor, More, Some(0.70), Attached, Mapped, MAPPED),
+        ("allreduce", ADDS, Tensor, More, Some(0.90), Added, ToItself, TO_ITSELF),
+        ("slow", SLOW, Tensor, More, Some(0.80), SlowMapped, SlowRing, RING),
+        ("slow", SLOW_ATTACHED, Tensor, More, Some(0.70), SlowAttached, SlowMapped, MAPPED),
+        ("loss", LOSS, Tensor, More, None, Lossy, Lossless, "without loss"),
+        ("failure", KILLED, Block, Less, Some(1.0), Killed, PeerTimeout, "peer_timeout"),
+        ("failure", DOWN, Block, Less, Some(1.0), Unplugged, PeerTimeout, "peer_timeout"),
+    ]
+};
+
+/// Bytes of a rank's tensor while something fails.
+const BLOCK: u64 = 4 << 20;
+
 /// Figures of the rounds, in their order.
 #[derive(Debug, Default)]
-struct Figures {
-    write_bandwidth: Vec<f64>,
-    stream: Vec<f64>,
-    stream_tcp: Vec<f64>,
-    write_latency: Vec<f64>,
-    send_latency: Vec<f64>,
-    latency: Vec<f64>,
-    ring: Vec<f64>,
-    mapped: Vec<f64>,
-    over_tcp: Vec<f64>,
-    attached: Vec<f64>,
-    lossy: Vec<f64>,
-    to_itself: Vec<f64>,
-    added: Vec<f64>,
-    slow_ring: Vec<f64>,
-    slow_mapped: Vec<f64>,
-    slow_attached: Vec<f64>,
-    killed: Vec<f64>,
-    unplugged: Vec<f64>,
+struct Figures(BTreeMap<Series, Vec<f64>>);
+
+impl Figures {
+    fn push(&mut self, series: Series, figure: f64) {
+        self.0.entry(series).or_default().push(figure);
+    }
+
+    fn of(&self, series: Series) -> &[f64] {
+        self.0.get(&series).map_or(&[], Vec::as_slice)
+    }
+
+    /// The rows of the parts that were wanted. One that was not measured is stated: a part that failed fails the run itself.
+    fn rows(&self, budget: &Budget, hosts: usize) -> Vec<Row> {
+        let wanted = ROWS.iter().filter(|(part, ..)| budget.wants(part));
+        let row = |(_, case, payload, better, bar, ours, reference, name): &Spec| {
+            let (size, ranks) = match payload {
+                Payload::Chunk => (CHUNK, 2),
+                Payload::Message => (SMALL, 2),
+                Payload::Tensor => (budget.tensor, hosts),
+                Payload::Block => (BLOCK, hosts),
+            };
+            let case = Case::new("rdma", *case, *better, bar.unwrap_or(1.0)).of(size, ranks);
+            let case = if bar.is_none() { case.stated() } else { case };
+            match self.of(*ours) {
+                [] => {
+                    case.stated().missing(name, "not measured: no round of it, or no `[faults]` in the file")
+                }
+                figures => case.compare(figures, self.of(*reference), name),
+            }
+        };
+        wanted.map(row).collect()
+    }
 }
 
 /// The names that ask for a part, what it is, and the part.
@@ -138,7 +226,7 @@ pub fn run(testbed: Testbed, budget: Budget) -> Result<Outcome> {
             problems.push(format!("{what}: {error:#}"));
         }
     }
-    Ok(Outcome { rows: suite.rows(), problems })
+    Ok(Outcome { rows: suite.figures.rows(&suite.budget, suite.testbed.hosts.len()), problems })
 }
 
 /// Copies the programs to the hosts, unless they are installed there.
@@ -202,9 +290,9 @@ impl Suite {
                 eprintln!(
                     "round {round}/{rounds}: ib_write_bw {theirs:.1} MB/s, ours {ours:.1}, ours over TCP {tcp:.1}"
                 );
-                self.figures.write_bandwidth.push(theirs);
-                self.figures.stream.push(ours);
-                self.figures.stream_tcp.push(tcp);
+                self.figures.push(Series::WriteBandwidth, theirs);
+                self.figures.push(Series::Stream, ours);
+                self.figures.push(Series::StreamTcp, tcp);
             }
             if self.budget.wants("latency") {
                 let measure = |sends| Measure::Latency { sends, bytes: SMALL, iterations: trips };
@@ -214,9 +302,9 @@ impl Suite {
                 eprintln!(
                     "round {round}/{rounds}: ib_write_lat {writes:.1} us, ib_send_lat {sends:.1}, ours {ours:.1}"
                 );
-                self.figures.write_latency.push(writes);
-                self.figures.send_latency.push(sends);
-                self.figures.latency.push(ours);
+                self.figures.push(Series::WriteLatency, writes);
+                self.figures.push(Series::SendLatency, sends);
+                self.figures.push(Series::Latency, ours);
             }
         }
         Ok(())
@@ -293,7 +381,7 @@ impl Suite {
         let own: Vec<(usize, usize)> = (0..hosts).map(|host| (host, host)).collect();
         let mut verbs = Cluster::start(&self.testbed, Carrier::Verbs, CALM)?;
         let mut tcp = Cluster::start(&self.testbed, Carrier::Tcp, CALM)?;
-        let runs = if self.budget.wants("allreduce") { rounds } else { 1 };
+        let runs = if self.budget.wants("allreduce") { rounds } else { 0 };
         for round in 1..=runs {
             let writes = self.writing((self.writes / hosts as u64).max(self.budget.writes));
             let bound = self.perftest(&ring, writes)? / 1e6;
@@ -307,25 +395,29 @@ impl Suite {
             // Attached over RDMA each tensor is read once and written once, between host and unit.
             let added = 1.0 / attached - 1.0 / mapped;
             if added > 0.0 {
-                self.figures.to_itself.push(own);
-                self.figures.added.push(2.0 / wire_share(hosts) / added);
+                self.figures.push(Series::ToItself, own);
+                self.figures.push(Series::Added, 2.0 / wire_share(hosts) / added);
             }
-            self.figures.ring.push(bound);
-            self.figures.mapped.push(mapped);
-            self.figures.over_tcp.push(over_tcp);
-            self.figures.attached.push(attached);
+            self.figures.push(Series::Ring, bound);
+            self.figures.push(Series::Mapped, mapped);
+            self.figures.push(Series::OverTcp, over_tcp);
+            self.figures.push(Series::Attached, attached);
         }
         drop(tcp);
         if !self.budget.wants("loss") {
             return Ok(());
         }
         let Some(faults) = self.testbed.faults.clone() else { return Ok(()) };
-        self.on_all(&faults.lossy)?;
-        let lossy = self.allreduce(&mut verbs, "mapped");
-        self.on_all(&faults.lossless)?;
-        let lossy = lossy.context("with lost packets")?;
-        eprintln!("with lost packets: busbw {lossy:.1} MB/s, all results right");
-        self.figures.lossy.push(lossy);
+        for _ in 0..rounds {
+            let lossless = self.allreduce(&mut verbs, "mapped")?;
+            self.on_all(&faults.lossy)?;
+            let lossy = self.allreduce(&mut verbs, "mapped");
+            self.on_all(&faults.lossless)?;
+            let lossy = lossy.context("with lost packets")?;
+            eprintln!("with lost packets: busbw {lossy:.1} MB/s, without {lossless:.1}, all results right");
+            self.figures.push(Series::Lossless, lossless);
+            self.figures.push(Series::Lossy, lossy);
+        }
         Ok(())
     }
 
@@ -353,9 +445,9 @@ impl Suite {
         eprintln!(
             "slow links, round {round}/{rounds}: ib_write_bw in a ring {bound:.1} MB/s a host; busbw {mapped:.1} MB/s, attached over RDMA {attached:.1}"
         );
-        self.figures.slow_ring.push(bound);
-        self.figures.slow_mapped.push(mapped);
-        self.figures.slow_attached.push(attached);
+        self.figures.push(Series::SlowRing, bound);
+        self.figures.push(Series::SlowMapped, mapped);
+        self.figures.push(Series::SlowAttached, attached);
         Ok(())
     }
 
@@ -382,13 +474,19 @@ impl Suite {
 
     /// An agent that is killed, and a port that goes down, each while an operation runs: how long until every rank knows.
     fn failures(&mut self) -> Result<()> {
+        (0..self.budget.rounds).try_for_each(|_| self.failure())
+    }
+
+    fn failure(&mut self) -> Result<()> {
         let mut cluster = Cluster::start(&self.testbed, Carrier::Verbs, PEER_TIMEOUT)?;
-        let arguments = ["--bytes", "4194304", "--until-lost"];
+        let bytes = BLOCK.to_string();
+        let arguments = ["--bytes", &bytes, "--until-lost"];
         let mut ranks = cluster.ranks(&arguments)?;
         ranks.begun()?;
         eprintln!("the agent of the last host is killed");
         let since = cluster.kill_last()?;
-        self.figures.killed.push(ranks.lost(since, 0, LIMIT)?.as_secs_f64());
+        self.figures.push(Series::PeerTimeout, PEER_TIMEOUT.as_secs_f64());
+        self.figures.push(Series::Killed, ranks.lost(since, 0, LIMIT)?.as_secs_f64());
         drop(cluster);
         let Some(faults) = self.testbed.faults.clone() else { return Ok(()) };
         let (last, host) = self.testbed.hosts.iter().enumerate().next_back().context("no host")?;
@@ -399,145 +497,27 @@ impl Suite {
         host.launcher.shell(&Faults::command(&faults.down, last, &host.name), &[], b"")?;
         let lost = ranks.lost(Instant::now(), 0, LIMIT);
         host.launcher.shell(&Faults::command(&faults.up, last, &host.name), &[], b"")?;
-        self.figures.unplugged.push(lost?.as_secs_f64());
+        self.figures.push(Series::Unplugged, lost?.as_secs_f64());
         Ok(())
     }
+}
 
-    fn rows(&self) -> Vec<Row> {
-        let tensor = self.budget.tensor;
-        let (hosts, figures) = (self.testbed.hosts.len(), &self.figures);
-        let case = |case: &str, size, ranks, better, bar| Case {
-            suite: "rdma",
-            case: case.to_owned(),
-            size,
-            ranks,
-            better,
-            bar,
-        };
-        let more = |name: &str, size, ranks, bar, ours: &[f64], theirs: &[f64], reference: &str| {
-            (!ours.is_empty())
-                .then(|| case(name, size, ranks, Better::More, bar).compare(ours, theirs, reference))
-        };
-        let less = |name: &str, size, ranks, bar, ours: &[f64], theirs: &[f64], reference: &str| {
-            (!ours.is_empty())
-                .then(|| case(name, size, ranks, Better::Less, bar).compare(ours, theirs, reference))
-        };
-        let configured = |ours: &[f64]| vec![PEER_TIMEOUT.as_secs_f64(); ours.len()];
-        let Figures { mapped, .. } = figures;
-        let calm = median(mapped).map_or(Vec::new(), |calm| vec![calm; figures.lossy.len()]);
-        [
-            more(
-                "stream, one link: MB/s",
-                CHUNK,
-                2,
-                0.90,
-                &figures.stream,
-                &figures.write_bandwidth,
-                "ib_write_bw",
-            ),
-            more(
-                "stream, one link: MB/s",
-                CHUNK,
-                2,
-                0.0,
-                &figures.stream,
-                &figures.stream_tcp,
-                "ours over TCP",
-            ),
-            less(
-                "message one way: us",
-                SMALL,
-                2,
-                1.3,
-                &figures.latency,
-                &figures.write_latency,
-                "ib_write_lat",
-            ),
-            less(
-                "message one way: us",
-                SMALL,
-                2,
-                f64::INFINITY,
-                &figures.latency,
-                &figures.send_latency,
-                "ib_send_lat",
-            ),
-            more(
-                "allreduce f32: busbw MB/s",
-                tensor,
-                hosts,
-                0.80,
-                mapped,
-                &figures.ring,
-                "ib_write_bw, all hosts in a ring",
-            ),
-            more("allreduce f32: busbw MB/s", tensor, hosts, 0.0, mapped, &figures.over_tcp, "ours over TCP"),
-            more(
-                "allreduce f32, attached over RDMA: busbw MB/s",
-                tensor,
-                hosts,
-                0.70,
-                &figures.attached,
-                mapped,
-                "attached by mapping",
-            ),
-            more(
-                "allreduce f32, what attaching over RDMA adds: MB/s of tensors, in and out",
-                tensor,
-                hosts,
-                0.90,
-                &figures.added,
-                &figures.to_itself,
-                "ib_write_bw, all hosts to themselves",
-            ),
-            more(
-                "allreduce f32, slow links: busbw MB/s",
-                tensor,
-                hosts,
-                0.80,
-                &figures.slow_mapped,
-                &figures.slow_ring,
-                "ib_write_bw, all hosts in a ring",
-            ),
-            more(
-                "allreduce f32, slow links, attached over RDMA: busbw MB/s",
-                tensor,
-                hosts,
-                0.70,
-                &figures.slow_attached,
-                &figures.slow_mapped,
-                "attached by mapping",
-            ),
-            more(
-                "allreduce f32, lost packets: busbw MB/s",
-                tensor,
-                hosts,
-                0.0,
-                &figures.lossy,
-                &calm,
-                "without loss",
-            ),
-            less(
-                "an agent is killed: seconds to the last rank's error",
-                4 << 20,
-                hosts,
-                1.0,
-                &figures.killed,
-                &configured(&figures.killed),
-                "peer_timeout",
-            ),
-            less(
-                "a port goes down: seconds to the last rank's error",
-                4 << 20,
-                hosts,
-                1.0,
-                &figures.unplugged,
-                &configured(&figures.unplugged),
-                "peer_timeout",
-            ),
-        ]
-        .into_iter()
-        .flatten()
-        .collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wanted_row_is_there_and_only_bars_are_held() {
+        let mut figures = Figures::default();
+        figures.push(Series::Stream, 80.0);
+        figures.push(Series::StreamTcp, 100.0);
+        figures.push(Series::WriteBandwidth, 100.0);
+        let all = figures.rows(&Budget::default(), 4);
+        assert_eq!(all.len(), ROWS.len());
+        assert_eq!(all.iter().filter(|row| row.failed()).count(), 1, "{all:?}");
+        assert!(all[0].failed() && all[1].pass.is_none() && all[1].ratio == Some(0.8));
+        assert!(all[11].reference_name.contains("not measured") && all[11].pass.is_none());
+        let budget = Budget { only: vec!["failure".to_owned()], ..Budget::default() };
+        assert_eq!(figures.rows(&budget, 4).len(), 2);
     }
 }

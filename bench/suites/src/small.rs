@@ -2,7 +2,7 @@
 //! and as control chooses, a tenant each, in turn in one run.
 
 use super::lab::{Lab, Measured};
-use super::row::{Better, Case, Row, median};
+use super::row::{Case, Row, median};
 use super::suite::Request;
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::deployment::Tenant;
@@ -86,13 +86,9 @@ pub fn run(request: &Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Resu
     let [chosen, others @ ..] = medians;
     let mut rows = Vec::new();
     for (at, size) in SIZES.iter().enumerate() {
-        let case = |what: String, bar: f64| Case {
-            suite: "small",
-            case: format!("allreduce f32, 0.5 ms on each link, 1 Gbit/s, {what}: p50 us"),
-            size: *size,
-            ranks: RANKS,
-            better: Better::Less,
-            bar,
+        let case = |what: String, bar: f64| {
+            Case::less("small", format!("allreduce f32, 0.5 ms on each link, 1 Gbit/s, {what}: p50 us"), bar)
+                .of(*size, RANKS)
         };
         let of = |ways: &[Vec<f64>; SIZES.len()]| ways.get(at).cloned().unwrap_or_default();
         let ways = ALGORITHMS.iter().skip(1).zip(others.iter().map(of));
@@ -104,8 +100,12 @@ pub fn run(request: &Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Resu
         rows.push(case("chosen".to_owned(), 1.1).compare(&of(&chosen), &theirs, best));
         for (way, figures) in ways {
             let ideal = vec![bound(way, *size) * 1e6; figures.len()];
-            // How near each comes to what its hops and bytes must take; no bar stands on it.
-            rows.push(case((*way).to_owned(), 100.0).compare(&figures, &ideal, "hops and bytes alone"));
+            // How near each comes to what its hops and bytes must take.
+            rows.push(case((*way).to_owned(), 1.0).stated().compare(
+                &figures,
+                &ideal,
+                "hops and bytes alone",
+            ));
         }
     }
     Ok(rows)

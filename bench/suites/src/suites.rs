@@ -1,237 +1,130 @@
-//! The suites: which cases, what is run in turn, what each is compared with.
+//! The table of all suites.
 
-use super::lab::{Lab, Measured};
-use super::row::{Better, Case, Row, median};
-use super::suite::Request;
-use crate::peers::{Gloo, OpenMpi, PeerRun, Times};
+use crate::lab::Lab;
+use crate::part::{self, Outcome};
+use crate::row::Row;
+use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
+use crate::testbed::Testbed;
+use crate::{aggregation, codec, compression, control, cooperation, dataplane, rdma, small, telemetry};
 use anyhow::{Context, Result};
+use harmonaize_testkit::packages;
+use harmonaize_testkit::workspace::Binaries;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-const MIB: u64 = 1 << 20;
-/// The size of the large cases.
-const LARGE: u64 = 64 * MIB;
+/// What suites measure: agents and their control; with telemetry too; telemetry; codecs alone; agents without control's choices.
+const AGENTS: &[&str] = &["dataplane", "control/planner", "control/server"];
+const LOOP: &[&str] = &["dataplane", "control", "ebpf"];
+const SENSED: &[&str] = &["dataplane", "ebpf"];
+const CODECS: &[&str] = &["dataplane/codec", "dataplane/kernels"];
+const CARRIED: &[&str] = &["dataplane"];
 
-/// The median of timed operations in seconds.
-fn seconds(times_us: &[f64]) -> Result<f64> {
-    Ok(median(times_us).context("nothing was timed")? / 1e6)
-}
-
-fn of_size(measured: &[Measured], bytes: u64) -> Result<f64> {
-    let found = measured.iter().find(|measured| measured.bytes == bytes);
-    seconds(&found.with_context(|| format!("no figure for {bytes} bytes"))?.times_us)
-}
-
-/// The mean of timed operations, for people: it shows what the median hides, such as ranks that lose their core.
-fn mean_us(measured: &[Measured], bytes: u64) -> f64 {
-    let times = measured.iter().filter(|measured| measured.bytes == bytes).flat_map(|found| &found.times_us);
-    let (sum, count) = times.fold((0.0, 0u32), |(sum, count), time| (sum + time, count + 1));
-    sum / f64::from(count.max(1))
-}
-
-/// Four hosts around a switch, links of 1 Gbit/s, one rank a host: bytes a second that each host sends, against the goodput
-/// of one TCP stream between two of the hosts in the same run. The least that each host must send of a tensor of `S` bytes
-/// among `n` is `2(n-1)/n * S` for AllReduce and `(n-1)/n * S` for the others.
-pub fn shaped(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
-    let runs = request.rounds();
-    const RANKS: usize = 4;
-    let hosts: Vec<usize> = (0..RANKS).collect();
-    let least = [
-        ("allreduce", 2.0 * 3.0 / 4.0),
-        ("alltoall", 3.0 / 4.0),
-        ("allgather", 3.0 / 4.0),
-        ("reducescatter", 3.0 / 4.0),
-    ];
-    let (mut stream, mut ours) = (Vec::new(), [const { Vec::new() }; 4]);
-    let bytes = LARGE.to_string();
-    for run in 1..=runs {
-        let goodput = lab.stream(LARGE)? / 1e6;
-        eprint!("run {run}/{runs}: one stream {goodput:.1} MB/s");
-        stream.push(goodput);
-        for ((collective, factor), figures) in least.iter().zip(&mut ours) {
-            let arguments =
-                ["--collective", collective, "--bytes", &bytes, "--warmup", "1", "--iterations", "4"];
-            let took = of_size(&lab.ours(&hosts, &arguments)?, LARGE)?;
-            let rate = factor * LARGE as f64 / took / 1e6;
-            eprint!(", {collective} {rate:.1} MB/s");
-            figures.push(rate);
-        }
-        eprintln!();
-    }
-    let rows = least.iter().zip([0.97, 0.95, 0.95, 0.95]).zip(&ours).map(|(((collective, _), bar), ours)| {
-        let case = Case {
-            suite: "shaped",
-            case: format!("{collective} f32, 4 hosts, 1 Gbit/s: busbw MB/s"),
-            size: LARGE,
-            ranks: RANKS,
-            better: Better::More,
-            bar,
-        };
-        case.compare(ours, &stream, "goodput of one TCP stream")
-    });
-    Ok(rows.collect())
-}
-
-/// Two ranks on one host, AllReduce back to back: the median operation through agent and rings, less the median of the same
-/// plan driven directly in one process, in microseconds.
-pub fn service(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
-    let runs = request.rounds();
-    const RANKS: usize = 2;
-    const LIMIT_US: f64 = 40.0;
-    let sizes = [32 << 10, 512 << 10];
-    let list = sizes.map(|size: u64| size.to_string()).join(",");
-    let effort = ["--bytes", &list, "--warmup", "200", "--iterations", "2000"];
-    let mut added = [const { Vec::new() }; 2];
-    for run in 1..=runs {
-        let direct = lab.direct(&effort)?;
-        let ours = lab.ours(&[0; RANKS], &effort)?;
-        eprint!("run {run}/{runs}:");
-        for (size, added) in sizes.iter().zip(&mut added) {
-            let mean = mean_us(&ours, *size);
-            let (ours, direct) = (of_size(&ours, *size)? * 1e6, of_size(&direct, *size)? * 1e6);
-            eprint!(" {} KiB {ours:.1} us (mean {mean:.1}), the plan alone {direct:.1} us;", size >> 10);
-            added.push(ours - direct);
-        }
-        eprintln!();
-    }
-    let rows = sizes.iter().zip(&added).map(|(size, added)| {
-        let case = Case {
-            suite: "service",
-            case: "allreduce f32, one host: added us at the median".to_owned(),
-            size: *size,
-            ranks: RANKS,
-            better: Better::Less,
-            bar: 1.0,
-        };
-        case.limit(added, LIMIT_US)
-    });
-    Ok(rows.collect())
-}
-
-/// Figures of a peer's runs, or why there are none.
-#[derive(Debug)]
-struct Peer {
-    name: String,
-    figures: Result<Vec<f64>, String>,
-}
-
-impl Peer {
-    fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), figures: Ok(Vec::new()) }
-    }
-
-    /// Adds a run's busbw, unless an earlier one failed.
-    fn run(&mut self, factor: f64, run: impl FnOnce() -> Result<Times, String>) {
-        let Ok(figures) = &mut self.figures else { return };
-        let taken = run().and_then(|times| seconds(&times.times_us).map_err(|error| error.to_string()));
-        match taken {
-            Ok(took) => {
-                let busbw = factor * LARGE as f64 / took / 1e9;
-                eprint!(", {} {busbw:.2}", self.name);
-                figures.push(busbw);
+/// All suites.
+pub const SUITES: &[Suite] = &[
+    Suite::whole(
+        "shaped",
+        AGENTS,
+        "Four hosts, links of 1 Gbit/s: AllReduce, AllToAll, AllGather and ReduceScatter against one TCP stream's goodput",
+        Run::Built(|request, binaries, stop| on_a_star(4, &request, binaries, stop, dataplane::shaped)),
+    ),
+    Suite::whole(
+        "service",
+        AGENTS,
+        "Two ranks on one host: what agent and rings add to the plan alone",
+        Run::Built(|request, binaries, stop| on_a_star(1, &request, binaries, stop, dataplane::service)),
+    ),
+    Suite::whole(
+        "intra",
+        AGENTS,
+        "Four ranks on one host against Gloo, Open MPI, MPICH, Intel MPI and oneCCL",
+        Run::Built(|request, binaries, stop| on_a_star(1, &request, binaries, stop, dataplane::intra)),
+    ),
+    Suite {
+        name: "rdma",
+        rooms: CARRIED,
+        about: "The hosts of a testbed with RDMA devices, against perftest: needs --hosts",
+        parts: |_| rdma::PARTS.to_vec(),
+        run: Run::Alone(on_a_testbed),
+    },
+    Suite {
+        parts: |request| match request.traces {
+            Some(_) => telemetry::TRACES.to_vec(),
+            None => part::names(telemetry::Budget::PARTS),
+        },
+        run: Run::Built(|request, binaries, stop| {
+            if request.traces.is_none() {
+                return Ok(Bench::<telemetry::Budget>::of(request, binaries, stop).run());
             }
-            Err(error) => self.figures = Err(error),
-        }
-    }
+            let budget = telemetry::Budget::smoke();
+            telemetry::record(&Bench { budget, request, binaries, stop })?;
+            Ok(Outcome::default())
+        }),
+        ..Suite::of_parts::<telemetry::Budget>(
+            "telemetry",
+            SENSED,
+            "Four hosts: what telemetry costs, and whether what it finds is true, against the log of a training over Gloo and ours",
+        )
+    },
+    Suite::of_parts::<control::Budget>(
+        "control",
+        LOOP,
+        "Eight hosts, two racks, two spines: from congestion, drains and failures to better plans for what runs",
+    ),
+    Suite::of_parts::<compression::Budget>(
+        "compression",
+        CARRIED,
+        "Four hosts: AllReduces in fewer bits against exact ones, and what control chooses on fast and slow links",
+    ),
+    Suite::of_parts::<aggregation::Budget>(
+        "aggregation",
+        AGENTS,
+        "One core as an aggregator, beside what kernel and machine can; four and eight hosts with an aggregator against the same without",
+    ),
+    Suite::whole(
+        "small",
+        AGENTS,
+        "Eight hosts far apart: small AllReduces along the ring, in one shot, in two, and as control chooses",
+        Run::Built(|request, binaries, stop| small::run(&request, binaries, stop).map(Outcome::from)),
+    ),
+    Suite::of_parts::<cooperation::Budget>(
+        "cooperation",
+        LOOP,
+        "Eight hosts, two racks, two spines: what tenants gain by being told, and what that tells them",
+    ),
+    Suite::whole(
+        "codec",
+        CODECS,
+        "One core: every codec's speed against memcpy, error and ratio, on synthetic tensors and float32 files of NumPy",
+        Run::Alone(|request| codec::run(request).map(Outcome::from)),
+    ),
+];
 
-    fn middle(&self) -> Option<f64> {
-        self.figures.as_ref().ok().and_then(|figures| median(figures))
-    }
-
-    fn row(&self, case: &Case, ours: &[f64]) -> Row {
-        match &self.figures {
-            Ok(figures) => case.compare(ours, figures, &self.name),
-            Err(why) => case.missing(&self.name, why),
-        }
-    }
+/// The suite of that name.
+pub fn named(name: &str) -> Option<&'static Suite> {
+    SUITES.iter().find(|suite| suite.name == name)
 }
 
-/// The better of two ways to run the same peer: the one with the larger median; one that ran over one that did not.
-fn better_of<'a>(one: &'a Peer, other: &'a Peer) -> &'a Peer {
-    if other.middle() > one.middle() { other } else { one }
+/// A suite on hosts around one switch, with links of 1 Gbit/s.
+fn on_a_star(
+    hosts: usize,
+    request: &Request,
+    binaries: Binaries,
+    stop: Arc<AtomicBool>,
+    suite: fn(&mut Lab, &Request) -> Result<Vec<Row>>,
+) -> Result<Outcome> {
+    let mut lab = Lab::build(hosts, "1Gbit/s", binaries, stop)?;
+    suite(&mut lab, request).map(Outcome::from)
 }
 
-/// Four ranks on one host, AllReduce of 64 MiB, out of place and in place: busbw against Gloo through torch (in place alone:
-/// it has no other way) and against Open MPI, with and without ranks that yield while they wait; its better counts.
-pub fn intra(lab: &mut Lab, request: &Request) -> Result<Vec<Row>> {
-    let (runs, consent) = (request.rounds(), request.consent);
-    const RANKS: usize = 4;
-    let factor = 2.0 * 3.0 / 4.0;
-    let text = |error: anyhow::Error| format!("{error:#}");
-    let gloo = Gloo::prepare(consent).map_err(text);
-    let mpi = OpenMpi::prepare(consent).map_err(text);
-    let bytes = LARGE.to_string();
-    let effort = PeerRun { ranks: RANKS, bytes: LARGE, warmup: 1, iterations: 4, in_place: true };
-    let mut by_gloo = Peer::new("torch + Gloo");
-    let ways = [(false, "out of place"), (true, "in place")];
-    let mut ours = [const { Vec::new() }; 2];
-    let names = ["Open MPI", "Open MPI, yielding"];
-    let mut by_mpi: Vec<[Peer; 2]> = ways.iter().map(|_| names.map(Peer::new)).collect();
-    for run in 1..=runs {
-        eprint!("run {run}/{runs}, busbw GB/s");
-        by_gloo.run(factor, || gloo.as_ref().map_err(Clone::clone)?.run(&effort).map_err(text));
-        for (((in_place, way), ours), by_mpi) in ways.iter().zip(&mut ours).zip(&mut by_mpi) {
-            let effort = PeerRun { in_place: *in_place, ..effort };
-            let mut arguments = vec!["--bytes", &bytes, "--warmup", "1", "--iterations", "4"];
-            arguments.extend(in_place.then_some("--in-place"));
-            eprint!("; {way}");
-            for (peer, yields) in by_mpi.iter_mut().zip([false, true]) {
-                peer.run(factor, || mpi.as_ref().map_err(Clone::clone)?.run(&effort, yields).map_err(text));
-            }
-            let busbw = factor * LARGE as f64 / of_size(&lab.ours(&[0; RANKS], &arguments)?, LARGE)? / 1e9;
-            eprint!(", ours {busbw:.2}");
-            ours.push(busbw);
-        }
-        eprintln!();
+/// The suite rdma on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
+fn on_a_testbed(request: &Request) -> Result<Outcome> {
+    let file = request.hosts.as_ref().context(
+        "the suite rdma needs --hosts FILE; `cargo xtask bench --help` shows one, and `cargo xtask softroce bench` has its own",
+    )?;
+    let testbed = Testbed::read(file)?;
+    if testbed.programs.is_none() {
+        packages::require(packages::BUILDING, request.consent)?;
     }
-    let mut rows = Vec::new();
-    for (((_, way), ours), [spinning, yielding]) in ways.iter().zip(&ours).zip(&by_mpi) {
-        let case = Case {
-            suite: "intra",
-            case: format!("allreduce f32, one host, {way}: busbw GB/s"),
-            size: LARGE,
-            ranks: RANKS,
-            better: Better::More,
-            bar: 1.0,
-        };
-        rows.push(by_gloo.row(&case, ours));
-        rows.push(better_of(spinning, yielding).row(&case, ours));
-    }
-    Ok(rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn peer(figures: Result<Vec<f64>, String>) -> Peer {
-        Peer { name: "p".into(), figures }
-    }
-
-    #[test]
-    fn the_better_way_of_a_peer_counts() {
-        let (slow, fast, none) = (peer(Ok(vec![1.0])), peer(Ok(vec![2.0])), peer(Err("why".into())));
-        for (one, other) in [(&slow, &fast), (&fast, &slow), (&none, &fast), (&fast, &none)] {
-            assert_eq!(better_of(one, other).middle(), Some(2.0));
-        }
-        assert!(better_of(&none, &none).figures.is_err());
-    }
-
-    #[test]
-    fn a_peer_that_fails_once_is_missing() {
-        let mut peer = peer(Ok(vec![]));
-        let times = |us| Ok(Times { times_us: vec![us], wrong: 0 });
-        peer.run(1.5, || times(1e6));
-        peer.run(1.5, || Err("gone: apt-get install it".into()));
-        peer.run(1.5, || times(1e6));
-        let case = Case { suite: "s", case: "c".into(), size: 1, ranks: 2, better: Better::More, bar: 1.0 };
-        let row = peer.row(&case, &[1.0]);
-        assert!(!row.pass && row.reference_name.contains("apt-get install it"), "{row:?}");
-    }
-
-    #[test]
-    fn a_size_is_found_among_others() {
-        let measured =
-            [(1, 5.0), (2, 7.0)].map(|(bytes, us)| Measured { bytes, times_us: vec![us], busy: 0.0 });
-        assert_eq!(of_size(&measured, 2).unwrap(), 7e-6);
-        assert!(of_size(&measured, 3).is_err());
-    }
+    let budget = if request.smoke { rdma::Budget::smoke() } else { rdma::Budget::new(request) };
+    rdma::run(testbed, budget)
 }

@@ -7,11 +7,11 @@ mod decision;
 mod processor;
 mod training;
 
+use super::findings::SOCKET;
 use super::lab::Lab;
 use super::part::Part;
 use super::suite::{Bench, BenchBudget, Request};
 use anyhow::{Context, Result};
-use harmonaize_testkit::fabric::Host;
 use std::sync::Arc;
 
 /// Hosts around one switch.
@@ -60,14 +60,6 @@ impl Telemetry {
     }
 }
 
-/// The file of the socket at which an agent tells what it finds, in its host's folder.
-const SOCKET: &str = "telemetry.sock";
-
-/// How `harmonaize` reaches the agent of a host.
-fn socket(host: &Host) -> String {
-    format!("unix:{}", host.folder.join(SOCKET).display())
-}
-
 /// How much is measured.
 #[derive(Debug, Clone)]
 pub struct Budget {
@@ -77,7 +69,7 @@ pub struct Budget {
     pub iterations: usize,
     /// Trainings with and without injected delays, half of them over Gloo.
     pub trainings: usize,
-    /// Bursts of a foreign flow.
+    /// Bursts of cross traffic.
     pub bursts: usize,
     /// Flows that the telemetry thread must keep up with.
     pub flows: usize,
@@ -97,7 +89,7 @@ impl BenchBudget for Budget {
         ("processor", processor::processor),
         ("thread", cost::thread),
         ("decision", decision::decision),
-        ("phases", accuracy::foreign),
+        ("phases", accuracy::phases_of_others),
         ("stragglers", accuracy::stragglers),
         ("congestion", congestion::idle),
         ("congestion-busy", congestion::busy),

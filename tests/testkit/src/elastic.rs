@@ -8,7 +8,7 @@ use crate::job::Spaces;
 use crate::process::Process;
 use anyhow::{Context, Result, bail, ensure};
 use disturbances::{Disturbances, Happened, Moments, Places};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,20 +20,29 @@ const STANDSTILL: Duration = Duration::from_secs(60);
 /// The job's name.
 const NAME: &str = "elastic";
 
-/// A line that a rank prints; `bench` says what its fields are.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+/// A line that a rank prints. Times in microseconds from 1970, work in hundredths of micro-batches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[expect(missing_docs, reason = "each field is documented where it is printed, in bench")]
+#[expect(missing_docs, reason = "each line says what its fields are")]
 pub enum Line {
+    /// It is one of the ranks.
     Joined { at_us: u64 },
-    Step { at_us: u64, done: u64, ranks: usize, accumulate: u32, collective_us: u64 },
+    /// So much is done, after a step of so many micro-batches a rank; the AllReduce's microseconds, and the mean loss.
+    Step { at_us: u64, done: u64, ranks: usize, accumulate: u32, collective_us: u64, loss: f64 },
+    /// The state is saved, and why.
     Saved { at_us: u64, because: String },
-    Failed { at_us: u64 },
+    /// Ranks were lost.
+    Failed { at_us: u64, what: String },
+    /// It goes on as another communicator of so many ranks.
     Regrouped { at_us: u64, ranks: usize, took_us: u64 },
+    /// It goes on, and so much that was done is lost.
     Restored { at_us: u64, lost: u64 },
+    /// What the provider has announced.
     Notified { at_us: u64, what: String },
+    /// It is no longer one of the ranks.
     Left { at_us: u64 },
-    Finished { at_us: u64, micro_batches: u64 },
+    /// The work is done: each of so many micro-batches is in the model exactly once, which tells so many of the test images.
+    Finished { at_us: u64, micro_batches: u64, correct: u64, tested: u64 },
 }
 
 impl Line {
@@ -43,7 +52,7 @@ impl Line {
             Self::Joined { at_us }
             | Self::Step { at_us, .. }
             | Self::Saved { at_us, .. }
-            | Self::Failed { at_us }
+            | Self::Failed { at_us, .. }
             | Self::Regrouped { at_us, .. }
             | Self::Restored { at_us, .. }
             | Self::Notified { at_us, .. }
@@ -204,6 +213,8 @@ pub struct Course {
     pub events: usize,
     /// And of these how many said that others slow it.
     pub congested: usize,
+    /// The share of the test images that its model tells in the end.
+    pub accuracy: f64,
 }
 
 impl Course {
@@ -229,7 +240,10 @@ impl Course {
                     course.congested +=
                         usize::from(matches!(what.as_str(), CONGESTED_MILD | CONGESTED_SEVERE));
                 }
-                Line::Finished { at_us, micro_batches } if *micro_batches > 0 => ended = Some(*at_us),
+                Line::Finished { at_us, micro_batches, correct, tested } if *micro_batches > 0 => {
+                    ended = Some(*at_us);
+                    course.accuracy = *correct as f64 / (*tested).max(1) as f64;
+                }
                 Line::Failed { .. } | Line::Left { .. } | Line::Finished { .. } => {}
             }
         }
@@ -273,16 +287,16 @@ mod tests {
     #[test]
     fn a_course_is_read_from_rank_0() {
         let text = r#"{"event":"joined","at_us":1000000,"rank":0,"ranks":8}
-{"event":"step","at_us":1,"done":2500,"ranks":8,"accumulate":2,"collective_us":5}
+{"event":"step","at_us":1,"done":2500,"ranks":8,"accumulate":2,"collective_us":5,"loss":0.5}
 {"event":"notified","at_us":1,"what":"Congestion(Severe)"}
 {"event":"notified","at_us":1,"what":"Congestion(None)"}
-{"event":"step","at_us":1,"done":4000,"ranks":8,"accumulate":16,"collective_us":5}
+{"event":"step","at_us":1,"done":4000,"ranks":8,"accumulate":16,"collective_us":5,"loss":0.5}
 {"event":"saved","at_us":1,"done":4000,"because":"due"}
 {"event":"saved","at_us":1,"done":4000,"because":"maintenance"}
 {"event":"failed","at_us":1,"what":"lost"}
 {"event":"regrouped","at_us":1,"rank":0,"ranks":7,"took_us":5}
 {"event":"restored","at_us":1,"done":2500,"lost":1500}
-{"event":"finished","at_us":3500000,"done":5000,"micro_batches":48}
+{"event":"finished","at_us":3500000,"done":5000,"micro_batches":48,"correct":342,"tested":360}
 {"event":"half a li"#;
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
@@ -298,6 +312,7 @@ mod tests {
             regrouped: vec![7],
             events: 2,
             congested: 1,
+            accuracy: 0.95,
         };
         assert_eq!(Course::of(&lines).unwrap(), expected);
         assert!(Course::of(&lines[..10]).is_err());

@@ -22,7 +22,7 @@ pub enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "found")]
 pub enum Found {
-    /// The communication of an iteration of a foreign job.
+    /// The communication of an iteration of an external job.
     Phase {
         /// The job's number.
         job: u64,
@@ -44,7 +44,7 @@ pub enum Found {
     },
     /// A rank that holds the others up, found or over.
     Straggler {
-        /// Whether it is of a foreign job, else of an own communicator.
+        /// Whether it is of an external job, else of an own communicator.
         foreign: bool,
         /// The host that it is on, where that is known; else its rank tells.
         host: Option<IpAddr>,
@@ -52,7 +52,7 @@ pub enum Found {
         rank: usize,
         /// Why.
         kind: Kind,
-        /// The slow edge that it is an end of: addresses of a foreign job's hosts, ranks of an own communicator.
+        /// The slow edge that it is an end of: addresses of an external job's hosts, ranks of an own communicator.
         edge: Option<(String, String)>,
         /// When it was found, or found to be over.
         found_ns: u64,

@@ -6,11 +6,11 @@
 pub mod bystander;
 pub mod clock;
 pub mod counters;
+pub mod cross_traffic;
 mod delay;
 pub mod deployment;
 pub mod elastic;
 pub mod fabric;
-pub mod foreign;
 pub mod found;
 pub mod job;
 pub mod layout;

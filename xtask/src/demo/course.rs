@@ -1,17 +1,17 @@
-//! When the foreign flow comes and goes, by what control says of its plans, and what is watched meanwhile.
+//! When the cross traffic comes and goes, by what control says of its plans, and what is watched meanwhile.
 
 use super::timeline::Seen;
 use anyhow::Result;
 use harmonaize_testkit::clock::realtime_ns;
+use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::deployment::Deployment;
-use harmonaize_testkit::foreign::CrossTraffic;
 use harmonaize_testkit::load::Watch;
 use harmonaize_testkit::plans::{self, Decision, Plan};
 use std::time::{Duration, Instant};
 
 /// The spines of the demo's fabric.
 const SPINES: [&str; 2] = ["spine0", "spine1"];
-/// The leaves that the foreign flow goes from and to.
+/// The leaves that the cross traffic goes from and to.
 const LEAVES: [&str; 2] = ["leaf0", "leaf1"];
 /// How often their links are read.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
@@ -169,7 +169,7 @@ impl Course {
     }
 }
 
-/// How many own connections cross a spine the way the foreign flow does.
+/// How many own connections cross a spine the way the cross traffic does.
 fn crossing(plans: &[Plan], spine: &str) -> usize {
     let [from, to] = LEAVES;
     let paths = plans.iter().flat_map(|plan| &plan.ring_edges).flat_map(|hop| &hop.paths);

@@ -3,15 +3,15 @@
 use super::changes::Changes;
 use super::timeline::Timeline;
 use super::views::{View, Views};
-use harmonaize_suites::plot::{self, Chart, Series, escape};
-use harmonaize_testkit::summary::{Summary, TOLERANCE, WHY};
-use std::fmt::Write;
+use anyhow::Result;
+use harmonaize_suites::plot::{Chart, Series};
+use harmonaize_testkit::summary::{Round, Step, Summary, TOLERANCE, WHY};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = "
-:root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--soft:#555;--grid:#ddd;--good:#00704f;--bad:#b00020;
---s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#aa4499;--s4:#3a7ca5}
-@media (prefers-color-scheme:dark){:root{--paper:#16181c;--ink:#e8e8e8;--soft:#aaa;--grid:#3a3d44;--good:#3ddc97;
---bad:#ff6b81;--s0:#56b4e9;--s1:#f0a35e;--s2:#2fd3a0;--s3:#e58fd6;--s4:#f0e442}}
+:root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--soft:#555;--grid:#ddd;--good:#00704f;--bad:#b00020}
+@media (prefers-color-scheme:dark){:root{--paper:#16181c;--ink:#e8e8e8;--soft:#aaa;--grid:#3a3d44;--good:#3ddc97;--bad:#ff6b81}}
+figure{margin:1rem 0}figure svg{width:100%;height:auto}
 body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
 table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid)}
 td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:var(--good)}.bad{color:var(--bad)}small{color:var(--soft)}";
@@ -47,237 +47,204 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series { name: name.to_owned(), points: points.collect() }
 }
 
-fn charts(verdict: &Summary) -> Vec<Chart> {
+/// A chart of the page, with its heading for those who do not see it.
+fn chart(
+    (title, x, y): (&str, &str, &str),
+    logarithmic: bool,
+    series: Vec<Series>,
+    marks: &[f64],
+) -> Result<Markup> {
+    let [name, x, y] = [title, x, y].map(str::to_owned);
+    let chart = Chart { title: name, x, y, logarithmic, series, marks: marks.to_vec() };
+    // Inside a page an SVG names no outside resource, not even its namespace.
+    let svg = chart.svg()?.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
+    Ok(html! { figure role="img" aria-label=(title) { (PreEscaped(svg)) } })
+}
+
+fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
     let steps = || verdict.steps.iter().enumerate().map(|(number, step)| (number as f64, step));
-    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
     let last = verdict.steps.len().saturating_sub(1) as f64;
-    let chart = |title: &str, x: &str, y: &str, logarithmic, series| Chart {
-        title: title.to_owned(),
-        x: x.to_owned(),
-        y: y.to_owned(),
-        logarithmic,
-        series,
-        marks: Vec::new(),
-    };
-    vec![
-        chart(
-            "Loss",
-            "step",
-            "mean cross entropy",
-            true,
-            vec![
-                series(&format!("{} workers", verdict.workers), steps().map(|(at, step)| (at, step.loss))),
-                series("one process", steps().map(|(at, step)| (at, step.reference))),
-            ],
-        ),
-        chart(
-            "Difference of the two curves",
-            "step",
-            "relative difference of loss",
-            true,
-            vec![
-                series(
-                    "difference",
-                    steps().map(|(at, step)| (at, (step.loss - step.reference).abs() / step.reference.abs())),
-                ),
-                series("tolerance", [(0.0, TOLERANCE), (last, TOLERANCE)].into_iter()),
-            ],
-        ),
-        chart(
-            "Communication a step",
-            "step",
-            "milliseconds",
-            false,
-            vec![series("AllReduce", steps().map(|(at, step)| (at, step.collective * 1e3)))],
-        ),
-        chart(
-            "Bandwidth over time",
-            "seconds",
-            "MB/s",
-            false,
-            vec![
-                series(
-                    "AllReduce busbw",
-                    verdict
-                        .steps
-                        .iter()
-                        .map(|step| (step.at, verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6)),
-                ),
-                series(
-                    "AllToAll algbw",
-                    verdict
-                        .exchange
-                        .iter()
-                        .filter(|round| {
-                            round.bytes >= 1 << 18 && round.at >= 0.0 && round.at <= verdict.seconds
-                        })
-                        .map(|round| (round.at, round.bytes as f64 / round.collective.max(1e-9) / 1e6)),
-                ),
-            ],
-        ),
+    let difference = |step: &Step| (step.loss - step.reference).abs() / step.reference.abs();
+    let usual = |round: &&Round| round.bytes >= 1 << 18 && (0.0..=verdict.seconds).contains(&round.at);
+    let exchanged = verdict.exchange.iter().filter(usual);
+    let algbw = |round: &Round| round.bytes as f64 / round.collective.max(1e-9) / 1e6;
+    let loss = vec![
+        series(&format!("{} workers", verdict.workers), steps().map(|(at, step)| (at, step.loss))),
+        series("one process", steps().map(|(at, step)| (at, step.reference))),
+    ];
+    let differences = vec![
+        series("difference", steps().map(|(at, step)| (at, difference(step)))),
+        series("tolerance", [(0.0, TOLERANCE), (last, TOLERANCE)].into_iter()),
+    ];
+    let times = vec![series("AllReduce", steps().map(|(at, step)| (at, step.collective * 1e3)))];
+    let rates = vec![
+        series("AllReduce busbw", verdict.steps.iter().map(|step| (step.at, busbw(verdict, step)))),
+        series("AllToAll algbw", exchanged.map(|round| (round.at, algbw(round)))),
+    ];
+    [
+        (("Loss", "step", "mean cross entropy"), true, loss),
+        (("Difference of the two curves", "step", "relative difference of loss"), true, differences),
+        (("Communication a step", "step", "milliseconds"), false, times),
+        (("Bandwidth over time", "seconds", "MB/s"), false, rates),
     ]
+    .into_iter()
+    .map(|(names, logarithmic, series)| chart(names, logarithmic, series, &[]))
+    .collect()
+}
+
+/// A step's busbw in MB/s.
+fn busbw(verdict: &Summary, step: &Step) -> f64 {
+    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
+    verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6
 }
 
 /// What the closed loop did: when, and how bandwidth and links went meanwhile.
-fn timeline(html: &mut String, verdict: &Summary, timeline: &Timeline) {
-    html.push_str("<h2>A foreign flow on a spine</h2>\n<p>");
-    html.push_str(&escape(&timeline.story));
-    html.push_str("</p>\n<table>\n");
-    for (number, event) in timeline.events.iter().enumerate() {
-        let _ = writeln!(
-            html,
-            "<tr><td class=\"n\">{}</td><td class=\"n\">{:.3} s</td><td>{}</td></tr>",
-            number + 1,
-            event.at,
-            escape(&event.what)
-        );
-    }
-    html.push_str("</table>\n");
-    let bus = 2.0 * (verdict.workers as f64 - 1.0) / verdict.workers as f64;
-    let rate = |step: &harmonaize_testkit::summary::Step| {
-        verdict.bytes as f64 / step.collective.max(1e-9) * bus / 1e6
-    };
-    let steps = verdict.steps.iter().map(|step| (step.at, rate(step)));
+fn timeline(verdict: &Summary, timeline: &Timeline) -> Result<Markup> {
+    let steps = verdict.steps.iter().map(|step| (step.at, busbw(verdict, step)));
     let loads = timeline.loads.iter().map(|(name, points)| series(name, points.iter().copied()));
-    let charts: [(&str, &str, Vec<Series>); 3] = [
+    let marks: Vec<f64> = timeline.events.iter().map(|event| event.at).collect();
+    let charts = [
         ("AllReduce of the training", "busbw, MB/s", vec![series("busbw", steps)]),
         ("Load of the links to and from the spines", "Mbit/s", loads.collect()),
         ("Plans of the training", "epoch", vec![series("epoch", timeline.epochs.iter().copied())]),
-    ];
-    for (title, y, series) in charts {
-        let chart = Chart {
-            title: title.to_owned(),
-            x: "seconds".to_owned(),
-            y: y.to_owned(),
-            logarithmic: false,
-            series,
-            marks: timeline.events.iter().map(|event| event.at).collect(),
-        };
-        html.push_str(&chart.svg());
-    }
+    ]
+    .map(|(title, y, series)| chart((title, "seconds", y), false, series, &marks));
+    Ok(html! {
+        h2 { "Cross traffic on a spine" }
+        p { (timeline.story) }
+        table {
+            @for (number, event) in (1..).zip(&timeline.events) {
+                tr { td.n { (number) } td.n { (format!("{:.3} s", event.at)) } td { (event.what) } }
+            }
+        }
+        @for chart in charts { (chart?) }
+    })
+}
+
+/// A table of names and figures.
+fn figures(rows: &[(String, String)]) -> Markup {
+    html! { table { @for (what, figure) in rows { tr { td { (what) } td.n { (figure) } } } } }
 }
 
 /// What the provider saw and did, beside what each tenant was told.
-fn views(html: &mut String, views: &Views) {
-    html.push_str(
-        "<h2>What the provider knows, and what tenants are told</h2>\n<p>Tenants hear what lets them adapt, once a second at most: of \
-         their own communicators, without a name of a host, link or neighbour. Tenant B asks for nothing and hears nothing.</p>\n<table>\n\
-         <tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant C is told</th></tr>\n",
-    );
-    columns(html, &views.views);
-    html.push_str("</table>\n<h2>Tenant C's requests</h2>\n<table>\n");
-    for (what, figure) in &views.figures {
-        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
+fn views(views: &Views) -> Markup {
+    html! {
+        h2 { "What the provider knows, and what tenants are told" }
+        p {
+            "Tenants hear what lets them adapt, once a second at most: of their own communicators, without a name of a host, link or \
+             neighbour. Tenant B asks for nothing and hears nothing."
+        }
+        (columns(["provider", "tenant A is told", "tenant C is told"], &views.views))
+        h2 { "Tenant C's requests" }
+        (figures(&views.figures))
     }
-    html.push_str("</table>\n");
 }
 
 /// What happened to the training that reacts: the provider's view beside the tenant's.
-fn changes(html: &mut String, changes: &Changes) {
-    html.push_str(
-        "<h2>A tenant that reacts, and one that adopts nothing</h2>\n<p>Tenant A trains on with a rank a host, hears the provider's events and \
-         leaves choices to it. Others fill both spines; a host is drained and taken away; a host is lost without notice; both come back. \
-         Tenant D sends 512 KiB every 200 ms by TCP of its own between two hosts that have no agent; it is told nothing and asks for \
-         nothing.</p>\n<table>\n<tr><th></th><th>provider</th><th>tenant A is told</th><th>tenant A does</th></tr>\n",
-    );
-    columns(html, &changes.views);
-    html.push_str("</table>\n<table>\n");
-    for (what, figure) in &changes.figures {
-        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(what), escape(figure));
-    }
-    html.push_str("</table>\n");
+fn changes(changes: &Changes) -> Result<Markup> {
     let charts = [
         ("AllReduce of the training that reacts", "milliseconds", &changes.collectives),
         ("What it accumulates", "micro-batches a rank", &changes.accumulated),
-    ];
-    for (title, y, points) in charts {
-        let chart = Chart {
-            title: title.to_owned(),
-            x: "seconds".to_owned(),
-            y: y.to_owned(),
-            logarithmic: false,
-            series: vec![series(y, points.iter().copied())],
-            marks: changes.marks.clone(),
-        };
-        html.push_str(&chart.svg());
-    }
+    ]
+    .map(|(title, y, points)| {
+        chart((title, "seconds", y), false, vec![series(y, points.iter().copied())], &changes.marks)
+    });
+    Ok(html! {
+        h2 { "A tenant that reacts, and one that adopts nothing" }
+        p {
+            "Tenant A trains on with a rank a host, hears the provider's events and leaves choices to it. Others fill both spines; a \
+             host is drained and taken away; a host is lost without notice; both come back. Tenant D sends 512 KiB every 200 ms by \
+             TCP of its own between two hosts that have no agent; it is told nothing and asks for nothing."
+        }
+        (columns(["provider", "tenant A is told", "tenant A does"], &changes.views))
+        (figures(&changes.figures))
+        @for chart in charts { (chart?) }
+    })
 }
 
 /// Rows of three columns, in one of which something stands.
-fn columns(html: &mut String, views: &[View]) {
-    for view in views {
-        let cell = |whose: usize| if view.owner == whose { escape(&view.what) } else { String::new() };
-        let _ = writeln!(
-            html,
-            "<tr><td class=\"n\">{:.3} s</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            view.at,
-            cell(0),
-            cell(1),
-            cell(2)
-        );
+fn columns(heads: [&str; 3], views: &[View]) -> Markup {
+    html! {
+        table {
+            tr { th {} @for head in heads { th { (head) } } }
+            @for view in views {
+                tr {
+                    td.n { (format!("{:.3} s", view.at)) }
+                    @for owner in 0..3 { td { @if view.owner == owner { (view.what) } } }
+                }
+            }
+        }
     }
 }
 
 /// The page. `setting` describes fabric, machine and command, a sentence each.
+///
+/// # Errors
+/// Where a chart cannot be drawn.
 pub fn page(
     summary: &Summary,
     timeline: &Timeline,
     (views, changes): (&Views, &Changes),
     setting: &[String],
-) -> String {
+) -> Result<String> {
     let (class, word) = match (summary.passed, summary.checks.iter().all(|check| check.passed)) {
-        (true, true) => ("good", "All checks passed"),
-        (true, false) => ("good", "All results right, with a warning"),
-        (false, _) => ("bad", "A check failed"),
+        (true, true) => ("good", "All checks passed."),
+        (true, false) => ("good", "All results right, with a warning."),
+        (false, _) => ("bad", "A check failed."),
     };
-    let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
-         content=\"width=device-width,initial-scale=1\"><title>harmonaize demo</title><style>{STYLE}{}</style></head>\n\
-         <body><h1>Four tenants on {} hosts</h1>\n<p>Tenant A trains a classifier of handwritten digits on {} workers; its \
-         gradients go through the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests \
-         by small AllReduces. Then tenant A trains so that it reacts to what it is told, beside tenant D, which adopts nothing.</p>\n\
-         <p class=\"{class}\"><strong>{word}.</strong></p>\n<table>\n",
-        plot::STYLE,
-        summary.hosts,
-        summary.workers,
-    );
-    // Writing to a String cannot fail.
-    for check in &summary.checks {
-        let (class, mark) = (if check.passed { "good" } else { "bad" }, check.label());
-        let _ = writeln!(
-            html,
-            "<tr><td class=\"{class}\">{mark}</td><td>{}<br><small>{}</small></td></tr>",
-            escape(&check.what),
-            escape(&check.found)
-        );
-    }
-    html.push_str("</table>\n<h2>Figures</h2>\n<table>\n");
-    for (what, figure) in rows(summary) {
-        let _ = writeln!(html, "<tr><td>{}</td><td class=\"n\">{}</td></tr>", escape(&what), escape(&figure));
-    }
-    html.push_str("</table>\n");
-    self::timeline(&mut html, summary, timeline);
-    self::views(&mut html, views);
-    self::changes(&mut html, changes);
-    for chart in charts(summary) {
-        html.push_str(&chart.svg());
-    }
-    let _ = write!(html, "<h2>Why {TOLERANCE:e}</h2>\n<p>{}</p>\n<h2>How it ran</h2>\n<ul>\n", escape(WHY));
-    for sentence in setting {
-        let _ = writeln!(html, "<li>{}</li>", escape(sentence));
-    }
-    html.push_str(
-        "</ul>\n<p><small>Data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine \
-         Learning Repository, doi 10.24432/C50P49, CC BY 4.0.</small></p>\n</body></html>\n",
-    );
-    html
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width,initial-scale=1";
+                title { "harmonaize demo" }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "Four tenants on " (summary.hosts) " hosts" }
+                p {
+                    "Tenant A trains a classifier of handwritten digits on " (summary.workers) " workers; its gradients go through \
+                     the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests by \
+                     small AllReduces. Then tenant A trains the same model so that it reacts to what it is told, beside tenant D, \
+                     which adopts nothing."
+                }
+                p class=(class) { strong { (word) } }
+                table {
+                    @for check in &summary.checks {
+                        tr {
+                            td class=(if check.passed { "good" } else { "bad" }) { (check.label()) }
+                            td { (check.what) br; small { (check.found) } }
+                        }
+                    }
+                }
+                h2 { "Figures" }
+                (figures(&rows(summary)))
+                (self::timeline(summary, timeline)?)
+                (self::views(views))
+                (self::changes(changes)?)
+                @for chart in charts(summary)? { (chart) }
+                h2 { "Why " (format!("{TOLERANCE:e}")) }
+                p { (WHY) }
+                h2 { "How it ran" }
+                ul { @for sentence in setting { li { (sentence) } } }
+                p {
+                    small {
+                        "Data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning \
+                         Repository, doi 10.24432/C50P49, CC BY 4.0."
+                    }
+                }
+            }
+        }
+    };
+    Ok(page.into_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::timeline::Event;
     use super::*;
-    use harmonaize_testkit::summary::{Check, Round, Step};
+    use harmonaize_testkit::summary::Check;
 
     fn sample_summary(passed: bool) -> Summary {
         let step = |loss| Step { loss, reference: loss * 1.000_01, collective: 0.02, at: 0.1 };
@@ -336,6 +303,7 @@ mod tests {
     #[test]
     fn the_page_stands_alone_and_escapes_text() {
         let html = page(&sample_summary(true), &seen(), (&sample_views(), &reacting()), &["<script>".into()]);
+        let html = html.unwrap();
         assert_eq!(html.matches("<svg").count(), 9);
         assert_eq!(html.matches("</svg>").count(), 9);
         for outside in ["http:", "https:", "src=", "href=", "url(", "@import", "<script"] {
@@ -359,6 +327,7 @@ mod tests {
         assert!(
             !html.contains("FAILED")
                 && page(&sample_summary(false), &seen(), (&sample_views(), &reacting()), &[])
+                    .unwrap()
                     .contains("FAILED")
         );
     }

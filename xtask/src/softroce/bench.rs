@@ -6,7 +6,7 @@ use crate::vm::initramfs::{Image, Initramfs};
 use crate::vm::job::{Job, Step};
 use crate::vm::programs::{self, Userland};
 use anyhow::{Context, Result, bail};
-use harmonaize_suites::{part, rdma};
+use harmonaize_suites::{part, rdma, report};
 use harmonaize_testkit::workspace::{Binaries, Profile, cargo, executables};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ const PROGRAMS: &str = "/usr/lib/harmonaize";
 const TESTBED: &str = "/etc/testbed.toml";
 /// What runs beside perftest.
 const OURS: [&str; 4] = ["wire", "collective", "harmonaize-agent", "harmonaize-control"];
-/// A round takes half a minute on an idle machine.
-const PER_ROUND: Duration = Duration::from_secs(120);
-/// The rounds beside: loss and failures.
+/// A round takes a minute or two on an idle machine: perftest runs polling and asleep, and loss and failures have their rounds too.
+const PER_ROUND: Duration = Duration::from_secs(240);
+/// What is beside rounds: agents that start, links that are slow.
 const BESIDE: Duration = Duration::from_secs(240);
 const SMOKE: Duration = Duration::from_secs(240);
 
@@ -29,7 +29,7 @@ const SMOKE: Duration = Duration::from_secs(240);
 pub(super) struct Args {
     #[command(flatten)]
     guest: Guest,
-    /// Write the rows as a JSON array too
+    /// Write the rows with their provenance as JSON too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Interleaved runs of each contestant
@@ -58,17 +58,21 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let job = Job { hosts: args.guest.hosts, steps: vec![step], ..Job::default() };
     let image = Image::write(&mut tree, &job, "bench")?;
     println!("Booting {} with {} hosts.", kernel.version(), job.hosts);
-    let (begun, mut report, mut rows) = (Instant::now(), Report::default(), None);
+    let (begun, mut report, mut measured) = (Instant::now(), Report::default(), None);
     let verdict = machine(&kernel, image.path(), args.guest.kvm).run(limit + AROUND, |line| {
-        if line.starts_with("[{\"suite\"") {
-            rows = serde_json::from_str::<serde_json::Value>(line).ok();
+        if line.starts_with("{\"provenance\"") {
+            measured = serde_json::from_str::<report::Report>(line).ok();
         } else {
             report.line(line);
         }
     })?;
     println!("In all {:.0} s.", begun.elapsed().as_secs_f64());
     if let Some(path) = &args.json {
-        write_json(path, &rows.context("the guest printed no rows")?)?;
+        let mut measured = measured.context("the guest printed no rows")?;
+        // The guest knows its machine; the tree and the day are known here.
+        let machine = measured.provenance.machine;
+        measured.provenance = report::Provenance { machine, ..report::Provenance::here(&measured.rows) };
+        write_json(path, &measured)?;
     }
     report.judge(&verdict, &["rdma".to_owned()])
 }

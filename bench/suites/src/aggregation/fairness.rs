@@ -1,8 +1,9 @@
 //! Tenants that share an aggregator and the links to it: how alike they fare, and what one that wants everything costs the others.
 
-use super::{PLAIN, Suite, busy};
-use crate::lab::Lab;
-use crate::row::{Better, Case, Row};
+use super::{PLAIN, Suite};
+use crate::lab::{Lab, options};
+use crate::processors::Busy;
+use crate::row::{Case, Row};
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
@@ -115,13 +116,13 @@ pub(super) fn fair(suite: &Suite) -> Result<Vec<Row>> {
         let loads: Vec<Load> = (0..TENANTS).map(load).collect();
         let mut indexes = Vec::new();
         for _ in 0..suite.budget.rounds {
-            let (begun, was) = (monotonic_ns()?, busy()?);
-            let until = begun + nanos(JOIN + suite.window());
+            let busy = Busy::now()?;
+            let until = monotonic_ns()? + nanos(JOIN + suite.window());
             let jobs =
                 loads.iter().map(|load| start(&mut lab, *load, until)).collect::<Result<Vec<Job>>>()?;
             let steady = finish(&mut lab, jobs)?;
             let interval = common(&steady, until)?;
-            let processors = (busy()? - was) / cores() / ((monotonic_ns()? - begun) as f64 / 1e9);
+            let processors = busy.share()?;
             let rates: Vec<f64> = steady.iter().map(|one| one.rate(interval)).collect();
             print_rates(&format!("tensors {name}"), &steady, interval);
             eprintln!(
@@ -207,7 +208,6 @@ fn beside_hog(
     if hog == Hog::Exchanges {
         let arguments =
             ["--collective", "alltoall", "--bytes", "4194304", "--iterations", "1000000", "--json"];
-        let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         // It ends when it is dropped.
         let _hog = lab.start_of(0, "collective", &(0..HOSTS).collect::<Vec<_>>(), &arguments)?;
         let steady = finish(lab, jobs)?;
@@ -226,14 +226,8 @@ fn beside_hog(
 }
 
 fn case(what: &str, bar: f64) -> Case {
-    Case {
-        suite: "aggregation",
-        case: format!("{TENANTS} tenants on {HOSTS} hosts, {RATE} Mbit/s, {what}"),
-        size: 0,
-        ranks: HOSTS,
-        better: Better::More,
-        bar,
-    }
+    Case::more("aggregation", format!("{TENANTS} tenants on {HOSTS} hosts, {RATE} Mbit/s, {what}"), bar)
+        .of(0, HOSTS)
 }
 
 impl Suite {
@@ -260,24 +254,18 @@ fn carried() -> f64 {
     RATE as f64 * 1e6 / 8.0 * GOODPUT
 }
 
-fn cores() -> f64 {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64
-}
-
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn start(lab: &mut Lab, load: Load, until: u64) -> Result<Job> {
     let Load { tenant, bytes, in_flight: at_once, every } = load;
-    let options = [
-        ("--bytes", bytes.to_string()),
-        ("--in-flight", at_once.to_string()),
-        ("--every-us", every.as_micros().to_string()),
-        ("--until-ns", until.to_string()),
-    ];
-    let arguments: Vec<String> =
-        options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+    let arguments = options(&[
+        ("--bytes", bytes),
+        ("--in-flight", at_once),
+        ("--every-us", u64::try_from(every.as_micros())?),
+        ("--until-ns", until),
+    ]);
     let hosts: Vec<usize> = (0..HOSTS).collect();
     lab.start_of(tenant, "steady", &hosts, &arguments)
 }

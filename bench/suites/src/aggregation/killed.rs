@@ -1,9 +1,10 @@
 //! Part killed: how long an operation takes in which the aggregator is killed, early, in the middle or late.
 
 use super::fairness::Steady;
-use super::{JUMBO, LIMIT, Star, Suite};
-use crate::lab::Lab;
-use crate::row::{Better, Case, Row, median};
+use super::{JUMBO, LIMIT, STAR, Suite, without_aggregator};
+use crate::lab::{Lab, options};
+use crate::row::{Case, Row};
+use crate::runs::interleave;
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::topology::{Topology, star_with_aggregator};
@@ -11,9 +12,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-const HOSTS: usize = 4;
-/// Of each host's link, Mbit/s.
-const RATE: u64 = 250;
 /// For how long an operation may go on longer than the hosts' own, us.
 const TAKE_OVER: f64 = 200_000.0;
 /// When it is killed: after these parts of the least time that the operation takes.
@@ -21,33 +19,36 @@ const AFTER: [(&str, f64); 3] = [("early", 0.1), ("in the middle", 0.5), ("late"
 /// How long tenants may take to join.
 const JOIN: Duration = Duration::from_secs(6);
 
-/// 4 hosts, a large operation every so often; in the second the aggregator is killed. What that one takes, against the hosts' own and what a
-/// takeover may cost. `steady` checks every result.
+/// 4 hosts, a large operation every so often; in the second the aggregator is killed. What that one takes, against the hosts' own in the
+/// same round and what a takeover may cost. `steady` checks every result.
 pub(super) fn killed(suite: &Suite) -> Result<Vec<Row>> {
-    let star = Star { hosts: HOSTS, rate: RATE, delay: "0us", mtu: JUMBO, faults: None };
-    let topology = star_with_aggregator(HOSTS, RATE, "0us");
-    let alone = topology.split("[[aggregator]]").next().unwrap_or_default();
+    let topology = star_with_aggregator(STAR.hosts, STAR.rate, STAR.delay);
     let size = suite.budget.large;
-    let by_hosts = suite.times(alone, star, &[(size, 1.0)], false)?.of(size)?;
-    let usual = median(&by_hosts).context("nothing was timed")?;
-    let mut rows = Vec::new();
-    for (when, after) in AFTER {
-        let mut took = Vec::new();
-        for _ in 0..suite.budget.rounds {
-            took.push(killed_after(suite, &topology, after, usual)?);
+    let mut hosts = suite.fabric(without_aggregator(&topology), STAR, |setup| setup)?;
+    let mut once = || Suite::one_run(&mut hosts, size);
+    let usual = once()?;
+    // The hosts alone, then the aggregator killed at each moment.
+    let runs = interleave(suite.budget.rounds, 1 + AFTER.len(), |which| {
+        match which.checked_sub(1).and_then(|moment| AFTER.get(moment)) {
+            None => once(),
+            Some((_, after)) => killed_after(suite, &topology, *after, usual),
         }
-        eprintln!("killed {when}: {took:.0?} us, by the hosts alone {usual:.0} us");
-        let case = Case {
-            suite: "aggregation",
-            case: format!("allreduce f32, {HOSTS} hosts, {RATE} Mbit/s, the aggregator killed {when}: us"),
-            size,
-            ranks: HOSTS,
-            better: Better::Less,
-            bar: 1.0,
-        };
-        rows.push(case.compare(&took, &[usual + TAKE_OVER], "200 ms more than the hosts alone"));
-    }
-    Ok(rows)
+    })?;
+    let (by_hosts, killed) = runs.split_first().context("no runs")?;
+    let limits: Vec<f64> = by_hosts.iter().map(|time| time + TAKE_OVER).collect();
+    let row = |((when, _), took): (&(&str, f64), &Vec<f64>)| {
+        eprintln!("killed {when}: {took:.0?} us, by the hosts alone {by_hosts:.0?} us");
+        let what = format!(
+            "allreduce f32, {} hosts, {} Mbit/s, the aggregator killed {when}: us",
+            STAR.hosts, STAR.rate
+        );
+        Case::less("aggregation", what, 1.0).of(size, STAR.hosts).compare(
+            took,
+            &limits,
+            "200 ms more than the hosts alone",
+        )
+    };
+    Ok(AFTER.iter().zip(killed).map(row).collect())
 }
 
 /// What the operation took in which the aggregator was killed, us.
@@ -58,17 +59,15 @@ fn killed_after(suite: &Suite, topology: &str, after: f64, usual: f64) -> Result
     // Each ends before the next begins, by whomever it is done.
     let every = (2.0 * usual) as u64 + 400_000;
     let from = monotonic_ns()? + u64::try_from(JOIN.as_nanos())?;
-    let options = [
+    let arguments = options(&[
         ("--bytes", bytes),
         ("--in-flight", 1),
         ("--every-us", every),
         ("--from-ns", from),
         ("--until-ns", from + 1500 * every),
-    ];
-    let arguments: Vec<String> =
-        options.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect();
-    let job = lab.start("steady", &(0..HOSTS).collect::<Vec<_>>(), &arguments)?;
-    let least_ns = bytes as f64 * 8e3 / RATE as f64;
+    ]);
+    let job = lab.start("steady", &(0..STAR.hosts).collect::<Vec<_>>(), &arguments)?;
+    let least_ns = bytes as f64 * 8e3 / STAR.rate as f64;
     let due = from + 1000 * every + (after * least_ns) as u64;
     while monotonic_ns()? < due {
         lab.check()?;

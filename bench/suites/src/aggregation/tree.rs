@@ -2,8 +2,9 @@
 //! racks below that one; in turn.
 
 use super::{JUMBO, Lab, Measured, Suite, summed};
-use crate::row::{Better, Case, Row, median};
-use anyhow::{Context, Result, ensure};
+use crate::row::{Case, Row, median};
+use crate::runs::interleave;
+use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::topology::{Topology, racks_with_aggregators};
 use std::sync::Arc;
 
@@ -58,27 +59,20 @@ pub(super) fn tree(suite: &Suite) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (uplink, bar) in [(RATE, 1.5), (3 * RATE, 1.5)] {
         let ways = [By::Hosts, By::One, By::Tree];
-        let mut times = [const { Vec::new() }; 3];
-        for _ in 0..suite.budget.rounds {
-            for (way, times) in ways.iter().zip(&mut times) {
-                times.extend(suite.turn(*way, uplink)?);
-            }
-        }
-        let [hosts, one, several] = &times;
-        let case = |what: &str, bar: f64| Case {
-            suite: "aggregation",
-            case: format!(
+        let times = interleave(suite.budget.rounds, ways.len(), |which| {
+            suite.turn(*ways.get(which).context("no such way")?, uplink)
+        })?;
+        let [hosts, one, several] = times.as_slice() else { bail!("{} ways of three", times.len()) };
+        let case =
+            |what: &str, bar: f64| {
+                Case::less("aggregation", format!(
                 "allreduce f32, {RACKS} racks of {HOSTS}, {RATE} Mbit/s, uplinks of {uplink}: {what}, us"
-            ),
-            size: suite.budget.large / PART,
-            ranks: RACKS * HOSTS,
-            better: Better::Less,
-            bar: 1.0 / bar,
-        };
+            ), 1.0 / bar).of(suite.budget.large / PART, RACKS * HOSTS)
+            };
         rows.push(case("by racks' aggregators and one above", bar).compare(several, hosts, "by the ring"));
         rows.push(case("by racks' aggregators and one above", 1.0).compare(several, one, "by one alone"));
-        // No bar stands on what nobody would choose.
-        rows.push(case("by one at the spine", 0.1).compare(one, hosts, "by the ring"));
+        // Nobody would choose it.
+        rows.push(case("by one at the spine", 1.0).stated().compare(one, hosts, "by the ring"));
         for (way, times) in ways.iter().zip(&times) {
             let middle = median(times).unwrap_or_default() / 1e3;
             eprintln!("uplinks of {uplink} Mbit/s, {way:?}: {middle:.0} ms");
@@ -88,16 +82,15 @@ pub(super) fn tree(suite: &Suite) -> Result<Vec<Row>> {
 }
 
 impl Suite {
-    /// One turn of operations; an error if they do not go this way.
-    fn turn(&self, way: By, uplink: u64) -> Result<Vec<f64>> {
+    /// The median operation of one turn, in us; an error if operations do not go this way.
+    fn turn(&self, way: By, uplink: u64) -> Result<f64> {
         let mut lab = Lab::on(way.topology(uplink)?, self.binaries.clone(), Arc::clone(&self.stop), |it| it)?;
         let bytes = (self.budget.large / PART).to_string();
         let everyone: Vec<usize> = (0..RACKS * HOSTS).collect();
         let arguments =
             ["--collective", "allreduce", "--bytes", &bytes, "--warmup", "1", "--iterations", "3"];
         let measured = lab.ours(&everyone, &arguments)?;
-        let times =
-            measured.into_iter().next().map(|Measured { times_us, .. }| times_us).context("no figure")?;
+        let time = measured.first().and_then(|Measured { times_us, .. }| median(times_us));
         let count = match way {
             By::Hosts => 0,
             By::One => 1,
@@ -110,7 +103,7 @@ impl Suite {
             Ok((all == count).then_some(known))
         })?;
         ensure!(fabric == count, "{way:?} with {fabric} aggregators");
-        Ok(times)
+        time.context("no figure")
     }
 }
 

@@ -1,13 +1,10 @@
 //! The suite's figures: speed beside memcpy, and what is lost over the bits that are sent.
 
 use super::Measured;
-use crate::plot::{self, Chart, Series, escape};
+use crate::plot::{Chart, Lane, Scale, Series, write_lanes};
 use anyhow::Result;
 use std::collections::BTreeSet;
-use std::fmt::Write;
 use std::path::Path;
-
-const STYLE: &str = "\n.bar0{fill:var(--s0)}.bar1{fill:var(--s1)}.bar2{fill:var(--s2)}";
 
 const HEAVY: &str = "heavy-tailed";
 /// Tensors that are always measured.
@@ -15,8 +12,9 @@ const SYNTHETIC: [&str; 3] = ["gaussian", HEAVY, "sparse"];
 
 /// Writes `codec-speed.svg` and `codec-loss.svg` into `folder`, and a `codec-loss-TENSOR.svg` for each tensor that was given.
 pub(super) fn write(folder: &Path, lines: &[Measured]) -> Result<()> {
-    let (size, bars) = speed(lines);
-    plot::write(folder, "codec-speed", STYLE, size, &bars)?;
+    let scale = Scale { ends: (0.0, 3.0), logarithmic: false, ticks: &[(1.0, "memcpy"), (2.0, "twice")] };
+    let title = "Speed by bytes of f32, times memcpy's, one core";
+    write_lanes(folder, "codec-speed", title, scale, &speed(lines))?;
     loss(lines, HEAVY, "heavy-tailed elements (Student's t, 3 degrees of freedom)")
         .write(folder, "codec-loss")?;
     let given: BTreeSet<&str> = lines.iter().map(|line| line.tensor.as_str()).collect();
@@ -50,37 +48,19 @@ fn loss(lines: &[Measured], tensor: &str, what: &str) -> Chart {
     }
 }
 
-/// Bars in times of memcpy, three a codec, of normal elements; and the picture's size.
-fn speed(lines: &[Measured]) -> ((f64, f64), String) {
-    const UNIT: f64 = 220.0;
-    const LEFT: f64 = 130.0;
-    let lines: Vec<&Measured> = lines.iter().filter(|line| line.tensor == "gaussian").collect();
-    let height = 60 + 44 * lines.len();
-    let title = "Speed by bytes of f32, times memcpy's, one core";
-    let mut svg = format!("<text class=\"title\" x=\"10\" y=\"18\">{title}</text>\n");
-    for (place, name) in ["encode", "decode", "decode and add"].iter().enumerate() {
-        let x = 10 + 120 * place;
-        // Writing to a String cannot fail.
-        let _ = writeln!(svg, "<rect class=\"bar{place}\" x=\"{x}\" y=\"28\" width=\"10\" height=\"10\"/>");
-        let _ = writeln!(svg, "<text x=\"{}\" y=\"38\">{name}</text>", x + 15);
-    }
-    for (row, line) in lines.iter().enumerate() {
-        let top = 50 + 44 * row;
-        let _ = writeln!(svg, "<text x=\"10\" y=\"{}\">{}</text>", top + 22, escape(&line.codec));
-        for (place, speed) in [line.encode, line.decode, line.decode_add].iter().enumerate() {
-            let (times, y) = (speed / line.memcpy, top + 12 * place);
-            let width = (times * UNIT).clamp(0.0, 560.0);
-            let _ = writeln!(
-                svg,
-                "<rect class=\"bar{place}\" x=\"{LEFT}\" y=\"{y}\" width=\"{width:.1}\" height=\"10\"/>"
-            );
-            let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{}\">{times:.2}</text>", LEFT + width + 4.0, y + 10);
-        }
-    }
-    let one = LEFT + UNIT;
-    let _ =
-        writeln!(svg, "<line class=\"mark\" x1=\"{one}\" y1=\"46\" x2=\"{one}\" y2=\"{}\"/>", height - 10);
-    ((760.0, height as f64), svg)
+/// Bars in times of memcpy, three a codec, of normal elements.
+fn speed(lines: &[Measured]) -> Vec<Lane> {
+    let lines = lines.iter().filter(|line| line.tensor == "gaussian");
+    let bars = |line: &Measured| {
+        [("encode", line.encode), ("decode", line.decode), ("decode and add", line.decode_add)].map(
+            |(what, speed)| {
+                let times = speed / line.memcpy;
+                let (name, note) = (format!("{}, {what}", line.codec), format!("{times:.2}"));
+                Lane { name, note, good: times >= 1.0, bar: Some((0.0, times)), ..Lane::default() }
+            },
+        )
+    };
+    lines.flat_map(bars).collect()
 }
 
 #[cfg(test)]
@@ -108,11 +88,13 @@ mod tests {
             line("rotated 1", "heavy-tailed", 30.0, 0.5),
             line("int8", "transformer-50", 4.0, 1e-3),
         ];
-        let (_, bars) = speed(&lines);
-        assert!([">1.80<", ">1.50<", ">1.90<", ">int8<"].iter().all(|text| bars.contains(text)), "{bars}");
-        assert_eq!(bars.matches("<rect class=\"bar0\"").count(), 2);
-        let curves = loss(&lines, HEAVY, "elements").svg();
-        assert!(curves.contains("rotated blocks") && curves.matches("<path").count() >= 2, "{curves}");
+        let notes: Vec<(String, String)> =
+            speed(&lines).into_iter().map(|bar| (bar.name, bar.note)).collect();
+        let expected = [("int8, encode", "1.80"), ("int8, decode", "1.50"), ("int8, decode and add", "1.90")];
+        assert_eq!(notes, expected.map(|(name, note)| (name.to_owned(), note.to_owned())));
+        let curves = loss(&lines, HEAVY, "elements");
+        assert_eq!(curves.series.iter().map(|line| line.points.len()).collect::<Vec<_>>(), [2, 2, 0]);
+        assert!(curves.svg().unwrap().contains("rotated blocks"));
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &lines).unwrap();
         let mut written: Vec<_> =

@@ -2,7 +2,7 @@
 
 use super::Measured;
 use crate::peers::Gloo;
-use crate::row::{Better, Case, Row};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::packages::Consent;
@@ -80,14 +80,8 @@ impl PyTorch {
             let theirs = self.rounds.iter().flatten();
             let theirs = theirs.filter(|line| (&line.codec, &line.method) == (&way.codec, &way.method));
             let theirs: Vec<f64> = theirs.map(its).collect();
-            let case = Case {
-                suite: "codec",
-                case: format!("{}, {what}: GB/s", way.codec),
-                size: found.first().map_or(0, |line| 4 * line.elements),
-                ranks: 1,
-                better: Better::More,
-                bar: 1.0,
-            };
+            let case = Case::more("codec", format!("{}, {what}: GB/s", way.codec), 1.0)
+                .of(found.first().map_or(0, |line| 4 * line.elements), 1);
             case.compare(&speeds, &theirs, &format!("PyTorch, {}", way.method))
         };
         let both = |way: &Line| {
@@ -124,7 +118,7 @@ mod tests {
         };
         let (other, own) = (ours("bf16"), ours("int8"));
         let rows = pytorch.rows(&[other, own, ours("int8")]);
-        let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.pass, row.runs)).collect();
+        let told: Vec<_> = rows.iter().map(|row| (row.ratio, row.passed(), row.runs)).collect();
         assert_eq!(
             told,
             [(Some(3.0), true, 2), (Some(0.5), false, 2), (Some(0.75), false, 2), (Some(0.5), false, 2)]

@@ -120,7 +120,6 @@ fn train(suite: &Suite, lab: &mut Lab, model: &str, budget: &str, seed: usize) -
     let (seed, steps) = (seed.to_string(), suite.budget.steps.to_string());
     let arguments =
         ["--model", model, "--budget", budget, "--seed", &seed, "--steps", &steps, "--every", EVERY];
-    let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
     let hosts: Vec<usize> = (0..RANKS).collect();
     Run::of(&lab.figures::<Printed>("train", &hosts, &arguments, LIMIT)?)
 }
@@ -129,14 +128,7 @@ fn rows(model: &str, percent: f64, runs: &BTreeMap<&str, Vec<Run>>) -> Vec<Row> 
     let of = |budget: &str| runs.get(budget).map_or(&[][..], Vec::as_slice);
     let case = |case: String, better, bar| {
         let size = of("exact").first().map_or(0, |run| run.bytes);
-        Case {
-            suite: "compression",
-            case: format!("training, {model}, {case}"),
-            size,
-            ranks: RANKS,
-            better,
-            bar,
-        }
+        Case::new("compression", format!("training, {model}, {case}"), better, bar).of(size, RANKS)
     };
     let faster = FASTER.iter().map(|(ours, theirs, bar)| {
         let case = case(format!("{}, {RATE}: seconds to {percent}%", named(ours)), Better::Less, 1.0 / bar);
@@ -188,11 +180,11 @@ mod tests {
         let of = |case: &str| rows.iter().filter(|row| row.case.contains(case)).collect::<Vec<_>>();
         let seconds = of("seconds to 95%");
         assert_eq!((seconds[0].ours, seconds[0].reference, seconds[0].size), (Some(1.0), Some(2.0), 400));
-        assert!(seconds[0].pass && seconds[1].pass && seconds[1].ratio == Some(5.0));
-        assert!(!seconds[2].pass && !seconds[3].pass && seconds[2].ours.is_none());
-        let held: Vec<bool> = of("mean accuracy").iter().map(|row| row.pass).collect();
+        assert!(seconds[0].passed() && seconds[1].passed() && seconds[1].ratio == Some(5.0));
+        assert!(!seconds[2].passed() && !seconds[3].passed() && seconds[2].ours.is_none());
+        let held: Vec<bool> = of("mean accuracy").iter().map(|row| row.passed()).collect();
         assert_eq!(held, [true, false, true, true]);
-        assert!(of("within vNMSE 0.05").len() == 2 && seconds[4].pass);
+        assert!(of("within vNMSE 0.05").len() == 2 && seconds[4].passed());
     }
 
     #[test]

@@ -45,8 +45,7 @@ impl Running {
             ["--backward-ms", "0"],
             ["--begins-ns", &begins_ns.to_string()],
         ];
-        let arguments = arguments.as_flattened().iter().map(|word| (*word).to_owned());
-        let job = lab.start("rhythm", hosts, &arguments.collect::<Vec<String>>())?;
+        let job = lab.start("rhythm", hosts, arguments.as_flattened())?;
         Ok(Self { job, ranks: hosts.len(), bytes })
     }
 

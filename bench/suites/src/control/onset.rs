@@ -1,15 +1,18 @@
-//! A foreign flow takes half of the spine that a job crosses: how long until all participants are on a better plan, what that plan
+//! Cross traffic takes half of the spine that a job crosses: how long until all participants are on a better plan, what that plan
 //! is worth, and what is left when the flow has ended.
 
 use super::job::{Running, bytes_for};
 use super::{HOSTS, PATIENCE, RATE, Suite, case, spine_of};
 use crate::figures::summary;
+use crate::findings::{self, AgentFindings, CongestionFinding};
 use crate::lab::Lab;
 use crate::pictures::{chart, shares};
 use crate::plot::{Chart, Series};
+use crate::processors::Busy;
 use crate::row::{Better, Row};
 use anyhow::{Context, Result};
-use harmonaize_testkit::foreign::CrossTraffic;
+use harmonaize_testkit::clock::ahead_ns;
+use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::plans::{self, Change, Decision};
 use harmonaize_testkit::truth::Iteration;
 use std::time::{Duration, Instant};
@@ -24,6 +27,8 @@ const RECOVERED: f64 = 0.9;
 const SWITCHES: f64 = 1.0;
 /// The most of all cores' time, in percent, for figures that mean the network.
 const BUSY: f64 = 60.0;
+/// For how long after a flow a report may be of it.
+const AFTER_NS: u64 = 1_000_000_000;
 /// How long an operation takes where the links are the job's own.
 const OPERATION: Duration = Duration::from_millis(30);
 
@@ -47,6 +52,7 @@ pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
     let hosts: Vec<usize> = (0..HOSTS).collect();
     let mut job = Running::start(&mut lab, &hosts, bytes_for(HOSTS, OPERATION), Duration::ZERO)?;
     let busy = Busy::now()?;
+    let followed = AgentFindings::follow(&suite.binaries, &lab)?;
     let mut onsets = Vec::new();
     for number in 1..=suite.budget.onsets {
         let seen = one(&mut lab, &mut job, suite.budget.span)?;
@@ -58,18 +64,35 @@ pub(super) fn onset(suite: &Suite) -> Result<Vec<Row>> {
         );
         onsets.push(seen);
     }
-    let busy = busy.percent()?;
+    let busy = 100.0 * busy.share()?;
+    let (findings, seconds) = followed.end(&mut lab)?;
+    let ahead = ahead_ns()?;
+    let alarms = false_alarms(&onsets, &findings, ahead, seconds);
     let bytes = job.bus_bytes();
     let iterations = job.end(&mut lab)?;
     if let Some(folder) = &suite.request.figures {
         spread(&onsets).write(folder, "control-onsets")?;
         let last = onsets.last().context("no onset")?;
-        course(last, &iterations, bytes, harmonaize_testkit::clock::ahead_ns()?)
-            .write(folder, "control-onset")?;
+        course(last, &iterations, bytes, ahead).write(folder, "control-onset")?;
     }
     let iterations = iterations.len();
     eprintln!("{iterations} operations, every result right; all cores {busy:.0}% busy");
-    rows(&onsets, busy)
+    let mut rows = rows(&onsets, busy)?;
+    rows.insert(rows.len().min(2), alarms);
+    Ok(rows)
+}
+
+/// How often an hour agents report cross traffic that is not there. `ahead` is what CLOCK_REALTIME is ahead of the findings' clock.
+fn false_alarms(onsets: &[Onset], findings: &[Vec<CongestionFinding>], ahead: i64, seconds: f64) -> Row {
+    let holds = |finding: &CongestionFinding| {
+        let found = finding.found_ns.saturating_add_signed(ahead);
+        onsets.iter().any(|onset| (onset.flow_ns[0]..=onset.flow_ns[1] + AFTER_NS).contains(&found))
+    };
+    let own = |finding: &CongestionFinding| finding.cause.as_deref() == Some("own");
+    let count = findings.iter().flatten().filter(|finding| !own(finding) && !holds(finding)).count();
+    let flows = onsets.iter().map(|onset| (onset.flow_ns[1] + AFTER_NS).saturating_sub(onset.flow_ns[0]));
+    let case = case("onsets of cross traffic on a spine, eight agents".to_owned(), Better::Less, 1.0);
+    findings::false_alarms(case, count, seconds - flows.sum::<u64>() as f64 / 1e9)
 }
 
 /// How many onsets were found, and answered, within how long.
@@ -82,7 +105,7 @@ fn spread(onsets: &[Onset]) -> Chart {
     let title = format!("{} onsets; bars at the median: 1 for the verdict, 2 for the plan", onsets.len());
     chart(
         title,
-        ("ms after the foreign flow's first packet", "% of onsets"),
+        ("ms after the first packet of the cross traffic", "% of onsets"),
         series,
         vec![FOUND_MS, SWITCHED_MS],
     )
@@ -102,8 +125,7 @@ fn course(onset: &Onset, iterations: &[Iteration], bytes: f64, ahead: i64) -> Ch
     let series = vec![Series { name: "an AllReduce's busbw".to_owned(), points: points.collect() }];
     let answers = [onset.found, onset.switched].into_iter().flatten().map(|ms| ms / 1e3);
     let marks = std::iter::once(0.0).chain(answers).chain([since(ended)]).collect();
-    let title =
-        "An onset: 1 a foreign flow begins, 2 verdict, 3 all on the better plan, 4 it ends".to_owned();
+    let title = "An onset: 1 cross traffic begins, 2 verdict, 3 all on the better plan, 4 it ends".to_owned();
     chart(title, ("seconds after the flow's first packet", "MB/s"), series, marks)
 }
 
@@ -124,10 +146,10 @@ fn rows(onsets: &[Onset], busy: f64) -> Result<Vec<Row>> {
     };
     let switches = onsets.iter().map(|onset| onset.switches).max().context("no onset")?;
     let less = |what: &str, bar| {
-        case(format!("{all} onsets of a foreign flow on a spine: {what}"), Better::Less, bar)
+        case(format!("{all} onsets of cross traffic on a spine: {what}"), Better::Less, bar)
     };
     let more = |what: &str, bar| {
-        case(format!("{all} onsets of a foreign flow on a spine: {what}"), Better::More, bar)
+        case(format!("{all} onsets of cross traffic on a spine: {what}"), Better::More, bar)
     };
     Ok(vec![
         less("ms until all participants are on a better plan", 1.0).limit(&switched, SWITCHED_MS),
@@ -170,15 +192,21 @@ fn one(lab: &mut Lab, job: &mut Running, span: Duration) -> Result<Onset> {
             last(|change| change.switched_ns)
         );
     }
-    let noticed = decided.as_ref().and_then(|decision| decision.congestion_report.as_ref());
     Ok(Onset {
-        found: noticed.map(|noticed| since(noticed.found_ns)),
-        switched: decided.as_ref().and_then(Decision::switched_ns).map(since),
+        found: answer(decided.as_ref(), onset).map(|(found, _)| since(found)),
+        switched: answer(decided.as_ref(), onset).map(|(_, switched)| since(switched)),
         busbw: [before, on_it, after],
         switches,
         calm,
         flow_ns: [onset, ended],
     })
+}
+
+/// When the flow was found and all were on the plan that answers it; none where nobody found it, or what was found was found before it
+/// began.
+fn answer(decision: Option<&Decision>, onset: u64) -> Option<(u64, u64)> {
+    let found = decision?.congestion_report.as_ref()?.found_ns;
+    (found >= onset).then_some((found, decision?.switched_ns()?))
 }
 
 /// The first decision after `onset` that is in use everywhere; none if there is none for long.
@@ -200,7 +228,7 @@ fn decisions_since(lab: &mut Lab, time_ns: u64) -> Result<Vec<Decision>> {
     Ok(all.into_iter().filter(|decision| decision.at_ns >= time_ns).collect())
 }
 
-/// Waits until control estimates that no link carries what is foreign: after how many seconds; none if it still does after long.
+/// Waits until control estimates that no link carries cross traffic: after how many seconds; none if it still does after long.
 fn calm(lab: &mut Lab) -> Result<Option<f64>> {
     let began = Instant::now();
     loop {
@@ -220,37 +248,10 @@ fn calm(lab: &mut Lab) -> Result<Option<f64>> {
     }
 }
 
-/// All cores' time since a moment.
-#[derive(Debug)]
-struct Busy {
-    idle: u64,
-    all: u64,
-}
-
-impl Busy {
-    fn now() -> Result<Self> {
-        let text = std::fs::read_to_string("/proc/stat")?;
-        let line = text.lines().next().context("an empty /proc/stat")?;
-        Self::read(line).with_context(|| format!("not a line of processors' times: {line}"))
-    }
-
-    /// `cpu user nice system idle iowait ...`.
-    fn read(line: &str) -> Option<Self> {
-        let times: Vec<u64> =
-            line.split_whitespace().skip(1).take(8).map_while(|word| word.parse().ok()).collect();
-        Some(Self { idle: times.get(3)? + times.get(4)?, all: times.iter().sum() })
-    }
-
-    fn percent(&self) -> Result<f64> {
-        let now = Self::now()?;
-        let all = now.all.saturating_sub(self.all).max(1) as f64;
-        Ok(100.0 * (1.0 - now.idle.saturating_sub(self.idle) as f64 / all))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_testkit::plans::CongestionReport;
 
     #[test]
     fn an_onset_that_is_missed_fails_its_bars() {
@@ -262,11 +263,57 @@ mod tests {
             ..Onset::default()
         };
         let good = rows(&[fine(), fine()], 40.0).unwrap();
-        assert!(good.iter().all(|row| row.pass), "{good:?}");
+        assert!(good.iter().all(|row| row.passed()), "{good:?}");
         let missed = || Onset { busbw: [10e6, 5e6, 10e6], ..Onset::default() };
         let bad = rows(&[missed(), missed()], 90.0).unwrap();
-        let passed: Vec<bool> = bad.iter().map(|row| row.pass).collect();
+        let passed: Vec<bool> = bad.iter().map(|row| row.passed()).collect();
         assert_eq!(passed, [false, false, false, true, true, false]);
+    }
+
+    #[test]
+    fn a_report_before_the_onset_is_a_miss() {
+        let decision = |found_ns| Decision {
+            at_ns: 1_020,
+            cause: String::new(),
+            reason: String::new(),
+            score_before_ppm: 0,
+            score_after_ppm: 0,
+            congestion_report: Some(CongestionReport {
+                host: "h0".into(),
+                finding: String::new(),
+                found_ns,
+                received_ns: 1_010,
+            }),
+            changes: vec![Change {
+                communicator: "c".into(),
+                epoch: 2,
+                sent_ns: 1_021,
+                prepared_ns: 1_022,
+                switched_ns: 1_030,
+                outcome: String::new(),
+            }],
+        };
+        assert_eq!(answer(Some(&decision(1_005)), 1_000), Some((1_005, 1_030)));
+        assert_eq!(answer(Some(&decision(999)), 1_000), None);
+        assert_eq!(answer(Some(&Decision { congestion_report: None, ..decision(0) }), 1_000), None);
+        assert_eq!(answer(None, 1_000), None);
+    }
+
+    #[test]
+    fn false_alarms_are_those_beside_flows() {
+        let onset = Onset { flow_ns: [10_000_000_000, 12_000_000_000], ..Onset::default() };
+        let finding = |cause: &str, found_ns| CongestionFinding { cause: Some(cause.to_owned()), found_ns };
+        // Their clock is 5 s behind.
+        let findings = [
+            vec![finding("others", 4_900_000_000), finding("others", 5_000_000_000)],
+            vec![
+                finding("others", 7_500_000_000),
+                finding("own", 9_000_000_000),
+                finding("others", 9_000_000_000),
+            ],
+        ];
+        let row = false_alarms(&[onset], &findings, 5_000_000_000, 23.0);
+        assert_eq!((row.ours, row.pass), (Some(360.0), None), "two in twenty seconds");
     }
 
     #[test]
@@ -285,12 +332,5 @@ mod tests {
         assert!(course.series[0].points.iter().all(|(at, rate)| (-0.5..=2.5).contains(at) && *rate == 100.0));
         let spread = spread(&[onset, Onset { found: Some(30.0), ..Onset::default() }]);
         assert_eq!(spread.series[0].points.last(), Some(&(30.0, 100.0)));
-    }
-
-    #[test]
-    fn idle_time_includes_iowait() {
-        let read = Busy::read("cpu  10 0 20 60 10 0 0 0 5 0").unwrap();
-        assert_eq!((read.idle, read.all), (70, 100));
-        assert!(Busy::read("cpu 1 2").is_none());
     }
 }

@@ -5,7 +5,8 @@ use super::job::{Running, bytes_for};
 use super::{HOSTS, HOSTS_A_RACK, Suite, case, plan_when};
 use crate::lab::Lab;
 use crate::row::{Better, Row};
-use anyhow::Result;
+use crate::runs::interleave;
+use anyhow::{Context, Result, bail};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::truth::Iteration;
 use std::time::Duration;
@@ -67,22 +68,20 @@ fn same_ring(one: &[String], other: &[String]) -> bool {
 /// Two jobs that compute and reduce for as long each, on one spine, and begin at once, so that they are in each other's way all the
 /// time: with turns given to them, and without. The mean over some dozen seconds counts, for without turns they wander.
 pub(super) fn stagger(suite: &Suite) -> Result<Vec<Row>> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for (control, times) in [("", &mut ours), ("turns = false\n", &mut theirs)] {
-        let mut lab = suite.lab(control)?;
-        lab.deployment().harmonaize(&["drain", "spine1"])?;
-        for round in 0..suite.budget.rounds {
-            let period = periodic(&mut lab, suite)?;
-            let log = std::fs::read_to_string(lab.deployment().control()?.log())?;
-            let began = log.lines().filter(|line| line.contains("takes turns")).count();
-            eprintln!(
-                "stagger, round {round}, {control:?}: iteration {period:.1} ms; {began} jobs have taken turns so far"
-            );
-            times.push(period);
-        }
-    }
+    let mut labs = [suite.lab("")?, suite.lab("turns = false\n")?];
+    labs.iter_mut().try_for_each(|lab| lab.deployment().harmonaize(&["drain", "spine1"]).map(drop))?;
+    let runs = interleave(suite.budget.rounds, labs.len(), |which| {
+        let lab = labs.get_mut(which).context("no such fabric")?;
+        let period = periodic(lab, suite)?;
+        let log = std::fs::read_to_string(lab.deployment().control()?.log())?;
+        let began = log.lines().filter(|line| line.contains("takes turns")).count();
+        let turns = if which == 0 { "with turns" } else { "without" };
+        eprintln!("stagger, {turns}: iteration {period:.1} ms; {began} jobs have taken turns so far");
+        Ok(period)
+    })?;
+    let [ours, theirs] = runs.as_slice() else { bail!("{} contestants of two", runs.len()) };
     let what = "two periodic jobs on one spine that begin at once: ms an iteration";
-    Ok(vec![case(what.to_owned(), Better::Less, 1.0 / STAGGERED).compare(&ours, &theirs, "without turns")])
+    Ok(vec![case(what.to_owned(), Better::Less, 1.0 / STAGGERED).compare(ours, theirs, "without turns")])
 }
 
 /// The mean of both jobs' iterations, once control has had the time to learn their rhythm.

@@ -45,14 +45,7 @@ pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
         "{}",
         text.lines().filter(|line| line.starts_with("  ")).fold(String::new(), |all, line| all + line + "\n")
     );
-    let case = |case: String, better| Case {
-        suite: "cooperation",
-        case,
-        size: 0,
-        ranks: found.ranks,
-        better,
-        bar: 1.0,
-    };
+    let case = |case: String, better| Case::new("cooperation", case, better, 1.0).of(0, found.ranks);
     let mut rows = Vec::new();
     for Probing { name, alone, disclosed: told, full: known } in &found.probing {
         eprintln!(

@@ -2,7 +2,7 @@
 //! virtual time, an experiment of control's own tests, and a handful on the fabric.
 
 use super::{BULK_TENANT, Suite, case, experiment};
-use crate::lab::Lab;
+use crate::lab::{Lab, options};
 use crate::row::{Better, Row};
 use anyhow::Result;
 use harmonaize_testkit::job::Job;
@@ -68,23 +68,32 @@ pub(super) fn targets(_: &Suite) -> Result<Vec<Row>> {
 pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab("", "")?;
     let chosen = if suite.request.smoke { &CASES[..1] } else { &CASES[..] };
-    let mut fine = 0;
+    let mut promised = Vec::new();
     for one in chosen {
-        fine += usize::from(answered(suite, &mut lab, *one)?);
+        promised.extend(answered(suite, &mut lab, *one)?);
     }
-    let share = fine as f64 / chosen.len() as f64;
-    let what = "targets on the fabric beside a tenant that fills the links: kept, or their breach told";
-    Ok(vec![case(what, Better::More, 1.0).limit(&[share], 1.0)])
+    Ok(vec![kept(&promised, chosen.len())])
 }
 
-/// Whether what was promised was kept, or its tenant told that it is not; nothing promised is nothing broken.
-fn answered(suite: &Suite, lab: &mut Lab, (hosts, bytes, p99_ms): (&[usize], u64, u64)) -> Result<bool> {
-    let arguments = |pairs: &[(&str, u64)]| -> Vec<String> {
-        pairs.iter().flat_map(|(name, value)| [(*name).to_owned(), value.to_string()]).collect()
-    };
-    let mut bulk = lab.start_of(BULK_TENANT, "alltoall", &FILLS, &arguments(&[("--pause-ms", 0)]))?;
+/// The row of the promises, each with whether it was kept or its breach told. What was refused is not counted; without any promise it fails.
+fn kept(promised: &[bool], asked: usize) -> Row {
+    let fine = promised.iter().filter(|fine| **fine).count() as f64;
+    let share = (!promised.is_empty()).then(|| fine / promised.len() as f64);
+    let what = format!(
+        "{asked} targets on the fabric beside a tenant that fills the links: kept, or their breach told, of those promised"
+    );
+    case(&what, Better::More, 1.0).limit(share.as_slice(), 1.0)
+}
+
+/// Whether what was promised was kept, or its tenant told that it is not; `None` where nothing was promised.
+fn answered(
+    suite: &Suite,
+    lab: &mut Lab,
+    (hosts, bytes, p99_ms): (&[usize], u64, u64),
+) -> Result<Option<bool>> {
+    let mut bulk = lab.start_of(BULK_TENANT, "alltoall", &FILLS, &options(&[("--pause-ms", 0)]))?;
     wait(suite, BEFORE)?;
-    let asked = arguments(&[("--bytes", bytes), ("--p99-ms", p99_ms)]);
+    let asked = options(&[("--bytes", bytes), ("--p99-ms", p99_ms)]);
     let mut requests = lab.start("inference", hosts, &asked)?;
     wait(suite, LASTS)?;
     for job in [&mut requests, &mut bulk] {
@@ -96,7 +105,7 @@ fn answered(suite: &Suite, lab: &mut Lab, (hosts, bytes, p99_ms): (&[usize], u64
     for log in requests.logs().iter().chain(&bulk.logs()) {
         std::fs::remove_file(log)?;
     }
-    Ok(!served.is_promised() || served.is_met() || served.is_reported())
+    Ok(served.is_promised().then(|| served.is_met() || served.is_reported()))
 }
 
 fn wait(suite: &Suite, time: Duration) -> Result<()> {
@@ -110,4 +119,16 @@ fn wait(suite: &Suite, time: Duration) -> Result<()> {
 
 fn lines(job: &Job) -> Result<Vec<Vec<Line>>> {
     job.logs().iter().map(|log| Tail::open(log)?.lines()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusing_everything_passes_nothing() {
+        assert!(kept(&[], 5).failed());
+        assert!(kept(&[true, false], 5).failed());
+        assert!(kept(&[true, true], 5).passed());
+    }
 }

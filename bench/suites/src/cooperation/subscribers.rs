@@ -2,7 +2,7 @@
 //! agent and control keep in memory for them.
 
 use super::Suite;
-use crate::row::{Better, Case, Row};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::Fabric;
@@ -79,14 +79,7 @@ pub(super) fn subscribers(suite: &Suite) -> Result<Vec<Row>> {
         "{events} events of {} are there",
         tenants.len() as u64 * changes
     );
-    let case = |case: &str| Case {
-        suite: "cooperation",
-        case: case.to_owned(),
-        size: 0,
-        ranks: tenants.len(),
-        better: Better::Less,
-        bar: 1.0,
-    };
+    let case = |case: &str| Case::less("cooperation", case, 1.0).of(0, tenants.len());
     Ok(vec![
         case("1,000 tenants, 100 events a second: p99 ms from tick to reader").limit(&[p99_ms], P99_MS),
         case("1,000 tenants: MiB of the agent").limit(&[agent], MEMORY_MIB),

@@ -1,5 +1,5 @@
 //! A training that is disturbed three times, by a tenant that hears the provider and by one that does not, in turn. The same happens to
-//! both when as much of the work is done: a foreign flow on both spines, a host that is drained and then taken away, a host that is lost.
+//! both when as much of the work is done: cross traffic on both spines, a host that is drained and then taken away, a host that is lost.
 
 use super::{RATE, Suite, case};
 use crate::figures::summary;
@@ -130,7 +130,14 @@ mod tests {
 
     #[test]
     fn progress_is_in_seconds_and_micro_batches() {
-        let step = |at_us, done, ranks| Line::Step { at_us, done, ranks, accumulate: 1, collective_us: 0 };
+        let step = |at_us, done, ranks| Line::Step {
+            at_us,
+            done,
+            ranks,
+            accumulate: 1,
+            collective_us: 0,
+            loss: 0.5,
+        };
         let lines = vec![Line::Joined { at_us: 5_000_000 }, step(6_000_000, 200, 8), step(9_000_000, 400, 7)];
         let happened = vec![Happened { at_ns: 8_000_000_000, what: "h6 is lost".to_owned() }];
         let chart = progress("Subscribed", &(lines, happened));
@@ -143,7 +150,7 @@ mod tests {
     fn rows_hold_sooner_and_as_well_off() {
         let course = |seconds, transfer| (Course { seconds, ..Course::default() }, vec![transfer]);
         let passed = |told, untold| -> Vec<bool> {
-            rows(&[told], &[untold]).unwrap().iter().map(|row| row.pass).collect()
+            rows(&[told], &[untold]).unwrap().iter().map(|row| row.passed()).collect()
         };
         assert_eq!(passed(course(30.0, 6.0), course(36.5, 6.0)), [true, true]);
         assert_eq!(passed(course(30.0, 6.7), course(35.0, 6.0)), [false, false]);

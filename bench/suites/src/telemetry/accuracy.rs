@@ -28,7 +28,7 @@ pub(super) const BEFORE_NS: u64 = 200_000_000;
 pub(super) const AFTER_NS: u64 = 1_000_000_000;
 
 fn case(case: String, ranks: usize) -> Case {
-    Case { suite: "telemetry", case, size: 0, ranks, better: Better::Less, bar: 1.0 }
+    Case::less("telemetry", case, 1.0).of(0, ranks)
 }
 
 /// Runs short trainings, and keeps what the agents recorded of each beside its log.
@@ -93,7 +93,7 @@ pub(super) fn traces(fabric: &Fabric) -> Vec<PathBuf> {
 }
 
 /// A training over torch and Gloo of which no agent knows: its phases, as the agents make them out, against its log.
-pub(super) fn foreign(suite: &Suite) -> Result<Vec<Row>> {
+pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
     let peer = Gloo::prepare(suite.request.consent)?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = suite.binaries.path("replay")?;

@@ -1,14 +1,15 @@
-//! How long agents take to find that a foreign flow congests a link: told by the agents themselves while it happens, and by a replay of
+//! How long agents take to find that cross traffic congests a link: told by the agents themselves while it happens, and by a replay of
 //! what they recorded.
 
 use super::accuracy::{AFTER_NS, BEFORE_NS, traces};
-use super::{HOSTS, Suite, Telemetry, socket};
+use super::{HOSTS, Suite, Telemetry};
 use crate::figures::summary;
-use crate::lab::Lab;
-use crate::row::{Better, Case, Row};
+use crate::findings::{self, AgentFindings, CongestionFinding};
+use crate::lab::{Lab, options};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_testkit::clock::{ahead_ns, monotonic_ns};
-use harmonaize_testkit::found::{Found, replay};
+use harmonaize_testkit::clock::monotonic_ns;
+use harmonaize_testkit::found::replay;
 use harmonaize_testkit::process::Process;
 use harmonaize_testkit::truth::Span;
 use serde::Deserialize;
@@ -30,9 +31,9 @@ const IN_FLIGHT: u64 = 2;
 pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
     let mut lab = suite.lab(Telemetry::Shown)?;
     let program = suite.binaries.path("replay")?;
-    let told = AgentFindings::follow(suite, &lab)?;
+    let followed = AgentFindings::follow(&suite.binaries, &lab)?;
     let bursts = bursts(&mut lab, suite.budget.bursts.div_ceil(HOSTS))?;
-    let live = told.end(&mut lab)?;
+    let (live, seconds) = followed.end(&mut lab)?;
     let fabric = lab.end()?;
     let mut replayed = Vec::new();
     for (bursts, trace) in bursts.iter().zip(traces(&fabric)) {
@@ -45,6 +46,7 @@ pub(super) fn idle(suite: &Suite) -> Result<Vec<Row>> {
     let not_own = |verdict: &CongestionFinding| verdict.cause.as_deref() != Some("own");
     Ok(vec![
         row("idle links, told by the agents", &delays(&bursts, &live, not_own)),
+        false_alarms("idle links", &bursts, &live, not_own, seconds),
         row("idle links, a replay of what the agents recorded", &delays(&bursts, &replayed, not_own)),
     ])
 }
@@ -55,23 +57,48 @@ pub(super) fn busy(suite: &Suite) -> Result<Vec<Row>> {
     let each = suite.budget.bursts.div_ceil(HOSTS);
     let lasts = Duration::from_millis(PAUSE_MS * 3 / 2) * (each as u32 + 1) + JOB;
     let until_ns = monotonic_ns()? + u64::try_from(lasts.as_nanos())?;
-    let numbers = [("--bytes", TENSOR), ("--in-flight", IN_FLIGHT), ("--until-ns", until_ns)];
-    let arguments = numbers.into_iter().flat_map(|(name, number)| [name.to_owned(), number.to_string()]);
+    let arguments = options(&[("--bytes", TENSOR), ("--in-flight", IN_FLIGHT), ("--until-ns", until_ns)]);
     let hosts: Vec<usize> = (0..HOSTS).collect();
-    let mut job = lab.start("steady", &hosts, &arguments.collect::<Vec<String>>())?;
+    let mut job = lab.start("steady", &hosts, &arguments)?;
     std::thread::sleep(JOB);
-    let told = AgentFindings::follow(suite, &lab)?;
+    let followed = AgentFindings::follow(&suite.binaries, &lab)?;
     let bursts = bursts(&mut lab, each)?;
     ensure!(!job.ended()?, "the job has ended before the bursts");
-    let live = told.end(&mut lab)?;
+    let (live, seconds) = followed.end(&mut lab)?;
     job.wait(lasts + JOB, || lab.check())?;
-    let foreign = |verdict: &CongestionFinding| verdict.cause.as_deref() == Some("foreign");
-    let beside = live.iter().zip(&bursts).map(|(told, bursts)| {
-        let within = |verdict: &CongestionFinding| bursts.iter().any(|burst| burst.holds(verdict));
-        told.iter().filter(|verdict| foreign(verdict) && !within(verdict)).count()
-    });
-    eprintln!("congestion, links that a job fills: {} times said without a burst", beside.sum::<usize>());
-    Ok(vec![row("links that a job of ours fills, told by the agents", &delays(&bursts, &live, foreign))])
+    Ok(vec![
+        row(
+            "links that a job of ours fills, told by the agents",
+            &delays(&bursts, &live, CongestionFinding::is_cross_traffic),
+        ),
+        false_alarms(
+            "links that a job of ours fills",
+            &bursts,
+            &live,
+            CongestionFinding::is_cross_traffic,
+            seconds,
+        ),
+    ])
+}
+
+/// How often an hour agents report congestion beside the bursts, before the first of them included.
+fn false_alarms(
+    what: &str,
+    bursts: &[Vec<Burst>],
+    findings: &[Vec<CongestionFinding>],
+    matches: impl Fn(&CongestionFinding) -> bool,
+    seconds: f64,
+) -> Row {
+    let beside = |(bursts, findings): (&Vec<Burst>, &Vec<CongestionFinding>)| {
+        let within = |finding: &CongestionFinding| bursts.iter().any(|burst| burst.holds(finding));
+        findings.iter().filter(|finding| matches(finding) && !within(finding)).count()
+    };
+    let count: usize = bursts.iter().zip(findings).map(beside).sum();
+    let lasted =
+        |burst: &Burst| (burst.handed_over_ns + AFTER_NS).saturating_sub(burst.began_ns) as f64 / 1e9;
+    let of_bursts: f64 = bursts.iter().flatten().map(lasted).sum::<f64>() / bursts.len().max(1) as f64;
+    let case = Case::less("telemetry", format!("bursts of cross traffic, 1 Gbit/s, {what}"), 1.0);
+    findings::false_alarms(case.of(0, HOSTS), count, seconds - of_bursts)
 }
 
 fn row(what: &str, delays: &[Option<f64>]) -> Row {
@@ -82,54 +109,15 @@ fn row(what: &str, delays: &[Option<f64>]) -> Row {
         found.len(),
         summary(&found)
     );
-    let case = Case {
-        suite: "telemetry",
-        case: format!(
-            "{all} bursts of foreign flows, 1 Gbit/s, {what}: ms from the first packet to the verdict"
-        ),
-        size: 0,
-        ranks: HOSTS,
-        better: Better::Less,
-        bar: 1.0,
-    };
+    let case = Case::less(
+        "telemetry",
+        format!("{all} bursts of cross traffic, 1 Gbit/s, {what}: ms from the first packet to the verdict"),
+        1.0,
+    )
+    .of(0, HOSTS);
     // One that was not found has no time: it counts as one that took as long as there was until the next.
     let times: Vec<f64> = delays.iter().map(|delay| delay.unwrap_or(PAUSE_MS as f64)).collect();
     case.limit(&times, LIMIT_MS)
-}
-
-/// That what leaves a host is held up, by whom, and when that was said, in nanoseconds of CLOCK_MONOTONIC.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct CongestionFinding {
-    cause: Option<String>,
-    found_ns: u64,
-}
-
-impl CongestionFinding {
-    fn replayed(found: &Found) -> Option<Self> {
-        match found {
-            Found::Congestion { leaving: true, state, cause, found_ns, .. } if state != "none" => {
-                Some(Self { cause: Some(cause.clone()), found_ns: *found_ns })
-            }
-            _ => None,
-        }
-    }
-
-    /// A line of `harmonaize phases`, whose clock is so much ahead.
-    fn parse(line: &str, ahead_ns: i64) -> Result<Option<Self>> {
-        #[derive(Deserialize)]
-        struct Line {
-            time_ns: u64,
-            kind: String,
-            direction: Option<String>,
-            level: Option<String>,
-            cause: Option<String>,
-        }
-        let line: Line = serde_json::from_str(line).with_context(|| format!("not a finding: {line}"))?;
-        let is = |text: &Option<String>, wanted: &str| text.as_deref() == Some(wanted);
-        let wanted = line.kind == "congestion" && is(&line.direction, "egress") && !is(&line.level, "none");
-        let found_ns = line.time_ns.saturating_add_signed(-ahead_ns);
-        Ok(wanted.then_some(Self { cause: line.cause, found_ns }))
-    }
 }
 
 /// From each burst's first packet to the first such verdict before the next, in milliseconds; none where there is none.
@@ -149,42 +137,6 @@ fn delays(
         bursts.iter().zip(ends).map(delay).collect::<Vec<_>>()
     };
     bursts.iter().zip(findings).flat_map(of_host).collect()
-}
-
-/// What every host's agent says while it finds it.
-struct AgentFindings(Vec<Process>);
-
-impl AgentFindings {
-    fn follow(suite: &Suite, lab: &Lab) -> Result<Self> {
-        let program = suite.binaries.path("harmonaize")?;
-        let follow = |host: &harmonaize_testkit::fabric::Host| {
-            let mut follow = Command::new(&program);
-            follow.args(["phases", "--json", "--follow", "--last", "1", "--agent"]).arg(socket(host));
-            let log = lab.logs().join(format!("findings-{}.log", host.name));
-            Process::start(&format!("what {} finds", host.name), &mut follow, &host.namespace, &log)
-        };
-        Ok(Self(lab.fabric().hosts().iter().map(follow).collect::<Result<_>>()?))
-    }
-
-    /// The verdicts by host.
-    fn end(self, lab: &mut Lab) -> Result<Vec<Vec<CongestionFinding>>> {
-        // What was found last is on its way.
-        std::thread::sleep(Duration::from_millis(200));
-        lab.check()?;
-        let ahead_ns = ahead_ns()?;
-        let mut all = Vec::new();
-        for mut one in self.0 {
-            ensure!(one.status()?.is_none(), "{} has ended: {}", one.name(), one.log_tail(2048));
-            one.end()?;
-            let text = std::fs::read_to_string(one.log())?;
-            // The last line may be a part of one.
-            let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            let told: Vec<Option<CongestionFinding>> =
-                lines.map(|line| CongestionFinding::parse(line, ahead_ns)).collect::<Result<_>>()?;
-            all.push(told.into_iter().flatten().collect());
-        }
-        Ok(all)
-    }
 }
 
 /// A burst, in nanoseconds of CLOCK_MONOTONIC.
@@ -246,30 +198,17 @@ mod tests {
         let verdict = |found_ns, cause: &str| CongestionFinding { cause: Some(cause.to_owned()), found_ns };
         let bursts = [vec![burst(1_000_000), burst(9_000_000)], vec![burst(5)]];
         let verdicts = [
-            vec![verdict(2_000_000, "own"), verdict(3_000_000, "foreign"), verdict(8_000_000, "foreign")],
+            vec![verdict(2_000_000, "own"), verdict(3_000_000, "others"), verdict(8_000_000, "others")],
             vec![],
         ];
-        let found = delays(&bursts, &verdicts, |verdict| verdict.cause.as_deref() == Some("foreign"));
+        let found = delays(&bursts, &verdicts, CongestionFinding::is_cross_traffic);
         assert_eq!(found, [Some(2.0), None, None]);
+        // Long after both bursts: one in ten seconds of no burst.
+        let late = [vec![verdict(5_000_000_000, "others"), verdict(6_000_000_000, "own")], vec![]];
+        let alarms = false_alarms("here", &bursts, &late, CongestionFinding::is_cross_traffic, 11.5);
+        let ours = alarms.ours.unwrap();
+        assert!((ours - 360.0).abs() < 1e-3 && alarms.pass.is_none(), "{ours}");
         let row = row("here", &found);
-        assert!(!row.pass && row.runs == 3, "{row:?}");
-    }
-
-    #[test]
-    fn lines_of_findings_are_read() {
-        let line = |direction: &str, level: &str| {
-            format!(
-                r#"{{"time_ns":100,"kind":"congestion","direction":"{direction}","level":"{level}","cause":null}}"#
-            )
-        };
-        let told = CongestionFinding::parse(&line("egress", "mild"), 30).unwrap();
-        assert_eq!(told, Some(CongestionFinding { cause: None, found_ns: 70 }));
-        assert_eq!(CongestionFinding::parse(&line("ingress", "mild"), 0).unwrap(), None);
-        assert_eq!(CongestionFinding::parse(&line("egress", "none"), 0).unwrap(), None);
-        assert_eq!(
-            CongestionFinding::parse(r#"{"time_ns":1,"kind":"operation","ranks":[]}"#, 0).unwrap(),
-            None
-        );
-        assert!(CongestionFinding::parse("nothing", 0).is_err());
+        assert!(!row.passed() && row.runs == 3, "{row:?}");
     }
 }

@@ -3,7 +3,7 @@
 use super::{HOSTS, Suite, Telemetry};
 use crate::figures::{summary, upper_bound};
 use crate::lab::{Lab, Measured};
-use crate::row::{Better, Case, Row, median};
+use crate::row::{Case, Row, median};
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::job::printed;
 use harmonaize_testkit::process::Process;
@@ -32,7 +32,7 @@ const THREAD: &str = "telemetry";
 const MESSAGES: u32 = 1000;
 
 fn case(case: String, size: u64, ranks: usize) -> Case {
-    Case { suite: "telemetry", case, size, ranks, better: Better::Less, bar: 1.0 }
+    Case::less("telemetry", case, 1.0).of(size, ranks)
 }
 
 /// The programs run on one packet in the kernel: `cargo bench -p harmonaize-loader --bench packet`.
@@ -44,8 +44,7 @@ pub(super) fn packet(_: &Suite) -> Result<Vec<Row>> {
     let found = packets(&text)?;
     let row = |(name, both, bar): (String, f64, f64)| {
         let case = case(format!("{name}: ns a packet, both ways"), 0, 1);
-        // Without a bar it is stated alone.
-        let case = Case { bar: if bar > 0.0 { 1.0 } else { f64::INFINITY }, ..case };
+        let case = if bar > 0.0 { case } else { case.stated() };
         case.limit(&[both], PACKET_NS)
     };
     Ok(found.into_iter().map(row).collect())
@@ -78,8 +77,7 @@ pub(super) fn mark(_: &Suite) -> Result<Vec<Row>> {
     eprint!("{text}");
     let of = |name: &str| figure(&text, name).with_context(|| format!("no figure of {name} in: {text}"));
     let (mark, clock) = (of("a mark")?, of("a look at the clock")?);
-    // Stated alone.
-    let case = Case { bar: f64::INFINITY, ..case("a mark of an own operation: ns".into(), 0, 1) };
+    let case = case("a mark of an own operation: ns".into(), 0, 1).stated();
     Ok(vec![case.compare(&[mark], &[clock], "a look at the clock")])
 }
 
@@ -125,10 +123,8 @@ fn busbw(
     for (bytes, [by_telemetry, by_chance]) in SIZES.iter().zip(&losses) {
         let what = format!("allreduce f32, {link}: % of busbw lost, upper 95% bound of the median");
         rows.push(bound(case(what, *bytes, HOSTS), by_telemetry, limit));
-        // The machine's own: stated alone.
         let what = format!("allreduce f32, {link}: the same between two networks without telemetry");
-        let case = Case { bar: f64::INFINITY, ..case(what, *bytes, HOSTS) };
-        rows.push(bound(case, by_chance, limit));
+        rows.push(bound(case(what, *bytes, HOSTS).stated(), by_chance, limit));
     }
     Ok(rows)
 }
@@ -181,7 +177,7 @@ pub(super) fn thread(suite: &Suite) -> Result<Vec<Row>> {
     Ok(vec![case(what, 0, 1).limit(&shares, CORE)])
 }
 
-/// Small messages over many foreign connections, from the first host to the second.
+/// Small messages over many connections of others, from the first host to the second.
 pub(super) struct Talk {
     sender: Process,
     receiver: Process,

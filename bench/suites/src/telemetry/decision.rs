@@ -3,7 +3,7 @@
 use super::cost::{Talk, operation};
 use super::{METRICS, Suite, Telemetry};
 use crate::lab::Lab;
-use crate::row::{Better, Case, Row};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result, ensure};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The most at the median, in milliseconds.
 const LIMIT_MS: f64 = 1.0;
-/// Foreign connections that speak now and then, and their messages a second.
+/// Connections of others that speak now and then, and their messages a second.
 const FLOWS: usize = 10;
 const MESSAGES: u32 = 50;
 /// An AllReduce's bytes, and how many are run back to back.
@@ -35,7 +35,7 @@ pub(super) fn decision(suite: &Suite) -> Result<Vec<Row>> {
     operation(&mut lab, BYTES, OPERATIONS.min(suite.budget.seconds as usize * 1000))?;
     let many = since(&before, &classes(&lab)?);
     let rows = [
-        (format!("{MESSAGES} foreign messages a second"), few),
+        (format!("{MESSAGES} messages of others a second"), few),
         ("AllReduces back to back".to_owned(), many),
     ];
     rows.iter().map(|(what, lags)| row(what, lags)).collect()
@@ -51,16 +51,12 @@ fn row(what: &str, lags: &Classes) -> Result<Row> {
     let within = |part: f64| share(part).map_or(f64::INFINITY, |(bound, _)| bound / 1e6);
     let (half, most) = (within(0.5), within(0.99));
     eprintln!("decision, {what}: of {all} events half within {half} ms, 99% within {most} ms");
-    let case = Case {
-        suite: "telemetry",
-        case: format!(
-            "from an event in the kernel to what is decided by it, {what}: ms within which half are"
-        ),
-        size: 0,
-        ranks: 1,
-        better: Better::Less,
-        bar: 1.0,
-    };
+    let case = Case::less(
+        "telemetry",
+        format!("from an event in the kernel to what is decided by it, {what}: ms within which half are"),
+        1.0,
+    )
+    .of(0, 1);
     Ok(case.limit(&[half], LIMIT_MS))
 }
 
@@ -112,7 +108,7 @@ mod tests {
         let lags = since(&before, &now);
         assert_eq!(lags.iter().map(|(_, count)| *count).collect::<Vec<_>>(), [1, 4, 5]);
         let told = row("here", &lags).unwrap();
-        assert_eq!((told.ours, told.pass), (Some(1.0), true));
+        assert_eq!((told.ours, told.passed()), (Some(1.0), true));
         assert!(row("nothing", &since(&now, &now)).is_err());
         assert!(read("nothing").is_err() && read(&format!("{NAME}{{le=\"x\"}} 1")).is_err());
     }

@@ -4,7 +4,7 @@
 use super::{HOSTS, Suite, Telemetry};
 use crate::figures::summary;
 use crate::lab::Lab;
-use crate::row::{Better, Case, Row};
+use crate::row::{Case, Row};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,14 +62,12 @@ pub(super) fn processor(suite: &Suite) -> Result<Vec<Row>> {
         let of = |name: &'static str| figures.get(&(name, "all us".to_owned())).cloned().unwrap_or_default();
         let added: Vec<f64> =
             of("on").iter().zip(of("off")).map(|(on, off)| (on / off - 1.0) * 100.0).collect();
-        let case = Case {
-            suite: "telemetry",
-            case: "allreduce f32, unshaped: % that telemetry adds to the agents' processor time".into(),
-            size: bytes,
-            ranks: HOSTS,
-            better: Better::Less,
-            bar: 1.0,
-        };
+        let case = Case::less(
+            "telemetry",
+            "allreduce f32, unshaped: % that telemetry adds to the agents' processor time",
+            1.0,
+        )
+        .of(bytes, HOSTS);
         rows.push(case.limit(&added, LIMIT));
     }
     Ok(rows)

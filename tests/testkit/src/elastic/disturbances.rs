@@ -1,9 +1,9 @@
-//! What happens to an elastic training, each when so much of its work is done, whoever trains: a foreign flow on both spines, a host that
+//! What happens to an elastic training, each when so much of its work is done, whoever trains: cross traffic on both spines, a host that
 //! is drained and then taken away, a host that is lost.
 
 use crate::clock::realtime_ns;
+use crate::cross_traffic::CrossTraffic;
 use crate::deployment::Deployment;
-use crate::foreign::CrossTraffic;
 use crate::process::Process;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// Both ways between the racks.
 const SPINES: [&str; 2] = ["spine0", "spine1"];
-/// What the foreign flow takes of each spine.
-const FOREIGN: f64 = 0.9;
+/// What the cross traffic takes of each spine.
+const CROSS_TRAFFIC_SHARE: f64 = 0.9;
 
 /// Where it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +28,13 @@ pub struct Places {
 /// When it happens, as parts of the work, and how long it lasts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
-    /// The foreign flow begins.
+    /// The cross traffic begins.
     pub congested: f64,
     /// A host is drained.
     pub drained: f64,
     /// A host is lost.
     pub lost: f64,
-    /// How long the foreign flow lasts.
+    /// How long the cross traffic lasts.
     pub flows: Duration,
     /// From the drain until the host is taken away.
     pub notice: Duration,
@@ -109,15 +109,15 @@ impl Disturbances {
         let next = std::mem::replace(&mut self.next, Next::Nothing);
         self.next = match next {
             Next::Congestion if done >= congested => {
-                let (taken, each) = (FOREIGN * 100.0, rate / 1_000_000);
+                let (taken, each) = (CROSS_TRAFFIC_SHARE * 100.0, rate / 1_000_000);
                 self.note(format!(
-                    "{percent:.0}%: a foreign flow takes {taken:.0}% of both spines' {each} Mbit/s for {flows:?}"
+                    "{percent:.0}%: cross traffic takes {taken:.0}% of both spines' {each} Mbit/s for {flows:?}"
                 ))?;
                 Next::Calm(congest(deployment, rate)?, Instant::now())
             }
             Next::Calm(running, since) if since.elapsed() >= flows => {
                 running.into_iter().try_for_each(|flow| flow.stop().map(drop))?;
-                self.note("the foreign flow ends".to_owned())?;
+                self.note("the cross traffic ends".to_owned())?;
                 Next::Drain
             }
             Next::Drain if done >= drained => {
@@ -149,10 +149,10 @@ impl Disturbances {
     }
 }
 
-/// Foreign flows over both spines, from the first rack to the second.
+/// Cross traffic over both spines, from the first rack to the second.
 fn congest(deployment: &Deployment, rate: u64) -> Result<Vec<CrossTraffic>> {
     // One host's two senders share what its link carries, so it carries both.
-    let both = (FOREIGN * rate as f64) as u64 * SPINES.len() as u64;
+    let both = (CROSS_TRAFFIC_SHARE * rate as f64) as u64 * SPINES.len() as u64;
     let fabric = deployment.fabric();
     fabric.set_rate("f1", Some(both))?;
     SPINES.iter().map(|spine| CrossTraffic::start(fabric, "f0", "f1", spine, both)).collect()

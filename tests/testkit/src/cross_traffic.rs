@@ -91,7 +91,7 @@ impl CrossTraffic {
     fn end(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if self.sender.take().is_some_and(|sender| sender.join().is_err()) {
-            eprintln!("warning: a foreign flow's sender has panicked");
+            eprintln!("warning: a sender of cross traffic has panicked");
         }
     }
 }
