@@ -3,6 +3,7 @@
 use crate::conditions::{Conditions, Drains, LinkUse};
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, LinkId, Node, Topology};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -50,30 +51,6 @@ pub struct Connection {
     pub port: u16,
 }
 
-/// How congested a path is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Not at all.
-    #[default]
-    None,
-    /// It is full, or a queue stands.
-    Mild,
-    /// The queue is long, or packets are lost.
-    Severe,
-}
-
-/// Who congests it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
-    /// Not told. Counts as others where the level is severe.
-    #[default]
-    Unknown,
-    /// We do. Where the queue is long, that holds only if what own connections move comes to about what the link carries.
-    Own,
-    /// Others.
-    CrossTraffic,
-}
-
 /// What an agent found of a path that its own connection takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CongestionReport {
@@ -82,9 +59,9 @@ pub struct CongestionReport {
     /// Its path from sender to receiver.
     pub path: Path,
     /// How congested.
-    pub level: Level,
+    pub level: CongestionLevel,
     /// By whom.
-    pub cause: Cause,
+    pub cause: CongestionCause,
     /// What the connection moved then; 0 where not known.
     pub own_rate: Rate,
     /// Whether packets were lost or marked; else only round trips were long, as they are before a pause too.
@@ -222,11 +199,12 @@ impl Estimates {
     /// that: what is moved tells.
     fn is_cross_traffic(verdict: &CongestionReport, narrow: u64) -> bool {
         match verdict.cause {
-            Cause::Own => {
-                verdict.level == Level::Severe && percent(verdict.own_rate.0, narrow) >= BUSY_PERCENT
+            CongestionCause::Own => {
+                verdict.level == CongestionLevel::Severe
+                    && percent(verdict.own_rate.0, narrow) >= BUSY_PERCENT
             }
-            Cause::Unknown => verdict.level == Level::Severe,
-            Cause::CrossTraffic => verdict.level != Level::None,
+            CongestionCause::Unknown => verdict.level == CongestionLevel::Severe,
+            CongestionCause::CrossTraffic => verdict.level != CongestionLevel::None,
         }
     }
 
@@ -234,7 +212,7 @@ impl Estimates {
     /// little it sent found the queues of others of ours, or was acknowledged late before a pause.
     pub fn is_significant(&self, topology: &Topology, verdict: &CongestionReport) -> bool {
         let moves = percent(verdict.own_rate.0, topology.path_rate(&verdict.path).0) >= IDLE_PERCENT;
-        verdict.level == Level::None || verdict.had_loss || verdict.cross_traffic.is_some() || moves
+        verdict.level == CongestionLevel::None || verdict.had_loss || verdict.cross_traffic.is_some() || moves
     }
 
     /// Whether a connection is among those that carry traffic.
@@ -588,11 +566,11 @@ fn percent(part: u64, whole: u64) -> u128 {
 
 /// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is
 /// not known, half.
-fn cross_traffic_rate(rate: u64, own: u64, level: Level) -> u64 {
+fn cross_traffic_rate(rate: u64, own: u64, level: CongestionLevel) -> u64 {
     let left = rate.saturating_sub(own);
     match level {
         _ if own == 0 => rate / 2,
-        Level::Severe => left.clamp(rate / 2, max_cross_traffic(rate)),
+        CongestionLevel::Severe => left.clamp(rate / 2, max_cross_traffic(rate)),
         _ => left.clamp(rate / 4, rate / 2),
     }
 }

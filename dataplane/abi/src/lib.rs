@@ -7,15 +7,17 @@
 extern crate alloc;
 
 mod collective;
+mod congestion;
 mod descriptor;
 pub mod session;
 mod status;
 mod view;
 
 pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
+pub use congestion::{CongestionCause, CongestionLevel};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use status::Status;
 pub use view::{View, ViewMut};
 
 /// Version of the shared-memory interface between a tenant's process and its agent. Every attach opens with it.
-pub const ABI_VERSION: u16 = 6;
+pub const ABI_VERSION: u16 = 7;
