@@ -9,14 +9,21 @@ extern crate alloc;
 mod collective;
 mod congestion;
 mod descriptor;
+mod ids;
 pub mod session;
 mod status;
+mod units;
 mod view;
 
 pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
 pub use congestion::{CongestionCause, CongestionLevel};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
+pub use ids::{
+    ChannelId, CommunicatorId, Cookie, Epoch, OperationNumber, SegmentNumber, SessionId, SlotId, StepIndex,
+    Token,
+};
 pub use status::Status;
+pub use units::{Bytes, Nanos, Rate, UnitError};
 pub use view::{View, ViewMut};
 
 /// Version of the shared-memory interface between a tenant's process and its agent. Every attach opens with it.

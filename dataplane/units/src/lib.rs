@@ -4,8 +4,7 @@
 
 mod gcra;
 mod text;
-mod units;
 
 pub use gcra::{Gcra, Quota};
+pub use harmonaize_abi::{Bytes, Nanos, Rate, UnitError};
 pub use text::{Lines, Position, TextError, parse_toml};
-pub use units::{Bytes, Nanos, Rate, UnitError};

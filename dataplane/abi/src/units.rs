@@ -1,7 +1,8 @@
 //! Units as people write them in configuration: rates, sizes and durations, each a newtype that parses and shows itself.
 
-use std::fmt;
-use std::str::FromStr;
+use alloc::string::String;
+use core::fmt;
+use core::str::FromStr;
 
 /// A text that is not a quantity of the unit asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,7 +85,7 @@ unit! {
 }
 
 unit! {
-    /// A duration in nanoseconds. Text: "85us", "1.5ms", "30s", "5min".
+    /// Nanoseconds: a duration, or the time since an instant that the caller chose once. Text: "85us", "1.5ms", "30s", "5min".
     Nanos, "duration", "\"85us\" or \"30s\"", [
         ("h", 3_600_000_000_000),
         ("min", 60_000_000_000),
@@ -104,7 +105,21 @@ impl Rate {
     }
 }
 
-impl From<Nanos> for std::time::Duration {
+impl Nanos {
+    /// Returns the time this much later, or the last one.
+    pub const fn after(self, span: Self) -> Self {
+        Self(self.0.saturating_add(span.0))
+    }
+}
+
+impl From<core::time::Duration> for Nanos {
+    /// Returns the nanoseconds of a duration; the most there are for a longer one.
+    fn from(duration: core::time::Duration) -> Self {
+        Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<Nanos> for core::time::Duration {
     fn from(nanos: Nanos) -> Self {
         Self::from_nanos(nanos.0)
     }
@@ -142,6 +157,7 @@ fn show(value: u64, units: &[(&str, u64)], f: &mut fmt::Formatter<'_>) -> fmt::R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::ToString;
     use proptest::prelude::*;
 
     #[test]

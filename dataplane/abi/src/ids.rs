@@ -1,0 +1,102 @@
+//! The identities of a communicator and of an operation, each a type of its own: none passes for another.
+
+use core::fmt;
+use serde::{Deserialize, Serialize};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! ids {
+    ($($(#[$meta:meta])* $name:ident($int:ty);)*) => {$(
+        $(#[$meta])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+            FromBytes, IntoBytes, Immutable, KnownLayout,
+        )]
+        #[repr(transparent)]
+        #[serde(transparent)]
+        pub struct $name(pub $int);
+
+        impl $name {
+            /// Returns the number that follows; the largest has none and returns itself.
+            #[must_use]
+            pub const fn next(self) -> Self {
+                Self(self.0.saturating_add(1))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(&self.0, f)
+            }
+        }
+
+        impl From<$int> for $name {
+            fn from(number: $int) -> Self {
+                Self(number)
+            }
+        }
+
+        impl From<$name> for $int {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// Identifies a communicator at every agent and at control, for good: control never gives a number twice.
+    CommunicatorId(u64);
+    /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.
+    Epoch(u32);
+    /// Numbers the operations of a communicator, from 0: the n-th that a rank calls is the n-th of every rank.
+    OperationNumber(u64);
+    /// Numbers the segments of a communicator, over all of its operations, from 0.
+    SegmentNumber(u64);
+    /// A channel of an epoch: one segment at a time runs on it.
+    ChannelId(u16);
+    /// The index of a step in a segment's program.
+    StepIndex(u32);
+    /// A tenant's own name for a submission: its completion carries the same.
+    Cookie(u64);
+    /// The engine's name for a local rank's call in flight.
+    Token(u64);
+    /// Numbers the sessions of an epoch with its aggregator, from 1.
+    SessionId(u64);
+    /// Numbers the interleave slots that a participant asks for.
+    SlotId(u64);
+}
+
+impl Epoch {
+    /// Returns the epoch that a 64-bit field of a message carries.
+    ///
+    /// # Errors
+    /// If it needs more than 32 bits.
+    pub fn from_wire(number: u64) -> Result<Self, core::num::TryFromIntError> {
+        u32::try_from(number).map(Self)
+    }
+}
+
+impl From<Epoch> for u64 {
+    fn from(epoch: Epoch) -> Self {
+        epoch.0.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn epochs_fit_their_field_or_are_refused() {
+        assert_eq!(Epoch::from_wire(7), Ok(Epoch(7)));
+        assert!(Epoch::from_wire(1 << 32).is_err());
+        assert_eq!(u64::from(Epoch(u32::MAX)), u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn ids_show_their_number_and_end_at_the_largest() {
+        assert_eq!(CommunicatorId(42).to_string(), "42");
+        assert_eq!((ChannelId(3).next(), ChannelId(u16::MAX).next()), (ChannelId(4), ChannelId(u16::MAX)));
+    }
+}
