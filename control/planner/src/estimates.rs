@@ -382,7 +382,7 @@ impl Estimates {
             if probe.is_clean(Rate(into)) {
                 kept.clean_probes += 1;
                 // It is believed, and looked at often until it is sure.
-                (kept.probe_at, kept.probe_interval) = (later(now, REPEAT_PROBE_DELAY), FIRST_PROBE_DELAY);
+                (kept.probe_at, kept.probe_interval) = (now.after(REPEAT_PROBE_DELAY), FIRST_PROBE_DELAY);
                 if kept.clean_probes >= CLEAN_PROBES {
                     self.links.remove(link);
                     moved = true;
@@ -399,11 +399,11 @@ impl Estimates {
                     kept.estimate.cross_traffic = Rate(foreign);
                     let received = Rate(probe.received.0.min(into));
                     kept.estimate.evidence = format!("of a probe at {}, {received} came out", Rate(into));
-                    kept.decay_at = later(now, HALF_LIFE_IDLE);
+                    kept.decay_at = now.after(HALF_LIFE_IDLE);
                 }
             } else {
                 kept.probe_interval = kept.probe_interval.min(INCONCLUSIVE_PROBE_DELAY);
-                kept.probe_at = kept.probe_at.min(later(now, kept.probe_interval));
+                kept.probe_at = kept.probe_at.min(now.after(kept.probe_interval));
             }
         }
         moved
@@ -461,7 +461,7 @@ impl Estimates {
             self.links.iter_mut().filter(|(_, kept)| kept.wants_probe() && kept.probe_at <= now)
         {
             kept.probe_interval = Nanos(kept.probe_interval.0.saturating_mul(2)).min(MAX_PROBE_INTERVAL);
-            kept.probe_at = later(now, kept.probe_interval);
+            kept.probe_at = now.after(kept.probe_interval);
             due.push(*link);
         }
         due
@@ -485,7 +485,7 @@ impl Estimates {
             {
                 kept.estimate.cross_traffic.0 /= 2;
                 kept.decay_at =
-                    later(kept.decay_at, if kept.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
+                    kept.decay_at.after(if kept.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
                 moved = true;
             }
             !kept.decays() || kept.estimate.cross_traffic.0 >= (rate / 16).max(1)
@@ -543,8 +543,8 @@ impl TrackedEstimate {
     fn reset_intervals(&mut self, now: Nanos) {
         self.clean_probes = 0;
         self.probe_interval = FIRST_PROBE_DELAY;
-        self.probe_at = later(now, FIRST_PROBE_DELAY);
-        self.decay_at = later(now, if self.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
+        self.probe_at = now.after(FIRST_PROBE_DELAY);
+        self.decay_at = now.after(if self.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
     }
 
     fn wants_probe(&self) -> bool {
@@ -573,10 +573,6 @@ fn cross_traffic_rate(rate: u64, own: u64, level: CongestionLevel) -> u64 {
         CongestionLevel::Severe => left.clamp(rate / 2, max_cross_traffic(rate)),
         _ => left.clamp(rate / 4, rate / 2),
     }
-}
-
-fn later(now: Nanos, by: Nanos) -> Nanos {
-    Nanos(now.0.saturating_add(by.0))
 }
 
 #[cfg(test)]

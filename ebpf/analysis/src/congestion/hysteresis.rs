@@ -116,7 +116,9 @@ impl HysteresisState {
         if now_ns.saturating_sub(below_ns) < self.exit_dwell_ns.max(limits.exit_dwell_ns) {
             return false;
         }
+        let before = self.level;
         self.level = if pressure < MILD_EXIT { CongestionLevel::None } else { CongestionLevel::Mild };
+        debug_assert!(self.level < before, "a level is left for a lower one");
         (self.since_ns, self.below_ns, self.last_exit_ns) = (below_ns, None, Some(now_ns));
         true
     }
