@@ -1,6 +1,6 @@
 //! Recorded traces analysed as the agents do it, over one host or several, with what is found in one form for all.
 
-use harmonaize_analysis::congestion::{self, Cause, Congestion, Path, State};
+use harmonaize_analysis::congestion::{self, Congestion, Path};
 use harmonaize_analysis::marks::{Marks, Operation};
 use harmonaize_analysis::phases::{self, HostPhase, Phases};
 use harmonaize_analysis::straggler::{Detector, EdgeTimes, Kind, Observed, RankTimes, Straggler, Subject};
@@ -178,22 +178,12 @@ fn observed(unit: u64, parts: &[Operation]) -> Observed {
 }
 
 fn congested(found: &Congestion) -> Found {
-    let state = match found.state {
-        State::None => "none",
-        State::Mild => "mild",
-        State::Severe => "severe",
-    };
-    let cause = match found.cause {
-        Cause::Unknown => "unknown",
-        Cause::Own => "own",
-        Cause::CrossTraffic => "others",
-    };
     Found::Congestion {
         interface: found.link.interface,
         leaving: found.link.direction == Direction::Egress,
         whole: found.link.path == Path::Whole,
-        state: state.to_owned(),
-        cause: cause.to_owned(),
+        state: found.level.as_str().to_owned(),
+        cause: found.cause.as_str().to_owned(),
         found_ns: found.found_ns,
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agreements;
+mod congestion;
 
 pub use agreements::{clause_numbers, clauses, collective};
 

@@ -169,7 +169,7 @@ struct ProposedConstraints {
     weight: Option<u32>,
     /// How much it matters.
     #[arg(long)]
-    priority: Option<Level>,
+    priority: Option<PriorityArg>,
     /// What may be lost of tensors: exact, bf16, vnmse=0.01, or names of codecs separated by commas.
     #[arg(long, value_name = "BUDGET")]
     budget: Option<Loss>,
@@ -238,7 +238,7 @@ impl Expectations {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Level {
+enum PriorityArg {
     /// A quarter of the usual share.
     Low,
     /// The usual share.
@@ -332,9 +332,9 @@ impl ProposedConstraints {
         wanted.min_busbw = self.min_busbw.map_or(0, |Busbw(least)| least);
         wanted.weight = self.weight.unwrap_or(1);
         wanted.priority = match self.priority {
-            Some(Level::Low) => Priority::Low,
-            None | Some(Level::Normal) => Priority::Normal,
-            Some(Level::High) => Priority::High,
+            Some(PriorityArg::Low) => Priority::Low,
+            None | Some(PriorityArg::Normal) => Priority::Normal,
+            Some(PriorityArg::High) => Priority::High,
         };
         wanted.budget = self.budget.map(|Loss(budget)| budget);
         wanted.aggregation = !self.no_aggregation;

@@ -4,7 +4,7 @@
 //! A [`Feed`] is one tenant's. Facts go in when they come up ([`Feed::note`]); at whole ticks, and at no other time, the feed makes
 //! events of what has changed since ([`Feed::tick`]). What follows from that:
 //!
-//! - A quantity is a [`Level`] of three, with hysteresis: shares within a level are told alike.
+//! - A quantity is a [`CongestionLevel`] of three, with hysteresis: shares within a level are told alike.
 //! - Between two ticks a communicator has at most one event of a kind: what came and went between them is not told, and the time
 //!   of a fact is known to a tick.
 //! - Congestion, capacity and changes of plan are told of all communicators of the tenant alike, at the level of the one that has it
@@ -13,32 +13,32 @@
 //!   maintenance).
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
-use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
+use harmonaize_abi::{CongestionLevel, Rank};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Below this share of the expected rate a communicator is [`Level::Mild`]ly slowed; from [`MILD_END`] on no more.
+/// Below this share of the expected rate a communicator is [`CongestionLevel::Mild`]ly slowed; from [`MILD_END`] on no more.
 const MILD: f64 = 0.8;
 /// See [`MILD`].
 const MILD_END: f64 = 0.9;
-/// Below this share it is [`Level::Severe`]; from [`SEVERE_END`] on no more.
+/// Below this share it is [`CongestionLevel::Severe`]; from [`SEVERE_END`] on no more.
 const SEVERE: f64 = 0.5;
 /// See [`SEVERE`].
 const SEVERE_END: f64 = 0.6;
 
 /// The level of a share of the expected rate (1 is all of it), after `before`. What is no number changes nothing.
-fn level(before: Level, share: f64) -> Level {
+fn level(before: CongestionLevel, share: f64) -> CongestionLevel {
     let (severe, mild) = match before {
-        Level::Severe => (SEVERE_END, MILD_END),
-        Level::Mild => (SEVERE, MILD_END),
-        Level::None => (SEVERE, MILD),
+        CongestionLevel::Severe => (SEVERE_END, MILD_END),
+        CongestionLevel::Mild => (SEVERE, MILD_END),
+        CongestionLevel::None => (SEVERE, MILD),
     };
     match share {
         share if share.is_nan() => before,
-        share if share < severe => Level::Severe,
-        share if share < mild => Level::Mild,
-        _ => Level::None,
+        share if share < severe => CongestionLevel::Severe,
+        share if share < mild => CongestionLevel::Mild,
+        _ => CongestionLevel::None,
     }
 }
 
@@ -102,7 +102,7 @@ pub struct Maintenance {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CurrentState {
     /// How much it is slowed, for whatever reason.
-    pub slowdown: Level,
+    pub slowdown: CongestionLevel,
     /// If hosts of it are going to be taken away.
     pub maintenance: Option<Maintenance>,
 }
@@ -167,7 +167,7 @@ enum Kind {
 #[derive(Clone, Debug, Default)]
 struct Subject {
     /// Its own; what is told is the worst of its kind.
-    level: Level,
+    level: CongestionLevel,
     ranks: BTreeMap<Rank, Duration>,
     /// Processes.
     waiting: u32,
@@ -195,7 +195,7 @@ pub struct Feed {
     /// By communicator; one that ended and its successor of the same name are two.
     subjects: BTreeMap<(u64, Kind), Subject>,
     /// Of congestion and of capacity: how the communicator is that has it worst.
-    worst: BTreeMap<Kind, Level>,
+    worst: BTreeMap<Kind, CongestionLevel>,
     events: VecDeque<Event>,
     /// The next event's number.
     next: u64,
@@ -297,7 +297,7 @@ impl Feed {
         let worst = of_kind().map(|(_, subject)| subject.level).max().unwrap_or_default();
         let changed = self.worst.insert(kind, worst).unwrap_or_default() != worst;
         let new = |subject: &Subject| {
-            worst != Level::None && subject.last_sent.is_none() && subject.waiting_order.is_none()
+            worst != CongestionLevel::None && subject.last_sent.is_none() && subject.waiting_order.is_none()
         };
         let due = of_kind().filter(|(_, subject)| changed || new(subject)).map(|(key, _)| *key);
         for key in due.collect::<Vec<_>>() {
@@ -377,7 +377,7 @@ impl Feed {
         };
         let level = |kind| match told(kind) {
             Some((EventKind::Congestion(level) | EventKind::Capacity(level), _)) => *level,
-            _ => Level::None,
+            _ => CongestionLevel::None,
         };
         let maintenance = told(Kind::Maintenance).and_then(|(kind, subject)| match kind {
             EventKind::Maintenance { ranks, at_ns } if !ranks.is_empty() => {
@@ -415,7 +415,7 @@ impl Feed {
 
 impl Subject {
     /// What is to be told of it as it is; `None` if there is nothing to tell.
-    fn kind(&self, kind: Kind, worst: Level, tick: Duration) -> Option<EventKind> {
+    fn kind(&self, kind: Kind, worst: CongestionLevel, tick: Duration) -> Option<EventKind> {
         let ranks = || self.ranks.keys().copied().collect();
         match kind {
             Kind::Failure if self.ranks.is_empty() => None,
@@ -446,8 +446,8 @@ fn baseline_event(kind: Kind) -> Option<EventKind> {
     match kind {
         Kind::Failure | Kind::PlanChanged | Kind::AgreementEnded => None,
         Kind::Maintenance => Some(EventKind::Maintenance { ranks: Vec::new(), at_ns: 0 }),
-        Kind::Capacity => Some(EventKind::Capacity(Level::None)),
-        Kind::Congestion => Some(EventKind::Congestion(Level::None)),
+        Kind::Capacity => Some(EventKind::Capacity(CongestionLevel::None)),
+        Kind::Congestion => Some(EventKind::Congestion(CongestionLevel::None)),
         Kind::Newcomers => Some(EventKind::Newcomers { waiting: 0 }),
         Kind::Agreement => Some(EventKind::AgreementBroken { clauses: Vec::new() }),
     }

@@ -3,7 +3,8 @@
 //! Chosen by what the tenant's own events say and by nothing finer, so that whoever asks often learns no more than who reads those.
 
 use crate::events::{CurrentState, Maintenance};
-use harmonaize_abi::session::{Checkpoint, Choice, ChoiceReason, Knobs, Level, Priority};
+use harmonaize_abi::CongestionLevel;
+use harmonaize_abi::session::{Checkpoint, Choice, ChoiceReason, Knobs, Priority};
 use std::time::Duration;
 
 /// A checkpoint that is not due comes so many times its cost after the last one at least.
@@ -28,11 +29,11 @@ fn throttled_interval(Checkpoint { every, cost, importance, .. }: &Checkpoint) -
 pub fn choose(knobs: &Knobs, standing: &CurrentState, now: Duration) -> Choice {
     let (least, most) = knobs.accumulate;
     let accumulate = match standing.slowdown {
-        Level::None => least,
-        Level::Mild => (u64::from(least) * u64::from(most)).isqrt() as u32,
-        Level::Severe => most,
+        CongestionLevel::None => least,
+        CongestionLevel::Mild => (u64::from(least) * u64::from(most)).isqrt() as u32,
+        CongestionLevel::Severe => most,
     };
-    let slow = standing.slowdown > Level::None;
+    let slow = standing.slowdown > CongestionLevel::None;
     let why = knobs.checkpoint.and_then(|checkpoint| {
         let Checkpoint { every, cost, last, .. } = checkpoint;
         let helps = |Maintenance { announced: told, at }| {
@@ -68,9 +69,9 @@ mod tests {
     fn throttled_checkpoint_depends_on_cost_and_importance() {
         use Priority::{High, Low, Normal};
         let nothing = CurrentState::default();
-        let slow = CurrentState { slowdown: Level::Mild, maintenance: None };
+        let slow = CurrentState { slowdown: CongestionLevel::Mild, maintenance: None };
         let going = |told: u32, at: u32| CurrentState {
-            slowdown: Level::None,
+            slowdown: CongestionLevel::None,
             maintenance: Some(Maintenance { announced: SECOND * told, at: SECOND * at }),
         };
         let cases = [
@@ -113,11 +114,11 @@ mod tests {
                 choose(&knobs(SECOND), &CurrentState { slowdown: slow, maintenance: None }, SECOND * 100);
             (choice.accumulate, choice.checkpoint, choice.reason)
         };
-        assert_eq!(of(Level::None), (2, false, ChoiceReason::Usual));
-        assert_eq!(of(Level::Mild), (8, false, ChoiceReason::Slow));
-        assert_eq!(of(Level::Severe), (32, false, ChoiceReason::Slow));
+        assert_eq!(of(CongestionLevel::None), (2, false, ChoiceReason::Usual));
+        assert_eq!(of(CongestionLevel::Mild), (8, false, ChoiceReason::Slow));
+        assert_eq!(of(CongestionLevel::Severe), (32, false, ChoiceReason::Slow));
         let fixed = Knobs { accumulate: (4, 4), checkpoint: None };
-        let severe = CurrentState { slowdown: Level::Severe, maintenance: None };
+        let severe = CurrentState { slowdown: CongestionLevel::Severe, maintenance: None };
         let expected = Choice { accumulate: 4, checkpoint: false, reason: ChoiceReason::Usual };
         assert_eq!(choose(&fixed, &severe, SECOND), expected);
     }
@@ -126,9 +127,9 @@ mod tests {
     #[test]
     fn checkpoints_are_cheap_and_never_late() {
         // From, until, what stands.
-        let slow = (100, 130, CurrentState { slowdown: Level::Severe, maintenance: None });
+        let slow = (100, 130, CurrentState { slowdown: CongestionLevel::Severe, maintenance: None });
         let going = Maintenance { announced: SECOND * 200, at: SECOND * 200 };
-        let drained = (200, 220, CurrentState { slowdown: Level::None, maintenance: Some(going) });
+        let drained = (200, 220, CurrentState { slowdown: CongestionLevel::None, maintenance: Some(going) });
         let (mut last, mut saved) = (0_u64, Vec::new());
         for second in 1..300_u64 {
             let within = |(from, until, _): &&(u64, u64, CurrentState)| (*from..*until).contains(&second);

@@ -3,9 +3,10 @@
 //! `cargo run --release -p harmonaize-planner --example scale [-- --json] [--tight]`; `--tight`: spines so slow that every
 //! communicator is held up by others, and all of them have to be looked at.
 
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_planner::{
-    Bytes, Cause, Conditions, CongestionReport, Connection, Current, Drains, Estimates, HostId, Job, Level,
-    Nanos, Path, Plan, Policy, Rate, Request, Routes, Topology, check, plan,
+    Bytes, Conditions, CongestionReport, Connection, Current, Drains, Estimates, HostId, Job, Nanos, Path,
+    Plan, Policy, Rate, Request, Routes, Topology, check, plan,
 };
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -175,7 +176,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     for (connection, path, _) in &congested {
         let (connection, path) = (*connection, path.clone());
-        let (level, cause) = (Level::Severe, Cause::CrossTraffic);
+        let (level, cause) = (CongestionLevel::Severe, CongestionCause::CrossTraffic);
         let verdict = CongestionReport {
             connection,
             path,

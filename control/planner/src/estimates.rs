@@ -3,6 +3,7 @@
 use crate::conditions::{Conditions, Drains, LinkUse};
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, LinkId, Node, Topology};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -50,30 +51,6 @@ pub struct Connection {
     pub port: u16,
 }
 
-/// How congested a path is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// Not at all.
-    #[default]
-    None,
-    /// It is full, or a queue stands.
-    Mild,
-    /// The queue is long, or packets are lost.
-    Severe,
-}
-
-/// Who congests it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
-    /// Not told. Counts as others where the level is severe.
-    #[default]
-    Unknown,
-    /// We do. Where the queue is long, that holds only if what own connections move comes to about what the link carries.
-    Own,
-    /// Others.
-    CrossTraffic,
-}
-
 /// What an agent found of a path that its own connection takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CongestionReport {
@@ -82,9 +59,9 @@ pub struct CongestionReport {
     /// Its path from sender to receiver.
     pub path: Path,
     /// How congested.
-    pub level: Level,
+    pub level: CongestionLevel,
     /// By whom.
-    pub cause: Cause,
+    pub cause: CongestionCause,
     /// What the connection moved then; 0 where not known.
     pub own_rate: Rate,
     /// Whether packets were lost or marked; else only round trips were long, as they are before a pause too.
@@ -222,11 +199,12 @@ impl Estimates {
     /// that: what is moved tells.
     fn is_cross_traffic(verdict: &CongestionReport, narrow: u64) -> bool {
         match verdict.cause {
-            Cause::Own => {
-                verdict.level == Level::Severe && percent(verdict.own_rate.0, narrow) >= BUSY_PERCENT
+            CongestionCause::Own => {
+                verdict.level == CongestionLevel::Severe
+                    && percent(verdict.own_rate.0, narrow) >= BUSY_PERCENT
             }
-            Cause::Unknown => verdict.level == Level::Severe,
-            Cause::CrossTraffic => verdict.level != Level::None,
+            CongestionCause::Unknown => verdict.level == CongestionLevel::Severe,
+            CongestionCause::CrossTraffic => verdict.level != CongestionLevel::None,
         }
     }
 
@@ -234,7 +212,7 @@ impl Estimates {
     /// little it sent found the queues of others of ours, or was acknowledged late before a pause.
     pub fn is_significant(&self, topology: &Topology, verdict: &CongestionReport) -> bool {
         let moves = percent(verdict.own_rate.0, topology.path_rate(&verdict.path).0) >= IDLE_PERCENT;
-        verdict.level == Level::None || verdict.had_loss || verdict.cross_traffic.is_some() || moves
+        verdict.level == CongestionLevel::None || verdict.had_loss || verdict.cross_traffic.is_some() || moves
     }
 
     /// Whether a connection is among those that carry traffic.
@@ -404,7 +382,7 @@ impl Estimates {
             if probe.is_clean(Rate(into)) {
                 kept.clean_probes += 1;
                 // It is believed, and looked at often until it is sure.
-                (kept.probe_at, kept.probe_interval) = (later(now, REPEAT_PROBE_DELAY), FIRST_PROBE_DELAY);
+                (kept.probe_at, kept.probe_interval) = (now.after(REPEAT_PROBE_DELAY), FIRST_PROBE_DELAY);
                 if kept.clean_probes >= CLEAN_PROBES {
                     self.links.remove(link);
                     moved = true;
@@ -421,11 +399,11 @@ impl Estimates {
                     kept.estimate.cross_traffic = Rate(foreign);
                     let received = Rate(probe.received.0.min(into));
                     kept.estimate.evidence = format!("of a probe at {}, {received} came out", Rate(into));
-                    kept.decay_at = later(now, HALF_LIFE_IDLE);
+                    kept.decay_at = now.after(HALF_LIFE_IDLE);
                 }
             } else {
                 kept.probe_interval = kept.probe_interval.min(INCONCLUSIVE_PROBE_DELAY);
-                kept.probe_at = kept.probe_at.min(later(now, kept.probe_interval));
+                kept.probe_at = kept.probe_at.min(now.after(kept.probe_interval));
             }
         }
         moved
@@ -483,7 +461,7 @@ impl Estimates {
             self.links.iter_mut().filter(|(_, kept)| kept.wants_probe() && kept.probe_at <= now)
         {
             kept.probe_interval = Nanos(kept.probe_interval.0.saturating_mul(2)).min(MAX_PROBE_INTERVAL);
-            kept.probe_at = later(now, kept.probe_interval);
+            kept.probe_at = now.after(kept.probe_interval);
             due.push(*link);
         }
         due
@@ -507,7 +485,7 @@ impl Estimates {
             {
                 kept.estimate.cross_traffic.0 /= 2;
                 kept.decay_at =
-                    later(kept.decay_at, if kept.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
+                    kept.decay_at.after(if kept.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
                 moved = true;
             }
             !kept.decays() || kept.estimate.cross_traffic.0 >= (rate / 16).max(1)
@@ -565,8 +543,8 @@ impl TrackedEstimate {
     fn reset_intervals(&mut self, now: Nanos) {
         self.clean_probes = 0;
         self.probe_interval = FIRST_PROBE_DELAY;
-        self.probe_at = later(now, FIRST_PROBE_DELAY);
-        self.decay_at = later(now, if self.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
+        self.probe_at = now.after(FIRST_PROBE_DELAY);
+        self.decay_at = now.after(if self.crossed { HALF_LIFE_CROSSED } else { HALF_LIFE_IDLE });
     }
 
     fn wants_probe(&self) -> bool {
@@ -588,17 +566,13 @@ fn percent(part: u64, whole: u64) -> u128 {
 
 /// What others take of a link that carries `own` of ours: what we do not, within what such a verdict can mean. Where ours is
 /// not known, half.
-fn cross_traffic_rate(rate: u64, own: u64, level: Level) -> u64 {
+fn cross_traffic_rate(rate: u64, own: u64, level: CongestionLevel) -> u64 {
     let left = rate.saturating_sub(own);
     match level {
         _ if own == 0 => rate / 2,
-        Level::Severe => left.clamp(rate / 2, max_cross_traffic(rate)),
+        CongestionLevel::Severe => left.clamp(rate / 2, max_cross_traffic(rate)),
         _ => left.clamp(rate / 4, rate / 2),
     }
-}
-
-fn later(now: Nanos, by: Nanos) -> Nanos {
-    Nanos(now.0.saturating_add(by.0))
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub use aggregation::{
 pub use algorithm::{DirectThresholds, GroupCosts, delays, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
 pub use conditions::{Conditions, Drains, LinkUse};
-pub use estimates::{Cause, CongestionReport, Connection, Estimate, Estimates, Level, Probe};
+pub use estimates::{CongestionReport, Connection, Estimate, Estimates, Probe};
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
 pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};
 pub use interleave::{InterleaveSlot, isolated_time, plan_interleaving};

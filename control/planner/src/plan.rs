@@ -289,6 +289,11 @@ pub fn plan(request: &Request<'_>) -> Plan {
             reason: reason(search.model, verdict, was, (ring, on_average), &load),
         });
     }
+    debug_assert_eq!(assignments.len(), request.jobs.len(), "each job has its assignment");
+    debug_assert!(
+        request.jobs.iter().zip(&assignments).all(|(job, one)| model::is_order(&one.order, job.hosts.len())),
+        "each order names each participant once"
+    );
     let reason = summary(&assignments, &verdicts, before, after);
     Plan { assignments, before, after, reason }
 }

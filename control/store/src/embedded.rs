@@ -1,12 +1,14 @@
 //! A store in a file (redb).
 
-use crate::record::{Agreement, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
+use crate::record::{Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
 use prost::Message;
 use redb::backends::FileBackend;
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+    Builder, Database, DatabaseError, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend,
+    TableDefinition,
 };
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -134,32 +136,14 @@ impl Embedded {
             };
             stored.withdrawals.insert((target.to_owned(), kind), record);
         }
-        for entry in read.open_table(PLANS)?.iter()? {
-            let (communicator, bytes) = entry?;
-            let Ok(plan) = Plan::decode(bytes.value()) else {
-                return Ok(Err(format!("the plan of {:016x}", communicator.value())));
-            };
-            stored.plans.insert(communicator.value(), plan);
-        }
-        if let Some(agreements) = later(read.open_table(AGREEMENTS))? {
-            for entry in agreements.iter()? {
-                let (communicator, bytes) = entry?;
-                let Ok(agreement) = Agreement::decode(bytes.value()) else {
-                    return Ok(Err(format!("the agreement on {:016x}", communicator.value())));
-                };
-                stored.agreements.insert(communicator.value(), agreement);
-            }
-        }
-        if let Some(pasts) = later(read.open_table(PASTS))? {
-            for entry in pasts.iter()? {
-                let (communicator, bytes) = entry?;
-                let Ok(past) = Past::decode(bytes.value()) else {
-                    return Ok(Err(format!("what is kept of {:016x}", communicator.value())));
-                };
-                stored.pasts.insert(communicator.value(), past);
-            }
-        }
-        Ok(Ok(stored))
+        let plans = records(Some(read.open_table(PLANS)?), "the plan of")?;
+        let agreements = records(later(read.open_table(AGREEMENTS))?, "the agreement on")?;
+        let pasts = records(later(read.open_table(PASTS))?, "what is kept of")?;
+        let fill = || {
+            (stored.plans, stored.agreements, stored.pasts) = (plans?, agreements?, pasts?);
+            Ok(stored)
+        };
+        Ok(fill())
     }
 
     fn try_write(&self, changes: &[Change]) -> Result<(), redb::Error> {
@@ -251,6 +235,23 @@ fn later<T>(table: Result<T, redb::TableError>) -> Result<Option<T>, redb::Table
         Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
         table => table.map(Some),
     }
+}
+
+/// Returns a table's records by communicator; or, in words, the one that cannot be read.
+fn records<T: Message + Default>(
+    table: Option<ReadOnlyTable<u64, &[u8]>>,
+    what: &str,
+) -> Result<Result<BTreeMap<u64, T>, String>, redb::Error> {
+    let mut records = BTreeMap::new();
+    let Some(table) = table else { return Ok(Ok(records)) };
+    for entry in table.iter()? {
+        let (communicator, bytes) = entry?;
+        let Ok(record) = T::decode(bytes.value()) else {
+            return Ok(Err(format!("{what} {:016x}", communicator.value())));
+        };
+        records.insert(communicator.value(), record);
+    }
+    Ok(Ok(records))
 }
 
 fn builder() -> Builder {

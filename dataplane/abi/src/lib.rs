@@ -7,6 +7,7 @@
 extern crate alloc;
 
 mod collective;
+mod congestion;
 mod descriptor;
 mod ids;
 pub mod session;
@@ -15,6 +16,7 @@ mod units;
 mod view;
 
 pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
+pub use congestion::{CongestionCause, CongestionLevel};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use ids::{CommunicatorId, Epoch, SlotId, Token};
 pub use status::Status;
@@ -22,4 +24,4 @@ pub use units::{Bytes, Nanos, Rate, UnitError};
 pub use view::{View, ViewMut};
 
 /// Version of the shared-memory interface between a tenant's process and its agent. Every attach opens with it.
-pub const ABI_VERSION: u16 = 6;
+pub const ABI_VERSION: u16 = 7;

@@ -26,7 +26,7 @@ pub use constraints::{
     Agreement, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
     MIN_BANDWIDTH_BYTES, Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,
 };
-pub use event::{Event, EventBatch, EventCursor, EventKind, Level, MAX_EVENTS};
+pub use event::{Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};

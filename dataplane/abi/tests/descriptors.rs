@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
 /// Where the structures are: of the descriptors in rings, and of messages.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "collective.rs",
+    "congestion.rs",
     "descriptor.rs",
     "session.rs",
     "session/auth.rs",

@@ -55,10 +55,10 @@ pub use events::Events;
 pub use feedback::Feedback;
 pub use harmonaize_abi::session::{
     Access, Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Event, EventBatch,
-    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Level, Negotiated, OnFailure,
+    EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Negotiated, OnFailure,
     Priority, Reason, Record, RefusalKind, Secret, Target,
 };
-pub use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, Status};
+pub use harmonaize_abi::{Collective, CongestionLevel, Dtype, Rank, ReduceOp, Signature, Status};
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
 pub use operation::{Algorithm, Operation, Receipt};

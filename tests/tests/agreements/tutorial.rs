@@ -1,8 +1,8 @@
 //! A training job that says what it needs and adapts to what it is told; docs/tenants.md goes through it part by part.
 
 use harmonaize_client::{
-    AttachOptions, Checkpoint, Client, Collective, Communicator, Constraints, Dtype, Error, EventKind, Hints,
-    Knobs, Level, Negotiated, Priority, Rank, ReduceOp,
+    AttachOptions, Checkpoint, Client, Collective, Communicator, CongestionLevel, Constraints, Dtype, Error,
+    EventKind, Hints, Knobs, Negotiated, Priority, Rank, ReduceOp,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -51,7 +51,7 @@ fn handle_events(events: &mut harmonaize_client::Events) -> Result<bool, Error> 
     for event in events.read(Duration::ZERO)?.events {
         match event.kind {
             EventKind::Maintenance { ranks, .. } => save |= !ranks.is_empty(),
-            EventKind::Congestion(level) => save |= level == Level::Severe,
+            EventKind::Congestion(level) => save |= level == CongestionLevel::Severe,
             EventKind::AgreementBroken { clauses } => println!("not kept: {clauses:?}"),
             _ => {}
         }

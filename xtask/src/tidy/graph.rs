@@ -49,7 +49,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("programs", &["events"]),
     ("core-c", &["events"]),
     ("loader", &["events", "core-c"]),
-    ("analysis", &["events"]),
+    ("analysis", &["abi", "events"]),
     ("api", &["abi"]),
     ("api-tenant", &[]),
     ("planner", &["abi", "plan", "units"]),

@@ -1,8 +1,8 @@
 //! Agreements and events, for people and for programs.
 
 use harmonaize_client::{
-    Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, Level, OnFailure,
-    Priority, Rank, Reason, Target,
+    Agreement, Budget, Clause, Collective, Constraints, Event, EventBatch, EventKind, OnFailure, Priority,
+    Rank, Reason, Target,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -187,14 +187,6 @@ fn record_json(agreement: &Agreement) -> Value {
     })
 }
 
-fn level(level: Level) -> &'static str {
-    match level {
-        Level::None => "none",
-        Level::Mild => "mild",
-        Level::Severe => "severe",
-    }
-}
-
 fn numbers(ranks: &[Rank]) -> Vec<u32> {
     ranks.iter().map(|Rank(rank)| *rank).collect()
 }
@@ -211,8 +203,8 @@ pub(super) fn batch(batch: &EventBatch) -> String {
     };
     for Event { communicator, kind, since_ns, .. } in &batch.events {
         let what = match kind {
-            EventKind::Congestion(how) => format!("congestion: {}", level(*how)),
-            EventKind::Capacity(how) => format!("capacity lost: {}", level(*how)),
+            EventKind::Congestion(how) => format!("congestion: {}", how.as_str()),
+            EventKind::Capacity(how) => format!("capacity lost: {}", how.as_str()),
             EventKind::Failure { ranks, regroup_by_ns: 0 } => format!("lost: ranks {:?}", numbers(ranks)),
             EventKind::Failure { ranks, regroup_by_ns } => {
                 format!(
@@ -246,8 +238,8 @@ pub(super) fn batch(batch: &EventBatch) -> String {
 pub(super) fn batch_json(batch: &EventBatch) -> Value {
     let event = |event: &Event| {
         let (name, mut told) = match &event.kind {
-            EventKind::Congestion(how) => ("congestion", json!({"level": level(*how)})),
-            EventKind::Capacity(how) => ("capacity", json!({"level": level(*how)})),
+            EventKind::Congestion(how) => ("congestion", json!({"level": how.as_str()})),
+            EventKind::Capacity(how) => ("capacity", json!({"level": how.as_str()})),
             EventKind::Failure { ranks, regroup_by_ns } => {
                 ("failure", json!({"ranks": numbers(ranks), "regroup_by_ns": regroup_by_ns}))
             }
@@ -283,7 +275,7 @@ pub(super) fn batch_json(batch: &EventBatch) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_client::EventCursor;
+    use harmonaize_client::{CongestionLevel, EventCursor};
 
     #[test]
     fn a_counter_offer_can_be_typed() {
@@ -321,7 +313,7 @@ mod tests {
         let batch_of = EventBatch {
             missed: 2,
             events: vec![
-                event(3, EventKind::Congestion(Level::Severe)),
+                event(3, EventKind::Congestion(CongestionLevel::Severe)),
                 event(4, EventKind::AgreementBroken { clauses: vec![Clause::Completion] }),
                 event(5, EventKind::AgreementBroken { clauses: vec![] }),
                 event(6, EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 30_000_000_000 }),

@@ -46,7 +46,9 @@ fn level_changes_are_sent_per_tick_with_hysteresis() {
         feed.poll(seconds(at + 1.06));
     }
     let levels: Vec<EventKind> = all(&feed).into_iter().map(|(_, what)| what).collect();
-    let expected = [Level::Mild, Level::Severe, Level::Mild, Level::None].map(EventKind::Congestion);
+    let expected =
+        [CongestionLevel::Mild, CongestionLevel::Severe, CongestionLevel::Mild, CongestionLevel::None]
+            .map(EventKind::Congestion);
     assert_eq!(levels, expected);
     let since: Vec<u64> = feed.events.iter().map(|event| event.since_ns).collect();
     assert_eq!(since, [1, 3, 5, 6].map(|at| at * 1_000_000_000));
@@ -240,7 +242,7 @@ proptest! {
                 Kind::Congestion => {
                     let told = last(|what| matches!(what, EventKind::Congestion(_)));
                     let worst = feed.worst.get(kind).copied().unwrap_or_default();
-                    prop_assert_eq!(told.unwrap_or(&EventKind::Congestion(Level::None)), &EventKind::Congestion(worst));
+                    prop_assert_eq!(told.unwrap_or(&EventKind::Congestion(CongestionLevel::None)), &EventKind::Congestion(worst));
                 }
                 Kind::Failure => {
                     let ranks = subject.ranks.keys().copied().collect();

@@ -60,16 +60,16 @@ fn report(
     from: usize,
     to: usize,
     spine: usize,
-    level: Level,
+    level: CongestionLevel,
     own: u64,
 ) -> CongestionReport {
     let (connection, path) = (connection(from, to, spine as u16), over(topology, from, to, spine));
-    let lost = level == Level::Severe;
+    let lost = level == CongestionLevel::Severe;
     CongestionReport {
         connection,
         path,
         level,
-        cause: Cause::CrossTraffic,
+        cause: CongestionCause::CrossTraffic,
         own_rate: Rate(own * 1_000_000),
         had_loss: lost,
         cross_traffic: None,
@@ -99,7 +99,11 @@ fn one_report_blames_the_unshared_link() {
     let topology = fabric();
     let mut estimates = Estimates::default();
     estimates.active(&topology, at(0), all(&topology));
-    assert!(estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 300)));
+    assert!(estimates.apply_report(
+        &topology,
+        at(1),
+        report(&topology, 0, 4, 0, CongestionLevel::Severe, 300)
+    ));
     // Three others cross both links of the spine; the access links are crossed by one each, on the other spine.
     assert_eq!(
         estimated(&topology, &estimates),
@@ -107,7 +111,11 @@ fn one_report_blames_the_unshared_link() {
     );
     // The others complain as well: it is the spine, either end of it.
     for host in 1..4 {
-        estimates.apply_report(&topology, at(2), report(&topology, host, host + 4, 0, Level::Severe, 100));
+        estimates.apply_report(
+            &topology,
+            at(2),
+            report(&topology, host, host + 4, 0, CongestionLevel::Severe, 100),
+        );
     }
     let links: Vec<(String, u32, bool)> = estimates
         .links
@@ -132,8 +140,8 @@ fn several_hosts_blame_the_link_they_share() {
         (connection(*from, *to, *spine as u16), path, Rate(0))
     });
     estimates.active(&topology, at(0), active.collect());
-    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Mild, 250));
-    estimates.apply_report(&topology, at(1), report(&topology, 1, 5, 0, Level::Mild, 250));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, CongestionLevel::Mild, 250));
+    estimates.apply_report(&topology, at(1), report(&topology, 1, 5, 0, CongestionLevel::Mild, 250));
     let spine = [("leaf0 -> spine0".to_owned(), 500), ("spine0 -> leaf1".to_owned(), 500)];
     assert_eq!(estimated(&topology, &estimates), spine);
     let (_, estimate) = estimates.links().next().unwrap();
@@ -149,7 +157,7 @@ fn false_reports_affect_only_own_links() {
     let mut estimates = Estimates::default();
     estimates.active(&topology, at(0), all(&topology));
     for spine in [0, 1] {
-        estimates.apply_report(&topology, at(1), report(&topology, 2, 6, spine, Level::Severe, 1));
+        estimates.apply_report(&topology, at(1), report(&topology, 2, 6, spine, CongestionLevel::Severe, 1));
     }
     let expected = [("h2 -> leaf0".to_owned(), 900), ("leaf1 -> h6".to_owned(), 900)];
     assert_eq!(estimated(&topology, &estimates), expected);
@@ -159,27 +167,28 @@ fn false_reports_affect_only_own_links() {
 fn own_traffic_is_not_congestion() {
     let topology = fabric();
     let mut estimates = Estimates::default();
-    let mut own = report(&topology, 0, 4, 0, Level::Severe, 900);
-    own.cause = Cause::Own;
+    let mut own = report(&topology, 0, 4, 0, CongestionLevel::Severe, 900);
+    own.cause = CongestionCause::Own;
     assert!(!estimates.apply_report(&topology, at(1), own.clone()));
-    let vague = CongestionReport { cause: Cause::Unknown, level: Level::Mild, ..own.clone() };
+    let vague =
+        CongestionReport { cause: CongestionCause::Unknown, level: CongestionLevel::Mild, ..own.clone() };
     assert!(!estimates.apply_report(&topology, at(1), vague.clone()));
     assert_eq!(estimates.next_due(), None);
     // Its agent may lay it to others: what it moves fills the link nevertheless, and so do several hosts' parts together.
-    let severe = CongestionReport { level: Level::Severe, ..vague };
+    let severe = CongestionReport { level: CongestionLevel::Severe, ..vague };
     assert!(!estimates.apply_report(&topology, at(1), severe.clone()));
     assert!(!estimates.apply_report(
         &topology,
         at(1),
-        CongestionReport { cause: Cause::CrossTraffic, ..severe.clone() }
+        CongestionReport { cause: CongestionCause::CrossTraffic, ..severe.clone() }
     ));
-    let half = |from| report(&topology, from, from + 4, 0, Level::Severe, 450);
+    let half = |from| report(&topology, from, from + 4, 0, CongestionLevel::Severe, 450);
     let mut shared = Estimates::default();
     assert!(shared.apply_report(&topology, at(1), half(0)));
     shared.apply_report(&topology, at(2), half(1));
     assert_eq!(estimated(&topology, &shared), []);
     // A small queue before what sends next to nothing says nothing, a long one does.
-    let mild = report(&topology, 2, 6, 0, Level::Mild, 50);
+    let mild = report(&topology, 2, 6, 0, CongestionLevel::Mild, 50);
     assert!(!estimates.apply_report(&topology, at(1), mild));
     assert!(estimates.apply_report(
         &topology,
@@ -190,7 +199,7 @@ fn own_traffic_is_not_congestion() {
     assert!(!Estimates::default().apply_report(
         &away,
         at(1),
-        CongestionReport { cause: Cause::CrossTraffic, ..own }
+        CongestionReport { cause: CongestionCause::CrossTraffic, ..own }
     ));
 }
 
@@ -200,7 +209,7 @@ fn probes_find_the_link_free_again() {
     let mut estimates = Estimates::default();
     let path = over(&topology, 0, 4, 0);
     estimates.active(&topology, at(0), vec![(connection(0, 4, 0), path.clone(), Rate(0))]);
-    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, CongestionLevel::Severe, 0));
     assert!(estimates.probes_due(at(500)).is_empty(), "own traffic crosses it");
     // The traffic goes elsewhere.
     assert!(!estimates.active(&topology, at(500), Vec::new()));
@@ -244,9 +253,9 @@ fn estimates_decay_faster_with_own_traffic() {
     let mut estimates = Estimates::default();
     let active = vec![(connection(0, 4, 0), over(&topology, 0, 4, 0), Rate(0))];
     estimates.active(&topology, at(0), active.clone());
-    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.apply_report(&topology, at(1), report(&topology, 0, 4, 0, CongestionLevel::Severe, 0));
     assert!(!estimates.decay(&topology, at(100_000)), "a verdict stands for as long as it does");
-    let clear = report(&topology, 0, 4, 0, Level::None, 400);
+    let clear = report(&topology, 0, 4, 0, CongestionLevel::None, 400);
     assert!(!estimates.apply_report(&topology, at(200_000), clear.clone()));
     assert_eq!(estimates.next_due(), Some(at(201_000)));
     assert!(estimates.decay(&topology, at(201_000)));
@@ -254,7 +263,7 @@ fn estimates_decay_faster_with_own_traffic() {
     assert!(estimates.decay(&topology, at(204_000)));
     assert!(estimated(&topology, &estimates).is_empty());
     // Without traffic and without probes it takes minutes.
-    estimates.apply_report(&topology, at(300_000), report(&topology, 0, 4, 0, Level::Severe, 0));
+    estimates.apply_report(&topology, at(300_000), report(&topology, 0, 4, 0, CongestionLevel::Severe, 0));
     estimates.active(&topology, at(300_000), Vec::new());
     assert!(!estimates.decay(&topology, at(359_999)));
     assert!(estimates.decay(&topology, at(360_000)));

@@ -23,10 +23,9 @@ const MAX_TRIES: u64 = 400;
 /// A step may make the score worse by so much at first, by less and less later.
 const START_TEMPERATURE: f64 = 0.15;
 
-/// Makes single moves while the score gets better, and parts jobs that share all their switches. Then, at random but always the same way, tears rings down and builds them anew
-/// (Schrimpf et al., "Record breaking optimization results using the ruin and recreate principle", 2000), and makes moves
-/// that may make it worse for a while (Dueck and Scheuer, "Threshold accepting", 1990); the best is kept. What the one does not
-/// find, the other often does. For at most so many looks at links.
+/// Makes single moves while the score gets better, then parts jobs that share all their switches. Then makes random moves,
+/// always the same ones, that may make the score worse for a while, and keeps the best plan (Dueck and Scheuer, "Threshold
+/// accepting", 1990). Examines at most `budget` links.
 pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
     let mut polish = Polish { remaining_budget: budget, search };
     // Small fabrics do not need it all.
@@ -36,27 +35,24 @@ pub(super) fn polish(search: &mut Search<'_, '_>, budget: u64) {
     let mut best = polish.objective();
     polish.descend(&mut best);
     polish.concentrate(&mut best, budget / 8 * 5);
-    polish.rebuild(&mut best, budget / 8 * 3);
-    polish.anneal(&mut best, budget / 8);
+    polish.anneal(&mut best);
     polish.descend(&mut best);
-    // What is left goes to pairs of moves, which only together make it better.
-    while !is_perfect(best) && polish.round(&mut best, Polish::exchanges) && polish.descend(&mut best) {}
 }
 
 /// Nobody can be quicker than its own links let it be.
-fn is_perfect(merit: Objective) -> bool {
-    merit.0 == (0, 0) && merit.1 <= 1.0 + 1e-9
+fn is_perfect(objective: Objective) -> bool {
+    objective.0 == (0, 0) && objective.1 <= 1.0 + 1e-9
 }
 
 /// Numbers that look random: splitmix64 (Steele, Lea and Flood, 2014).
 struct SplitMix(u64);
 
 impl SplitMix {
-    fn below(&mut self, sides: usize) -> usize {
+    fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % sides.max(1) as u64) as usize
+        ((mixed ^ (mixed >> 31)) % bound.max(1) as u64) as usize
     }
 }
 
@@ -69,39 +65,27 @@ impl Polish<'_, '_, '_> {
     fn objective(&mut self) -> Objective {
         self.remaining_budget = self.remaining_budget.saturating_sub(self.search.size() * PREDICTION_COST);
         let (_, score) = self.search.predict(&|_| true);
-        let hops = self.search.rings.iter().flat_map(|ring| &ring.edges);
-        let avoided = hops.filter(|hop| hop.worst() == LinkUse::Avoid).count();
+        let edges = self.search.rings.iter().flat_map(|ring| &ring.edges);
+        let avoided = edges.filter(|edge| edge.worst() == LinkUse::Avoid).count();
         ((score.unreachable_jobs, avoided), score.total(), self.search.sum())
     }
 
-    /// Single moves until none is left.
-    fn descend(&mut self, best: &mut Objective) -> bool {
-        let mut moved = false;
-        while self.round(best, |polish, index, job, best| {
-            polish.orders(index, job, best) | polish.paths(index, job, best)
-        }) {
-            moved = true;
-        }
-        moved
-    }
-
-    /// One pass over all jobs; whether a move was made.
-    fn round(
-        &mut self,
-        best: &mut Objective,
-        moves: impl Fn(&mut Self, usize, &Job, &mut Objective) -> bool,
-    ) -> bool {
+    /// Makes single moves until none makes the score better.
+    fn descend(&mut self, best: &mut Objective) {
         let jobs = self.search.model.jobs();
-        let mut moved = false;
-        for (index, job) in jobs.iter().enumerate() {
-            if !self.search.model.fixed.get(index).copied().unwrap_or(true) {
-                moved |= moves(self, index, job, best);
+        loop {
+            let mut moved = false;
+            for (index, job) in self.movable().into_iter().filter_map(|index| Some((index, jobs.get(index)?)))
+            {
+                moved |= self.orders(index, job, best) | self.paths(index, job, best);
+            }
+            if !moved {
+                return;
             }
         }
-        moved
     }
 
-    /// Puts one job whole onto ways over one switch and builds the others anew around it, while more than `floor` is left of the budget.
+    /// Puts one job whole onto routes over one switch and builds the others anew around it, while more than `floor` is left of the budget.
     /// Who shares all of its switches with another is as slow on one as on all; to part them takes many single moves, each of which
     /// makes it worse.
     fn concentrate(&mut self, best: &mut Objective, floor: u64) {
@@ -171,30 +155,21 @@ impl Polish<'_, '_, '_> {
         Some(ring)
     }
 
-    /// Tears down and builds anew while more than `floor` is left of the budget; ends with the best that it met.
-    fn rebuild(&mut self, best: &mut Objective, floor: u64) {
-        let movable = self.movable();
-        let mut dice = SplitMix(0);
-        while self.remaining_budget > floor && !movable.is_empty() && !is_perfect(*best) {
-            self.remaining_budget -= 1;
-            let (saved, record) = (self.search.rings.clone(), *best);
-            self.ruin(&mut dice, &movable);
-            *best = self.objective();
-            self.descend(best);
-            if !is_better(*best, record) {
-                *best = record;
-                self.restore(saved);
-            }
-        }
-    }
-
-    /// How many single moves there are.
+    /// Returns the number of single moves that there are.
     fn moves(&mut self) -> u64 {
         let jobs = self.search.model.jobs();
         let mut moves = 0;
         for (index, job) in self.movable().into_iter().filter_map(|index| Some((index, jobs.get(index)?))) {
+            let Some(ring) = self.search.rings.get(index).cloned() else { continue };
+            for ((from, to, both), edge) in
+                self.search.model.ends(job, &ring.order).into_iter().zip(&ring.edges)
+            {
+                let count = self.search.model.options(from, to, both).candidates.len();
+                if let (EdgeRoutes::Pinned(paths), true) = (edge, count > 1) {
+                    moves += paths.len() * count;
+                }
+            }
             let count = job.hosts.len();
-            moves += self.single_moves(index, job).len();
             moves += if (3..=MAX_SWAPPED).contains(&count) { count * (count - 1) } else { 0 };
         }
         moves as u64
@@ -211,54 +186,21 @@ impl Polish<'_, '_, '_> {
         }
     }
 
-    /// Takes one to three jobs away and builds them anew, in an order of their own, some paths by chance.
-    fn ruin(&mut self, dice: &mut SplitMix, movable: &[usize]) {
-        let jobs = self.search.model.jobs();
-        let count = 1 + dice.below(movable.len().min(3));
-        let picked: Vec<usize> =
-            (0..count).filter_map(|_| movable.get(dice.below(movable.len())).copied()).collect();
-        let old: Vec<Ring> =
-            picked.iter().map(|index| self.search.replace(*index, Ring::default())).collect();
-        for (index, old) in picked.into_iter().zip(old) {
-            // Picked twice: it stands already.
-            let (Some(job), false) = (jobs.get(index), old.order.is_empty()) else { continue };
-            let mut order = old.order.clone();
-            if dice.below(2) == 0 {
-                (1..order.len()).for_each(|at| order.swap(at, dice.below(at + 1)));
-            }
-            let mut ring = self.search.build(index, job, &order, &Ring::default());
-            let ends = self.search.model.ends(job, &order);
-            // All hops by chance, or one and the others where it is cheapest.
-            let (all, one) = (dice.below(2) == 0, dice.below(ends.len()));
-            for (hop, (from, to, both)) in ends.into_iter().enumerate().filter(|(hop, _)| all || *hop == one)
-            {
-                let options = self.search.model.options(from, to, both);
-                for at in 0..job.connections.clamp(1, 64) as usize {
-                    if let Some(path) = options.candidates.get(dice.below(options.candidates.len())) {
-                        set(&mut ring, hop, at, path);
-                    }
-                }
-            }
-            self.search.replace(index, ring);
-        }
-    }
-
-    /// Moves at random while more than `floor` is left of the budget, less and less willing to make the score worse; ends with the best that it met.
-    fn anneal(&mut self, best: &mut Objective, floor: u64) {
+    /// Moves at random while budget is left, accepting ever less of a worse score; ends with the best plan that it met.
+    fn anneal(&mut self, best: &mut Objective) {
         let jobs = self.search.model.jobs();
         let (movable, start) = (self.movable(), self.remaining_budget);
-        let (mut now, mut record, mut dice) = (*best, self.search.rings.clone(), SplitMix(1));
-        while self.remaining_budget > floor && !movable.is_empty() && !is_perfect(*best) {
+        let (mut now, mut record, mut random) = (*best, self.search.rings.clone(), SplitMix(1));
+        while self.remaining_budget > 0 && !movable.is_empty() && !is_perfect(*best) {
             self.remaining_budget -= 1;
-            let index = movable.get(dice.below(movable.len())).copied().unwrap_or(0);
+            let index = movable.get(random.below(movable.len())).copied().unwrap_or(0);
             let Some(job) = jobs.get(index) else { return };
-            let heat = START_TEMPERATURE * (self.remaining_budget.saturating_sub(floor)) as f64
-                / start.saturating_sub(floor).max(1) as f64;
-            let Some(ring) = self.propose(&mut dice, index, job) else { continue };
+            let heat = START_TEMPERATURE * self.remaining_budget as f64 / start.max(1) as f64;
+            let Some(ring) = self.propose(&mut random, index, job) else { continue };
             let old = self.search.replace(index, ring);
-            let merit = self.objective();
-            if merit.0 <= now.0 && merit.1 <= now.1 * (1.0 + heat) {
-                now = merit;
+            let objective = self.objective();
+            if objective.0 <= now.0 && objective.1 <= now.1 * (1.0 + heat) {
+                now = objective;
                 if is_better(now, *best) {
                     *best = now;
                     record.clone_from(&self.search.rings);
@@ -271,12 +213,12 @@ impl Polish<'_, '_, '_> {
     }
 
     /// A ring that differs by chance: in its order, or in the path of a connection or of all connections of a hop.
-    fn propose(&mut self, dice: &mut SplitMix, index: usize, job: &Job) -> Option<Ring> {
+    fn propose(&mut self, random: &mut SplitMix, index: usize, job: &Job) -> Option<Ring> {
         let old = self.search.rings.get(index)?.clone();
         let count = job.hosts.len();
-        if (3..=MAX_SWAPPED).contains(&count) && dice.below(4) == 0 {
+        if (3..=MAX_SWAPPED).contains(&count) && random.below(4) == 0 {
             let mut order = old.order.clone();
-            order.swap(dice.below(count), dice.below(count));
+            order.swap(random.below(count), random.below(count));
             let old = self.search.replace(index, Ring::default());
             let ring = self.search.build(index, job, &order, &old);
             self.search.replace(index, old);
@@ -284,14 +226,14 @@ impl Polish<'_, '_, '_> {
         }
         let mut ring = old;
         let ends = self.search.model.ends(job, &ring.order);
-        let hop = dice.below(ends.len());
+        let hop = random.below(ends.len());
         let (from, to, both) = ends.get(hop).copied()?;
         let options = self.search.model.options(from, to, both);
         let connections = job.connections.clamp(1, 64) as usize;
-        let (first, all) = (dice.below(connections), dice.below(4) == 0);
+        let (first, all) = (random.below(connections), random.below(4) == 0);
         let mut changed = false;
         for at in if all { 0..connections } else { first..first + 1 } {
-            let path = options.candidates.get(dice.below(options.candidates.len()))?;
+            let path = options.candidates.get(random.below(options.candidates.len()))?;
             changed |= set(&mut ring, hop, at, path);
         }
         changed.then_some(ring)
@@ -300,10 +242,10 @@ impl Polish<'_, '_, '_> {
     /// Keeps a ring if it makes the score better.
     fn attempt(&mut self, index: usize, ring: Ring, best: &mut Objective) -> bool {
         let old = self.search.replace(index, ring);
-        let merit = self.objective();
-        let better = is_better(merit, *best);
+        let objective = self.objective();
+        let better = is_better(objective, *best);
         if better {
-            *best = merit;
+            *best = objective;
         } else {
             self.search.replace(index, old);
         }
@@ -361,66 +303,7 @@ impl Polish<'_, '_, '_> {
         }
         moved
     }
-
-    /// A path for one of this job's connections, and another one for a connection of another job that is in its way.
-    fn exchanges(&mut self, index: usize, job: &Job, best: &mut Objective) -> bool {
-        let jobs = self.search.model.jobs();
-        let mut moved = false;
-        for (other, second) in jobs.iter().enumerate().skip(index) {
-            if self.search.model.fixed.get(other).copied().unwrap_or(true) {
-                continue;
-            }
-            for first in self.single_moves(index, job) {
-                for then in self.single_moves(other, second) {
-                    if self.remaining_budget == 0 {
-                        return moved;
-                    }
-                    moved |= self.attempt_both((index, &first), (other, &then), best);
-                }
-            }
-        }
-        moved
-    }
-
-    fn attempt_both(&mut self, first: (usize, &Move), then: (usize, &Move), best: &mut Objective) -> bool {
-        let before = self.search.rings.get(first.0).cloned().zip(self.search.rings.get(then.0).cloned());
-        let Some((ring, other)) = before else { return false };
-        let mut changed = true;
-        for (index, (hop, at, path)) in [first, then] {
-            let Some(mut ring) = self.search.rings.get(index).cloned() else { return false };
-            changed &= set(&mut ring, *hop, *at, path);
-            self.search.replace(index, ring);
-        }
-        let merit = if changed { self.objective() } else { *best };
-        let better = changed && is_better(merit, *best);
-        if better {
-            *best = merit;
-        } else {
-            self.search.replace(then.0, other);
-            self.search.replace(first.0, ring);
-        }
-        better
-    }
-
-    fn single_moves(&mut self, index: usize, job: &Job) -> Vec<Move> {
-        let Some(ring) = self.search.rings.get(index).cloned() else { return Vec::new() };
-        let mut moves = Vec::new();
-        for (hop, (from, to, both)) in self.search.model.ends(job, &ring.order).into_iter().enumerate() {
-            let options = self.search.model.options(from, to, both);
-            if let (Some(EdgeRoutes::Pinned(paths)), true) =
-                (ring.edges.get(hop), options.candidates.len() > 1)
-            {
-                let each =
-                    (0..paths.len()).flat_map(|at| options.candidates.iter().map(move |path| (at, path)));
-                moves.extend(each.map(|(at, path)| (hop, at, Rc::clone(path))));
-            }
-        }
-        moves
-    }
 }
-
-/// Hop, connection, path.
-type Move = (usize, usize, Rc<Candidate>);
 
 /// Sets one connection's path; whether that changes anything.
 fn set(ring: &mut Ring, hop: usize, at: usize, path: &Rc<Candidate>) -> bool {

@@ -7,7 +7,6 @@ use crate::conditions::Conditions;
 use crate::path::{DirectedLink, PathFinder};
 use crate::topology::{HostId, Topology};
 use harmonaize_units::{Nanos, Rate};
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Who gives way keeps this part of its share, and what it was promised.
@@ -105,39 +104,49 @@ pub fn apply_priorities(
             take_rate(&mut left, parts, floor - share);
             shares.insert(*index, floor);
         }
-        let mut classes: Vec<u8> = known.into_iter().collect();
-        classes.sort_by_key(|priority| Reverse(*priority));
-        for priority in classes {
-            let class =
-                own.iter().filter(|index| tasks.get(**index).is_some_and(|it| it.priority == priority));
-            let class: Vec<usize> = class.copied().collect();
-            let flow = |index: &usize| {
-                let (assignment, floor) = (assignments.get(*index)?, shares.get(index)?);
-                let share = assignment.share.0 as f64;
-                // Who is not slowed has all that it asks for.
-                let wants = share * assignment.slowdown.max(1.0);
-                let weight = (share - floor).max(1.0);
-                Some(FairFlow {
-                    usage: used.get(*index)?,
-                    weight,
-                    demand: (wants - floor).max(0.0),
-                    guaranteed: 0.0,
-                })
-            };
-            let flows: Vec<FairFlow<'_>> = class.iter().filter_map(flow).collect();
-            let more = Shares::default().fill(&left, &flows).to_vec();
-            for (index, more) in class.iter().zip(more) {
-                if let Some(parts) = used.get(*index) {
-                    take_rate(&mut left, parts, more);
-                }
-                *shares.entry(*index).or_default() += more;
-            }
+        let classes: Vec<Vec<usize>> = known
+            .into_iter()
+            .rev()
+            .map(|priority| {
+                let of_class =
+                    |index: &usize| tasks.get(*index).is_some_and(|task| task.priority == priority);
+                own.iter().copied().filter(of_class).collect()
+            })
+            .collect();
+        for class in classes {
+            share_out(&class, assignments, &used, &mut left, &mut shares);
         }
         for (index, share) in shares {
             if let Some((job, assignment)) = jobs.get(index).zip(assignments.get_mut(index)) {
                 set_share(job, assignment, share);
             }
         }
+    }
+}
+
+/// Shares out what is left among the jobs of one priority, on top of what they have.
+fn share_out(
+    class: &[usize],
+    assignments: &[Assignment],
+    used: &[Vec<(u32, f64)>],
+    left: &mut [f64],
+    shares: &mut BTreeMap<usize, f64>,
+) {
+    let flow = |index: &usize| {
+        let (assignment, floor) = (assignments.get(*index)?, shares.get(index)?);
+        let share = assignment.share.0 as f64;
+        // Who is not slowed has all that it asks for.
+        let wants = share * assignment.slowdown.max(1.0);
+        let weight = (share - floor).max(1.0);
+        Some(FairFlow { usage: used.get(*index)?, weight, demand: (wants - floor).max(0.0), guaranteed: 0.0 })
+    };
+    let flows: Vec<FairFlow<'_>> = class.iter().filter_map(flow).collect();
+    let more = Shares::default().fill(left, &flows).to_vec();
+    for (index, more) in class.iter().zip(more) {
+        if let Some(parts) = used.get(*index) {
+            take_rate(left, parts, more);
+        }
+        *shares.entry(*index).or_default() += more;
     }
 }
 

@@ -106,7 +106,23 @@ impl Shares {
                 }
             }
         }
+        debug_assert!(self.fits(capacity, flows), "no link carries more than it has");
         &self.rates
+    }
+
+    /// Whether the rates fit the links; asserted alone.
+    fn fits(&self, capacity: &[f64], flows: &[FairFlow<'_>]) -> bool {
+        let mut load = vec![0.0; capacity.len()];
+        for ((number, part), rate) in flows
+            .iter()
+            .zip(&self.rates)
+            .flat_map(|(flow, rate)| flow.usage.iter().map(move |one| (one, rate)))
+        {
+            if let Some(load) = load.get_mut(*number as usize) {
+                *load += part * rate;
+            }
+        }
+        load.iter().zip(capacity).all(|(load, capacity)| *load <= capacity.max(0.0) * (1.0 + 1e-6) + 1.0)
     }
 
     fn begin(&mut self, capacity: &[f64], flows: &[FairFlow<'_>]) {

@@ -5,7 +5,7 @@ use super::communicator::Communicator;
 use super::slowdown::{Latest, QUIET, Slowdown};
 use super::{SessionId, State};
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, Level};
+use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits};
 use harmonaize_planner::{HostId, Rate};
@@ -364,35 +364,30 @@ fn read(request: u64, batch: EventBatch) -> v1::EventsRead {
 fn to_proto(event: Event) -> v1::TenantEvent {
     use v1::EventKind as Told;
     let Event { number, communicator, kind, since_ns } = event;
-    let level = |level| match level {
-        Level::None => v1::EventLevel::None,
-        Level::Mild => v1::EventLevel::Mild,
-        Level::Severe => v1::EventLevel::Severe,
-    };
     let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(|Rank(rank)| rank).collect();
     let mut waiting = 0;
     let mut clauses = Vec::new();
     let (kind, level, ranks, at_ns) = match kind {
-        EventKind::Congestion(how) => (Told::Congestion, level(how), Vec::new(), 0),
-        EventKind::Capacity(how) => (Told::Capacity, level(how), Vec::new(), 0),
+        EventKind::Congestion(how) => (Told::Congestion, how.into(), Vec::new(), 0),
+        EventKind::Capacity(how) => (Told::Capacity, how.into(), Vec::new(), 0),
         EventKind::Failure { ranks, regroup_by_ns } => {
-            (Told::Failure, level(Level::None), numbers(ranks), regroup_by_ns)
+            (Told::Failure, v1::EventLevel::None, numbers(ranks), regroup_by_ns)
         }
         EventKind::Maintenance { ranks, at_ns } => {
-            (Told::Maintenance, level(Level::None), numbers(ranks), at_ns)
+            (Told::Maintenance, v1::EventLevel::None, numbers(ranks), at_ns)
         }
-        EventKind::PlanChanged => (Told::PlanChanged, level(Level::None), Vec::new(), 0),
+        EventKind::PlanChanged => (Told::PlanChanged, v1::EventLevel::None, Vec::new(), 0),
         EventKind::Newcomers { waiting: count } => {
             waiting = count;
-            (Told::Newcomers, level(Level::None), Vec::new(), 0)
+            (Told::Newcomers, v1::EventLevel::None, Vec::new(), 0)
         }
         EventKind::AgreementBroken { clauses: broken } => {
             clauses = harmonaize_api::clause_numbers(&broken);
-            (Told::AgreementBroken, level(Level::None), Vec::new(), 0)
+            (Told::AgreementBroken, v1::EventLevel::None, Vec::new(), 0)
         }
         EventKind::AgreementEnded { clauses: lost } => {
             clauses = harmonaize_api::clause_numbers(&lost);
-            (Told::AgreementEnded, level(Level::None), Vec::new(), 0)
+            (Told::AgreementEnded, v1::EventLevel::None, Vec::new(), 0)
         }
     };
     let (kind, level) = (kind.into(), level.into());

@@ -1,7 +1,7 @@
 //! Events: what a tenant is told of the network while its collectives run.
 
 use super::Clause;
-use crate::Rank;
+use crate::{CongestionLevel, Rank};
 use alloc::string::String;
 use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
@@ -9,25 +9,13 @@ use serde::{Deserialize, Serialize};
 /// Most events of one [`EventBatch`]: with all their ranks they fit a message.
 pub const MAX_EVENTS: usize = 8;
 
-/// How much of the expected rate is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Level {
-    /// Nothing worth telling.
-    #[default]
-    None,
-    /// Up to half of it.
-    Mild,
-    /// More than half.
-    Severe,
-}
-
 /// What an event says of its communicator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EventKind {
     /// Others' traffic slows the tenant's communicators this much now: the one that has it worst, told of all alike.
-    Congestion(Level),
+    Congestion(CongestionLevel),
     /// While something of the network is out of use they are slowed this much, told alike too.
-    Capacity(Level),
+    Capacity(CongestionLevel),
     /// These ranks are lost; ascending.
     Failure {
         /// Of the communicator.

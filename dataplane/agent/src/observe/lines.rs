@@ -3,7 +3,7 @@
 use super::Printer;
 use super::text::address;
 use crate::telemetry::{Finding, Found, LocatedStraggler, Names, Reading, realtime_ns};
-use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
+use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_analysis::marks::{Moved, Operation};
 use harmonaize_analysis::phases::Phase;
 use harmonaize_analysis::straggler::{Kind, Subject};
@@ -127,20 +127,11 @@ fn of_congestion(congestion: &Congestion, names: &Names, time: &dyn Fn(u64) -> u
             json!({"address": address(other).to_string(), "source_port": local, "destination_port": remote})
         }
     };
-    let state = match congestion.state {
-        State::None => "none",
-        State::Mild => "mild",
-        State::Severe => "severe",
-    };
-    let cause = match congestion.cause {
-        Cause::Unknown => "unknown",
-        Cause::Own => "own",
-        Cause::CrossTraffic => "others",
-    };
     let egress = congestion.link.direction == Direction::Egress;
     json!({
         "interface": names.get(congestion.link.interface), "direction": if egress { "egress" } else { "ingress" },
-        "path": path, "state": state, "cause": cause, "since_ns": time(congestion.since_ns),
+        "path": path, "state": congestion.level.as_str(), "cause": congestion.cause.as_str(),
+        "since_ns": time(congestion.since_ns),
         "found_ns": time(congestion.found_ns), "own_bits": congestion.own_rate.saturating_mul(8),
         "other_bits": congestion.cross_traffic_rate.saturating_mul(8),
         "capacity_bits": congestion.capacity.saturating_mul(8), "round_trip_ns": congestion.rtt_ns,

@@ -2,7 +2,8 @@
 
 use super::Printer;
 use crate::telemetry::{Finding, Found, LinkReading, LocatedStraggler, Names, Reading, realtime_ns};
-use harmonaize_analysis::congestion::{Cause, Congestion, State};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::{Address, Phase};
 use harmonaize_analysis::straggler::{Kind, Subject};
@@ -107,15 +108,15 @@ fn of_congestion(congestion: &Congestion, names: &Names) -> String {
     if let Some(remote) = link.path.address() {
         let _ = write!(text, ", path with {}", address(remote));
     }
-    let state = match congestion.state {
-        State::None => "not congested",
-        State::Mild => "mild congestion",
-        State::Severe => "severe congestion",
+    let state = match congestion.level {
+        CongestionLevel::None => "not congested",
+        CongestionLevel::Mild => "mild congestion",
+        CongestionLevel::Severe => "severe congestion",
     };
     let cause = match congestion.cause {
-        Cause::Unknown => "",
-        Cause::Own => " by own traffic",
-        Cause::CrossTraffic => " by others' traffic",
+        CongestionCause::Unknown => "",
+        CongestionCause::Own => " by own traffic",
+        CongestionCause::CrossTraffic => " by others' traffic",
     };
     let _ = write!(text, ": {state}{cause}");
     text

@@ -1,7 +1,7 @@
 //! A tenant's events on their way from control to its processes.
 
 use harmonaize_abi::Rank;
-use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind, Level};
+use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -31,11 +31,7 @@ pub(super) fn batch(answer: v1::EventsRead) -> Result<EventBatch, String> {
 }
 
 fn event(told: v1::TenantEvent) -> Option<Event> {
-    let level = match told.level() {
-        v1::EventLevel::None => Level::None,
-        v1::EventLevel::Mild => Level::Mild,
-        v1::EventLevel::Severe => Level::Severe,
-    };
+    let level = told.level().into();
     let told_kind = told.kind();
     let v1::TenantEvent { number, communicator, ranks, at_ns, since_ns, clauses, waiting, .. } = told;
     let ranks = ranks.into_iter().map(Rank).collect();

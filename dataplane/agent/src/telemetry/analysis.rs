@@ -201,7 +201,7 @@ impl Analysis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_analysis::congestion::State;
+    use harmonaize_abi::{CongestionCause, CongestionLevel};
     use harmonaize_analysis::trace::{Label, Link};
     use harmonaize_events::{Event, EventKind, Protocol, TcpFlow};
 
@@ -231,14 +231,14 @@ mod tests {
     fn congestion_changes(
         records: &[Record],
         at_once: usize,
-    ) -> Vec<(congestion::Link, State, congestion::Cause)> {
+    ) -> Vec<(congestion::Link, CongestionLevel, CongestionCause)> {
         let mut analysis = Analysis::default();
         for batch in records.chunks(at_once) {
             batch.iter().for_each(|record| analysis.take(record));
             analysis.advance(batch.last().map_or(0, Record::time_ns));
         }
         let congestion = |found| match found {
-            Found::Congestion(one) => Some((one.link, one.state, one.cause)),
+            Found::Congestion(one) => Some((one.link, one.level, one.cause)),
             _ => None,
         };
         analysis.found().into_iter().filter_map(congestion).collect()
@@ -248,7 +248,7 @@ mod tests {
     fn what_is_taken_in_late_says_what_it_would_have_said_as_it_came() {
         let records = losses();
         let as_it_came = congestion_changes(&records, 1);
-        assert!(as_it_came.iter().any(|(_, state, _)| *state != State::None), "{as_it_came:?}");
+        assert!(as_it_came.iter().any(|(_, state, _)| *state != CongestionLevel::None), "{as_it_came:?}");
         for at_once in [10, 40, records.len()] {
             assert_eq!(congestion_changes(&records, at_once), as_it_came, "{at_once}");
         }

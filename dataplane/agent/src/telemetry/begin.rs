@@ -142,7 +142,7 @@ fn try_begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -
 fn log(finding: &Finding) {
     match &finding.found {
         Found::Congestion(congestion) => {
-            let (link, state, cause) = (congestion.link, congestion.state, congestion.cause);
+            let (link, state, cause) = (congestion.link, congestion.level, congestion.cause);
             tracing::info!(?link, ?state, ?cause, "congestion");
         }
         Found::Straggler(late) => {

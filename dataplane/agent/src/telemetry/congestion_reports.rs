@@ -5,7 +5,8 @@ use crate::telemetry::finding::Found;
 use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::OwnFlows;
 use crate::telemetry::to_proto::{self, Clock};
-use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals, State};
+use harmonaize_abi::CongestionLevel;
+use harmonaize_analysis::congestion::{Congestion, Link, Path, Signals};
 use harmonaize_analysis::trace::Owner;
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
@@ -64,7 +65,7 @@ impl CongestionReports {
         self.sink = Some(wanted).filter(|wanted| wanted.per_second > 0);
         self.paths.clear();
         (self.credit, self.credited_ns) = (BURST_DIVISOR * 1000, now_ns);
-        let congested = analysis.links().filter(|link| link.state > State::None);
+        let congested = analysis.links().filter(|link| link.level > CongestionLevel::None);
         congested.for_each(|congestion| self.take(now_ns, &Found::Congestion(congestion)));
     }
 
@@ -83,7 +84,7 @@ impl CongestionReports {
                 known.pending_since_ns.get_or_insert(now_ns);
             }
             // Of what control never heard to be congested, it need not hear that it is not.
-            None if found.state == State::None || full => {}
+            None if found.level == CongestionLevel::None || full => {}
             None => {
                 let known = PathReport { newest: *found, pending_since_ns: Some(now_ns), reported_ns: None };
                 self.paths.insert(link, known);
@@ -111,13 +112,13 @@ impl CongestionReports {
         }
         let mut due: Vec<(u64, Link)> = Vec::new();
         self.paths.retain(|link, known| {
-            let stands = known.newest.state > State::None;
+            let stands = known.newest.level > CongestionLevel::None;
             let told = known.reported_ns.map(|told_ns| now_ns.saturating_sub(told_ns));
             let current = told.filter(|told| stands && *told >= STARVED_REPEAT_NS);
             if let Some((told, current)) = current.zip(analysis.link(link))
                 && (current.signals.starved || told >= REPEAT_NS && is_congested(&current))
             {
-                known.newest = Congestion { state: known.newest.state, cause: known.newest.cause, ..current };
+                known.newest = Congestion { level: known.newest.level, cause: known.newest.cause, ..current };
                 known.pending_since_ns.get_or_insert(now_ns);
             }
             let Some(news_ns) = known.pending_since_ns else { return true };
@@ -167,7 +168,7 @@ impl CongestionReports {
         }
         self.credit -= 1000;
         (known.pending_since_ns, known.reported_ns) = (None, Some(now_ns));
-        if newest.state == State::None {
+        if newest.level == CongestionLevel::None {
             self.paths.remove(link);
         }
         true
@@ -195,7 +196,8 @@ fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::PathCo
 mod tests {
     use super::*;
     use crate::telemetry::own_flows::EpochLinks;
-    use harmonaize_analysis::congestion::{Cause, Signals};
+    use harmonaize_abi::CongestionCause;
+    use harmonaize_analysis::congestion::Signals;
     use harmonaize_analysis::trace::{self, Label, Record};
     use harmonaize_events::{FlowKey, Protocol, TcpFlow};
     use harmonaize_transport::Flow;
@@ -246,8 +248,8 @@ mod tests {
             world
         }
 
-        fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), state: State) {
-            let found = Found::Congestion(found(now_ns, (local, remote), state));
+        fn find(&mut self, now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) {
+            let found = Found::Congestion(found(now_ns, (local, remote), level));
             self.verdicts.take(now_ns, &found);
         }
 
@@ -284,12 +286,12 @@ mod tests {
         }
     }
 
-    fn found(now_ns: u64, (local, remote): (u16, u16), state: State) -> Congestion {
+    fn found(now_ns: u64, (local, remote): (u16, u16), level: CongestionLevel) -> Congestion {
         let path = Path::Connection { address: key().remote, local, remote };
         Congestion {
             link: Link { interface: 5, direction: Direction::Egress, path },
-            state,
-            cause: Cause::CrossTraffic,
+            level,
+            cause: CongestionCause::CrossTraffic,
             since_ns: now_ns,
             found_ns: now_ns,
             signals: Signals::default(),
@@ -312,19 +314,20 @@ mod tests {
     fn a_verdict_says_whose_connection_it_is_about_and_by_which_port() {
         let ports = [(40_001, LISTEN), (LISTEN, 40_002)];
         let mut world = World::new(&ports, 100, 8);
-        world.find(BEGIN, ports[0], State::Mild);
-        world.find(BEGIN, ports[1], State::Severe);
-        world.find(BEGIN, (40_009, LISTEN), State::Severe);
+        world.find(BEGIN, ports[0], CongestionLevel::Mild);
+        world.find(BEGIN, ports[1], CongestionLevel::Severe);
+        world.find(BEGIN, (40_009, LISTEN), CongestionLevel::Severe);
         let told = world.reports(BEGIN);
         let of = |told: &v1::PathCongestion| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
         assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
         assert_eq!(world.reports(BEGIN + 999 * MS), []);
         assert_eq!(world.reports(BEGIN + 1001 * MS), [], "nothing of ours is held up now");
-        let whole = Link { path: Path::Whole, ..found(0, ports[0], State::Mild).link };
-        let ingress = Link { direction: Direction::Ingress, ..found(0, ports[0], State::Mild).link };
+        let whole = Link { path: Path::Whole, ..found(0, ports[0], CongestionLevel::Mild).link };
+        let ingress =
+            Link { direction: Direction::Ingress, ..found(0, ports[0], CongestionLevel::Mild).link };
         for link in [whole, ingress] {
-            let other = Congestion { link, ..found(BEGIN, ports[0], State::Severe) };
+            let other = Congestion { link, ..found(BEGIN, ports[0], CongestionLevel::Severe) };
             world.verdicts.take(BEGIN, &Found::Congestion(other));
         }
         assert_eq!(world.reports(BEGIN + 1002 * MS), []);
@@ -407,18 +410,18 @@ mod tests {
     fn the_end_is_told_when_own_traffic_shows_it() {
         let port = (40_001, LISTEN);
         let mut world = World::new(&[port], 100, 8);
-        world.find(BEGIN, port, State::None);
+        world.find(BEGIN, port, CongestionLevel::None);
         assert_eq!(world.reports(BEGIN), [], "control never heard of any");
-        world.find(BEGIN, port, State::Severe);
+        world.find(BEGIN, port, CongestionLevel::Severe);
         assert_eq!(world.reports(BEGIN).len(), 1);
-        world.find(BEGIN + 100 * MS, port, State::None);
+        world.find(BEGIN + 100 * MS, port, CongestionLevel::None);
         assert_eq!(world.reports(BEGIN + 3000 * MS), [], "nothing of ours passes");
         world.pass(port, BEGIN + 3000 * MS, BEGIN + 3050 * MS);
         assert_eq!(level(&world.reports(BEGIN + 3050 * MS)), [v1::CongestionLevel::None]);
         assert!(world.reports(BEGIN + 9000 * MS).is_empty() && world.verdicts.paths.is_empty());
-        world.find(BEGIN, port, State::Severe);
+        world.find(BEGIN, port, CongestionLevel::Severe);
         world.reports(BEGIN + 10_000 * MS);
-        world.find(BEGIN, port, State::None);
+        world.find(BEGIN, port, CongestionLevel::None);
         assert!(
             world.reports(BEGIN + RECOVERY_TIMEOUT_NS + 10_000 * MS).is_empty()
                 && world.verdicts.paths.is_empty()
@@ -432,15 +435,19 @@ mod tests {
         let mut told = Vec::new();
         for ms in 0..1000 {
             for (at, port) in ports.iter().enumerate() {
-                let state = if (ms + at as u64).is_multiple_of(2) { State::Mild } else { State::Severe };
-                world.find(BEGIN + ms * MS, *port, state);
+                let level = if (ms + at as u64).is_multiple_of(2) {
+                    CongestionLevel::Mild
+                } else {
+                    CongestionLevel::Severe
+                };
+                world.find(BEGIN + ms * MS, *port, level);
             }
             told.extend(world.reports(BEGIN + ms * MS));
         }
         assert!((95..=110).contains(&told.len()), "{} in a second", told.len());
         let each = |port: u32| told.iter().filter(|told| told.source_port == port).count();
         assert!((40_000..40_050).all(|port| each(port) >= 1), "some path was never told of");
-        ports.iter().for_each(|port| world.find(BEGIN + 1000 * MS, *port, State::Severe));
+        ports.iter().for_each(|port| world.find(BEGIN + 1000 * MS, *port, CongestionLevel::Severe));
         let last: Vec<_> = (1000..2000).flat_map(|ms| world.reports(BEGIN + ms * MS)).collect();
         let mut newest = std::collections::BTreeMap::new();
         last.iter().for_each(|told| drop(newest.insert(told.source_port, level(std::slice::from_ref(told)))));
@@ -451,17 +458,17 @@ mod tests {
     fn what_finds_no_room_is_told_later_and_nobody_hears_what_he_does_not_want() {
         let ports = [(40_001, LISTEN), (40_002, LISTEN)];
         let mut world = World::new(&ports, 100, 1);
-        ports.iter().for_each(|port| world.find(BEGIN, *port, State::Mild));
+        ports.iter().for_each(|port| world.find(BEGIN, *port, CongestionLevel::Mild));
         assert_eq!(
             (world.reports(BEGIN).len(), world.reports(BEGIN).len(), world.reports(BEGIN).len()),
             (1, 1, 0)
         );
         let mut records = Vec::new();
         world.own.ended(7, BEGIN, &[5], &mut records);
-        world.find(BEGIN, ports[0], State::Severe);
+        world.find(BEGIN, ports[0], CongestionLevel::Severe);
         assert!(world.reports(BEGIN).is_empty() && world.verdicts.paths.len() == 1, "the connection is gone");
         let mut none = World::new(&ports, 0, 8);
-        none.find(BEGIN, ports[0], State::Severe);
+        none.find(BEGIN, ports[0], CongestionLevel::Severe);
         assert!(none.reports(BEGIN).is_empty() && none.verdicts.paths.is_empty());
     }
 }

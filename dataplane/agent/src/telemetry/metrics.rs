@@ -3,7 +3,8 @@
 use crate::telemetry::latencies::BOUNDS_NS;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::series::SeriesTotals;
-use harmonaize_analysis::congestion::{Congestion, Path, State};
+use harmonaize_abi::CongestionLevel;
+use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_events::{Direction, Totals};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -114,17 +115,17 @@ impl Answer {
                     found.link.interface == link.measured.index && found.link.direction == direction
                 };
                 let of_link = self.reading.congestion.iter().filter(of);
-                let level = |state: State| match state {
-                    State::None => 0,
-                    State::Mild => 1,
-                    State::Severe => 2,
+                let level = |state: CongestionLevel| match state {
+                    CongestionLevel::None => 0,
+                    CongestionLevel::Mild => 1,
+                    CongestionLevel::Severe => 2,
                 };
                 let whole = of_link.clone().filter(|found| found.link.path == Path::Whole);
-                let paths =
-                    of_link.filter(|found| found.link.path != Path::Whole && found.state > State::None);
+                let paths = of_link
+                    .filter(|found| found.link.path != Path::Whole && found.level > CongestionLevel::None);
                 let way = if direction == Direction::Ingress { "ingress" } else { "egress" };
                 let labels = vec![("interface", link.measured.name.clone()), ("direction", way.to_owned())];
-                (labels, whole.map(|found| level(found.state)).max().unwrap_or(0), paths.count() as u64)
+                (labels, whole.map(|found| level(found.level)).max().unwrap_or(0), paths.count() as u64)
             })
         });
         let levels: Vec<_> = levels.collect();

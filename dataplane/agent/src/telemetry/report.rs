@@ -6,7 +6,7 @@ use crate::telemetry::names::Names;
 use crate::telemetry::reading::Reading;
 use crate::telemetry::to_proto::{self, Clock};
 use crate::telemetry::{Handle, view};
-use harmonaize_analysis::congestion::State;
+use harmonaize_abi::CongestionLevel;
 use harmonaize_analysis::marks::{Operation, RankCall};
 use harmonaize_api::v1;
 use harmonaize_api::v1::from_agent::Message;
@@ -118,7 +118,7 @@ impl Pending {
                     self.changes.remove(0);
                 }
                 self.changes.push(Arc::clone(finding));
-                found.state == State::Severe || found.state == State::None
+                found.level == CongestionLevel::Severe || found.level == CongestionLevel::None
             }
             Found::Straggler(late) => {
                 if late.straggler.ended_ns.is_some() && self.over.len() < STRAGGLERS / 2 {

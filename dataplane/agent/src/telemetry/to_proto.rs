@@ -3,7 +3,7 @@
 use crate::telemetry::clock::realtime_ns;
 use crate::telemetry::finding::{Finding, Found, LocatedStraggler};
 use crate::telemetry::names::Names;
-use harmonaize_analysis::congestion::{Cause, Congestion, Path, State};
+use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_analysis::marks::{Coded, Edge, Operation};
 use harmonaize_analysis::phases::Phase;
 use harmonaize_analysis::straggler::{Kind, Subject};
@@ -95,16 +95,7 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
             format!("{} port {remote} from port {local}", address(other))
         }
     };
-    let level = match found.state {
-        State::None => v1::CongestionLevel::None,
-        State::Mild => v1::CongestionLevel::Mild,
-        State::Severe => v1::CongestionLevel::Severe,
-    };
-    let cause = match found.cause {
-        Cause::Unknown => v1::CongestionCause::Unspecified,
-        Cause::Own => v1::CongestionCause::Own,
-        Cause::CrossTraffic => v1::CongestionCause::Foreign,
-    };
+    let (level, cause): (v1::CongestionLevel, v1::CongestionCause) = (found.level.into(), found.cause.into());
     v1::Congestion {
         interface: names.get(found.link.interface),
         path,

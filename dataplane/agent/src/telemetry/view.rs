@@ -149,7 +149,7 @@ fn link(span: &Span<'_>, link: &LinkReading, names: &Names, own: &HashMap<String
     let (egress, ingress) = (link.totals.egress, link.totals.ingress);
     let (marked, retransmissions) = signs(span.now, index);
     let of_link = |found: &&congestion::Congestion| found.link.interface == index;
-    let worst = span.now.congestion.iter().filter(of_link).max_by_key(|found| (found.state, found.used_ppm));
+    let worst = span.now.congestion.iter().filter(of_link).max_by_key(|found| (found.level, found.used_ppm));
     v1::Link {
         interface: link.measured.name.clone(),
         index,

@@ -7,8 +7,9 @@ use super::flow::{Change, FlowHistory};
 use super::monitor::{Measure, Monitor};
 use super::queue_jump::QueueJump;
 use super::starved::{LatePeriod, RttHistory};
-use super::{Cause, Congestion, Limits, Link, Path, State};
+use super::{Congestion, Limits, Link, Path};
 use crate::trace::{LostKind, Record};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, InterfaceTotals, Protocol};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -562,7 +563,7 @@ impl Detector {
                     continue;
                 }
                 let cause = match self.common_cause(monitor) {
-                    Cause::Unknown => monitor.attribute_cause(),
+                    CongestionCause::Unknown => monitor.attribute_cause(),
                     cause => cause,
                 };
                 let Some(Some(monitor)) = self.monitors.get_mut(*place as usize) else { continue };
@@ -581,15 +582,17 @@ impl Detector {
     }
 
     /// The cause of the congestion of a path's interface.
-    fn common_cause(&self, monitor: &Monitor) -> Cause {
+    fn common_cause(&self, monitor: &Monitor) -> CongestionCause {
         if monitor.is_interface() {
-            return Cause::Unknown;
+            return CongestionCause::Unknown;
         }
         let interface = self.interfaces.get(&monitor.link.interface);
         let whole =
             interface.and_then(|interface| *interface.whole.get(direction_index(monitor.link.direction))?);
         let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
-        whole.filter(|whole| whole.level.state != State::None).map_or(Cause::Unknown, |whole| whole.cause)
+        whole
+            .filter(|whole| whole.hysteresis.level != CongestionLevel::None)
+            .map_or(CongestionCause::Unknown, |whole| whole.cause)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::monitor::Monitor;
 use crate::trace::Timed;
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_events::Direction;
 
 /// A link as this host sees it: an interface, one way, as a whole or on the way to one other end.
@@ -48,30 +49,6 @@ impl Path {
     }
 }
 
-/// How congested a link is.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum State {
-    /// Not congested.
-    #[default]
-    None,
-    /// It is full, or a queue stands.
-    Mild,
-    /// The queue is long, or packets are lost.
-    Severe,
-}
-
-/// Who congests it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
-    /// What was measured does not tell. Always so where the state is [`State::None`].
-    #[default]
-    Unknown,
-    /// Own communicators fill it.
-    Own,
-    /// Others' traffic takes part or all of it, seen here or not.
-    CrossTraffic,
-}
-
 /// Which signals speak for congestion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Signals {
@@ -93,9 +70,9 @@ pub struct Congestion {
     /// Which link.
     pub link: Link,
     /// Its state from now on.
-    pub state: State,
+    pub level: CongestionLevel,
     /// Who is the cause.
-    pub cause: Cause,
+    pub cause: CongestionCause,
     /// When what led to this state began; for a mere change of the cause, when the state began.
     pub since_ns: u64,
     /// When it was found.
@@ -126,9 +103,9 @@ impl Monitor {
         let measure = &self.measure;
         Congestion {
             link: self.link,
-            state: self.level.state,
+            level: self.hysteresis.level,
             cause: self.cause,
-            since_ns: self.level.since_ns,
+            since_ns: self.hysteresis.since_ns,
             found_ns: now_ns,
             signals: measure.signals,
             own_rate: measure.own_rate,
@@ -149,6 +126,6 @@ impl Timed for Congestion {
     }
 
     fn same_content(&self, other: &Self) -> bool {
-        (self.link, self.state, self.cause) == (other.link, other.state, other.cause)
+        (self.link, self.level, self.cause) == (other.link, other.level, other.cause)
     }
 }

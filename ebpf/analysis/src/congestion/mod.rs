@@ -48,14 +48,14 @@ mod bins;
 mod detector;
 mod finding;
 mod flow;
-mod level;
+mod hysteresis;
 mod monitor;
 mod queue_jump;
 mod starved;
 mod windowed;
 
 pub use detector::Detector;
-pub use finding::{Cause, Congestion, Link, Path, Signals, State};
+pub use finding::{Congestion, Link, Path, Signals};
 
 /// What a link's capacity is taken from.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! What is known of one link, and what that says.
 
 use super::bins::{BIN_NS, BINS, Bins, QueueSample, add};
-use super::level::{HysteresisState, MILD};
+use super::hysteresis::{HysteresisState, MILD};
 use super::starved::{RttHistory, RttSample};
 use super::windowed::WindowedMinMax;
-use super::{Capacity, Cause, Limits, Link, Path, Signals, State};
+use super::{Capacity, Limits, Link, Path, Signals};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 
 /// A measure is renewed after this.
 const OLD_NS: u64 = 10_000_000;
@@ -29,8 +30,8 @@ const CLEAR: u64 = 24;
 pub(super) struct Monitor {
     pub(super) link: Link,
     pub(super) bins: Bins,
-    pub(super) level: HysteresisState,
-    pub(super) cause: Cause,
+    pub(super) hysteresis: HysteresisState,
+    pub(super) cause: CongestionCause,
     pub(super) measure: Measure,
     /// Flows that name it.
     pub(super) flows: u32,
@@ -57,7 +58,7 @@ pub(super) struct Monitor {
     /// Which part of the queue was ours, the newest last.
     shares: [f64; 3],
     evidence: u64,
-    pending_cause: Option<(Cause, u64)>,
+    pending_cause: Option<(CongestionCause, u64)>,
     cause_dwell_ns: u64,
     cause_changed_ns: u64,
     /// Of a million, the most that it used of what is stated over a while.
@@ -130,8 +131,8 @@ impl Monitor {
         Self {
             link,
             bins: Bins::new(now_ns),
-            level: HysteresisState::new(limits),
-            cause: Cause::Unknown,
+            hysteresis: HysteresisState::new(limits),
+            cause: CongestionCause::Unknown,
             measure: Measure::default(),
             flows: 0,
             active: false,
@@ -163,7 +164,7 @@ impl Monitor {
     pub(super) fn record_rtt(&mut self, now_ns: u64, leg: RttSample, limits: &Limits) -> QueueSample {
         let sent_ns = leg.sent_ns;
         let trip_ns = leg.took_ns().min(MAX_RTT_NS);
-        let age_ns = if self.level.state == State::None {
+        let age_ns = if self.hysteresis.level == CongestionLevel::None {
             limits.min_rtt_window_ns
         } else {
             10 * limits.min_rtt_window_ns
@@ -224,7 +225,7 @@ impl Monitor {
     /// Whether it is to be looked at: there is news, or a state to leave; and else now and then, as rates grow old.
     pub(super) fn is_due(&mut self, end_ns: u64) -> bool {
         let old = end_ns.saturating_sub(self.measured_ns) >= OLD_NS;
-        let due = self.is_interface() || self.updated || old || !self.level.is_idle();
+        let due = self.is_interface() || self.updated || old || !self.hysteresis.is_idle();
         if due {
             (self.updated, self.measured_ns) = (false, end_ns);
         }
@@ -333,7 +334,7 @@ impl Monitor {
     fn update_capacity(&mut self, end_ns: u64, stated: u64, limits: &Limits) {
         let delay = self.measure.delay;
         let most = if stated == 0 { u64::MAX } else { stated };
-        if delay < 0.5 && self.level.state == State::None {
+        if delay < 0.5 && self.hysteresis.level == CongestionLevel::None {
             self.update_unqueued(end_ns, most, limits);
         } else if delay >= MILD {
             (self.candidate, self.unqueued_since_ns) = (0, end_ns);
@@ -488,38 +489,47 @@ impl Monitor {
     }
 
     /// Takes the pressure at which the link stands, and who is the cause as of now. Whether its state or cause has changed.
-    pub(super) fn decide(&mut self, now_ns: u64, pressure: f64, cause: Cause, limits: &Limits) -> bool {
-        let before = self.level.state;
-        let mut changed = self.level.step(now_ns, pressure, self.measure.evidence, limits);
+    pub(super) fn decide(
+        &mut self,
+        now_ns: u64,
+        pressure: f64,
+        cause: CongestionCause,
+        limits: &Limits,
+    ) -> bool {
+        let before = self.hysteresis.level;
+        let mut changed = self.hysteresis.step(now_ns, pressure, self.measure.evidence, limits);
         if self.measure.signals.starved {
-            changed |= self.level.begin(now_ns, limits);
+            changed |= self.hysteresis.begin(now_ns, limits);
         }
-        if self.level.state == State::None {
-            (self.cause, self.pending_cause) = (Cause::Unknown, None);
+        if self.hysteresis.level == CongestionLevel::None {
+            (self.cause, self.pending_cause) = (CongestionCause::Unknown, None);
             return changed;
         }
         if self.measure.signals.starved {
             // That is said at once, whatever the state was: others are the cause.
             let before = self.starved_ns.replace(now_ns);
             let news = before.is_none_or(|before| now_ns.saturating_sub(before) >= limits.exit_dwell_ns);
-            let turned = std::mem::replace(&mut self.cause, Cause::CrossTraffic) != Cause::CrossTraffic;
+            let turned = std::mem::replace(&mut self.cause, CongestionCause::CrossTraffic)
+                != CongestionCause::CrossTraffic;
             self.pending_cause = None;
             return changed | news | turned;
         }
-        if before == State::None {
+        if before == CongestionLevel::None {
             self.cause = cause;
             self.pending_cause = None;
             return changed;
         }
         // Without pressure, as after it, nobody is the cause anew.
-        if cause == self.cause || cause == Cause::Unknown || pressure < MILD {
+        if cause == self.cause || cause == CongestionCause::Unknown || pressure < MILD {
             self.pending_cause = None;
             return changed;
         }
         let (turning, since_ns) = *self.pending_cause.get_or_insert((cause, now_ns));
         if turning != cause {
             self.pending_cause = Some((cause, now_ns));
-        } else if now_ns.saturating_sub(since_ns) >= self.cause_dwell_ns || self.cause == Cause::Unknown {
+        } else if now_ns.saturating_sub(since_ns) >= self.cause_dwell_ns
+            || self.cause == CongestionCause::Unknown
+        {
             let soon =
                 now_ns.saturating_sub(self.cause_changed_ns) < (16 * self.cause_dwell_ns).max(limits.calm_ns);
             self.cause_dwell_ns = if soon {
@@ -534,24 +544,24 @@ impl Monitor {
     }
 
     /// Who the measure says is the cause.
-    pub(super) fn attribute_cause(&self) -> Cause {
+    pub(super) fn attribute_cause(&self) -> CongestionCause {
         let measure = &self.measure;
         let others = measure.bytes.saturating_sub(measure.own_bytes);
         if measure.bytes == 0 {
             return self.cause;
         }
         if others as f64 >= 0.15 * measure.bytes as f64 {
-            return Cause::CrossTraffic;
+            return CongestionCause::CrossTraffic;
         }
         let part = match measure.own_part {
             Some(explained) if measure.signals.delay => explained,
-            _ if measure.signals.delay || !measure.capacity_confirmed => return Cause::Unknown,
+            _ if measure.signals.delay || !measure.capacity_confirmed => return CongestionCause::Unknown,
             // Bursts of ours mark too: what they reach counts, not what is left of them in a longer while.
             _ => f64::from(ppm(measure.peak, measure.capacity)) / 1e6,
         };
         match part {
-            part if part < 0.65 => Cause::CrossTraffic,
-            part if part >= 0.75 => Cause::Own,
+            part if part < 0.65 => CongestionCause::CrossTraffic,
+            part if part >= 0.75 => CongestionCause::Own,
             _ => self.cause,
         }
     }
@@ -562,15 +572,15 @@ impl Monitor {
         if self.may_be_starved(limits) {
             return true;
         }
-        match self.level.state {
-            State::None => !self.level.is_idle(),
+        match self.hysteresis.level {
+            CongestionLevel::None => !self.hysteresis.is_idle(),
             _ => self.pending_cause.is_some(),
         }
     }
 
     /// Whether it may be left alone until something crosses it.
     pub(super) fn is_idle(&self, end_ns: u64) -> bool {
-        self.level.is_idle() && !self.updated && end_ns.saturating_sub(self.last_seen_ns) > 3 * OLD_NS
+        self.hysteresis.is_idle() && !self.updated && end_ns.saturating_sub(self.last_seen_ns) > 3 * OLD_NS
     }
 
     pub(super) fn is_interface(&self) -> bool {

@@ -15,7 +15,6 @@ mod detector;
 mod finding;
 mod flow;
 mod group;
-mod hash;
 mod iterations;
 mod job;
 mod table;

@@ -2,7 +2,7 @@
 
 use super::activity::{Activity, SCALES};
 use super::flow::{Burst, Ended, Ends, Flow, Quality, Side};
-use super::hash::FoldState;
+use foldhash::fast::RandomState;
 use harmonaize_events::{Direction, FlowKey, Protocol};
 use std::collections::{HashMap, VecDeque};
 
@@ -54,8 +54,8 @@ struct Sweeps {
 /// Flows and connections.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    by_key: HashMap<(u64, FlowKey), u32, FoldState>,
-    by_ends: HashMap<Ends, u32, FoldState>,
+    by_key: HashMap<(u64, FlowKey), u32, RandomState>,
+    by_ends: HashMap<Ends, u32, RandomState>,
     pub(super) flows: Vec<Option<Flow>>,
     pub(super) connections: Vec<Option<Connection>>,
     free_flows: Vec<u32>,

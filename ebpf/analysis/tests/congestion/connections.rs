@@ -1,7 +1,8 @@
 //! Own connections to one host, each by a way of its own: whose way is congested is told, and by whom.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
-use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path, State};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, FlowKey};
 
@@ -47,12 +48,12 @@ impl TwoPaths {
     }
 
     /// What was found since the last time of what leaves by a connection.
-    fn of(&mut self, port: u16) -> Vec<(State, Cause, u64)> {
+    fn of(&mut self, port: u16) -> Vec<(CongestionLevel, CongestionCause, u64)> {
         let link = connection(port);
         let all = std::mem::take(&mut self.found);
         let (of, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| one.link == link);
         self.found = others;
-        of.into_iter().map(|one| (one.state, one.cause, one.found_ns)).collect()
+        of.into_iter().map(|one| (one.level, one.cause, one.found_ns)).collect()
     }
 }
 
@@ -74,7 +75,7 @@ fn only_the_congested_connection_is_reported() {
         ways.advance(100);
         assert_eq!(ways.of(10_000), [], "seed {seed}: the other way is clear");
         let found = ways.of(10_100);
-        let others = found.iter().find(|(_, cause, _)| *cause == Cause::CrossTraffic);
+        let others = found.iter().find(|(_, cause, _)| *cause == CongestionCause::CrossTraffic);
         let after_ns = others.map(|(.., found_ns)| found_ns - onset_ns).expect("nobody is blamed");
         println!("seed {seed}: after {} us", after_ns / 1000);
         late += usize::from(after_ns > 30 * MS);
@@ -96,7 +97,7 @@ fn own_traffic_filling_a_path_is_own() {
         for port in [10_100, 10_101] {
             let found = ways.of(port);
             assert!(!found.is_empty(), "seed {seed}, port {port}: no queue was found");
-            let wrong = found.iter().filter(|one| one.1 == Cause::CrossTraffic).count();
+            let wrong = found.iter().filter(|one| one.1 == CongestionCause::CrossTraffic).count();
             assert_eq!(wrong, 0, "seed {seed}, port {port}: {found:?}");
         }
     }

@@ -2,7 +2,8 @@
 //! starved: by how much sooner it says so of an own connection that fills a link of which a foreign flow takes half.
 
 use super::link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
-use harmonaize_analysis::congestion::{Cause, Detector, Limits, Link, Path, State};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_analysis::congestion::{Detector, Limits, Link, Path};
 use harmonaize_analysis::trace::Record;
 use harmonaize_events::{Direction, Event, EventKind, FlowKey, Protocol};
 use rand::{RngExt, SeedableRng};
@@ -54,7 +55,10 @@ impl Agent {
             let link = Link { interface: INTERFACE, direction: Direction::Egress, path };
             let found = self.detector.link(&link).filter(|found| found.signals.starved);
             if let Some(found) = found {
-                assert_eq!((found.cause, found.state == State::None), (Cause::CrossTraffic, false));
+                assert_eq!(
+                    (found.cause, found.level == CongestionLevel::None),
+                    (CongestionCause::CrossTraffic, false)
+                );
                 return Some(now_ns);
             }
         }
@@ -164,8 +168,9 @@ fn reports_starved(told: LateRttEvent, ago_ns: u64, beside: f64) -> bool {
     }));
     agent.detector.advance(now_ns);
     let found = std::iter::from_fn(|| agent.detector.poll()).last();
-    let starved = found.is_some_and(|found| found.signals.starved && found.cause == Cause::CrossTraffic);
-    assert!(found.is_none_or(|found| !starved || found.state != State::None));
+    let starved =
+        found.is_some_and(|found| found.signals.starved && found.cause == CongestionCause::CrossTraffic);
+    assert!(found.is_none_or(|found| !starved || found.level != CongestionLevel::None));
     starved
 }
 

@@ -7,7 +7,8 @@ mod link;
 mod recorded;
 mod signals;
 
-use harmonaize_analysis::congestion::{Cause, Congestion, Detector, Limits, Link, Path};
+use harmonaize_abi::CongestionCause;
+use harmonaize_analysis::congestion::{Congestion, Detector, Limits, Link, Path};
 use harmonaize_events::Direction;
 use link::{Bottleneck, FlowOwner, INTERFACE, MS, Source, World};
 use rand::{RngExt, SeedableRng};
@@ -93,7 +94,7 @@ impl Case {
         let onset = world.now_ns();
         let mut after = None;
         advance(&mut world, &mut detector, &mut random, onset + 200 * MS, |found| {
-            if found.link == UPLINK && found.cause == Cause::CrossTraffic {
+            if found.link == UPLINK && found.cause == CongestionCause::CrossTraffic {
                 after = after.or(Some(found.found_ns - onset));
             }
         });
@@ -129,7 +130,7 @@ fn congestion_cause_is_reported_within_milliseconds() {
             println!("seed {seed}: starved, though alone: {case:?}");
         }
         starved += usize::from(known && before.iter().any(|found| found.signals.starved));
-        if before.iter().any(|found| found.link == UPLINK && found.cause == Cause::CrossTraffic) {
+        if before.iter().any(|found| found.link == UPLINK && found.cause == CongestionCause::CrossTraffic) {
             wrong += 1;
             println!("seed {seed}: others, though alone: {case:?}");
             continue;

@@ -1,7 +1,7 @@
 //! One signal at a time, from records made by hand.
 
-use super::{Cause, Congestion, Detector, INTERFACE, Limits, Link, MS, Path, UPLINK};
-use harmonaize_analysis::congestion::State;
+use super::{Congestion, Detector, INTERFACE, Limits, Link, MS, Path, UPLINK};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::trace::{self, Label, Lost, LostKind, Record};
 use harmonaize_events::{Direction, FlowKey, Protocol, RoceCounters, TcpFlow, Traffic};
 use rand::{RngExt, SeedableRng};
@@ -125,7 +125,7 @@ fn standing_queue_with_little_own_traffic_starves() {
     let starved: Vec<_> = found.iter().filter(|found| found.signals.starved).collect();
     let [one, ..] = starved.as_slice() else { panic!("{found:?}") };
     assert!(starved.iter().all(|found| found.link.path != Path::Whole || found.link == UPLINK));
-    assert_eq!(one.cause, Cause::CrossTraffic);
+    assert_eq!(one.cause, CongestionCause::CrossTraffic);
     assert!((205 * MS..225 * MS).contains(&(one.found_ns - BEGIN)), "{one:?}");
     for fine in [(16, 15), (16, 13), (1, 1)] {
         let found = queued(fine);
@@ -149,13 +149,17 @@ fn losses_and_ece_congest_egress_marks_ingress() {
         });
         let first = found[0];
         let direction = if signal == 2 { Direction::Ingress } else { Direction::Egress };
-        assert_eq!((first.link.direction, first.state > State::None), (direction, true), "{found:?}");
+        assert_eq!(
+            (first.link.direction, first.level > CongestionLevel::None),
+            (direction, true),
+            "{found:?}"
+        );
         assert!(found.iter().all(|one| one.link.direction == direction), "{found:?}");
-        let worst = found.iter().map(|one| one.state).max();
-        assert_eq!(worst, Some(State::Severe), "signal {signal}");
+        let worst = found.iter().map(|one| one.level).max();
+        assert_eq!(worst, Some(CongestionLevel::Severe), "signal {signal}");
         assert!(first.found_ns <= BEGIN + 110 * MS, "{first:?}");
         // What is not our own is others'.
-        assert_eq!(found.last().map(|one| one.cause), Some(Cause::CrossTraffic), "{found:?}");
+        assert_eq!(found.last().map(|one| one.cause), Some(CongestionCause::CrossTraffic), "{found:?}");
     }
 }
 
@@ -233,7 +237,7 @@ fn a_gap_in_the_record_is_no_burst() {
             detector.take(&Record::Tcp { time_ns, key: key(Protocol::Tcp, 0), flow });
         }
         detector.advance(time_ns);
-        assert_eq!(detector.poll().filter(|one| at >= 200 && one.state == State::Severe), None);
+        assert_eq!(detector.poll().filter(|one| at >= 200 && one.level == CongestionLevel::Severe), None);
     }
 }
 

@@ -6,8 +6,9 @@ use crate::state::SessionId;
 use crate::state::decisions::{Noticed, Trigger};
 use crate::state::effects::{Ctx, Effects, LearnedPort};
 use crate::state::telemetry::check;
-use harmonaize_api::v1::{self, CongestionCause, CongestionLevel};
-use harmonaize_planner::{Cause, CongestionReport, Connection, DirectedLink, HostId, Level, Path, Rate};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_api::v1;
+use harmonaize_planner::{CongestionReport, Connection, DirectedLink, HostId, Path, Rate};
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -157,16 +158,7 @@ impl LinkState {
         message: &v1::PathCongestion,
     ) {
         let Some(found) = &message.congestion else { return };
-        let level = match found.level() {
-            CongestionLevel::Mild => Level::Mild,
-            CongestionLevel::Severe => Level::Severe,
-            CongestionLevel::None | CongestionLevel::Unspecified => Level::None,
-        };
-        let cause = match found.cause() {
-            CongestionCause::Own => Cause::Own,
-            CongestionCause::Foreign => Cause::CrossTraffic,
-            CongestionCause::Unspecified => Cause::Unknown,
-        };
+        let (level, cause) = (found.level().into(), found.cause().into());
         let (own, lost) = (Rate(found.own_bits), found.loss || found.marks);
         let verdict = CongestionReport {
             connection,
@@ -177,10 +169,10 @@ impl LinkState {
             had_loss: lost,
             cross_traffic: None,
         };
-        if level == Level::Severe && cause != Cause::Own {
+        if level == CongestionLevel::Severe && cause != CongestionCause::Own {
             effects.queues.push(message.communicator);
         }
-        if level == Level::Severe && found.loss {
+        if level == CongestionLevel::Severe && found.loss {
             // It may be dead: whether it is, a trace tells.
             self.suspect(ctx, effects, &verdict.path);
         }
@@ -208,8 +200,8 @@ impl LinkState {
         report: CongestionReport,
         noticed: Noticed,
     ) {
-        let others = report.cross_traffic.is_some() || report.cause != Cause::Own;
-        if report.level != Level::None
+        let others = report.cross_traffic.is_some() || report.cause != CongestionCause::Own;
+        if report.level != CongestionLevel::None
             && others
             && self.estimates.is_significant(&ctx.settings.topology, &report)
         {
@@ -307,16 +299,14 @@ impl Reports {
     }
 }
 
-fn describe_report(level: Level, cause: Cause, own: Rate) -> String {
-    let level = match level {
-        Level::None => return "no congestion any more".to_owned(),
-        Level::Mild => "mild",
-        Level::Severe => "severe",
-    };
+fn describe_report(level: CongestionLevel, cause: CongestionCause, own: Rate) -> String {
+    if level == CongestionLevel::None {
+        return "no congestion any more".to_owned();
+    }
     let cause = match cause {
-        Cause::Own => ", our own",
-        Cause::CrossTraffic => ", by others",
-        Cause::Unknown => "",
+        CongestionCause::Own => ", our own",
+        CongestionCause::CrossTraffic => ", by others",
+        CongestionCause::Unknown => "",
     };
-    format!("{level} congestion{cause}, with {own} of ours")
+    format!("{} congestion{cause}, with {own} of ours", level.as_str())
 }

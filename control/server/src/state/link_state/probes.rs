@@ -9,10 +9,9 @@ use super::{LinkState, nanos};
 use crate::state::SessionId;
 use crate::state::decisions::{Noticed, Trigger};
 use crate::state::effects::{Ctx, Effects};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{
-    Cause, CongestionReport, Connection, DirectedLink, HostId, Level, Path, PathFinder, Probe, Rate,
-};
+use harmonaize_planner::{CongestionReport, Connection, DirectedLink, HostId, Path, PathFinder, Probe, Rate};
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -285,12 +284,12 @@ impl LinkState {
         let connection = report.connection;
         let (from, to) = (connection.from, connection.to);
         let able = ctx.probe_address(from).is_some() && ctx.probe_address(to).is_some();
-        if report.level == Level::None || !able || !ctx.is_named(&report.path) {
+        if report.level == CongestionLevel::None || !able || !ctx.is_named(&report.path) {
             return false;
         }
         let alone = self.estimates.is_exclusive_before_last(from, &report.path);
         let starved = starved && alone;
-        let faint = alone && report.level == Level::Severe;
+        let faint = alone && report.level == CongestionLevel::Severe;
         let news = starved || faint || self.estimates.is_significant(&ctx.settings.topology, report);
         if !self.estimates.is_active(&connection) || !news {
             // Next to nothing passes: it found the queues of others of ours, or was acknowledged late, unless something was lost.
@@ -452,10 +451,10 @@ impl LinkState {
             return;
         }
         let verdict = if clean {
-            CongestionReport { level: Level::None, ..verdict }
+            CongestionReport { level: CongestionLevel::None, ..verdict }
         } else if probe.conclusive && probe.received.0 > 0 {
             CongestionReport {
-                cause: Cause::CrossTraffic,
+                cause: CongestionCause::CrossTraffic,
                 cross_traffic: Some(probe.cross_traffic_on_path(&ctx.settings.topology)),
                 ..verdict
             }

@@ -1,7 +1,8 @@
 //! What being told is worth: jobs that act on events, beside the same jobs with all that the provider knows, and with nothing.
 
 use super::world::{Sample, watch_jobs};
-use harmonaize_abi::session::{Checkpoint, Knobs, Level, Priority};
+use harmonaize_abi::CongestionLevel;
+use harmonaize_abi::session::{Checkpoint, Knobs, Priority};
 use harmonaize_disclose::{CurrentState, Maintenance, choose};
 use std::time::Duration;
 
@@ -69,9 +70,9 @@ fn progress(samples: &[Sample], job: usize, told: Disclosure) -> f64 {
                     (false, _) => None,
                 };
                 let slow = match share {
-                    share if early && share < 0.5 => Level::Severe,
-                    share if early && share < 0.9 => Level::Mild,
-                    _ => Level::None,
+                    share if early && share < 0.5 => CongestionLevel::Severe,
+                    share if early && share < 0.9 => CongestionLevel::Mild,
+                    _ => CongestionLevel::None,
                 };
                 CurrentState {
                     slowdown: slow,

@@ -5,7 +5,8 @@ use super::super::fabric::{CrossTraffic, Fabric};
 use super::super::world::{SECOND, settings_of};
 use super::evidence::Evidence;
 use super::using::STEP;
-use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Level, Negotiated};
+use harmonaize_abi::CongestionLevel;
+use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Negotiated};
 use harmonaize_disclose::{CurrentState, Fact};
 use harmonaize_planner::{HostId, delays};
 use harmonaize_store::WithdrawalKind;
@@ -218,7 +219,7 @@ impl World {
         evidence: &mut Evidence,
         raw: &mut Evidence,
     ) -> [f64; 2] {
-        let (mut worst, mut least) = (Level::None, 1.0_f64);
+        let (mut worst, mut least) = (CongestionLevel::None, 1.0_f64);
         loop {
             let batch = self.fabric.state.feed("a").read(from).unwrap();
             assert_eq!(batch.missed, 0);

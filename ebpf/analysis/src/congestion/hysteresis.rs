@@ -1,6 +1,7 @@
 //! Hysteresis: when a pressure becomes a state, and when it is one no longer.
 
-use super::{Limits, State};
+use super::Limits;
+use harmonaize_abi::CongestionLevel;
 
 /// The pressure at which a link becomes mildly congested; below [`MILD_EXIT`] it is so no longer.
 pub(super) const MILD: f64 = 1.0;
@@ -14,7 +15,7 @@ const CALM: u64 = 16;
 /// A state with its dwell times.
 #[derive(Debug, Clone)]
 pub(super) struct HysteresisState {
-    pub(super) state: State,
+    pub(super) level: CongestionLevel,
     /// When what led to the state began.
     pub(super) since_ns: u64,
     mild: Option<Rise>,
@@ -36,7 +37,7 @@ impl HysteresisState {
     pub(super) fn new(limits: &Limits) -> Self {
         let exit_dwell_ns = limits.exit_dwell_ns;
         Self {
-            state: State::None,
+            level: CongestionLevel::None,
             since_ns: 0,
             mild: None,
             severe: None,
@@ -60,13 +61,13 @@ impl HysteresisState {
         let mild = rise(&mut self.mild, MILD);
         let severe = rise(&mut self.severe, SEVERE);
         let reached = match (severe, mild) {
-            (Some(since_ns), _) => Some((State::Severe, since_ns)),
-            (None, Some(since_ns)) => Some((State::Mild, since_ns)),
+            (Some(since_ns), _) => Some((CongestionLevel::Severe, since_ns)),
+            (None, Some(since_ns)) => Some((CongestionLevel::Mild, since_ns)),
             (None, None) => None,
         };
-        if let Some((state, since_ns)) = reached.filter(|(state, _)| *state > self.state) {
+        if let Some((level, since_ns)) = reached.filter(|(level, _)| *level > self.level) {
             self.enter(now_ns, limits);
-            (self.state, self.since_ns) = (state, since_ns);
+            (self.level, self.since_ns) = (level, since_ns);
             self.below_ns = None;
             return true;
         }
@@ -75,17 +76,17 @@ impl HysteresisState {
 
     /// Becomes mild, where it was not: what says so need not last. Whether it has changed.
     pub(super) fn begin(&mut self, now_ns: u64, limits: &Limits) -> bool {
-        if self.state != State::None {
+        if self.level != CongestionLevel::None {
             return false;
         }
         self.enter(now_ns, limits);
-        (self.state, self.since_ns, self.below_ns) = (State::Mild, now_ns, None);
+        (self.level, self.since_ns, self.below_ns) = (CongestionLevel::Mild, now_ns, None);
         true
     }
 
     /// Whether nothing is under way, so that a step with no pressure would change nothing.
     pub(super) fn is_idle(&self) -> bool {
-        self.state == State::None && self.mild.is_none()
+        self.level == CongestionLevel::None && self.mild.is_none()
     }
 
     /// What comes back soon after it went is kept longer the next time, so that a load that hugs a threshold does not flap.
@@ -102,10 +103,10 @@ impl HysteresisState {
     }
 
     fn leave(&mut self, now_ns: u64, pressure: f64, limits: &Limits) -> bool {
-        let needed = match self.state {
-            State::None => return false,
-            State::Mild => MILD_EXIT,
-            State::Severe => SEVERE_EXIT,
+        let needed = match self.level {
+            CongestionLevel::None => return false,
+            CongestionLevel::Mild => MILD_EXIT,
+            CongestionLevel::Severe => SEVERE_EXIT,
         };
         if pressure >= needed {
             self.below_ns = None;
@@ -115,7 +116,9 @@ impl HysteresisState {
         if now_ns.saturating_sub(below_ns) < self.exit_dwell_ns.max(limits.exit_dwell_ns) {
             return false;
         }
-        self.state = if pressure < MILD_EXIT { State::None } else { State::Mild };
+        let before = self.level;
+        self.level = if pressure < MILD_EXIT { CongestionLevel::None } else { CongestionLevel::Mild };
+        debug_assert!(self.level < before, "a level is left for a lower one");
         (self.since_ns, self.below_ns, self.last_exit_ns) = (below_ns, None, Some(now_ns));
         true
     }
@@ -127,10 +130,16 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    fn run(level: &mut HysteresisState, from_ms: u64, to_ms: u64, pressure: f64) -> Vec<(u64, State)> {
+    fn run(
+        hysteresis: &mut HysteresisState,
+        from_ms: u64,
+        to_ms: u64,
+        pressure: f64,
+    ) -> Vec<(u64, CongestionLevel)> {
         let limits = Limits::default();
-        let step = |now: u64, level: &mut HysteresisState| level.step(now * MS, pressure, now, &limits);
-        (from_ms..to_ms).filter_map(|now| step(now, level).then_some((now, level.state))).collect()
+        let step =
+            |now: u64, hysteresis: &mut HysteresisState| hysteresis.step(now * MS, pressure, now, &limits);
+        (from_ms..to_ms).filter_map(|now| step(now, hysteresis).then_some((now, hysteresis.level))).collect()
     }
 
     #[test]
@@ -138,36 +147,39 @@ mod tests {
         let limits = Limits::default();
         let dwell = limits.dwell_ns / MS;
         let hold = limits.exit_dwell_ns / MS;
-        let mut level = HysteresisState::new(&limits);
-        assert_eq!(run(&mut level, 0, 100, 0.99), []);
-        assert_eq!(run(&mut level, 100, 101, 5.0), []);
-        assert_eq!(run(&mut level, 101, 200, 0.0), [], "one reading is not enough");
-        assert_eq!(run(&mut level, 200, 300, 1.2), [(200 + dwell, State::Mild)]);
-        assert_eq!(level.since_ns, 200 * MS);
-        assert_eq!(run(&mut level, 300, 400, 2.5), [(300 + dwell, State::Severe)]);
-        assert_eq!(run(&mut level, 400, 500, 1.0), [(400 + hold, State::Mild)]);
-        assert_eq!(run(&mut level, 500, 600, 0.7), [], "between the thresholds nothing changes");
-        assert_eq!(run(&mut level, 600, 700, 0.1), [(600 + hold, State::None)]);
-        assert_eq!(level.since_ns, 600 * MS);
+        let mut hysteresis = HysteresisState::new(&limits);
+        assert_eq!(run(&mut hysteresis, 0, 100, 0.99), []);
+        assert_eq!(run(&mut hysteresis, 100, 101, 5.0), []);
+        assert_eq!(run(&mut hysteresis, 101, 200, 0.0), [], "one reading is not enough");
+        assert_eq!(run(&mut hysteresis, 200, 300, 1.2), [(200 + dwell, CongestionLevel::Mild)]);
+        assert_eq!(hysteresis.since_ns, 200 * MS);
+        assert_eq!(run(&mut hysteresis, 300, 400, 2.5), [(300 + dwell, CongestionLevel::Severe)]);
+        assert_eq!(run(&mut hysteresis, 400, 500, 1.0), [(400 + hold, CongestionLevel::Mild)]);
+        assert_eq!(run(&mut hysteresis, 500, 600, 0.7), [], "between the thresholds nothing changes");
+        assert_eq!(run(&mut hysteresis, 600, 700, 0.1), [(600 + hold, CongestionLevel::None)]);
+        assert_eq!(hysteresis.since_ns, 600 * MS);
     }
 
     #[test]
     fn evidence_must_grow() {
         let limits = Limits::default();
-        let mut level = HysteresisState::new(&limits);
-        assert!((0..50).all(|now| !level.step(now * MS, 3.0, 7, &limits)), "one piece of evidence, held");
-        assert!(level.step(50 * MS, 3.0, 8, &limits));
+        let mut hysteresis = HysteresisState::new(&limits);
+        assert!(
+            (0..50).all(|now| !hysteresis.step(now * MS, 3.0, 7, &limits)),
+            "one piece of evidence, held"
+        );
+        assert!(hysteresis.step(50 * MS, 3.0, 8, &limits));
     }
 
     #[test]
     fn reentry_doubles_exit_dwell() {
         let limits = Limits::default();
-        let mut level = HysteresisState::new(&limits);
+        let mut hysteresis = HysteresisState::new(&limits);
         let mut changes = 0;
         for round in 0..3600 * 4 {
             // An hour of 250 ms on, 250 ms off.
             let pressure = if round % 2 == 0 { 1.5 } else { 0.0 };
-            changes += run(&mut level, round * 250, round * 250 + 250, pressure).len();
+            changes += run(&mut hysteresis, round * 250, round * 250 + 250, pressure).len();
         }
         assert_eq!(changes, 7, "on and off thrice, and on for good");
     }
