@@ -35,8 +35,8 @@ mod telemetry;
 mod tenant_limits;
 mod turns;
 
-#[cfg(test)]
-mod tests;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use agents::Session;
 pub use aggregation::Terms;
@@ -484,13 +484,5 @@ impl State {
 
     fn host_name(&self, host: HostId) -> String {
         self.settings.topology.hosts().get(host.0).map_or_else(String::new, |host| host.name.clone())
-    }
-}
-
-#[cfg(test)]
-impl State {
-    /// What the congestion reports of a host's agent came to: taken, dropped as too many, refused as wrong.
-    fn report_counts(&self, host: &str) -> (u64, u64, u64) {
-        self.settings.topology.host(host).map_or((0, 0, 0), |host| self.link_state.reports.counts(host))
     }
 }

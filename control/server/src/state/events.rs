@@ -41,7 +41,7 @@ pub(super) struct Events {
     /// By tenant: whose operations were heard of last.
     pub(super) latest: BTreeMap<String, Latest>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     pub(super) facts: Vec<(Duration, u64, Fact)>,
 }
 
@@ -121,7 +121,7 @@ impl State {
         let clock = self.events_clock(now);
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name) = (known.tenant.clone(), known.name.clone());
-        #[cfg(test)]
+        #[cfg(feature = "testing")]
         self.events.facts.push((now, id, fact.clone()));
         self.feed(&tenant).note((id, &name), fact, clock);
     }

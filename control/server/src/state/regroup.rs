@@ -314,7 +314,7 @@ impl State {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "testing")]
 impl Regroups {
     /// How many processes wait.
     pub(super) fn processes(&self) -> usize {

@@ -168,7 +168,7 @@ impl LinkState {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "testing")]
 impl LinkState {
     /// Links that count as failed.
     pub(in crate::state) fn failed_links(&self) -> BTreeSet<LinkId> {

@@ -30,7 +30,7 @@ pub(crate) fn touched(output: &Output) -> Option<u64> {
 
 impl State {
     /// What is to be stored of a communicator's plans now.
-    pub(crate) fn plan_change(&self, id: u64) -> Change {
+    pub fn plan_change(&self, id: u64) -> Change {
         self.communicators
             .get(&id)
             .map_or(Change::NoPlan(id), |known| Change::Plan(Box::new(self.stored_plan(id, known))))
@@ -130,7 +130,7 @@ impl State {
     }
 
     /// Plans of communicators that did not come back in time; they are to be removed.
-    pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+    pub fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
         if self.operator.plans_until.is_none_or(|until| now < until) {
             return Vec::new();
         }
