@@ -13,6 +13,8 @@ mod queries;
 mod reason;
 mod settings;
 mod tenants;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod time;
 mod view;
 mod world;

@@ -18,6 +18,7 @@ use crate::state::view::View;
 use crate::state::world::aggregators::Aggregators;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::telemetry::Telemetry;
+use harmonaize_planner::Drains;
 
 pub use dry_run::DryRun;
 
@@ -36,19 +37,24 @@ pub struct Queries<'a> {
     pub(crate) history: &'a History,
 }
 
-impl Queries<'_> {
+impl<'a> Queries<'a> {
     /// Returns what was decided lately, oldest first.
-    pub fn decisions(&self) -> impl Iterator<Item = &Decision> {
+    pub fn decisions(self) -> impl Iterator<Item = &'a Decision> {
         self.decisions.recent()
     }
 
     /// Returns how often control has planned, decided and switched.
-    pub fn decision_counts(&self) -> Counts {
+    pub fn decision_counts(self) -> Counts {
         self.decisions.counts
     }
 
-    fn view(&self) -> View<'_> {
-        let Self { ctx, links, agreements, hints, aggregators, .. } = *self;
+    /// Returns what is to carry nothing now.
+    pub fn withdrawn(self) -> &'a Drains {
+        self.ctx.operator.withdrawn()
+    }
+
+    fn view(self) -> View<'a> {
+        let Self { ctx, links, agreements, hints, aggregators, .. } = self;
         View { ctx, links, agreements, hints, aggregators }
     }
 }

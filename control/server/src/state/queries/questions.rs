@@ -68,6 +68,7 @@ impl Questions {
     }
 
     /// Returns how many wait.
+    #[cfg(feature = "testing")]
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }

@@ -44,7 +44,7 @@ pub(crate) struct Events {
     /// By tenant: whose operations were heard of last.
     pub(crate) latest: BTreeMap<String, Latest>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     pub(crate) facts: Vec<(Duration, u64, Fact)>,
 }
 
@@ -83,7 +83,7 @@ impl Events {
             remaining: BTreeMap::new(),
             slowness: BTreeMap::new(),
             latest: BTreeMap::new(),
-            #[cfg(test)]
+            #[cfg(feature = "testing")]
             facts: Vec::new(),
         }
     }
@@ -130,7 +130,7 @@ impl Events {
 
     /// Takes note of a fact for a tenant.
     pub(crate) fn note(&mut self, ctx: &Ctx<'_>, Note { tenant, id, name, fact }: Note) {
-        #[cfg(test)]
+        #[cfg(feature = "testing")]
         self.facts.push((ctx.now, id, fact.clone()));
         self.feed(&tenant).note((id, &name), fact, clock(ctx, ctx.now));
     }

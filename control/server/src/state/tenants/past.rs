@@ -107,6 +107,7 @@ impl Pasts {
     }
 
     /// Whether nothing is known of communicators that ended.
+    #[cfg(feature = "testing")]
     pub(crate) fn is_empty(&self) -> bool {
         self.past.is_empty()
     }

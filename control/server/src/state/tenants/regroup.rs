@@ -396,7 +396,7 @@ impl Regroups {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "testing")]
 impl Regroups {
     /// How many processes wait.
     pub(crate) fn processes(&self) -> usize {

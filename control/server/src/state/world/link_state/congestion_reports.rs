@@ -285,7 +285,7 @@ impl Reports {
     }
 
     /// What an agent's reports came to: taken, dropped as too many, refused as wrong.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     pub(crate) fn counts(&self, host: HostId) -> (u64, u64, u64) {
         self.reporters
             .get(&host)

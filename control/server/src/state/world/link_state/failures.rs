@@ -170,7 +170,7 @@ impl LinkState {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "testing")]
 impl LinkState {
     /// Links that count as failed.
     pub(crate) fn failed_links(&self) -> BTreeSet<LinkId> {
