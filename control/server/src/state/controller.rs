@@ -10,6 +10,7 @@ mod operations;
 mod plan;
 mod recover;
 mod session;
+mod status;
 
 use crate::state::ctx::{Ctx, ctx};
 use crate::state::effects::{Effects, LearnedPort};

@@ -16,11 +16,11 @@ pub enum Output {
     Send(SessionId, to_agent::Message),
     /// Close a session once what was sent is out. The state has forgotten it.
     End(SessionId),
-    /// The answer to [`State::ask_status`].
+    /// The answer to [`Controller::ask_status`](crate::state::Controller::ask_status).
     Status(u64, Box<v1::StatusReply>),
     /// For the operator's log.
     Fact(Fact),
-    /// Keep this; then [`State::apply_stored`] or [`State::store_failed`].
+    /// Keep this; then [`Controller::apply_stored`](crate::state::Controller::apply_stored) or `store_failed`.
     Keep(Vec<Change>),
 }
 

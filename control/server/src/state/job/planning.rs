@@ -1,7 +1,4 @@
-//! A new plan for all communicators together, whenever something moved that may make a better one worth its change.
-//!
-//! What moves something only says so ([`State::want_plan`]); the message or call that brought it ends with [`State::act`], which
-//! plans at once, or, within a moment of the last plan, when that is over.
+//! What the planner sees of communicators, when a plan is due, and plans that have no effect.
 
 use crate::state::job::communicator::{Communicator, MOST_RECENT};
 use crate::state::job::decisions::Trigger;
@@ -101,7 +98,7 @@ fn job(view: &View<'_>, id: u64, known: &Communicator) -> Job {
         recent_changes: recent as u32,
     };
     let running = known.phase() == v1::Phase::Running;
-    let (operation, rhythm) =
+    let (operation, iteration_pattern) =
         view.ctx.iterations.get(&id).map_or((0, None), |known| (known.bytes(), known.pattern()));
     Job {
         communicator: id,
@@ -111,7 +108,7 @@ fn job(view: &View<'_>, id: u64, known: &Communicator) -> Job {
         guaranteed: view.agreements.promised(id),
         rate_limit: None,
         operation: Bytes(if operation == 0 { view.hints.dominant_bytes(id) } else { operation }),
-        iteration_pattern: rhythm,
+        iteration_pattern,
         current: Some(current),
         movable: running && !known.pinned && known.backoff_until.is_none() && recent < MOST_RECENT,
     }

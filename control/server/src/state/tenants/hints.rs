@@ -139,7 +139,7 @@ impl AllHints {
         let Some(known) = ctx.communicators.get(&id) else { return };
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let became = match measured.pattern() {
-            Some(rhythm) => match contradiction(&ctx.settings.topology, hints, &rhythm, &hosts) {
+            Some(pattern) => match contradiction(&ctx.settings.topology, hints, &pattern, &hosts) {
                 None => Became::Measured,
                 Some(why) => Became::Dropped(why),
             },

@@ -17,7 +17,7 @@ use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its iterations: the rhythm that it has now
+/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its iterations: the period that it has now
 /// may have to be measured first.
 const KEEPS: Duration = Duration::from_secs(15);
 const KEEPS_ITERATIONS: u32 = 20;
@@ -221,7 +221,7 @@ impl AllTurns {
             found.iter().map(|turn| (turn.communicator, lasts(turn.busy.into()))).collect();
         for turn in found {
             let job = jobs.iter().find(|job| job.communicator == turn.communicator);
-            if let Some(rhythm) = job.and_then(|job| job.iteration_pattern) {
+            if let Some(pattern) = job.and_then(|job| job.iteration_pattern) {
                 // Who waits longer than it takes itself would lose more than by sharing.
                 let own = each.get(&turn.communicator);
                 let others = turn.contenders.iter().filter_map(|id| each.get(id).min(own));
@@ -232,10 +232,10 @@ impl AllTurns {
                     communicator: turn.communicator,
                     patience_ns: nanos(patience).0,
                     least_bytes: (bulk / SMALL).max(1),
-                    operations: rhythm.operations,
-                    pause_ns: (rhythm.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                    operations: pattern.operations,
+                    pause_ns: (pattern.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
                 };
-                let keeps = KEEPS.max(Duration::from(rhythm.period).saturating_mul(KEEPS_ITERATIONS));
+                let keeps = KEEPS.max(Duration::from(pattern.period).saturating_mul(KEEPS_ITERATIONS));
                 self.take_turn(ctx, effects, turn, told, keeps);
             }
         }

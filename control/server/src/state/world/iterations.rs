@@ -40,7 +40,7 @@ impl Operations {
         self.pattern_until(Nanos(u64::MAX))
     }
 
-    /// The rhythm as it was at that time.
+    /// Returns the iterations as they were at that time.
     fn pattern_until(&self, at: Nanos) -> Option<IterationPattern> {
         let all = self.recent.iter().map(|(_, operation)| *operation);
         IterationPattern::detect(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())

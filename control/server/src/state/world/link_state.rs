@@ -2,12 +2,18 @@
 //!
 //! It owns its evidence and decides nothing about communicators: what it has agents asked, and that a plan may be better, are effects.
 
+pub(crate) mod answers;
 pub(crate) mod congestion_reports;
+mod evidence;
+mod failed;
 mod failures;
 mod paths;
 pub(crate) mod ports;
 mod probes;
-pub(crate) mod trace;
+mod probing;
+mod reports;
+mod trace;
+mod traces;
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -26,10 +32,10 @@ const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 pub(crate) struct LinkState {
     /// Source ports of connections, and which paths they take.
     pub ports: Ports,
-    traces: trace::Traces,
-    pub reports: congestion_reports::Reports,
-    pub failures: failures::Failures,
-    probes: probes::Probes,
+    traces: traces::Traces,
+    pub reports: reports::Reports,
+    pub failures: failed::Failures,
+    probes: probing::Probes,
     estimates: Estimates,
     /// When the estimates were told last which connections carry traffic; none where that has changed since.
     active_at: Option<Duration>,
@@ -40,10 +46,10 @@ impl LinkState {
     pub(crate) fn new(source_ports: Option<(u16, u16)>) -> Self {
         Self {
             ports: Ports::new(source_ports),
-            traces: trace::Traces::default(),
-            reports: congestion_reports::Reports::default(),
-            failures: failures::Failures::default(),
-            probes: probes::Probes::default(),
+            traces: traces::Traces::default(),
+            reports: reports::Reports::default(),
+            failures: failed::Failures::default(),
+            probes: probing::Probes::default(),
             estimates: Estimates::default(),
             active_at: None,
         }

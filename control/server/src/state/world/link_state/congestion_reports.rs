@@ -4,14 +4,12 @@ use super::LinkState;
 use super::ports::{Pair, pair_of};
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, LearnedPort};
-use crate::state::job::decisions::{Noticed, Trigger};
+use crate::state::job::decisions::Noticed;
 use crate::state::output::SessionId;
-use crate::state::time::nanos;
 use crate::state::world::telemetry::check;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel};
-use harmonaize_planner::{Cause, CongestionReport, Connection, DirectedLink, HostId, Level, Path, Rate};
-use harmonaize_units::{Gcra, Quota};
-use std::collections::BTreeMap;
+use harmonaize_planner::{Cause, CongestionReport, Connection, HostId, Level, Path, Rate};
+use harmonaize_units::Quota;
 use std::time::Duration;
 
 /// Most verdicts that an agent may tell in a second; as many at once after a pause.
@@ -20,31 +18,6 @@ pub(crate) const MOST_A_SECOND: u32 = 100;
 /// Most verdicts that wait until the way of their connection is known, and for how long.
 const MOST_UNPLACED: usize = 256;
 const UNPLACED_FOR: Duration = Duration::from_secs(3);
-
-/// Most hosts that are remembered to have spoken against a link.
-const MOST_CORROBORATING: usize = 8;
-
-/// What is remembered of congestion reports.
-#[derive(Debug, Default)]
-pub(crate) struct Reports {
-    reporters: BTreeMap<HostId, Reporter>,
-    /// By pair and port: verdicts whose way is not known yet.
-    unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::PathCongestion)>,
-    /// Which hosts spoke against a link.
-    corroborating: BTreeMap<DirectedLink, Vec<HostId>>,
-}
-
-/// What one host's agent may still say, and what of it was not taken.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Reporter {
-    may: Gcra,
-    taken: u64,
-    dropped: u64,
-    refused: u64,
-    /// What trains told of those that others congest a path: that it is so, and that it is not.
-    proven: u64,
-    refuted: u64,
-}
 
 impl LinkState {
     /// An agent's verdict. It has an effect only if it is about a connection of the agent's own, and comes no faster than it may.
@@ -202,26 +175,6 @@ impl LinkState {
         }
     }
 
-    /// Hands a verdict to the estimates.
-    pub(crate) fn accept(
-        &mut self,
-        ctx: &Ctx<'_>,
-        effects: &mut Effects,
-        report: CongestionReport,
-        noticed: Noticed,
-    ) {
-        let others = report.cross_traffic.is_some() || report.cause != Cause::Own;
-        if report.level != Level::None
-            && others
-            && self.estimates.is_significant(&ctx.settings.topology, &report)
-        {
-            self.reports.corroborate(report.connection.from, &report.path);
-        }
-        if self.estimates.apply_report(&ctx.settings.topology, nanos(ctx.now), report) {
-            effects.want_plan(Trigger::Verdict(noticed));
-        }
-    }
-
     /// A pair's paths were learned: what waited for that is looked at again.
     pub(crate) fn place_again(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, pair: Pair) {
         let waiting: Vec<_> = self
@@ -244,68 +197,6 @@ impl LinkState {
             }
         }
         self.reports.unplaced.retain(|_, (at, _, _)| *at + UNPLACED_FOR > ctx.now);
-    }
-
-    /// A probe of this host's found a link congested.
-    pub(crate) fn corroborate_by_probe(&mut self, host: HostId, path: &Path) {
-        let known: Vec<DirectedLink> = self.estimates.links().map(|(link, _)| link).collect();
-        if known.iter().any(|link| path.links().contains(link)) {
-            self.reports.corroborate(host, path);
-        }
-    }
-
-    /// Links that are thought to be congested on the word of a single host, and those hosts: one agent's word moves only
-    /// communicators that it has a part in.
-    pub(crate) fn uncorroborated(&mut self) -> BTreeMap<DirectedLink, HostId> {
-        let known: BTreeMap<DirectedLink, bool> =
-            self.estimates.links().map(|(link, estimate)| (link, estimate.failed)).collect();
-        self.reports.corroborating.retain(|link, _| known.contains_key(link));
-        let alone = known.iter().filter(|(_, failed)| !**failed);
-        let alone = alone.filter_map(|(link, _)| match self.reports.corroborating.get(link)?.as_slice() {
-            [one] => Some((*link, *one)),
-            _ => None,
-        });
-        alone.collect()
-    }
-}
-
-impl Reports {
-    /// What became of suspicions since control began, of all agents: proven, and refuted.
-    pub(crate) fn suspicions(&self) -> (u64, u64) {
-        let reporters = self.reporters.values();
-        reporters.fold((0, 0), |(proven, refuted), one| (proven + one.proven, refuted + one.refuted))
-    }
-
-    /// For operators: what became of the verdicts of a host's agent.
-    pub(crate) fn add_report_counts(&self, host: HostId, told: &mut v1::HostTelemetry) {
-        let Some(reporter) = self.reporters.get(&host) else { return };
-        (told.verdicts, told.verdicts_dropped, told.verdicts_refused) =
-            (reporter.taken, reporter.dropped, reporter.refused);
-        (told.suspicions_proven, told.suspicions_refuted) = (reporter.proven, reporter.refuted);
-    }
-
-    /// What an agent's reports came to: taken, dropped as too many, refused as wrong.
-    #[cfg(feature = "testing")]
-    pub(crate) fn counts(&self, host: HostId) -> (u64, u64, u64) {
-        self.reporters
-            .get(&host)
-            .map_or((0, 0, 0), |reporter| (reporter.taken, reporter.dropped, reporter.refused))
-    }
-
-    /// Trains have told whether a host's agent was right that others congest a path.
-    pub(crate) fn verified_report(&mut self, host: HostId, proven: bool) {
-        let reporter = self.reporters.entry(host).or_default();
-        let count = if proven { &mut reporter.proven } else { &mut reporter.refuted };
-        *count += 1;
-    }
-
-    pub(crate) fn corroborate(&mut self, host: HostId, path: &Path) {
-        for link in path.links() {
-            let corroborating = self.corroborating.entry(*link).or_default();
-            if corroborating.len() < MOST_CORROBORATING && !corroborating.contains(&host) {
-                corroborating.push(host);
-            }
-        }
     }
 }
 

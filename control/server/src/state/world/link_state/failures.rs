@@ -3,13 +3,13 @@
 
 use super::LinkState;
 use super::ports::Pair;
-use super::trace::Learned;
+use super::traces::Learned;
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::decisions::Trigger;
 use crate::state::time::nanos;
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Path};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Hosts that must agree, as far as there are so many who could tell.
@@ -20,30 +20,6 @@ const MOST_ANEW: usize = 512;
 
 /// How long a suspicion stands before pairs are traced for it again.
 const SUSPECTED: Duration = Duration::from_millis(300);
-
-/// What hosts' traces tell of links.
-#[derive(Debug, Default)]
-pub(crate) struct Failures {
-    /// By link: whose packets died there. A host's word stands until its packets cross the link again, or its agent is gone.
-    against: BTreeMap<DirectedLink, BTreeSet<HostId>>,
-    /// By link that failed: whose packets have crossed it since.
-    failed: BTreeMap<DirectedLink, BTreeSet<HostId>>,
-    suspected: BTreeMap<LinkId, Duration>,
-}
-
-impl Failures {
-    /// Whether any link counts as failed.
-    pub(crate) fn any(&self) -> bool {
-        !self.failed.is_empty()
-    }
-
-    fn agreeing(&mut self, ctx: &Ctx<'_>, link: DirectedLink) -> usize {
-        let hosts = &ctx.hosts;
-        let Some(words) = self.against.get_mut(&link) else { return 0 };
-        words.retain(|host| hosts.contains_key(host));
-        words.len()
-    }
-}
 
 impl LinkState {
     /// Packets are lost on a path: whether some link of it passes nothing, traces tell.
@@ -107,12 +83,10 @@ impl LinkState {
         if learned.moved || learned.first {
             self.active_changed();
             let (one, other) = (ctx.host_name(pair.0), ctx.host_name(pair.1));
-            let what =
-                if learned.moved { "lead another way than was known" } else { "lead a known way ctx.now" };
+            let what = if learned.moved { "lead another way than was known" } else { "lead a known way now" };
             effects
                 .want_plan(Trigger::Paths { what: format!("connections between {one} and {other} {what}") });
         }
-        self.place_again(ctx, effects, pair);
     }
 
     /// How many hosts' agents could find out about a directed link, counted up to as many as must agree; at least one.

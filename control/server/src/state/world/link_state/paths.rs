@@ -3,7 +3,6 @@
 use super::LinkState;
 use super::ports::{Pair, pair_of};
 use crate::state::ctx::Ctx;
-use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::job::lifecycle::EpochConfig;
 use crate::state::time::nanos;
@@ -73,16 +72,6 @@ impl LinkState {
         }
         // Whether it moved something is told by whatever made it be looked at.
         self.estimates.active(&ctx.settings.topology, nanos(ctx.now), active);
-    }
-
-    /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in its ring: all pairs where
-    /// those are few, else these alone.
-    pub(crate) fn trace_communicator(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
-        let Some(known) = ctx.communicators.get(&id) else { return };
-        let (ring, others) = pairs_of(known);
-        self.want_traced(ctx, ring.iter().copied().chain(others));
-        self.trace_first(ring.into_iter());
-        self.ask_traces(ctx, effects);
     }
 }
 

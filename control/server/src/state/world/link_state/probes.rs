@@ -6,6 +6,7 @@
 //! the train's target anyway, by another path. The train then takes the place of the job's own bytes on the links of both.
 
 use super::LinkState;
+use super::probing::{BACKOFF, Pause, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::decisions::{Noticed, Trigger};
@@ -13,10 +14,8 @@ use crate::state::output::SessionId;
 use crate::state::time::nanos;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{
-    Cause, CongestionReport, Connection, DirectedLink, HostId, Level, Path, PathFinder, Probe, Rate,
+    Cause, CongestionReport, DirectedLink, HostId, Level, Path, PathFinder, Probe, Rate,
 };
-use harmonaize_units::{Gcra, Quota};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long an agent may take to answer.
@@ -67,25 +66,6 @@ enum Ours {
 /// When a link that could not be looked at is due again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// How long a connection is left alone after trains were sent for it.
-#[derive(Clone, Copy, Debug)]
-struct Backoff {
-    /// At least.
-    least: Duration,
-    /// After they found somebody; and on average where they find nobody again and again,
-    most: Duration,
-    /// which they may so often before that counts.
-    in_vain: u32,
-}
-
-/// A connection whose path others congest, as its agent says.
-const BACKOFF: Backoff =
-    Backoff { least: Duration::from_millis(250), most: Duration::from_secs(2), in_vain: 1 };
-
-/// The same where the connection is starved: that is seldom said without cause.
-const STARVED_BACKOFF: Backoff =
-    Backoff { least: Duration::from_millis(40), most: Duration::from_millis(500), in_vain: 4 };
-
 /// For how long what an agent said of a starved connection may wait, for other trains or for the end of a pause.
 const WAITS: Duration = Duration::from_millis(100);
 
@@ -94,89 +74,6 @@ const FORGOTTEN: Duration = Duration::from_secs(10);
 
 /// Most connections that are kept in mind.
 const MOST_REPORTED: usize = 4096;
-
-/// Questions that are open.
-#[derive(Debug, Default)]
-pub(crate) struct Probes {
-    next_probe: u64,
-    open: BTreeMap<u64, PendingProbe>,
-    /// Who was asked last about a link: the next time it is another, where there is one as good.
-    last: BTreeMap<DirectedLink, HostId>,
-    reported: BTreeMap<Connection, Reported>,
-}
-
-/// A probe that waits for its answer.
-#[derive(Debug)]
-struct PendingProbe {
-    of: SessionId,
-    from: HostId,
-    path: Path,
-    deadline: Duration,
-    verifies: Option<PendingReport>,
-}
-
-/// A verdict that trains are to verify.
-#[derive(Clone, Debug)]
-struct PendingReport {
-    report: CongestionReport,
-    noticed: Noticed,
-    /// Whether the agent says that the connection is starved, and nobody else of ours takes the rest.
-    starved: bool,
-}
-
-/// A connection whose path others are said to congest.
-#[derive(Clone, Debug)]
-struct Reported {
-    usual: Pause,
-    starved: Pause,
-    received_at: Duration,
-    /// That it is starved could not be looked at, for other trains were under way, or until a time.
-    waits: Option<(PendingReport, Option<Duration>)>,
-}
-
-/// When trains may be sent for a connection again.
-#[derive(Clone, Copy, Debug)]
-struct Pause {
-    not_before: Duration,
-    /// What was sent in vain of late.
-    in_vain: Gcra,
-    limits: Backoff,
-}
-
-impl Pause {
-    fn new(now: Duration, limits: Backoff) -> Self {
-        Self { not_before: now, in_vain: Gcra::default(), limits }
-    }
-
-    /// Trains told: where nobody was there too often in a row, it is left alone for longer.
-    fn record_result(&mut self, now: Duration, clean: bool) {
-        let Backoff { least, most, in_vain } = self.limits;
-        if !clean {
-            (self.not_before, self.in_vain) = (now.saturating_add(most), Gcra::default());
-            return;
-        }
-        let quota = Quota { interval: most, burst: in_vain.saturating_add(1) };
-        self.not_before = now.saturating_add(least).max(self.in_vain.charge(now, quota));
-    }
-
-    /// Trains met our own traffic, which has pauses: this belongs to no row.
-    fn record_no_result(&mut self, now: Duration) {
-        self.not_before = now.saturating_add(self.limits.least);
-    }
-}
-
-impl Probes {
-    pub(crate) fn deadline(&self) -> Option<Duration> {
-        let waiting = self.reported.values().filter_map(|known| known.waits.as_ref()?.1);
-        self.open.values().map(|asked| asked.deadline).chain(waiting).min()
-    }
-
-    /// Whether a train under way crosses a link of a path, or leaves the same host.
-    fn meets(&self, from: HostId, path: &Path) -> bool {
-        let crosses = |other: &Path| other.links().iter().any(|link| path.links().contains(link));
-        self.open.values().any(|asked| asked.from == from || crosses(&asked.path))
-    }
-}
 
 impl LinkState {
     /// Asks agents about links that are due.
@@ -465,27 +362,5 @@ impl LinkState {
             verdict
         };
         self.accept(ctx, effects, verdict, noticed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_said_in_vain_is_looked_at_less_often_only_after_some_in_a_row() {
-        let ms = Duration::from_millis;
-        let mut pause = Pause::new(ms(0), STARVED_BACKOFF);
-        let mut alone = |now: u64, clean| {
-            pause.record_result(ms(now), clean);
-            (pause.not_before - ms(now)).as_millis()
-        };
-        assert_eq!([0, 40, 80, 120].map(|now| alone(now, true)), [40; 4]);
-        assert_eq!([160, 500, 1000].map(|now| alone(now, true)), [340, 500, 500], "one in half a second");
-        assert_eq!([3000, 3040].map(|now| alone(now, true)), [40; 2], "what was long ago is made up for");
-        assert_eq!(alone(3080, false), 500);
-        assert_eq!([3580, 3620, 3660, 3700].map(|now| alone(now, true)), [40; 4], "it was right meanwhile");
-        pause.record_no_result(ms(5600));
-        assert_eq!(pause.not_before, ms(5640));
     }
 }

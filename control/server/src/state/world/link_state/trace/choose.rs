@@ -2,7 +2,7 @@
 
 use super::super::LinkState;
 use super::super::ports::{MOST_POOL, Pair, Port, Ports, pair_of};
-use super::{BATCH, retry};
+use super::super::traces::{BATCH, retry};
 use crate::state::ctx::Ctx;
 use crate::state::job::communicator::Communicator;
 use harmonaize_planner::{LinkId, Path};
@@ -118,7 +118,7 @@ impl LinkState {
             }
         }
         for path in &wanted.paths {
-            let (at, stale) = self.ports.stalest(pair, back, path, periods);
+            let (at, stale) = stalest(&self.ports, pair, back, path, periods);
             match stale.filter(|_| !wanted.is_closed(path)) {
                 Some(number) if at <= ctx.now => needs.push((Need::Stale, None, number)),
                 Some(_) => chosen.next = chosen.next.min(at),
@@ -126,12 +126,12 @@ impl LinkState {
             }
         }
         needs.sort_unstable();
-        let searched =
-            needs.iter().any(|(need, ..)| *need == Need::Search) || self.ports.waits_for(&wanted, pair, back);
+        let searched = needs.iter().any(|(need, ..)| *need == Need::Search)
+            || waits_for(&self.ports, &wanted, pair, back);
         chosen.ports = needs.into_iter().map(|(.., number)| number).collect();
         chosen.ports.dedup();
         chosen.ports.truncate(BATCH);
-        if !searched && !wanted.withheld && !wanted.lacking.is_empty() && self.ports.may_grow(pair) {
+        if !searched && !wanted.withheld && !wanted.lacking.is_empty() && may_grow(&self.ports, pair) {
             chosen.grow = if back { 0 } else { BATCH };
         } else {
             chosen.explored = !searched;
@@ -187,53 +187,51 @@ impl LinkState {
     }
 }
 
-impl Ports {
-    /// When a path of a pair is to be looked at again, and by which of its ports: one that a connection has, where there is one, and of
-    /// those the one that was looked at longest ago.
-    fn stalest(
-        &self,
-        pair: Pair,
-        back: bool,
-        path: &Path,
-        periods: [Duration; 3],
-    ) -> (Duration, Option<u16>) {
-        let leads = |port: &Port| match port.leg(back) {
-            Some(home) if back => home.reversed() == *path,
-            Some(there) => there == path,
-            None => false,
-        };
-        let mut newest = None;
-        let mut stalest: Option<(bool, Option<Duration>, u16)> = None;
-        for (number, port) in self.pool_of(pair).filter(|(_, port)| leads(port)) {
-            let look = port.sample(back);
-            newest = newest.max(look.at);
-            let key = (!port.is_used(), look.at, number);
-            stalest = Some(stalest.map_or(key, |before| before.min(key)));
-        }
-        let period = match stalest {
-            Some((false, ..)) => periods[1],
-            _ => periods[2],
-        };
-        (newest.unwrap_or_default().saturating_add(period), stalest.map(|(.., number)| number))
+/// When a path of a pair is to be looked at again, and by which of its ports: one that a connection has, where there is one, and of
+/// those the one that was looked at longest ago.
+fn stalest(
+    ports: &Ports,
+    pair: Pair,
+    back: bool,
+    path: &Path,
+    periods: [Duration; 3],
+) -> (Duration, Option<u16>) {
+    let leads = |port: &Port| match port.leg(back) {
+        Some(home) if back => home.reversed() == *path,
+        Some(there) => there == path,
+        None => false,
+    };
+    let mut newest = None;
+    let mut stalest: Option<(bool, Option<Duration>, u16)> = None;
+    for (number, port) in ports.pool_of(pair).filter(|(_, port)| leads(port)) {
+        let look = port.sample(back);
+        newest = newest.max(look.at);
+        let key = (!port.is_used(), look.at, number);
+        stalest = Some(stalest.map_or(key, |before| before.min(key)));
     }
+    let period = match stalest {
+        Some((false, ..)) => periods[1],
+        _ => periods[2],
+    };
+    (newest.unwrap_or_default().saturating_add(period), stalest.map(|(.., number)| number))
+}
 
-    /// Whether the other end is to find out first which of the ports come back the way they go.
-    fn waits_for(&self, wanted: &PairNeeds, pair: Pair, back: bool) -> bool {
-        let other = |port: &Port| {
-            port.leg(!back).is_none() && port.sample(!back).silent == 0 && wanted.may_serve(port, !back)
-        };
-        !wanted.withheld && self.pool_of(pair).any(|(_, port)| other(port))
-    }
+/// Whether the other end is to find out first which of the ports come back the way they go.
+fn waits_for(ports: &Ports, wanted: &PairNeeds, pair: Pair, back: bool) -> bool {
+    let other = |port: &Port| {
+        port.leg(!back).is_none() && port.sample(!back).silent == 0 && wanted.may_serve(port, !back)
+    };
+    !wanted.withheld && ports.pool_of(pair).any(|(_, port)| other(port))
+}
 
-    /// Whether more ports may help: there is room, and the fabric answers questions about those that there are.
-    fn may_grow(&self, pair: Pair) -> bool {
-        let looked = |port: &Port| port.sample(false).at.is_some();
-        let (mut all, mut asked, mut known) = (0, 0, 0);
-        for (_, port) in self.pool_of(pair) {
-            all += 1;
-            asked += usize::from(looked(port));
-            known += usize::from(looked(port) && port.there.is_some());
-        }
-        all < MOST_POOL && asked <= known * 4
+/// Whether more ports may help: there is room, and the fabric answers questions about those that there are.
+fn may_grow(ports: &Ports, pair: Pair) -> bool {
+    let looked = |port: &Port| port.sample(false).at.is_some();
+    let (mut all, mut asked, mut known) = (0, 0, 0);
+    for (_, port) in ports.pool_of(pair) {
+        all += 1;
+        asked += usize::from(looked(port));
+        known += usize::from(looked(port) && port.there.is_some());
     }
+    all < MOST_POOL && asked <= known * 4
 }
