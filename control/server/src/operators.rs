@@ -105,7 +105,7 @@ impl Operator for Operators {
 
     async fn dry_run(&self, request: Request<v1::DryRunRequest>) -> Answer<v1::DryRunReply> {
         let targets = request.into_inner().targets;
-        let run = self.query(move |state, now| state.queries(now).dry_run(&targets)).await?;
+        let run = self.query(move |state, now| state.dry_run(now, &targets)).await?;
         let run = run.map_err(|error| senseless(&error))?;
         // Planning for very many takes a while; nobody else waits for it.
         let planned = tokio::task::spawn_blocking(move || run.reply()).await;

@@ -1,8 +1,9 @@
-//! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go out.
+//! What control knows and decides, as a pure state machine: messages, calls and the time come in, outputs go
+//! out.
 //!
-//! [`Controller`] owns the parts and alone has them meet. `world` holds facts, `job` what each communicator runs by, `tenants` what tenants ask
-//! for and are promised, `queries` what operators ask. A part owns its fields, reads the others through a context, and says what it did by them
-//! as effects.
+//! [`Controller`] owns the parts and alone has them meet. `world` holds facts, `job` what each communicator
+//! runs by, `tenants` what tenants ask for and are promised, `queries` what operators ask. A part owns its
+//! fields, reads the others through a context, and says what it did by them as effects.
 
 mod controller;
 mod ctx;

@@ -37,7 +37,8 @@ pub(crate) struct Note {
     pub fact: TenantFact,
 }
 
-/// What a part has done, in order. The controller sends and stores the outputs, and hands the rest to the parts that it concerns.
+/// What a part has done, in order. The controller sends and stores the outputs, and hands the rest to the
+/// parts that it concerns.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Messages and facts.
@@ -122,7 +123,8 @@ impl Effects {
         self.refuse_join(to, request, kind, failure);
     }
 
-    /// Tells the operator's log what was refused of a host's agent: the first of a kind, and then ever more rarely.
+    /// Tells the operator's log what was refused of a host's agent: the first of a kind, and then ever more
+    /// rarely.
     pub(crate) fn unusual(&mut self, ctx: &Ctx<'_>, host: HostId, count: u64, why: &str) {
         if count.is_power_of_two() {
             let host = ctx.host_name(host);

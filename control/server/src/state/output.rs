@@ -20,7 +20,8 @@ pub enum Output {
     Status(u64, Box<v1::StatusReply>),
     /// For the operator's log.
     Fact(Fact),
-    /// Keep this; then [`Controller::apply_stored`](crate::state::Controller::apply_stored) or `store_failed`.
+    /// Keep this; then [`Controller::apply_stored`](crate::state::Controller::apply_stored) or
+    /// `store_failed`.
     Keep(Vec<Change>),
 }
 
@@ -74,8 +75,8 @@ pub enum Fact {
     Hinted { communicator: u64, tenant: String, name: String, hints: String },
     /// What a tenant expected is not what was measured.
     HintsDropped { communicator: u64, tenant: String, name: String, hints: String },
-    /// What was agreed on for the communicator before this one cannot be promised for it: because of these clauses; of none: it could not
-    /// be stored.
+    /// What was agreed on for the communicator before this one cannot be promised for it: because of these
+    /// clauses; of none: it could not be stored.
     AgreementLost { communicator: u64, tenant: String, name: String, lost: Vec<String> },
     /// A communicator that failed is kept for its members to regroup.
     Kept { communicator: u64, tenant: String, name: String, within: Duration },

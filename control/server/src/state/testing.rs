@@ -1,4 +1,5 @@
-//! What the tests of this crate read of the state machine, and the steps they take past its messages; only with the feature `testing`.
+//! What the tests of this crate read of the state machine, and the steps they take past its messages; only
+//! with the feature `testing`.
 
 use super::Controller;
 use super::ctx::ctx;
@@ -265,7 +266,8 @@ impl Controller {
         self.queries(now).host_telemetry(host)
     }
 
-    /// Returns how much slower all is predicted to be than on an idle fabric; none where no plan passes the check.
+    /// Returns how much slower all is predicted to be than on an idle fabric; none where no plan passes the
+    /// check.
     pub fn predicted_slowdown(&self, now: Duration) -> Option<f64> {
         let view = self.view(now);
         let checked = checked(&self.settings.topology, &self.link_state, &jobs(&view), &view.conditions());

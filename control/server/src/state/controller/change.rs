@@ -222,8 +222,8 @@ impl Controller {
         Ok(())
     }
 
-    /// An epoch cannot be had: the communicator ends with its first one, or where some may be using it already, and
-    /// otherwise goes on with the one that it has.
+    /// An epoch cannot be had: the communicator ends with its first one, or where some may be using it
+    /// already, and otherwise goes on with the one that it has.
     pub(crate) fn give_up(&mut self, now: Duration, id: u64, epoch: u64, why: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = communicator.change().is_some_and(Change::in_use);
@@ -267,7 +267,8 @@ impl Controller {
         }
     }
 
-    /// What was promised for a communicator is from now on promised for the one that goes on from it, which is in use.
+    /// What was promised for a communicator is from now on promised for the one that goes on from it, which
+    /// is in use.
     pub(crate) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
         // Beside itself it might not fit.
         let left = self.agreements.inherited(before).or_else(|| self.regroups.past.take_agreement(before));

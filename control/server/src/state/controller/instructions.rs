@@ -14,7 +14,8 @@ use harmonaize_store::{Change, Stored};
 use std::time::Duration;
 
 impl Controller {
-    /// Takes up what an earlier start left. Time is 0, `realtime_ns` what the clock says then. Before anything else.
+    /// Takes up what an earlier start left. Time is 0, `realtime_ns` what the clock says then. Before
+    /// anything else.
     pub fn restore(&mut self, mut stored: Stored, realtime_ns: u64) {
         if let Some(boot) = stored.boot {
             self.boot = boot;
@@ -25,7 +26,8 @@ impl Controller {
         self.update_windows(Duration::ZERO);
     }
 
-    /// What must be stored for an instruction to be in effect: then [`Controller::apply_stored`] has it be so.
+    /// What must be stored for an instruction to be in effect: then [`Controller::apply_stored`] has it be
+    /// so.
     ///
     /// # Errors
     /// Why it is not followed; nothing has changed.
@@ -76,7 +78,8 @@ impl Controller {
         self.operator.lost_plans(now)
     }
 
-    /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be stored goes on with.
+    /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be
+    /// stored goes on with.
     pub fn expired_withdrawals<'a>(
         &self,
         now: Duration,
@@ -94,7 +97,8 @@ impl Controller {
         due
     }
 
-    /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed meanwhile ends.
+    /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed
+    /// meanwhile ends.
     fn forget_tenant(&mut self, now: Duration, name: &str) {
         let joins = self.sessions.iter().flat_map(|(session, known)| {
             let own = known.joins.iter().filter(move |(_, (key, _))| key.0 == name);

@@ -11,8 +11,8 @@ use harmonaize_disclose::choose;
 use std::time::Duration;
 
 impl Controller {
-    /// A message of an agent. Whatever it holds, it costs at most that agent's session. A congestion report that makes another plan better
-    /// leads to that plan's messages within this call.
+    /// A message of an agent. Whatever it holds, it costs at most that agent's session. A congestion report
+    /// that makes another plan better leads to that plan's messages within this call.
     pub fn message(&mut self, now: Duration, from: SessionId, message: v1::FromAgent) {
         use from_agent::Message;
         let Some(message) = message.message else {

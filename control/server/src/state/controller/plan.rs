@@ -1,7 +1,8 @@
-//! A new plan for all communicators together, whenever something moved that may make a better one worth its change.
+//! A new plan for all communicators together, whenever something moved that may make a better one worth its
+//! change.
 //!
-//! What moves something only says so ([`Effects::want_plan`](crate::state::effects::Effects::want_plan)); the message or call that brought it
-//! plans at once, or, within a moment of the last plan, when that is over.
+//! What moves something only says so ([`Effects::want_plan`](crate::state::effects::Effects::want_plan)); the
+//! message or call that brought it plans at once, or, within a moment of the last plan, when that is over.
 
 use super::Controller;
 use crate::state::ctx::ctx;
@@ -9,12 +10,23 @@ use crate::state::job::decisions::{Decision, Trigger};
 use crate::state::job::planning::{jobs, undisturbed};
 use crate::state::job::reconcile::{reconcile, reconcile_agreed};
 use crate::state::output::Fact;
+use crate::state::queries::DryRun;
 use crate::state::world::iterations::align;
+use crate::state::world::withdrawals::InstructionError;
 use harmonaize_planner::{HostId, Job, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 impl Controller {
+    /// Returns what a plan would be made from if these were withdrawn too.
+    ///
+    /// # Errors
+    /// Where the topology has no such thing.
+    pub fn dry_run(&mut self, now: Duration, targets: &[String]) -> Result<DryRun, InstructionError> {
+        self.link_state.ports.refresh(self.settings.paths as usize);
+        self.queries(now).dry_run(targets)
+    }
+
     /// Plans if something moved and the last plan is long enough ago.
     pub(crate) fn plan(&mut self, now: Duration) {
         if !self.settings.replan {
@@ -56,8 +68,8 @@ impl Controller {
         Some(Decision { number, at: now, trigger, before, after, reason, changes })
     }
 
-    /// A plan in which no agent's lone word on a link moves a communicator that it has no part in: those are planned first, as if
-    /// it had said nothing.
+    /// A plan in which no agent's lone word on a link moves a communicator that it has no part in: those are
+    /// planned first, as if it had said nothing.
     fn plan_in_scope(&mut self, now: Duration, mut jobs: Vec<Job>) -> Option<Plan> {
         let alone = self.link_state.uncorroborated();
         let hosts: BTreeSet<HostId> = alone.values().copied().collect();

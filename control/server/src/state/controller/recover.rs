@@ -1,4 +1,5 @@
-//! Communicators that outlived a restart of control: agents name them in Hello, and control learns them again.
+//! Communicators that outlived a restart of control: agents name them in Hello, and control learns them
+//! again.
 
 use super::Controller;
 use crate::state::ctx::{Ctx, ctx};
@@ -58,7 +59,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Takes up what an agent says of a communicator that has ended: whose processes are there still, which may go on as was agreed on.
+    /// Takes up what an agent says of a communicator that has ended: whose processes are there still, which
+    /// may go on as was agreed on.
     fn recover_ended(
         &mut self,
         now: Duration,
@@ -175,7 +177,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Gives a communicator back what is known of it from before; its plan where that is `new`. With all agents `back` it runs.
+    /// Gives a communicator back what is known of it from before; its plan where that is `new`. With all
+    /// agents `back` it runs.
     fn take_up(&mut self, now: Duration, id: u64, new: bool, back: Option<bool>) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
         let grant = known.current().and_then(|current| current.aggregation.grant);
@@ -201,8 +204,8 @@ impl Controller {
         self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
     }
 
-    /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its tenant could have it now where
-    /// nothing was.
+    /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its
+    /// tenant could have it now where nothing was.
     fn is_credible(&self, now: Duration, recipe: &v1::Recipe) -> bool {
         if let Some(plan) = self.operator.stored_plan(recipe.communicator) {
             return is_stored_as(plan, recipe);
@@ -215,7 +218,8 @@ impl Controller {
                 < self.settings.most_communicators
     }
 
-    /// A communicator is whole again that came after one that is kept for its members still: control went down as it took that one's place.
+    /// A communicator is whole again that came after one that is kept for its members still: control went
+    /// down as it took that one's place.
     fn overtake(&mut self, now: Duration, id: u64, went_on: bool) {
         let Some(known) = self.communicators.get(&id) else { return };
         let (tenant, name) = (known.tenant.clone(), known.name.clone());

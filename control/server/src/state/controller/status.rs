@@ -6,7 +6,8 @@ use crate::state::output::Output;
 use std::time::Duration;
 
 impl Controller {
-    /// Asks all agents; [`Output::Status`](crate::state::Output::Status) follows with the returned number, after `patience` at the latest.
+    /// Asks all agents; [`Output::Status`](crate::state::Output::Status) follows with the returned number,
+    /// after `patience` at the latest.
     pub fn ask_status(&mut self, now: Duration, patience: Duration) -> u64 {
         let deadline = now.saturating_add(patience);
         let id = self.questions.ask(&ctx!(self, now), &mut self.outbox, deadline);

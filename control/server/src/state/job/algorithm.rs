@@ -1,4 +1,5 @@
-//! Up to which sizes a communicator's operations go straight between all its hosts; chosen anew for every epoch.
+//! Up to which sizes a communicator's operations go straight between all its hosts; chosen anew for every
+//! epoch.
 
 use crate::state::job::coding::takers;
 use crate::state::job::lifecycle::Planned;

@@ -10,11 +10,11 @@ use harmonaize_planner::Rate;
 
 /// Bits of one host's element.
 const BITS: u8 = 4;
-/// What codes of so many bits lose of a host's part, as vNMSE: they are rotated, so it hardly depends on the tensor, but the more hosts'
-/// blocks differ in their norms the more it is.
+/// What codes of so many bits lose of a host's part, as vNMSE: they are rotated, so it hardly depends on the
+/// tensor, but the more hosts' blocks differ in their norms the more it is.
 const LOSS: f64 = 0.0225;
-/// Elements of a block, the most first: the fewer, the better a chunk is filled, the more ranges there are, and the more they differ
-/// between hosts, which costs accuracy.
+/// Elements of a block, the most first: the fewer, the better a chunk is filled, the more ranges there are,
+/// and the more they differ between hosts, which costs accuracy.
 const BLOCKS: [u16; 4] = [2048, 1024, 512, 256];
 /// Of the most elements that a chunk can have, the part for which larger blocks are worth it.
 const FILLED: f64 = 0.95;

@@ -1,7 +1,8 @@
-//! In which codec a communicator's tensors travel: what its ranks let be lost, and what control chooses within that.
+//! In which codec a communicator's tensors travel: what its ranks let be lost, and what control chooses
+//! within that.
 //!
-//! The choice is made anew for every epoch, and whenever control plans: where it is another than that of the epoch in use, a new
-//! epoch follows that goes on with all links.
+//! The choice is made anew for every epoch, and whenever control plans: where it is another than that of the
+//! epoch in use, a new epoch follows that goes on with all links.
 
 use crate::state::ctx::Ctx;
 use crate::state::job::codec::CodecChoice;
@@ -112,8 +113,8 @@ fn fastest(
     (choice.codec, describe_choice(choice, bytes), Some((outlook, speed)))
 }
 
-/// What all agents of a communicator take, each as slow as at the slowest; what an operation loses by it, in which each element
-/// is encoded twice, and where errors of several ranks may be alike.
+/// What all agents of a communicator take, each as slow as at the slowest; what an operation loses by it, in
+/// which each element is encoded twice, and where errors of several ranks may be alike.
 pub(crate) fn common_levels(ctx: &Ctx<'_>, known: &Communicator) -> Vec<Level> {
     let session = |session: Option<SessionId>| ctx.sessions.get(&session?);
     let mut agents = known.members.iter().map(|member| session(member.session));
@@ -143,7 +144,8 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
     let exact = 2.0 * (of - 1.0) / of * told.bytes as f64;
     let EpochConfig { epoch, codec: CodecChoice { codec: current, .. }, aggregation, .. } =
         known.current()?;
-    // What ran by several epochs was coded by several codecs; sums of an aggregator's codes say nothing of the hosts'.
+    // What ran by several epochs was coded by several codecs; sums of an aggregator's codes say nothing of
+    // the hosts'.
     if (told.first_epoch, told.last_epoch) != (*epoch, *epoch) || exact < 1.0 || aggregation.is_coded() {
         return None;
     }
@@ -153,8 +155,8 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
     Some(CodecOutcome { level: *level, loss: coded.error, ratio })
 }
 
-/// An agent told of an operation, and how many zeros are in its tensors: by that the next choice goes, until operations in blocks that
-/// are not zeros tell what was saved. Of a dense tensor nothing is learned.
+/// An agent told of an operation, and how many zeros are in its tensors: by that the next choice goes, until
+/// operations in blocks that are not zeros tell what was saved. Of a dense tensor nothing is learned.
 pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
     let part = |zeros: Option<u32>| zeros.map(|zeros| 1.0 - (f64::from(zeros) / LOOKED).min(1.0));
     // A host sends what any of its ranks has.
@@ -185,7 +187,8 @@ pub(crate) fn takers(view: &View<'_>, id: u64) -> BTreeMap<DirectedLink, u32> {
     takers
 }
 
-/// Returns another codec if that is the best now, or the ranks agreed on another budget, and why. What was found is remembered.
+/// Returns another codec if that is the best now, or the ranks agreed on another budget, and why. What was
+/// found is remembered.
 pub(crate) fn other_codec(now: Duration, known: &mut Communicator, chosen: CodecChoice) -> Option<Reason> {
     let current = &mut known.lifecycle.current_mut()?.codec;
     let same = chosen.same(current);

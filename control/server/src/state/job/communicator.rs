@@ -11,8 +11,8 @@ use harmonaize_planner::{AlgorithmPolicy, DirectedLink, HostId, Topology, Tuning
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// How many changes of one communicator control makes in a while: what passes nothing, or was withdrawn, is left however often that
-/// happens.
+/// How many changes of one communicator control makes in a while: what passes nothing, or was withdrawn, is
+/// left however often that happens.
 pub(crate) const MOST_RECENT: usize = 8;
 
 /// Larger groups stay exact, and send to nobody but the next: each host would send to very many at once.
@@ -102,7 +102,8 @@ impl Communicator {
         self.current().is_none()
     }
 
-    /// Whether it can be given another epoch now: all its ranks are there, and no change is under way or was given up lately.
+    /// Whether it can be given another epoch now: all its ranks are there, and no change is under way or was
+    /// given up lately.
     pub(crate) fn can_change(&self) -> bool {
         self.phase() == v1::Phase::Running && self.backoff_until.is_none()
     }
@@ -164,7 +165,8 @@ impl Communicator {
         (self.members.len() > MOST_DIRECT).then_some("too many hosts to send to each other directly")
     }
 
-    /// Returns the part of what a host sends that crosses each link where all send to all; nothing where all are neighbours in the ring.
+    /// Returns the part of what a host sends that crosses each link where all send to all; nothing where all
+    /// are neighbours in the ring.
     pub(crate) fn exchange(&self) -> &[(DirectedLink, f64)] {
         if self.members.len() > 2 { &self.coding.usage } else { &[] }
     }
@@ -185,7 +187,8 @@ impl Communicator {
         lossy || current.codec.codec != Codec::EXACT || controller.learned().next().is_some()
     }
 
-    /// Checks what holds between calls: an epoch never goes back, and ports and links are of participants that there are.
+    /// Checks what holds between calls: an epoch never goes back, and ports and links are of participants
+    /// that there are.
     pub(crate) fn check_invariants(&self, topology: &Topology) {
         let epochs: Vec<u64> = self.lifecycle.configs().map(|config| config.epoch).collect();
         debug_assert!(epochs.is_sorted_by(|one, next| one < next), "epochs {epochs:?}");

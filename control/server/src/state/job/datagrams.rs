@@ -1,4 +1,5 @@
-//! Which network packets of a communicator take to its aggregator: RDMA where all ends have a device, else UDP.
+//! Which network packets of a communicator take to its aggregator: RDMA where all ends have a device, else
+//! UDP.
 
 use crate::state::ctx::Ctx;
 use crate::state::job::communicator::Communicator;

@@ -197,7 +197,8 @@ impl Decisions {
         decision.changes.iter_mut().find(|changed| changed.communicator == communicator)
     }
 
-    /// Whether a decision that is still kept came of what tenants run and are promised, and not of the fabric.
+    /// Whether a decision that is still kept came of what tenants run and are promised, and not of the
+    /// fabric.
     pub(crate) fn is_of_tenants(&self, number: Option<u64>) -> bool {
         let mut kept = self.recent.iter().rev();
         let decision = kept.find(|decision| Some(decision.number) == number);

@@ -17,7 +17,8 @@ use harmonaize_planner::{AggregationPlan, AggregatorId, Nanos};
 use rand::Rng;
 use std::time::Duration;
 
-/// What passes between a part and its sum beside the ways: programs that wait for a processor. For the window alone.
+/// What passes between a part and its sum beside the ways: programs that wait for a processor. For the window
+/// alone.
 const TURN: Duration = Duration::from_millis(2);
 /// Chunks in flight.
 const WINDOWS: std::ops::RangeInclusive<u64> = 16..=1024;
@@ -36,7 +37,8 @@ pub(crate) struct Grantee<'a> {
     pub sums: ReductionPolicy,
 }
 
-/// Grants what the planner says for the next epoch of a communicator. Aggregators are told before any agent is.
+/// Grants what the planner says for the next epoch of a communicator. Aggregators are told before any agent
+/// is.
 pub(crate) fn grant_aggregation(
     aggregators: &mut Aggregators,
     ctx: &Ctx<'_>,
@@ -141,8 +143,8 @@ fn recipe(best: &AggregationPlan, coding: &CodecChoice, base: v1::Aggregation) -
     }
 }
 
-/// Returns how many chunks of so many bytes are in flight: who comes later gets as large a window as who came first, for who shares a link
-/// has of it what its window is of all.
+/// Returns how many chunks of so many bytes are in flight: who comes later gets as large a window as who came
+/// first, for who shares a link has of it what its window is of all.
 fn window(best: &AggregationPlan, bytes: u32) -> u32 {
     // A turn of each program on the way.
     let turns = if best.leaves.is_empty() { TURN } else { 2 * TURN };
@@ -151,7 +153,8 @@ fn window(best: &AggregationPlan, bytes: u32) -> u32 {
     held.div_ceil(u64::from(bytes.max(1))).clamp(*WINDOWS.start(), *WINDOWS.end()) as u32
 }
 
-/// Returns how many of an aggregator's units a communicator may have at most, and how many are guaranteed to it.
+/// Returns how many of an aggregator's units a communicator may have at most, and how many are guaranteed to
+/// it.
 fn share(window: u32, grain: u32, units: u32, free: u32) -> (u32, u32) {
     let most = (2 * MAX_WINDOWS_AHEAD * window).saturating_mul(grain).min(units);
     let least = 2 * grain;
@@ -163,8 +166,8 @@ fn all_of(best: &AggregationPlan) -> impl Iterator<Item = AggregatorId> {
     std::iter::once(best.aggregator).chain(best.leaves.iter().map(|leaf| leaf.aggregator))
 }
 
-/// How many workers each aggregator has, the one above first; and to which each participant sends, as which of its workers. Above, participants
-/// come first, then the aggregators below.
+/// How many workers each aggregator has, the one above first; and to which each participant sends, as which
+/// of its workers. Above, participants come first, then the aggregators below.
 fn numbered(best: &AggregationPlan, participants: usize) -> Option<(Vec<u16>, Vec<Sender>)> {
     let mut counts = vec![0_u16; 1 + best.leaves.len()];
     let mut workers = Vec::with_capacity(participants);

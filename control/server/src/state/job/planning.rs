@@ -14,8 +14,8 @@ use std::time::Duration;
 /// Least time between two plans, and what each participant adds to it: planning for very many takes longer.
 const SPACING: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(10));
 
-/// For how long a change of plan makes the next one dearer, and how many control makes of one communicator in that time. What
-/// passes nothing, or was withdrawn, is left however often that happens.
+/// For how long a change of plan makes the next one dearer, and how many control makes of one communicator in
+/// that time. What passes nothing, or was withdrawn, is left however often that happens.
 const RECENT: Duration = Duration::from_secs(30);
 
 /// What makes control plan anew.

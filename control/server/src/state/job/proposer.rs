@@ -225,8 +225,8 @@ impl Proposer<'_> {
         recipes
     }
 
-    /// Which paths the connections between each two participants shall take, from the lower, as planned along the ring; empty for all
-    /// others.
+    /// Which paths the connections between each two participants shall take, from the lower, as planned along
+    /// the ring; empty for all others.
     fn planned_paths(hosts: &[HostId], order: &[u32], hops: &[RingEdge]) -> BTreeMap<(u32, u32), Vec<Path>> {
         let mut wanted = BTreeMap::new();
         let ring = order.iter().zip(order.iter().cycle().skip(1)).zip(hops);
@@ -241,7 +241,8 @@ impl Proposer<'_> {
         wanted
     }
 
-    /// Which paths those connections shall take of which the plan says nothing: as the planner has it; empty where any will do.
+    /// Which paths those connections shall take of which the plan says nothing: as the planner has it; empty
+    /// where any will do.
     fn choose_others(&mut self, hosts: &[HostId], wanted: &mut BTreeMap<(u32, u32), Vec<Path>>) {
         let paths = self.settings.paths;
         self.link_state.ports.refresh(paths as usize);
@@ -262,8 +263,8 @@ impl Proposer<'_> {
         }
     }
 
-    /// Source ports for all connections: of those that lead the wanted way both ways, else any that leads over open links alone,
-    /// else one whose way is not known.
+    /// Source ports for all connections: of those that lead the wanted way both ways, else any that leads
+    /// over open links alone, else one whose way is not known.
     fn take_ports(
         &mut self,
         hosts: &[HostId],
@@ -308,7 +309,8 @@ impl Proposer<'_> {
         numbers
     }
 
-    /// Links between all participants, fresh but for those that are carried over: for each its peers, in ascending order.
+    /// Links between all participants, fresh but for those that are carried over: for each its peers, in
+    /// ascending order.
     fn introduce(
         &mut self,
         hosts: &[HostId],

@@ -1,5 +1,5 @@
-//! What communicators' connections are held to, as plans and promises have it. Of communicators with more hosts than those whose exchanges
-//! are looked at for codecs the rings alone are held.
+//! What communicators' connections are held to, as plans and promises have it. Of communicators with more
+//! hosts than those whose exchanges are looked at for codecs the rings alone are held.
 
 use crate::state::ctx::Ctx;
 use crate::state::job::communicator::{Communicator, Member};
@@ -8,7 +8,8 @@ use crate::state::view::View;
 use harmonaize_planner::{Rate, RateLimits, Reservations, Sharer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns what communicators are to be held to by the last plan, and by what is promised to others on the links between their hosts.
+/// Returns what communicators are to be held to by the last plan, and by what is promised to others on the
+/// links between their hosts.
 pub(crate) fn rate_limits(view: &View<'_>) -> BTreeMap<u64, RateLimits> {
     let reservations = reservations(view);
     let all = view.ctx.communicators.iter().map(|(id, known)| {

@@ -1,7 +1,9 @@
-//! Brings communicators to what they should run by: how that differs from what they run by, and one change for all of it.
+//! Brings communicators to what they should run by: how that differs from what they run by, and one change
+//! for all of it.
 //!
-//! A communicator is changed for one [`Reason`] at a time; its proposal chooses codec, algorithm, aggregation and rates anew whatever the
-//! reason is. What remains is found the next time, for an epoch that comes to use makes control plan again.
+//! A communicator is changed for one [`Reason`] at a time; its proposal chooses codec, algorithm, aggregation
+//! and rates anew whatever the reason is. What remains is found the next time, for an epoch that comes to use
+//! makes control plan again.
 
 use crate::state::job::aggregation::weigh;
 use crate::state::job::coding::{choose_coding, other_budget, other_codec};
@@ -128,8 +130,8 @@ fn same_links(view: &View<'_>, id: u64) -> Option<Proposal> {
     Some(Proposal { order, hops, plan, decision: None, same_links: true })
 }
 
-/// Returns a proposal that avoids what passes nothing or was withdrawn, for a communicator that planning left where it is: an operator
-/// chose its order, or it changed too often.
+/// Returns a proposal that avoids what passes nothing or was withdrawn, for a communicator that planning left
+/// where it is: an operator chose its order, or it changed too often.
 fn off_closed_paths(view: &View<'_>, known: &Communicator, desired: &Desired) -> Option<Proposal> {
     if !desired.closed {
         return None;

@@ -1,4 +1,5 @@
-//! Aggregators that a communicator does without for a while: they refused to serve it, or an epoch with them could not be had.
+//! Aggregators that a communicator does without for a while: they refused to serve it, or an epoch with them
+//! could not be had.
 
 use harmonaize_planner::AggregatorId;
 use std::collections::BTreeMap;

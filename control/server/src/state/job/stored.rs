@@ -86,8 +86,9 @@ fn stored_epoch(settings: &Settings, config: &EpochConfig) -> Epoch {
     }
 }
 
-/// Gives a communicator that an agent says is running back what was stored of it: its links keep the ways that are known of them, what codecs
-/// lose is known, and no epoch's number is given twice. Returns the ports that it held, which stay taken.
+/// Gives a communicator that an agent says is running back what was stored of it: its links keep the ways
+/// that are known of them, what codecs lose is known, and no epoch's number is given twice. Returns the ports
+/// that it held, which stay taken.
 pub(crate) fn take_up_plan(
     topology: &Topology,
     now: Duration,
@@ -127,7 +128,8 @@ pub(crate) fn take_up_plan(
     held
 }
 
-/// Whether what an agent says is running is what an earlier start stored by this number: of that tenant and name, and on those hosts.
+/// Whether what an agent says is running is what an earlier start stored by this number: of that tenant and
+/// name, and on those hosts.
 pub(crate) fn is_stored_as(plan: &Plan, recipe: &v1::Recipe) -> bool {
     let hosts = recipe.participants.iter().map(|part| &part.host);
     plan.tenant == recipe.tenant && plan.name == recipe.name && plan.hosts.iter().eq(hosts)

@@ -1,4 +1,5 @@
-//! What would be planned, now or if more were withdrawn: taken from the state at once, planned where nobody waits for it.
+//! What would be planned, now or if more were withdrawn: taken from the state at once, planned where nobody
+//! waits for it.
 
 use super::Queries;
 use super::plan::{ring, with_plan};
@@ -28,7 +29,7 @@ impl Queries<'_> {
     ///
     /// # Errors
     /// Where the topology has no such thing.
-    pub fn dry_run(&self, targets: &[String]) -> Result<DryRun, InstructionError> {
+    pub(crate) fn dry_run(&self, targets: &[String]) -> Result<DryRun, InstructionError> {
         let ctx = &self.ctx;
         let topology = ctx.settings.topology.clone();
         let withdrawn = withdrawn_with(&topology, ctx.operator.withdrawn(), targets)?;

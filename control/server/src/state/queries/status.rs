@@ -148,8 +148,8 @@ impl Queries<'_> {
     }
 }
 
-/// Operations in flight anywhere. An agent that has neither begun nor completed one is waited for with all its ranks; one
-/// that has knows best which of its ranks are missing, if others wait for it.
+/// Operations in flight anywhere. An agent that has neither begun nor completed one is waited for with all
+/// its ranks; one that has knows best which of its ranks are missing, if others wait for it.
 fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationReport> {
     let mut merged: BTreeMap<u64, v1::OperationReport> = BTreeMap::new();
     for operation in answered.iter().flat_map(|(_, own)| &own.in_flight) {

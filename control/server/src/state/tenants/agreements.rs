@@ -1,8 +1,9 @@
-//! What tenants are promised: proposals are considered against what is promised already, agreements are stored before they are
-//! in effect and answered, kept by every plan, and watched.
+//! What tenants are promised: proposals are considered against what is promised already, agreements are
+//! stored before they are in effect and answered, kept by every plan, and watched.
 //!
-//! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it can be kept there. Any process of the tenant may propose: what its agent says of whose process
-//! it is is believed, as with joins.
+//! An agreement is of one communicator, and ends with it, or goes over to the one that goes on from it if it
+//! can be kept there. Any process of the tenant may propose: what its agent says of whose process it is is
+//! believed, as with joins.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -27,7 +28,8 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Of what plans give to promises at most (a part of 0.95) so much can be promised: of a link 90%, and others are never without.
+/// Of what plans give to promises at most (a part of 0.95) so much can be promised: of a link 90%, and others
+/// are never without.
 const PART: f64 = 0.95;
 
 /// A plan gives what is promised if it lacks no more than this part of it.
@@ -88,7 +90,8 @@ struct Gathered {
     bytes: u64,
     called: u64,
     ended: u64,
-    /// Participants whose ranks have all called it and where it has not ended, as far as they have told, and those where it has.
+    /// Participants whose ranks have all called it and where it has not ended, as far as they have told, and
+    /// those where it has.
     open: BTreeSet<u32>,
     over: BTreeSet<u32>,
 }
@@ -118,7 +121,8 @@ impl Agreements {
         self.proposed.forget(tenant);
     }
 
-    /// What was promised before a restart of control for a communicator that has not come back, if it was agreed on what becomes of it.
+    /// What was promised before a restart of control for a communicator that has not come back, if it was
+    /// agreed on what becomes of it.
     pub(crate) fn take_policy(&mut self, id: u64, ranks: usize) -> Option<InheritedAgreement> {
         let left = InheritedAgreement::stored(self.stored.get(&id)?, ranks);
         left.on_failure()?;
@@ -261,7 +265,8 @@ impl Agreements {
         wanted: &Constraints,
     ) -> Outcome {
         let topology = &ctx.settings.topology;
-        // Not the delays between its own hosts: what is promised of times would tell which of them stand together.
+        // Not the delays between its own hosts: what is promised of times would tell which of them stand
+        // together.
         let delay = *self.farthest.get_or_insert_with(|| max_delay(topology));
         let free = self.most(ctx, room, id);
         let Some(known) = ctx.communicators.get(&id) else {
@@ -302,8 +307,9 @@ impl Agreements {
         negotiate(wanted, &house)
     }
 
-    /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave whoever asks, wherever
-    /// anybody's hosts stand. Whether this very plan could keep more, or less, is not asked: the answer would tell who shares links.
+    /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave
+    /// whoever asks, wherever anybody's hosts stand. Whether this very plan could keep more, or less, is not
+    /// asked: the answer would tell who shares links.
     fn most(&mut self, ctx: &Ctx<'_>, room: &Room<'_>, id: u64) -> f64 {
         if !ctx.settings.replan {
             return 0.0;
@@ -355,7 +361,8 @@ impl Agreements {
         let kept = PromiseRecord { number, since_ns, constraints, rate, watch, gathered: BTreeMap::new() };
         self.pending.insert(id, Pending { to, promise: kept });
         effects.store(Change::Agreement(record));
-        // With it: after a restart, agents are believed that one of theirs had a promise and failed where its plan is known.
+        // With it: after a restart, agents are believed that one of theirs had a promise and failed where its
+        // plan is known.
         effects.store(plan_change(ctx.settings, ctx.communicators, id));
     }
 
@@ -381,8 +388,8 @@ impl Agreements {
         }
     }
 
-    /// Takes over what was promised for a communicator that this one goes on from, if it can be promised for this one; else its tenant
-    /// hears that it is not.
+    /// Takes over what was promised for a communicator that this one goes on from, if it can be promised for
+    /// this one; else its tenant hears that it is not.
     pub(crate) fn take_over(
         &mut self,
         ctx: &Ctx<'_>,
@@ -464,8 +471,8 @@ impl Agreements {
         }
     }
 
-    /// An agent told at `at_ns` of an operation that has not ended there: once all ranks are known to have called it, it is known what it
-    /// has taken so far.
+    /// An agent told at `at_ns` of an operation that has not ended there: once all ranks are known to have
+    /// called it, it is known what it has taken so far.
     pub(crate) fn watch_open(
         &mut self,
         ctx: &Ctx<'_>,

@@ -1,5 +1,5 @@
-//! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and what that makes of them
-//! goes to whoever waits for it.
+//! What tenants are told while their communicators run: facts go into the tenant's feed of `disclose`, and
+//! what that makes of them goes to whoever waits for it.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, Note};
@@ -32,8 +32,8 @@ pub(crate) struct Events {
     readers: BTreeMap<(SessionId, u64), Reader>,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
     best: BTreeMap<u64, f64>,
-    /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there are, what they weigh, and
-    /// what they are promised.
+    /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there
+    /// are, what they weigh, and what they are promised.
     own: BTreeMap<String, Own>,
     /// By communicator: what it was planned for last.
     slowdowns: BTreeMap<u64, f64>,
@@ -144,8 +144,9 @@ impl Events {
         self.slowness.remove(&id);
     }
 
-    /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best becomes what leaves it the share
-    /// of it that it had. Who starts one communicator beside another would else be told whether the two meet.
+    /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best
+    /// becomes what leaves it the share of it that it had. Who starts one communicator beside another would
+    /// else be told whether the two meet.
     fn own_changed(&mut self, ctx: &Ctx<'_>, agreements: &Agreements, planned: &[(u64, f64)]) {
         let mut own: BTreeMap<String, Own> = BTreeMap::new();
         for (id, known) in ctx.communicators {
@@ -174,8 +175,9 @@ impl Events {
         changed.into_iter().for_each(|id| self.forget_usual(id));
     }
 
-    /// How all communicators are slowed now, by what was planned last. While something is out of use that is the cause of what they
-    /// would lack without others' traffic, and this of the rest. Returns those that are planned.
+    /// How all communicators are slowed now, by what was planned last. While something is out of use that is
+    /// the cause of what they would lack without others' traffic, and this of the rest. Returns those that
+    /// are planned.
     pub(crate) fn note_rates(
         &mut self,
         ctx: &Ctx<'_>,
@@ -242,8 +244,8 @@ impl Events {
         self.slowness.entry(id).or_default().queue_stands(now);
     }
 
-    /// A communicator is slowed by others as the last plan says, or as its operations show, whichever is worse. Always noted where a plan was
-    /// made, else where it is other than before.
+    /// A communicator is slowed by others as the last plan says, or as its operations show, whichever is
+    /// worse. Always noted where a plan was made, else where it is other than before.
     fn note_congestion(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, planned: bool) {
         let measured = self.slowness.get(&id).map_or(1.0, |known| known.share(ctx.now));
         let share = self.remaining.get(&id).copied().unwrap_or(1.0).min(measured);

@@ -1,9 +1,9 @@
 //! What tenants say that their communicators will do, until it is measured.
 //!
-//! Nothing of it enters a plan that others are part of: it is used for the communicator it is about, after all others have been planned for.
-//! A task's priority divides anew what its tenant's communicators have together; sizes say of which operation a time is predicted, and
-//! whether codes pay, and so do a period and what no iteration waits for.
-//! So a lie costs who tells it. What measurements contradict is dropped.
+//! Nothing of it enters a plan that others are part of: it is used for the communicator it is about, after
+//! all others have been planned for. A task's priority divides anew what its tenant's communicators have
+//! together; sizes say of which operation a time is predicted, and whether codes pay, and so do a period and
+//! what no iteration waits for. So a lie costs who tells it. What measurements contradict is dropped.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -65,7 +65,8 @@ impl AllHints {
         Some(&said.hints)
     }
 
-    /// Bytes of the operation that the middle one of all bytes belongs to; 0 where nothing is said, or no longer believed.
+    /// Bytes of the operation that the middle one of all bytes belongs to; 0 where nothing is said, or no
+    /// longer believed.
     pub(crate) fn dominant_bytes(&self, id: u64) -> u64 {
         let Some(hints) = self.believed(id) else { return 0 };
         middle(hints.sequence.iter().map(|expected| expected.bytes).collect())
@@ -161,7 +162,8 @@ impl AllHints {
         }
     }
 
-    /// For how long an AllReduce of so many bytes goes on before its tenant waits for it, by hints that nothing contradicts.
+    /// For how long an AllReduce of so many bytes goes on before its tenant waits for it, by hints that
+    /// nothing contradicts.
     pub(crate) fn overlapped(&self, ctx: &Ctx<'_>, id: u64, bytes: f64) -> Duration {
         let (Some(said), Some(known)) = (self.hints.get(&id), ctx.communicators.get(&id)) else {
             return Duration::ZERO;
@@ -212,8 +214,9 @@ fn as_all_reduce(sequence: &[Expected]) -> u64 {
     total(sequence, reduced).saturating_add(total(sequence, others) / 2)
 }
 
-/// For how long an AllReduce of so many bytes is hidden behind computing: where the iteration waits for none, all share what the rest of the
-/// iteration leaves of its period, by their bytes. `alone`: how long so many bytes take alone.
+/// For how long an AllReduce of so many bytes is hidden behind computing: where the iteration waits for none,
+/// all share what the rest of the iteration leaves of its period, by their bytes. `alone`: how long so many
+/// bytes take alone.
 fn overlapped_time(hints: &Hints, bytes: f64, alone: impl Fn(Bytes) -> Nanos) -> Duration {
     let reduces = || hints.sequence.iter().filter(|expected| expected.collective == Collective::AllReduce);
     let reduced = total(&hints.sequence, |expected| expected.collective == Collective::AllReduce);
@@ -233,8 +236,8 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How what was measured is other than what was said, if it is. A period is that of the job alone: between what it computes and as
-/// long as its bytes take alone, and what it takes beside others.
+/// How what was measured is other than what was said, if it is. A period is that of the job alone: between
+/// what it computes and as long as its bytes take alone, and what it takes beside others.
 fn contradiction(
     topology: &Topology,
     hints: &Hints,

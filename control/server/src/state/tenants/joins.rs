@@ -34,8 +34,8 @@ impl Waiting {
         self.patience.values().copied().fold(self.deadline, Duration::min)
     }
 
-    /// That not all have joined in time. Ranks that gave up are named only where nobody else was missing: those that time
-    /// out a moment later would else take them for the cause.
+    /// That not all have joined in time. Ranks that gave up are named only where nobody else was missing:
+    /// those that time out a moment later would else take them for the cause.
     fn timeout(&self) -> JoinFailure {
         let absent = || (0..self.ranks).filter(|rank| !self.joined.contains_key(rank));
         let never_came: Vec<Rank> = absent().filter(|rank| !self.gave_up.contains(rank)).map(Rank).collect();
@@ -61,8 +61,8 @@ impl Joins {
         self.waiting.values().map(Waiting::next_deadline).min()
     }
 
-    /// Takes a join in, or refuses it. Returns the ranks that are complete with it. `others` counts what its tenant has of communicators
-    /// beside those under this name.
+    /// Takes a join in, or refuses it. Returns the ranks that are complete with it. `others` counts what its
+    /// tenant has of communicators beside those under this name.
     pub(crate) fn join(
         &mut self,
         ctx: &Ctx<'_>,

@@ -1,8 +1,10 @@
-//! What is left of communicators that ended: who of their members may go on, until when, and what is kept for them meanwhile.
+//! What is left of communicators that ended: who of their members may go on, until when, and what is kept for
+//! them meanwhile.
 //!
-//! Where something was agreed on it outlives a restart of control: it is stored together with the end of its agreement, and agents say in
-//! their first message which of their ended communicators still have processes. One of which control died before it could store that it had
-//! failed is known by its agreement, which then is there still.
+//! Where something was agreed on it outlives a restart of control: it is stored together with the end of its
+//! agreement, and agents say in their first message which of their ended communicators still have processes.
+//! One of which control died before it could store that it had failed is known by its agreement, which then
+//! is there still.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -214,7 +216,8 @@ impl Pasts {
         });
     }
 
-    /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go on, but for those that are lost.
+    /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go
+    /// on, but for those that are lost.
     pub(crate) fn ended(
         &mut self,
         now: Duration,
@@ -258,7 +261,8 @@ impl Pasts {
         self.mark_due(&key);
     }
 
-    /// What members of a communicator went on in did not come about: they may try again until then, whatever time they had; but once.
+    /// What members of a communicator went on in did not come about: they may try again until then, whatever
+    /// time they had; but once.
     pub(crate) fn prolong(&mut self, id: u64, until: Duration) {
         if let Some(past) = self.past.get_mut(&id)
             && let Going::Until { at, .. } = &mut past.going
@@ -276,7 +280,8 @@ impl Pasts {
         self.past.get_mut(&id).and_then(|past| past.agreement.take())
     }
 
-    /// A communicator of this name is in use that went on from none: nothing is kept any more for those before it.
+    /// A communicator of this name is in use that went on from none: nothing is kept any more for those
+    /// before it.
     pub(crate) fn superseded(&mut self, tenant: &str, name: &str) {
         self.overtaken(tenant, name, u64::MAX);
     }
@@ -336,7 +341,8 @@ impl Pasts {
         }
     }
 
-    /// Ends what is kept of a communicator for its members. Returns its name, and how long they had; none where nothing was kept.
+    /// Ends what is kept of a communicator for its members. Returns its name, and how long they had; none
+    /// where nothing was kept.
     pub(crate) fn end_retained(&mut self, id: u64) -> Option<(Key, Duration)> {
         let past = self.past.get_mut(&id)?;
         let Going::Until { within, .. } = past.going else { return None };
@@ -382,8 +388,9 @@ impl Pasts {
         }
     }
 
-    /// Some of this could not be stored: what was to be kept of communicators that failed, or no longer, is stored once more after a pause, as it
-    /// is then; and with it that nothing is promised for them any more, or a restart would find both.
+    /// Some of this could not be stored: what was to be kept of communicators that failed, or no longer, is
+    /// stored once more after a pause, as it is then; and with it that nothing is promised for them any more,
+    /// or a restart would find both.
     pub(crate) fn store_again(&mut self, now: Duration, changes: &[Change]) {
         let again = &mut self.again;
         for change in changes {
@@ -439,8 +446,8 @@ impl Pasts {
         })
     }
 
-    /// Takes up what an earlier start left of communicators that failed. Their members have as long as agents may take to come back, at
-    /// least: while control was away nobody could ask.
+    /// Takes up what an earlier start left of communicators that failed. Their members have as long as agents
+    /// may take to come back, at least: while control was away nobody could ask.
     pub(crate) fn restore(
         &mut self,
         settings: &Settings,
@@ -482,8 +489,8 @@ impl Pasts {
         }
     }
 
-    /// An agent tells of a communicator that failed, of which control knows nothing but what was promised: it died before it could store
-    /// that. What becomes of its members counts from now.
+    /// An agent tells of a communicator that failed, of which control knows nothing but what was promised: it
+    /// died before it could store that. What becomes of its members counts from now.
     pub(crate) fn recover(
         &mut self,
         ctx: &Ctx<'_>,

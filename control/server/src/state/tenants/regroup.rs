@@ -1,8 +1,10 @@
-//! Communicators that go on with fewer ranks or with more: whoever is left of one, and whoever wants in, becomes a new one of the
-//! same name. The one before is not touched: its ranks leave it once they are in the new one, and keep it if there will be none.
+//! Communicators that go on with fewer ranks or with more: whoever is left of one, and whoever wants in,
+//! becomes a new one of the same name. The one before is not touched: its ranks leave it once they are in the
+//! new one, and keep it if there will be none.
 //!
-//! What becomes of one that failed is as its tenant agreed on: it is over; or its place and what was promised for it are kept for its
-//! members for a while, and then it is over. Where nothing was agreed on they may go on as long as they are there, and nothing is kept.
+//! What becomes of one that failed is as its tenant agreed on: it is over; or its place and what was promised
+//! for it are kept for its members for a while, and then it is over. Where nothing was agreed on they may go
+//! on as long as they are there, and nothing is kept.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::{Effects, Note};
@@ -159,8 +161,9 @@ impl Regroups {
         Ok(())
     }
 
-    /// What a tenant has of communicators, each once: those that run or form, sets that wait for ranks, and those that are kept for their
-    /// members. Of the latter not one whose place is taken by what forms or waits under its name, or is about to under this one.
+    /// What a tenant has of communicators, each once: those that run or form, sets that wait for ranks, and
+    /// those that are kept for their members. Of the latter not one whose place is taken by what forms or
+    /// waits under its name, or is about to under this one.
     pub(crate) fn communicators_of(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, name: &str) -> usize {
         let live = ctx.communicators.values().filter(|known| known.tenant == tenant).count();
         let sets = || joins.waiting().keys().chain(self.sets.keys()).filter(|(of, _)| of == tenant);
@@ -180,8 +183,9 @@ impl Regroups {
             || ctx.communicators.values().any(forms)
     }
 
-    /// Whether the first who wants to go on under a name needs no room for one more communicator: the one before is kept for its members, or
-    /// runs and will be left. Who does not leave it has no such place the next time.
+    /// Whether the first who wants to go on under a name needs no room for one more communicator: the one
+    /// before is kept for its members, or runs and will be left. Who does not leave it has no such place the
+    /// next time.
     fn has_place(&self, ctx: &Ctx<'_>, joins: &Joins, key: &Key) -> bool {
         let Some(Before { id, .. }) = self.before(ctx, key) else { return false };
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
@@ -193,8 +197,8 @@ impl Regroups {
         }
     }
 
-    /// The latest communicator of a name that is or was in use and has ranks left; none where that one is over. Those whose hosts are withdrawn
-    /// are not expected to go on.
+    /// The latest communicator of a name that is or was in use and has ranks left; none where that one is
+    /// over. Those whose hosts are withdrawn are not expected to go on.
     fn before(&self, ctx: &Ctx<'_>, key: &Key) -> Option<Before> {
         let named = |known: &&Communicator| (&known.tenant, &known.name) == (&key.0, &key.1);
         let live = ctx.communicators.iter().filter(|(_, known)| !known.is_forming() && named(known));
@@ -319,8 +323,8 @@ impl Regroups {
         complete
     }
 
-    /// Gives up on members that have not come back, stores once more what could not be, and ends what its members had their time for. Returns
-    /// the sets that go on with those who came.
+    /// Gives up on members that have not come back, stores once more what could not be, and ends what its
+    /// members had their time for. Returns the sets that go on with those who came.
     pub(crate) fn expire_past(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) -> Vec<Group> {
         self.past.expire_absent(ctx.now);
         self.past.expire_unstored(ctx.now, effects);

@@ -1,10 +1,11 @@
-//! Turns on links that periodic communicators share: who asks for its turn is given it once none of those beside it has theirs, or asked
-//! for it before.
+//! Turns on links that periodic communicators share: who asks for its turn is given it once none of those
+//! beside it has theirs, or asked for it before.
 //!
-//! What an operation waits is the distance that its job lacks from the others', and the next one waits less; so jobs that could pass one after
-//! another soon do, and stay so. Nobody waits for long: a turn that lasts beyond what its communicator usually takes is lost, who loses three in
-//! a row takes none for a while, nor does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing of
-//! it is stored.
+//! What an operation waits is the distance that its job lacks from the others', and the next one waits less;
+//! so jobs that could pass one after another soon do, and stay so. Nobody waits for long: a turn that lasts
+//! beyond what its communicator usually takes is lost, who loses three in a row takes none for a while, nor
+//! does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing
+//! of it is stored.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -17,12 +18,13 @@ use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its iterations: the period that it has now
-/// may have to be measured first.
+/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its
+/// iterations: the period that it has now may have to be measured first.
 const KEEPS: Duration = Duration::from_secs(15);
 const KEEPS_ITERATIONS: u32 = 20;
 
-/// How long a turn holds others up at most: so many times what the communicator takes alone, and a little for messages.
+/// How long a turn holds others up at most: so many times what the communicator takes alone, and a little for
+/// messages.
 const LASTS: u32 = 2;
 const MESSAGES: Duration = Duration::from_millis(10);
 
@@ -30,7 +32,8 @@ const MESSAGES: Duration = Duration::from_millis(10);
 const MOST_LOST: u32 = 3;
 const MIN_EXCLUSION: Duration = Duration::from_secs(60);
 
-/// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link with those beside it.
+/// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link
+/// with those beside it.
 const ENOUGH: usize = 16;
 
 /// Of a communicator's operation that half of the bytes lie below, so small a part asks for no turn.
@@ -42,7 +45,8 @@ const DELAYED: u64 = 8;
 /// Turns of a communicator that are remembered.
 const LATEST: usize = 64;
 
-/// Most that an agent may say of turns in a second, of all that it leads: that a thousand operations want theirs, and are over.
+/// Most that an agent may say of turns in a second, of all that it leads: that a thousand operations want
+/// theirs, and are over.
 const MOST_A_SECOND: u32 = 2000;
 
 /// What an agent was told is good enough up to this part.
@@ -160,7 +164,8 @@ impl AllTurns {
         of_it.map_or(Duration::ZERO, |it| it.waited)
     }
 
-    /// Whether an operation waited for its turn for so large a part of its time that its edges' times say nothing of links and ranks.
+    /// Whether an operation waited for its turn for so large a part of its time that its edges' times say
+    /// nothing of links and ranks.
     pub(crate) fn delayed(&self, told: &v1::Operation) -> bool {
         let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
@@ -214,7 +219,8 @@ impl AllTurns {
             }
         }
         let taking = self.members.keys().copied().collect();
-        // Jobs that share a link find each other's queues there, which are easily taken for strangers'. What links carry settles it.
+        // Jobs that share a link find each other's queues there, which are easily taken for strangers'. What
+        // links carry settles it.
         let conditions = Conditions::clear(&ctx.settings.topology);
         let found = plan_interleaving(&ctx.settings.topology, &conditions, &jobs, assignments, &taking);
         let each: BTreeMap<u64, Duration> =
@@ -383,8 +389,8 @@ impl AllTurns {
         Ok(())
     }
 
-    /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a while: what is not heard would
-    /// hold up others, and its own operations.
+    /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a
+    /// while: what is not heard would hold up others, and its own operations.
     fn admit_request(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, id: u64) -> bool {
         let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return false };
         let (may, dropped) = self.request_limits.entry(host).or_default();

@@ -1,9 +1,10 @@
-//! Aggregators on the way: which are there, whom they serve, and which communicators do better by one, or by several of which one is above
-//! the others.
+//! Aggregators on the way: which are there, whom they serve, and which communicators do better by one, or by
+//! several of which one is above the others.
 //!
-//! A grant is of one epoch: its number and its secrets are drawn anew for each, and each secret is known to its aggregator and, a key each, to
-//! that one's workers alone. It is withdrawn a while after the epoch, for segments may be under way still. A session that ends takes no grant
-//! along: the aggregator may serve on, and where it does not, hosts sum for themselves.
+//! A grant is of one epoch: its number and its secrets are drawn anew for each, and each secret is known to
+//! its aggregator and, a key each, to that one's workers alone. It is withdrawn a while after the epoch, for
+//! segments may be under way still. A session that ends takes no grant along: the aggregator may serve on,
+//! and where it does not, hosts sum for themselves.
 
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
@@ -44,10 +45,12 @@ pub(crate) struct There {
     pub report: Option<v1::AggregatorReport>,
 }
 
-/// What one aggregator, or several that are above and below each other, serve or are to serve under one number.
+/// What one aggregator, or several that are above and below each other, serve or are to serve under one
+/// number.
 #[derive(Debug, Default)]
 pub(crate) struct Granted {
-    /// Each as it was told; none where an earlier control told it. Not all are known where control has restarted.
+    /// Each as it was told; none where an earlier control told it. Not all are known where control has
+    /// restarted.
     pub at: BTreeMap<AggregatorId, Option<SentGrant>>,
     /// The communicator; none while no agent has named it since control restarted.
     pub of: Option<u64>,
@@ -169,8 +172,8 @@ impl Aggregators {
         Some(id)
     }
 
-    /// Lays the grants that an aggregator says it has beside those that it should have: it is told those that it lacks, and those that its
-    /// workers would not find there are void.
+    /// Lays the grants that an aggregator says it has beside those that it should have: it is told those that
+    /// it lacks, and those that its workers would not find there are void.
     fn take_up_grants(
         &mut self,
         ctx: &Ctx<'_>,
@@ -347,7 +350,8 @@ impl Aggregators {
         self.grants.contains_key(&grant)
     }
 
-    /// The name of a communicator's aggregator, or the names of all, the one above first where it is known; empty where it has none.
+    /// The name of a communicator's aggregator, or the names of all, the one above first where it is known;
+    /// empty where it has none.
     pub(crate) fn names_of(&self, topology: &Topology, chosen: &AggregationChoice) -> String {
         let granted = chosen.grant.and_then(|number| self.grants.get(&number));
         let Some(granted) = granted else { return String::new() };

@@ -30,8 +30,8 @@ impl Operations {
         all.get(all.len() / 2).copied().unwrap_or(0)
     }
 
-    /// Bytes of the operation that the middle one of all bytes belongs to: however many small ones there are beside, the large ones
-    /// are what takes time. 0 where none is known.
+    /// Bytes of the operation that the middle one of all bytes belongs to: however many small ones there are
+    /// beside, the large ones are what takes time. 0 where none is known.
     pub(crate) fn dominant_bytes(&self) -> u64 {
         middle(self.recent.iter().map(|(_, operation)| operation.bytes.0).collect())
     }
@@ -46,7 +46,8 @@ impl Operations {
         IterationPattern::detect(&all.filter(|operation| operation.began <= at).collect::<Vec<_>>())
     }
 
-    /// Whether these are iterations of so many operations, enough to say something of them, or as many operations as are kept.
+    /// Whether these are iterations of so many operations, enough to say something of them, or as many
+    /// operations as are kept.
     pub(crate) fn has_enough(&self, operations: usize) -> bool {
         self.recent.len() >= operations.saturating_mul(ITERATIONS).min(MOST_OPERATIONS)
     }
@@ -66,7 +67,8 @@ impl Operations {
         self.recent.back().map(|(_, operation)| operation.began)
     }
 
-    /// Takes in that an agent told of an operation; its times, where they are by the clock of the first participant's agent.
+    /// Takes in that an agent told of an operation; its times, where they are by the clock of the first
+    /// participant's agent.
     pub(crate) fn record(&mut self, now: Duration, told: &v1::Operation, by_first: bool) {
         self.last_report = now;
         if !by_first {
@@ -104,10 +106,11 @@ pub(crate) fn middle(mut operations: Vec<u64>) -> u64 {
     middle.unwrap_or(0)
 }
 
-/// Gives jobs their iterations as they were when all that still run had begun their newest operation, and has none move.
+/// Gives jobs their iterations as they were when all that still run had begun their newest operation, and has
+/// none move.
 pub(crate) fn align(iterations: &BTreeMap<u64, Operations>, jobs: &mut [Job]) {
-    // Who was heard last tells of later iterations, which say nothing of where the others were then: all are laid together
-    // where the records end of those that still run.
+    // Who was heard last tells of later iterations, which say nothing of where the others were then: all are
+    // laid together where the records end of those that still run.
     let newest = |job: &Job| iterations.get(&job.communicator).and_then(Operations::newest);
     let latest = jobs.iter().filter_map(newest).max().unwrap_or_default();
     let runs = |at: &Nanos| Nanos(at.0.saturating_add(SILENT)) >= latest;

@@ -1,6 +1,8 @@
-//! What is known of the fabric's links: congestion reports, trains of packets and traces become estimates and paths.
+//! What is known of the fabric's links: congestion reports, trains of packets and traces become estimates and
+//! paths.
 //!
-//! It owns its evidence and decides nothing about communicators: what it has agents asked, and that a plan may be better, are effects.
+//! It owns its evidence and decides nothing about communicators: what it has agents asked, and that a plan
+//! may be better, are effects.
 
 pub(crate) mod answers;
 pub(crate) mod congestion_reports;
@@ -23,8 +25,8 @@ use harmonaize_planner::{Conditions, DirectedLink, Drains, Estimate, Estimates, 
 use ports::Ports;
 use std::time::Duration;
 
-/// How long after it was measured which connections carry traffic that is done again while some link is thought to be congested:
-/// whether jobs have gone quiet.
+/// How long after it was measured which connections carry traffic that is done again while some link is
+/// thought to be congested: whether jobs have gone quiet.
 const ACTIVE_AGAIN: Duration = Duration::from_millis(500);
 
 /// What is known of links, and where from.

@@ -1,5 +1,5 @@
-//! What operators decide while control runs: tenants, and what is withdrawn from use. Decided here, stored by the actor, then
-//! in effect.
+//! What operators decide while control runs: tenants, and what is withdrawn from use. Decided here, stored by
+//! the actor, then in effect.
 
 use crate::state::settings::Settings;
 use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
@@ -17,8 +17,8 @@ pub enum Instruction {
     AddTenant { name: String },
     /// That tenant is to be gone.
     RemoveTenant { name: String },
-    /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME in nanoseconds; `until_ns` is 0
-    /// for a drain.
+    /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME in
+    /// nanoseconds; `until_ns` is 0 for a drain.
     Withdraw { targets: Vec<String>, kind: WithdrawalKind, from_ns: u64, until_ns: u64, reason: String },
     /// They may carry again.
     Restore { targets: Vec<String>, kind: WithdrawalKind },
@@ -52,7 +52,8 @@ impl Operator {
         self.plans_until = (!self.plans.is_empty()).then_some(settings.recovery_timeout);
     }
 
-    /// Returns what must be stored for an instruction to be in effect. `communicators` counts those of a tenant.
+    /// Returns what must be stored for an instruction to be in effect. `communicators` counts those of a
+    /// tenant.
     ///
     /// # Errors
     /// Why it is not followed; nothing has changed.
@@ -143,8 +144,8 @@ impl Operator {
         self.windows.next.into_iter().chain(self.plans_until).min()
     }
 
-    /// Brings windows into effect that have begun, and ends those that are over. Returns whether a window's time had come, and whether
-    /// other things are withdrawn now.
+    /// Brings windows into effect that have begun, and ends those that are over. Returns whether a window's
+    /// time had come, and whether other things are withdrawn now.
     pub(crate) fn update_windows(&mut self, settings: &Settings, now: Duration) -> (bool, bool) {
         let due = self.windows.next.is_some_and(|at| at <= now);
         let (drains, next) =
@@ -160,8 +161,8 @@ impl Operator {
         withdrawals::hosts(&settings.topology, self.withdrawals.values(), clock)
     }
 
-    /// Returns what is to be removed from the store of windows that are over: not those that what is `waiting` to be stored goes on
-    /// with.
+    /// Returns what is to be removed from the store of windows that are over: not those that what is
+    /// `waiting` to be stored goes on with.
     pub(crate) fn expired<'a>(
         &self,
         now: Duration,

@@ -51,7 +51,8 @@ pub(crate) struct AgentReports {
     pub measuring: Measuring,
 }
 
-/// What outlives a session: which run of the agent's telemetry was heard of last, and the gaps that it and those before it had.
+/// What outlives a session: which run of the agent's telemetry was heard of last, and the gaps that it and
+/// those before it had.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measuring {
     begun_ns: u64,
@@ -110,7 +111,8 @@ pub(crate) struct OperationReports {
 }
 
 impl Telemetry {
-    /// Takes a report in unless something of it is wrong, or it comes faster than it may. Returns what it tells of operations.
+    /// Takes a report in unless something of it is wrong, or it comes faster than it may. Returns what it
+    /// tells of operations.
     pub(crate) fn report(
         &mut self,
         ctx: &Ctx<'_>,
@@ -152,8 +154,8 @@ impl Telemetry {
         Some(OperationReports { at_ns: report.time_ns, ended: report.operations, open: report.open })
     }
 
-    /// Lays what an agent tells of an operation beside what others do. Returns, once all have told, its bytes and the nanoseconds from the last
-    /// rank's call.
+    /// Lays what an agent tells of an operation beside what others do. Returns, once all have told, its bytes
+    /// and the nanoseconds from the last rank's call.
     pub(crate) fn operation(
         &mut self,
         ctx: &Ctx<'_>,

@@ -14,7 +14,8 @@ const MOST_TARGETS: usize = 1024;
 /// Most characters of a reason.
 const REASON_CHARS: usize = 200;
 
-/// How long before a window of maintenance begins its hosts' ranks hear of it: enough to save in, and by then few are called off.
+/// How long before a window of maintenance begins its hosts' ranks hear of it: enough to save in, and by then
+/// few are called off.
 pub(crate) const NOTICE: Duration = Duration::from_secs(120);
 
 /// What a target is in the topology.
@@ -204,7 +205,8 @@ pub(crate) fn hosts<'a>(
     .collect()
 }
 
-/// Returns what is to carry nothing at a time, and when that changes or a window is announced next, both by CLOCK_REALTIME.
+/// Returns what is to carry nothing at a time, and when that changes or a window is announced next, both by
+/// CLOCK_REALTIME.
 pub(crate) fn in_effect<'a>(
     topology: &Topology,
     records: impl Iterator<Item = &'a Withdrawal>,
@@ -229,8 +231,8 @@ pub(crate) fn in_effect<'a>(
     (drains, Some(next).filter(|next| *next != u64::MAX))
 }
 
-/// Returns what is to be removed from the store of windows that are over. Not those that what is `waiting` to be stored goes on with: it
-/// would be stored first, and removed.
+/// Returns what is to be removed from the store of windows that are over. Not those that what is `waiting` to
+/// be stored goes on with: it would be stored first, and removed.
 pub(crate) fn expired<'a, 'b>(
     records: impl Iterator<Item = &'b Withdrawal>,
     clock: u64,

@@ -61,7 +61,8 @@ impl LinkState {
         self.ask_traces_of(ctx, effects, pair.1);
     }
 
-    /// Tells of addresses on a way that no switch of the topology has, once of each: the way stays unknown for them.
+    /// Tells of addresses on a way that no switch of the topology has, once of each: the way stays unknown
+    /// for them.
     fn report_unknown_hops(
         &mut self,
         ctx: &Ctx<'_>,
@@ -79,7 +80,8 @@ impl LinkState {
         }
     }
 
-    /// Takes in the way of one port, and which links it tells to be alive, or dead because it was known to cross them.
+    /// Takes in the way of one port, and which links it tells to be alive, or dead because it was known to
+    /// cross them.
     fn learn(
         &mut self,
         ctx: &Ctx<'_>,
@@ -113,8 +115,9 @@ impl LinkState {
     }
 }
 
-/// The first link of a known path that packets do not cross any more: another switch answered than the one behind it, or nobody from
-/// there on. None where nobody answered at all: that tells of the question, not of the path.
+/// The first link of a known path that packets do not cross any more: another switch answered than the one
+/// behind it, or nobody from there on. None where nobody answered at all: that tells of the question, not of
+/// the path.
 fn broken_at(topology: &Topology, known: &Path, hops: &[Option<IpAddr>]) -> Option<DirectedLink> {
     let named: Vec<_> = hops.iter().map(|hop| hop.and_then(|hop| topology.switch_at(hop))).collect();
     let switches = topology.switches_of(known);

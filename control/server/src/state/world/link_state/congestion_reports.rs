@@ -1,4 +1,5 @@
-//! Congestion reports: agents' verdicts on the paths of their own connections: taken within bounds, placed on paths, handed to the estimates.
+//! Congestion reports: agents' verdicts on the paths of their own connections: taken within bounds, placed on
+//! paths, handed to the estimates.
 
 use super::LinkState;
 use super::ports::{Pair, pair_of};
@@ -20,7 +21,8 @@ const MOST_UNPLACED: usize = 256;
 const UNPLACED_FOR: Duration = Duration::from_secs(3);
 
 impl LinkState {
-    /// An agent's verdict. It has an effect only if it is about a connection of the agent's own, and comes no faster than it may.
+    /// An agent's verdict. It has an effect only if it is about a connection of the agent's own, and comes no
+    /// faster than it may.
     pub(crate) fn path_congestion(
         &mut self,
         ctx: &Ctx<'_>,
@@ -46,7 +48,8 @@ impl LinkState {
         }
     }
 
-    /// Finds the connection and its path. One that has ended is no fault; neither is one whose path is not known yet.
+    /// Finds the connection and its path. One that has ended is no fault; neither is one whose path is not
+    /// known yet.
     fn place(
         &mut self,
         ctx: &Ctx<'_>,
@@ -93,7 +96,8 @@ impl LinkState {
         Ok(())
     }
 
-    /// Learns a port that an earlier control had given to a connection, or that the kernel chose. Whether it may be so.
+    /// Learns a port that an earlier control had given to a connection, or that the kernel chose. Whether it
+    /// may be so.
     fn adopt_port(
         &mut self,
         ctx: &Ctx<'_>,

@@ -8,7 +8,8 @@ use std::time::Duration;
 /// What hosts' traces tell of links.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    /// By link: whose packets died there. A host's word stands until its packets cross the link again, or its agent is gone.
+    /// By link: whose packets died there. A host's word stands until its packets cross the link again, or its
+    /// agent is gone.
     pub against: BTreeMap<DirectedLink, BTreeSet<HostId>>,
     /// By link that failed: whose packets have crossed it since.
     pub failed: BTreeMap<DirectedLink, BTreeSet<HostId>>,

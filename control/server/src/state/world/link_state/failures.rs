@@ -1,5 +1,5 @@
-//! Links that pass nothing any more, and that pass again: found by traces of several agents, never on the word of one while
-//! others could tell.
+//! Links that pass nothing any more, and that pass again: found by traces of several agents, never on the
+//! word of one while others could tell.
 
 use super::LinkState;
 use super::ports::Pair;
@@ -89,7 +89,8 @@ impl LinkState {
         }
     }
 
-    /// How many hosts' agents could find out about a directed link, counted up to as many as must agree; at least one.
+    /// How many hosts' agents could find out about a directed link, counted up to as many as must agree; at
+    /// least one.
     fn observers(&self, ctx: &Ctx<'_>, link: DirectedLink) -> usize {
         let mut hosts = BTreeSet::new();
         for pair in self.ports.pairs() {

@@ -34,15 +34,15 @@ impl LinkState {
         order.iter().zip(order.iter().cycle().skip(1)).map(hop).collect()
     }
 
-    /// Which way a connection's packets go from one host to another, by the port of the end that connected; none where that
-    /// is not known.
+    /// Which way a connection's packets go from one host to another, by the port of the end that connected;
+    /// none where that is not known.
     pub(crate) fn path_of(&self, from: HostId, to: HostId, port: u16) -> Option<&Path> {
         let pair: Pair = pair_of(from, to);
         self.ports.traced(pair, port)?.leg(from != pair.0)
     }
 
-    /// Tells the estimates which connections carry traffic now: those of rings that run, and whose agents would tell if they
-    /// were held up.
+    /// Tells the estimates which connections carry traffic now: those of rings that run, and whose agents
+    /// would tell if they were held up.
     pub(crate) fn measure_active(&mut self, ctx: &Ctx<'_>) {
         if self.active_at.is_some_and(|at| at + ACTIVE > ctx.now) {
             return;
@@ -75,7 +75,8 @@ impl LinkState {
     }
 }
 
-/// Pairs of a communicator's hosts whose ways are to be known: those next to each other in its ring; and all, where those are few.
+/// Pairs of a communicator's hosts whose ways are to be known: those next to each other in its ring; and all,
+/// where those are few.
 pub(crate) fn pairs_of(known: &Communicator) -> (Vec<Pair>, Vec<Pair>) {
     let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
     let order = known.latest().map_or(&[][..], |latest| &latest.order);

@@ -1,4 +1,5 @@
-//! Source ports of links: from the operator's range, each at most once per connecting host, the longest unused first.
+//! Source ports of links: from the operator's range, each at most once per connecting host, the longest
+//! unused first.
 //!
 //! Those of a pool are kept for one pair of hosts, because agents have traced which way they lead.
 
@@ -29,7 +30,8 @@ pub(crate) struct Ports {
     released: u64,
     /// Pairs all of whose ways were looked for.
     explored: BTreeSet<Pair>,
-    /// From one host to another, of pairs that are explored: paths that enough free ports of their pool take, both ways.
+    /// From one host to another, of pairs that are explored: paths that enough free ports of their pool take,
+    /// both ways.
     paths: BTreeMap<(HostId, HostId), Vec<Path>>,
     /// Pairs of which `known` is to be made anew.
     stale: BTreeSet<Pair>,
@@ -115,8 +117,8 @@ impl Ports {
         port
     }
 
-    /// The port of a pair's pool that `cost` finds cheapest, among equals the longest unused; none where none is free or `cost`
-    /// gives none a price.
+    /// The port of a pair's pool that `cost` finds cheapest, among equals the longest unused; none where none
+    /// is free or `cost` gives none a price.
     pub(crate) fn take_traced(
         &mut self,
         pair: Pair,
@@ -152,7 +154,8 @@ impl Ports {
         wanted.into_iter().filter(|held| !self.pooled.contains_key(held) && self.used.insert(*held)).collect()
     }
 
-    /// Puts up to `count` more ports into a pair's pool, as long as a quarter of its host's range stays for others.
+    /// Puts up to `count` more ports into a pair's pool, as long as a quarter of its host's range stays for
+    /// others.
     pub(crate) fn pool(&mut self, pair: Pair, count: usize) -> usize {
         let Some((first, last)) = self.range else { return 0 };
         let range = usize::from(last - first) + 1;
@@ -186,7 +189,8 @@ impl Ports {
         self.pools.get_mut(&pair)?.get_mut(&port)
     }
 
-    /// Puts a port that a connection has already into its pair's pool. Whether it may be had: no other pair has it.
+    /// Puts a port that a connection has already into its pair's pool. Whether it may be had: no other pair
+    /// has it.
     pub(crate) fn adopt(&mut self, pair: Pair, port: u16, held: &mut Vec<(HostId, u16)>) -> bool {
         let mine = (pair.0, port);
         if self.pooled.get(&mine).is_some_and(|owner| *owner != pair) || self.in_use(pair, port) {
@@ -207,7 +211,8 @@ impl Ports {
         true
     }
 
-    /// All ways of a pair were looked for: before that, what is known of some would keep plans from the others.
+    /// All ways of a pair were looked for: before that, what is known of some would keep plans from the
+    /// others.
     pub(crate) fn explored(&mut self, pair: Pair) {
         if self.explored.insert(pair) {
             self.stale.insert(pair);
@@ -242,7 +247,8 @@ impl Ports {
         }
     }
 
-    /// Paths that enough free ports of their pool take both ways, by where they begin and end, as of the last refresh.
+    /// Paths that enough free ports of their pool take both ways, by where they begin and end, as of the last
+    /// refresh.
     pub(crate) fn paths(&self) -> &BTreeMap<(HostId, HostId), Vec<Path>> {
         &self.paths
     }
@@ -262,7 +268,8 @@ impl Ports {
         self.pools.get(&pair).is_some_and(|pool| pool.values().any(Port::is_used))
     }
 
-    /// Gives back the ports of a pair's pool, none of which a link holds: nothing is known of its ways any more.
+    /// Gives back the ports of a pair's pool, none of which a link holds: nothing is known of its ways any
+    /// more.
     pub(crate) fn forget(&mut self, pair: Pair) {
         for number in self.pools.remove(&pair).unwrap_or_default().into_keys() {
             self.pooled.remove(&(pair.0, number));

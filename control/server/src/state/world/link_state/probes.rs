@@ -1,9 +1,10 @@
-//! Probes: trains of packets over links that no traffic of ours crosses any more, so that they come back to use; and over paths of
-//! which agents say that others congest them, before that is believed.
+//! Probes: trains of packets over links that no traffic of ours crosses any more, so that they come back to
+//! use; and over paths of which agents say that others congest them, before that is believed.
 //!
-//! Two trains that meet tell nothing of anybody else, so no two cross the same link at a time. The best prober of a link is a
-//! host of which nothing of ours is in the train's way, not even its own traffic: one that is quiet, or the one that sends to
-//! the train's target anyway, by another path. The train then takes the place of the job's own bytes on the links of both.
+//! Two trains that meet tell nothing of anybody else, so no two cross the same link at a time. The best
+//! prober of a link is a host of which nothing of ours is in the train's way, not even its own traffic: one
+//! that is quiet, or the one that sends to the train's target anyway, by another path. The train then takes
+//! the place of the job's own bytes on the links of both.
 
 use super::LinkState;
 use super::probing::{BACKOFF, Pause, PendingProbe, PendingReport, Reported, STARVED_BACKOFF};
@@ -27,30 +28,33 @@ const MOST_OPEN: usize = 64;
 /// Most hosts at each end that are looked at for a pair whose packets cross a link.
 const MOST_HOSTS: usize = 48;
 
-/// Bytes of a train, and how many are sent at most: others' steady traffic spreads all, own bursts and a busy host's pauses only
-/// some.
+/// Bytes of a train, and how many are sent at most: others' steady traffic spreads all, own bursts and a busy
+/// host's pauses only some.
 #[derive(Clone, Copy, Debug)]
 struct Trains {
     bytes: u32,
     most: u32,
-    /// The last is one that came out slower than this part of its path's rate, in percent, in all of its parts.
+    /// The last is one that came out slower than this part of its path's rate, in percent, in all of its
+    /// parts.
     spread: u64,
 }
 
-/// Over a link that is not in use. The second half of a train counts, so that the first may empty the buckets of shapers.
+/// Over a link that is not in use. The second half of a train counts, so that the first may empty the buckets
+/// of shapers.
 const UNUSED: Trains = Trains { bytes: 384 << 10, most: 3, spread: 0 };
 
 /// Over a path that is in use: shorter, for more buckets are empty there.
 const USED: Trains = Trains { bytes: 256 << 10, most: 3, spread: 0 };
 
-/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, one where all of it is
-/// spread, and if one was not, others follow as long as it is said.
+/// Over a path of which the agent says that little passes and a queue stands: with that fewer are enough, one
+/// where all of it is spread, and if one was not, others follow as long as it is said.
 const STARVED: Trains = Trains { most: 2, spread: 80, ..USED };
 
 /// A train that comes out at so much of its path's rate, in percent, is the last: nobody was in its way.
 const ENOUGH: u64 = 88;
 
-/// Where a train and what came beside it take less than so much of a path's last link, in percent, that link did not hold it up.
+/// Where a train and what came beside it take less than so much of a path's last link, in percent, that link
+/// did not hold it up.
 const ROOM: u128 = 85;
 
 /// What of others of ours was in a train's way.
@@ -59,14 +63,16 @@ enum Ours {
     Nothing,
     /// Their connections share links with it, and nobody counted what they carried meanwhile.
     Perhaps,
-    /// They filled the last link together with it; or it came out quicker than it can, which tells nothing either.
+    /// They filled the last link together with it; or it came out quicker than it can, which tells nothing
+    /// either.
     Something,
 }
 
 /// When a link that could not be looked at is due again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// For how long what an agent said of a starved connection may wait, for other trains or for the end of a pause.
+/// For how long what an agent said of a starved connection may wait, for other trains or for the end of a
+/// pause.
 const WAITS: Duration = Duration::from_millis(100);
 
 /// When a connection of which nobody complained is forgotten.
@@ -132,9 +138,10 @@ impl LinkState {
         true
     }
 
-    /// Who may look at a link: two hosts and a path between them that crosses it and of which every switch can be named. First those
-    /// with the least of others of ours in the way, among them those that send nothing of ours at all; not the one who looked last,
-    /// where another is as good. And whether trains under way were in the way of some.
+    /// Who may look at a link: two hosts and a path between them that crosses it and of which every switch
+    /// can be named. First those with the least of others of ours in the way, among them those that send
+    /// nothing of ours at all; not the one who looked last, where another is as good. And whether trains
+    /// under way were in the way of some.
     fn prober(&self, ctx: &Ctx<'_>, link: DirectedLink) -> (Option<(HostId, HostId, Path)>, bool) {
         let topology = &ctx.settings.topology;
         let able = |host: &HostId| ctx.probe_address(*host).is_some();
@@ -169,10 +176,11 @@ impl LinkState {
         (best.map(|(_, found)| found), others_meet)
     }
 
-    /// Has trains tell whether a verdict is right, before it is believed. Whether that is so, or was so a moment ago, and nothing else
-    /// is to be made of the verdict. One of a connection that is `starved`, where nobody else of ours takes the rest, hardly waits. One
-    /// of a connection that moves next to nothing is no news; but where others leave it next to nothing, that is all that it can
-    /// move, so that where the queue is long and nobody of ours is in their way, trains are asked.
+    /// Has trains tell whether a verdict is right, before it is believed. Whether that is so, or was so a
+    /// moment ago, and nothing else is to be made of the verdict. One of a connection that is `starved`,
+    /// where nobody else of ours takes the rest, hardly waits. One of a connection that moves next to nothing
+    /// is no news; but where others leave it next to nothing, that is all that it can move, so that where the
+    /// queue is long and nobody of ours is in their way, trains are asked.
     pub(crate) fn verify(
         &mut self,
         ctx: &Ctx<'_>,
@@ -192,7 +200,8 @@ impl LinkState {
         let faint = alone && report.level == Level::Severe;
         let news = starved || faint || self.estimates.is_significant(&ctx.settings.topology, report);
         if !self.estimates.is_active(&connection) || !news {
-            // Next to nothing passes: it found the queues of others of ours, or was acknowledged late, unless something was lost.
+            // Next to nothing passes: it found the queues of others of ours, or was acknowledged late, unless
+            // something was lost.
             return !report.had_loss;
         }
         self.probes.reported.retain(|_, known| known.received_at + FORGOTTEN > ctx.now);
@@ -318,8 +327,8 @@ impl LinkState {
         if came * 100 < rate * ROOM { Ours::Nothing } else { Ours::Something }
     }
 
-    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, and nobody can say, the verdict has to
-    /// speak for itself; that a connection is starved says too little for that.
+    /// What trains told of a verdict's path. Where traffic of ours may have been in their way, and nobody can
+    /// say, the verdict has to speak for itself; that a connection is starved says too little for that.
     fn verified(
         &mut self,
         ctx: &Ctx<'_>,

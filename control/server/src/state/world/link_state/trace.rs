@@ -1,7 +1,9 @@
-//! Which way connections take: agents trace ports ahead of their use, and again now and then; what they say is kept with the ports.
+//! Which way connections take: agents trace ports ahead of their use, and again now and then; what they say
+//! is kept with the ports.
 //!
-//! Traces are packets on links that tenants pay for, so they are few: a pair is traced until each of its paths has some ports, then one
-//! port of each path every now and then, and nothing is sent across what is withdrawn. Pairs next to each other in rings come first.
+//! Traces are packets on links that tenants pay for, so they are few: a pair is traced until each of its
+//! paths has some ports, then one port of each path every now and then, and nothing is sent across what is
+//! withdrawn. Pairs next to each other in rings come first.
 
 mod choose;
 
@@ -37,8 +39,8 @@ pub(crate) const ALL_PAIRS: usize = 24;
 const UNLINKED: Duration = Duration::from_secs(600);
 
 impl LinkState {
-    /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in its ring: all pairs where
-    /// those are few, else these alone.
+    /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in
+    /// its ring: all pairs where those are few, else these alone.
     pub(crate) fn trace_communicator(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
         let Some(known) = ctx.communicators.get(&id) else { return };
         let (ring, others) = pairs_of(known);
@@ -192,8 +194,8 @@ impl LinkState {
         effects.send(of, to_agent::Message::TracePaths(message));
     }
 
-    /// When a direction is asked about after its answer, and the other that may have waited for it. One that is being searched goes on
-    /// as urgent as it was.
+    /// When a direction is asked about after its answer, and the other that may have waited for it. One that
+    /// is being searched goes on as urgent as it was.
     pub(crate) fn answered(&mut self, ctx: &Ctx<'_>, direction: Direction, told: bool) {
         let Some(leg) = self.traces.legs.get_mut(&direction) else { return };
         let failures = if told { 0 } else { leg.failures.saturating_add(1) };
@@ -230,8 +232,8 @@ impl LinkState {
         self.ask_traces(ctx, effects);
     }
 
-    /// Forgets pairs that no communicator has linked for a while, where not all are traced anyway: their ports and their place are for
-    /// others.
+    /// Forgets pairs that no communicator has linked for a while, where not all are traced anyway: their
+    /// ports and their place are for others.
     fn forget_unlinked(&mut self, ctx: &Ctx<'_>) {
         if ctx.now < self.traces.looked.saturating_add(UNLINKED) {
             return;

@@ -10,7 +10,8 @@ use std::time::Duration;
 /// Ports that a question asks about, and ports that a pool begins with and grows by: agents take up to 64.
 pub(crate) const BATCH: usize = 24;
 
-/// First and last pause after a question without an answer, and before a port is asked about again of which no way was told.
+/// First and last pause after a question without an answer, and before a port is asked about again of which
+/// no way was told.
 pub(crate) const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(60));
 
 /// Most pairs that are traced.

@@ -101,7 +101,8 @@ fn operation(operation: &Operation, open: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an operation of a known communicator is told by one of its participants, and of its own ranks alone.
+/// Whether an operation of a known communicator is told by one of its participants, and of its own ranks
+/// alone.
 pub(crate) fn part(operation: &Operation, from: SessionId, members: &[Member]) -> Result<(), String> {
     let own = members.iter().position(|member| member.session == Some(from));
     let Some((index, member)) = own.and_then(|index| Some((index, members.get(index)?))) else {

@@ -1,4 +1,5 @@
-//! One communicator's operations as several agents tell of them, laid together: which rank holds the others up.
+//! One communicator's operations as several agents tell of them, laid together: which rank holds the others
+//! up.
 
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
@@ -72,8 +73,8 @@ impl Merging {
         self.found.iter().max_by_key(|found| found.by_ns)
     }
 
-    /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and of an operation of which all
-    /// have told its bytes and nanoseconds from the last rank's call.
+    /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and
+    /// of an operation of which all have told its bytes and nanoseconds from the last rank's call.
     pub(crate) fn take(
         &mut self,
         operation: v1::Operation,
@@ -131,8 +132,8 @@ impl Merging {
     }
 }
 
-/// Learns how far clocks are apart. A collective ends everywhere at about the same time; what one operation says counts for
-/// a 64th, so that an end that is late for a reason stays late.
+/// Learns how far clocks are apart. A collective ends everywhere at about the same time; what one operation
+/// says counts for a 64th, so that an end that is late for a reason stays late.
 fn align(ahead: &mut BTreeMap<usize, i64>, parts: &[&v1::Operation]) {
     let end = |part: &v1::Operation| part.ranks.iter().map(|rank| rank.ended_ns).max();
     let Some(first) = parts.first().and_then(|part| end(part)) else { return };
@@ -144,7 +145,8 @@ fn align(ahead: &mut BTreeMap<usize, i64>, parts: &[&v1::Operation]) {
     }
 }
 
-/// An operation's times over all participants, by the first one's clock. Between participants, the lowest rank of each stands for it.
+/// An operation's times over all participants, by the first one's clock. Between participants, the lowest
+/// rank of each stands for it.
 fn observe(
     number: u64,
     parts: &[&v1::Operation],

@@ -1,4 +1,5 @@
-//! Which ports of a pair are worth packets now: of no more than plans need, and of none whose packets would cross what is withdrawn.
+//! Which ports of a pair are worth packets now: of no more than plans need, and of none whose packets would
+//! cross what is withdrawn.
 
 use super::super::LinkState;
 use super::super::ports::{MOST_POOL, Pair, Port, Ports, pair_of};
@@ -9,15 +10,15 @@ use harmonaize_planner::{LinkId, Path};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// How long the way of a path's ports counts as fresh after one of them was traced: of connections along a ring, of others, of
-/// ports that no connection has.
+/// How long the way of a path's ports counts as fresh after one of them was traced: of connections along a
+/// ring, of others, of ports that no connection has.
 const FRESH: [Duration; 3] = [Duration::from_secs(20), Duration::from_secs(60), Duration::from_secs(300)];
 
 /// How soon it is looked at again whether something is still withdrawn that keeps a pair from being traced.
 const WITHHELD: Duration = Duration::from_secs(20);
 
-/// Free ports that a pair is to have of each path, at least; a communicator takes as many as its links have connections, and the next
-/// epoch as many again.
+/// Free ports that a pair is to have of each path, at least; a communicator takes as many as its links have
+/// connections, and the next epoch as many again.
 const RESERVE: usize = 4;
 
 /// From so many ports on, a pair is content with less.
@@ -187,8 +188,8 @@ impl LinkState {
     }
 }
 
-/// When a path of a pair is to be looked at again, and by which of its ports: one that a connection has, where there is one, and of
-/// those the one that was looked at longest ago.
+/// When a path of a pair is to be looked at again, and by which of its ports: one that a connection has,
+/// where there is one, and of those the one that was looked at longest ago.
 fn stalest(
     ports: &Ports,
     pair: Pair,
