@@ -64,7 +64,7 @@ fn case(case: &str, better: Better, bar: f64) -> Case {
 /// Runs an experiment of control's own tests, in virtual time; all that it printed, and the line with its figures.
 fn experiment(test: &str, ignored: bool, environment: &[(&str, &str)]) -> Result<(String, String)> {
     let mut experiment = workspace::cargo();
-    experiment.args(["test", "--quiet", "--release", "--package", "harmonaize-server", "--lib"]);
+    experiment.args(["test", "--quiet", "--release", "--package", "harmonaize-server", "--test", "state"]);
     experiment.args([test, "--", "--exact", "--nocapture"]);
     experiment.args(ignored.then_some("--ignored")).envs(environment.iter().copied());
     let text = printed(&mut experiment)?;

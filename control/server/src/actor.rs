@@ -2,8 +2,8 @@
 
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
-use crate::state::operator::touched;
-use crate::state::{Instruction, InstructionError, Output, ReorderError, SessionId, Settings, State};
+use crate::state::touched;
+use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) type Downstream = Result<ToAgent, tonic::Status>;
 
 /// A look at the state at this time of it.
-pub(crate) type Query = Box<dyn FnOnce(&mut State, Duration) + Send>;
+pub(crate) type Query = Box<dyn FnOnce(&mut Controller, Duration) + Send>;
 
 /// What the gRPC layer asks for.
 pub(crate) enum Command {
@@ -81,7 +81,7 @@ struct Stream {
 
 /// The task.
 pub(crate) struct Actor {
-    state: State,
+    state: Controller,
     start: Instant,
     most_streams: usize,
     streams: BTreeMap<SessionId, Stream>,
@@ -133,7 +133,7 @@ impl Actor {
     ) -> Self {
         let ends = settings.topology.hosts().len() + settings.topology.aggregators().len();
         let most_streams = ends * 2 + 16;
-        let mut state = State::new(settings, seed);
+        let mut state = Controller::new(settings, seed);
         state.restore(stored, realtime());
         Self {
             state,
@@ -289,7 +289,7 @@ impl Actor {
                 self.status.insert(id, answer);
             }
             Command::Fabric(answer) => {
-                let _ = answer.send(self.state.fabric(now, realtime()));
+                let _ = answer.send(self.state.queries(now).fabric(realtime()));
             }
             Command::Look(look) => look(&mut self.state, now),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),

@@ -1,7 +1,7 @@
 //! What operators ask: looks at the state, and instructions that are kept before they are answered.
 
 use crate::actor::{Command, Refusal};
-use crate::state::{Instruction, InstructionError, State};
+use crate::state::{Controller, Instruction, InstructionError};
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
@@ -31,7 +31,7 @@ impl Operators {
     /// Returns what `read` finds in the state.
     async fn query<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&mut State, Duration) -> T + Send + 'static,
+        read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
     ) -> Result<T, Status> {
         self.ask(|answer| Command::Look(Box::new(move |state, now| drop(answer.send(read(state, now))))))
             .await
@@ -72,11 +72,11 @@ fn kind(kind: WithdrawalKind) -> Result<Kind, Status> {
 #[tonic::async_trait]
 impl Operator for Operators {
     async fn topology(&self, _: Request<v1::TopologyRequest>) -> Answer<v1::TopologyReply> {
-        Ok(Response::new(self.query(|state, now| state.topology_reply(now)).await?))
+        Ok(Response::new(self.query(|state, now| state.queries(now).topology()).await?))
     }
 
     async fn tenants(&self, _: Request<v1::TenantsRequest>) -> Answer<v1::TenantsReply> {
-        Ok(Response::new(self.query(|state, _| state.tenants_reply()).await?))
+        Ok(Response::new(self.query(|state, now| state.queries(now).tenants()).await?))
     }
 
     async fn add_tenant(&self, request: Request<v1::AddTenantRequest>) -> Answer<v1::AddTenantReply> {
@@ -94,13 +94,13 @@ impl Operator for Operators {
 
     async fn plans(&self, request: Request<v1::PlansRequest>) -> Answer<v1::PlansReply> {
         let id = request.into_inner().communicator;
-        let reply = self.query(move |state, _| state.plans_reply(id)).await?;
+        let reply = self.query(move |state, now| state.queries(now).plans(id)).await?;
         reply.map(Response::new).ok_or_else(unknown)
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Answer<v1::ExplainReply> {
         let v1::ExplainRequest { communicator, last } = request.into_inner();
-        Ok(Response::new(self.query(move |state, now| state.explain_reply(now, communicator, last)).await?))
+        Ok(Response::new(self.query(move |state, now| state.queries(now).explain(communicator, last)).await?))
     }
 
     async fn dry_run(&self, request: Request<v1::DryRunRequest>) -> Answer<v1::DryRunReply> {
@@ -119,7 +119,7 @@ impl Operator for Operators {
         let named = targets.clone();
         self.instruct(Instruction::Withdraw { targets, kind, from_ns, until_ns, reason }).await?;
         let withdrawals =
-            self.query(move |state, now| state.withdrawal_records(now, Some((&named, kind)))).await?;
+            self.query(move |state, now| state.queries(now).withdrawals(Some((&named, kind)))).await?;
         Ok(Response::new(v1::WithdrawReply { withdrawals }))
     }
 
@@ -131,7 +131,7 @@ impl Operator for Operators {
     }
 
     async fn withdrawals(&self, _: Request<v1::WithdrawalsRequest>) -> Answer<v1::WithdrawalsReply> {
-        let withdrawals = self.query(|state, now| state.withdrawal_records(now, None)).await?;
+        let withdrawals = self.query(|state, now| state.queries(now).withdrawals(None)).await?;
         Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
     }
 }

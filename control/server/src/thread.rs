@@ -58,7 +58,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::keeper::Keeper;
-    use crate::state::State;
+    use crate::state::Controller;
     use harmonaize_store::{Memory, Stored};
     use std::time::Duration;
 
@@ -77,7 +77,7 @@ mod tests {
         (Running::start(actor, queue).unwrap(), commands)
     }
 
-    fn panics(_: &mut State, _: Duration) {
+    fn panics(_: &mut Controller, _: Duration) {
         std::panic::resume_unwind(Box::new("of the state"));
     }
 

@@ -39,7 +39,7 @@ struct Probing {
 
 pub(super) fn adversary(suite: &Suite) -> Result<Vec<Row>> {
     let fewer: &[(&str, &str)] = if suite.request.smoke { &[("FABRICS", "6"), ("WHILES", "4")] } else { &[] };
-    let (text, line) = experiment("state::tests::adversary::full", true, fewer)?;
+    let (text, line) = experiment("adversary::full", true, fewer)?;
     let found: AdversaryResult = serde_json::from_str(&line)?;
     eprint!(
         "{}",

@@ -1,84 +1,19 @@
-//! What parts of control read beside their own fields, and what they have done by others.
+//! What parts of control have done by others.
 
-use super::agents::Session;
-use super::communicator::Communicator;
-use super::decisions::Trigger;
-use super::iterations::Operations;
-use super::{Fact, Output, SessionId, Settings};
-use harmonaize_api::v1::to_agent;
-use harmonaize_planner::{Drains, HostId, Node, Path, SwitchId};
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::time::Duration;
-
-/// What a part reads.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ctx<'a> {
-    /// Time since control started.
-    pub now: Duration,
-    /// What the operator decided.
-    pub settings: &'a Settings,
-    /// Sessions of hosts' agents.
-    pub sessions: &'a BTreeMap<SessionId, Session>,
-    /// The session of each host's agent.
-    pub hosts: &'a BTreeMap<HostId, SessionId>,
-    /// Communicators by id.
-    pub communicators: &'a BTreeMap<u64, Communicator>,
-    /// What agents told of each communicator's operations.
-    pub iterations: &'a BTreeMap<u64, Operations>,
-    /// What is to carry nothing now.
-    pub withdrawn: &'a Drains,
-}
-
-impl Ctx<'_> {
-    /// Returns the name of a host.
-    pub(super) fn host_name(&self, host: HostId) -> String {
-        self.settings.topology.hosts().get(host.0).map_or_else(String::new, |host| host.name.clone())
-    }
-
-    /// Whether a communicator has traffic, as far as agents tell.
-    pub(super) fn seems_busy(&self, id: u64) -> bool {
-        let interval = self.settings.telemetry_interval;
-        let heard = self.iterations.get(&id).map(Operations::last_report);
-        interval.is_zero() || heard.is_none_or(|at| at + interval * 3 > self.now)
-    }
-
-    pub(super) fn can_trace(&self, host: HostId) -> bool {
-        let session = self.hosts.get(&host).and_then(|session| self.sessions.get(session));
-        session.is_some_and(|session| session.abilities.trace)
-    }
-
-    /// Switches on the shortest ways between two hosts.
-    pub(super) fn switches_between(&self, pair: (HostId, HostId)) -> usize {
-        let paths = self.settings.topology.equal_cost_paths(pair.0, pair.1);
-        paths.first().map_or(1, |path| path.links().len().saturating_sub(1)).clamp(1, 16)
-    }
-
-    pub(super) fn probe_address(&self, host: HostId) -> Option<SocketAddr> {
-        self.sessions.get(self.hosts.get(&host)?)?.abilities.probe
-    }
-
-    /// Whether every switch of a path can be named.
-    pub(super) fn is_named(&self, path: &Path) -> bool {
-        let topology = &self.settings.topology;
-        let switches = topology.switches_of(path);
-        let known =
-            |id: &SwitchId| topology.switches().get(id.0).is_some_and(|switch| !switch.addresses.is_empty());
-        !switches.is_empty() && switches.iter().all(known)
-    }
-
-    /// A path in words: its host, switches and host.
-    pub(super) fn path_text(&self, path: &Path) -> String {
-        let topology = &self.settings.topology;
-        let ends: Vec<(Node, Node)> = path.links().iter().filter_map(|link| topology.ends(*link)).collect();
-        let nodes = ends.first().map(|(from, _)| *from).into_iter().chain(ends.iter().map(|(_, to)| *to));
-        nodes.map(|node| topology.node_name(node)).collect::<Vec<_>>().join(" > ")
-    }
-}
+use crate::state::ctx::Ctx;
+use crate::state::job::decisions::Trigger;
+use crate::state::output::{Fact, Output, SessionId};
+use crate::state::world::agents::OpenJoin;
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, JoinRefusedKind, RefusedKind, to_agent};
+use harmonaize_codec::Budget;
+use harmonaize_disclose::{Fact as TenantFact, JoinFailure, disclose_join};
+use harmonaize_planner::HostId;
+use harmonaize_store::Change;
 
 /// A connection's source port that control learned from an agent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LearnedPort {
+pub(crate) struct LearnedPort {
     /// The connection's communicator.
     pub communicator: u64,
     /// Its participants, the lower first.
@@ -89,37 +24,108 @@ pub(super) struct LearnedPort {
     pub port: u16,
 }
 
-/// What a part has done, in order.
+/// A fact for the feed of a communicator's tenant.
+#[derive(Debug)]
+pub(crate) struct Note {
+    /// The tenant.
+    pub tenant: String,
+    /// The communicator.
+    pub id: u64,
+    /// The communicator's name.
+    pub name: String,
+    /// The fact.
+    pub fact: TenantFact,
+}
+
+/// What a part has done, in order. The controller sends and stores the outputs, and hands the rest to the
+/// parts that it concerns.
 #[derive(Debug, Default)]
-pub(super) struct Effects {
+pub(crate) struct Effects {
     /// Messages and facts.
     pub outputs: Vec<Output>,
+    /// What is to be stored: all of it or nothing.
+    pub to_store: Vec<Change>,
     /// The first thing that makes control plan.
     pub trigger: Option<Trigger>,
     /// Ports of connections that control did not know.
     pub ports: Vec<LearnedPort>,
     /// Communicators on whose paths a long queue stands, as an agent says.
     pub queues: Vec<u64>,
+    /// What tenants may hear of.
+    pub notes: Vec<Note>,
+    /// Budgets that hold for communicators from the next epoch on.
+    pub budgets: Vec<(u64, Budget)>,
+    /// Joins that an agent waits for, by its number.
+    pub joins_open: Vec<(SessionId, u64, OpenJoin)>,
+    /// Joins that are over.
+    pub joins_over: Vec<(SessionId, u64)>,
 }
 
 impl Effects {
     /// Sends a message.
-    pub(super) fn send(&mut self, to: SessionId, message: to_agent::Message) {
+    pub(crate) fn send(&mut self, to: SessionId, message: to_agent::Message) {
         self.outputs.push(Output::Send(to, message));
     }
 
     /// Tells the operator's log.
-    pub(super) fn fact(&mut self, fact: Fact) {
+    pub(crate) fn fact(&mut self, fact: Fact) {
         self.outputs.push(Output::Fact(fact));
     }
 
+    /// Has a change stored.
+    pub(crate) fn store(&mut self, change: Change) {
+        self.to_store.push(change);
+    }
+
     /// Something moved that may make another plan better.
-    pub(super) fn want_plan(&mut self, trigger: Trigger) {
+    pub(crate) fn want_plan(&mut self, trigger: Trigger) {
         self.trigger.get_or_insert(trigger);
     }
 
-    /// Tells the operator's log what was refused of a host's agent: the first of a kind, and then ever more rarely.
-    pub(super) fn unusual(&mut self, ctx: &Ctx<'_>, host: HostId, count: u64, why: &str) {
+    /// Notes a fact about a communicator that there is, for its tenant.
+    pub(crate) fn note(&mut self, ctx: &Ctx<'_>, id: u64, fact: TenantFact) {
+        if let Some((tenant, name)) = ctx.owner(id) {
+            self.notes.push(Note { tenant, id, name, fact });
+        }
+    }
+
+    /// Refuses a session and ends it.
+    pub(crate) fn refuse(&mut self, session: SessionId, kind: RefusedKind, reason: String) {
+        self.fact(Fact::SessionRefused { reason: reason.clone() });
+        let refused = v1::Refused { kind: kind.into(), reason, protocol_version: PROTOCOL_VERSION };
+        self.send(session, to_agent::Message::Refused(refused));
+        self.outputs.push(Output::End(session));
+    }
+
+    /// Refuses a join.
+    pub(crate) fn refuse_join(
+        &mut self,
+        to: SessionId,
+        request: u64,
+        kind: JoinRefusedKind,
+        failure: &JoinFailure,
+    ) {
+        let told = disclose_join(failure);
+        let ranks = told.ranks.iter().map(|rank| rank.0).collect();
+        let refused = v1::JoinRefused { request, kind: kind.into(), text: told.text, ranks };
+        self.send(to, to_agent::Message::JoinRefused(refused));
+    }
+
+    /// Refuses a join that was open, which is over with that.
+    pub(crate) fn end_join(
+        &mut self,
+        to: SessionId,
+        request: u64,
+        kind: JoinRefusedKind,
+        failure: &JoinFailure,
+    ) {
+        self.joins_over.push((to, request));
+        self.refuse_join(to, request, kind, failure);
+    }
+
+    /// Tells the operator's log what was refused of a host's agent: the first of a kind, and then ever more
+    /// rarely.
+    pub(crate) fn unusual(&mut self, ctx: &Ctx<'_>, host: HostId, count: u64, why: &str) {
         if count.is_power_of_two() {
             let host = ctx.host_name(host);
             self.fact(Fact::TelemetryRefused { host, count, why: why.to_owned() });

@@ -1,0 +1,124 @@
+//! What operators decide while control runs: considered, stored by the actor, then in effect.
+
+use super::Controller;
+use crate::state::ctx::ctx;
+use crate::state::job::communicator::EndCause;
+use crate::state::job::decisions::Trigger;
+use crate::state::job::stored::plan_change;
+use crate::state::tenants::events::note_maintenance;
+use crate::state::world::operator::Instruction;
+use crate::state::world::withdrawals::InstructionError;
+use harmonaize_api::v1::{FailureKind, JoinRefusedKind};
+use harmonaize_disclose::JoinFailure;
+use harmonaize_store::{Change, Stored};
+use std::time::Duration;
+
+impl Controller {
+    /// Takes up what an earlier start left. Time is 0, `realtime_ns` what the clock says then. Before
+    /// anything else.
+    pub fn restore(&mut self, mut stored: Stored, realtime_ns: u64) {
+        if let Some(boot) = stored.boot {
+            self.boot = boot;
+        }
+        self.operator.restore(&mut self.settings, &mut stored, realtime_ns);
+        self.agreements.restore(stored.agreements);
+        self.regroups.past.restore(&self.settings, &self.operator, stored.pasts);
+        self.update_windows(Duration::ZERO);
+    }
+
+    /// What must be stored for an instruction to be in effect: then [`Controller::apply_stored`] has it be
+    /// so.
+    ///
+    /// # Errors
+    /// Why it is not followed; nothing has changed.
+    pub fn consider(
+        &self,
+        now: Duration,
+        instruction: &Instruction,
+    ) -> Result<Vec<Change>, InstructionError> {
+        let ctx = self.ctx(now);
+        let communicators = |tenant: &str| self.regroups.communicators_of(&ctx, &self.joins, tenant, "");
+        self.operator.consider(&self.settings, now, instruction, communicators)
+    }
+
+    /// Carries out what is stored.
+    pub fn apply_stored(&mut self, now: Duration, changes: &[Change]) {
+        for change in changes {
+            if let Change::Agreement(record) = change {
+                self.agreements.agreed(&ctx!(self, now), &mut self.outbox, record);
+                self.settle(now);
+            } else if let Some(tenant) = self.operator.apply(&mut self.settings, change) {
+                self.forget_tenant(now, &tenant);
+            }
+        }
+        self.update_windows(now);
+        note_maintenance(&ctx!(self, now), &mut self.outbox, None);
+        self.regroups.mark_all_due();
+        self.act(now);
+    }
+
+    /// What was to be stored could not be: it is not in effect.
+    pub fn store_failed(&mut self, now: Duration, changes: &[Change]) {
+        self.regroups.past.store_again(now, changes);
+        for change in changes {
+            if let Change::Agreement(record) = change {
+                self.agreements.store_failed(&ctx!(self, now), &mut self.outbox, record.communicator);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// What is to be stored of a communicator's plans now.
+    pub fn plan_change(&self, id: u64) -> Change {
+        plan_change(&self.settings, &self.communicators, id)
+    }
+
+    /// Plans of communicators that did not come back in time; they are to be removed.
+    pub fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+        self.operator.lost_plans(now)
+    }
+
+    /// Windows that are over: what is to be removed from the store. Not those that what is `waiting` to be
+    /// stored goes on with.
+    pub fn expired_withdrawals<'a>(
+        &self,
+        now: Duration,
+        waiting: impl Iterator<Item = &'a Change>,
+    ) -> Vec<Change> {
+        self.operator.expired(now, waiting)
+    }
+
+    /// Brings into effect what has begun, and ends what is over. Returns whether a window's time had come.
+    pub(crate) fn update_windows(&mut self, now: Duration) -> bool {
+        let (due, changed) = self.operator.update_windows(&self.settings, now);
+        if changed {
+            self.outbox.want_plan(Trigger::Withdrawn);
+        }
+        due
+    }
+
+    /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed
+    /// meanwhile ends.
+    fn forget_tenant(&mut self, now: Duration, name: &str) {
+        let joins = self.sessions.iter().flat_map(|(session, known)| {
+            let own = known.joins.iter().filter(move |(_, (key, _))| key.0 == name);
+            own.map(move |(request, join)| ((*session, *request), join.clone()))
+        });
+        for ((session, request), join) in joins.collect::<Vec<_>>() {
+            self.withdraw_join((session, request), join);
+            let kind = JoinRefusedKind::UnknownTenant;
+            self.outbox.end_join(session, request, kind, &JoinFailure::UnknownTenant);
+        }
+        let formed = self.communicators.iter().filter(|(_, known)| known.tenant == name);
+        for id in formed.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let detail = "its tenant was removed".to_owned();
+            self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);
+        }
+        self.settle(now);
+        self.regroups.past.forget(name);
+        self.agreements.forget(name);
+        self.hints.forget(name);
+        self.history.forget(name);
+        self.events.forget_tenant(&ctx!(self, now), &mut self.outbox, name);
+    }
+}

@@ -1,0 +1,87 @@
+//! Ranks that join, leave or close.
+
+use super::Controller;
+use crate::state::ctx::ctx;
+use crate::state::output::{Fact, SessionId};
+use crate::state::world::agents::OpenJoin;
+use harmonaize_api::v1;
+use std::time::Duration;
+
+impl Controller {
+    pub(crate) fn join(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        mut join: v1::Join,
+    ) -> Result<(), &'static str> {
+        if self.sessions.get(&from).is_some_and(|session| session.joins.contains_key(&join.request)) {
+            return Err("a join with the number of an open one");
+        }
+        let ctx = &ctx!(self, now);
+        if let Some(asked) = join.regroup.take() {
+            self.regroups.regroup(ctx, &mut self.outbox, &self.joins, from, (join, asked));
+            return Ok(());
+        }
+        let others = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
+        if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, others) {
+            self.form(now, group);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn leave(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        leave: &v1::Leave,
+    ) -> Result<(), &'static str> {
+        let id = leave.communicator;
+        if id == 0 {
+            let join = self.sessions.get_mut(&from).and_then(|session| session.joins.remove(&leave.request));
+            if let Some(join) = join {
+                self.withdraw_join((from, leave.request), join);
+            }
+            return Ok(());
+        }
+        self.regroups.past.member_left(id, leave.rank, from);
+        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let member = self.communicators.get_mut(&id).and_then(|known| known.members.get_mut(index));
+        let Some(member) = member else { return Ok(()) };
+        if !member.ranks.contains(&leave.rank) {
+            return Err("a rank of others left");
+        }
+        member.departed.insert(leave.rank);
+        member.closed |= member.departed.len() == member.ranks.len();
+        self.close_if_over(now, id);
+        Ok(())
+    }
+
+    pub(crate) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
+        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let known = self.communicators.get_mut(&id);
+        if let Some(member) = known.and_then(|known| known.members.get_mut(index)) {
+            member.closed = true;
+        }
+        self.close_if_over(now, id);
+        Ok(())
+    }
+
+    fn close_if_over(&mut self, now: Duration, id: u64) {
+        let Some(known) = self.communicators.get(&id) else { return };
+        self.regroups.mark_due(&(known.tenant.clone(), known.name.clone()));
+        let over = known.members.iter().all(|member| member.closed);
+        if over && let Some(known) = self.remove(now, id) {
+            self.outbox.fact(Fact::Closed { communicator: id, tenant: known.tenant, name: known.name });
+        } else {
+            self.switch_if_complete(now, id);
+        }
+    }
+
+    /// Takes back an open join of an agent, whatever it was for.
+    pub(crate) fn withdraw_join(&mut self, (session, request): (SessionId, u64), (key, rank): OpenJoin) {
+        match rank {
+            Some(rank) => self.joins.withdraw(&key, rank),
+            None => self.regroups.withdraw(&key, session, request),
+        }
+    }
+}

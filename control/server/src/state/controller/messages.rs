@@ -1,0 +1,124 @@
+//! Messages of agents and aggregators: which part takes each.
+
+use super::Controller;
+use crate::state::ctx::ctx;
+use crate::state::output::SessionId;
+use crate::state::tenants::agreements::Room;
+use crate::state::tenants::events::clock;
+use crate::state::view::view;
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_disclose::choose;
+use std::time::Duration;
+
+impl Controller {
+    /// A message of an agent. Whatever it holds, it costs at most that agent's session. A congestion report
+    /// that makes another plan better leads to that plan's messages within this call.
+    pub fn message(&mut self, now: Duration, from: SessionId, message: v1::FromAgent) {
+        use from_agent::Message;
+        let Some(message) = message.message else {
+            return self.breach(now, from, "a message without content");
+        };
+        let taken = match message {
+            message if self.aggregators.is_aggregator(from) => self.aggregator_message(now, from, message),
+            Message::Hello(hello) if !self.sessions.contains_key(&from) => self.hello(now, from, &hello),
+            _ if !self.sessions.contains_key(&from) => Err("a message before Hello"),
+            message => self.agent_message(now, from, message),
+        };
+        self.settle(now);
+        if let Err(breach) = taken {
+            self.breach(now, from, breach);
+        }
+        self.act(now);
+    }
+
+    /// A message of an aggregator. An error is a breach of protocol.
+    fn aggregator_message(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        message: from_agent::Message,
+    ) -> Result<(), &'static str> {
+        let refused = self.aggregators.message(&ctx!(self, now), &mut self.outbox, from, message)?;
+        let Some(refused) = refused else { return Ok(()) };
+        if let Some(known) = refused.of.and_then(|of| self.communicators.get_mut(&of)) {
+            known.refused.refuse(now, refused.by, &refused.reason);
+            for chosen in known.lifecycle.configs_mut().map(|config| &mut config.aggregation) {
+                if chosen.grant == Some(refused.grant) {
+                    chosen.reason.clone_from(&refused.reason);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A message of an agent that has a session. An error is a breach of protocol.
+    fn agent_message(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        message: from_agent::Message,
+    ) -> Result<(), &'static str> {
+        use from_agent::Message;
+        let ctx = &ctx!(self, now);
+        match message {
+            Message::Hello(_) => return Err("a second Hello"),
+            Message::Join(join) => return self.join(now, from, join),
+            Message::Leave(leave) => return self.leave(now, from, &leave),
+            Message::Prepared(prepared) => {
+                return self.prepared(now, from, prepared.communicator, prepared.epoch);
+            }
+            Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
+            Message::Switched(switched) => {
+                return self.switched(now, from, switched.communicator, switched.epoch);
+            }
+            Message::Failed(failed) => return self.failed(now, from, failed),
+            Message::Closed(closed) => return self.closed(now, from, closed.communicator),
+            Message::Report(report) => {
+                self.questions.report(ctx, from, report);
+                self.answer_questions(now);
+            }
+            Message::Telemetry(report) => {
+                if let Some(reports) = self.telemetry.report(ctx, &mut self.outbox, from, report) {
+                    self.take_operations(now, from, reports);
+                }
+            }
+            Message::PathCongestion(told) => {
+                self.link_state.path_congestion(ctx, &mut self.outbox, from, told);
+            }
+            Message::PathsTraced(answer) => self.link_state.traced(ctx, &mut self.outbox, from, &answer),
+            Message::PathProbed(answer) => self.link_state.probed(ctx, &mut self.outbox, from, &answer),
+            Message::SetBudget(said) => return self.set_budget(from, &said),
+            Message::ReadEvents(asked) => return self.events.read(ctx, &mut self.outbox, from, asked),
+            Message::Negotiate(asked) => {
+                let conditions = view!(self, now).conditions();
+                let room = Room { conditions, set_aside: self.regroups.past.set_aside().collect() };
+                self.agreements.negotiate(ctx, &mut self.outbox, &room, from, &asked);
+            }
+            Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
+            Message::Hint(asked) => self.hints.hint(ctx, &mut self.outbox, from, &asked),
+            Message::TurnWanted(wanted) => {
+                return self.turns.slot_requested(ctx, &mut self.outbox, from, wanted);
+            }
+            Message::TurnDone(done) => return self.turns.turn_done(ctx, &mut self.outbox, from, done),
+            Message::AggregationGranted(_) | Message::Aggregator(_) => {
+                return Err("a host's agent that speaks as an aggregator");
+            }
+        }
+        Ok(())
+    }
+
+    /// An iteration of a tenant's job begins.
+    fn begin_iteration(&mut self, now: Duration, from: SessionId, asked: &v1::BeginIteration) {
+        let knobs = asked.knobs();
+        let ctx = &ctx!(self, now);
+        let choice = match (ctx.named(&asked.tenant, &asked.communicator), knobs.check()) {
+            (Err(refused), _) => Err(refused),
+            (_, Err(error)) => Err(error.to_string()),
+            (Ok(id), Ok(())) => {
+                Ok(choose(&knobs, &self.events.feed(&asked.tenant).current_state(id), clock(ctx, now)))
+            }
+        };
+        let answer = v1::IterationChoice::answer(asked.request, choice);
+        self.outbox.send(from, to_agent::Message::IterationChoice(answer));
+    }
+}

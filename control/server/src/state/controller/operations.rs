@@ -1,0 +1,96 @@
+//! Operations that agents tell of: what iterations, hints, agreements, codecs and events learn of them.
+
+use super::Controller;
+use crate::state::ctx::ctx;
+use crate::state::job::coding::{CodecOutcome, choose_coding, coded_outcome, zeros_outcome};
+use crate::state::job::communicator::Communicator;
+use crate::state::job::decisions::Trigger;
+use crate::state::output::{Fact, SessionId};
+use crate::state::time::nanos;
+use crate::state::world::telemetry::OperationReports;
+use harmonaize_api::v1;
+use harmonaize_codec::Budget;
+use std::time::Duration;
+
+impl Controller {
+    /// Takes in what an agent tells of operations.
+    pub(crate) fn take_operations(&mut self, now: Duration, from: SessionId, reports: OperationReports) {
+        for mut operation in reports.ended {
+            self.record_operation(now, from, &operation);
+            operation.whole &= !self.turns.delayed(&operation);
+            let (id, number) = (operation.communicator, operation.operation);
+            let ctx = &ctx!(self, now);
+            if let Some((bytes, took)) = self.telemetry.operation(ctx, from, operation) {
+                // What it waited for its turn is nobody's slowness.
+                let waited = nanos(self.turns.waited(id, number)).0;
+                let took = took.saturating_sub(waited);
+                self.events.operation_took(ctx, &mut self.outbox, id, (bytes, took));
+            }
+        }
+        for operation in &reports.open {
+            self.agreements.watch_open(&ctx!(self, now), &mut self.outbox, reports.at_ns, operation);
+        }
+        self.take_turns(now);
+    }
+
+    /// Takes in an operation: its times by the clock of the communicator's first participant alone, so that
+    /// all are by one.
+    pub(crate) fn record_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
+        self.agreements.watch_operation(&ctx!(self, now), &mut self.outbox, operation);
+        let id = operation.communicator;
+        let Some(known) = self.communicators.get(&id) else { return };
+        let first = known.members.first().and_then(|member| member.session) == Some(from);
+        self.iterations.entry(id).or_default().record(now, operation, first);
+        if first {
+            let ctx = &ctx!(self, now);
+            self.hints.compare(ctx, &mut self.outbox, id);
+            let coded = coded_outcome(ctx, operation);
+            self.learn_codec(now, id, coded);
+            let zeros = zeros_outcome(&self.ctx(now), operation);
+            self.learn_codec(now, id, zeros);
+        }
+    }
+
+    /// Learns what an operation by a codec came to, or would have: the choice is made anew where it is
+    /// another now.
+    pub(crate) fn learn_codec(&mut self, now: Duration, id: u64, outcome: Option<CodecOutcome>) {
+        let Some(CodecOutcome { level, loss, ratio }) = outcome else { return };
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        let current = known.codec();
+        if known.coding.controller.handle_outcome(now, &level, loss, ratio) {
+            self.outbox.fact(Fact::LossLearned { communicator: id, codec: level.codec.name() });
+        }
+        let known = self.communicators.get(&id);
+        let plan = known.and_then(Communicator::current).and_then(|current| current.plan.as_ref());
+        let chosen = choose_coding(&self.view(now), id, plan);
+        if chosen.codec != current && known.is_some_and(|known| known.phase() == v1::Phase::Running) {
+            self.outbox.want_plan(Trigger::Losses);
+        }
+    }
+
+    /// A rank wants another budget. An error is a breach of protocol.
+    pub(crate) fn set_budget(&mut self, from: SessionId, said: &v1::SetBudget) -> Result<(), &'static str> {
+        let budget = crate::state::job::codec::budget(said.budget.as_ref());
+        let Ok(budget) = budget else { return Err("a budget that makes no sense") };
+        let id = said.communicator;
+        let Some((known, index)) = self.ctx(Duration::ZERO).part(from, id)? else { return Ok(()) };
+        if !known.members.get(index).is_some_and(|member| member.ranks.contains(&said.rank)) {
+            return Err("a budget for a rank of others");
+        }
+        let Some(known) = self.communicators.get_mut(&id) else { return Ok(()) };
+        if known.coding.want(said.rank, known.ranks, &budget) {
+            self.agree_on_budget(id, budget);
+        }
+        Ok(())
+    }
+
+    /// This budget holds for all ranks from the next epoch on.
+    pub(crate) fn agree_on_budget(&mut self, id: u64, budget: Budget) {
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        known.coding.budgets.clear();
+        known.coding.agreed = budget;
+        known.coding.controller.unbar();
+        known.learn_usage(&self.settings.topology);
+        self.outbox.want_plan(Trigger::Budget);
+    }
+}

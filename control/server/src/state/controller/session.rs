@@ -1,0 +1,140 @@
+//! Agents' sessions: how they open, and what their end takes along.
+
+use super::Controller;
+use crate::state::ctx::ctx;
+use crate::state::job::communicator::EndCause;
+use crate::state::output::{Fact, SessionId};
+use crate::state::world::agents::{Abilities, Session};
+use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::{self, RefusedKind, to_agent};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Longest build text that is kept.
+const BUILD_BYTES: usize = 128;
+
+impl Controller {
+    /// An agent or aggregator opens a session. An error is a breach of protocol.
+    pub(crate) fn hello(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        hello: &v1::Hello,
+    ) -> Result<(), &'static str> {
+        let version = hello.protocol_version;
+        if version != PROTOCOL_VERSION {
+            let text = format!(
+                "the agent speaks version {version}, control {PROTOCOL_VERSION}; upgrade the older of the two"
+            );
+            return self.refused(from, RefusedKind::Version, text);
+        }
+        if let Some(aggregator) = &hello.aggregator {
+            let came = self.aggregators.hello(&ctx!(self, now), &mut self.outbox, from, hello, aggregator);
+            if let Some(came) = came {
+                self.communicators.values_mut().for_each(|known| known.refused.forget(came));
+            }
+            return Ok(());
+        }
+        let Some(host) = self.settings.topology.host(&hello.host) else {
+            let name: String = hello.host.chars().take(80).collect();
+            return self.refused(
+                from,
+                RefusedKind::UnknownHost,
+                format!("the topology has no host `{name}`"),
+            );
+        };
+        let listen = hello.listen.parse::<SocketAddr>().ok();
+        let Some(listen) = listen.filter(|listen| listen.port() != 0 && !listen.ip().is_unspecified()) else {
+            let text = "`listen` must be an address that other agents can connect to, \"ip:port\"";
+            return self.refused(from, RefusedKind::Protocol, text.to_owned());
+        };
+        if self.hosts.contains_key(&host) {
+            let text = format!(
+                "host `{}` has a session already; one that died is noticed within seconds",
+                hello.host
+            );
+            return self.refused(from, RefusedKind::HostInUse, text);
+        }
+        let build = hello.build.chars().take(BUILD_BYTES).collect();
+        let abilities = Abilities::new(hello.abilities.as_ref());
+        let session = Session { host, listen, build, since: now, abilities, joins: BTreeMap::new() };
+        self.sessions.insert(from, session);
+        self.hosts.insert(host, from);
+        self.telemetry.forget(host);
+        let interval = u64::try_from(self.settings.telemetry_interval.as_nanos()).unwrap_or(u64::MAX);
+        let welcome = v1::Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            build: env!("CARGO_PKG_VERSION").to_owned(),
+            tenants: self.settings.tenants.clone(),
+            telemetry_interval_ns: interval,
+            path_verdicts_per_second: MOST_A_SECOND,
+        };
+        self.outbox.send(from, to_agent::Message::Welcome(welcome));
+        self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
+        let missing = self.sessions.get(&from).map(|session| session.abilities.missing.join("; "));
+        if let Some(what) = missing.filter(|what| !what.is_empty()) {
+            self.outbox.fact(Fact::AgentLacks { host: hello.host.clone(), what });
+        }
+        self.recover(now, from, host, hello)?;
+        let ctx = &ctx!(self, now);
+        self.link_state.trace_host(ctx, host);
+        self.link_state.ask_traces(ctx, &mut self.outbox);
+        Ok(())
+    }
+
+    fn refused(&mut self, session: SessionId, kind: RefusedKind, reason: String) -> Result<(), &'static str> {
+        self.outbox.refuse(session, kind, reason);
+        Ok(())
+    }
+
+    /// A connection has ended, whoever ended it.
+    pub fn session_ended(&mut self, now: Duration, session: SessionId) {
+        self.settle(now);
+        if self.aggregators.session_ended(&ctx!(self, now), &mut self.outbox, session) {
+            return;
+        }
+        let Some(ended) = self.sessions.remove(&session) else { return };
+        self.hosts.remove(&ended.host);
+        for (request, join) in ended.joins {
+            self.withdraw_join((session, request), join);
+        }
+        let host = self.settings.host_name(ended.host);
+        self.outbox.fact(Fact::AgentGone { host: host.clone() });
+        let lost: Vec<(u64, Vec<u32>)> = self
+            .communicators
+            .iter()
+            .filter_map(|(id, communicator)| {
+                let member = communicator.member_of(session)?;
+                (!member.closed).then(|| (*id, member.ranks.clone()))
+            })
+            .collect();
+        for (id, ranks) in lost {
+            let detail = format!("the session of the agent on `{host}` ended");
+            self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
+        }
+        // Its ranks are in none of those that have ended just now, either.
+        self.regroups.past.session_ended(session);
+        self.questions.session_ended(session);
+        self.answer_questions(now);
+        self.events.forget_readers(session);
+        self.act(now);
+    }
+
+    /// Ends a session whose agent broke the protocol.
+    pub(crate) fn breach(&mut self, now: Duration, session: SessionId, what: &str) {
+        self.outbox.refuse(session, RefusedKind::Protocol, format!("breach of protocol: {what}"));
+        self.session_ended(now, session);
+    }
+
+    /// Tells every agent that control goes down. Their communicators run on.
+    pub fn shut_down(&mut self) {
+        let aggregators = self.aggregators.leave();
+        for session in self.sessions.keys().copied().chain(aggregators).collect::<Vec<_>>() {
+            self.outbox.refuse(session, RefusedKind::Shutdown, "control is going down".to_owned());
+        }
+        self.sessions.clear();
+        self.hosts.clear();
+    }
+}

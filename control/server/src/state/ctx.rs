@@ -1,0 +1,161 @@
+//! What parts of control read beside their own fields.
+
+use crate::state::job::communicator::Communicator;
+use crate::state::output::SessionId;
+use crate::state::settings::Settings;
+use crate::state::world::agents::Session;
+use crate::state::world::iterations::Operations;
+use crate::state::world::operator::Operator;
+use harmonaize_api::v1::JoinRefusedKind;
+use harmonaize_disclose::JoinFailure;
+use harmonaize_planner::{HostId, Node, Path, SwitchId};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Most bytes of a communicator's name.
+const NAME_BYTES: usize = 128;
+
+/// What a part reads.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ctx<'a> {
+    /// Time since control started.
+    pub now: Duration,
+    /// What the operator decided.
+    pub settings: &'a Settings,
+    /// Sessions of hosts' agents.
+    pub sessions: &'a BTreeMap<SessionId, Session>,
+    /// The session of each host's agent.
+    pub hosts: &'a BTreeMap<HostId, SessionId>,
+    /// Communicators by id.
+    pub communicators: &'a BTreeMap<u64, Communicator>,
+    /// What agents told of each communicator's operations.
+    pub iterations: &'a BTreeMap<u64, Operations>,
+    /// What operators decided while control runs, and the clock.
+    pub operator: &'a Operator,
+}
+
+impl<'a> Ctx<'a> {
+    /// Returns the name of a host.
+    pub(crate) fn host_name(&self, host: HostId) -> String {
+        self.settings.host_name(host)
+    }
+
+    /// Whether a communicator has traffic, as far as agents tell.
+    pub(crate) fn seems_busy(&self, id: u64) -> bool {
+        let interval = self.settings.telemetry_interval;
+        let heard = self.iterations.get(&id).map(Operations::last_report);
+        interval.is_zero() || heard.is_none_or(|at| at + interval * 3 > self.now)
+    }
+
+    pub(crate) fn can_trace(&self, host: HostId) -> bool {
+        let session = self.hosts.get(&host).and_then(|session| self.sessions.get(session));
+        session.is_some_and(|session| session.abilities.trace)
+    }
+
+    /// Switches on the shortest ways between two hosts.
+    pub(crate) fn switches_between(&self, pair: (HostId, HostId)) -> usize {
+        let paths = self.settings.topology.equal_cost_paths(pair.0, pair.1);
+        paths.first().map_or(1, |path| path.links().len().saturating_sub(1)).clamp(1, 16)
+    }
+
+    pub(crate) fn probe_address(&self, host: HostId) -> Option<SocketAddr> {
+        self.sessions.get(self.hosts.get(&host)?)?.abilities.probe
+    }
+
+    /// Whether every switch of a path can be named.
+    pub(crate) fn is_named(&self, path: &Path) -> bool {
+        let topology = &self.settings.topology;
+        let switches = topology.switches_of(path);
+        let known =
+            |id: &SwitchId| topology.switches().get(id.0).is_some_and(|switch| !switch.addresses.is_empty());
+        !switches.is_empty() && switches.iter().all(known)
+    }
+
+    /// A path in words: its host, switches and host.
+    pub(crate) fn path_text(&self, path: &Path) -> String {
+        let topology = &self.settings.topology;
+        let ends: Vec<(Node, Node)> = path.links().iter().filter_map(|link| topology.ends(*link)).collect();
+        let nodes = ends.first().map(|(from, _)| *from).into_iter().chain(ends.iter().map(|(_, to)| *to));
+        nodes.map(|node| topology.node_name(node)).collect::<Vec<_>>().join(" > ")
+    }
+
+    /// Returns a communicator and the index of an agent in it; `None` for one that has ended.
+    ///
+    /// # Errors
+    /// Where it is a communicator of others.
+    pub(crate) fn part(
+        &self,
+        from: SessionId,
+        id: u64,
+    ) -> Result<Option<(&'a Communicator, usize)>, &'static str> {
+        let Some(known) = self.communicators.get(&id) else { return Ok(None) };
+        let index = known.index_of(from).ok_or("a message about a communicator of others")?;
+        Ok(Some((known, index)))
+    }
+
+    /// Returns the tenant's communicator of this name that runs: the latest, where an older one still ends.
+    ///
+    /// # Errors
+    /// What the tenant is told where there is none.
+    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<u64, String> {
+        if !self.settings.tenants.iter().any(|known| known == tenant) {
+            return Err("the provider does not know this tenant".to_owned());
+        }
+        let runs = |known: &Communicator| known.tenant == tenant && known.name == name && !known.is_forming();
+        let found = self.communicators.iter().rev().find(|(_, known)| runs(known));
+        let name: String = name.chars().take(80).collect();
+        found
+            .map(|(id, _)| *id)
+            .ok_or_else(|| format!("no communicator `{name}` of this tenant runs; join it first"))
+    }
+
+    /// Whether there is such a tenant, and it can name a communicator so.
+    ///
+    /// # Errors
+    /// Why a join is refused.
+    pub(crate) fn check_names(
+        &self,
+        tenant: &String,
+        name: &str,
+    ) -> Result<(), (JoinRefusedKind, JoinFailure)> {
+        if !self.settings.tenants.contains(tenant) {
+            return Err((JoinRefusedKind::UnknownTenant, JoinFailure::UnknownTenant));
+        }
+        if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
+            return Err((JoinRefusedKind::Invalid, JoinFailure::BadName { max: NAME_BYTES }));
+        }
+        Ok(())
+    }
+
+    /// Whether a host is to get no new communicators.
+    pub(crate) fn is_withdrawn(&self, host: HostId) -> bool {
+        self.operator.withdrawn().hosts.contains(&host)
+    }
+
+    /// Returns the agent of the participant that leads a communicator.
+    pub(crate) fn leader(&self, id: u64) -> Option<SessionId> {
+        self.communicators.get(&id)?.members.iter().find(|member| !member.closed)?.session
+    }
+
+    /// Returns the tenant and name of a communicator.
+    pub(crate) fn owner(&self, id: u64) -> Option<(String, String)> {
+        self.communicators.get(&id).map(|known| (known.tenant.clone(), known.name.clone()))
+    }
+}
+
+/// Lends a controller's parts that [`Ctx`] reads, and leaves the others free.
+macro_rules! ctx {
+    ($of:expr, $now:expr) => {
+        $crate::state::ctx::Ctx {
+            now: $now,
+            settings: &$of.settings,
+            sessions: &$of.sessions,
+            hosts: &$of.hosts,
+            communicators: &$of.communicators,
+            iterations: &$of.iterations,
+            operator: &$of.operator,
+        }
+    };
+}
+pub(crate) use ctx;

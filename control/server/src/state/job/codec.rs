@@ -1,0 +1,178 @@
+//! The codec of an epoch, the budget that ranks agreed on, and what operations told of codecs.
+
+use crate::state::reason::Reason;
+use harmonaize_abi::session::Budget as Said;
+use harmonaize_api::v1;
+use harmonaize_codec::{Budget, BudgetError, Codec, Controller, Level, Outlook};
+use harmonaize_planner::DirectedLink;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most codecs of an agent that are looked at.
+const MOST_CODECS: usize = 32;
+
+/// How the tensors of an epoch travel, and within which budget.
+#[derive(Clone, Debug)]
+pub(crate) struct CodecChoice {
+    pub codec: Codec,
+    pub budget: Budget,
+    /// In words.
+    pub reason: String,
+    /// The codec of chunks that lose too much by the other.
+    pub finer: Option<Codec>,
+    /// What it was chosen by, where there was something to choose.
+    pub outlook: Option<Outlook>,
+    /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
+    pub speed: u64,
+}
+
+impl CodecChoice {
+    /// Nothing is lost, for that is what ranks want.
+    pub(crate) fn exact() -> Self {
+        Self {
+            codec: Codec::EXACT,
+            budget: Budget::Exact,
+            reason: String::new(),
+            finer: None,
+            outlook: None,
+            speed: 0,
+        }
+    }
+
+    /// Whether agents are told the same of both.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.codec == other.codec && self.budget == other.budget
+    }
+
+    /// Why an epoch with this follows one with the other.
+    pub(crate) fn reason_after(self, before: &Self) -> Reason {
+        let Self { codec, budget, reason: why, .. } = self;
+        match budget == before.budget {
+            true => Reason::Codec { codec, why },
+            false => Reason::Budget { budget: budget.to_string(), codec, why },
+        }
+    }
+
+    /// For recipes; none where tensors travel as they are.
+    pub(crate) fn coding(&self) -> Option<v1::Coding> {
+        let coded = self.codec != Codec::EXACT;
+        coded.then(|| v1::Coding {
+            codec: self.codec.name().to_owned(),
+            most: self.budget.max_error_of(self.codec),
+            finer: self.finer.map(|codec| codec.name().to_owned()),
+        })
+    }
+
+    /// For recipes, so that agents tell it after a restart of control; none where nothing may be lost.
+    pub(crate) fn budget(&self) -> Option<v1::Budget> {
+        (self.budget != Budget::Exact).then(|| (&Said::from(&self.budget)).into())
+    }
+
+    /// As an agent's recipe says it.
+    pub(crate) fn from_recipe(recipe: &v1::Recipe) -> Self {
+        let codec = recipe.coding.as_ref().and_then(|coding| Codec::named(&coding.codec));
+        let budget = budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact);
+        Self {
+            codec: codec.unwrap_or(Codec::EXACT),
+            budget,
+            reason: "as before control restarted".to_owned(),
+            finer: recipe.coding.as_ref().and_then(|coding| Codec::named(coding.finer.as_deref()?)),
+            outlook: None,
+            speed: 0,
+        }
+    }
+}
+
+/// What a message lets be lost.
+///
+/// # Errors
+/// Where it makes no sense.
+pub(crate) fn budget(said: Option<&v1::Budget>) -> Result<Budget, BudgetError> {
+    Budget::try_from(&said.map_or(Said::Exact, Said::from))
+}
+
+/// The codecs that an agent says it takes, with what they take there; the first of each.
+pub(crate) fn levels(told: &[v1::CodecSpeed]) -> Vec<Level> {
+    let mut levels: Vec<Level> = Vec::new();
+    for told in told.iter().take(MOST_CODECS) {
+        // Aggregators' codes are no chunk's.
+        let of_chunks = |codec: &Codec| *codec != Codec::EXACT && *codec != Codec::SHARED4;
+        let Some(codec) = Codec::named(&told.codec).filter(of_chunks) else { continue };
+        let typical = Level::typical(codec);
+        let speed = |told: u64, typical: f64| if told == 0 { typical } else { told as f64 };
+        let (encode, decode) = (speed(told.encode, typical.encode), speed(told.decode, typical.decode));
+        if levels.iter().all(|known| known.codec != codec) {
+            levels.push(Level { encode, decode, ..typical });
+        }
+    }
+    levels
+}
+
+/// A communicator's budget and codec.
+#[derive(Debug)]
+pub(crate) struct CodecState {
+    /// What all ranks wanted last; the next epoch has it.
+    pub agreed: Budget,
+    /// What ranks want since, where that is another.
+    pub budgets: BTreeMap<u32, Budget>,
+    /// The part of what a host sends that crosses each link where all send to all.
+    pub usage: Vec<(DirectedLink, f64)>,
+    pub controller: Controller,
+    /// When a change is looked at again that came too soon.
+    pub again: Option<Duration>,
+}
+
+impl CodecState {
+    /// For a communicator that forms.
+    pub(crate) fn new(agreed: Budget) -> Self {
+        Self {
+            agreed,
+            budgets: BTreeMap::new(),
+            usage: Vec::new(),
+            controller: Controller::default(),
+            again: None,
+        }
+    }
+
+    /// What all ranks wanted last.
+    pub(crate) fn agreed(&self) -> &Budget {
+        &self.agreed
+    }
+
+    /// All ranks want this.
+    pub(crate) fn agree(&mut self, budget: Budget) {
+        self.agreed = budget;
+    }
+
+    /// A rank wants this. Returns whether it is another than that of the next epoch, and all ranks want it.
+    pub(crate) fn want(&mut self, rank: u32, ranks: u32, budget: &Budget) -> bool {
+        if *budget == self.agreed {
+            self.budgets.remove(&rank);
+            return false;
+        }
+        self.budgets.insert(rank, budget.clone());
+        self.budgets.len() == ranks as usize && self.budgets.values().all(|other| other == budget)
+    }
+
+    /// The epoch in use has another codec than the one before.
+    pub(crate) fn changed(&mut self, now: Duration) {
+        self.controller.handle_change(now);
+    }
+
+    /// What operations told of codecs: loss and bytes over what was predicted.
+    pub(crate) fn losses(&self) -> impl Iterator<Item = (Codec, f64, f64)> {
+        self.controller.learned()
+    }
+
+    /// The same from before a restart of control.
+    pub(crate) fn recall(&mut self, now: Duration, codec: Codec, loss: f64, bytes: f64) {
+        self.controller.recall(now, codec, loss, bytes);
+    }
+
+    /// An epoch was given up.
+    pub(crate) fn given_up(&mut self, current: Codec, given_up: Codec) {
+        if given_up != current && given_up != Codec::EXACT {
+            self.controller.bar(given_up);
+        }
+    }
+}

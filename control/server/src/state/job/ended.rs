@@ -1,0 +1,66 @@
+//! Communicators that ended with an error, as operators see them.
+
+use crate::state::job::communicator::{Communicator, EndCause};
+use harmonaize_api::v1::FailureKind;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Most ends that are remembered.
+const MOST_ENDED: usize = 64;
+
+/// A communicator that ended with an error.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub id: u64,
+    pub tenant: String,
+    pub name: String,
+    pub cause: EndCause,
+    pub at: Duration,
+}
+
+/// All that have ended, the latest of them kept.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    latest: VecDeque<Ended>,
+    errors: u64,
+    by_tenant: BTreeMap<String, u64>,
+}
+
+impl History {
+    /// Takes up a communicator that has ended.
+    pub(crate) fn add(&mut self, at: Duration, id: u64, ended: Communicator, cause: EndCause) {
+        if cause.kind != FailureKind::Operator {
+            self.errors += 1;
+            *self.by_tenant.entry(ended.tenant.clone()).or_default() += 1;
+        }
+        if self.latest.len() == MOST_ENDED {
+            self.latest.pop_front();
+        }
+        self.latest.push_back(Ended { id, tenant: ended.tenant, name: ended.name, cause, at });
+    }
+
+    /// Whether a communicator is one of the latest that ended.
+    pub(crate) fn contains(&self, id: u64) -> bool {
+        self.latest.iter().any(|ended| ended.id == id)
+    }
+
+    /// Returns the latest, oldest first.
+    pub(crate) fn latest(&self) -> impl Iterator<Item = &Ended> {
+        self.latest.iter()
+    }
+
+    /// Returns how many ended with an error.
+    pub(crate) fn errors(&self) -> u64 {
+        self.errors
+    }
+
+    /// Returns how many of a tenant's ended with an error.
+    pub(crate) fn errors_of(&self, tenant: &str) -> u64 {
+        self.by_tenant.get(tenant).copied().unwrap_or(0)
+    }
+
+    /// Forgets a tenant that is gone.
+    pub(crate) fn forget(&mut self, tenant: &str) {
+        self.by_tenant.remove(tenant);
+    }
+}

@@ -1,0 +1,148 @@
+//! Plans as the store keeps them: what agents do not tell after a restart of control.
+
+use crate::state::job::communicator::Communicator;
+use crate::state::job::lifecycle::{EpochConfig, Planned};
+use crate::state::output::{Fact, Output};
+use crate::state::settings::Settings;
+use harmonaize_api::v1;
+use harmonaize_api::v1::to_agent::Message;
+use harmonaize_codec::Codec;
+use harmonaize_planner::{HostId, Nanos, Rate, RateLimits, Topology};
+use harmonaize_store::{Change, Connection, Epoch, Link, Loss, Plan};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The communicator whose plans an output may have changed.
+pub(crate) fn touched(output: &Output) -> Option<u64> {
+    match output {
+        Output::Send(_, Message::Form(recipe) | Message::Change(recipe)) => Some(recipe.communicator),
+        Output::Send(_, Message::Ready(ready)) => Some(ready.communicator),
+        Output::Send(_, Message::Abandon(abandon)) => Some(abandon.communicator),
+        Output::Fact(
+            Fact::EpochCurrent { communicator, .. }
+            | Fact::EpochAbandoned { communicator, .. }
+            | Fact::OrderFreed { communicator, .. }
+            | Fact::LossLearned { communicator, .. }
+            | Fact::Closed { communicator, .. }
+            | Fact::Ended { communicator, .. },
+        ) => Some(*communicator),
+        _ => None,
+    }
+}
+
+/// What is to be stored of a communicator's plans now.
+pub(crate) fn plan_change(
+    settings: &Settings,
+    communicators: &BTreeMap<u64, Communicator>,
+    id: u64,
+) -> Change {
+    communicators
+        .get(&id)
+        .map_or(Change::NoPlan(id), |known| Change::Plan(Box::new(stored_plan(settings, id, known))))
+}
+
+fn stored_plan(settings: &Settings, id: u64, known: &Communicator) -> Plan {
+    let current = known.current().map(|current| stored_epoch(settings, current));
+    let pending = known.change().map(|change| stored_epoch(settings, &change.to));
+    Plan {
+        communicator: id,
+        tenant: known.tenant.clone(),
+        name: known.name.clone(),
+        hosts: known.members.iter().map(|member| settings.host_name(member.host)).collect(),
+        next_epoch: known.next_epoch,
+        current,
+        pending,
+        pinned: known.pinned,
+        losses: known
+            .coding
+            .losses()
+            .map(|(codec, loss, bytes)| Loss { codec: codec.name().to_owned(), loss, bytes })
+            .collect(),
+    }
+}
+
+fn stored_epoch(settings: &Settings, config: &EpochConfig) -> Epoch {
+    let EpochConfig { epoch, order, ports, links, plan, .. } = config;
+    let planned = plan.as_ref();
+    let connection = |(host, port): &(HostId, u16)| Connection {
+        host: settings.host_name(*host),
+        source_port: u32::from(*port),
+    };
+    let link = |(ends, ports): (&(u32, u32), &Vec<u16>)| Link {
+        low: ends.0,
+        high: ends.1,
+        source_ports: ports.iter().copied().map(u32::from).collect(),
+    };
+    Epoch {
+        epoch: *epoch,
+        order: order.clone(),
+        connections: ports.iter().map(connection).collect(),
+        links: links.iter().map(link).collect(),
+        share_bits: planned.map_or(0, |planned| planned.share.0),
+        pace_bits: planned.and_then(|planned| planned.pace).map_or(0, |pace| pace.0),
+        predicted_ns: planned.map_or(0, |planned| planned.time.0),
+        slowdown_ppm: planned.map_or(0, |planned| ppm(planned.slowdown)),
+        reason: planned.map_or_else(String::new, |planned| planned.reason.clone()),
+    }
+}
+
+/// Gives a communicator that an agent says is running back what was stored of it: its links keep the ways
+/// that are known of them, what codecs lose is known, and no epoch's number is given twice. Returns the ports
+/// that it held, which stay taken.
+pub(crate) fn take_up_plan(
+    topology: &Topology,
+    now: Duration,
+    plan: &Plan,
+    known: &mut Communicator,
+) -> Vec<(HostId, u16)> {
+    known.next_epoch = known.next_epoch.max(plan.next_epoch);
+    known.pinned = plan.pinned;
+    for Loss { codec, loss, bytes } in &plan.losses {
+        if let Some(codec) = Codec::named(codec) {
+            known.coding.recall(now, codec, *loss, *bytes);
+        }
+    }
+    let epochs = || plan.current.iter().chain(&plan.pending);
+    // The agents may be one epoch further than what was stored: then both are kept, for theirs is not known.
+    let Some(current) = known.lifecycle.current_mut() else { return Vec::new() };
+    let of_epoch = epochs().find(|epoch| epoch.epoch == current.epoch);
+    let kept = of_epoch.map_or_else(|| epochs().collect::<Vec<_>>(), |epoch| vec![epoch]);
+    let held = kept.into_iter().flat_map(|epoch| &epoch.connections).filter_map(|connection| {
+        Some((topology.host(&connection.host)?, u16::try_from(connection.source_port).ok()?))
+    });
+    let held = held.collect();
+    if let Some(epoch) = of_epoch {
+        current.links = epoch.links.iter().filter_map(|link| links(link, known.members.len())).collect();
+        current.plan = (epoch.slowdown_ppm != 0).then(|| Planned {
+            share: Rate(epoch.share_bits),
+            pace: (epoch.pace_bits != 0).then_some(Rate(epoch.pace_bits)),
+            time: Nanos(epoch.predicted_ns),
+            slowdown: epoch.slowdown_ppm as f64 / 1e6,
+            gives_way: false,
+            reason: epoch.reason.clone(),
+        });
+        // What is not known of it is said again.
+        current.rate_limits =
+            RateLimits { ring: current.plan.as_ref().and_then(|plan| plan.pace), exchange: None };
+    }
+    held
+}
+
+/// Whether what an agent says is running is what an earlier start stored by this number: of that tenant and
+/// name, and on those hosts.
+pub(crate) fn is_stored_as(plan: &Plan, recipe: &v1::Recipe) -> bool {
+    let hosts = recipe.participants.iter().map(|part| &part.host);
+    plan.tenant == recipe.tenant && plan.name == recipe.name && plan.hosts.iter().eq(hosts)
+}
+
+/// A link as it was stored, where it makes sense.
+fn links(link: &Link, members: usize) -> Option<((u32, u32), Vec<u16>)> {
+    let fits = link.low < link.high && (link.high as usize) < members;
+    let ports: Result<Vec<u16>, _> = link.source_ports.iter().map(|port| u16::try_from(*port)).collect();
+    Some(((link.low, link.high), ports.ok().filter(|_| fits)?))
+}
+
+/// A factor, of a million.
+pub(crate) fn ppm(factor: f64) -> u64 {
+    (factor * 1e6).round().clamp(0.0, 1e18) as u64
+}

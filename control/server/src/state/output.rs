@@ -1,0 +1,94 @@
+//! What control does: messages, entries of the operator's log, and what is to be stored.
+
+use harmonaize_api::v1::{self, FailureKind, to_agent};
+use harmonaize_store::Change;
+use std::time::Duration;
+
+/// An agent's session, or a connection that may become one. Never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// What control does.
+#[derive(Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "most are messages, and each is carried out where it was made")]
+pub enum Output {
+    /// Send to an agent.
+    Send(SessionId, to_agent::Message),
+    /// Close a session once what was sent is out. The state has forgotten it.
+    End(SessionId),
+    /// The answer to [`Controller::ask_status`](crate::state::Controller::ask_status).
+    Status(u64, Box<v1::StatusReply>),
+    /// For the operator's log.
+    Fact(Fact),
+    /// Keep this; then [`Controller::apply_stored`](crate::state::Controller::apply_stored) or
+    /// `store_failed`.
+    Keep(Vec<Change>),
+}
+
+/// Something that an operator wants to read about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each field is named after what it holds
+pub enum Fact {
+    /// An agent's session opened.
+    AgentConnected { host: String, listen: String },
+    /// An agent's session ended.
+    AgentGone { host: String },
+    /// An aggregator's session opened.
+    AggregatorConnected { name: String, address: String },
+    /// An aggregator's session ended; what it serves it may serve on.
+    AggregatorGone { name: String },
+    /// An aggregator does not serve a communicator, and says why.
+    GrantRefused { name: String, communicator: u64, why: String },
+    /// An agent cannot do all that agents can, and says why.
+    AgentLacks { host: String, what: String },
+    /// On the way of a host's packets an address answered that is no switch's in the topology.
+    UnknownHop { host: String, address: String },
+    /// A session was refused or ended by control.
+    SessionRefused { reason: String },
+    /// All ranks have joined.
+    Formed { communicator: u64, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
+    /// An epoch is in use.
+    EpochCurrent { communicator: u64, tenant: String, name: String, epoch: u64 },
+    /// An epoch was given up.
+    EpochAbandoned { communicator: u64, tenant: String, name: String, epoch: u64, why: String },
+    /// Control chooses a communicator's order again.
+    OrderFreed { communicator: u64, tenant: String, name: String },
+    /// A communicator ended in good order.
+    Closed { communicator: u64, tenant: String, name: String },
+    /// An agent's telemetry, or what it says of turns, was refused or dropped: so often by now.
+    TelemetryRefused { host: String, count: u64, why: String },
+    /// Control decided on new plans: for which communicators, and their new epochs.
+    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(u64, u64)> },
+    /// A plan did not pass the check, and is not used: so often by now.
+    PlanUnfit { count: u64, why: String },
+    /// A communicator's operations lose or send otherwise by a codec than was known.
+    LossLearned { communicator: u64, codec: &'static str },
+    /// A communicator takes turns with these others from now on.
+    TakesTurns { communicator: u64, tenant: String, name: String, with: Vec<u64>, reason: String },
+    /// It takes no turns any more.
+    TurnsOver { communicator: u64, tenant: String, name: String, why: String },
+    /// Something has been promised for a communicator, which takes the place of what was before.
+    Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
+    /// What of an agreement is not kept; nothing: it is again.
+    AgreementBroken { communicator: u64, tenant: String, name: String, number: u64, broken: Vec<String> },
+    /// What a tenant expects of a communicator, in words.
+    Hinted { communicator: u64, tenant: String, name: String, hints: String },
+    /// What a tenant expected is not what was measured.
+    HintsDropped { communicator: u64, tenant: String, name: String, hints: String },
+    /// What was agreed on for the communicator before this one cannot be promised for it: because of these
+    /// clauses; of none: it could not be stored.
+    AgreementLost { communicator: u64, tenant: String, name: String, lost: Vec<String> },
+    /// A communicator that failed is kept for its members to regroup.
+    Kept { communicator: u64, tenant: String, name: String, within: Duration },
+    /// They have not, and it is over.
+    NotRegrouped { communicator: u64, tenant: String, name: String, within: Duration },
+    /// A communicator ended otherwise.
+    Ended {
+        communicator: u64,
+        tenant: String,
+        name: String,
+        kind: FailureKind,
+        ranks: Vec<u32>,
+        detail: String,
+    },
+}

@@ -1,0 +1,351 @@
+//! What operators are told of the fabric, tenants, plans, decisions and what is withdrawn.
+
+use super::Queries;
+use super::plan::{ring, with_plan};
+use crate::state::job::communicator::Communicator;
+use crate::state::job::decisions::{Changed, Decision, Outcome, Trigger};
+use crate::state::job::lifecycle::EpochConfig;
+use crate::state::job::stored::ppm;
+use crate::state::world::withdrawals::{Target, find};
+use harmonaize_api::v1;
+use harmonaize_codec::{Budget, Codec};
+use harmonaize_planner::{DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind};
+use harmonaize_store::{Withdrawal, WithdrawalKind};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How many connections of ours cross what.
+#[derive(Debug, Default)]
+struct Crossings {
+    links: BTreeMap<DirectedLink, u32>,
+    /// Whichever way.
+    either: BTreeMap<LinkId, u32>,
+    switches: BTreeMap<SwitchId, u32>,
+    /// Connections of which a way is not known.
+    unknown: u32,
+}
+
+impl Queries<'_> {
+    /// The fabric, and what control takes it to be.
+    pub fn topology(&self) -> v1::TopologyReply {
+        let (topology, withdrawn) = (&self.ctx.settings.topology, self.ctx.operator.withdrawn());
+        let crossings = self.crossings();
+        let hosts = topology.hosts().iter().enumerate().map(|(index, host)| {
+            let id = HostId(index);
+            v1::FabricHost {
+                name: host.name.clone(),
+                rack: host.rack.clone().unwrap_or_default(),
+                connected: self.ctx.hosts.contains_key(&id),
+                withdrawn: withdrawn.hosts.contains(&id),
+                communicators: self.taking_part(id),
+            }
+        });
+        let switches = topology.switches().iter().enumerate().map(|(index, switch)| {
+            let id = SwitchId(index);
+            let kind = match switch.kind {
+                SwitchKind::Leaf => "leaf",
+                SwitchKind::Spine => "spine",
+                SwitchKind::Core => "core",
+            };
+            v1::FabricSwitch {
+                name: switch.name.clone(),
+                kind: kind.to_owned(),
+                addresses: switch.addresses.iter().map(ToString::to_string).collect(),
+                withdrawn: withdrawn.switches.contains(&id),
+                connections: crossings.switches.get(&id).copied().unwrap_or(0),
+            }
+        });
+        v1::TopologyReply {
+            hosts: hosts.collect(),
+            switches: switches.collect(),
+            links: self.link_states(&crossings),
+            aggregators: self.aggregators.reply(topology),
+        }
+    }
+
+    fn link_states(&self, crossings: &Crossings) -> Vec<v1::DirectedLinkStatus> {
+        let topology = &self.ctx.settings.topology;
+        let withdrawn: BTreeSet<LinkId> = self.ctx.operator.withdrawn().all_links(topology);
+        let estimates: BTreeMap<DirectedLink, _> = self.links.estimates().collect();
+        let mut states = Vec::with_capacity(topology.links().len() * 2);
+        for (index, link) in topology.links().iter().enumerate() {
+            for forward in [true, false] {
+                let id = DirectedLink { link: LinkId(index), forward };
+                let estimate = estimates.get(&id);
+                let foreign = estimate.map_or(0, |estimate| estimate.cross_traffic.0);
+                let state = if estimate.is_some_and(|estimate| estimate.failed) {
+                    v1::LinkState::Failed
+                } else if withdrawn.contains(&id.link) {
+                    v1::LinkState::Withdrawn
+                } else if foreign > 0 {
+                    v1::LinkState::Congested
+                } else {
+                    v1::LinkState::Ok
+                };
+                let (from, to) = if forward { (link.from, link.to) } else { (link.to, link.from) };
+                states.push(v1::DirectedLinkStatus {
+                    from: topology.node_name(from).to_owned(),
+                    to: topology.node_name(to).to_owned(),
+                    capacity_bits: link.rate.0,
+                    foreign_bits: foreign,
+                    state: state.into(),
+                    since_ns: estimate.map_or(0, |estimate| self.clock(estimate.since)),
+                    confidence_ppm: estimate.map_or(0, |estimate| estimate.confidence_ppm),
+                    connections: crossings.links.get(&id).copied().unwrap_or(0),
+                });
+            }
+        }
+        states
+    }
+
+    /// A time of the planner's, by the clock; none of it lies ahead.
+    fn clock(&self, at: Nanos) -> u64 {
+        self.ctx.operator.realtime(Duration::from_nanos(at.0).min(self.ctx.now))
+    }
+
+    fn taking_part(&self, host: HostId) -> u32 {
+        let part =
+            |known: &&Communicator| known.members.iter().any(|member| member.host == host && !member.closed);
+        self.ctx.communicators.values().filter(part).count() as u32
+    }
+
+    /// Connections of all communicators whose path is known, those under way included.
+    fn crossings(&self) -> Crossings {
+        let mut found = Crossings::default();
+        for known in self.ctx.communicators.values() {
+            let host = |index: u32| known.members.get(index as usize).map(|member| member.host);
+            for ((low, high), ports) in known.lifecycle.configs().flat_map(|config| &config.links) {
+                let Some((low, high)) = host(*low).zip(host(*high)) else { continue };
+                for port in ports {
+                    let ways = [self.links.path_of(low, high, *port), self.links.path_of(high, low, *port)];
+                    self.count(&mut found, &ways);
+                }
+            }
+        }
+        found
+    }
+
+    /// One connection, there and back.
+    fn count(&self, found: &mut Crossings, ways: &[Option<&Path>]) {
+        let (mut links, mut switches) = (BTreeSet::new(), BTreeSet::new());
+        found.unknown += u32::from(ways.iter().any(Option::is_none));
+        for way in ways.iter().copied().flatten() {
+            for link in way.links() {
+                *found.links.entry(*link).or_default() += 1;
+                links.insert(link.link);
+            }
+            switches.extend(self.ctx.settings.topology.switches_of(way));
+        }
+        for link in links {
+            *found.either.entry(link).or_default() += 1;
+        }
+        for switch in switches {
+            *found.switches.entry(switch).or_default() += 1;
+        }
+    }
+
+    /// Tenants: the configuration's, then those that operators added.
+    pub fn tenants(&self) -> v1::TenantsReply {
+        let record = |name: &String| {
+            let own = self.ctx.communicators.values().filter(|known| known.tenant == *name);
+            let added = self.ctx.operator.added_tenant(name);
+            let ids =
+                self.ctx.communicators.iter().filter(|(_, known)| known.tenant == *name).map(|(id, _)| *id);
+            let (agreements, broken) = self.agreements.count(ids);
+            v1::TenantRecord {
+                name: name.clone(),
+                configured: added.is_none(),
+                added_ns: added.map_or(0, |tenant| tenant.added_ns),
+                communicators: own.clone().count() as u32,
+                ranks: own.map(|known| known.ranks).sum(),
+                errors: self.history.errors_of(name),
+                agreements,
+                broken,
+            }
+        };
+        v1::TenantsReply { tenants: self.ctx.settings.tenants.iter().map(record).collect() }
+    }
+
+    /// What communicators run by; none where `id`, if not 0, is no communicator's.
+    pub fn plans(&self, id: u64) -> Option<v1::PlansReply> {
+        let counts = self.decisions.counts;
+        let plans = match id {
+            0 => self.ctx.communicators.iter().map(|(id, known)| self.plan_status(*id, known)).collect(),
+            id => vec![self.plan_status(id, self.ctx.communicators.get(&id)?)],
+        };
+        let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
+        Some(v1::PlansReply { plans, switches, given_up, planned })
+    }
+
+    pub(crate) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
+        let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+        let current = known.current();
+        let ring = ring(current.map_or(&[], |current| &current.order), &hosts);
+        let pace = current.and_then(|current| current.plan.as_ref()?.pace).map_or(0, |pace| pace.0);
+        let hops = ring.iter().map(|((from, sender), (to, receiver))| {
+            let ports = current.and_then(|current| current.links.get(&(*from.min(to), *from.max(to))));
+            let path = |port: &u16| v1::PlannedPath {
+                source_port: u32::from(*port),
+                switches: self
+                    .links
+                    .path_of(*sender, *receiver, *port)
+                    .map_or_else(Vec::new, |path| self.via(path)),
+            };
+            v1::PlannedHop {
+                from: self.ctx.host_name(*sender),
+                to: self.ctx.host_name(*receiver),
+                paths: ports.into_iter().flatten().map(path).collect(),
+                rate_bits: pace,
+            }
+        });
+        let since = known.changes.back().map_or(0, |at| self.ctx.operator.realtime(*at));
+        let status = v1::PlanStatus {
+            communicator: id,
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            epoch: known.epoch(),
+            next_epoch: known.pending_epoch(),
+            order: ring.iter().map(|((_, host), _)| self.ctx.host_name(*host)).collect(),
+            hops: hops.collect(),
+            pinned: known.pinned,
+            since_ns: since,
+            hints: self.hints.describe_hints(id),
+            turns: self.turns.describe(&self.ctx, id),
+            ..v1::PlanStatus::default()
+        };
+        let Some(EpochConfig { plan, codec, algorithm, aggregation, .. }) = current else {
+            return v1::PlanStatus {
+                budget: Budget::Exact.to_string(),
+                codec: Codec::EXACT.name().to_owned(),
+                ..status
+            };
+        };
+        let status = v1::PlanStatus {
+            budget: codec.budget.to_string(),
+            codec: codec.codec.name().to_owned(),
+            codec_reason: codec.reason.clone(),
+            one_shot_bytes: algorithm.sizes.one_shot.0,
+            two_shot_bytes: algorithm.sizes.two_shot.0,
+            direct_reason: algorithm.reason.clone(),
+            aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
+            aggregation_reason: aggregation.reason.clone(),
+            ..status
+        };
+        match plan {
+            Some(planned) => with_plan(status, planned),
+            None => status,
+        }
+    }
+
+    fn via(&self, path: &Path) -> Vec<String> {
+        let topology = &self.ctx.settings.topology;
+        let switches = topology.switches_of(path).into_iter();
+        switches.map(|switch| topology.node_name(Node::Switch(switch)).to_owned()).collect()
+    }
+
+    /// What was decided lately: about one communicator, or all (0); the last few, or all (0).
+    pub fn explain(&self, communicator: u64, last: u32) -> v1::ExplainReply {
+        let about = |decision: &&Decision| {
+            communicator == 0 || decision.changes.iter().any(|changed| changed.communicator == communicator)
+        };
+        let mut decisions: Vec<v1::DecisionRecord> =
+            self.decisions.recent().filter(about).map(|decision| self.decision(decision)).collect();
+        if last > 0 {
+            decisions.drain(..decisions.len().saturating_sub(last as usize));
+        }
+        let (suspicions_proven, suspicions_refuted) = self.links.reports.suspicions();
+        let now_ns = self.ctx.operator.realtime(self.ctx.now);
+        v1::ExplainReply { decisions, now_ns, suspicions_proven, suspicions_refuted }
+    }
+
+    fn decision(&self, decision: &Decision) -> v1::DecisionRecord {
+        let verdict = match &decision.trigger {
+            Trigger::Verdict(noticed) => Some(v1::VerdictRecord {
+                host: noticed.host.clone(),
+                path: noticed.path.clone(),
+                what: noticed.what.clone(),
+                since_ns: noticed.since_ns,
+                found_ns: noticed.found_ns,
+                received_ns: self.ctx.operator.realtime(noticed.received),
+            }),
+            _ => None,
+        };
+        v1::DecisionRecord {
+            number: decision.number,
+            at_ns: self.ctx.operator.realtime(decision.at),
+            cause: decision.trigger.to_string(),
+            reason: decision.reason.clone(),
+            score_before_ppm: ppm(decision.before.slowdown),
+            score_after_ppm: ppm(decision.after.slowdown),
+            verdict,
+            changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
+            stuck_before: decision.before.unreachable_jobs,
+            stuck_after: decision.after.unreachable_jobs,
+        }
+    }
+
+    fn change(&self, changed: &Changed) -> v1::ChangeRecord {
+        let known = self.ctx.communicators.get(&changed.communicator);
+        let at = |at: Option<Duration>| at.map_or(0, |at| self.ctx.operator.realtime(at));
+        v1::ChangeRecord {
+            communicator: changed.communicator,
+            tenant: known.map_or_else(String::new, |known| known.tenant.clone()),
+            name: known.map_or_else(String::new, |known| known.name.clone()),
+            epoch: changed.epoch,
+            reason: changed.reason.to_string(),
+            reason_code: changed.reason.code().to_owned(),
+            sent_ns: at(Some(changed.sent)),
+            prepared_ns: at(changed.prepared),
+            first_switched_ns: at(changed.first_switched),
+            switched_ns: at(changed.switched),
+            outcome: match &changed.outcome {
+                Outcome::UnderWay => "under way".to_owned(),
+                Outcome::InUse => "in use".to_owned(),
+                Outcome::GivenUp(why) => format!("given up: {why}"),
+                Outcome::Ended => "ended".to_owned(),
+            },
+        }
+    }
+
+    /// What is or will be withdrawn: all, or these targets in this way.
+    pub fn withdrawals(&self, only: Option<(&[String], WithdrawalKind)>) -> Vec<v1::WithdrawalRecord> {
+        let topology = &self.ctx.settings.topology;
+        let named: Option<BTreeSet<(String, WithdrawalKind)>> = only.map(|(targets, kind)| {
+            targets.iter().filter_map(|name| Some((find(topology, name)?.1, kind))).collect()
+        });
+        let crossings = self.crossings();
+        let wanted = |(key, _): &(&(String, WithdrawalKind), &Withdrawal)| {
+            named.as_ref().is_none_or(|named| named.contains(*key))
+        };
+        let records = self.ctx.operator.withdrawals().iter().filter(wanted);
+        records.map(|(_, record)| self.withdrawal_record(record, &crossings)).collect()
+    }
+
+    fn withdrawal_record(&self, record: &Withdrawal, crossings: &Crossings) -> v1::WithdrawalRecord {
+        let clock = self.ctx.operator.realtime(self.ctx.now);
+        let target = find(&self.ctx.settings.topology, &record.target).map(|(target, _)| target);
+        let (what, left) = match target {
+            None => ("unknown", None),
+            Some(Target::Node(Node::Host(host))) => ("host", Some(self.taking_part(host))),
+            Some(Target::Node(Node::Switch(switch))) => ("switch", crossings.switches.get(&switch).copied()),
+            Some(Target::Link(link)) => ("link", crossings.either.get(&link).copied()),
+        };
+        let may_cross = matches!(target, Some(Target::Node(Node::Switch(_)) | Target::Link(_)));
+        let begun = record.kind() == WithdrawalKind::Drain || record.from_ns <= clock;
+        let kind = match record.kind() {
+            WithdrawalKind::Drain => v1::WithdrawalKind::Drain,
+            WithdrawalKind::Maintenance => v1::WithdrawalKind::Maintenance,
+        };
+        v1::WithdrawalRecord {
+            target: record.target.clone(),
+            what: what.to_owned(),
+            kind: kind.into(),
+            from_ns: record.from_ns,
+            until_ns: record.until_ns,
+            reason: record.reason.clone(),
+            in_effect: begun && target.is_some() && (record.until_ns == 0 || record.until_ns > clock),
+            left: left.unwrap_or(0),
+            unknown: if may_cross { crossings.unknown } else { 0 },
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! What the operator decided before control started.
+
+use harmonaize_planner::{AlgorithmPolicy, HostId, Topology};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What the operator decided.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Hosts and links.
+    pub topology: Topology,
+    /// Names of tenants.
+    pub tenants: Vec<String>,
+    /// How long the first rank to join waits for the last.
+    pub join_timeout: Duration,
+    /// How long agents may take to prepare an epoch.
+    pub prepare_timeout: Duration,
+    /// How long control waits for agents of communicators that outlived its restart.
+    pub recovery_timeout: Duration,
+    /// How long an operation waits for ranks that have not arrived.
+    pub operation_timeout: Duration,
+    /// Paths of a link.
+    pub paths: u32,
+    /// Source ports that links take, first and last; any where absent.
+    pub source_ports: Option<(u16, u16)>,
+    /// Most ranks of a communicator.
+    pub most_ranks: u32,
+    /// Most communicators of a tenant, waiting ones included.
+    pub most_communicators: usize,
+    /// How often agents are asked to report what they measure; zero for never.
+    pub telemetry_interval: Duration,
+    /// Whether control makes new plans while communicators run; else only operators do.
+    pub replan: bool,
+    /// Whether periodic communicators take turns on links that they share.
+    pub turns: bool,
+    /// Whether tensors may travel in fewer bits where tenants let something be lost.
+    pub compression: bool,
+    /// How small operations of a tenant go; as control decides where it is absent.
+    pub direct: BTreeMap<String, AlgorithmPolicy>,
+    /// What tenants have of aggregators, where that is another than usual.
+    pub terms: BTreeMap<String, Terms>,
+    /// The largest weight that a tenant can have promised.
+    pub most_weight: u32,
+    /// How long a communicator that failed, and what was promised for it, are kept at most for its members to
+    /// regroup.
+    pub longest_regroup: Duration,
+}
+
+impl Settings {
+    pub(crate) fn terms(&self, tenant: &str) -> Terms {
+        self.terms.get(tenant).copied().unwrap_or_default()
+    }
+
+    /// Returns the name of a host.
+    pub(crate) fn host_name(&self, host: HostId) -> String {
+        self.topology.hosts().get(host.0).map_or_else(String::new, |host| host.name.clone())
+    }
+}
+
+/// What a tenant has of aggregators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Whether its communicators may use them.
+    pub allowed: bool,
+    /// Its weight where tenants compete, at least 1.
+    pub weight: u32,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { allowed: true, weight: 1 }
+    }
+}

@@ -1,0 +1,12 @@
+//! What tenants ask for, are promised and are told.
+
+pub(crate) mod agreements;
+pub(crate) mod events;
+pub(crate) mod hints;
+pub(crate) mod inherited;
+pub(crate) mod joins;
+pub(crate) mod limits;
+pub(crate) mod past;
+pub(crate) mod regroup;
+pub(crate) mod slowdown;
+pub(crate) mod turns;

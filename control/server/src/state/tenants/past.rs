@@ -1,0 +1,522 @@
+//! What is left of communicators that ended: who of their members may go on, until when, and what is kept for
+//! them meanwhile.
+//!
+//! Where something was agreed on it outlives a restart of control: it is stored together with the end of its
+//! agreement, and agents say in their first message which of their ended communicators still have processes.
+//! One of which control died before it could store that it had failed is known by its agreement, which then
+//! is there still.
+
+use crate::state::ctx::Ctx;
+use crate::state::effects::Effects;
+use crate::state::job::codec;
+use crate::state::job::communicator::{Communicator, EndCause};
+use crate::state::output::SessionId;
+use crate::state::settings::Settings;
+use crate::state::tenants::inherited::InheritedAgreement;
+use crate::state::time::nanos;
+use crate::state::world::operator::Operator;
+use harmonaize_abi::session::{Budget as Said, OnFailure};
+use harmonaize_api::v1::{self, FailureKind};
+use harmonaize_codec::Budget;
+use harmonaize_planner::{HostId, Rate};
+use harmonaize_store::{Change, Past as Stored, PastRank};
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How long after something could not be stored that is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What could not be stored: of communicators that failed, and that nothing is promised for these any more.
+#[derive(Debug, Default)]
+struct Unstored {
+    pasts: BTreeSet<u64>,
+    agreements: BTreeSet<u64>,
+    /// When it is tried again.
+    pub at: Option<Duration>,
+}
+
+impl Unstored {
+    fn is_empty(&self) -> bool {
+        self.pasts.is_empty() && self.agreements.is_empty()
+    }
+}
+
+/// A communicator that has ended.
+#[derive(Debug)]
+pub(crate) struct Past {
+    pub key: Key,
+    pub budget: Budget,
+    /// What was promised for it, and where it ran.
+    pub agreement: Option<InheritedAgreement>,
+    hosts: Vec<HostId>,
+    pub going: Going,
+    /// Whether its members had more time because what they went on in did not come about.
+    prolonged: bool,
+    /// Ranks whose processes are there still, and their agents' sessions.
+    pub ranks: BTreeMap<u32, SessionId>,
+    /// Ranks of agents that have not come back since control started, and until when they may.
+    pub absent: BTreeMap<u32, HostId>,
+    absent_until: Duration,
+}
+
+/// Whether the members of a communicator that has ended can go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Going {
+    /// As long as they are there.
+    Open,
+    /// Until `at`; what was promised for it and its place are kept for them.
+    Until { at: Duration, within: Duration },
+    /// No, or not any more: they had so long.
+    Over { within: Option<Duration> },
+}
+
+impl Going {
+    /// As was agreed on, for communicators that fail.
+    fn after(now: Duration, kind: FailureKind, agreement: Option<&InheritedAgreement>) -> Self {
+        match agreement.and_then(InheritedAgreement::on_failure).filter(|_| kind != FailureKind::Operator) {
+            None => Self::Open,
+            Some(OnFailure::End) => Self::Over { within: None },
+            Some(OnFailure::Regroup { within }) => Self::Until { at: now.saturating_add(within), within },
+        }
+    }
+}
+
+/// A tenant and its name for a communicator.
+pub(crate) type Key = (String, String);
+
+/// Communicators that have ended, until none of their ranks is left or the next one is in use.
+#[derive(Debug, Default)]
+pub(crate) struct Pasts {
+    past: BTreeMap<u64, Past>,
+    /// Those of which something else may have to be stored than is, and those of which something is.
+    unsaved: BTreeSet<u64>,
+    stored: BTreeSet<u64>,
+    again: Unstored,
+    /// Names under which somebody else may be expected now.
+    changed: BTreeSet<Key>,
+}
+
+impl Pasts {
+    /// Returns one that has ended.
+    pub(crate) fn get(&self, id: u64) -> Option<&Past> {
+        self.past.get(&id)
+    }
+
+    /// Returns the latest under a name.
+    pub(crate) fn latest(&self, key: &Key) -> Option<u64> {
+        self.past.iter().filter(|(_, past)| past.key == *key).map(|(id, _)| *id).max()
+    }
+
+    /// Whether nothing is known of communicators that ended.
+    #[cfg(feature = "testing")]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.past.is_empty()
+    }
+
+    /// Takes the names under which somebody else may be expected now.
+    pub(crate) fn take_changed(&mut self) -> BTreeSet<Key> {
+        std::mem::take(&mut self.changed)
+    }
+
+    fn mark_due(&mut self, key: &Key) {
+        self.changed.insert(key.clone());
+    }
+
+    /// Names of a tenant's communicators that are kept for their members.
+    pub(crate) fn retained_names(&self, tenant: &str) -> BTreeSet<&String> {
+        let kept = self.past.values().filter(|past| matches!(past.going, Going::Until { .. }));
+        kept.filter(|past| past.key.0 == tenant).map(|past| &past.key.1).collect()
+    }
+
+    /// What is set aside for members of communicators that ended: by communicator, along its hosts.
+    pub(crate) fn set_aside(&self) -> impl Iterator<Item = (u64, &[HostId], Rate)> {
+        let kept = self.past.iter().filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        kept.filter_map(|(id, past)| Some((*id, past.hosts.as_slice(), past.agreement.as_ref()?.rate())))
+    }
+
+    /// Whether a process asks to go on from a communicator that is over; and how long its members had.
+    pub(crate) fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
+        let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
+        match past.going {
+            Going::Over { within } if past.ranks.get(&asked.member) == Some(&from) => Some(within),
+            _ => None,
+        }
+    }
+
+    /// Whether it is known to have ended.
+    pub(crate) fn is_past(&self, id: u64) -> bool {
+        self.past.contains_key(&id)
+    }
+
+    /// A rank has left a communicator; of one that has ended it is no longer expected.
+    pub(crate) fn member_left(&mut self, id: u64, rank: u32, session: SessionId) {
+        if let Some(past) = self.past.get_mut(&id)
+            && past.ranks.get(&rank) == Some(&session)
+        {
+            past.ranks.remove(&rank);
+            let key = past.key.clone();
+            self.mark_due(&key);
+            self.forget_empty();
+        }
+    }
+
+    /// An agent is gone, and with it its ranks.
+    pub(crate) fn session_ended(&mut self, session: SessionId) {
+        self.retain(|past| past.ranks.retain(|_, of| *of != session));
+    }
+
+    /// A host's agent has said of a communicator that has ended which ranks are still there.
+    pub(crate) fn back(
+        &mut self,
+        id: u64,
+        (host, session): (HostId, SessionId),
+        here: impl Iterator<Item = u32>,
+    ) {
+        let Some(past) = self.past.get_mut(&id) else { return };
+        for rank in here {
+            if past.absent.get(&rank) == Some(&host) {
+                past.absent.remove(&rank);
+                past.ranks.insert(rank, session);
+            }
+        }
+        let key = past.key.clone();
+        self.mark_due(&key);
+    }
+
+    /// Agents of these hosts have said all that they know: what they did not name is gone.
+    pub(crate) fn all_back(&mut self, hosts: &BTreeMap<HostId, SessionId>) {
+        self.retain(|past| past.absent.retain(|_, of| !hosts.contains_key(of)));
+    }
+
+    /// Takes ranks out of all that ended.
+    fn retain(&mut self, take: impl Fn(&mut Past)) {
+        let mut changed = Vec::new();
+        for past in self.past.values_mut() {
+            let before = (past.ranks.len(), past.absent.len());
+            take(past);
+            if before != (past.ranks.len(), past.absent.len()) {
+                changed.push(past.key.clone());
+            }
+        }
+        if !changed.is_empty() {
+            changed.iter().for_each(|key| self.mark_due(key));
+            self.forget_empty();
+        }
+    }
+
+    fn forget_empty(&mut self) {
+        let Self { past, unsaved, .. } = self;
+        past.retain(|id, past| {
+            let there = !past.ranks.is_empty() || !past.absent.is_empty();
+            if !there {
+                unsaved.insert(*id);
+            }
+            there
+        });
+    }
+
+    /// A communicator that was in use has ended, while agents of these hosts have sessions: its ranks may go
+    /// on, but for those that are lost.
+    pub(crate) fn ended(
+        &mut self,
+        now: Duration,
+        (id, ended): (u64, &Communicator),
+        cause: &EndCause,
+        agreement: Option<InheritedAgreement>,
+        hosts: &BTreeMap<HostId, SessionId>,
+    ) {
+        let going = Going::after(now, cause.kind, agreement.as_ref());
+        // Where nobody can go on, who counts as lost and is there after all is told so too.
+        let may = !matches!(going, Going::Over { .. });
+        let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
+        let (mut ranks, mut absent) = (BTreeMap::new(), BTreeMap::new());
+        let absent_until = ended.lifecycle.recovering_until().unwrap_or(now);
+        let away = |host: &HostId| absent_until > now && !hosts.contains_key(host);
+        for member in ended.members.iter().filter(|member| !member.closed) {
+            let left = member.ranks.iter().filter(|rank| !member.departed.contains(rank) && !lost(rank));
+            match member.session {
+                Some(session) => ranks.extend(left.map(|rank| (*rank, session))),
+                None if away(&member.host) => absent.extend(left.map(|rank| (*rank, member.host))),
+                None => {}
+            }
+        }
+        let past = Past {
+            key: (ended.tenant.clone(), ended.name.clone()),
+            budget: ended.coding.agreed().clone(),
+            agreement,
+            hosts: ended.members.iter().map(|member| member.host).collect(),
+            going,
+            prolonged: false,
+            ranks,
+            absent,
+            absent_until,
+        };
+        let key = past.key.clone();
+        let some_left = !past.ranks.is_empty() || !past.absent.is_empty();
+        if some_left && !ended.is_forming() {
+            self.past.insert(id, past);
+            self.unsaved.insert(id);
+        }
+        self.mark_due(&key);
+    }
+
+    /// What members of a communicator went on in did not come about: they may try again until then, whatever
+    /// time they had; but once.
+    pub(crate) fn prolong(&mut self, id: u64, until: Duration) {
+        if let Some(past) = self.past.get_mut(&id)
+            && let Going::Until { at, .. } = &mut past.going
+            && *at < until
+            && !past.prolonged
+        {
+            (*at, past.prolonged) = (until, true);
+            self.unsaved.insert(id);
+        }
+    }
+
+    /// What was promised for a communicator that has ended, for the one that goes on from it.
+    pub(crate) fn take_agreement(&mut self, id: u64) -> Option<InheritedAgreement> {
+        self.unsaved.insert(id);
+        self.past.get_mut(&id).and_then(|past| past.agreement.take())
+    }
+
+    /// A communicator of this name is in use that went on from none: nothing is kept any more for those
+    /// before it.
+    pub(crate) fn superseded(&mut self, tenant: &str, name: &str) {
+        self.overtaken(tenant, name, u64::MAX);
+    }
+
+    /// The same of a communicator with this number.
+    pub(crate) fn overtaken(&mut self, tenant: &str, name: &str, by: u64) {
+        let Self { past, unsaved, .. } = self;
+        for (id, past) in past.range_mut(..by).filter(|(_, past)| past.key.0 == tenant && past.key.1 == name)
+        {
+            if let Going::Until { .. } = past.going {
+                (past.going, past.agreement) = (Going::Open, None);
+                unsaved.insert(*id);
+            }
+        }
+    }
+
+    /// A tenant is gone: nothing is kept of what it had.
+    pub(crate) fn forget(&mut self, tenant: &str) {
+        let Self { past, unsaved, .. } = self;
+        past.retain(|id, past| {
+            let stays = past.key.0 != tenant;
+            if !stays {
+                unsaved.insert(*id);
+            }
+            stays
+        });
+    }
+
+    /// A communicator that went on from another under its name is in use.
+    pub(crate) fn succeeded(&mut self, before: u64, key: &Key) {
+        self.past.remove(&before);
+        self.unsaved.insert(before);
+        self.mark_due(key);
+    }
+
+    /// The latest that is kept of a name from before a communicator of it.
+    pub(crate) fn retained_predecessor(&self, tenant: &str, name: &str, id: u64) -> Option<u64> {
+        let before = self.past.range(..id).rev();
+        let mut kept = before.filter(|(_, past)| matches!(past.going, Going::Until { .. }));
+        kept.find(|(_, past)| past.key.0 == tenant && past.key.1 == name).map(|(id, _)| *id)
+    }
+
+    /// When agents that have not come back are waited for no longer.
+    pub(crate) fn absent_until(&self) -> Option<Duration> {
+        let absent = self.past.values().filter(|past| !past.absent.is_empty());
+        absent.map(|past| past.absent_until).min()
+    }
+
+    /// Gives those up that have not come back in time.
+    pub(crate) fn expire_absent(&mut self, now: Duration) {
+        if self.absent_until().is_some_and(|until| until <= now) {
+            self.retain(|past| {
+                if past.absent_until <= now {
+                    past.absent.clear();
+                }
+            });
+        }
+    }
+
+    /// Ends what is kept of a communicator for its members. Returns its name, and how long they had; none
+    /// where nothing was kept.
+    pub(crate) fn end_retained(&mut self, id: u64) -> Option<(Key, Duration)> {
+        let past = self.past.get_mut(&id)?;
+        let Going::Until { within, .. } = past.going else { return None };
+        (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
+        let key = past.key.clone();
+        self.unsaved.insert(id);
+        Some((key, within))
+    }
+
+    /// Communicators that are kept for their members, of which none is about to go on, and until when.
+    pub(crate) fn retained(&self, communicators: &BTreeMap<u64, Communicator>) -> Vec<(u64, Duration)> {
+        let kept = self.past.iter().filter_map(|(id, past)| match past.going {
+            Going::Until { at, .. } => Some((*id, at)),
+            Going::Open | Going::Over { .. } => None,
+        });
+        let mut kept: Vec<(u64, Duration)> = kept.collect();
+        // Asked at each turn, and mostly there are none.
+        if !kept.is_empty() {
+            let next = communicators.values().filter_map(|known| known.succeeds);
+            let next: BTreeSet<u64> = next.collect();
+            kept.retain(|(id, _)| !next.contains(id));
+        }
+        kept
+    }
+
+    /// Returns when something of those that ended is due.
+    pub(crate) fn next_timeout(&self, communicators: &BTreeMap<u64, Communicator>) -> Option<Duration> {
+        let kept = self.retained(communicators).into_iter().map(|(_, at)| at);
+        kept.chain(self.absent_until()).chain(self.again.at).min()
+    }
+
+    /// Has what has changed of communicators that failed stored.
+    pub(crate) fn store(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        for id in std::mem::take(&mut self.unsaved) {
+            match self.record(ctx, id) {
+                Some(record) => {
+                    self.stored.insert(id);
+                    effects.store(Change::Past(Box::new(record)));
+                }
+                None if self.stored.remove(&id) => effects.store(Change::NoPast(id)),
+                None => {}
+            }
+        }
+    }
+
+    /// Some of this could not be stored: what was to be kept of communicators that failed, or no longer, is
+    /// stored once more after a pause, as it is then; and with it that nothing is promised for them any more,
+    /// or a restart would find both.
+    pub(crate) fn store_again(&mut self, now: Duration, changes: &[Change]) {
+        let again = &mut self.again;
+        for change in changes {
+            match change {
+                Change::Past(record) => drop(again.pasts.insert(record.communicator)),
+                Change::NoPast(id) => {
+                    self.stored.insert(*id);
+                    again.pasts.insert(*id);
+                }
+                Change::NoAgreement(id) => drop(again.agreements.insert(*id)),
+                _ => {}
+            }
+        }
+        if !again.is_empty() {
+            again.at.get_or_insert(now.saturating_add(AGAIN));
+        }
+    }
+
+    /// Has stored what could not be, once it is time.
+    pub(crate) fn expire_unstored(&mut self, now: Duration, effects: &mut Effects) {
+        if self.again.at.is_some_and(|at| at <= now) {
+            let Unstored { pasts, agreements, .. } = std::mem::take(&mut self.again);
+            self.unsaved.extend(pasts);
+            agreements.into_iter().for_each(|id| effects.store(Change::NoAgreement(id)));
+        }
+    }
+
+    /// What is to be stored of a communicator that failed; nothing where nothing was agreed on.
+    fn record(&self, ctx: &Ctx<'_>, id: u64) -> Option<Stored> {
+        let past = self.past.get(&id)?;
+        let (within, until_ns) = match past.going {
+            Going::Open => return None,
+            Going::Until { at, within } => (within, ctx.operator.realtime(at).max(1)),
+            Going::Over { within } => (within.unwrap_or_default(), 0),
+        };
+        let host = |session: &SessionId| ctx.sessions.get(session).map(|session| session.host);
+        let here = past.ranks.iter().filter_map(|(rank, session)| Some((*rank, host(session)?)));
+        let ranks = here.chain(past.absent.iter().map(|(rank, host)| (*rank, *host)));
+        let lossy = Some(&past.budget).filter(|budget| **budget != Budget::Exact);
+        let (tenant, name) = past.key.clone();
+        Some(Stored {
+            communicator: id,
+            tenant,
+            name,
+            budget: lossy
+                .map_or_else(Vec::new, |budget| v1::Budget::from(&Said::from(budget)).encode_to_vec()),
+            hosts: past.hosts.iter().map(|host| ctx.host_name(*host)).collect(),
+            ranks: ranks.map(|(rank, host)| PastRank { rank, host: ctx.host_name(host) }).collect(),
+            agreement: past.agreement.as_ref().filter(|_| until_ns > 0).map(|left| left.record(id)),
+            within_ns: nanos(within).0,
+            until_ns,
+            prolonged: past.prolonged,
+        })
+    }
+
+    /// Takes up what an earlier start left of communicators that failed. Their members have as long as agents
+    /// may take to come back, at least: while control was away nobody could ask.
+    pub(crate) fn restore(
+        &mut self,
+        settings: &Settings,
+        operator: &Operator,
+        stored: BTreeMap<u64, Stored>,
+    ) {
+        let absent_until = settings.recovery_timeout;
+        for (id, record) in stored {
+            self.stored.insert(id);
+            let host = |name: &String| settings.topology.host(name);
+            let absent = record.ranks.iter().filter_map(|one| Some((one.rank, host(&one.host)?)));
+            let absent: BTreeMap<u32, HostId> = absent.collect();
+            if absent.is_empty() || !settings.tenants.contains(&record.tenant) {
+                self.unsaved.insert(id);
+                continue;
+            }
+            let within = Some(Duration::from_nanos(record.within_ns)).filter(|within| !within.is_zero());
+            let until = operator.time(record.until_ns).max(absent_until);
+            let going = match within.filter(|_| record.until_ns > 0) {
+                Some(within) => Going::Until { at: until, within },
+                None => Going::Over { within },
+            };
+            let lossy = (!record.budget.is_empty()).then(|| v1::Budget::decode(record.budget.as_slice()));
+            let budget = codec::budget(lossy.and_then(Result::ok).as_ref()).unwrap_or(Budget::Exact);
+            let past = Past {
+                hosts: record.hosts.iter().filter_map(host).collect(),
+                key: (record.tenant, record.name),
+                budget,
+                agreement: record
+                    .agreement
+                    .map(|agreement| InheritedAgreement::stored(&agreement, record.ranks.len())),
+                going,
+                prolonged: record.prolonged,
+                ranks: BTreeMap::new(),
+                absent,
+                absent_until,
+            };
+            self.past.insert(id, past);
+        }
+    }
+
+    /// An agent tells of a communicator that failed, of which control knows nothing but what was promised: it
+    /// died before it could store that. What becomes of its members counts from now.
+    pub(crate) fn recover(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        recipe: &v1::Recipe,
+        agreement: InheritedAgreement,
+    ) {
+        let id = recipe.communicator;
+        let going = Going::after(ctx.now, FailureKind::RanksLost, Some(&agreement));
+        let host = |part: &v1::Participant| ctx.settings.topology.host(&part.host);
+        let hosts = recipe.participants.iter().filter_map(host).collect();
+        let ranks = recipe.participants.iter().filter_map(|part| Some((host(part)?, &part.ranks)));
+        let absent = ranks.flat_map(|(host, ranks)| ranks.iter().map(move |rank| (*rank, host)));
+        let past = Past {
+            key: (recipe.tenant.clone(), recipe.name.clone()),
+            budget: codec::budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact),
+            agreement: Some(agreement),
+            hosts,
+            going,
+            prolonged: false,
+            ranks: BTreeMap::new(),
+            absent: absent.collect(),
+            absent_until: ctx.now.saturating_add(ctx.settings.recovery_timeout),
+        };
+        self.past.insert(id, past);
+        self.unsaved.insert(id);
+        effects.store(Change::NoAgreement(id));
+    }
+}

@@ -1,0 +1,464 @@
+//! Turns on links that periodic communicators share: who asks for its turn is given it once none of those
+//! beside it has theirs, or asked for it before.
+//!
+//! What an operation waits is the distance that its job lacks from the others', and the next one waits less;
+//! so jobs that could pass one after another soon do, and stay so. Nobody waits for long: a turn that lasts
+//! beyond what its communicator usually takes is lost, who loses three in a row takes none for a while, nor
+//! does who would wait less by sharing, and operations go on without where control is slow or gone. Nothing
+//! of it is stored.
+
+use crate::state::ctx::Ctx;
+use crate::state::effects::Effects;
+use crate::state::output::{Fact, SessionId};
+use crate::state::tenants::agreements::Agreements;
+use crate::state::time::nanos;
+use harmonaize_api::v1::{self, to_agent};
+use harmonaize_planner::{Assignment, Conditions, HostId, InterleaveSlot, Job, plan_interleaving};
+use harmonaize_units::{Gcra, Quota};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// Whoever is no longer found to gain by turns takes them for so long still, and at least so many of its
+/// iterations: the period that it has now may have to be measured first.
+const KEEPS: Duration = Duration::from_secs(15);
+const KEEPS_ITERATIONS: u32 = 20;
+
+/// How long a turn holds others up at most: so many times what the communicator takes alone, and a little for
+/// messages.
+const LASTS: u32 = 2;
+const MESSAGES: Duration = Duration::from_millis(10);
+
+/// Who has lost so many turns in a row takes none for so long.
+const MOST_LOST: u32 = 3;
+const MIN_EXCLUSION: Duration = Duration::from_secs(60);
+
+/// So does whose latest operations, at least so many, waited longer in the mean than it takes to share a link
+/// with those beside it.
+const ENOUGH: usize = 16;
+
+/// Of a communicator's operation that half of the bytes lie below, so small a part asks for no turn.
+const SMALL: u64 = 4;
+
+/// What an operation waited counts where it is more than such a part of its time.
+const DELAYED: u64 = 8;
+
+/// Turns of a communicator that are remembered.
+const LATEST: usize = 64;
+
+/// Most that an agent may say of turns in a second, of all that it leads: that a thousand operations want
+/// theirs, and are over.
+const MOST_A_SECOND: u32 = 2000;
+
+/// What an agent was told is good enough up to this part.
+const ALIKE: f64 = 0.25;
+
+/// Least time between two looks at who may take turns.
+const BETWEEN: Duration = Duration::from_secs(1);
+
+/// Longest that an operation waits for its turn.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// All turns.
+#[derive(Debug, Default)]
+pub(crate) struct AllTurns {
+    members: BTreeMap<u64, Member>,
+    /// Of each communicator one at most, as they asked.
+    queue: Vec<SlotRequest>,
+    /// When it was last looked at who may take turns.
+    grouped: Duration,
+    /// Until when communicators are left out.
+    out: BTreeMap<u64, Duration>,
+    /// By host: what its agent may still say, and how much it said beyond that.
+    request_limits: BTreeMap<HostId, (Gcra, u64)>,
+}
+
+/// A communicator that takes turns.
+#[derive(Debug)]
+struct Member {
+    /// Whose agent asks.
+    leader: SessionId,
+    message: v1::Turns,
+    /// With whom it does not communicate at once.
+    beside: BTreeSet<u64>,
+    /// How long its operations take alone.
+    busy: Duration,
+    /// When it was last found to gain, and for how long that counts.
+    found: Duration,
+    keeps: Duration,
+    /// Turns in a row that it lost.
+    lost: u32,
+    /// Turns that it was given.
+    given: u64,
+    /// Operations that waited for theirs, whether they were given one or not, and how long all of them.
+    noted: u64,
+    waited: Duration,
+    latest: VecDeque<Waited>,
+    reason: String,
+}
+
+/// An operation that waited for its turn.
+#[derive(Debug)]
+struct Waited {
+    turn: u64,
+    waited: Duration,
+    /// What it would have lost at most by sharing with those beside it at that time.
+    shared: Duration,
+}
+
+impl Member {
+    /// Takes note of what the operation of a turn waited since it asked, patience permitting.
+    fn note(&mut self, turn: u64, since_asked: Duration) {
+        let waited = since_asked.min(Duration::from_nanos(self.message.patience_ns));
+        (self.noted, self.waited) = (self.noted + 1, self.waited.saturating_add(waited));
+        if self.latest.len() == LATEST {
+            self.latest.pop_front();
+        }
+        let others = u32::try_from(self.beside.len()).unwrap_or(u32::MAX);
+        self.latest.push_back(Waited { turn, waited, shared: self.busy.saturating_mul(others) });
+    }
+
+    /// Whether its operations would wait less if they shared links with all that are beside it.
+    fn would_rather_share(&self) -> bool {
+        let all = |of: fn(&Waited) -> Duration| self.latest.iter().map(of).sum::<Duration>();
+        self.latest.len() >= ENOUGH && all(|it| it.waited) > all(|it| it.shared)
+    }
+}
+
+/// How long a turn may last.
+fn lasts(busy: Duration) -> Duration {
+    busy.saturating_mul(LASTS).saturating_add(MESSAGES)
+}
+
+#[derive(Debug)]
+struct SlotRequest {
+    communicator: u64,
+    turn: u64,
+    since: Duration,
+    given: Option<Duration>,
+}
+
+impl AllTurns {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// What a host's agent has said beyond what it may.
+    pub(crate) fn dropped(&self, host: HostId) -> u64 {
+        self.request_limits.get(&host).map_or(0, |(_, dropped)| *dropped)
+    }
+
+    /// When a turn is lost, if it is not over by then.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.queue.iter().filter_map(|asked| self.until(asked)).min()
+    }
+
+    fn until(&self, asked: &SlotRequest) -> Option<Duration> {
+        let busy = self.members.get(&asked.communicator).map_or(Duration::ZERO, |member| member.busy);
+        Some(asked.given?.saturating_add(lasts(busy)))
+    }
+
+    /// What an operation waited for its turn.
+    pub(crate) fn waited(&self, id: u64, operation: u64) -> Duration {
+        let latest = self.members.get(&id).map(|member| &member.latest);
+        let of_it = latest.into_iter().flatten().find(|it| it.turn == operation);
+        of_it.map_or(Duration::ZERO, |it| it.waited)
+    }
+
+    /// Whether an operation waited for its turn for so large a part of its time that its edges' times say
+    /// nothing of links and ranks.
+    pub(crate) fn delayed(&self, told: &v1::Operation) -> bool {
+        let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();
+        let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
+        let lasted = ended.unwrap_or(0).saturating_sub(called.unwrap_or(0));
+        let waited = self.waited(told.communicator, told.operation);
+        !waited.is_zero() && waited > Duration::from_nanos(lasted / DELAYED)
+    }
+
+    /// Gives turns that nothing stands in the way of: which.
+    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::TurnGiven)> {
+        let mut given = Vec::new();
+        for at in 0..self.queue.len() {
+            let (before, rest) = self.queue.split_at_mut(at);
+            let Some(asked) = rest.first_mut().filter(|asked| asked.given.is_none()) else { continue };
+            let Some(member) = self.members.get_mut(&asked.communicator) else { continue };
+            if before.iter().any(|other| member.beside.contains(&other.communicator)) {
+                continue;
+            }
+            asked.given = Some(now);
+            member.given += 1;
+            member.note(asked.turn, now.saturating_sub(asked.since));
+            let SlotRequest { communicator, turn, .. } = *asked;
+            given.push((member.leader, v1::TurnGiven { communicator, turn }));
+        }
+        given
+    }
+
+    /// Whether it is time to look at who may take turns.
+    pub(crate) fn is_due(&mut self, now: Duration) -> bool {
+        let due = now >= self.grouped + BETWEEN;
+        if due {
+            self.grouped = now;
+        }
+        due
+    }
+
+    /// Has communicators take turns, or no longer, by what is known of them now.
+    pub(crate) fn group(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        agreements: &Agreements,
+        mut jobs: Vec<Job>,
+        assignments: &[Assignment],
+    ) {
+        let now = ctx.now;
+        self.out.retain(|_, until| *until > now);
+        for job in &mut jobs {
+            if !self.may_take_turns(ctx, agreements, job.communicator) {
+                job.iteration_pattern = None;
+            }
+        }
+        let taking = self.members.keys().copied().collect();
+        // Jobs that share a link find each other's queues there, which are easily taken for strangers'. What
+        // links carry settles it.
+        let conditions = Conditions::clear(&ctx.settings.topology);
+        let found = plan_interleaving(&ctx.settings.topology, &conditions, &jobs, assignments, &taking);
+        let each: BTreeMap<u64, Duration> =
+            found.iter().map(|turn| (turn.communicator, lasts(turn.busy.into()))).collect();
+        for turn in found {
+            let job = jobs.iter().find(|job| job.communicator == turn.communicator);
+            if let Some(pattern) = job.and_then(|job| job.iteration_pattern) {
+                // Who waits longer than it takes itself would lose more than by sharing.
+                let own = each.get(&turn.communicator);
+                let others = turn.contenders.iter().filter_map(|id| each.get(id).min(own));
+                let patience: Duration =
+                    others.sum::<Duration>().min(LONGEST).min(ctx.settings.operation_timeout / 4);
+                let bulk = ctx.iterations.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
+                let told = v1::Turns {
+                    communicator: turn.communicator,
+                    patience_ns: nanos(patience).0,
+                    least_bytes: (bulk / SMALL).max(1),
+                    operations: pattern.operations,
+                    pause_ns: (pattern.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                };
+                let keeps = KEEPS.max(Duration::from(pattern.period).saturating_mul(KEEPS_ITERATIONS));
+                self.take_turn(ctx, effects, turn, told, keeps);
+            }
+        }
+        let over = self.members.iter().filter(|(_, member)| member.found + member.keeps <= now);
+        for id in over.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.leave(ctx, effects, id, "nothing is gained by it any more");
+        }
+    }
+
+    /// Whether a communicator's leader is there, and nothing else was promised for it.
+    fn may_take_turns(&self, ctx: &Ctx<'_>, agreements: &Agreements, id: u64) -> bool {
+        let leads = ctx.leader(id).is_some_and(|leader| ctx.sessions.contains_key(&leader));
+        leads && agreements.inherited(id).is_none() && !self.out.contains_key(&id)
+    }
+
+    fn take_turn(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        turn: InterleaveSlot,
+        told: v1::Turns,
+        keeps: Duration,
+    ) {
+        let now = ctx.now;
+        let id = turn.communicator;
+        let Some(leader) = ctx.leader(id) else { return };
+        let InterleaveSlot { contenders: beside, reason, busy, .. } = turn;
+        let busy = Duration::from(busy);
+        if let Some(member) = self.members.get_mut(&id) {
+            (member.found, member.keeps, member.busy) = (now, keeps, busy);
+            (member.beside, member.reason) = (beside, reason);
+            let stays = member.leader == leader && alike(&member.message, &told);
+            if !stays {
+                (member.leader, member.message) = (leader, told);
+                effects.send(leader, to_agent::Message::Turns(told));
+            }
+            return;
+        }
+        let with = beside.iter().copied().collect();
+        if let Some((tenant, name)) = ctx.owner(id) {
+            effects.fact(Fact::TakesTurns { communicator: id, tenant, name, with, reason: reason.clone() });
+        }
+        let member = Member {
+            leader,
+            message: told,
+            beside,
+            busy,
+            found: now,
+            keeps,
+            lost: 0,
+            given: 0,
+            noted: 0,
+            waited: Duration::ZERO,
+            latest: VecDeque::with_capacity(LATEST),
+            reason,
+        };
+        self.members.insert(id, member);
+        effects.send(leader, to_agent::Message::Turns(told));
+    }
+
+    /// A communicator takes no turns any more; its agent is told.
+    fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, why: &str) {
+        let Some(member) = self.members.remove(&id) else { return };
+        let none = v1::Turns { communicator: id, ..v1::Turns::default() };
+        effects.send(member.leader, to_agent::Message::Turns(none));
+        let why = why.to_owned();
+        if let Some((tenant, name)) = ctx.owner(id) {
+            effects.fact(Fact::TurnsOver { communicator: id, tenant, name, why });
+        }
+        self.forget(ctx, effects, id);
+    }
+
+    /// A communicator has ended, or takes no turns any more.
+    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+        self.members.remove(&id);
+        self.queue.retain(|asked| asked.communicator != id);
+        self.give_turns(ctx, effects);
+    }
+
+    /// The leader's agent asks for the turn.
+    pub(crate) fn slot_requested(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        request: v1::TurnWanted,
+    ) -> Result<(), &'static str> {
+        let v1::TurnWanted { communicator, turn } = request;
+        if !self.admit_request(ctx, effects, from, communicator) {
+            return Ok(());
+        }
+        if ctx.part(from, communicator)?.is_none() {
+            return Ok(());
+        }
+        if self.members.get(&communicator).is_none_or(|member| member.leader != from) {
+            // It was told so, but may not have heard it.
+            effects.send(from, to_agent::Message::TurnGiven(v1::TurnGiven { communicator, turn }));
+            return Ok(());
+        }
+        // Who was given one and never said that it is over has lost it.
+        if self.queue.iter().any(|asked| asked.communicator == communicator && asked.given.is_some()) {
+            self.lose_turn(ctx, effects, communicator);
+        }
+        self.queue.retain(|asked| asked.communicator != communicator);
+        if self.members.contains_key(&communicator) {
+            self.queue.push(SlotRequest { communicator, turn, since: ctx.now, given: None });
+        }
+        self.give_turns(ctx, effects);
+        Ok(())
+    }
+
+    /// A turn is over.
+    pub(crate) fn turn_done(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        done: v1::TurnDone,
+    ) -> Result<(), &'static str> {
+        if !self.admit_request(ctx, effects, from, done.communicator) {
+            return Ok(());
+        }
+        if ctx.part(from, done.communicator)?.is_none() {
+            return Ok(());
+        }
+        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.turn);
+        let leads = self.members.get_mut(&done.communicator).filter(|member| member.leader == from);
+        if let (Some(member), Some(asked)) = (leads, self.queue.iter().find(|asked| this(asked))) {
+            member.lost = 0;
+            if asked.given.is_none() {
+                member.note(asked.turn, ctx.now.saturating_sub(asked.since));
+            }
+            let leaves = member.would_rather_share();
+            self.queue.retain(|asked| !this(asked));
+            if leaves {
+                self.leave_out(
+                    ctx,
+                    effects,
+                    done.communicator,
+                    "its operations would wait less if they shared the link",
+                );
+            }
+            self.give_turns(ctx, effects);
+        }
+        Ok(())
+    }
+
+    /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a
+    /// while: what is not heard would hold up others, and its own operations.
+    fn admit_request(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, id: u64) -> bool {
+        let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return false };
+        let (may, dropped) = self.request_limits.entry(host).or_default();
+        if may.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_ok() {
+            return true;
+        }
+        *dropped += 1;
+        let count = *dropped;
+        effects.unusual(ctx, host, count, "turns are asked for faster than they may be");
+        if self.members.get(&id).is_some_and(|member| member.leader == from) {
+            self.leave_out(ctx, effects, id, "its agent asks for turns faster than it may");
+        }
+        false
+    }
+
+    fn give_turns(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        for (leader, given) in self.give(ctx.now) {
+            effects.send(leader, to_agent::Message::TurnGiven(given));
+        }
+    }
+
+    /// Takes turns away that last too long.
+    pub(crate) fn expire(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
+        let late = self.queue.iter().filter(|asked| self.until(asked).is_some_and(|at| at <= ctx.now));
+        for id in late.map(|asked| asked.communicator).collect::<Vec<_>>() {
+            self.queue.retain(|asked| asked.communicator != id);
+            self.lose_turn(ctx, effects, id);
+        }
+        self.give_turns(ctx, effects);
+    }
+
+    fn lose_turn(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+        let Some(member) = self.members.get_mut(&id) else { return };
+        member.lost += 1;
+        if member.lost >= MOST_LOST {
+            self.leave_out(ctx, effects, id, "its operations take much longer than they would alone");
+        }
+    }
+
+    /// A communicator takes no turns for a while.
+    fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, why: &str) {
+        self.out.insert(id, ctx.now.saturating_add(MIN_EXCLUSION));
+        self.leave(ctx, effects, id, why);
+    }
+
+    /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.
+    pub(crate) fn describe(&self, ctx: &Ctx<'_>, id: u64) -> String {
+        let Some(member) = self.members.get(&id) else { return String::new() };
+        let name = |id: &u64| {
+            let known = ctx.communicators.get(id)?;
+            Some(format!("{}/{}", known.tenant, known.name))
+        };
+        let others: Vec<String> = member.beside.iter().filter_map(name).collect();
+        let mean = member.waited.as_secs_f64() * 1e3 / member.noted.max(1) as f64;
+        format!(
+            "takes turns with {}, {} so far that waited {mean:.1} ms in the mean: {}",
+            others.join(", "),
+            member.given,
+            member.reason,
+        )
+    }
+}
+
+/// Whether an agent need not be told anew.
+fn alike(one: &v1::Turns, other: &v1::Turns) -> bool {
+    let near = |one: u64, other: u64| one.abs_diff(other) as f64 <= ALIKE * one.max(other) as f64;
+    one.operations == other.operations
+        && near(one.patience_ns, other.patience_ns)
+        && near(one.least_bytes, other.least_bytes)
+        && near(one.pause_ns, other.pause_ns)
+}

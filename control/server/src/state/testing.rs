@@ -1,0 +1,358 @@
+//! What the tests of this crate read of the state machine, and the steps they take past its messages; only
+//! with the feature `testing`.
+
+use super::Controller;
+use super::ctx::ctx;
+use super::job::coding::{choose_coding, coded_outcome, zeros_outcome};
+use super::job::communicator::Communicator;
+use super::job::decisions::Trigger;
+use super::job::lifecycle::EpochConfig;
+use super::job::planning::{checked, jobs};
+use super::job::proposer::Proposal;
+use super::job::stored::touched;
+use super::output::{Output, SessionId};
+use super::settings::Settings;
+use super::world::link_state::answers::MOST_STRANGE;
+use super::world::link_state::ports::pair_of;
+use harmonaize_api::v1;
+use harmonaize_codec::Codec;
+use harmonaize_disclose::{Fact, Feed};
+use harmonaize_planner::{AlgorithmChoice, Bytes, DirectedLink, HostId, LinkId, Rate, RateLimits};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// The most addresses of unknown switches that are reported.
+pub const MOST_UNKNOWN_HOPS: usize = MOST_STRANGE;
+
+/// A communicator as it stands.
+#[derive(Clone, Debug)]
+pub struct CommunicatorView {
+    /// The tenant that owns it.
+    pub tenant: String,
+    /// The name that the tenant gave it.
+    pub name: String,
+    /// The number of its ranks.
+    pub ranks: u32,
+    /// Its participants; indices are the same in every epoch.
+    pub members: Vec<MemberView>,
+    /// Whether an operator chose the order.
+    pub pinned: bool,
+    /// The bytes of a chunk.
+    pub chunk: Bytes,
+    /// How many changes of its plan are remembered.
+    pub changes: usize,
+    /// What it runs by; none while the first epoch is prepared.
+    pub current: Option<EpochView>,
+    /// What it is about to run by.
+    pub next: Option<EpochView>,
+}
+
+/// A participant.
+#[derive(Clone, Debug)]
+pub struct MemberView {
+    /// The host that it runs on.
+    pub host: HostId,
+    /// The session of its agent; none while control waits for it.
+    pub session: Option<SessionId>,
+    /// The ranks that it has, ascending.
+    pub ranks: Vec<u32>,
+    /// The ranks that have left.
+    pub departed: BTreeSet<u32>,
+    /// Whether it takes no part any more.
+    pub closed: bool,
+}
+
+/// What a communicator runs by in one epoch.
+#[derive(Clone, Debug)]
+pub struct EpochView {
+    /// The number of the epoch; the first is 1.
+    pub epoch: u64,
+    /// The participants along the ring.
+    pub order: Vec<u32>,
+    /// The source ports that its connections hold, by connecting host.
+    pub ports: Vec<(HostId, u16)>,
+    /// The source ports of each link between two participants, the lower first.
+    pub links: BTreeMap<(u32, u32), Vec<u16>>,
+    /// What each host sends to the next, as planned; none where it was not planned.
+    pub share: Option<Rate>,
+    /// What the plan holds links to.
+    pub planned_limit: Option<Rate>,
+    /// The rate limits of its connections.
+    pub rate_limits: RateLimits,
+    /// The codec of its tensors.
+    pub codec: Codec,
+    /// The algorithm of operations, by size.
+    pub algorithm: AlgorithmChoice,
+}
+
+/// A source port whose way agents trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortView {
+    /// The source port.
+    pub port: u16,
+    /// Whether the way from the connecting end is known.
+    pub traced: bool,
+    /// Whether packets come back the way they went.
+    pub symmetric: bool,
+}
+
+impl From<&Communicator> for CommunicatorView {
+    fn from(known: &Communicator) -> Self {
+        let members = known.members.iter().map(|member| MemberView {
+            host: member.host,
+            session: member.session,
+            ranks: member.ranks.clone(),
+            departed: member.departed.clone(),
+            closed: member.closed,
+        });
+        Self {
+            tenant: known.tenant.clone(),
+            name: known.name.clone(),
+            ranks: known.ranks,
+            members: members.collect(),
+            pinned: known.pinned,
+            chunk: known.tuning.chunk,
+            changes: known.changes.len(),
+            current: known.current().map(EpochView::from),
+            next: known.change().map(|change| EpochView::from(&change.to)),
+        }
+    }
+}
+
+impl CommunicatorView {
+    /// Whether a rank is in it and has not left.
+    pub fn holds(&self, rank: u32) -> bool {
+        let has = |member: &MemberView| member.ranks.contains(&rank) && !member.departed.contains(&rank);
+        self.members.iter().any(|member| has(member) && !member.closed)
+    }
+}
+
+impl From<&EpochConfig> for EpochView {
+    fn from(config: &EpochConfig) -> Self {
+        Self {
+            epoch: config.epoch,
+            order: config.order.clone(),
+            ports: config.ports.clone(),
+            links: config.links.clone(),
+            share: config.plan.as_ref().map(|plan| plan.share),
+            planned_limit: config.plan.as_ref().and_then(|plan| plan.pace),
+            rate_limits: config.rate_limits,
+            codec: config.codec.codec,
+            algorithm: config.algorithm.clone(),
+        }
+    }
+}
+
+/// Returns the communicator whose stored plan an output outdates.
+pub fn outdated_plan(output: &Output) -> Option<u64> {
+    touched(output)
+}
+
+/// What is read.
+impl Controller {
+    /// Returns the ids of all communicators, ascending.
+    pub fn communicator_ids(&self) -> Vec<u64> {
+        self.communicators.keys().copied().collect()
+    }
+
+    /// Returns a communicator as it stands.
+    pub fn communicator_view(&self, id: u64) -> Option<CommunicatorView> {
+        self.communicators.get(&id).map(CommunicatorView::from)
+    }
+
+    /// Returns how many communicators count against a tenant's limit.
+    pub fn tenant_communicators(&self, tenant: &str) -> usize {
+        self.regroups.communicators_of(&self.ctx(Duration::ZERO), &self.joins, tenant, "")
+    }
+
+    /// Returns all open sessions of hosts' agents.
+    pub fn open_sessions(&self) -> Vec<SessionId> {
+        self.sessions.keys().copied().collect()
+    }
+
+    /// Returns the session of a host's agent.
+    pub fn session_of(&self, host: HostId) -> Option<SessionId> {
+        self.hosts.get(&host).copied()
+    }
+
+    /// Returns the requests of a session's open joins.
+    pub fn open_joins(&self, session: SessionId) -> BTreeSet<u64> {
+        self.sessions.get(&session).into_iter().flat_map(|known| known.joins.keys().copied()).collect()
+    }
+
+    /// Returns how many ranks have joined each communicator that waits for more.
+    pub fn waiting_ranks(&self) -> Vec<usize> {
+        self.joins.waiting().values().map(|waiting| waiting.joined.len()).collect()
+    }
+
+    /// Returns how many processes wait to regroup.
+    pub fn regrouping_processes(&self) -> usize {
+        self.regroups.processes()
+    }
+
+    /// Whether nothing is kept of communicators that failed.
+    pub fn keeps_no_past(&self) -> bool {
+        self.regroups.past.is_empty()
+    }
+
+    /// Returns how many questions to agents are open.
+    pub fn open_questions(&self) -> usize {
+        self.questions.len()
+    }
+
+    /// Returns the links that are thought to be congested or to have failed.
+    pub fn congested_links(&self) -> Vec<DirectedLink> {
+        self.link_state.estimates().map(|(link, _)| link).collect()
+    }
+
+    /// Returns the links that are thought to have failed.
+    pub fn failed_links(&self) -> BTreeSet<LinkId> {
+        self.link_state.failed_links()
+    }
+
+    /// Returns how many congestion reports trains of packets have shown to be right, and wrong.
+    pub fn verified_reports(&self) -> (u64, u64) {
+        self.link_state.reports.suspicions()
+    }
+
+    /// Returns what a host's congestion reports came to: taken, dropped as too many, refused as wrong.
+    pub fn report_counts(&self, host: &str) -> (u64, u64, u64) {
+        self.settings.topology.host(host).map_or((0, 0, 0), |host| self.link_state.reports.counts(host))
+    }
+
+    /// Returns the traced source ports between two hosts.
+    pub fn ports_between(&self, one: HostId, other: HostId) -> Vec<PortView> {
+        let pool = self.link_state.ports.pool_of(pair_of(one, other));
+        pool.map(|(port, known)| PortView {
+            port,
+            traced: known.there.is_some(),
+            symmetric: known.is_symmetric(),
+        })
+        .collect()
+    }
+
+    /// Returns the traced source ports that connections hold, by connecting host.
+    pub fn held_ports(&self) -> BTreeSet<(HostId, u16)> {
+        let ports = &self.link_state.ports;
+        let of_pair = |pair| {
+            let held = ports.pool_of(pair).filter(move |(port, _)| ports.in_use(pair, *port));
+            held.map(move |(port, _)| (pair.0, port))
+        };
+        ports.pairs().flat_map(of_pair).collect()
+    }
+
+    /// Returns how many paths from one host to another are known.
+    pub fn known_paths(&self, from: HostId, to: HostId) -> usize {
+        self.link_state.ports.paths().get(&(from, to)).map_or(0, Vec::len)
+    }
+
+    /// Returns the rate that is promised for a communicator.
+    pub fn promised_rate(&self, id: u64) -> Rate {
+        self.agreements.promised(id)
+    }
+
+    /// Whether some communicators take turns.
+    pub fn takes_turns(&self) -> bool {
+        !self.turns.is_empty()
+    }
+
+    /// Whether an operation waited so long for its turn that its times say nothing of links and ranks.
+    pub fn was_delayed(&self, operation: &v1::Operation) -> bool {
+        self.turns.delayed(operation)
+    }
+
+    /// Returns what a host's agent has reported.
+    pub fn telemetry_of(&self, now: Duration, host: HostId) -> v1::HostTelemetry {
+        self.queries(now).host_telemetry(host)
+    }
+
+    /// Returns how much slower all is predicted to be than on an idle fabric; none where no plan passes the
+    /// check.
+    pub fn predicted_slowdown(&self, now: Duration) -> Option<f64> {
+        let view = self.view(now);
+        let checked = checked(&self.settings.topology, &self.link_state, &jobs(&view), &view.conditions());
+        checked.ok().map(|plan| plan.before.slowdown)
+    }
+
+    /// Returns the codec that is best for a communicator now, and why.
+    pub fn best_codec(&self, now: Duration, id: u64) -> (Codec, String) {
+        let current = self.communicators.get(&id).and_then(Communicator::current);
+        let choice = choose_coding(&self.view(now), id, current.and_then(|current| current.plan.as_ref()));
+        (choice.codec, choice.reason)
+    }
+}
+
+/// What is changed past messages.
+impl Controller {
+    /// Returns what the operator decided, to be changed.
+    pub fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
+    }
+
+    /// Returns a tenant's feed.
+    pub fn feed_of(&mut self, tenant: &str) -> &mut Feed {
+        self.events.feed(tenant)
+    }
+
+    /// Returns all facts that went into feeds: what tenants would see if nothing stood between.
+    pub fn noted_facts(&mut self) -> &mut Vec<(Duration, u64, Fact)> {
+        &mut self.events.facts
+    }
+
+    /// Takes in what an agent reports of an operation.
+    pub fn take_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
+        self.record_operation(now, from, operation);
+        self.settle(now);
+    }
+
+    /// Takes in what an agent reports of an operation that has not ended.
+    pub fn take_open_operation(&mut self, now: Duration, at_ns: u64, operation: &v1::Operation) {
+        self.agreements.watch_open(&ctx!(self, now), &mut self.outbox, at_ns, operation);
+        self.settle(now);
+    }
+
+    /// Takes in what an operation lost by its codec.
+    pub fn take_coded(&mut self, now: Duration, operation: &v1::Operation) {
+        let outcome = coded_outcome(&self.ctx(now), operation);
+        self.learn_codec(now, operation.communicator, outcome);
+        self.settle(now);
+    }
+
+    /// Takes in how many zeros an operation had.
+    pub fn take_zeros(&mut self, now: Duration, operation: &v1::Operation) {
+        let outcome = zeros_outcome(&self.ctx(now), operation);
+        self.learn_codec(now, operation.communicator, outcome);
+        self.settle(now);
+    }
+
+    /// Makes a plan, if the last is long enough ago.
+    pub fn plan_now(&mut self, now: Duration) {
+        self.outbox.want_plan(Trigger::Faded);
+        self.act(now);
+    }
+
+    /// Proposes an epoch with another order to a communicator's agents.
+    pub fn propose_order(&mut self, now: Duration, id: u64, order: Vec<u32>) -> Option<u64> {
+        self.proposer(now).propose(id, Proposal { order, ..Proposal::default() })
+    }
+
+    /// Has what was agreed on for one communicator hold for another.
+    pub fn pass_agreement(&mut self, now: Duration, before: u64, id: u64) {
+        self.take_over_agreement(now, before, id);
+        self.settle(now);
+    }
+
+    /// Takes away what is kept of the agreement of a communicator that failed, in words.
+    pub fn take_kept_agreement(&mut self, id: u64) -> Option<String> {
+        self.regroups.past.take_agreement(id).map(|left| format!("{left:?}"))
+    }
+
+    /// Forgets the ports of a communicator, as after a restart without a store.
+    pub fn forget_ports(&mut self, id: u64) {
+        let known = self.communicators.get_mut(&id).and_then(|known| known.lifecycle.current_mut());
+        if let Some(current) = known {
+            current.links.clear();
+            self.link_state.ports.release(&mut current.ports);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Agents that have a session, and what they can do.
+
+use crate::state::job::codec::levels;
+use harmonaize_api::v1;
+use harmonaize_codec::Level;
+use harmonaize_planner::HostId;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Most that an agent may lack, and characters of each, that are kept.
+const MOST_MISSING: usize = 8;
+const MISSING_CHARS: usize = 200;
+
+/// A session that said Hello and was welcomed.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub host: HostId,
+    pub listen: SocketAddr,
+    pub build: String,
+    pub since: Duration,
+    pub abilities: Abilities,
+    /// Open joins by the agent's number.
+    pub joins: BTreeMap<u64, OpenJoin>,
+}
+
+/// A join that waits: tenant and name, and the rank, if it is not for control to say.
+pub(crate) type OpenJoin = ((String, String), Option<u32>);
+
+/// What an agent can do where its host, device and configuration allow it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Abilities {
+    pub trace: bool,
+    /// Where its answers to trains are, if it sends and answers any.
+    pub probe: Option<SocketAddr>,
+    pub pace: bool,
+    pub verdicts: bool,
+    pub aggregation: bool,
+    /// Most bytes of a datagram of RDMA; 0: it has none.
+    pub datagram_bytes: u32,
+    /// Codecs that it takes, and what they take there.
+    pub codecs: Vec<Level>,
+    /// What is missing and why.
+    pub missing: Vec<String>,
+}
+
+impl Abilities {
+    /// What an agent says of itself, within bounds.
+    pub(crate) fn new(said: Option<&v1::Abilities>) -> Self {
+        let Some(said) = said else { return Self::default() };
+        let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
+        let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
+        Self {
+            trace: said.trace,
+            probe: probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified()),
+            pace: said.pace,
+            verdicts: said.path_verdicts,
+            aggregation: said.aggregation,
+            datagram_bytes: said.datagram_bytes,
+            codecs: levels(&said.codecs),
+            missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
+        }
+    }
+}

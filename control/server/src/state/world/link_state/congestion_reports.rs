@@ -1,0 +1,209 @@
+//! Congestion reports: agents' verdicts on the paths of their own connections: taken within bounds, placed on
+//! paths, handed to the estimates.
+
+use super::LinkState;
+use super::ports::{Pair, pair_of};
+use crate::state::ctx::Ctx;
+use crate::state::effects::{Effects, LearnedPort};
+use crate::state::job::decisions::Noticed;
+use crate::state::output::SessionId;
+use crate::state::world::telemetry::check;
+use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_api::v1;
+use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
+use harmonaize_units::Quota;
+use std::time::Duration;
+
+/// Most verdicts that an agent may tell in a second; as many at once after a pause.
+pub(crate) const MOST_A_SECOND: u32 = 100;
+
+/// Most verdicts that wait until the way of their connection is known, and for how long.
+const MOST_UNPLACED: usize = 256;
+const UNPLACED_FOR: Duration = Duration::from_secs(3);
+
+impl LinkState {
+    /// An agent's verdict. It has an effect only if it is about a connection of the agent's own, and comes no
+    /// faster than it may.
+    pub(crate) fn path_congestion(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        message: v1::PathCongestion,
+    ) {
+        let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return };
+        let reporter = self.reports.reporters.entry(host).or_default();
+        if reporter.may.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_err() {
+            reporter.dropped += 1;
+            let count = reporter.dropped;
+            return effects.unusual(ctx, host, count, "verdicts on paths come faster than they may");
+        }
+        match self.place(ctx, effects, from, host, message) {
+            Ok(()) => self.reports.reporters.entry(host).or_default().taken += 1,
+            Err(why) => {
+                let reporter = self.reports.reporters.entry(host).or_default();
+                reporter.refused += 1;
+                let count = reporter.refused;
+                effects.unusual(ctx, host, count, &why);
+            }
+        }
+    }
+
+    /// Finds the connection and its path. One that has ended is no fault; neither is one whose path is not
+    /// known yet.
+    fn place(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        host: HostId,
+        message: v1::PathCongestion,
+    ) -> Result<(), String> {
+        let Some(found) = &message.congestion else {
+            return Err("a verdict on a path without a verdict".to_owned());
+        };
+        check::congestion(found)?;
+        if found.ingress {
+            return Err("a verdict on a path, of what comes in".to_owned());
+        }
+        let port = u16::try_from(message.source_port).map_err(|_| format!("port {}", message.source_port))?;
+        let Some(known) = ctx.communicators.get(&message.communicator) else { return Ok(()) };
+        let me = known.index_of(from).ok_or("a verdict on a communicator of others")?;
+        let peer = known.members.get(message.peer as usize).map(|member| member.host);
+        let Some(peer) = peer.filter(|_| message.peer as usize != me) else {
+            return Err(format!("a verdict on the connection to participant {}", message.peer));
+        };
+        if message.epoch == 0 || message.epoch >= known.next_epoch {
+            return Err(format!("a verdict on epoch {}, which never was", message.epoch));
+        }
+        let pair = pair_of(host, peer);
+        if self.ports.traced(pair, port).is_none() && !self.adopt_port(ctx, effects, &message, me, pair, port)
+        {
+            return Err(format!("a verdict on port {port}, which no connection to that participant has"));
+        }
+        match self.path_of(host, peer, port).cloned() {
+            Some(path) => {
+                let (communicator, from, to) = (message.communicator, host, peer);
+                let connection = Connection { communicator, from, to, port };
+                self.consider(ctx, effects, connection, path, &message);
+            }
+            None if self.reports.unplaced.len() < MOST_UNPLACED => {
+                self.reports.unplaced.insert((pair, port, host), (ctx.now, from, message));
+                self.trace_anew(ctx, [pair].into_iter());
+                self.ask_traces(ctx, effects);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Learns a port that an earlier control had given to a connection, or that the kernel chose. Whether it
+    /// may be so.
+    fn adopt_port(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        message: &v1::PathCongestion,
+        me: usize,
+        pair: Pair,
+        port: u16,
+    ) -> bool {
+        let most = ctx.settings.paths as usize;
+        let known = ctx.communicators.get(&message.communicator);
+        let Some(current) = known.and_then(|known| known.current()) else { return false };
+        let peer = message.peer as usize;
+        let ends = (me.min(peer) as u32, me.max(peer) as u32);
+        let ports = current.links.get(&ends).map_or(&[][..], Vec::as_slice);
+        let room = ports.len() < most || ports.contains(&0);
+        if port == 0
+            || message.epoch != current.epoch
+            || !room
+            || !self.ports.adopt(pair, port, &mut Vec::new())
+        {
+            return false;
+        }
+        effects.ports.push(LearnedPort { communicator: message.communicator, ends, host: pair.0, port });
+        self.want_traced(ctx, [pair].into_iter());
+        true
+    }
+
+    /// Has a verdict proven, or takes it as it is where that cannot be.
+    fn consider(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        connection: Connection,
+        path: Path,
+        message: &v1::PathCongestion,
+    ) {
+        let Some(found) = &message.congestion else { return };
+        let (level, cause) = (found.level().into(), found.cause().into());
+        let (own, lost) = (Rate(found.own_bits), found.loss || found.marks);
+        let verdict = CongestionReport {
+            connection,
+            path,
+            level,
+            cause,
+            own_rate: own,
+            had_loss: lost,
+            cross_traffic: None,
+        };
+        if level == CongestionLevel::Severe && cause != CongestionCause::Own {
+            effects.queues.push(message.communicator);
+        }
+        if level == CongestionLevel::Severe && found.loss {
+            // It may be dead: whether it is, a trace tells.
+            self.suspect(ctx, effects, &verdict.path);
+        }
+        let noticed = Noticed {
+            host: ctx.host_name(connection.from),
+            path: ctx.path_text(&verdict.path),
+            what: describe_report(level, cause, own),
+            since_ns: found.since_ns,
+            found_ns: found.found_ns,
+            received: ctx.now,
+        };
+        self.measure_active(ctx);
+        let (path, what, starved) = (&noticed.path, noticed.what.as_str(), found.starved);
+        tracing::debug!(%path, %what, starved, "a verdict");
+        if !self.verify(ctx, effects, &verdict, &noticed, found.starved) {
+            self.accept(ctx, effects, verdict, noticed);
+        }
+    }
+
+    /// A pair's paths were learned: what waited for that is looked at again.
+    pub(crate) fn place_again(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, pair: Pair) {
+        let waiting: Vec<_> = self
+            .reports
+            .unplaced
+            .range((pair, 0, HostId(0))..=(pair, u16::MAX, HostId(usize::MAX)))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in waiting {
+            let known =
+                self.ports.traced(pair, key.1).is_some_and(|port| port.leg(key.2 != pair.0).is_some());
+            if !known {
+                continue;
+            }
+            if let Some((at, from, told)) = self.reports.unplaced.remove(&key)
+                && at + UNPLACED_FOR > ctx.now
+                && ctx.sessions.contains_key(&from)
+            {
+                let _ = self.place(ctx, effects, from, key.2, told);
+            }
+        }
+        self.reports.unplaced.retain(|_, (at, _, _)| *at + UNPLACED_FOR > ctx.now);
+    }
+}
+
+fn describe_report(level: CongestionLevel, cause: CongestionCause, own: Rate) -> String {
+    if level == CongestionLevel::None {
+        return "no congestion any more".to_owned();
+    }
+    let cause = match cause {
+        CongestionCause::Own => ", our own",
+        CongestionCause::CrossTraffic => ", by others",
+        CongestionCause::Unknown => "",
+    };
+    format!("{} congestion{cause}, with {own} of ours", level.as_str())
+}

@@ -1,0 +1,132 @@
+//! Probes that wait for an answer, and how long connections are left alone after trains were sent for them.
+
+use crate::state::job::decisions::Noticed;
+use crate::state::output::SessionId;
+use harmonaize_planner::{CongestionReport, Connection, DirectedLink, HostId, Path};
+use harmonaize_units::{Gcra, Quota};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How long a connection is left alone after trains were sent for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Backoff {
+    /// At least.
+    least: Duration,
+    /// After they found somebody; and on average where they find nobody again and again,
+    most: Duration,
+    /// which they may so often before that counts.
+    in_vain: u32,
+}
+
+/// A connection whose path others congest, as its agent says.
+pub(crate) const BACKOFF: Backoff =
+    Backoff { least: Duration::from_millis(250), most: Duration::from_secs(2), in_vain: 1 };
+
+/// The same where the connection is starved: that is seldom said without cause.
+pub(crate) const STARVED_BACKOFF: Backoff =
+    Backoff { least: Duration::from_millis(40), most: Duration::from_millis(500), in_vain: 4 };
+
+/// Questions that are open.
+#[derive(Debug, Default)]
+pub(crate) struct Probes {
+    pub next_probe: u64,
+    pub open: BTreeMap<u64, PendingProbe>,
+    /// Who was asked last about a link: the next time it is another, where there is one as good.
+    pub last: BTreeMap<DirectedLink, HostId>,
+    pub reported: BTreeMap<Connection, Reported>,
+}
+
+/// A probe that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct PendingProbe {
+    pub of: SessionId,
+    pub from: HostId,
+    pub path: Path,
+    pub deadline: Duration,
+    pub verifies: Option<PendingReport>,
+}
+
+/// A verdict that trains are to verify.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingReport {
+    pub report: CongestionReport,
+    pub noticed: Noticed,
+    /// Whether the agent says that the connection is starved, and nobody else of ours takes the rest.
+    pub starved: bool,
+}
+
+/// A connection whose path others are said to congest.
+#[derive(Clone, Debug)]
+pub(crate) struct Reported {
+    pub usual: Pause,
+    pub starved: Pause,
+    pub received_at: Duration,
+    /// That it is starved could not be looked at, for other trains were under way, or until a time.
+    pub waits: Option<(PendingReport, Option<Duration>)>,
+}
+
+/// When trains may be sent for a connection again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pause {
+    pub not_before: Duration,
+    /// What was sent in vain of late.
+    in_vain: Gcra,
+    limits: Backoff,
+}
+
+impl Pause {
+    pub(crate) fn new(now: Duration, limits: Backoff) -> Self {
+        Self { not_before: now, in_vain: Gcra::default(), limits }
+    }
+
+    /// Trains told: where nobody was there too often in a row, it is left alone for longer.
+    pub(crate) fn record_result(&mut self, now: Duration, clean: bool) {
+        let Backoff { least, most, in_vain } = self.limits;
+        if !clean {
+            (self.not_before, self.in_vain) = (now.saturating_add(most), Gcra::default());
+            return;
+        }
+        let quota = Quota { interval: most, burst: in_vain.saturating_add(1) };
+        self.not_before = now.saturating_add(least).max(self.in_vain.charge(now, quota));
+    }
+
+    /// Trains met our own traffic, which has pauses: this belongs to no row.
+    pub(crate) fn record_no_result(&mut self, now: Duration) {
+        self.not_before = now.saturating_add(self.limits.least);
+    }
+}
+
+impl Probes {
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        let waiting = self.reported.values().filter_map(|known| known.waits.as_ref()?.1);
+        self.open.values().map(|asked| asked.deadline).chain(waiting).min()
+    }
+
+    /// Whether a train under way crosses a link of a path, or leaves the same host.
+    pub(crate) fn meets(&self, from: HostId, path: &Path) -> bool {
+        let crosses = |other: &Path| other.links().iter().any(|link| path.links().contains(link));
+        self.open.values().any(|asked| asked.from == from || crosses(&asked.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_in_vain_is_looked_at_less_often_only_after_some_in_a_row() {
+        let ms = Duration::from_millis;
+        let mut pause = Pause::new(ms(0), STARVED_BACKOFF);
+        let mut alone = |now: u64, clean| {
+            pause.record_result(ms(now), clean);
+            (pause.not_before - ms(now)).as_millis()
+        };
+        assert_eq!([0, 40, 80, 120].map(|now| alone(now, true)), [40; 4]);
+        assert_eq!([160, 500, 1000].map(|now| alone(now, true)), [340, 500, 500], "one in half a second");
+        assert_eq!([3000, 3040].map(|now| alone(now, true)), [40; 2], "what was long ago is made up for");
+        assert_eq!(alone(3080, false), 500);
+        assert_eq!([3580, 3620, 3660, 3700].map(|now| alone(now, true)), [40; 4], "it was right meanwhile");
+        pause.record_no_result(ms(5600));
+        assert_eq!(pause.not_before, ms(5640));
+    }
+}

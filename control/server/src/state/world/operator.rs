@@ -1,0 +1,219 @@
+//! What operators decide while control runs: tenants, and what is withdrawn from use. Decided here, stored by
+//! the actor, then in effect.
+
+use crate::state::settings::Settings;
+use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
+use harmonaize_api::is_tenant_name;
+use harmonaize_planner::{Drains, HostId};
+use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What an operator wants changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // each field is named after what it holds
+pub enum Instruction {
+    /// A tenant beside those of the configuration.
+    AddTenant { name: String },
+    /// That tenant is to be gone.
+    RemoveTenant { name: String },
+    /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME in
+    /// nanoseconds; `until_ns` is 0 for a drain.
+    Withdraw { targets: Vec<String>, kind: WithdrawalKind, from_ns: u64, until_ns: u64, reason: String },
+    /// They may carry again.
+    Restore { targets: Vec<String>, kind: WithdrawalKind },
+}
+
+/// What operators have decided.
+#[derive(Debug, Default)]
+pub(crate) struct Operator {
+    /// CLOCK_REALTIME at time 0 of the state.
+    began_ns: u64,
+    /// Tenants beside those of the configuration.
+    added: BTreeMap<String, Tenant>,
+    withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
+    windows: Windows,
+    /// From an earlier start, of communicators that have not come back yet.
+    plans: BTreeMap<u64, Plan>,
+    /// Until when they may.
+    plans_until: Option<Duration>,
+}
+
+impl Operator {
+    /// Takes up what an earlier start left, at time 0; `realtime_ns` is what the clock says then.
+    pub(crate) fn restore(&mut self, settings: &mut Settings, stored: &mut Stored, realtime_ns: u64) {
+        let tenants = std::mem::take(&mut stored.tenants);
+        let configured = &settings.tenants;
+        self.added = tenants.into_iter().filter(|(name, _)| !configured.contains(name)).collect();
+        settings.tenants.extend(self.added.keys().cloned());
+        self.began_ns = realtime_ns;
+        self.withdrawals = std::mem::take(&mut stored.withdrawals);
+        self.plans = std::mem::take(&mut stored.plans);
+        self.plans_until = (!self.plans.is_empty()).then_some(settings.recovery_timeout);
+    }
+
+    /// Returns what must be stored for an instruction to be in effect. `communicators` counts those of a
+    /// tenant.
+    ///
+    /// # Errors
+    /// Why it is not followed; nothing has changed.
+    pub(crate) fn consider(
+        &self,
+        settings: &Settings,
+        now: Duration,
+        instruction: &Instruction,
+        communicators: impl Fn(&str) -> usize,
+    ) -> Result<Vec<Change>, InstructionError> {
+        let clock = self.realtime(now);
+        match instruction {
+            Instruction::AddTenant { name } => add_tenant(settings, clock, name),
+            Instruction::RemoveTenant { name } => self.remove_tenant(settings, name, communicators),
+            Instruction::Withdraw { targets, kind, from_ns, until_ns, reason } => {
+                withdrawals::consider_withdrawal(
+                    &settings.topology,
+                    &self.withdrawals,
+                    clock,
+                    (targets, *kind, (*from_ns, *until_ns), reason),
+                )
+            }
+            Instruction::Restore { targets, kind } => {
+                withdrawals::consider_restoring(&settings.topology, &self.withdrawals, targets, *kind)
+            }
+        }
+    }
+
+    /// Carries out what is stored. Returns the tenant that is gone by it.
+    pub(crate) fn apply(&mut self, settings: &mut Settings, change: &Change) -> Option<String> {
+        match change {
+            Change::Tenant(tenant) if !settings.tenants.contains(&tenant.name) => {
+                settings.tenants.push(tenant.name.clone());
+                self.added.insert(tenant.name.clone(), tenant.clone());
+            }
+            Change::NoTenant(name) if self.added.remove(name).is_some() => {
+                settings.tenants.retain(|known| known != name);
+                return Some(name.clone());
+            }
+            Change::Withdraw(record) => {
+                self.withdrawals.insert((record.target.clone(), record.kind()), record.clone());
+            }
+            Change::Restore(target, kind) => {
+                self.withdrawals.remove(&(target.clone(), *kind));
+            }
+            // Not an operator's, or in effect already.
+            _ => {}
+        }
+        None
+    }
+
+    fn remove_tenant(
+        &self,
+        settings: &Settings,
+        name: &str,
+        communicators: impl Fn(&str) -> usize,
+    ) -> Result<Vec<Change>, InstructionError> {
+        let name = name.to_owned();
+        if !settings.tenants.contains(&name) {
+            return Err(InstructionError::NoTenant(name));
+        }
+        if !self.added.contains_key(&name) {
+            return Err(InstructionError::Configured(name));
+        }
+        match communicators(&name) {
+            0 => Ok(vec![Change::NoTenant(name)]),
+            busy => Err(InstructionError::TenantBusy(name, busy)),
+        }
+    }
+
+    /// Returns what is to carry nothing now.
+    pub(crate) fn withdrawn(&self) -> &Drains {
+        &self.windows.withdrawn
+    }
+
+    /// Returns all withdrawals by target and kind.
+    pub(crate) fn withdrawals(&self) -> &BTreeMap<(String, WithdrawalKind), Withdrawal> {
+        &self.withdrawals
+    }
+
+    /// Returns the record of a tenant that is not the configuration's.
+    pub(crate) fn added_tenant(&self, name: &str) -> Option<&Tenant> {
+        self.added.get(name)
+    }
+
+    /// Returns when a window begins or ends next, or the plans of an earlier start are given up.
+    pub(crate) fn next_timeout(&self) -> Option<Duration> {
+        self.windows.next.into_iter().chain(self.plans_until).min()
+    }
+
+    /// Brings windows into effect that have begun, and ends those that are over. Returns whether a window's
+    /// time had come, and whether other things are withdrawn now.
+    pub(crate) fn update_windows(&mut self, settings: &Settings, now: Duration) -> (bool, bool) {
+        let due = self.windows.next.is_some_and(|at| at <= now);
+        let (drains, next) =
+            withdrawals::in_effect(&settings.topology, self.withdrawals.values(), self.realtime(now));
+        self.windows.next = next.map(|at| self.time(at));
+        let changed = drains != self.windows.withdrawn;
+        self.windows.withdrawn = drains;
+        (due, changed)
+    }
+
+    /// Returns the hosts that are withdrawn, or will be, and since or from when, CLOCK_REALTIME.
+    pub(crate) fn host_withdrawals(&self, settings: &Settings, clock: u64) -> Vec<(HostId, u64)> {
+        withdrawals::hosts(&settings.topology, self.withdrawals.values(), clock)
+    }
+
+    /// Returns what is to be removed from the store of windows that are over: not those that what is
+    /// `waiting` to be stored goes on with.
+    pub(crate) fn expired<'a>(
+        &self,
+        now: Duration,
+        waiting: impl Iterator<Item = &'a Change>,
+    ) -> Vec<Change> {
+        withdrawals::expired(self.withdrawals.values(), self.realtime(now), waiting)
+    }
+
+    /// Returns the plans that an earlier start stored of a communicator.
+    pub(crate) fn stored_plan(&self, id: u64) -> Option<&Plan> {
+        self.plans.get(&id)
+    }
+
+    /// Returns plans of communicators that did not come back in time; they are to be removed.
+    pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+        if self.plans_until.is_none_or(|until| now < until) {
+            return Vec::new();
+        }
+        self.plans_until = None;
+        std::mem::take(&mut self.plans).into_keys().collect()
+    }
+
+    /// CLOCK_REALTIME at a time of the state, as far as nobody has set the clock since.
+    pub(crate) fn realtime(&self, now: Duration) -> u64 {
+        self.began_ns.saturating_add(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// The time of the state that a CLOCK_REALTIME was or will be; 0 where that is before it began.
+    pub(crate) fn time(&self, realtime_ns: u64) -> Duration {
+        Duration::from_nanos(realtime_ns.saturating_sub(self.began_ns))
+    }
+
+    /// Whether a communicator of an earlier start was this tenant's, of this name, and had a part on a host.
+    pub(crate) fn ran(&self, id: u64, tenant: &str, name: &str, host: &str) -> bool {
+        let fits = |plan: &Plan| {
+            plan.tenant == tenant && plan.name == name && plan.hosts.iter().any(|known| known == host)
+        };
+        self.plans.get(&id).is_some_and(fits)
+    }
+}
+
+fn add_tenant(settings: &Settings, added_ns: u64, name: &str) -> Result<Vec<Change>, InstructionError> {
+    let known = &settings.tenants;
+    if !is_tenant_name(name) {
+        return Err(InstructionError::BadName(name.chars().take(80).collect()));
+    }
+    if known.iter().any(|known| known == name) {
+        return Err(InstructionError::TenantThere(name.to_owned()));
+    }
+    if known.len() >= MOST_TENANTS {
+        return Err(InstructionError::TooManyTenants);
+    }
+    Ok(vec![Change::Tenant(Tenant { name: name.to_owned(), added_ns })])
+}

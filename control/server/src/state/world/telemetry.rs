@@ -1,0 +1,205 @@
+//! What agents report of links and operations: taken within bounds, kept, and laid together over agents.
+
+pub(crate) mod check;
+pub(crate) mod merge;
+
+use crate::state::ctx::Ctx;
+use crate::state::effects::Effects;
+use crate::state::job::communicator::Communicator;
+use crate::state::output::SessionId;
+use crate::state::settings::Settings;
+use harmonaize_api::v1::{self, verdict_change::Verdict};
+use harmonaize_planner::HostId;
+use harmonaize_units::{Gcra, Quota};
+use merge::Merging;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Most changes of verdicts that are kept for each host, and for control itself.
+pub(crate) const MOST_CHANGES: usize = 64;
+
+/// Reports that may come at once after a pause.
+const BURST: u32 = 4;
+
+/// Everything that was reported and is kept.
+#[derive(Debug, Default)]
+pub(crate) struct Telemetry {
+    pub hosts: BTreeMap<HostId, AgentReports>,
+    pub communicators: BTreeMap<u64, Merging>,
+    /// Verdicts of control's own.
+    pub changes: VecDeque<(Duration, Verdict)>,
+}
+
+/// What one host's agent said in its session.
+#[derive(Debug, Default)]
+pub(crate) struct AgentReports {
+    pub reports: u64,
+    pub refused: u64,
+    pub dropped: u64,
+    pub refusal: String,
+    /// When the last was taken.
+    pub at: Duration,
+    pub sequence: u64,
+    pub links: Vec<v1::Link>,
+    pub flow_count: u64,
+    pub losses: Option<v1::TelemetryLosses>,
+    pub cost: Option<v1::TelemetryCost>,
+    /// Verdicts that hold.
+    pub stragglers: Vec<v1::Straggler>,
+    pub changes: VecDeque<(Duration, Verdict)>,
+    pub allowance: Gcra,
+    pub measuring: Measuring,
+}
+
+/// What outlives a session: which run of the agent's telemetry was heard of last, and the gaps that it and
+/// those before it had.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measuring {
+    begun_ns: u64,
+    /// Of the runs before, with one for the beginning of each that followed.
+    pub before: u64,
+    /// Of this one.
+    gaps: u64,
+}
+
+impl Measuring {
+    fn take(&mut self, report: &v1::TelemetryReport) {
+        if report.begun_ns != 0 && report.begun_ns != self.begun_ns {
+            if self.begun_ns != 0 {
+                self.before = self.before.saturating_add(self.gaps).saturating_add(1);
+            }
+            self.begun_ns = report.begun_ns;
+        }
+        self.gaps = report.losses.map_or(0, |losses| losses.gaps);
+    }
+}
+
+fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict: Verdict) {
+    if changes.len() >= MOST_CHANGES {
+        changes.pop_front();
+    }
+    changes.push_back((now, verdict));
+}
+
+/// Whom a verdict is about, and why.
+fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
+    (one.communicator, &one.job, one.rank, one.kind)
+}
+
+impl AgentReports {
+    /// Takes the verdicts that hold now, and notes those that are new or over.
+    fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) {
+        for one in &told {
+            let held = self.stragglers.iter().any(|held| about(held) == about(one));
+            if held == (one.ended_ns > 0) {
+                remember(&mut self.changes, now, Verdict::Straggler(one.clone()));
+            }
+        }
+        self.stragglers = told.into_iter().filter(|one| one.ended_ns == 0).collect();
+    }
+}
+
+/// What an agent's report tells of operations.
+#[derive(Debug)]
+pub(crate) struct OperationReports {
+    /// When it was made, by the agent's clock.
+    pub at_ns: u64,
+    /// Those that have ended.
+    pub ended: Vec<v1::Operation>,
+    /// Those that have not.
+    pub open: Vec<v1::Operation>,
+}
+
+impl Telemetry {
+    /// Takes a report in unless something of it is wrong, or it comes faster than it may. Returns what it
+    /// tells of operations.
+    pub(crate) fn report(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        report: v1::TelemetryReport,
+    ) -> Option<OperationReports> {
+        let now = ctx.now;
+        let host = ctx.sessions.get(&from).map(|session| session.host)?;
+        let interval = ctx.settings.telemetry_interval;
+        let heard = self.hosts.entry(host).or_default();
+        let quota = Quota { interval: interval / 2, burst: BURST };
+        if interval.is_zero() || heard.allowance.take(now, quota).is_err() {
+            heard.dropped += 1;
+            let count = heard.dropped;
+            effects.unusual(ctx, host, count, "reports come faster than was asked for");
+            return None;
+        }
+        let verdict = check::report(&report, heard.sequence);
+        if let Err(why) = verdict.and_then(|()| belongs(ctx, from, &report)) {
+            let heard = self.hosts.get_mut(&host)?;
+            heard.refused += 1;
+            heard.refusal.clone_from(&why);
+            let count = heard.refused;
+            effects.unusual(ctx, host, count, &why);
+            return None;
+        }
+        let heard = self.hosts.get_mut(&host)?;
+        heard.reports += 1;
+        heard.measuring.take(&report);
+        (heard.at, heard.sequence) = (now, report.sequence);
+        (heard.links, heard.flow_count) = (report.links, report.flows_known);
+        (heard.losses, heard.cost) = (report.losses, report.cost);
+        for change in report.changes {
+            remember(&mut heard.changes, now, Verdict::Congestion(change));
+        }
+        heard.stragglers(now, report.stragglers);
+        self.communicators.retain(|id, _| ctx.communicators.contains_key(id));
+        Some(OperationReports { at_ns: report.time_ns, ended: report.operations, open: report.open })
+    }
+
+    /// Lays what an agent tells of an operation beside what others do. Returns, once all have told, its bytes
+    /// and the nanoseconds from the last rank's call.
+    pub(crate) fn operation(
+        &mut self,
+        ctx: &Ctx<'_>,
+        from: SessionId,
+        operation: v1::Operation,
+    ) -> Option<(u64, u64)> {
+        let id = operation.communicator;
+        let communicator = ctx.communicators.get(&id)?;
+        let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));
+        let (judged, took) = merging.take(operation, from, &communicator.members);
+        for mut found in judged {
+            found.host = host_of(communicator, found.rank, ctx.settings);
+            remember(&mut self.changes, ctx.now, Verdict::Straggler(found));
+        }
+        took
+    }
+
+    /// A new session of a host begins anew; that measuring did, too, is known by its first report.
+    pub(crate) fn forget(&mut self, host: HostId) {
+        if let Some(heard) = self.hosts.get_mut(&host) {
+            *heard = AgentReports { measuring: heard.measuring, ..AgentReports::default() };
+        }
+    }
+}
+
+/// Whether it tells of the agent's own part alone. What control knows nothing of (any more) is no fault.
+fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Result<(), String> {
+    for operation in report.operations.iter().chain(&report.open) {
+        let Some(known) = ctx.communicators.get(&operation.communicator) else { continue };
+        check::part(operation, from, &known.members)?;
+    }
+    for one in report.stragglers.iter().filter(|one| one.job.is_empty()) {
+        let Some(known) = ctx.communicators.get(&one.communicator) else { continue };
+        let own = known.member_of(from).is_some_and(|member| member.ranks.contains(&one.rank));
+        if !own {
+            return Err(format!("a verdict on rank {}, which is not the agent's", one.rank));
+        }
+    }
+    Ok(())
+}
+
+/// Name of the host that has a rank; empty for none.
+pub(crate) fn host_of(known: &Communicator, rank: u32, settings: &Settings) -> String {
+    let member = known.members.iter().find(|member| member.ranks.contains(&rank));
+    let host = member.and_then(|member| settings.topology.hosts().get(member.host.0));
+    host.map_or_else(String::new, |host| host.name.clone())
+}

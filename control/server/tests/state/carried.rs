@@ -1,0 +1,114 @@
+//! Which links a new epoch has from the one before, and whose ports they are.
+
+use super::fabric::{CrossTraffic, Fabric};
+use super::world::SECOND;
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_server::state::Output;
+use std::collections::{BTreeMap, BTreeSet};
+
+const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+fn formed(seed: u64, paths: u32) -> (Fabric, u64) {
+    let mut fabric = Fabric::new(seed, paths);
+    fabric.run(SECOND * 3);
+    let id = fabric.form("a", "world", &EVERYONE);
+    fabric.run(SECOND * 3);
+    (fabric, id)
+}
+
+fn links(fabric: &Fabric, id: u64) -> BTreeMap<(u32, u32), Vec<u16>> {
+    fabric.epoch(id).links.clone()
+}
+
+/// Ports that are taken are those of the links, each once.
+fn no_port_is_lost(fabric: &Fabric, id: u64) {
+    let known = fabric.communicator(id);
+    let host = |at: u32| known.members[at as usize].host;
+    let current = known.current.as_ref().unwrap();
+    let of_links = current.links.iter().flat_map(|((low, high), ports)| {
+        let first = host(*low).min(host(*high));
+        ports.iter().map(move |port| (first, *port))
+    });
+    let of_links: BTreeSet<_> = of_links.collect();
+    assert_eq!(current.ports.iter().copied().collect::<BTreeSet<_>>(), of_links);
+    assert_eq!(current.ports.len(), of_links.len());
+    assert!(fabric.state.held_ports().is_subset(&of_links), "a port stays taken");
+}
+
+/// By pair: whether each end was told to go on with the link.
+fn reused_links(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
+    let mut told: BTreeMap<_, Vec<bool>> = BTreeMap::new();
+    for output in fabric.state.take_outputs() {
+        let Output::Send(_, to_agent::Message::Change(recipe)) = output else { continue };
+        for peer in &recipe.peers {
+            let (me, other) = (recipe.me, peer.participant);
+            told.entry((me.min(other), me.max(other))).or_default().push(peer.carried);
+            assert_eq!(peer.carried, peer.secret.is_empty() && peer.link.is_empty());
+        }
+    }
+    told
+}
+
+#[test]
+fn the_same_ring_the_other_way_round_needs_no_link() {
+    let (mut fabric, id) = formed(1, 2);
+    let before = links(&fabric, id);
+    let known = fabric.communicator(id);
+    let order = known.current.unwrap().order;
+    let order: Vec<String> =
+        order.iter().rev().map(|at| format!("h{}", known.members[*at as usize].host.0)).collect();
+    let epoch = fabric.state.reorder(fabric.now, id, &order).unwrap();
+    let told = reused_links(&mut fabric);
+    assert_eq!(told.len(), 28);
+    assert!(told.values().all(|ends| *ends == [true, true]), "{told:?}");
+    let sessions: Vec<_> =
+        fabric.communicator(id).members.iter().map(|member| member.session.unwrap()).collect();
+    for session in &sessions {
+        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch });
+        fabric.state.message(fabric.now, *session, prepared.into());
+    }
+    for session in &sessions {
+        let switched = v1::Switched { communicator: id, epoch, first_segment: 7 };
+        fabric.state.message(fabric.now, *session, from_agent::Message::Switched(switched).into());
+    }
+    assert_eq!(fabric.epoch(id).epoch, epoch);
+    assert_eq!(links(&fabric, id), before);
+    no_port_is_lost(&fabric, id);
+}
+
+#[test]
+fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
+    let (mut fabric, id) = formed(2, 1);
+    let before = links(&fabric, id);
+    let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
+    let epoch = fabric.state.reorder(fabric.now, id, &order).unwrap();
+    let session = fabric.session(id, 3);
+    let failed = v1::PrepareFailed { communicator: id, epoch, reason: "no".to_owned() };
+    fabric.state.message(fabric.now, session, from_agent::Message::PrepareFailed(failed).into());
+    assert!(fabric.communicator(id).next.is_none());
+    assert_eq!(links(&fabric, id), before);
+    no_port_is_lost(&fabric, id);
+}
+
+/// Within a rack there is one way: whatever happens on a spine, those links stay.
+#[test]
+fn strangers_on_a_spine_cost_no_link_within_a_rack() {
+    for seed in 0..6 {
+        println!("seed {seed}");
+        let (mut fabric, id) = formed(seed, 1 + seed as u32 % 2);
+        let before = links(&fabric, id);
+        let ways = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
+        let paths = fabric.own_paths(id);
+        let used = ways.iter().find(|link| paths.iter().any(|path| path.links().contains(link)));
+        let link = *used.expect("it leaves the rack");
+        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 700_000_000 });
+        fabric.sample_all();
+        fabric.run(SECOND * 2);
+        let after = links(&fabric, id);
+        let host = |at: u32| fabric.communicator(id).members[at as usize].host.0;
+        let made = after.iter().filter(|(ends, ports)| before[ends] != **ports);
+        let made: Vec<_> = made.map(|(ends, _)| (host(ends.0), host(ends.1))).collect();
+        assert!(made.iter().all(|(low, high)| low / 4 != high / 4), "{made:?}");
+        no_port_is_lost(&fabric, id);
+    }
+}

@@ -1,0 +1,398 @@
+//! Traces, verdicts and probes that are wrong, late, lone or nobody's: what control makes of each.
+
+use super::fabric::two_by_two;
+use super::world::{SECOND, World, hello, settings, settings_of};
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
+use harmonaize_planner::{HostId, LinkId};
+use harmonaize_server::state::testing::MOST_UNKNOWN_HOPS;
+use harmonaize_server::state::{Fact, Output, SessionId};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// An agent that can do everything; what it is asked stays to be looked at.
+fn able(world: &mut World, host: usize) -> SessionId {
+    let abilities = v1::Abilities {
+        trace: true,
+        probe: true,
+        probe_address: format!("10.0.0.{host}:5000"),
+        pace: true,
+        path_verdicts: true,
+        missing: vec!["nothing".to_owned(); 20],
+        ..v1::Abilities::default()
+    };
+    let hello = v1::Hello {
+        listen: format!("10.0.0.{}:4000", host + 1),
+        abilities: Some(abilities),
+        ..hello(host, vec![])
+    };
+    let session = world.hello(hello);
+    let heard = world.received(session);
+    let welcome = heard.iter().find_map(|message| match message {
+        to_agent::Message::Welcome(welcome) => Some(welcome.path_verdicts_per_second),
+        _ => None,
+    });
+    assert_eq!(welcome, Some(100));
+    world.got.entry(session).or_default().extend(heard.into_iter().skip(1));
+    session
+}
+
+/// The questions that a session got about paths; what else it got is dropped.
+fn questions(world: &mut World, session: SessionId) -> Vec<v1::TracePaths> {
+    let heard = world.received(session).into_iter();
+    let asked = heard.filter_map(|message| match message {
+        to_agent::Message::TracePaths(question) => Some(question),
+        _ => None,
+    });
+    asked.collect()
+}
+
+/// Answers a question: each port by the spine that `spine` says, or by none.
+fn answer(
+    world: &mut World,
+    session: SessionId,
+    question: &v1::TracePaths,
+    (leaf, far): (u8, u8),
+    spine: impl Fn(u32) -> Option<u8>,
+) {
+    let path = |ports: &v1::PortPair| {
+        let port = ports.source_port.max(ports.destination_port);
+        let hops = [Some(leaf), spine(port), spine(port).map(|_| far)];
+        let text = |hop: Option<u8>| hop.map_or_else(String::new, |hop| format!("10.64.0.{hop}"));
+        let v1::PortPair { source_port, destination_port } = *ports;
+        v1::TracedPath { source_port, destination_port, hops: hops.into_iter().map(text).collect() }
+    };
+    let paths = question.ports.iter().map(path).collect();
+    let (question, error) = (question.question, String::new());
+    world.send(session, from_agent::Message::PathsTraced(v1::PathsTraced { question, paths, error }));
+}
+
+fn two_racks() -> World {
+    let mut settings = settings_of(&two_by_two());
+    settings.source_ports = Some((20000, 29999));
+    World::new(settings, 5)
+}
+
+/// Even ports go by the first spine, odd ones by the second.
+fn parity(port: u32) -> Option<u8> {
+    Some(3 + (port % 2) as u8)
+}
+
+/// Answers until nobody is asked any more; how many ports were asked about.
+fn answer_traces(
+    world: &mut World,
+    sessions: &[(SessionId, (u8, u8))],
+    spine: &dyn Fn(usize, u32) -> Option<u8>,
+) -> usize {
+    let mut ports = 0;
+    for _ in 0..40 {
+        for (at, (session, ends)) in sessions.iter().enumerate() {
+            for question in questions(world, *session).iter().filter(|question| question.hops == 3) {
+                ports += question.ports.len();
+                answer(world, *session, question, *ends, |port| spine(at, port));
+            }
+        }
+        world.wait(MS * 50);
+    }
+    ports
+}
+
+/// Hosts 0 and 4, of two racks, with a traced pool and a communicator in use.
+fn traced_pair() -> (World, [SessionId; 2], u64) {
+    let mut world = two_racks();
+    let sessions = [0, 4].map(|host| able(&mut world, host));
+    let ends = [(sessions[0], (1, 2)), (sessions[1], (2, 1))];
+    assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 48, "each way of 24 ports, once");
+    let id = world.form(&sessions, "world");
+    assert_eq!(answer_traces(&mut world, &ends, &|_, port| parity(port)), 0, "it has enough");
+    (world, sessions, id)
+}
+
+fn path_count(world: &mut World) -> usize {
+    let ports = world.state.ports_between(HostId(0), HostId(4)).into_iter();
+    ports.filter(|port| port.symmetric).count()
+}
+
+fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
+    let congestion = v1::Congestion {
+        level: CongestionLevel::Mild.into(),
+        cause: CongestionCause::Foreign.into(),
+        own_bits: 400_000_000,
+        ..v1::Congestion::default()
+    };
+    v1::PathCongestion { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
+}
+
+#[test]
+fn agents_that_can_nothing_new_hear_nothing_new() {
+    let mut world = World::new(settings(4), 7);
+    let old: Vec<SessionId> = (0..3).map(|host| world.agent(host)).collect();
+    let able = able(&mut world, 3);
+    assert_eq!(questions(&mut world, able), [], "a way is of use if both ends can tell of it");
+    for (rank, session) in old.iter().chain([&able]).enumerate() {
+        world.join(*session, "world", rank as u32, 4);
+    }
+    for session in &old {
+        assert!(matches!(world.received(*session).as_slice(), [to_agent::Message::Form(_)]));
+    }
+    let communicator = world.state.communicator_ids()[0];
+    for session in old.iter().chain([&able]) {
+        world.send(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 }));
+    }
+    let asked = questions(&mut world, able);
+    assert_eq!(asked.len(), 2, "as many as it may have at a time: {asked:?}");
+    assert!(asked.iter().all(|question| question.ports.len() == 2), "of what is in use: {asked:?}");
+    world.wait(SECOND * 100);
+    for session in old {
+        assert_eq!(world.received(session), [to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 })]);
+    }
+}
+
+#[test]
+fn traced_ports_are_used_the_way_they_lead() {
+    let (mut world, sessions, id) = traced_pair();
+    assert_eq!(path_count(&mut world), 24);
+    let ports: Vec<u16> = world.epoch(id).links.values().flatten().copied().collect();
+    assert_eq!(ports.iter().map(|port| port % 2).sum::<u16>(), 1, "one each way: {ports:?}");
+    assert_eq!(questions(&mut world, sessions[0]).len(), 0, "all is known and fresh");
+    world.wait(SECOND * 21);
+    let asked = questions(&mut world, sessions[0]).remove(0);
+    let mut again: Vec<u16> = asked.ports.iter().map(|ports| ports.source_port as u16).collect();
+    again.sort_unstable();
+    assert_eq!(again, ports, "and what is in use is traced again when it is not");
+}
+
+#[test]
+fn answers_that_nobody_asked_for_change_nothing() {
+    let mut world = two_racks();
+    let [first, second] = [0, 4].map(|host| able(&mut world, host));
+    let asked = questions(&mut world, first).remove(0);
+    answer(&mut world, second, &asked, (1, 2), parity);
+    let there = |world: &World| {
+        let ports = world.state.ports_between(HostId(0), HostId(4)).into_iter();
+        ports.filter(|port| port.traced).count()
+    };
+    assert_eq!(there(&world), 0, "another's question");
+    let mut odd = asked.clone();
+    odd.question = 99;
+    answer(&mut world, first, &odd, (1, 2), parity);
+    assert_eq!(there(&world), 0);
+    // Ports that were not asked for, ports that are none, addresses that are no switch's, and far too many hops.
+    let bad = |source_port: u32, hops: Vec<&str>| v1::TracedPath {
+        source_port,
+        destination_port: 4000,
+        hops: hops.into_iter().map(ToOwned::to_owned).collect(),
+    };
+    let port = asked.ports[0].source_port;
+    let paths = vec![
+        bad(7, vec!["10.64.0.1", "10.64.0.3", "10.64.0.2"]),
+        bad(u32::MAX, vec![]),
+        bad(port, vec!["10.64.0.1", "10.9.9.9", "here"]),
+        bad(port + 1, vec!["10.64.0.1"; 1000]),
+    ];
+    let traced = v1::PathsTraced { question: asked.question, paths, error: String::new() };
+    world.send(first, from_agent::Message::PathsTraced(traced));
+    assert_eq!(there(&world), 0);
+    assert!(world.ended.is_empty(), "it costs no session");
+    let ends = [(first, (1, 2)), (second, (2, 1))];
+    answer_traces(&mut world, &ends, &|_, port| parity(port));
+    assert_eq!(path_count(&mut world), 22, "asked again, it answers well; two ports more are not needed");
+}
+
+#[test]
+fn addresses_that_no_switch_has_are_told_of_once() {
+    let mut world = two_racks();
+    let [first, _] = [0, 4].map(|host| able(&mut world, host));
+    let mut told = Vec::new();
+    for round in 0..3 {
+        for question in questions(&mut world, first) {
+            let path = |(index, ports): (usize, &v1::PortPair)| v1::TracedPath {
+                source_port: ports.source_port,
+                destination_port: ports.destination_port,
+                hops: vec![
+                    "10.9.9.9".to_owned(),
+                    format!("10.8.{round}.{index}"),
+                    format!("10.7.{round}.{index}"),
+                ],
+            };
+            let paths = question.ports.iter().enumerate().map(path).collect();
+            let traced = v1::PathsTraced { question: question.question, paths, error: String::new() };
+            world.state.message(world.now, first, from_agent::Message::PathsTraced(traced).into());
+            for output in world.state.take_outputs() {
+                match output {
+                    Output::Send(to, message) => world.got.entry(to).or_default().push(message),
+                    Output::Fact(Fact::UnknownHop { host, address }) => told.push((host, address)),
+                    _ => {}
+                }
+            }
+        }
+        world.wait(SECOND * 61);
+    }
+    assert_eq!(told.first().unwrap(), &("h0".to_owned(), "10.9.9.9".to_owned()));
+    assert_eq!(told.iter().collect::<BTreeSet<_>>().len(), told.len(), "each once: {told:?}");
+    assert_eq!(told.len(), MOST_UNKNOWN_HOPS, "and no more than are kept in mind");
+}
+
+#[test]
+fn questions_without_an_answer_are_asked_ever_more_seldom() {
+    let mut world = two_racks();
+    let [first, _] = [0, 4].map(|host| able(&mut world, host));
+    let mut asked = 0;
+    for _ in 0..600 {
+        world.wait(SECOND);
+        asked += questions(&mut world, first).len();
+    }
+    assert!((8..=20).contains(&asked), "{asked} questions in ten minutes");
+}
+
+#[test]
+fn a_silent_switch_is_not_a_dead_link() {
+    let (mut world, sessions, _) = traced_pair();
+    world.wait(SECOND * 21);
+    let asked = questions(&mut world, sessions[0]).remove(0);
+    // The spines keep silent, and the far leaf answers.
+    let paths = asked.ports.iter().map(|ports| v1::TracedPath {
+        source_port: ports.source_port,
+        destination_port: ports.destination_port,
+        hops: vec!["10.64.0.1".to_owned(), String::new(), "10.64.0.2".to_owned()],
+    });
+    let traced = v1::PathsTraced { question: asked.question, paths: paths.collect(), error: String::new() };
+    world.send(sessions[0], from_agent::Message::PathsTraced(traced));
+    assert_eq!(path_count(&mut world), 24, "what was known stays");
+    assert!(world.state.failed_links().is_empty());
+}
+
+#[test]
+fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
+    let mut world = two_racks();
+    let sessions = [0, 1, 4].map(|host| able(&mut world, host));
+    let ends = [(sessions[0], (1, 2)), (sessions[1], (1, 2)), (sessions[2], (2, 1))];
+    answer_traces(&mut world, &ends, &|_, port| parity(port));
+    world.wait(SECOND * 301);
+    // The first host says that nothing gets to the first spine; the other two see that it does.
+    let lie = |at: usize, port: u32| parity(port).filter(|spine| at != 0 || *spine != 3);
+    assert!(answer_traces(&mut world, &ends, &lie) > 0);
+    assert!(world.state.failed_links().is_empty());
+    world.wait(SECOND * 301);
+    answer_traces(&mut world, &ends, &|at, port| parity(port).filter(|spine| at == 2 || *spine != 3));
+    let leaf = world.state.settings_mut().topology.switch("leaf0").unwrap();
+    let failed = world.state.failed_links();
+    assert_eq!(failed.len(), 1);
+    let at_leaf =
+        world.state.settings_mut().topology.links_at(harmonaize_planner::Node::Switch(leaf)).to_vec();
+    assert!(failed.iter().all(|link: &LinkId| at_leaf.contains(link)));
+}
+
+#[test]
+fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
+    let (mut world, sessions, id) = traced_pair();
+    let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+    let good = || congestion_report(id, 1, port);
+    let other = able(&mut world, 1);
+    let congestion = |change: &dyn Fn(&mut v1::Congestion)| {
+        let mut told = good();
+        change(told.congestion.as_mut().unwrap());
+        told
+    };
+    let bad = [
+        v1::PathCongestion { congestion: None, ..good() },
+        congestion(&|found| found.ingress = true),
+        congestion(&|found| found.level = 77),
+        congestion(&|found| found.lost_ppm = 2_000_000),
+        congestion(&|found| found.interface = "x".repeat(65)),
+        v1::PathCongestion { peer: 0, ..good() },
+        v1::PathCongestion { peer: 9, ..good() },
+        v1::PathCongestion { epoch: 0, ..good() },
+        v1::PathCongestion { epoch: 7, ..good() },
+        v1::PathCongestion { source_port: 70000, ..good() },
+        v1::PathCongestion { source_port: 9, ..good() },
+        v1::PathCongestion { source_port: 0, ..good() },
+    ];
+    for (count, told) in bad.iter().enumerate() {
+        world.send(sessions[0], from_agent::Message::PathCongestion(told.clone()));
+        assert_eq!(world.state.report_counts("h0"), (0, 0, count as u64 + 1), "{told:?}");
+    }
+    world.send(other, from_agent::Message::PathCongestion(good()));
+    assert_eq!(world.state.report_counts("h1"), (0, 0, 1), "of a communicator of others");
+    assert!(world.state.congested_links().is_empty());
+    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
+    assert_eq!(world.state.report_counts("h0").0, 1, "one that has ended is no fault");
+    assert!(world.ended.is_empty());
+    for _ in 0..1000 {
+        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
+    }
+    let (taken, dropped, _) = world.state.report_counts("h0");
+    assert_eq!((taken, dropped), (100 - 12, 1000 - 100 + 13));
+}
+
+#[test]
+fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
+    let (mut world, sessions, id) = traced_pair();
+    world.state.forget_ports(id);
+    world.wait(SECOND);
+    world.got.clear();
+    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, 40001)));
+    assert_eq!(world.state.report_counts("h0"), (1, 0, 0));
+    assert!(world.state.congested_links().is_empty(), "its way is not known");
+    for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
+        let asked = questions(&mut world, session);
+        let [question] = asked.as_slice() else { panic!("{asked:?}") };
+        assert!(question.ports.iter().any(|ports| ports.source_port.max(ports.destination_port) == 40001));
+        world.wait(MS * 5);
+        answer(&mut world, session, question, ends, parity);
+    }
+    let question = requested_train(&mut world, sessions[0]);
+    assert!(world.state.congested_links().is_empty(), "it is not believed before");
+    train_came(&mut world, sessions[0], question, 600_000_000);
+    assert!(!world.state.congested_links().is_empty(), "and then it is");
+    assert_eq!(suspicions(&world, 0), (1, 0));
+}
+
+/// The question by which an agent was just asked for a train of packets.
+fn requested_train(world: &mut World, session: SessionId) -> u64 {
+    let heard = world.received(session);
+    let asked = heard.iter().find_map(|message| match message {
+        to_agent::Message::ProbePath(asked) => Some(asked.question),
+        _ => None,
+    });
+    asked.unwrap_or_else(|| panic!("a train is to tell: {heard:?}"))
+}
+
+/// All of a train sent at 1 Gbit/s came, at this rate.
+fn train_came(world: &mut World, session: SessionId, question: u64, received_bits: u64) {
+    let (packets_sent, packets_received) = (100, 100);
+    let probed = v1::PathProbed {
+        question,
+        packets_sent,
+        packets_received,
+        sent_bits: 1_000_000_000,
+        received_bits,
+        ..v1::PathProbed::default()
+    };
+    world.send(session, from_agent::Message::PathProbed(probed));
+}
+
+/// What became of the suspicions of a host's agent.
+fn suspicions(world: &World, host: usize) -> (u64, u64) {
+    let told = world.state.telemetry_of(world.now, HostId(host));
+    (told.suspicions_proven, told.suspicions_refuted)
+}
+
+#[test]
+fn suspicions_that_trains_show_to_be_false_are_counted() {
+    let (mut world, sessions, id) = traced_pair();
+    let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
+    for count in 1..=3 {
+        world.got.clear();
+        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, port)));
+        let question = requested_train(&mut world, sessions[0]);
+        train_came(&mut world, sessions[0], question, 990_000_000);
+        assert!(world.state.congested_links().is_empty(), "nobody is in the way");
+        assert_eq!(suspicions(&world, 0), (0, count));
+        world.wait(SECOND * 5);
+    }
+    assert_eq!(suspicions(&world, 1), (0, 0));
+    let explained = world.state.queries(world.now).explain(0, 0);
+    assert_eq!((explained.suspicions_proven, explained.suspicions_refuted), (0, 3));
+}

@@ -1,0 +1,117 @@
+//! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
+
+use super::world::{SECOND, World, hello, settings};
+use harmonaize_api::v1::{self, FailureKind, Phase, to_agent};
+use harmonaize_server::state::SessionId;
+use harmonaize_store::Stored;
+
+/// What the agents of hosts 0 and 1 tell of a communicator of theirs, and what was stored of it.
+fn recovered_state() -> ([v1::Recipe; 2], Stored) {
+    let mut world = World::new(settings(4), 7);
+    let sessions = [0, 1].map(|host| world.agent(host));
+    for (rank, session) in sessions.into_iter().enumerate() {
+        world.join(session, "world", rank as u32, 2);
+    }
+    let recipes = sessions.map(|session| v1::Recipe { peers: vec![], ..world.recipe(session) });
+    world.prepare(&sessions, recipes[0].communicator, 1);
+    let mut stored = Stored::default();
+    stored.apply(&world.state.plan_change(recipes[0].communicator));
+    (recipes, stored)
+}
+
+/// The next start of control.
+fn again(stored: Stored) -> World {
+    let mut world = World::new(settings(4), 8);
+    world.state.restore(stored, 0);
+    world.run_until_quiet();
+    world
+}
+
+/// The same as another agent's, about hosts 2 and 3.
+fn lie(recipe: &v1::Recipe) -> v1::Recipe {
+    let part = |(rank, host): (u32, &str)| v1::Participant { ranks: vec![rank], host: host.to_owned() };
+    v1::Recipe { participants: [(0, "h2"), (1, "h3")].map(part).to_vec(), me: 0, ..recipe.clone() }
+}
+
+/// What an agent was told to let go of since it was looked at.
+fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
+    let heard = world.received(session).into_iter();
+    let ends = heard.filter_map(|message| match message {
+        to_agent::Message::Dissolve(end) => Some((end.communicator, end.kind())),
+        _ => None,
+    });
+    ends.collect()
+}
+
+#[test]
+fn communicators_are_taken_up_only_soon_after_a_start() {
+    let (recipes, stored) = recovered_state();
+    let id = recipes[0].communicator;
+    for stored in [Stored::default(), stored] {
+        let mut world = again(stored.clone());
+        world.wait(SECOND * 28);
+        let session = world.hello(hello(0, vec![recipes[0].clone()]));
+        assert_eq!(let_go(&mut world, session), []);
+        assert_eq!(world.status().communicators.len(), 1);
+        let mut world = again(stored);
+        world.wait(SECOND * 30);
+        let session = world.hello(hello(0, vec![recipes[0].clone()]));
+        assert_eq!(let_go(&mut world, session), [(id, FailureKind::Operator)]);
+        assert_eq!(world.ended, []);
+        assert!(world.status().communicators.is_empty());
+    }
+}
+
+#[test]
+fn a_lie_about_what_runs_ends_no_session_of_others() {
+    let (recipes, stored) = recovered_state();
+    let id = recipes[0].communicator;
+    // Nothing tells who lies: whoever comes second has to let go, and no more.
+    let mut world = again(Stored::default());
+    let liar = world.hello(hello(2, vec![lie(&recipes[0])]));
+    assert_eq!(let_go(&mut world, liar), []);
+    for (host, recipe) in recipes.iter().enumerate() {
+        let session = world.hello(hello(host, vec![recipe.clone()]));
+        assert_eq!(let_go(&mut world, session), [(id, FailureKind::Operator)]);
+    }
+    assert_eq!(world.ended, []);
+    // The store tells.
+    let mut world = again(stored.clone());
+    let liar = world.hello(hello(2, vec![lie(&recipes[0])]));
+    assert_eq!(let_go(&mut world, liar), [(id, FailureKind::Operator)]);
+    for (host, recipe) in recipes.iter().enumerate() {
+        let session = world.hello(hello(host, vec![recipe.clone()]));
+        assert_eq!(let_go(&mut world, session), []);
+    }
+    assert_eq!(world.ended, []);
+    assert_eq!(world.status().communicators[0].phase(), Phase::Running);
+    // Of another tenant or name it is not what was stored either.
+    let others = [
+        v1::Recipe { tenant: "b".to_owned(), ..recipes[0].clone() },
+        v1::Recipe { name: "other".to_owned(), ..recipes[0].clone() },
+    ];
+    for other in others {
+        let mut world = again(stored.clone());
+        let session = world.hello(hello(0, vec![other]));
+        assert_eq!(let_go(&mut world, session), [(id, FailureKind::Operator)]);
+        assert_eq!(world.ended, []);
+    }
+}
+
+#[test]
+fn tenants_have_no_more_than_they_may_after_a_restart() {
+    let (recipes, _) = recovered_state();
+    let mut world = again(Stored::default());
+    let most = settings(4).most_communicators as u64;
+    let alone = |number: u64| v1::Recipe {
+        communicator: recipes[0].communicator + number,
+        name: format!("c{number}"),
+        participants: vec![v1::Participant { ranks: vec![0], host: "h0".to_owned() }],
+        order: vec![0],
+        ..recipes[0].clone()
+    };
+    let session = world.hello(hello(0, (0..most + 2).map(alone).collect()));
+    assert_eq!(let_go(&mut world, session).len(), 2);
+    assert_eq!(world.ended, []);
+    assert_eq!(world.status().communicators.len() as u64, most);
+}

@@ -1,0 +1,588 @@
+//! What control does in each case that an operator or a tenant may meet.
+
+use super::world::{SECOND, World, hello, settings};
+use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
+use harmonaize_server::state::{ReorderError, SessionId};
+use std::time::Duration;
+
+fn world() -> World {
+    World::new(settings(4), 7)
+}
+
+fn refused(world: &mut World, session: SessionId) -> RefusedKind {
+    match world.received(session).as_slice() {
+        [to_agent::Message::Refused(refused)] => refused.kind(),
+        other => panic!("not refused but {other:?}"),
+    }
+}
+
+fn dissolved(world: &mut World, session: SessionId) -> (u64, FailureKind, Vec<u32>) {
+    match world.received(session).as_slice() {
+        [to_agent::Message::Dissolve(end)] => (end.communicator, end.kind(), end.ranks.clone()),
+        other => panic!("not dissolved but {other:?}"),
+    }
+}
+
+fn hosts(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn sessions_that_are_refused() {
+    let mut world = world();
+    let good = || hello(0, vec![]);
+    let first = world.agent(0);
+    let cases = [
+        (v1::Hello { protocol_version: 2, ..good() }, RefusedKind::Version),
+        (v1::Hello { host: "h9".to_owned(), ..good() }, RefusedKind::UnknownHost),
+        (v1::Hello { host: "leaf0".to_owned(), ..good() }, RefusedKind::UnknownHost),
+        (v1::Hello { listen: "here".to_owned(), ..hello(1, vec![]) }, RefusedKind::Protocol),
+        (v1::Hello { listen: "0.0.0.0:1".to_owned(), ..hello(1, vec![]) }, RefusedKind::Protocol),
+        (v1::Hello { listen: "10.0.0.1:0".to_owned(), ..hello(1, vec![]) }, RefusedKind::Protocol),
+        (good(), RefusedKind::HostInUse),
+    ];
+    for (hello, kind) in cases {
+        let session = world.hello(hello);
+        assert_eq!(refused(&mut world, session), kind);
+        assert_eq!(world.ended.pop(), Some(session));
+    }
+    world.gone(first);
+    world.agent(0);
+}
+
+#[test]
+fn a_breach_costs_only_its_session() {
+    let breaches: [&dyn Fn(u64) -> v1::FromAgent; 6] = [
+        &|_| v1::FromAgent { message: None },
+        &|_| from_agent::Message::Hello(hello(0, vec![])).into(),
+        &|id| from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 1 }).into(),
+        &|id| from_agent::Message::Failed(v1::Failed { communicator: id, ..Default::default() }).into(),
+        &|id| from_agent::Message::Closed(v1::Closed { communicator: id }).into(),
+        &|id| from_agent::Message::Leave(v1::Leave { communicator: id, rank: 0, request: 0 }).into(),
+    ];
+    for breach in breaches {
+        let mut world = world();
+        let sessions: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
+        let others = world.form(&sessions[..2], "others");
+        let own = world.form(&sessions[2..], "own");
+        world.state.message(world.now, sessions[3], breach(others));
+        world.run_until_quiet();
+        assert_eq!(refused(&mut world, sessions[3]), RefusedKind::Protocol);
+        assert_eq!(world.ended, [sessions[3]]);
+        assert_eq!(dissolved(&mut world, sessions[2]), (own, FailureKind::RanksLost, vec![1]));
+        assert!(world.got.is_empty(), "{:?}", world.got);
+        assert_eq!(world.status().communicators.len(), 1);
+    }
+    let mut world = world();
+    let stranger = SessionId(99);
+    world.send(stranger, from_agent::Message::Closed(v1::Closed { communicator: 1 }));
+    assert_eq!(refused(&mut world, stranger), RefusedKind::Protocol);
+}
+
+#[test]
+fn forms_when_all_ranks_have_joined() {
+    let mut world = world();
+    let [first, second, third] = [0, 1, 2].map(|host| world.agent(host));
+    for (session, rank) in [(third, 3), (second, 0), (third, 4), (first, 1), (second, 5)] {
+        world.join(session, "world", rank, 6);
+        assert!(world.got.is_empty());
+    }
+    world.join(first, "world", 2, 6);
+    let recipes = [second, first, third].map(|session| world.recipe(session));
+    let parts: Vec<_> =
+        recipes[0].participants.iter().map(|part| (part.host.as_str(), part.ranks.clone())).collect();
+    assert_eq!(parts, [("h1", vec![0, 5]), ("h0", vec![1, 2]), ("h2", vec![3, 4])]);
+    for (me, recipe) in recipes.iter().enumerate() {
+        assert_eq!((recipe.me as usize, recipe.epoch, recipe.tenant.as_str()), (me, 1, "a"));
+        assert_eq!(recipe.participants, recipes[0].participants);
+        // h0 and h2 hang on one leaf.
+        assert_eq!(recipe.order, [0, 1, 2]);
+        assert_eq!(recipe.peers.iter().map(|peer| peer.participant as usize).collect::<Vec<_>>(), {
+            let mut others = vec![0, 1, 2];
+            others.remove(me);
+            others
+        });
+        assert_eq!(recipe.tuning.unwrap().operation_timeout_ns, 30_000_000_000);
+    }
+    let [near, far] = [&recipes[0].peers[1], &recipes[2].peers[0]];
+    assert_eq!((&near.link, &near.secret, &near.source_ports), (&far.link, &far.secret, &far.source_ports));
+    assert_eq!((near.initiate, far.initiate), (true, false));
+    assert_eq!((near.address.as_str(), far.address.as_str()), ("10.0.0.2:4000", "10.0.0.1:4000"));
+    assert_eq!(near.source_ports, [20000, 20001], "the first host in the topology's order connects");
+}
+
+#[test]
+fn joins_that_are_refused() {
+    let mut world = world();
+    let [first, second] = [0, 1].map(|host| world.agent(host));
+    world.join(first, "world", 1, 4);
+    let mut refusal = |tenant: &str, name: &str, rank, ranks| {
+        world.join_as(second, tenant, name, rank, ranks);
+        let refused = world.refusal(second);
+        (refused.kind(), refused.text, refused.ranks)
+    };
+    let kind = |(kind, _, _)| kind;
+    assert_eq!(kind(refusal("c", "world", 0, 4)), JoinRefusedKind::UnknownTenant);
+    assert_eq!(kind(refusal("a", "", 0, 4)), JoinRefusedKind::Invalid);
+    assert_eq!(kind(refusal("a", &"x".repeat(129), 0, 4)), JoinRefusedKind::Invalid);
+    assert_eq!(kind(refusal("a", "a\nb", 0, 4)), JoinRefusedKind::Invalid);
+    assert_eq!(kind(refusal("a", "world", 0, 0)), JoinRefusedKind::Invalid);
+    assert_eq!(kind(refusal("a", "world", 0, 65)), JoinRefusedKind::Invalid);
+    assert_eq!(kind(refusal("a", "world", 0, u32::MAX)), JoinRefusedKind::Invalid);
+    assert_eq!(
+        refusal("a", "world", 4, 4),
+        (JoinRefusedKind::Invalid, "rank 4 lies outside a communicator of 4 ranks".to_owned(), vec![4])
+    );
+    assert_eq!(
+        refusal("a", "world", 1, 4),
+        (
+            JoinRefusedKind::DuplicateRank,
+            "another process is rank 1 of this communicator already".to_owned(),
+            vec![1]
+        )
+    );
+    let text = "rank 2 joins a communicator of 5 ranks, but rank 1 one of 4";
+    assert_eq!(refusal("a", "world", 2, 5), (JoinRefusedKind::SizeMismatch, text.to_owned(), vec![1]));
+    // Another tenant's communicator of the same name is another one.
+    world.join_as(second, "b", "world", 1, 2);
+    assert!(world.got.is_empty());
+}
+
+#[test]
+fn a_tenant_has_only_so_many_communicators() {
+    let mut world = world();
+    let session = world.agent(0);
+    for index in 0..6 {
+        world.join(session, &format!("c{index}"), 0, 1 + index % 2);
+    }
+    world.received(session);
+    world.join(session, "one more", 0, 1);
+    assert_eq!(world.refusal(session).kind(), JoinRefusedKind::Limit);
+    world.join_as(session, "b", "one more", 0, 1);
+    assert!(matches!(world.received(session).as_slice(), [to_agent::Message::Form(_)]));
+}
+
+#[test]
+fn a_rank_that_left_may_join_again() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let old = world.form(&sessions, "world");
+    world.join(sessions[0], "world", 0, 2);
+    assert_eq!(world.refusal(sessions[0]).kind(), JoinRefusedKind::DuplicateRank);
+    world.send(sessions[0], from_agent::Message::Leave(v1::Leave { communicator: old, rank: 0, request: 0 }));
+    world.join(sessions[0], "world", 0, 2);
+    assert!(world.got.is_empty(), "it waits for the other, which is still in the old one");
+    assert_eq!(world.status().communicators[0].phase(), Phase::Leaving);
+    world.got.clear();
+    world.send(sessions[1], from_agent::Message::Closed(v1::Closed { communicator: old }));
+    world.join(sessions[1], "world", 1, 2);
+    let new = world.recipe(sessions[0]).communicator;
+    assert_ne!(new, old);
+    assert_eq!(world.status().errors, 0);
+}
+
+#[test]
+fn late_ranks_are_named() {
+    let mut world = world();
+    let [first, second] = [0, 1].map(|host| world.agent(host));
+    world.join(first, "world", 2, 5);
+    world.wait(SECOND * 30);
+    world.join(second, "world", 0, 5);
+    assert_eq!(world.status().waiting[0].joined, [0, 2]);
+    world.got.clear();
+    assert_eq!(world.state.next_deadline(), Some(SECOND * 61));
+    world.wait(SECOND * 30);
+    for session in [first, second] {
+        let refused = world.refusal(session);
+        assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Timeout, vec![1, 3, 4]));
+        assert_eq!(refused.text, "ranks 1, 3, 4 of 5 have not joined in time");
+    }
+    assert_eq!(world.state.next_deadline(), None);
+}
+
+/// Joins with a rank's own patience; the rank is its session's place.
+fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration) {
+    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
+    let request = super::world::request("a", "world", rank);
+    let timeout_ns = u64::try_from(patience.as_nanos()).unwrap();
+    let join =
+        v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns, budget: None, regroup: None };
+    world.send(session, from_agent::Message::Join(join));
+}
+
+#[test]
+fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
+    let mut world = world();
+    let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
+    let moment = Duration::from_millis(5);
+    for rank in 0..3 {
+        join_for(&mut world, sessions[rank as usize], rank, SECOND * 10);
+        world.wait(moment);
+    }
+    world.wait(SECOND * 10 - moment * 3);
+    for session in &sessions[..3] {
+        let refused = world.refusal(*session);
+        assert_eq!((refused.kind(), refused.ranks), (JoinRefusedKind::Timeout, vec![3]));
+        world.wait(moment);
+    }
+    assert!(world.status().waiting.is_empty());
+}
+
+#[test]
+fn a_rank_that_gave_up_is_named_where_it_alone_was_missing_in_the_end() {
+    let mut world = world();
+    let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
+    for (rank, patience) in [(0, 5), (1, 20), (2, 20)] {
+        join_for(&mut world, sessions[rank as usize], rank, SECOND * patience);
+    }
+    world.wait(SECOND * 5);
+    assert_eq!(world.refusal(sessions[0]).ranks, [3]);
+    join_for(&mut world, sessions[3], 3, SECOND * 20);
+    world.wait(SECOND * 15);
+    assert_eq!(world.refusal(sessions[1]).ranks, [0]);
+    assert_eq!(world.refusal(sessions[2]).ranks, [0]);
+    // It comes back: then it waits, and nobody is said to be missing but those who are.
+    join_for(&mut world, sessions[0], 0, SECOND * 5);
+    world.wait(SECOND * 5);
+    assert_eq!(world.refusal(sessions[0]).ranks, [1, 2]);
+    assert_eq!(world.refusal(sessions[3]).ranks, [1, 2]);
+}
+
+#[test]
+fn withdrawn_and_lost_joins_make_room() {
+    let mut world = world();
+    let [first, second, third] = [0, 1, 2].map(|host| world.agent(host));
+    world.join(first, "world", 0, 2);
+    let request = super::world::request("a", "world", 0);
+    world.send(first, from_agent::Message::Leave(v1::Leave { communicator: 0, rank: 0, request }));
+    world.join(second, "world", 0, 3);
+    world.gone(second);
+    world.join(third, "world", 0, 1);
+    assert_eq!(world.recipe(third).participants.len(), 1);
+}
+
+#[test]
+fn the_end_of_a_session_ends_its_communicators_alone() {
+    let mut world = world();
+    let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
+    let all = world.form(&sessions, "all");
+    let pair = world.form(&sessions[..2], "pair");
+    world.gone(sessions[3]);
+    for session in &sessions[..3] {
+        assert_eq!(dissolved(&mut world, *session), (all, FailureKind::RanksLost, vec![3]));
+    }
+    let status = world.status();
+    assert_eq!(status.communicators.iter().map(|known| known.communicator).collect::<Vec<_>>(), [pair]);
+    assert_eq!(
+        (status.errors, status.recent_errors[0].detail.as_str()),
+        (1, "the session of the agent on `h3` ended")
+    );
+    assert_eq!((status.tenants[0].errors, status.tenants[1].errors), (1, 0));
+}
+
+#[test]
+fn a_failure_is_told_to_the_others() {
+    let mut world = world();
+    let sessions = [0, 1, 2].map(|host| world.agent(host));
+    let id = world.form(&sessions, "world");
+    let failed = v1::Failed {
+        communicator: id,
+        kind: FailureKind::Timeout.into(),
+        ranks: vec![2, 2, 77],
+        detail: "h2 is away".to_owned(),
+    };
+    world.send(sessions[0], from_agent::Message::Failed(failed.clone()));
+    assert_eq!(world.received(sessions[0]), []);
+    for session in &sessions[1..] {
+        assert_eq!(dissolved(&mut world, *session), (id, FailureKind::Timeout, vec![2]));
+    }
+    // The others say so a moment later; that is news of the past.
+    world.send(sessions[1], from_agent::Message::Failed(failed));
+    assert!(world.got.is_empty() && world.ended.is_empty());
+}
+
+#[test]
+fn an_epoch_that_cannot_be_had() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let fail = |communicator, epoch| {
+        from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason: "no".to_owned() })
+    };
+    // The first: the communicator ends.
+    for (rank, session) in sessions.into_iter().enumerate() {
+        world.join(session, "first", rank as u32, 2);
+    }
+    let id = sessions.map(|session| world.recipe(session).communicator)[0];
+    world.send(sessions[1], fail(id, 1));
+    for session in sessions {
+        assert_eq!(dissolved(&mut world, session), (id, FailureKind::Prepare, vec![]));
+    }
+    // A later one: it goes on.
+    let id = world.form(&sessions, "later");
+    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(2));
+    world.run_until_quiet();
+    let changes = sessions.map(|session| world.recipe(session));
+    assert_eq!((changes[0].order.as_slice(), changes[0].epoch), ([1, 0].as_slice(), 2));
+    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Err(ReorderError::UnderWay(2)));
+    world.send(sessions[0], fail(id, 2));
+    for session in sessions {
+        let heard = world.received(session);
+        let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
+        assert_eq!((abandon.epoch, abandon.reason.as_str()), (2, "h0: no"));
+    }
+    let status = world.status();
+    let known = &status.communicators[0];
+    assert_eq!((known.phase(), known.epoch, known.order.as_slice()), (Phase::Running, 1, [0, 1].as_slice()));
+    assert_eq!(known.last_change, "epoch 2 was given up: h0: no");
+    world.got.clear();
+    // Nobody prepares in time.
+    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(3));
+    world.run_until_quiet();
+    sessions.iter().for_each(|session| drop(world.recipe(*session)));
+    world.send(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
+    world.wait(SECOND * 10);
+    let heard = world.received(sessions[0]);
+    let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
+    assert_eq!(abandon.reason, "not prepared in time by h0");
+}
+
+#[test]
+fn an_epoch_is_current_when_all_use_it() {
+    let mut world = world();
+    let sessions = [0, 1, 2].map(|host| world.agent(host));
+    let id = world.form(&sessions, "world");
+    let order = ["h2", "h0", "h1"];
+    assert_eq!(world.state.reorder(world.now, id, &hosts(&order)), Ok(2));
+    world.run_until_quiet();
+    sessions.iter().for_each(|session| drop(world.recipe(*session)));
+    world.prepare(&sessions, id, 2);
+    let switched =
+        |epoch| from_agent::Message::Switched(v1::Switched { communicator: id, epoch, first_segment: 1 });
+    for session in &sessions[..2] {
+        world.send(*session, switched(2));
+    }
+    let known = world.status().communicators.remove(0);
+    assert_eq!((known.phase(), known.epoch, known.next_epoch), (Phase::Changing, 1, 2));
+    world.send(sessions[2], switched(2));
+    let known = world.status().communicators.remove(0);
+    assert_eq!((known.phase(), known.epoch, known.next_epoch), (Phase::Running, 2, 0));
+    assert_eq!(known.order, [2, 0, 1]);
+}
+
+#[test]
+fn orders_that_are_refused() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let id = world.form(&sessions, "world");
+    let mut reorder = |id, names: &[&str]| match world.state.reorder(world.now, id, &hosts(names)) {
+        Err(error) => error.to_string(),
+        Ok(epoch) => panic!("epoch {epoch}"),
+    };
+    assert_eq!(reorder(id + 1, &["h0", "h1"]), "no such communicator; it may have ended");
+    assert_eq!(reorder(id, &["h0", "h2"]), "`h2` has no part in it; the communicator's hosts are h0, h1");
+    assert_eq!(reorder(id, &["h0", "h0"]), "`h0` stands twice; the communicator's hosts are h0, h1");
+    assert_eq!(reorder(id, &["h0"]), "1 hosts are given, not 2; the communicator's hosts are h0, h1");
+    world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: id }));
+    let refused = world.state.reorder(world.now, id, &hosts(&["h0", "h1"]));
+    assert_eq!(refused, Err(ReorderError::NotRunning("ranks have left")));
+}
+
+#[test]
+fn an_operator_ends_a_communicator() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let id = world.form(&sessions, "world");
+    assert!(world.state.dissolve(world.now, id, "maintenance"));
+    world.run_until_quiet();
+    for session in sessions {
+        assert_eq!(dissolved(&mut world, session), (id, FailureKind::Operator, vec![]));
+    }
+    assert!(!world.state.dissolve(world.now, id, "again"));
+    assert_eq!(world.status().errors, 0, "a wish is no error");
+}
+
+#[test]
+fn communicators_outlive_control() {
+    let mut before = world();
+    let sessions = [0, 1].map(|host| before.agent(host));
+    for (rank, session) in sessions.into_iter().enumerate() {
+        before.join(session, "world", rank as u32, 2);
+    }
+    let recipes = sessions.map(|session| before.recipe(session));
+    let id = recipes[0].communicator;
+    let back = |world: &mut World, host: usize, running: &[v1::Recipe]| {
+        let session = world.hello(hello(host, running.to_vec()));
+        let mut heard = world.received(session);
+        assert!(matches!(heard.remove(0), to_agent::Message::Welcome(_)));
+        (session, heard)
+    };
+    let ready = to_agent::Message::Ready(v1::Ready { communicator: id, epoch: 1 });
+
+    // Both come back.
+    let mut after = World::new(settings(4), 8);
+    let (first, heard) = back(&mut after, 0, &recipes[..1]);
+    assert_eq!(heard, []);
+    assert_eq!(after.status().communicators[0].phase(), Phase::Recovering);
+    after.got.clear();
+    let (_, heard) = back(&mut after, 1, &recipes[1..]);
+    assert_eq!((heard, after.received(first)), (vec![ready.clone()], vec![ready]));
+    assert_eq!(
+        after.state.reorder(after.now, id, &hosts(&["h1", "h0"])),
+        Ok(3),
+        "2 may have been handed out"
+    );
+
+    // One does not, in time.
+    let mut after = World::new(settings(4), 8);
+    let (first, _) = back(&mut after, 0, &recipes[..1]);
+    after.wait(SECOND * 30);
+    assert_eq!(dissolved(&mut after, first), (id, FailureKind::RanksLost, vec![1]));
+
+    // One comes back without it.
+    let mut after = World::new(settings(4), 8);
+    let (first, _) = back(&mut after, 0, &recipes[..1]);
+    after.agent(1);
+    assert_eq!(dissolved(&mut after, first), (id, FailureKind::RanksLost, vec![1]));
+    // The end is remembered.
+    after.gone(first);
+    let (_, heard) = back(&mut after, 0, &recipes[..1]);
+    assert!(matches!(heard.as_slice(), [to_agent::Message::Dissolve(_)]), "{heard:?}");
+
+    // The same control, which ended it when the session broke.
+    before.gone(sessions[0]);
+    assert_eq!(dissolved(&mut before, sessions[1]).0, id);
+    let (_, heard) = back(&mut before, 0, &recipes[..1]);
+    assert!(matches!(heard.as_slice(), [to_agent::Message::Dissolve(_)]), "{heard:?}");
+}
+
+#[test]
+fn senseless_recoveries_are_breaches() {
+    let mut before = world();
+    let session = before.agent(0);
+    before.join(session, "world", 0, 1);
+    let good = before.recipe(session);
+    type Damage = fn(&mut v1::Recipe);
+    let damages: [Damage; 7] = [
+        |recipe| recipe.epoch = 0,
+        |recipe| recipe.me = 1,
+        |recipe| recipe.order = vec![0, 0],
+        |recipe| recipe.order.clear(),
+        |recipe| recipe.participants.clear(),
+        |recipe| recipe.participants[0].ranks = vec![1],
+        |recipe| recipe.participants[0].ranks.clear(),
+    ];
+    for damage in damages {
+        let mut recipe = good.clone();
+        damage(&mut recipe);
+        let mut after = World::new(settings(4), 8);
+        let session = after.hello(hello(0, vec![recipe]));
+        assert_eq!(after.ended, [session]);
+        assert!(after.status().communicators.is_empty());
+    }
+    // Another host's part, or the same twice.
+    for (host, running) in [(1, vec![good.clone()]), (0, vec![good.clone(), good.clone()])] {
+        let mut after = World::new(settings(4), 8);
+        let session = after.hello(hello(host, running));
+        assert_eq!(after.ended, [session]);
+    }
+}
+
+#[test]
+fn status_says_whom_operations_wait_for() {
+    let mut world = world();
+    let sessions = [0, 1, 2].map(|host| world.agent(host));
+    let id = world.form(&sessions, "world");
+    let asked = world.state.ask_status(world.now, SECOND);
+    world.run_until_quiet();
+    let operation = |operation, waiting_for: &[u32], age_ns| v1::OperationReport {
+        operation,
+        what: "barrier()".to_owned(),
+        waiting_for: waiting_for.to_vec(),
+        age_ns,
+    };
+    let reports = [
+        (3, vec![operation(3, &[], 10), operation(4, &[2], 5)]),
+        (3, vec![operation(3, &[], 12)]),
+        (4, vec![]),
+    ];
+    for (session, (operations_completed, in_flight)) in sessions.into_iter().zip(reports) {
+        assert!(world.status.is_empty(), "answered before all have");
+        let own = v1::CommunicatorReport {
+            communicator: id,
+            operations_completed,
+            in_flight,
+            bytes_sent: 100,
+            ..Default::default()
+        };
+        let report = v1::Report { id: asked, communicators: vec![own], ..Default::default() };
+        world.send(session, from_agent::Message::Report(report));
+    }
+    let status = world.status.pop().unwrap();
+    let known = &status.communicators[0];
+    assert_eq!(known.in_flight, [operation(3, &[], 12), operation(4, &[1, 2], 5)]);
+    assert_eq!((known.operations_completed, known.bytes_sent), (3, 300));
+    assert!(status.agents[..3].iter().all(|agent| agent.connected && agent.report.is_some()));
+    assert!(!status.agents[3].connected);
+}
+
+#[test]
+fn what_an_agent_says_at_length_is_cut() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let communicator = world.form(&sessions, "world");
+    let asked = world.state.ask_status(world.now, SECOND);
+    world.run_until_quiet();
+    let operation = v1::OperationReport {
+        what: "x\n".repeat(1 << 12),
+        waiting_for: vec![0; 1 << 12],
+        ..v1::OperationReport::default()
+    };
+    let own = v1::CommunicatorReport {
+        communicator,
+        in_flight: vec![operation; 300],
+        ..v1::CommunicatorReport::default()
+    };
+    let communicators = vec![own];
+    let report = v1::Report { id: asked, communicators, ..v1::Report::default() };
+    world.send(sessions[0], from_agent::Message::Report(report));
+    world.wait(SECOND);
+    let status = world.status.pop().unwrap();
+    let kept = &status.agents[0].report.as_ref().unwrap().communicators[0].in_flight;
+    assert_eq!((kept.len(), kept[0].what.len(), kept[0].waiting_for.len()), (256, 256, 64));
+    world.got.clear();
+
+    let detail = "y".repeat(1 << 20);
+    let failed = v1::Failed { communicator, detail, ..v1::Failed::default() };
+    world.send(sessions[0], from_agent::Message::Failed(failed));
+    match world.received(sessions[1]).as_slice() {
+        [to_agent::Message::Dissolve(end)] => assert_eq!(end.reason, "y".repeat(500)),
+        other => panic!("not dissolved but {other:?}"),
+    }
+}
+
+#[test]
+fn what_planning_takes_is_no_pause_between_plans() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    world.form(&sessions, "world");
+    let plans = |world: &mut World, at: Duration| {
+        world.state.plan_now(world.now + at);
+        world.state.queries(Duration::ZERO).decision_counts().plans
+    };
+    let before = plans(&mut world, SECOND);
+    world.state.finished(world.now + SECOND * 4);
+    assert_eq!(plans(&mut world, SECOND * 4), before);
+    assert_eq!(plans(&mut world, SECOND * 5), before + 1);
+}
+
+#[test]
+fn agents_are_told_when_control_goes() {
+    let mut world = world();
+    let sessions = [0, 1].map(|host| world.agent(host));
+    world.form(&sessions, "world");
+    world.state.shut_down();
+    world.run_until_quiet();
+    for session in sessions {
+        assert_eq!(refused(&mut world, session), RefusedKind::Shutdown);
+    }
+}

@@ -1,0 +1,499 @@
+//! Periodic jobs on one spine in virtual time: they compute, then share the spine fairly; agents tell of their operations, and wait for
+//! their turns.
+
+use super::fabric::{CrossTraffic, Fabric};
+use super::world::SECOND;
+use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_planner::{DirectedLink, HostId, LinkId};
+use harmonaize_server::state::{Fact, Instruction};
+use harmonaize_store::WithdrawalKind;
+use rand::RngExt;
+use std::time::Duration;
+
+/// Some moment of CLOCK_REALTIME.
+const REAL: u64 = 1_763_755_542_000_000_000;
+
+/// How finely time goes, in milliseconds.
+const TICK: f64 = 0.5;
+
+/// How long a message takes between an agent and control, in milliseconds.
+const MESSAGE: f64 = 1.0;
+
+/// A job of one rank on each of four hosts. Times in milliseconds.
+pub(super) struct Job {
+    pub(super) id: u64,
+    leader: usize,
+    computes: f64,
+    /// By how much of it that varies.
+    varies: f64,
+    /// How long it communicates where the spine is its own.
+    alone: f64,
+    quiet: f64,
+    remaining: f64,
+    began: f64,
+    /// How it takes turns, and until when its operation waits.
+    turns: Option<v1::Turns>,
+    waits: Option<f64>,
+    /// The turn that is not over.
+    turn: Option<u64>,
+    /// Its agent never says that a turn is over, or so much later.
+    never_ends: bool,
+    ends_late: f64,
+    /// It tells of operations that take so much longer.
+    lies: f64,
+    /// On the way to its agent and to control, and when it is there.
+    received: Vec<(f64, to_agent::Message)>,
+    sent: Vec<(f64, from_agent::Message)>,
+    /// Beginnings and ends of its iterations' communication.
+    done: Vec<(f64, f64)>,
+    notified: usize,
+    reports: u64,
+    /// How long it has run.
+    clock: f64,
+}
+
+impl Job {
+    /// Computes and communicates for so long, the first time after `starts`.
+    fn on(fabric: &mut Fabric, leader: usize, computes: f64, alone: f64, starts: f64) -> Self {
+        Self::of("a", fabric, leader, (computes, alone, starts))
+    }
+
+    /// The same of that tenant, called after its first host.
+    pub(super) fn of(
+        tenant: &str,
+        fabric: &mut Fabric,
+        leader: usize,
+        (computes, alone, starts): (f64, f64, f64),
+    ) -> Self {
+        let hosts = [leader, leader + 1, leader + 4, leader + 5];
+        let id = fabric.form(tenant, &format!("job{leader}"), &hosts);
+        Self {
+            id,
+            leader,
+            computes,
+            varies: 0.01,
+            alone,
+            quiet: starts,
+            remaining: 0.0,
+            began: 0.0,
+            turns: None,
+            waits: None,
+            turn: None,
+            never_ends: false,
+            ends_late: 0.0,
+            lies: 0.0,
+            received: Vec::new(),
+            sent: Vec::new(),
+            done: Vec::new(),
+            notified: 0,
+            reports: 0,
+            clock: 0.0,
+        }
+    }
+
+    /// What arrives: at its agent, and from there at control.
+    fn exchange(&mut self, fabric: &mut Fabric, now: f64) {
+        while self.received.first().is_some_and(|(at, _)| *at <= now) {
+            match self.received.remove(0).1 {
+                to_agent::Message::Turns(turns) => {
+                    self.turns = Some(turns).filter(|turns| turns.patience_ns > 0)
+                }
+                to_agent::Message::TurnGiven(given) if self.turn == Some(given.turn) => self.waits = None,
+                _ => {}
+            }
+        }
+        self.waits = self.waits.filter(|until| *until > now && self.turns.is_some());
+        while self.sent.first().is_some_and(|(at, _)| *at <= now) {
+            let session = fabric.state.session_of(HostId(self.leader)).unwrap();
+            fabric.state.message(fabric.now, session, self.sent.remove(0).1.into());
+            fabric.run_until_quiet();
+        }
+    }
+
+    /// Calls an operation, and asks for its turn where it takes turns.
+    fn call(&mut self, now: f64) {
+        // The call comes when it comes; what it waits for is nobody's business.
+        (self.began, self.remaining) = (now, self.alone);
+        self.quiet = 0.0;
+        if let Some(turns) = self.turns {
+            let turn = self.done.len() as u64;
+            self.waits = Some(now + turns.patience_ns as f64 / 1e6);
+            self.turn = Some(turn);
+            let wanted = v1::TurnWanted { communicator: self.id, turn };
+            self.sent.push((now + MESSAGE, from_agent::Message::TurnWanted(wanted)));
+        }
+    }
+
+    fn ends(&mut self, now: f64, varied: f64) {
+        self.done.push((self.began, now));
+        self.quiet = self.computes * varied;
+        if let Some(turn) = self.turn.take().filter(|_| !self.never_ends) {
+            let done = v1::TurnDone { communicator: self.id, turn };
+            self.sent.push((now + MESSAGE + self.ends_late, from_agent::Message::TurnDone(done)));
+        }
+    }
+
+    fn communicates(&self) -> bool {
+        self.remaining > 0.0 && self.quiet <= 0.0 && self.waits.is_none()
+    }
+
+    fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
+        let at = |time: f64| REAL + (time * 1e6) as u64;
+        let timing = v1::RankTiming {
+            rank: 0,
+            called_ns: at(began),
+            ended_ns: at(ended + self.lies),
+            failed: false,
+            ..Default::default()
+        };
+        v1::Operation {
+            communicator: self.id,
+            operation: number as u64,
+            bytes: self.bytes(),
+            ranks: vec![timing],
+            whole: true,
+            ..v1::Operation::default()
+        }
+    }
+
+    /// Of an operation: 2(n-1)/n of them cross each link of 1 Gbit/s.
+    pub(super) fn bytes(&self) -> u64 {
+        ((self.alone + self.lies) * 1e6 / 12.0) as u64
+    }
+
+    fn report(&mut self, fabric: &mut Fabric) {
+        self.reports += 1;
+        let new = self.done.iter().enumerate().skip(self.notified);
+        let operations = new.map(|(number, times)| self.operation(number, *times)).collect();
+        self.notified = self.done.len();
+        let report = v1::TelemetryReport { sequence: self.reports, operations, ..Default::default() };
+        let session = fabric.state.session_of(HostId(self.leader)).unwrap();
+        fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(report).into());
+        fabric.run_until_quiet();
+    }
+
+    /// How many iterations it has done.
+    pub(super) fn done(&self) -> usize {
+        self.done.len()
+    }
+
+    /// The mean iteration from one moment to another.
+    pub(super) fn iteration(&self, from: f64, to: f64) -> f64 {
+        let ends: Vec<f64> =
+            self.done.iter().map(|(_, ended)| *ended).filter(|at| (from..to).contains(at)).collect();
+        (ends[ends.len() - 1] - ends[0]) / (ends.len() - 1) as f64
+    }
+}
+
+/// All that can be on the first spine alone.
+pub(super) fn one_spine(seed: u64) -> Fabric {
+    let mut fabric = Fabric::new(seed, 1);
+    fabric.state.settings_mut().telemetry_interval = SECOND;
+    fabric.run(SECOND * 3);
+    let (targets, kind) = (vec!["spine1".to_owned()], WithdrawalKind::Drain);
+    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
+    let changes = fabric.state.consider(fabric.now, &drain).unwrap();
+    fabric.state.apply_stored(fabric.now, &changes);
+    fabric.run_until_quiet();
+    fabric
+}
+
+/// Lets the jobs run for so many seconds.
+pub(super) fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
+    let ticks = (f64::from(seconds) * 1e3 / TICK) as u64;
+    let began = fabric.now;
+    let before = jobs.iter().map(|job| job.clock).fold(0.0, f64::max);
+    for tick in 0..ticks {
+        let passed = tick as f64 * TICK;
+        let now = before + passed;
+        fabric.run((began + Duration::from_secs_f64(passed / 1e3)).saturating_sub(fabric.now));
+        jobs.iter_mut().for_each(|job| job.exchange(fabric, now));
+        for message in fabric.tenants.others.drain(..) {
+            let id = match &message {
+                to_agent::Message::Turns(turns) => turns.communicator,
+                to_agent::Message::TurnGiven(given) => given.communicator,
+                _ => continue,
+            };
+            let job = jobs.iter_mut().find(|job| job.id == id).unwrap();
+            job.received.push((now + MESSAGE, message));
+        }
+        jobs.iter_mut().filter(|job| job.remaining <= 0.0 && job.quiet <= 0.0).for_each(|job| job.call(now));
+        let sharing = jobs.iter().filter(|job| job.communicates()).count() as f64;
+        for job in jobs.iter_mut() {
+            if job.communicates() {
+                job.remaining -= TICK / sharing;
+                if job.remaining <= 0.0 {
+                    job.ends(now + TICK, 1.0 + fabric.rng.random_range(-job.varies..=job.varies));
+                }
+            } else if job.waits.is_none() {
+                job.quiet -= TICK;
+            }
+            // Agents report at moments of their own.
+            if (tick + 700 * job.leader as u64).is_multiple_of((1e3 / TICK) as u64) {
+                job.report(fabric);
+            }
+        }
+    }
+    jobs.iter_mut().for_each(|job| job.clock = before + f64::from(seconds) * 1e3);
+}
+
+/// When communicators began to take turns, and when they no longer did.
+pub(super) fn groups(fabric: &Fabric) -> (Vec<Duration>, Vec<(Duration, String)>) {
+    let begun = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::TakesTurns { .. }));
+    let over = fabric.facts.iter().filter_map(|(at, fact)| match fact {
+        Fact::TurnsOver { why, .. } => Some((*at, why.clone())),
+        _ => None,
+    });
+    (begun.map(|(at, _)| *at).collect(), over.collect())
+}
+
+fn job_mean(jobs: &[Job]) -> f64 {
+    jobs.iter().map(|job| job.iteration(5_000.0, f64::MAX)).sum::<f64>() / jobs.len() as f64
+}
+
+/// The mean iteration of jobs that compute and communicate for so long, the first on hosts from 0 on, after the first 15 s of 90.
+fn course(seed: u64, turns: bool, times: &[(f64, f64)], varies: f64) -> (Vec<f64>, Fabric) {
+    let mut fabric = one_spine(seed);
+    fabric.state.settings_mut().turns = turns;
+    let mut jobs = Vec::new();
+    for (index, (computes, alone)) in times.iter().enumerate() {
+        let starts = fabric.rng.random_range(0.0..*computes);
+        jobs.push(Job::on(
+            &mut fabric,
+            if times.len() > 2 { index } else { 2 * index },
+            *computes,
+            *alone,
+            starts,
+        ));
+    }
+    jobs.iter_mut().for_each(|job| job.varies = varies);
+    run(&mut fabric, &mut jobs, 90);
+    (jobs.iter().map(|job| job.iteration(15_000.0, 90_000.0)).collect(), fabric)
+}
+
+/// What turns gain each of those jobs: with fair sharing, with turns, as means over seeds.
+fn gains(times: &[(f64, f64)], varies: f64) -> Vec<f64> {
+    let seeds = 5;
+    let mut sums = vec![(0.0, 0.0); times.len()];
+    for seed in 0..seeds {
+        let ((fair, _), (given, fabric)) =
+            (course(seed, false, times, varies), course(seed, true, times, varies));
+        let (begun, over) = groups(&fabric);
+        eprintln!(
+            "seed {seed}, varies {varies}: {fair:.1?} ms fairly, {given:.1?} with turns; {begun:?} {over:?}"
+        );
+        for ((all_fair, all_given), (fair, given)) in sums.iter_mut().zip(fair.iter().zip(&given)) {
+            *all_fair += fair;
+            *all_given += given;
+        }
+    }
+    let gains: Vec<f64> = sums.iter().map(|(fair, given)| fair / given).collect();
+    eprintln!("{times:?}, varies {varies}: gains {gains:.3?}");
+    gains
+}
+
+#[test]
+fn two_jobs_that_begin_together_soon_take_turns() {
+    for seed in 0..6 {
+        let mut fabric = one_spine(seed);
+        let late = fabric.rng.random_range(0.0..10.0);
+        let mut jobs = [0, 2].map(|leader| {
+            let starts = if leader == 0 { 10.0 } else { 10.0 + late };
+            Job::on(&mut fabric, leader, 60.0, 60.0, starts)
+        });
+        let from = fabric.now;
+        run(&mut fabric, &mut jobs, 60);
+        let (begun, over) = groups(&fabric);
+        // Five iterations of 180 ms, and a report of each.
+        assert!(begun.iter().all(|at| *at < from + 3 * SECOND), "seed {seed}: {begun:?} from {from:?} on");
+        for job in &jobs {
+            let (first, last) = (job.iteration(0.0, 1_500.0), job.iteration(15_000.0, 60_000.0));
+            eprintln!(
+                "seed {seed}: {first:.1} ms an iteration, then {last:.1}; turns from {begun:?}, over {over:?}"
+            );
+            assert!(first > 165.0 && first / last > 1.35, "seed {seed}: {first} then {last}");
+            let words = fabric.state.queries(Duration::ZERO).plans(job.id).unwrap().plans[0].turns.clone();
+            assert!(words.starts_with("takes turns with a/job"), "{words}");
+        }
+        assert!(begun.len() == 2 && over.is_empty(), "seed {seed}: {begun:?} {over:?}");
+    }
+}
+
+#[test]
+fn iterations_are_shorter_with_turns_than_shared_fairly() {
+    for varies in [0.02, 0.1] {
+        let two = gains(&[(60.0, 60.0), (60.0, 60.0)], varies);
+        assert!(two.iter().all(|gain| *gain > 1.2), "{two:?}");
+    }
+    let three = gains(&[(90.0, 40.0), (90.0, 40.0), (90.0, 40.0)], 0.02);
+    assert!(three.iter().all(|gain| *gain > 1.1), "{three:?}");
+    let double = gains(&[(140.0, 60.0), (70.0, 30.0)], 0.02);
+    assert!(double.iter().all(|gain| *gain > 1.0), "{double:?}");
+}
+
+#[test]
+fn who_takes_turns_already_is_left_alone() {
+    for seed in 0..4 {
+        let mut fabric = one_spine(seed);
+        let mut jobs =
+            [(0, 10.0), (2, 80.0)].map(|(leader, starts)| Job::on(&mut fabric, leader, 80.0, 50.0, starts));
+        jobs.iter_mut().for_each(|job| job.varies = 0.0);
+        run(&mut fabric, &mut jobs, 30);
+        assert_eq!(groups(&fabric), (Vec::new(), Vec::new()), "seed {seed}");
+        assert!((job_mean(&jobs) - 130.0).abs() < 2.0, "seed {seed}");
+    }
+}
+
+#[test]
+fn what_has_no_rhythm_or_no_room_takes_no_turns() {
+    for (computes, alone, varies) in [(60.0, 40.0, 0.9), (2.0, 60.0, 0.0)] {
+        let mut fabric = one_spine(1);
+        let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, computes, alone, 10.0));
+        jobs.iter_mut().for_each(|job| job.varies = varies);
+        run(&mut fabric, &mut jobs, 30);
+        let (begun, _) = groups(&fabric);
+        assert!(begun.is_empty(), "{computes} {alone}: {begun:?}");
+    }
+}
+
+/// One never says that its turn is over: the other loses little before it is left out, and then as much as by sharing fairly.
+#[test]
+fn who_never_ends_its_turn_is_left_out() {
+    for seed in 0..4 {
+        let mut fabric = one_spine(seed);
+        let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+        jobs[1].never_ends = true;
+        run(&mut fabric, &mut jobs, 30);
+        let (begun, over) = groups(&fabric);
+        assert!(
+            begun.len() >= 2 && over.iter().any(|(_, why)| why.contains("much longer")),
+            "seed {seed}: {over:?}"
+        );
+        let worst = jobs[0].done.iter().map(|(began, ended)| ended - began).fold(0.0, f64::max);
+        let mean = jobs[0].iteration(5_000.0, 30_000.0);
+        eprintln!(
+            "seed {seed}: {mean:.1} ms an iteration, its longest operation {worst:.1} ms; {begun:?} {over:?}"
+        );
+        // Twice what it takes alone, and 10 ms; then its own, and messages.
+        assert!(worst < 130.0 + 120.0 + 5.0 * MESSAGE && mean < 185.0, "seed {seed}: {worst} {mean}");
+    }
+}
+
+/// Jobs find each other's queues and take them for strangers', for what they get: turns are given all the same.
+#[test]
+fn what_looks_like_strangers_keeps_nobody_from_turns() {
+    for seed in 0..4 {
+        let mut fabric = one_spine(seed);
+        let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+        // Next to nothing seems to be left of the way to one of the second job's hosts.
+        let link = DirectedLink { link: LinkId(2), forward: false };
+        fabric.cross_traffic.insert(0, CrossTraffic { link, bits: 875_000_000 });
+        run(&mut fabric, &mut jobs, 20);
+        assert!(fabric.state.congested_links().contains(&link), "seed {seed}");
+        let (begun, over) = groups(&fabric);
+        assert!(begun.len() == 2 && over.is_empty(), "seed {seed}: {begun:?} {over:?}");
+        assert!(job_mean(&jobs) < 135.0, "seed {seed}");
+    }
+}
+
+/// An agent tells of operations that take far longer than they do, and keeps its turns for as long: the other is soon rid of it.
+#[test]
+fn who_lies_about_its_turns_costs_others_little() {
+    for seed in 0..4 {
+        let mut fabric = one_spine(seed);
+        let mut jobs = [(0, 60.0, 60.0), (2, 470.0, 10.0)]
+            .map(|(leader, computes, alone)| Job::on(&mut fabric, leader, computes, alone, 10.0));
+        (jobs[1].lies, jobs[1].ends_late) = (400.0, 390.0);
+        run(&mut fabric, &mut jobs, 60);
+        let (begun, over) = groups(&fabric);
+        let worst = jobs[0].done.iter().map(|(began, ended)| ended - began).fold(0.0, f64::max);
+        let mean = jobs[0].iteration(5_000.0, 60_000.0);
+        eprintln!(
+            "seed {seed}: {mean:.1} ms an iteration, its longest operation {worst:.1} ms; {begun:?} {over:?}"
+        );
+        assert!(over.iter().any(|(_, why)| why.contains("would wait less")), "seed {seed}: {over:?}");
+        assert!(worst < 130.0 + 70.0 + 5.0 * MESSAGE && mean < 135.0, "seed {seed}: {worst} {mean}");
+    }
+}
+
+/// An agent asks for turns, and says that they are over, as fast as it can: it is heard so often, and is left out; the other loses nothing.
+#[test]
+fn who_floods_with_turns_is_heard_no_more_than_it_may_be_and_left_out() {
+    let mut fabric = one_spine(1);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 20);
+    assert_eq!(groups(&fabric).0.len(), 2);
+    fabric.tenants.others.clear();
+    for turn in 0..50_000 {
+        // Its own, which nobody asked for, and one that is not there.
+        for communicator in [jobs[1].id, 77] {
+            let wanted = v1::TurnWanted { communicator, turn };
+            fabric.ask(2, from_agent::Message::TurnWanted(wanted));
+            fabric.ask(2, from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
+        }
+    }
+    assert!(fabric.tenants.others.len() < 2100, "{} answers", fabric.tenants.others.len());
+    let heard = fabric.state.telemetry_of(fabric.now, HostId(2));
+    assert_eq!(heard.turns_dropped, 200_000 - 2000);
+    assert_eq!(fabric.state.telemetry_of(fabric.now, HostId(0)).turns_dropped, 0);
+    let noted = |fact: &Fact| matches!(fact, Fact::TelemetryRefused { host, .. } if host == "h2");
+    let noted = fabric.facts.iter().filter(|(_, fact)| noted(fact)).count();
+    assert!((1..=18).contains(&noted), "{noted} lines");
+    let (_, over) = groups(&fabric);
+    assert!(over.iter().any(|(_, why)| why.contains("faster than it may")), "{over:?}");
+    run(&mut fabric, &mut jobs, 20);
+    assert!(jobs[0].iteration(22_000.0, 40_000.0) < 185.0, "as by sharing fairly");
+}
+
+/// Where one is busy for most of the time, the other's short operations lose less by sharing than by waiting.
+#[test]
+fn short_operations_do_not_wait_for_long_ones() {
+    let gains = gains(&[(80.0, 400.0), (60.0, 60.0)], 0.02);
+    assert!(gains.iter().all(|gain| *gain > 0.95), "{gains:?}");
+}
+
+#[test]
+fn turns_end_with_what_made_them_pay() {
+    // One computes much longer from now on, at times of no period; the other goes on alone; then a communicator ends.
+    let mut fabric = one_spine(3);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 20);
+    assert_eq!(groups(&fabric).0.len(), 2);
+    (jobs[1].computes, jobs[1].varies) = (400.0, 0.9);
+    run(&mut fabric, &mut jobs, 40);
+    let (_, over) = groups(&fabric);
+    assert!(over.len() == 2 && over.iter().all(|(_, why)| why.contains("nothing is gained")), "{over:?}");
+    assert!(!fabric.state.takes_turns());
+    let alone = jobs[0].iteration(55_000.0, 60_000.0);
+    assert!(alone < 150.0, "{alone}");
+}
+
+#[test]
+fn what_is_promised_is_left_alone() {
+    let mut fabric = one_spine(2);
+    let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
+    run(&mut fabric, &mut jobs, 1);
+    let wanted = harmonaize_abi::session::Constraints::new().min_busbw(1_000_000);
+    fabric.negotiate("a", "job2", Some(&wanted)).unwrap().unwrap();
+    run(&mut fabric, &mut jobs, 20);
+    assert!(groups(&fabric).0.is_empty());
+}
+
+/// Three whose busy parts do not fit into their period always wait, which makes nobody a straggler; two that fit do not.
+#[test]
+fn an_operation_that_waited_long_says_nothing_of_ranks_and_links() {
+    for (count, waits) in [(3, true), (2, false)] {
+        let mut fabric = one_spine(1);
+        let hosts = |job: usize| if count > 2 { job } else { 2 * job };
+        let mut jobs: Vec<Job> =
+            (0..count).map(|job| Job::on(&mut fabric, hosts(job), 60.0, 60.0, 10.0)).collect();
+        run(&mut fabric, &mut jobs, 40);
+        assert_eq!(groups(&fabric).0.len(), count);
+        for job in &jobs {
+            let number = job.done.len() - 1;
+            let told = job.operation(number, job.done[number]);
+            assert_eq!(fabric.state.was_delayed(&told), waits, "{:?}", job.done[number]);
+            assert!(job.iteration(20_000.0, 40_000.0) < 60.0 * count as f64 + 10.0);
+        }
+    }
+}
