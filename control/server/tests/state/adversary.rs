@@ -3,15 +3,15 @@
 //! could find out by itself, and one that is told what the provider knows.
 
 mod evidence;
+mod experiment;
 mod guess;
 mod using;
-mod world;
 
 use evidence::together;
+use experiment::{Cause, RANKS, Seen, Strategy, watch};
 use guess::{Judge, adjusted_rand, area, cluster};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use world::{Cause, RANKS, Seen, Strategy, watch};
 
 /// The ways of being told, each alone.
 const METHODS: [By; 9] = [

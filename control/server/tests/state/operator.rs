@@ -1,6 +1,6 @@
 //! Instructions of operators: what is refused and why, what is in effect when, and what a restart finds again.
 
-use super::world::{SECOND, World, hello, settings};
+use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
 use harmonaize_server::state::{Instruction, InstructionError, SessionId};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
@@ -249,11 +249,6 @@ fn maintenance_begins_and_ends_by_itself() {
     assert_eq!(*kept.world.state.withdrawn(), harmonaize_planner::Drains::default());
 }
 
-/// The recipe as an agent tells of it in Hello.
-fn running(recipe: &v1::Recipe) -> v1::Recipe {
-    v1::Recipe { peers: vec![], ..recipe.clone() }
-}
-
 fn ports(recipe: &v1::Recipe) -> Vec<u32> {
     recipe.peers.iter().flat_map(|peer| peer.source_ports.clone()).collect()
 }
@@ -262,18 +257,13 @@ fn ports(recipe: &v1::Recipe) -> Vec<u32> {
 fn a_restart_finds_ports_and_numbers_again() {
     let mut kept = StoreLog::new();
     let sessions: Vec<SessionId> = (0..2).map(|host| kept.world.agent(host)).collect();
-    for (rank, session) in sessions.iter().enumerate() {
-        kept.world.join(*session, "world", rank as u32, 2);
-    }
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| kept.world.recipe(*session)).collect();
+    let recipes = kept.world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let id = recipes[0].communicator;
     assert_eq!(id >> 32, 1000, "the first start of a store has the number that it was given");
     kept.world.prepare(&sessions, id, 1);
     kept.keep_plan(id);
     // A change that agents prepare, and that control does not live to see in use.
-    let order = ["h1", "h0"].map(str::to_owned);
-    assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(2));
-    kept.world.run_until_quiet();
+    assert_eq!(kept.world.reorder(id, &["h1", "h0"]), Ok(2));
     kept.keep_plan(id);
     let plan = &kept.stored.plans[&id];
     assert_eq!((plan.next_epoch, plan.hosts.join(" ").as_str()), (3, "h0 h1"));
@@ -282,7 +272,7 @@ fn a_restart_finds_ports_and_numbers_again() {
     let mut kept = kept.again();
     let mut agents = Vec::new();
     for (host, recipe) in recipes.iter().enumerate() {
-        agents.push(kept.world.hello(hello(host, vec![running(recipe)])));
+        agents.push(kept.world.hello(hello(host, running(recipe))));
     }
     for agent in &agents {
         let heard = kept.world.received(*agent);
@@ -304,7 +294,7 @@ fn a_restart_finds_ports_and_numbers_again() {
     );
     // No epoch's number is given twice.
     kept.world.received(agents[1]);
-    assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(3));
+    assert_eq!(kept.world.reorder(id, &["h1", "h0"]), Ok(3));
 }
 
 #[test]

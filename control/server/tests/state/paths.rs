@@ -40,12 +40,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
 
 /// The questions that a session got about paths; what else it got is dropped.
 fn questions(world: &mut World, session: SessionId) -> Vec<v1::TracePaths> {
-    let heard = world.received(session).into_iter();
-    let asked = heard.filter_map(|message| match message {
-        to_agent::Message::TracePaths(question) => Some(question),
-        _ => None,
-    });
-    asked.collect()
+    every!(world.received(session), TracePaths)
 }
 
 /// Answers a question: each port by the spine that `spine` says, or by none.
@@ -351,12 +346,7 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
 
 /// The question by which an agent was just asked for a train of packets.
 fn requested_train(world: &mut World, session: SessionId) -> u64 {
-    let heard = world.received(session);
-    let asked = heard.iter().find_map(|message| match message {
-        to_agent::Message::ProbePath(asked) => Some(asked.question),
-        _ => None,
-    });
-    asked.unwrap_or_else(|| panic!("a train is to tell: {heard:?}"))
+    every!(world.received(session), ProbePath)[0].question
 }
 
 /// All of a train sent at 1 Gbit/s came, at this rate.

@@ -26,7 +26,7 @@ fn fail(world: &mut World, sessions: &[SessionId; 2], communicator: u64) {
     let kind = FailureKind::Timeout.into();
     let failed = v1::Failed { communicator, kind, ranks: vec![], detail: "late".to_owned() };
     world.send(sessions[0], from_agent::Message::Failed(failed));
-    sessions.iter().for_each(|session| drop(world.received(*session)));
+    world.ignore(sessions);
 }
 
 fn ask(world: &mut World, session: SessionId, name: &str, (communicator, member): (u64, u32)) {

@@ -1,7 +1,7 @@
 //! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
 
-use super::world::{SECOND, World, hello, settings};
-use harmonaize_api::v1::{self, FailureKind, Phase, to_agent};
+use super::world::{SECOND, World, hello, join_of, running, settings};
+use harmonaize_api::v1::{self, FailureKind, Phase};
 use harmonaize_server::state::SessionId;
 use harmonaize_store::Stored;
 
@@ -9,10 +9,8 @@ use harmonaize_store::Stored;
 fn recovered_state() -> ([v1::Recipe; 2], Stored) {
     let mut world = World::new(settings(4), 7);
     let sessions = [0, 1].map(|host| world.agent(host));
-    for (rank, session) in sessions.into_iter().enumerate() {
-        world.join(session, "world", rank as u32, 2);
-    }
-    let recipes = sessions.map(|session| v1::Recipe { peers: vec![], ..world.recipe(session) });
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
+    let recipes = [0, 1].map(|at: usize| running(&recipes[at]).remove(0));
     world.prepare(&sessions, recipes[0].communicator, 1);
     let mut stored = Stored::default();
     stored.apply(&world.state.plan_change(recipes[0].communicator));
@@ -35,12 +33,8 @@ fn lie(recipe: &v1::Recipe) -> v1::Recipe {
 
 /// What an agent was told to let go of since it was looked at.
 fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
-    let heard = world.received(session).into_iter();
-    let ends = heard.filter_map(|message| match message {
-        to_agent::Message::Dissolve(end) => Some((end.communicator, end.kind())),
-        _ => None,
-    });
-    ends.collect()
+    let ends = every!(world.received(session), Dissolve).into_iter();
+    ends.map(|end| (end.communicator, end.kind())).collect()
 }
 
 #[test]

@@ -2,11 +2,10 @@
 //! their turns.
 
 use super::fabric::{CrossTraffic, Fabric};
-use super::world::SECOND;
+use super::world::{SECOND, operation};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, LinkId};
-use harmonaize_server::state::{Fact, Instruction};
-use harmonaize_store::WithdrawalKind;
+use harmonaize_server::state::Fact;
 use rand::RngExt;
 use std::time::Duration;
 
@@ -105,8 +104,7 @@ impl Job {
         self.waits = self.waits.filter(|until| *until > now && self.turns.is_some());
         while self.sent.first().is_some_and(|(at, _)| *at <= now) {
             let session = fabric.state.session_of(HostId(self.leader)).unwrap();
-            fabric.state.message(fabric.now, session, self.sent.remove(0).1.into());
-            fabric.run_until_quiet();
+            fabric.send(session, self.sent.remove(0).1);
         }
     }
 
@@ -139,21 +137,8 @@ impl Job {
 
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
         let at = |time: f64| REAL + (time * 1e6) as u64;
-        let timing = v1::RankTiming {
-            rank: 0,
-            called_ns: at(began),
-            ended_ns: at(ended + self.lies),
-            failed: false,
-            ..Default::default()
-        };
-        v1::Operation {
-            communicator: self.id,
-            operation: number as u64,
-            bytes: self.bytes(),
-            ranks: vec![timing],
-            whole: true,
-            ..v1::Operation::default()
-        }
+        let times = (at(began), at(ended + self.lies));
+        v1::Operation { whole: true, ..operation(self.id, number as u64, self.bytes(), 0, times) }
     }
 
     /// Of an operation: 2(n-1)/n of them cross each link of 1 Gbit/s.
@@ -168,8 +153,7 @@ impl Job {
         self.notified = self.done.len();
         let report = v1::TelemetryReport { sequence: self.reports, operations, ..Default::default() };
         let session = fabric.state.session_of(HostId(self.leader)).unwrap();
-        fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(report).into());
-        fabric.run_until_quiet();
+        fabric.send(session, from_agent::Message::Telemetry(report));
     }
 
     /// How many iterations it has done.
@@ -190,11 +174,7 @@ pub(super) fn one_spine(seed: u64) -> Fabric {
     let mut fabric = Fabric::new(seed, 1);
     fabric.state.settings_mut().telemetry_interval = SECOND;
     fabric.run(SECOND * 3);
-    let (targets, kind) = (vec!["spine1".to_owned()], WithdrawalKind::Drain);
-    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
-    let changes = fabric.state.consider(fabric.now, &drain).unwrap();
-    fabric.state.apply_stored(fabric.now, &changes);
-    fabric.run_until_quiet();
+    fabric.drain("spine1");
     fabric
 }
 
