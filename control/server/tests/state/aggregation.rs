@@ -69,7 +69,7 @@ pub(super) fn plan(world: &World, id: u64) -> v1::PlanStatus {
 }
 
 #[test]
-fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
+fn each_worker_has_its_own_key() {
     let mut world = World::new(settings(4), 1);
     let agg = world.hello(aggregator(&[]));
     only!(world.received(agg), Welcome);
@@ -105,7 +105,7 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
 }
 
 #[test]
-fn who_comes_later_has_as_large_a_window_as_who_came_first() {
+fn later_communicators_have_as_large_a_window() {
     let mut settings = settings(4);
     settings.terms.insert("b".to_owned(), Terms::default());
     let mut world = World::new(settings, 3);
@@ -122,7 +122,7 @@ fn who_comes_later_has_as_large_a_window_as_who_came_first() {
 }
 
 #[test]
-fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of_them() {
+fn packets_go_over_rdma_where_all_ends_can() {
     let port = v1::DatagramPort { gid: vec![1; 16], number: 17, key: 5, bytes: 1024 };
     let all = [Some(4096), Some(1024), Some(768), Some(2048)];
     let none = [Some(4096), None, Some(768), Some(2048)];
@@ -151,7 +151,7 @@ fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of
 }
 
 #[test]
-fn who_has_none_goes_by_the_hosts_and_is_told_why() {
+fn hosts_sum_without_an_aggregator_and_learn_why() {
     type Case = (&'static str, fn(&mut Settings), bool, bool);
     let cases: [Case; 3] = [
         (
@@ -191,7 +191,7 @@ fn who_has_none_goes_by_the_hosts_and_is_told_why() {
 }
 
 #[test]
-fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_disturbs_nobody() {
+fn aggregators_come_and_go_without_disturbance() {
     let mut world = World::new(settings(4), 3);
     let sessions = world.connect((0..4).map(|host| able(host, vec![])));
     let id = world.form(&sessions, "world");
@@ -220,7 +220,7 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
 }
 
 #[test]
-fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
+fn a_refused_grant_is_requested_again_later() {
     let mut world = World::new(settings(4), 4);
     let agg = world.hello(aggregator(&[]));
     let sessions = world.connect((0..4).map(|host| able(host, vec![])));
@@ -258,7 +258,7 @@ fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
 }
 
 #[test]
-fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch() {
+fn an_aggregator_that_moved_brings_another_epoch() {
     let over_rdma = |number| {
         let mut hello = aggregator(&[]);
         let port = v1::DatagramPort { gid: vec![1; 16], number, key: 5, bytes: 4096 };
@@ -296,7 +296,7 @@ fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch(
 }
 
 #[test]
-fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_another_epoch() {
+fn aggregator_and_control_restart_brings_another_epoch() {
     // Whether it still serves what it did when it first says so to the new control.
     for named in [true, false] {
         let mut world = World::new(settings(4), 5);
@@ -328,7 +328,7 @@ fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_anothe
 }
 
 #[test]
-fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
+fn a_restart_restores_grants_and_revokes_unknown_ones() {
     let mut world = World::new(settings(4), 5);
     let agg = world.hello(aggregator(&[]));
     let sessions = world.connect((0..4).map(|host| able(host, vec![])));
@@ -352,7 +352,7 @@ fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
 }
 
 #[test]
-fn hellos_without_sense_and_words_of_others_are_refused() {
+fn senseless_hellos_and_foreign_messages_are_refused() {
     let mut world = World::new(settings(4), 7);
     let good = || aggregator(&[]);
     let broken = |change: fn(&mut v1::Aggregator)| {
@@ -435,7 +435,7 @@ fn codes_are_summed_where_the_budget_lets_them() {
 
 /// Four bits by the hosts' own codes take as long: then nobody else is needed.
 #[test]
-fn an_aggregator_of_codes_must_be_faster_than_the_hosts_codes() {
+fn an_aggregator_of_codes_must_beat_the_hosts() {
     let mut world = World::new(settings(4), 5);
     let agg = world.hello(aggregator(&[]));
     let sessions = world.connect((0..4).map(|host| {

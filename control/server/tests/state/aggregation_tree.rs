@@ -41,7 +41,7 @@ fn granted(world: &mut World, machines: [SessionId; 3]) -> [v1::GrantAggregation
 }
 
 #[test]
-fn each_is_told_its_own_and_those_below_whom_they_are_to_the_one_above() {
+fn each_aggregator_has_its_grant_and_its_parent() {
     let mut world = World::new(settings(), 1);
     let machines = machines(&mut world);
     let sessions = world.connect((0..4).map(|host| able(host, vec![])));
@@ -86,7 +86,7 @@ fn each_is_told_its_own_and_those_below_whom_they_are_to_the_one_above() {
 }
 
 #[test]
-fn where_one_refuses_the_others_are_let_go_and_hosts_sum() {
+fn one_refusal_revokes_all_and_hosts_sum() {
     for refuses in 0..3 {
         let mut world = World::new(settings(), 2);
         let machines = machines(&mut world);
@@ -109,7 +109,7 @@ fn where_one_refuses_the_others_are_let_go_and_hosts_sum() {
 }
 
 #[test]
-fn any_that_starts_again_is_told_its_own_again_and_nobody_else_hears_of_it() {
+fn a_restarted_aggregator_alone_gets_its_grant_again() {
     let mut world = World::new(settings(), 3);
     let mut machines = machines(&mut world);
     let sessions = world.connect((0..4).map(|host| able(host, vec![])));

@@ -52,7 +52,7 @@ pub(super) fn broken_clauses(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<
 }
 
 #[test]
-fn what_is_promised_is_stored_and_then_in_every_plan() {
+fn a_promise_is_stored_and_in_every_plan() {
     // All three share the link of host 0 with one another, or of host 4.
     let (mut fabric, ids) = formed(1, &[("a", &[0, 4]), ("b", &[0, 4])]);
     assert_eq!(fabric.agreement("a", "c0").number, 0);
@@ -121,7 +121,7 @@ fn regrouped(fabric: &mut Fabric, id: u64, name: &str, members: &[(usize, u32)])
 }
 
 #[test]
-fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
+fn an_agreement_passes_to_the_successor_at_once() {
     let (mut fabric, ids) = formed(8, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     let wanted = Constraints::new().min_busbw(60 * MB).weight(2);
     let before = agreed(fabric.negotiate("a", "c0", Some(&wanted)));
@@ -137,7 +137,7 @@ fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
 }
 
 #[test]
-fn an_agreement_goes_over_from_one_that_ended_or_ends_with_a_word_and_an_offer() {
+fn an_agreement_passes_on_or_ends_countered() {
     for narrower in [false, true] {
         let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[1, 5])]);
         let wanted = Constraints::new().min_busbw(60 * MB);
@@ -186,7 +186,7 @@ fn a_weight_is_a_share() {
 }
 
 #[test]
-fn more_than_there_is_left_comes_back_as_what_is() {
+fn too_much_is_countered_with_the_rest() {
     let (mut fabric, ids) = formed(3, &[("a", &[0, 4]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().min_busbw(80 * MB))));
     let wanted = Constraints::new().min_busbw(60 * MB);
@@ -205,7 +205,7 @@ fn more_than_there_is_left_comes_back_as_what_is() {
 }
 
 #[test]
-fn what_needs_others_to_move_is_promised_and_they_do() {
+fn others_move_for_a_promise() {
     // Three pairs across two spines: two share one, whichever they are.
     let (mut fabric, ids) = formed(4, &[("b", &[1, 5]), ("b", &[2, 6]), ("a", &[0, 4])]);
     for (tenant, name) in [("b", "c0"), ("b", "c1"), ("a", "c2")] {
@@ -247,7 +247,7 @@ fn the_operator_bounds_weights() {
 }
 
 #[test]
-fn who_asks_for_nonsense_or_of_others_is_told_so() {
+fn senseless_and_foreign_proposals_are_refused() {
     let (mut fabric, _) = formed(6, &[("a", &[0, 4])]);
     let low = Constraints::new().priority(Priority::Low).min_busbw(MB);
     let (reasons, counter) = refused(fabric.negotiate("a", "c0", Some(&low)));
@@ -312,7 +312,7 @@ fn what_cannot_be_stored_is_not_promised() {
 }
 
 #[test]
-fn what_goes_over_to_another_communicator_is_stored_at_once_and_with_its_plan() {
+fn a_passed_agreement_is_stored_with_its_plan() {
     let (mut fabric, ids) = formed(14, &[("a", &[0, 4]), ("a", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(2))));
     fabric.state.pass_agreement(fabric.now, ids[0], ids[1]);
@@ -327,7 +327,7 @@ fn what_goes_over_to_another_communicator_is_stored_at_once_and_with_its_plan() 
 }
 
 #[test]
-fn what_the_fabric_cannot_give_any_more_is_told_and_that_it_can_again() {
+fn a_breach_and_its_end_are_reported() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4]), ("b", &[1, 5])]);
     let wanted = Constraints::new().min_busbw(80 * MB);
     agreed(fabric.negotiate("a", "c0", Some(&wanted)));
@@ -349,7 +349,7 @@ fn what_the_fabric_cannot_give_any_more_is_told_and_that_it_can_again() {
 }
 
 #[test]
-fn a_budget_that_is_agreed_on_holds_for_all_ranks() {
+fn an_agreed_budget_holds_for_all_ranks() {
     let (mut fabric, ids) = formed(11, &[("a", &[0, 1])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().budget(Budget::MatchBf16))));
     fabric.run(SECOND * 3);
@@ -430,7 +430,7 @@ fn fits(demands: &[((usize, usize), f64)]) -> bool {
 }
 
 #[test]
-fn of_what_an_exact_planner_could_keep_four_fifths_are_promised_and_never_more() {
+fn four_fifths_of_what_is_feasible_are_promised() {
     use rand::{RngExt, SeedableRng, seq::SliceRandom};
     let (mut feasible, mut accepted, mut impossible) = (0, 0, 0);
     for seed in 0..40_u64 {

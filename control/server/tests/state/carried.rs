@@ -40,7 +40,7 @@ fn reused_links(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
 }
 
 #[test]
-fn the_same_ring_the_other_way_round_needs_no_link() {
+fn a_reversed_ring_needs_no_new_link() {
     let (mut fabric, id) = Fabric::formed(1, 2, &EVERYONE);
     let before = links(&fabric, id);
     let known = fabric.communicator(id);
@@ -67,7 +67,7 @@ fn the_same_ring_the_other_way_round_needs_no_link() {
 }
 
 #[test]
-fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
+fn an_abandoned_change_keeps_the_ports_in_use() {
     let (mut fabric, id) = Fabric::formed(2, 1, &EVERYONE);
     let before = links(&fabric, id);
     let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
@@ -82,7 +82,7 @@ fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
 
 /// Within a rack there is one way: whatever happens on a spine, those links stay.
 #[test]
-fn strangers_on_a_spine_cost_no_link_within_a_rack() {
+fn cross_traffic_on_a_spine_keeps_rack_links() {
     for seed in 0..6 {
         println!("seed {seed}");
         let (mut fabric, id) = Fabric::formed(seed, 1 + seed as u32 % 2, &EVERYONE);

@@ -58,7 +58,7 @@ fn paths_are_known_before_they_are_needed() {
 }
 
 #[test]
-fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
+fn a_verified_report_changes_the_plan_at_once() {
     for seed in 0..8 {
         let (mut fabric, id) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, id);
@@ -82,7 +82,7 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
 }
 
 #[test]
-fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ended() {
+fn reports_after_false_ones_are_verified_later() {
     for seed in 0..8 {
         let (mut fabric, id) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, id);
@@ -104,7 +104,7 @@ fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ende
 }
 
 #[test]
-fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
+fn hours_of_cross_traffic_bring_no_flapping() {
     for seed in 0..2 {
         eprintln!("seed {seed}");
         let (mut fabric, ids) = quarters(seed);
@@ -151,7 +151,7 @@ fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
 }
 
 #[test]
-fn a_flow_that_comes_and_goes_fast_does_not_make_plans_flap() {
+fn a_fast_intermittent_flow_brings_no_flapping() {
     for seed in 0..2 {
         let (mut fabric, ids) = quarters(seed);
         let link = fabric.link("leaf0", "spine0");
@@ -176,7 +176,7 @@ fn a_flow_that_comes_and_goes_fast_does_not_make_plans_flap() {
 }
 
 #[test]
-fn a_liar_moves_nobody_but_those_it_has_a_part_in() {
+fn a_liar_moves_its_own_communicators_alone() {
     for seed in 0..2 {
         eprintln!("seed {seed}");
         let (mut fabric, [own, others]) = halves(seed);
@@ -199,7 +199,7 @@ fn a_liar_moves_nobody_but_those_it_has_a_part_in() {
 }
 
 #[test]
-fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
+fn a_death_in_mid_change_costs_one_communicator() {
     for seed in 0..4 {
         let (mut fabric, own) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, own);
@@ -225,7 +225,7 @@ fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
 }
 
 #[test]
-fn an_agent_that_does_not_prepare_holds_changes_off_ever_longer() {
+fn an_unprepared_agent_delays_changes_ever_longer() {
     let (mut fabric, id) = Fabric::formed(3, 1, &EVERYONE);
     fabric.deaf(2, true);
     let link = uplink(&fabric, id);
@@ -241,7 +241,7 @@ fn an_agent_that_does_not_prepare_holds_changes_off_ever_longer() {
 }
 
 #[test]
-fn a_spine_that_dies_is_left_and_comes_back() {
+fn a_dead_spine_is_left_and_comes_back() {
     for seed in 0..4 {
         let (mut fabric, [first, second]) = halves(seed);
         let idle = slowdown(&mut fabric);
@@ -278,7 +278,7 @@ fn traced_over(fabric: &Fabric, spine: &str) -> u64 {
 }
 
 #[test]
-fn a_fabric_that_is_known_is_left_in_peace() {
+fn a_known_fabric_is_rarely_traced() {
     for seed in 0..4 {
         let mut fabric = Fabric::traced(seed, 2);
         let first = fabric.traced;

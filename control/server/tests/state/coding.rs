@@ -45,7 +45,7 @@ fn plan(fabric: &Fabric, id: u64) -> v1::PlanStatus {
 }
 
 #[test]
-fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
+fn a_slow_fabric_compresses_within_the_budget() {
     for (budget, codec, most) in [
         (None, "exact", None),
         (bound(1e-6), "fp16", Some(1e-6)),
@@ -115,7 +115,7 @@ fn ranks_must_name_the_same_budget() {
 }
 
 #[test]
-fn another_budget_is_in_effect_once_all_ranks_have_said_it() {
+fn a_budget_takes_effect_when_all_ranks_agree() {
     let mut fabric = Fabric::traced(2, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
@@ -151,7 +151,7 @@ fn another_budget_is_in_effect_once_all_ranks_have_said_it() {
 }
 
 #[test]
-fn a_budget_is_agreed_on_while_a_change_is_under_way_and_without_planning() {
+fn a_budget_changes_amid_changes_and_without_planning() {
     let mut fabric = Fabric::traced(3, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
@@ -213,7 +213,7 @@ fn what_nobody_waits_for_stays_exact() {
 }
 
 #[test]
-fn a_fast_fabric_stays_exact_until_it_is_slow() {
+fn a_fast_fabric_stays_uncompressed_until_slow() {
     for (rate, codec) in [("100Gbit/s", "exact"), ("1Gbit/s", "rotated 4"), ("100Mbit/s", "rotated 4")] {
         let topology = two_by_two().replace("1Gbit/s", rate);
         let mut fabric = Fabric::of(settings_of(&topology), 5, 1, 0);
@@ -386,7 +386,7 @@ fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
 }
 
 #[test]
-fn what_operations_really_lose_decides_instead_of_what_was_thought() {
+fn measured_loss_decides_over_assumed_loss() {
     let mut fabric = Fabric::traced(8, 1);
     // Heavy tails would lose too much by int8: it is tried, for normal tensors do not.
     let id = fabric.create_within("a", "world", &EVERYONE, bound(1e-3));
@@ -420,7 +420,7 @@ fn zeros(fabric: &mut Fabric, id: u64, operations: u64, zeros: Option<u32>) {
 }
 
 #[test]
-fn exact_tensors_with_many_zeros_go_without_them_and_others_as_they_are() {
+fn sparse_tensors_go_without_zeros_dense_ones_whole() {
     let mut fabric = Fabric::traced(10, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);

@@ -30,7 +30,7 @@ fn read_events(
 }
 
 #[test]
-fn a_lost_rank_is_told_at_the_next_tick_to_who_waits() {
+fn lost_ranks_are_reported_at_the_next_tick() {
     let (mut fabric, _) = Fabric::formed(1, 1, &[1, 2, 5]);
     let from = fabric.here();
     fabric.read(0, 7, "a", Some(from), SECOND * 30);
@@ -44,7 +44,7 @@ fn a_lost_rank_is_told_at_the_next_tick_to_who_waits() {
 }
 
 #[test]
-fn ranks_are_named_before_their_host_is_taken_away_and_when_it_is_back() {
+fn maintenance_events_name_the_ranks_concerned() {
     let (mut fabric, _) = Fabric::formed(2, 1, &[0, 3, 6]);
     let from = fabric.here();
     let now = fabric.now.as_nanos() as u64;
@@ -61,7 +61,7 @@ fn ranks_are_named_before_their_host_is_taken_away_and_when_it_is_back() {
 }
 
 #[test]
-fn congestion_is_told_when_it_slows_and_when_it_is_over() {
+fn congestion_is_reported_at_onset_and_end() {
     let (mut fabric, id) = Fabric::formed(3, 1, &EVERYONE);
     let from = fabric.here();
     // Half of both spines, which no plan avoids.
@@ -92,7 +92,7 @@ fn cross_spine(fabric: &mut Fabric, number: u32, spine: &str, bits: u64) {
 }
 
 #[test]
-fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
+fn a_mostly_computing_job_hears_of_congestion() {
     // So much of each spine; of the larger flow nothing is left that a connection's own agent would call traffic.
     for (seed, bits) in [(0, 900_000_000), (1, 900_000_000), (2, 960_000_000), (3, 960_000_000)] {
         let mut fabric = Fabric::new(seed, 1);
@@ -162,7 +162,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
 }
 
 #[test]
-fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_shows_it() {
+fn slow_operations_beside_queues_are_congestion() {
     let mut fabric = Fabric::new(8, 1);
     fabric.state.settings_mut().telemetry_interval = SECOND;
     fabric.run(SECOND * 3);
@@ -200,7 +200,7 @@ fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_
 }
 
 #[test]
-fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
+fn own_communicators_are_no_congestion() {
     let (mut fabric, _) = Fabric::formed(6, 1, &[0, 4]);
     let from = fabric.here();
     // All share the hosts' own links, and some those between racks.
@@ -229,7 +229,7 @@ fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
 }
 
 #[test]
-fn a_window_is_told_two_minutes_before_and_not_sooner() {
+fn a_window_is_announced_two_minutes_before() {
     let (mut fabric, _) = Fabric::formed(7, 1, &[0, 3, 6]);
     let from = fabric.here();
     let from_ns = (fabric.now + SECOND * 3600).as_nanos() as u64;
@@ -243,7 +243,7 @@ fn a_window_is_told_two_minutes_before_and_not_sooner() {
 }
 
 #[test]
-fn while_something_is_drained_others_traffic_is_still_told_apart() {
+fn a_drain_and_cross_traffic_are_told_apart() {
     let (mut fabric, _) = Fabric::formed(6, 1, &[0, 4]);
     fabric.form("b", "other", &[1, 5]);
     fabric.run(SECOND * 3);
@@ -284,7 +284,7 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
 }
 
 #[test]
-fn a_cursor_from_before_control_began_is_refused_as_such() {
+fn a_cursor_of_an_earlier_start_is_refused() {
     let (mut fabric, _) = Fabric::formed(4, 1, &[1, 2]);
     let from = v1::EventCursor { feed: 7, next: 3 };
     fabric.read(0, 2, "b", Some(from), SECOND);
@@ -292,7 +292,7 @@ fn a_cursor_from_before_control_began_is_refused_as_such() {
 }
 
 #[test]
-fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
+fn a_tenant_hears_nothing_of_others() {
     let (mut fabric, _) = Fabric::formed(4, 1, &[1, 2]);
     fabric.form("b", "world", &[3, 4]);
     fabric.run(SECOND * 3);
@@ -310,7 +310,7 @@ fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
 }
 
 #[test]
-fn who_waits_too_much_or_goes_away_costs_nothing() {
+fn too_many_or_lost_readers_cost_nothing() {
     let (mut fabric, _) = Fabric::formed(5, 1, &[1, 2]);
     for request in 0..4096 {
         fabric.read(6, request, "a", None, SECOND * 600);

@@ -48,7 +48,7 @@ fn what_measurements_contradict_is_dropped_and_said_so() {
 }
 
 #[test]
-fn a_tenants_tasks_are_served_in_its_order_within_what_it_has() {
+fn tasks_are_served_in_the_tenants_order() {
     let mut fabric = Fabric::traced(2, 1);
     let mut ids = Vec::new();
     for (tenant, name) in [("a", "first"), ("a", "second"), ("b", "other")] {

@@ -7,7 +7,7 @@ use harmonaize_server::state::Trigger;
 use std::collections::BTreeSet;
 
 #[test]
-fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() {
+fn own_bursts_change_nothing_and_hide_no_stranger() {
     for seed in 0..4 {
         let mut fabric = Fabric::traced(seed, 1);
         let id = fabric.form("a", "world", &EVERYONE);
@@ -65,7 +65,7 @@ fn crossing(fabric: &Fabric, link: DirectedLink) -> usize {
 
 /// Two jobs: one over two racks, and one between two of its hosts, whose traffic comes to the same host by another spine.
 #[test]
-fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
+fn own_traffic_on_the_last_link_hides_nothing() {
     for seed in 0..12 {
         let mut fabric = Fabric::traced(seed, 1);
         let ids = [fabric.form("b", "exchange", &[0, 4]), fabric.form("a", "training", &[0, 1, 4, 5])];

@@ -119,7 +119,7 @@ fn tenants_come_and_go() {
 }
 
 #[test]
-fn what_joins_while_its_tenant_is_removed_is_refused_or_ends() {
+fn joins_during_a_tenants_removal_are_refused() {
     let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     kept.instruct(&tenant("c", true)).unwrap();
@@ -165,7 +165,7 @@ fn what_cannot_be_withdrawn() {
 }
 
 #[test]
-fn drains_hold_over_restarts_until_they_are_given_back() {
+fn drains_hold_over_restarts_until_restored() {
     let mut kept = StoreLog::new();
     // Either way round, a link is the same; said twice, it is one.
     for target in ["spine:leaf1", "leaf1:spine", "h2", "spine"] {
@@ -188,7 +188,7 @@ fn drains_hold_over_restarts_until_they_are_given_back() {
 }
 
 #[test]
-fn what_the_topology_has_no_longer_is_kept_without_effect() {
+fn drains_of_unknown_targets_have_no_effect() {
     let mut stored = Stored::default();
     let kind = WithdrawalKind::Drain;
     let gone =
@@ -298,7 +298,7 @@ fn a_restart_finds_ports_and_numbers_again() {
 }
 
 #[test]
-fn plans_of_communicators_that_do_not_come_back_are_forgotten() {
+fn plans_of_lost_communicators_are_forgotten() {
     let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     let id = kept.world.form(&[session], "alone");

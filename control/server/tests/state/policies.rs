@@ -56,7 +56,7 @@ pub(super) fn much_is_free(fabric: &mut Fabric) -> bool {
 }
 
 #[test]
-fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
+fn with_policy_end_nothing_is_kept() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&with(OnFailure::End))));
     fabric.run(SECOND * 3);
@@ -86,7 +86,7 @@ fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
 }
 
 #[test]
-fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
+fn a_promise_is_kept_for_members_in_time() {
     let wanted = within(SECOND * 30);
     let (mut fabric, id, from) = failed(&wanted);
     assert!(!much_is_free(&mut fabric), "it is kept for them");
@@ -122,7 +122,7 @@ fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
 }
 
 #[test]
-fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
+fn a_promise_is_free_after_the_regroup_time() {
     let (mut fabric, id, from) = failed(&within(SECOND * 10));
     fabric.run(SECOND * 4);
     assert!(!much_is_free(&mut fabric));
@@ -144,7 +144,7 @@ fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
 }
 
 #[test]
-fn who_does_not_come_in_time_is_left_behind_however_patient_the_others_are() {
+fn late_members_are_left_behind() {
     let wanted = within(SECOND * 10);
     let (mut fabric, ids) = formed(9, &[("a", &[0, 1, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&wanted)));
@@ -168,7 +168,7 @@ fn who_does_not_come_in_time_is_left_behind_however_patient_the_others_are() {
 }
 
 #[test]
-fn what_is_kept_ends_where_nobody_is_left_or_the_job_begins_anew() {
+fn what_is_kept_ends_without_members_or_anew() {
     // All members go.
     let (mut fabric, id, _) = failed(&within(SECOND * 100));
     for (host, rank) in [(0, 0), (4, 1)] {
@@ -201,7 +201,7 @@ fn operators_end_retained_communicators() {
 }
 
 #[test]
-fn nobody_waits_for_members_of_one_before_one_that_is_over() {
+fn nobody_waits_for_members_of_older_generations() {
     let (mut fabric, _) = formed(9, &[("a", &[0, 4, 5])]);
     fabric.run(SECOND * 3);
     fabric.kill(5);
@@ -218,7 +218,7 @@ fn nobody_waits_for_members_of_one_before_one_that_is_over() {
 }
 
 #[test]
-fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
+fn members_retry_after_an_unprepared_successor() {
     let mut world = World::new(settings(4), 7);
     let all: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
     let id = world.form(&all[..3], "world");
@@ -257,7 +257,7 @@ fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
 }
 
 #[test]
-fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
+fn operators_bound_the_regroup_time() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5])]);
     let asked = within(SECOND * 3000);
     let Some(Ok(Negotiated::Refused { reasons, counter })) = fabric.negotiate("a", "c0", Some(&asked)) else {
@@ -277,7 +277,7 @@ fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
 }
 
 #[test]
-fn who_wants_nothing_summed_on_the_way_has_no_aggregator_until_that_is_given_back() {
+fn no_aggregator_while_the_tenant_wants_none() {
     let mut world = World::new(super::aggregation::settings(5), 1);
     let agg = world.hello(aggregator(&[]));
     let all = world.connect((0..5).map(|host| able(host, vec![])));

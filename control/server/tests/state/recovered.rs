@@ -38,7 +38,7 @@ fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
 }
 
 #[test]
-fn communicators_are_taken_up_only_soon_after_a_start() {
+fn communicators_are_recovered_only_after_a_start() {
     let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     for stored in [Stored::default(), stored] {
@@ -57,7 +57,7 @@ fn communicators_are_taken_up_only_soon_after_a_start() {
 }
 
 #[test]
-fn a_lie_about_what_runs_ends_no_session_of_others() {
+fn a_false_recovery_ends_no_other_session() {
     let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     // Nothing tells who lies: whoever comes second has to let go, and no more.
@@ -93,7 +93,7 @@ fn a_lie_about_what_runs_ends_no_session_of_others() {
 }
 
 #[test]
-fn tenants_have_no_more_than_they_may_after_a_restart() {
+fn the_limit_of_communicators_holds_after_a_restart() {
     let (recipes, _) = recovered_state();
     let mut world = again(Stored::default());
     let most = settings(4).most_communicators as u64;

@@ -66,7 +66,7 @@ fn quiet(world: &mut World, sessions: &[SessionId]) {
 }
 
 #[test]
-fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
+fn survivors_of_a_lost_host_regroup_at_once() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let [other, another] = [4, 5].map(|host| world.agent(host));
@@ -100,7 +100,7 @@ fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
 }
 
 #[test]
-fn a_newcomer_is_announced_and_taken_in_when_all_members_regroup() {
+fn a_newcomer_is_announced_and_taken_in() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let new = world.agent(4);
@@ -151,7 +151,7 @@ fn ranks_are_renumbered_as_the_tenant_asks() {
 }
 
 #[test]
-fn a_drained_host_is_not_waited_for_and_its_ranks_are_refused() {
+fn a_drained_hosts_ranks_are_refused() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     for rank in [0, 1, 2] {
@@ -173,7 +173,7 @@ fn a_drained_host_is_not_waited_for_and_its_ranks_are_refused() {
 }
 
 #[test]
-fn who_hangs_is_left_behind_where_enough_have_come() {
+fn missing_ranks_are_left_behind_by_enough_others() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     for rank in [0, 1] {
@@ -201,7 +201,7 @@ fn who_hangs_is_left_behind_where_enough_have_come() {
 }
 
 #[test]
-fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
+fn a_failed_first_epoch_can_be_retried() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let everyone = |world: &mut World, request| {
@@ -223,7 +223,7 @@ fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
 }
 
 #[test]
-fn nonsense_is_refused_and_what_waits_ends_with_its_agent() {
+fn senseless_regroups_are_refused() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let most = 65;
@@ -250,7 +250,7 @@ fn nonsense_is_refused_and_what_waits_ends_with_its_agent() {
 }
 
 #[test]
-fn a_failure_without_loss_leaves_all_ranks_to_go_on() {
+fn a_failure_without_loss_keeps_all_ranks() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let failed = v1::Failed {

@@ -199,7 +199,7 @@ fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration
 }
 
 #[test]
-fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
+fn ranks_that_gave_up_are_not_named_missing() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     let moment = Duration::from_millis(5);
@@ -217,7 +217,7 @@ fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
 }
 
 #[test]
-fn a_rank_that_gave_up_is_named_where_it_alone_was_missing_in_the_end() {
+fn ranks_that_gave_up_may_be_missing() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     for (rank, patience) in [(0, 5), (1, 20), (2, 20)] {
@@ -250,7 +250,7 @@ fn withdrawn_and_lost_joins_make_room() {
 }
 
 #[test]
-fn the_end_of_a_session_ends_its_communicators_alone() {
+fn a_sessions_end_ends_its_communicators_alone() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     let all = world.form(&sessions, "all");

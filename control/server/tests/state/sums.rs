@@ -54,7 +54,7 @@ fn in_use(world: &mut World, sessions: &[SessionId]) -> (u64, v1::Aggregation) {
 }
 
 #[test]
-fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
+fn hosts_and_aggregators_sum_in_order() {
     let (mut world, agg, sessions) = able();
     let (id, told) = in_use(&mut world, &sessions);
     assert!(told.at_once);
@@ -95,7 +95,7 @@ fn order_is_not_promised_to_too_many_hosts() {
 }
 
 #[test]
-fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
+fn a_tenant_may_refuse_aggregators() {
     let (mut world, agg, sessions) = able();
     let (id, _) = in_use(&mut world, &sessions);
     let [grant] = grants(&mut world, agg).try_into().unwrap();

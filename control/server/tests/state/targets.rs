@@ -246,7 +246,7 @@ fn case(seed: u64) -> Case {
 }
 
 #[test]
-fn targets_of_time_are_kept_or_their_breach_is_told() {
+fn time_targets_are_kept_or_breaches_reported() {
     let cases: Vec<Case> = (0..CASES).map(case).collect();
     let count = |wanted: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| wanted(case)).count();
     let of = |answer: Answer| count(&|case| case.answer == answer);

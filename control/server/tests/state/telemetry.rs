@@ -298,7 +298,7 @@ fn a_late_rank_is_found_over_several_agents() {
 }
 
 #[test]
-fn an_agent_that_tells_too_much_spoils_only_its_own_word() {
+fn an_agents_flood_spoils_only_its_own_reports() {
     let mut world = world();
     let sessions = [0, 1, 2].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");

@@ -325,7 +325,7 @@ fn who_takes_turns_already_is_left_alone() {
 }
 
 #[test]
-fn what_has_no_rhythm_or_no_room_takes_no_turns() {
+fn aperiodic_or_crowded_jobs_take_no_turns() {
     for (computes, alone, varies) in [(60.0, 40.0, 0.9), (2.0, 60.0, 0.0)] {
         let mut fabric = one_spine(1);
         let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, computes, alone, 10.0));
@@ -398,7 +398,7 @@ fn who_lies_about_its_turns_costs_others_little() {
 
 /// An agent asks for turns, and says that they are over, as fast as it can: it is heard so often, and is left out; the other loses nothing.
 #[test]
-fn who_floods_with_turns_is_heard_no_more_than_it_may_be_and_left_out() {
+fn a_flood_of_turn_requests_is_left_out() {
     let mut fabric = one_spine(1);
     let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
     run(&mut fabric, &mut jobs, 20);
@@ -461,7 +461,7 @@ fn what_is_promised_is_left_alone() {
 
 /// Three whose busy parts do not fit into their period always wait, which makes nobody a straggler; two that fit do not.
 #[test]
-fn an_operation_that_waited_long_says_nothing_of_ranks_and_links() {
+fn delayed_operations_accuse_no_ranks_or_links() {
     for (count, waits) in [(3, true), (2, false)] {
         let mut fabric = one_spine(1);
         let hosts = |job: usize| if count > 2 { job } else { 2 * job };

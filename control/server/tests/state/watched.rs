@@ -36,7 +36,7 @@ fn report_operation_as(
 }
 
 #[test]
-fn what_operations_took_is_held_against_what_was_promised() {
+fn operation_times_are_checked_against_the_promise() {
     let (mut fabric, ids) = formed(10, &[("a", &[0, 4])]);
     let wanted = Constraints::new().p99(1 << 16, MS * 10).min_busbw(40 * MB);
     agreed(fabric.negotiate("a", "c0", Some(&wanted)));
@@ -80,7 +80,7 @@ fn open_of(fabric: &mut Fabric, id: u64, operation: u64, so_far: Duration, missi
 }
 
 #[test]
-fn an_operation_that_does_not_end_is_late_while_it_hangs() {
+fn a_hanging_operation_counts_as_late() {
     let (mut fabric, ids) = formed(15, &[("a", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().p99(1 << 16, MS * 10))));
     fabric.run(SECOND * 2);
@@ -105,7 +105,7 @@ fn an_operation_that_does_not_end_is_late_while_it_hangs() {
 }
 
 #[test]
-fn operations_that_fail_break_what_was_promised_unless_it_is_the_tenants_doing() {
+fn only_the_providers_failures_break_a_promise() {
     use v1::FailureKind as Kind;
     let cases: [(Kind, &[u32], bool); 5] = [
         (Kind::Timeout, &[], true),
