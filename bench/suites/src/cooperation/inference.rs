@@ -46,7 +46,7 @@ struct InferenceResult {
 
 /// Fifty in virtual time.
 pub(super) fn targets(_: &Suite) -> Result<Vec<Row>> {
-    let test = "targets::targets_of_time_are_kept_or_their_breach_is_told";
+    let test = "targets::time_targets_are_kept_or_breaches_reported";
     let found: InferenceResult = serde_json::from_str(&experiment(test, false, &[])?.1)?;
     let InferenceResult { cases, accepted, countered, refused, feasible, feasible_accepted, .. } = found;
     eprintln!(

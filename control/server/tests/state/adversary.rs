@@ -3,15 +3,15 @@
 //! could find out by itself, and one that is told what the provider knows.
 
 mod evidence;
+mod experiment;
 mod guess;
 mod using;
-mod world;
 
 use evidence::together;
+use experiment::{Cause, RANKS, Seen, Strategy, watch};
 use guess::{Judge, adjusted_rand, area, cluster};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use world::{Cause, RANKS, Seen, Strategy, watch};
 
 /// The ways of being told, each alone.
 const METHODS: [By; 9] = [
@@ -236,7 +236,7 @@ fn full() {
 
 /// The same in small: of what is told every two ranks have the same, and of what is known they have not.
 #[test]
-fn what_is_told_is_the_same_for_every_two_ranks() {
+fn every_two_ranks_hear_the_same() {
     let pairs = || (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j)));
     // Where none had to be formed again: who is away meanwhile is told less.
     let all: Vec<Seen> = (0..6).map(|seed| watch(seed, Strategy::Pairs, 4, 1)).collect();

@@ -1,21 +1,17 @@
 //! Aggregators come and go: whom they are granted, what workers are told, and that nothing that runs is disturbed.
 
-use super::world::{SECOND, World, hello, settings_of};
+use super::topology;
+use super::world::{SECOND, World, hello, join_of, running, settings_of};
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
-use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
+use harmonaize_api::v1::{self, RefusedKind, from_agent};
 use harmonaize_server::state::{SessionId, Settings, Terms};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-pub(super) fn settings() -> Settings {
-    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
-    for host in 0..4 {
-        text += &format!(
-            "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n"
-        );
-    }
-    text += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"4Gbit/s\"\n";
+/// So many hosts and an aggregator on one switch.
+pub(super) fn settings(hosts: usize) -> Settings {
+    let text = topology::star(hosts, "50us") + &topology::aggregator(0, "s0");
     Settings { source_ports: None, ..settings_of(&text) }
 }
 
@@ -42,28 +38,13 @@ pub(super) fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
-fn agents(world: &mut World) -> Vec<SessionId> {
-    let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(able(host, vec![]))).collect();
-    sessions.iter().for_each(|session| drop(world.received(*session)));
-    sessions
-}
-
 pub(super) fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
-    let heard = world.received(session).into_iter();
-    let grants = heard.filter_map(|message| match message {
-        to_agent::Message::GrantAggregation(grant) => Some(grant),
-        _ => None,
-    });
-    grants.collect()
+    every!(world.received(session), GrantAggregation)
 }
 
 pub(super) fn revoked(world: &mut World, session: SessionId) -> Vec<u64> {
-    let heard = world.received(session).into_iter();
-    let revoked = heard.filter_map(|message| match message {
-        to_agent::Message::RevokeAggregation(revoked) => Some(revoked.communicator),
-        _ => None,
-    });
-    revoked.collect()
+    let revoked = every!(world.received(session), RevokeAggregation);
+    revoked.into_iter().map(|revoked| revoked.communicator).collect()
 }
 
 pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, refused: &str) {
@@ -74,7 +55,7 @@ pub(super) fn answer(world: &mut World, session: SessionId, communicator: u64, r
 
 /// All prepare the epoch that they were told of, and use it; their recipes.
 pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, epoch: u64) -> Vec<v1::Recipe> {
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    let recipes = world.recipes(sessions);
     assert!(recipes.iter().all(|recipe| recipe.epoch == epoch), "{recipes:?}");
     world.prepare(sessions, id, epoch);
     for session in sessions {
@@ -84,30 +65,17 @@ pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, ep
     recipes
 }
 
-/// What an agent that has this recipe says after control has restarted.
-pub(super) fn running(recipe: &v1::Recipe) -> Vec<v1::Recipe> {
-    let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
-    vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
-}
-
 pub(super) fn plan(world: &World, id: u64) -> v1::PlanStatus {
     world.state.queries(Duration::ZERO).plans(id).unwrap().plans.remove(0)
 }
 
-pub(super) fn join_all(world: &mut World, sessions: &[SessionId], tenant: &str) -> Vec<v1::Recipe> {
-    for (rank, session) in sessions.iter().enumerate() {
-        world.join_as(*session, tenant, "world", rank as u32, sessions.len() as u32);
-    }
-    sessions.iter().map(|session| world.recipe(*session)).collect()
-}
-
 #[test]
-fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
-    let mut world = World::new(settings(), 1);
+fn each_worker_has_its_own_key() {
+    let mut world = World::new(settings(4), 1);
     let agg = world.hello(aggregator(&[]));
-    assert!(matches!(world.received(agg).as_slice(), [to_agent::Message::Welcome(_)]));
-    let sessions = agents(&mut world);
-    let recipes = join_all(&mut world, &sessions, "a");
+    only!(world.received(agg), Welcome);
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     assert_eq!((grant.workers, grant.tenant.as_str(), grant.weight), (4, "a", 1));
     assert!(grant.guaranteed >= 2 && grant.guaranteed <= grant.most && grant.most <= 4096, "{grant:?}");
@@ -131,23 +99,22 @@ fn a_communicator_gets_an_aggregator_and_each_worker_its_own_key() {
     let fabric = world.state.queries(world.now).topology().aggregators;
     assert_eq!((fabric[0].connected, fabric[0].communicators, fabric[0].units), (true, 1, 4096));
     assert_eq!((fabric[0].at.as_str(), fabric[0].guaranteed), ("s0", grant.guaranteed));
-    assert!(world.state.dissolve(world.now, id, "over"));
-    world.run_until_quiet();
+    assert!(world.dissolve(id));
     assert_eq!(revoked(&mut world, agg), [] as [u64; 0], "segments may be under way");
     world.wait(SECOND * 5);
     assert_eq!(revoked(&mut world, agg), [grant.communicator]);
 }
 
 #[test]
-fn who_comes_later_has_as_large_a_window_as_who_came_first() {
-    let mut settings = settings();
+fn later_communicators_have_as_large_a_window() {
+    let mut settings = settings(4);
     settings.terms.insert("b".to_owned(), Terms::default());
     let mut world = World::new(settings, 3);
     world.hello(aggregator(&[]));
-    let sessions = agents(&mut world);
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
     let windows: Vec<u32> = ["a", "b"]
         .map(|tenant| {
-            let recipes = join_all(&mut world, &sessions, tenant);
+            let recipes = world.join_all(&sessions, &join_of(tenant, "world", 0, 0));
             let told = recipes[0].aggregation.clone();
             told.unwrap_or_else(|| panic!("{tenant} has no aggregator")).window
         })
@@ -156,7 +123,7 @@ fn who_comes_later_has_as_large_a_window_as_who_came_first() {
 }
 
 #[test]
-fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of_them() {
+fn packets_go_over_rdma_where_all_ends_can() {
     let port = v1::DatagramPort { gid: vec![1; 16], number: 17, key: 5, bytes: 1024 };
     let all = [Some(4096), Some(1024), Some(768), Some(2048)];
     let none = [Some(4096), None, Some(768), Some(2048)];
@@ -168,20 +135,16 @@ fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of
         (Some(bad), all, None),
         (None, all, None),
     ] {
-        let mut world = World::new(settings(), 3);
+        let mut world = World::new(settings(4), 3);
         let mut said = aggregator(&[]);
         said.aggregator.as_mut().unwrap().datagrams = told.clone();
         world.hello(said);
-        let sessions: Vec<SessionId> = (0..4)
-            .zip(hosts)
-            .map(|(host, bytes)| {
-                let mut said = able(host, vec![]);
-                said.abilities.as_mut().unwrap().datagram_bytes = bytes.unwrap_or(0);
-                world.hello(said)
-            })
-            .collect();
-        sessions.iter().for_each(|session| drop(world.received(*session)));
-        let recipes = join_all(&mut world, &sessions, "a");
+        let sessions = world.connect((0..4).zip(hosts).map(|(host, bytes)| {
+            let mut said = able(host, vec![]);
+            said.abilities.as_mut().unwrap().datagram_bytes = bytes.unwrap_or(0);
+            said
+        }));
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
         let aggregation = recipes[0].aggregation.clone().unwrap();
         assert_eq!(aggregation.chunk_elements, elements.unwrap_or(348), "{told:?}");
         assert_eq!(aggregation.datagrams, told.filter(|_| elements.is_some()));
@@ -189,7 +152,7 @@ fn packets_go_over_rdma_where_all_ends_have_a_device_and_chunks_fit_the_least_of
 }
 
 #[test]
-fn who_has_none_goes_by_the_hosts_and_is_told_why() {
+fn hosts_sum_without_an_aggregator_and_learn_why() {
     type Case = (&'static str, fn(&mut Settings), bool, bool);
     let cases: [Case; 3] = [
         (
@@ -204,16 +167,16 @@ fn who_has_none_goes_by_the_hosts_and_is_told_why() {
         ("not all agents can", |_| {}, true, false),
     ];
     for (why, change, there, can) in cases {
-        let mut settings = settings();
+        let mut settings = settings(4);
         change(&mut settings);
         let mut world = World::new(settings, 2);
         let agg = there.then(|| world.hello(aggregator(&[])));
-        let mut sessions = agents(&mut world);
+        let mut sessions = world.connect((0..4).map(|host| able(host, vec![])));
         if !can {
             world.gone(sessions[3]);
             sessions[3] = world.agent(3);
         }
-        let recipes = join_all(&mut world, &sessions, "a");
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
         assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()), "{why}");
         assert!(agg.is_none_or(|agg| grants(&mut world, agg).is_empty()), "{why}");
         let id = recipes[0].communicator;
@@ -229,12 +192,12 @@ fn who_has_none_goes_by_the_hosts_and_is_told_why() {
 }
 
 #[test]
-fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_disturbs_nobody() {
-    let mut world = World::new(settings(), 3);
-    let sessions = agents(&mut world);
+fn aggregators_come_and_go_without_disturbance() {
+    let mut world = World::new(settings(4), 3);
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
     let id = world.form(&sessions, "world");
     world.wait(SECOND);
-    sessions.iter().for_each(|session| drop(world.received(*session)));
+    world.ignore(&sessions);
     let agg = world.hello(aggregator(&[]));
     world.wait(SECOND);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
@@ -247,24 +210,21 @@ fn an_aggregator_that_comes_later_is_used_by_who_runs_already_and_one_that_goes_
     assert_eq!(plan(&world, id).aggregator, "agg0");
     world.gone(agg);
     world.wait(SECOND * 60);
-    assert!(
-        sessions.iter().all(|session| world.received(*session).is_empty()),
-        "nothing that runs is disturbed"
-    );
+    assert!(world.is_quiet(&sessions), "nothing that runs is disturbed");
     let back = world.hello(aggregator(&[grant.communicator]));
     world.wait(SECOND);
     assert_eq!(grants(&mut world, back), [], "it serves on");
     world.gone(back);
     let anew = world.hello(aggregator(&[]));
     assert_eq!(grants(&mut world, anew), [grant], "a new start is told again");
-    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+    assert!(world.is_quiet(&sessions));
 }
 
 #[test]
-fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
-    let mut world = World::new(settings(), 4);
+fn a_refused_grant_is_requested_again_later() {
+    let mut world = World::new(settings(4), 4);
     let agg = world.hello(aggregator(&[]));
-    let sessions = agents(&mut world);
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
     let id = world.form(&sessions, "world");
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     answer(&mut world, agg, grant.communicator, "the pool is promised to others");
@@ -280,7 +240,7 @@ fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
         assert_eq!(plan(&world, id).aggregation_reason, "agg0 refused: the pool is promised to others");
         world.wait(SECOND * (pause - 2));
         assert_eq!(grants(&mut world, agg), [], "it is not asked yet");
-        assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+        assert!(world.is_quiet(&sessions));
         world.wait(SECOND);
         let [grant] = grants(&mut world, agg).try_into().unwrap();
         let recipes = change_over(&mut world, &sessions, id, epoch + 1);
@@ -299,7 +259,7 @@ fn a_refused_grant_is_asked_for_again_later_and_agents_do_without_meanwhile() {
 }
 
 #[test]
-fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch() {
+fn an_aggregator_that_moved_brings_another_epoch() {
     let over_rdma = |number| {
         let mut hello = aggregator(&[]);
         let port = v1::DatagramPort { gid: vec![1; 16], number, key: 5, bytes: 4096 };
@@ -310,16 +270,13 @@ fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch(
     let cases =
         [(aggregator(&[]), elsewhere), (over_rdma(17), over_rdma(18)), (over_rdma(17), aggregator(&[]))];
     for (first, then) in cases {
-        let mut world = World::new(settings(), 8);
+        let mut world = World::new(settings(4), 8);
         let agg = world.hello(first);
-        let sessions: Vec<SessionId> = (0..4)
-            .map(|host| {
-                let mut said = able(host, vec![]);
-                said.abilities.as_mut().unwrap().datagram_bytes = 4096;
-                world.hello(said)
-            })
-            .collect();
-        sessions.iter().for_each(|session| drop(world.received(*session)));
+        let sessions = world.connect((0..4).map(|host| {
+            let mut said = able(host, vec![]);
+            said.abilities.as_mut().unwrap().datagram_bytes = 4096;
+            said
+        }));
         let id = world.form(&sessions, "world");
         let [before] = grants(&mut world, agg).try_into().unwrap();
         world.gone(agg);
@@ -335,27 +292,25 @@ fn an_aggregator_that_starts_again_elsewhere_is_told_to_agents_by_another_epoch(
         answer(&mut world, agg, grant.communicator, "");
         world.wait(SECOND * 60);
         assert_eq!(plan(&world, id).aggregator, "agg0");
-        assert!(sessions.iter().all(|session| world.received(*session).is_empty()), "once");
+        assert!(world.is_quiet(&sessions), "once");
     }
 }
 
 #[test]
-fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_another_epoch() {
+fn aggregator_and_control_restart_brings_another_epoch() {
     // Whether it still serves what it did when it first says so to the new control.
     for named in [true, false] {
-        let mut world = World::new(settings(), 5);
+        let mut world = World::new(settings(4), 5);
         let agg = world.hello(aggregator(&[]));
-        let sessions = agents(&mut world);
-        let recipes = join_all(&mut world, &sessions, "a");
+        let sessions = world.connect((0..4).map(|host| able(host, vec![])));
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
         let [before] = grants(&mut world, agg).try_into().unwrap();
-        let mut world = World::new(settings(), 6);
+        let mut world = World::new(settings(4), 6);
         let mut agg =
             world.hello(aggregator(if named { std::slice::from_ref(&before.communicator) } else { &[] }));
-        let sessions: Vec<SessionId> =
-            (0..).zip(&recipes).map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
-        sessions.iter().for_each(|session| drop(world.received(*session)));
+        let sessions = world.connect((0..).zip(&recipes).map(|(host, recipe)| able(host, running(recipe))));
         world.wait(SECOND);
-        assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+        assert!(world.is_quiet(&sessions));
         if named {
             world.gone(agg);
             agg = world.hello(aggregator(&[]));
@@ -374,16 +329,15 @@ fn an_aggregator_that_starts_again_after_control_has_restarted_is_granted_anothe
 }
 
 #[test]
-fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
-    let mut world = World::new(settings(), 5);
+fn a_restart_restores_grants_and_revokes_unknown_ones() {
+    let mut world = World::new(settings(4), 5);
     let agg = world.hello(aggregator(&[]));
-    let sessions = agents(&mut world);
-    let recipes = join_all(&mut world, &sessions, "a");
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let [grant] = grants(&mut world, agg).try_into().unwrap();
-    let mut world = World::new(settings(), 6);
+    let mut world = World::new(settings(4), 6);
     let agg = world.hello(aggregator(&[grant.communicator, 99]));
-    let sessions: Vec<SessionId> =
-        recipes.iter().enumerate().map(|(host, recipe)| world.hello(able(host, running(recipe)))).collect();
+    let sessions = world.connect((0..).zip(&recipes).map(|(host, recipe)| able(host, running(recipe))));
     world.wait(SECOND);
     let id = recipes[0].communicator;
     assert_eq!(plan(&world, id).aggregator, "agg0");
@@ -394,15 +348,13 @@ fn a_restart_of_control_finds_grants_again_and_withdraws_what_nobody_names() {
     assert_eq!(revoked(&mut world, agg), [99]);
     assert_eq!(guaranteed(&world), grant.guaranteed);
     for session in &sessions {
-        let changes = world.received(*session).into_iter();
-        let changes = changes.filter(|message| matches!(message, to_agent::Message::Change(_)));
-        assert_eq!(changes.count(), 0, "what runs goes on");
+        assert_eq!(every!(world.received(*session), Change), [], "what runs goes on");
     }
 }
 
 #[test]
-fn hellos_without_sense_and_words_of_others_are_refused() {
-    let mut world = World::new(settings(), 7);
+fn senseless_hellos_and_foreign_messages_are_refused() {
+    let mut world = World::new(settings(4), 7);
     let good = || aggregator(&[]);
     let broken = |change: fn(&mut v1::Aggregator)| {
         let mut hello = good();
@@ -419,19 +371,12 @@ fn hellos_without_sense_and_words_of_others_are_refused() {
     ];
     for (hello, kind) in cases {
         let session = world.hello(hello.clone());
-        let heard = world.received(session);
-        assert!(
-            matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == kind),
-            "{hello:?}: {heard:?}"
-        );
+        assert_eq!(only!(world.received(session), Refused).kind(), kind, "{hello:?}");
     }
     let agg = world.hello(good());
     world.received(agg);
     let second = world.hello(good());
-    let heard = world.received(second);
-    assert!(
-        matches!(heard.as_slice(), [to_agent::Message::Refused(refused)] if refused.kind() == RefusedKind::HostInUse)
-    );
+    assert_eq!(only!(world.received(second), Refused).kind(), RefusedKind::HostInUse);
     answer(&mut world, agg, 1234, "");
     assert!(world.received(agg).is_empty(), "of a grant that has ended meanwhile");
     world.join(agg, "world", 0, 1);
@@ -441,16 +386,9 @@ fn hellos_without_sense_and_words_of_others_are_refused() {
     assert!(world.ended.contains(&agent));
 }
 
-/// The four join within a budget; their recipes.
-fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Lets) -> Vec<v1::Recipe> {
-    let budget = Some(v1::Budget { lets: Some(budget) });
-    for (rank, session) in sessions.iter().enumerate() {
-        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        let (request, rank, budget) = (rank as u64 + 1, rank as u32, budget.clone());
-        let join = v1::Join { request, tenant, communicator, rank, ranks: 4, budget, ..v1::Join::default() };
-        world.send(*session, from_agent::Message::Join(join));
-    }
-    sessions.iter().map(|session| world.recipe(*session)).collect()
+/// A join with a budget.
+fn within(lets: v1::budget::Lets) -> v1::Join {
+    v1::Join { budget: Some(v1::Budget { lets: Some(lets) }), ..join_of("a", "world", 0, 0) }
 }
 
 #[test]
@@ -465,20 +403,17 @@ fn codes_are_summed_where_the_budget_lets_them() {
         (named("int8"), false, None),
     ];
     for (budget, own, most) in cases {
-        let mut world = World::new(settings(), 5);
+        let mut world = World::new(settings(4), 5);
         let agg = world.hello(aggregator(&[]));
-        let sessions: Vec<SessionId> = (0..4)
-            .map(|host| {
-                let mut hello = able(host, vec![]);
-                if own {
-                    hello.abilities.as_mut().unwrap().codecs =
-                        vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
-                }
-                world.hello(hello)
-            })
-            .collect();
-        sessions.iter().for_each(|session| drop(world.received(*session)));
-        let recipes = join_within(&mut world, &sessions, budget.clone());
+        let sessions = world.connect((0..4).map(|host| {
+            let mut hello = able(host, vec![]);
+            if own {
+                hello.abilities.as_mut().unwrap().codecs =
+                    vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
+            }
+            hello
+        }));
+        let recipes = world.join_all(&sessions, &within(budget.clone()));
         let [grant] = grants(&mut world, agg).try_into().unwrap();
         for recipe in &recipes {
             let told = recipe.aggregation.clone().unwrap();
@@ -501,19 +436,16 @@ fn codes_are_summed_where_the_budget_lets_them() {
 
 /// Four bits by the hosts' own codes take as long: then nobody else is needed.
 #[test]
-fn an_aggregator_of_codes_must_be_faster_than_the_hosts_codes() {
-    let mut world = World::new(settings(), 5);
+fn an_aggregator_of_codes_must_beat_the_hosts() {
+    let mut world = World::new(settings(4), 5);
     let agg = world.hello(aggregator(&[]));
-    let sessions: Vec<SessionId> = (0..4)
-        .map(|host| {
-            let mut hello = able(host, vec![]);
-            let abilities = hello.abilities.as_mut().unwrap();
-            abilities.codecs = vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
-            world.hello(hello)
-        })
-        .collect();
-    sessions.iter().for_each(|session| drop(world.received(*session)));
-    let recipes = join_within(&mut world, &sessions, v1::budget::Lets::Vnmse(0.05));
+    let sessions = world.connect((0..4).map(|host| {
+        let mut hello = able(host, vec![]);
+        let abilities = hello.abilities.as_mut().unwrap();
+        abilities.codecs = vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
+        hello
+    }));
+    let recipes = world.join_all(&sessions, &within(v1::budget::Lets::Vnmse(0.05)));
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none() && recipe.coding.is_some()));
     assert!(grants(&mut world, agg).is_empty());
     let id = recipes[0].communicator;

@@ -1,27 +1,24 @@
 //! Aggregators above and below each other: what each is told, and that they come and go together.
 
-use super::aggregation::{aggregator, answer, grants, join_all, plan, revoked};
-use super::world::{SECOND, World, hello, settings_of};
+use super::aggregation::{able, aggregator, answer, grants, plan, revoked};
+use super::topology;
+use super::world::{SECOND, World, join_of, running, settings_of};
 use harmonaize_aggregator::worker_key;
-use harmonaize_api::v1::{self, to_agent};
+use harmonaize_api::v1;
 use harmonaize_server::state::{SessionId, Settings};
 
 /// Two racks of two, uplinks no wider than a host's link, an aggregator at each leaf and, the last, at the spine.
 fn settings() -> Settings {
-    let mut text = "[[switch]]\nname = \"spine\"\n".to_owned();
-    let link = |from: &str, to: &str| {
-        format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"10us\"\n")
-    };
+    let mut text = topology::switch("spine");
     for rack in 0..2 {
         let leaf = format!("leaf{rack}");
-        text += &format!("[[switch]]\nname = \"{leaf}\"\n{}", link(&leaf, "spine"));
+        text += &(topology::switch(&leaf) + &topology::link(&leaf, "spine", "10us"));
         for host in [2 * rack, 2 * rack + 1] {
-            text += &format!("[[host]]\nname = \"h{host}\"\n{}", link(&format!("h{host}"), &leaf));
+            text += &(topology::host(host) + &topology::link(&format!("h{host}"), &leaf, "10us"));
         }
     }
-    for (at, switch) in ["leaf0", "leaf1", "spine"].iter().enumerate() {
-        text += &format!("[[aggregator]]\nname = \"agg{at}\"\nswitch = \"{switch}\"\nrate = \"4Gbit/s\"\n");
-    }
+    let aggregators = ["leaf0", "leaf1", "spine"].iter().enumerate();
+    text += &aggregators.map(|(at, switch)| topology::aggregator(at, switch)).collect::<String>();
     Settings { source_ports: None, ..settings_of(&text) }
 }
 
@@ -31,19 +28,8 @@ fn machine(at: usize, granted: &[u64]) -> v1::Hello {
     v1::Hello { host: format!("agg{at}"), listen: format!("10.0.0.9{at}:7400"), ..aggregator(granted) }
 }
 
-fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
-    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
-}
-
 fn machines(world: &mut World) -> [SessionId; 3] {
     [0, 1, 2].map(|at| world.hello(machine(at, &[])))
-}
-
-fn agents(world: &mut World, hello: impl Fn(usize) -> v1::Hello) -> Vec<SessionId> {
-    let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(hello(host))).collect();
-    sessions.iter().for_each(|session| drop(world.received(*session)));
-    sessions
 }
 
 /// The one grant that each of the machines got.
@@ -55,11 +41,11 @@ fn granted(world: &mut World, machines: [SessionId; 3]) -> [v1::GrantAggregation
 }
 
 #[test]
-fn each_is_told_its_own_and_those_below_whom_they_are_to_the_one_above() {
+fn each_aggregator_has_its_grant_and_its_parent() {
     let mut world = World::new(settings(), 1);
     let machines = machines(&mut world);
-    let sessions = agents(&mut world, |host| able(host, vec![]));
-    let recipes = join_all(&mut world, &sessions, "a");
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let told = granted(&mut world, machines);
     let number = told[0].communicator;
     let secrets = told.each_ref().map(|grant| <[u8; 32]>::try_from(grant.secret.clone()).unwrap());
@@ -92,7 +78,7 @@ fn each_is_told_its_own_and_those_below_whom_they_are_to_the_one_above() {
     assert!(fabric.iter().zip(&told).all(|(one, told)| {
         one.communicators == 1 && one.guaranteed == told.guaranteed && told.guaranteed >= 2
     }));
-    assert!(world.state.dissolve(world.now, id, "over"));
+    assert!(world.dissolve(id));
     world.wait(SECOND * 5);
     for machine in machines {
         assert_eq!(revoked(&mut world, machine), [number]);
@@ -100,11 +86,11 @@ fn each_is_told_its_own_and_those_below_whom_they_are_to_the_one_above() {
 }
 
 #[test]
-fn where_one_refuses_the_others_are_let_go_and_hosts_sum() {
+fn one_refusal_revokes_all_and_hosts_sum() {
     for refuses in 0..3 {
         let mut world = World::new(settings(), 2);
         let machines = machines(&mut world);
-        let sessions = agents(&mut world, |host| able(host, vec![]));
+        let sessions = world.connect((0..4).map(|host| able(host, vec![])));
         let id = world.form(&sessions, "world");
         let number = granted(&mut world, machines)[0].communicator;
         answer(&mut world, machines[refuses], number, "no room");
@@ -123,10 +109,10 @@ fn where_one_refuses_the_others_are_let_go_and_hosts_sum() {
 }
 
 #[test]
-fn any_that_starts_again_is_told_its_own_again_and_nobody_else_hears_of_it() {
+fn a_restarted_aggregator_alone_gets_its_grant_again() {
     let mut world = World::new(settings(), 3);
     let mut machines = machines(&mut world);
-    let sessions = agents(&mut world, |host| able(host, vec![]));
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
     world.form(&sessions, "world");
     let told = granted(&mut world, machines);
     for at in 0..3 {
@@ -137,25 +123,19 @@ fn any_that_starts_again_is_told_its_own_again_and_nobody_else_hears_of_it() {
         machines[at] = world.hello(machine(at, &[]));
         assert_eq!(grants(&mut world, machines[at]), [told[at].clone()]);
         world.wait(SECOND * 10);
-        for machine in machines {
-            assert!(world.received(machine).is_empty());
-        }
+        assert!(world.is_quiet(&machines));
     }
-    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+    assert!(world.is_quiet(&sessions));
 }
 
 #[test]
 fn a_restart_of_control_knows_them_all_again() {
     let mut world = World::new(settings(), 4);
     let first = machines(&mut world);
-    let sessions = agents(&mut world, |host| able(host, vec![]));
-    let recipes = join_all(&mut world, &sessions, "a");
+    let sessions = world.connect((0..4).map(|host| able(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let number = granted(&mut world, first)[0].communicator;
     let mut world = World::new(settings(), 5);
-    let running = |recipe: &v1::Recipe| {
-        let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
-        vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
-    };
     // Some are back before the agents, one after them.
     let [below, above] = [0, ABOVE].map(|at| world.hello(machine(at, &[number])));
     let sessions: Vec<SessionId> =
@@ -164,12 +144,9 @@ fn a_restart_of_control_knows_them_all_again() {
     world.wait(SECOND * 40);
     let id = recipes[0].communicator;
     assert_eq!(plan(&world, id).aggregator, "agg0, agg1, agg2");
-    let changes = |world: &mut World, session: &SessionId| {
-        let heard = world.received(*session).into_iter();
-        heard.filter(|message| matches!(message, to_agent::Message::Change(_))).count()
-    };
-    assert!(sessions.iter().all(|session| changes(&mut world, session) == 0), "what runs goes on");
-    assert!(world.state.dissolve(world.now, id, "over"));
+    let mut changes = sessions.iter().flat_map(|session| every!(world.received(*session), Change));
+    assert!(changes.next().is_none(), "what runs goes on");
+    assert!(world.dissolve(id));
     world.wait(SECOND * 5);
     for machine in [below, above, last] {
         assert_eq!(revoked(&mut world, machine), [number]);

@@ -6,8 +6,8 @@ use harmonaize_abi::session::{
     Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
-use harmonaize_server::state::{Controller, Fact, Instruction, Output};
-use harmonaize_store::{Change, WithdrawalKind};
+use harmonaize_server::state::{Fact, Output, Controller};
+use harmonaize_store::Change;
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;
@@ -15,8 +15,7 @@ const MS: Duration = Duration::from_millis(1);
 
 /// A fabric with communicators in use: each a tenant's, and its hosts. Called after their numbers: "c0", "c1"..
 pub(super) fn formed(seed: u64, communicators: &[(&str, &[usize])]) -> (Fabric, Vec<u64>) {
-    let mut fabric = Fabric::new(seed, 1);
-    fabric.run(SECOND * 3);
+    let mut fabric = Fabric::traced(seed, 1);
     let form = |(index, (tenant, hosts)): (usize, &(&str, &[usize]))| {
         let id = fabric.form(tenant, &format!("c{index}"), hosts);
         fabric.run(SECOND * 3);
@@ -46,36 +45,18 @@ fn planned(fabric: &Fabric, id: u64) -> (u64, Option<u64>) {
     (epoch.share.unwrap().0 / MB, epoch.planned_limit.map(|limit| limit.0 / MB))
 }
 
-fn withdraw(fabric: &mut Fabric, target: &str, drain: bool) {
-    let (targets, kind) = (vec![target.to_owned()], WithdrawalKind::Drain);
-    let instruction = match drain {
-        true => Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() },
-        false => Instruction::Restore { targets, kind },
-    };
-    let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.apply_stored(fabric.now, &changes);
-    fabric.run_until_quiet();
-}
-
 /// What was told of agreements from a place in the feed on.
 pub(super) fn broken_clauses(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<Vec<v1::Clause>> {
-    fabric.read(0, 1, "a", Some(from), Duration::ZERO);
-    let events = fabric.read.pop().unwrap().events.into_iter();
-    let broken = events.filter(|event| event.kind() == EventKind::AgreementBroken);
-    broken.map(|event| event.clauses().collect()).collect()
-}
-
-pub(super) fn here(fabric: &mut Fabric) -> v1::EventCursor {
-    fabric.read(0, 1, "a", None, Duration::ZERO);
-    fabric.read.pop().unwrap().cursor.unwrap()
+    let events = fabric.events_of(from, EventKind::AgreementBroken).into_iter();
+    events.map(|event| event.clauses().collect()).collect()
 }
 
 #[test]
-fn what_is_promised_is_stored_and_then_in_every_plan() {
+fn a_promise_is_stored_and_in_every_plan() {
     // All three share the link of host 0 with one another, or of host 4.
     let (mut fabric, ids) = formed(1, &[("a", &[0, 4]), ("b", &[0, 4])]);
     assert_eq!(fabric.agreement("a", "c0").number, 0);
-    assert_eq!([planned(&fabric, ids[0]), planned(&fabric, ids[1])], [(500, None); 2]);
+    assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(500, None); 2]);
     let wanted = Constraints::new().min_busbw(80 * MB).aggregation(false);
     let agreement = agreed(fabric.negotiate("a", "c0", Some(&wanted)));
     assert_eq!((agreement.number, &agreement.constraints), (1, &wanted));
@@ -84,7 +65,7 @@ fn what_is_promised_is_stored_and_then_in_every_plan() {
     assert_eq!((record.number, record.rate_bits / MB), (1, 721));
     fabric.run(SECOND * 3);
     // The other is held to what is left, by an epoch that goes on with all its links.
-    assert_eq!([planned(&fabric, ids[0]), planned(&fabric, ids[1])], [(721, None), (278, Some(278))]);
+    assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(721, None), (278, Some(278))]);
     let recipe = fabric.recipe_of(4, ids[1]);
     assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.carried && peer.rate_bits / MB == 278));
     assert_eq!(fabric.agreement("a", "c0"), agreement);
@@ -93,11 +74,10 @@ fn what_is_promised_is_stored_and_then_in_every_plan() {
     // Given back, it is everybody's again.
     assert_eq!(agreed(fabric.negotiate("a", "c0", Some(&Constraints::new()))).number, 2);
     fabric.run(SECOND * 3);
-    assert_eq!([planned(&fabric, ids[0]), planned(&fabric, ids[1])], [(500, None); 2]);
+    assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(500, None); 2]);
     assert!(fabric.recipe_of(4, ids[1]).peers.iter().all(|peer| peer.rate_bits == 0));
     // It ends with its communicator.
-    fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.run_until_quiet();
+    fabric.dissolve(ids[0]);
     assert!(fabric.tenants.stored.agreements.is_empty());
     let gone = fabric.negotiate("a", "c0", None).unwrap().unwrap_err();
     assert!(gone.contains("no communicator `c0`"), "{gone}");
@@ -141,12 +121,12 @@ fn regrouped(fabric: &mut Fabric, id: u64, name: &str, members: &[(usize, u32)])
 }
 
 #[test]
-fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
+fn an_agreement_passes_to_the_successor_at_once() {
     let (mut fabric, ids) = formed(8, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     let wanted = Constraints::new().min_busbw(60 * MB).weight(2);
     let before = agreed(fabric.negotiate("a", "c0", Some(&wanted)));
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     // Twice as much would not fit: what the one before has goes over with its ranks.
     let id = regrouped(&mut fabric, ids[0], "c0", &[(0, 0), (4, 1)]);
     let after = fabric.agreement("a", "c0");
@@ -157,13 +137,13 @@ fn an_agreement_goes_over_to_who_goes_on_while_the_one_before_still_runs() {
 }
 
 #[test]
-fn an_agreement_goes_over_from_one_that_ended_or_ends_with_a_word_and_an_offer() {
+fn an_agreement_passes_on_or_ends_countered() {
     for narrower in [false, true] {
         let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[1, 5])]);
         let wanted = Constraints::new().min_busbw(60 * MB);
         agreed(fabric.negotiate("a", "c0", Some(&wanted)));
         fabric.run(SECOND * 3);
-        let from = here(&mut fabric);
+        let from = fabric.here();
         fabric.kill(5);
         fabric.run(SECOND);
         assert!(fabric.tenants.stored.agreements.is_empty(), "it ends with its communicator");
@@ -190,10 +170,8 @@ fn an_agreement_goes_over_from_one_that_ended_or_ends_with_a_word_and_an_offer()
 /// Agreements that ended, from a place in the feed on.
 fn ended(fabric: &mut Fabric, from: v1::EventCursor) -> Vec<Vec<v1::Clause>> {
     fabric.run(SECOND * 2);
-    fabric.read(0, 1, "a", Some(from), Duration::ZERO);
-    let events = fabric.read.pop().unwrap().events.into_iter();
-    let ended = events.filter(|event| event.kind() == EventKind::AgreementEnded);
-    ended.map(|event| event.clauses().collect()).collect()
+    let events = fabric.events_of(from, EventKind::AgreementEnded).into_iter();
+    events.map(|event| event.clauses().collect()).collect()
 }
 
 #[test]
@@ -201,14 +179,14 @@ fn a_weight_is_a_share() {
     let (mut fabric, ids) = formed(2, &[("a", &[0, 4]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(4))));
     fabric.run(SECOND * 3);
-    assert_eq!([planned(&fabric, ids[0]), planned(&fabric, ids[1])], [(800, Some(800)), (200, Some(200))]);
+    assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(800, Some(800)), (200, Some(200))]);
     agreed(fabric.negotiate("b", "c1", Some(&Constraints::new().priority(Priority::High))));
     fabric.run(SECOND * 3);
-    assert_eq!([planned(&fabric, ids[0]), planned(&fabric, ids[1])], [(500, None); 2]);
+    assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(500, None); 2]);
 }
 
 #[test]
-fn more_than_there_is_left_comes_back_as_what_is() {
+fn too_much_is_countered_with_the_rest() {
     let (mut fabric, ids) = formed(3, &[("a", &[0, 4]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().min_busbw(80 * MB))));
     let wanted = Constraints::new().min_busbw(60 * MB);
@@ -227,7 +205,7 @@ fn more_than_there_is_left_comes_back_as_what_is() {
 }
 
 #[test]
-fn what_needs_others_to_move_is_promised_and_they_do() {
+fn others_move_for_a_promise() {
     // Three pairs across two spines: two share one, whichever they are.
     let (mut fabric, ids) = formed(4, &[("b", &[1, 5]), ("b", &[2, 6]), ("a", &[0, 4])]);
     for (tenant, name) in [("b", "c0"), ("b", "c1"), ("a", "c2")] {
@@ -269,7 +247,7 @@ fn the_operator_bounds_weights() {
 }
 
 #[test]
-fn who_asks_for_nonsense_or_of_others_is_told_so() {
+fn senseless_and_foreign_proposals_are_refused() {
     let (mut fabric, _) = formed(6, &[("a", &[0, 4])]);
     let low = Constraints::new().priority(Priority::Low).min_busbw(MB);
     let (reasons, counter) = refused(fabric.negotiate("a", "c0", Some(&low)));
@@ -329,24 +307,18 @@ fn what_cannot_be_stored_is_not_promised() {
     // What is being stored counts already.
     let (_, counter) = refused(fabric.negotiate("b", "c1", Some(&wanted)));
     assert!(counter.unwrap().min_busbw < 20 * MB);
-    fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.run_until_quiet();
+    fabric.dissolve(ids[0]);
     assert!(fabric.tenants.negotiated.pop().unwrap().refused.contains("has ended"));
 }
 
 #[test]
-fn what_goes_over_to_another_communicator_is_stored_at_once_and_with_its_plan() {
+fn a_passed_agreement_is_stored_with_its_plan() {
     let (mut fabric, ids) = formed(14, &[("a", &[0, 4]), ("a", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(2))));
     fabric.state.pass_agreement(fabric.now, ids[0], ids[1]);
-    let outputs = fabric.state.take_outputs().into_iter();
-    let jobs: Vec<Vec<Change>> = outputs
-        .filter_map(|output| match output {
-            Output::Keep(changes) => Some(changes),
-            _ => None,
-        })
-        .collect();
-    let [job] = jobs.as_slice() else { panic!("{jobs:?}") };
+    let mut outputs = fabric.state.take_outputs();
+    outputs.retain(|output| matches!(output, Output::Keep(_)));
+    let [Output::Keep(job)] = outputs.as_slice() else { panic!("{outputs:?}") };
     let [Change::NoAgreement(before), Change::Agreement(record), Change::Plan(plan)] = job.as_slice() else {
         panic!("{job:?}")
     };
@@ -355,19 +327,19 @@ fn what_goes_over_to_another_communicator_is_stored_at_once_and_with_its_plan() 
 }
 
 #[test]
-fn what_the_fabric_cannot_give_any_more_is_told_and_that_it_can_again() {
+fn a_breach_and_its_end_are_reported() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4]), ("b", &[1, 5])]);
     let wanted = Constraints::new().min_busbw(80 * MB);
     agreed(fabric.negotiate("a", "c0", Some(&wanted)));
     agreed(fabric.negotiate("b", "c1", Some(&wanted)));
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     assert!(planned(&fabric, ids[0]).0 >= 721 && planned(&fabric, ids[1]).0 >= 721);
-    withdraw(&mut fabric, "spine1", true);
+    fabric.drain("spine1");
     fabric.run(SECOND * 5);
     assert_eq!([planned(&fabric, ids[0]).0, planned(&fabric, ids[1]).0], [500, 500]);
     assert_eq!(fabric.agreement("a", "c0").broken, [Clause::Bandwidth]);
-    withdraw(&mut fabric, "spine1", false);
+    fabric.end_drain("spine1");
     fabric.run(SECOND * 5);
     let agreement = fabric.agreement("a", "c0");
     assert_eq!((agreement.broken, agreement.record.breaches), (vec![], 1));
@@ -377,7 +349,7 @@ fn what_the_fabric_cannot_give_any_more_is_told_and_that_it_can_again() {
 }
 
 #[test]
-fn a_budget_that_is_agreed_on_holds_for_all_ranks() {
+fn an_agreed_budget_holds_for_all_ranks() {
     let (mut fabric, ids) = formed(11, &[("a", &[0, 1])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().budget(Budget::MatchBf16))));
     fabric.run(SECOND * 3);
@@ -424,13 +396,13 @@ fn iterations_follow_what_the_tenant_has_been_told() {
     };
     let choice = fabric.iteration("a", "c0", &knobs(10)).unwrap();
     assert_eq!((choice.accumulate, choice.checkpoint, choice.reason), (1, false, ChoiceReason::Usual));
-    withdraw(&mut fabric, "h4", true);
+    fabric.drain("h4");
     fabric.run(SECOND * 5);
     let choice = fabric.iteration("a", "c0", &knobs(100)).unwrap();
     assert_eq!((choice.checkpoint, choice.reason), (true, ChoiceReason::Maintenance));
     // Saved since.
     assert!(!fabric.iteration("a", "c0", &knobs(1)).unwrap().checkpoint);
-    withdraw(&mut fabric, "h4", false);
+    fabric.end_drain("h4");
     fabric.run(SECOND * 5);
     assert!(!fabric.iteration("a", "c0", &knobs(100)).unwrap().checkpoint);
     assert_eq!(fabric.iteration("a", "c0", &knobs(600)).unwrap().reason, ChoiceReason::Due);
@@ -458,7 +430,7 @@ fn fits(demands: &[((usize, usize), f64)]) -> bool {
 }
 
 #[test]
-fn of_what_an_exact_planner_could_keep_four_fifths_are_promised_and_never_more() {
+fn four_fifths_of_what_is_feasible_are_promised() {
     use rand::{RngExt, SeedableRng, seq::SliceRandom};
     let (mut feasible, mut accepted, mut impossible) = (0, 0, 0);
     for seed in 0..40_u64 {

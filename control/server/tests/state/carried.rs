@@ -1,20 +1,10 @@
 //! Which links a new epoch has from the one before, and whose ports they are.
 
-use super::fabric::{CrossTraffic, Fabric};
+use super::fabric::{EVERYONE, Fabric};
 use super::world::SECOND;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::Output;
 use std::collections::{BTreeMap, BTreeSet};
-
-const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-fn formed(seed: u64, paths: u32) -> (Fabric, u64) {
-    let mut fabric = Fabric::new(seed, paths);
-    fabric.run(SECOND * 3);
-    let id = fabric.form("a", "world", &EVERYONE);
-    fabric.run(SECOND * 3);
-    (fabric, id)
-}
 
 fn links(fabric: &Fabric, id: u64) -> BTreeMap<(u32, u32), Vec<u16>> {
     fabric.epoch(id).links.clone()
@@ -50,8 +40,8 @@ fn reused_links(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
 }
 
 #[test]
-fn the_same_ring_the_other_way_round_needs_no_link() {
-    let (mut fabric, id) = formed(1, 2);
+fn a_reversed_ring_needs_no_new_link() {
+    let (mut fabric, id) = Fabric::formed(1, 2, &EVERYONE);
     let before = links(&fabric, id);
     let known = fabric.communicator(id);
     let order = known.current.unwrap().order;
@@ -77,8 +67,8 @@ fn the_same_ring_the_other_way_round_needs_no_link() {
 }
 
 #[test]
-fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
-    let (mut fabric, id) = formed(2, 1);
+fn an_abandoned_change_keeps_the_ports_in_use() {
+    let (mut fabric, id) = Fabric::formed(2, 1, &EVERYONE);
     let before = links(&fabric, id);
     let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
     let epoch = fabric.state.reorder(fabric.now, id, &order).unwrap();
@@ -92,17 +82,16 @@ fn a_change_that_is_given_up_keeps_the_ports_of_what_runs() {
 
 /// Within a rack there is one way: whatever happens on a spine, those links stay.
 #[test]
-fn strangers_on_a_spine_cost_no_link_within_a_rack() {
+fn cross_traffic_on_a_spine_keeps_rack_links() {
     for seed in 0..6 {
         println!("seed {seed}");
-        let (mut fabric, id) = formed(seed, 1 + seed as u32 % 2);
+        let (mut fabric, id) = Fabric::formed(seed, 1 + seed as u32 % 2, &EVERYONE);
         let before = links(&fabric, id);
         let ways = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
         let paths = fabric.own_paths(id);
         let used = ways.iter().find(|link| paths.iter().any(|path| path.links().contains(link)));
         let link = *used.expect("it leaves the rack");
-        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 700_000_000 });
-        fabric.sample_all();
+        fabric.cross(1, link, 700_000_000);
         fabric.run(SECOND * 2);
         let after = links(&fabric, id);
         let host = |at: u32| fabric.communicator(id).members[at as usize].host.0;

@@ -1,35 +1,16 @@
 //! The closed loop over hours of virtual time: strangers come and go, agents lie, are late, and die; spines die.
 
-use super::fabric::CrossTraffic;
-use super::fabric::{Fabric, MS, two_by_two};
+use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::SECOND;
 use harmonaize_planner::{DirectedLink, HostId, Node, Path, Topology};
-use harmonaize_server::state::{Fact, Instruction, Outcome, Trigger};
-use harmonaize_store::WithdrawalKind;
+use harmonaize_server::state::{Fact, Outcome, Trigger};
 use rand::RngExt;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-/// A fabric whose paths are traced.
-fn traced(seed: u64, paths: u32) -> Fabric {
-    let mut fabric = Fabric::new(seed, paths);
-    fabric.run(SECOND * 3);
-    fabric
-}
-
-/// The same with a communicator over all hosts in use.
-fn formed(seed: u64, paths: u32) -> (Fabric, u64) {
-    let mut fabric = traced(seed, paths);
-    let id = fabric.form("a", "world", &EVERYONE);
-    fabric.run(SECOND * 3);
-    (fabric, id)
-}
-
 /// Two communicators that share no host, each over both racks: together they fill both spines.
 fn halves(seed: u64) -> (Fabric, [u64; 2]) {
-    let mut fabric = traced(seed, 1);
+    let mut fabric = Fabric::traced(seed, 1);
     let ids = [fabric.form("a", "own", &[0, 1, 4, 5]), fabric.form("b", "others", &[2, 3, 6, 7])];
     fabric.run(SECOND * 10);
     (fabric, ids)
@@ -37,7 +18,7 @@ fn halves(seed: u64) -> (Fabric, [u64; 2]) {
 
 /// Four communicators of two hosts each, one in each rack: two on each spine.
 fn quarters(seed: u64) -> (Fabric, [u64; 4]) {
-    let mut fabric = traced(seed, 1);
+    let mut fabric = Fabric::traced(seed, 1);
     let ids = [0, 1, 2, 3].map(|host| fabric.form("a", &format!("c{host}"), &[host, host + 4]));
     fabric.run(SECOND * 10);
     (fabric, ids)
@@ -54,28 +35,14 @@ fn uplink(fabric: &Fabric, id: u64) -> DirectedLink {
     *links.iter().find(|link| crossing(fabric, id, **link) > 0).expect("it leaves the rack")
 }
 
-fn switches(fabric: &Fabric, id: u64) -> usize {
-    fabric.switches.get(&id).map_or(0, Vec::len)
-}
-
 /// How much slower all is predicted to be than on an idle fabric.
 fn slowdown(fabric: &mut Fabric) -> f64 {
     fabric.state.predicted_slowdown(fabric.now).unwrap()
 }
 
-fn strange(fabric: &mut Fabric, link: DirectedLink, bits: u64) {
-    fabric.cross_traffic.insert(1, CrossTraffic { link, bits });
-    fabric.sample_all();
-}
-
-fn calm(fabric: &mut Fabric) {
-    fabric.cross_traffic.clear();
-    fabric.sample_all();
-}
-
 #[test]
 fn paths_are_known_before_they_are_needed() {
-    let (fabric, id) = formed(1, 2);
+    let (fabric, id) = Fabric::formed(1, 2, &EVERYONE);
     let topology = Topology::parse(&two_by_two()).unwrap();
     for (one, from) in topology.hosts().iter().enumerate() {
         for other in 0..topology.hosts().len() {
@@ -85,20 +52,20 @@ fn paths_are_known_before_they_are_needed() {
             assert_eq!(known, expected, "{} to {other}", from.name);
         }
     }
-    assert_eq!(switches(&fabric, id), 0, "it began with known paths");
+    assert_eq!(fabric.switch_count(id), 0, "it began with known paths");
     let spines = ["spine0", "spine1"].map(|spine| crossing(&fabric, id, fabric.link("leaf0", spine)));
     assert_eq!(spines, [1, 1], "the two connections of the hop between racks are spread");
 }
 
 #[test]
-fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
+fn a_verified_report_changes_the_plan_at_once() {
     for seed in 0..8 {
-        let (mut fabric, id) = formed(seed, 1);
+        let (mut fabric, id) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, id);
-        strange(&mut fabric, link, 500_000_000);
+        fabric.cross(1, link, 500_000_000);
         fabric.run(SECOND * 20);
         assert_eq!(crossing(&fabric, id, link), 0, "seed {seed}: it left the link");
-        assert_eq!(switches(&fabric, id), 1, "seed {seed}: with one switch");
+        assert_eq!(fabric.switch_count(id), 1, "seed {seed}: with one switch");
         let decision = fabric.state.queries(Duration::ZERO).decisions().last().unwrap().clone();
         let Trigger::Verdict(noticed) = &decision.trigger else { panic!("{:?}", decision.trigger) };
         assert!(decision.at - noticed.received <= MS * 30, "as soon as a train has told: {decision:?}");
@@ -107,7 +74,7 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
         let took = changed.switched.unwrap() - decision.at;
         assert!(took < MS * 100, "seed {seed}: {took:?}");
         assert!(decision.after.slowdown < decision.before.slowdown, "{decision:?}");
-        calm(&mut fabric);
+        fabric.calm();
         fabric.run(SECOND * 30);
         assert!(fabric.state.congested_links().is_empty(), "seed {seed}: nothing is thought of the fabric");
         assert!(slowdown(&mut fabric) < 1.01);
@@ -115,9 +82,9 @@ fn a_verdict_leads_to_changes_as_soon_as_a_train_has_proven_it() {
 }
 
 #[test]
-fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ended() {
+fn reports_after_false_ones_are_verified_later() {
     for seed in 0..8 {
-        let (mut fabric, id) = formed(seed, 1);
+        let (mut fabric, id) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, id);
         fabric.report_starved(id, link);
         let mut waited = (0..1000).take_while(|_| {
@@ -137,7 +104,7 @@ fn what_is_said_right_after_a_false_word_is_proven_as_soon_as_the_pause_has_ende
 }
 
 #[test]
-fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
+fn hours_of_cross_traffic_bring_no_flapping() {
     for seed in 0..2 {
         eprintln!("seed {seed}");
         let (mut fabric, ids) = quarters(seed);
@@ -146,17 +113,17 @@ fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
         let (mut onsets, mut worst) = (0, idle);
         while fabric.now < end {
             let at = fabric.now;
-            let before = ids.map(|id| switches(&fabric, id));
+            let before = ids.map(|id| fabric.switch_count(id));
             let (from, to) = links[fabric.rng.random_range(0..links.len())];
             let (link, bits) = (fabric.link(from, to), fabric.rng.random_range(5..9) * 100_000_000);
-            strange(&mut fabric, link, bits);
+            fabric.cross(1, link, bits);
             let lasts = Duration::from_millis(fabric.rng.random_range(2_000..60_000));
             fabric.run(lasts);
-            let during = ids.map(|id| switches(&fabric, id));
-            calm(&mut fabric);
+            let during = ids.map(|id| fabric.switch_count(id));
+            fabric.calm();
             let quiet = Duration::from_millis(fabric.rng.random_range(20_000..60_000));
             fabric.run(quiet);
-            let after = ids.map(|id| switches(&fabric, id));
+            let after = ids.map(|id| fabric.switch_count(id));
             // Once by the verdict; once more where a probe tells that verdicts said too much or too little.
             let most =
                 |from: [usize; 4], to: [usize; 4]| from.iter().zip(to).map(|(from, to)| to - from).max();
@@ -175,7 +142,7 @@ fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
         assert_eq!(fabric.ids(), BTreeSet::from(ids), "seed {seed}: nothing was lost");
         let counts = fabric.state.queries(Duration::ZERO).decision_counts();
         assert_eq!((counts.given_up, counts.unfit), (0, 0));
-        let all: usize = ids.iter().map(|id| switches(&fabric, *id)).sum();
+        let all: usize = ids.iter().map(|id| fabric.switch_count(*id)).sum();
         eprintln!(
             "seed {seed}: {all} switches of four in {onsets} onsets; slowdown {idle}, {worst} at most when calm"
         );
@@ -184,19 +151,19 @@ fn hours_of_strangers_bring_one_switch_each_and_no_flapping() {
 }
 
 #[test]
-fn a_flow_that_comes_and_goes_fast_does_not_make_plans_flap() {
+fn a_fast_intermittent_flow_brings_no_flapping() {
     for seed in 0..2 {
         let (mut fabric, ids) = quarters(seed);
         let link = fabric.link("leaf0", "spine0");
         let (began, end) = (fabric.now, fabric.now + SECOND * 600);
         while fabric.now < end {
-            strange(&mut fabric, link, 800_000_000);
+            fabric.cross(1, link, 800_000_000);
             fabric.run(MS * 300);
-            calm(&mut fabric);
+            fabric.calm();
             fabric.run(MS * 300);
         }
         let minutes = (fabric.now - began).as_secs() as usize / 60;
-        let counts = ids.map(|id| switches(&fabric, id));
+        let counts = ids.map(|id| fabric.switch_count(id));
         eprintln!(
             "seed {seed}: {counts:?} switches in {minutes} minutes of a flow that comes and goes each 600 ms"
         );
@@ -209,34 +176,34 @@ fn a_flow_that_comes_and_goes_fast_does_not_make_plans_flap() {
 }
 
 #[test]
-fn a_liar_moves_nobody_but_those_it_has_a_part_in() {
+fn a_liar_moves_its_own_communicators_alone() {
     for seed in 0..2 {
         eprintln!("seed {seed}");
         let (mut fabric, [own, others]) = halves(seed);
-        let before = switches(&fabric, others);
+        let before = fabric.switch_count(others);
         fabric.lies(0);
         fabric.run(SECOND * 300);
-        assert_eq!(switches(&fabric, others) - before, 0, "seed {seed}");
-        assert!(switches(&fabric, own) <= 5 * 8, "seed {seed}: {}", switches(&fabric, own));
+        assert_eq!(fabric.switch_count(others) - before, 0, "seed {seed}");
+        assert!(fabric.switch_count(own) <= 5 * 8, "seed {seed}: {}", fabric.switch_count(own));
         assert_eq!(fabric.ids(), BTreeSet::from([own, others]));
         let (taken, dropped, refused) = fabric.state.report_counts("h0");
         assert!(taken <= 300 * 100 + 101 && dropped + refused > 10_000, "{taken} {dropped} {refused}");
         assert!(fabric.state.failed_links().is_empty(), "seed {seed}: nothing failed on its word alone");
         // What honest agents tell still counts.
         let link = uplink(&fabric, others);
-        strange(&mut fabric, link, 700_000_000);
-        let before = switches(&fabric, others);
+        fabric.cross(1, link, 700_000_000);
+        let before = fabric.switch_count(others);
         fabric.run(SECOND * 5);
-        assert!(switches(&fabric, others) - before <= 1, "seed {seed}");
+        assert!(fabric.switch_count(others) - before <= 1, "seed {seed}");
     }
 }
 
 #[test]
-fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
+fn a_death_in_mid_change_costs_one_communicator() {
     for seed in 0..4 {
-        let (mut fabric, own) = formed(seed, 1);
+        let (mut fabric, own) = Fabric::formed(seed, 1, &EVERYONE);
         let link = uplink(&fabric, own);
-        strange(&mut fabric, link, 500_000_000);
+        fabric.cross(1, link, 500_000_000);
         // Until the change is on its way; a verdict that is lost is told again a second later.
         let pending = |fabric: &Fabric| fabric.communicator(own).next.is_some();
         for _ in 0..3000 {
@@ -258,23 +225,23 @@ fn an_agent_that_dies_in_mid_change_costs_its_own_communicator_alone() {
 }
 
 #[test]
-fn an_agent_that_does_not_prepare_holds_changes_off_ever_longer() {
-    let (mut fabric, id) = formed(3, 1);
+fn an_unprepared_agent_delays_changes_ever_longer() {
+    let (mut fabric, id) = Fabric::formed(3, 1, &EVERYONE);
     fabric.deaf(2, true);
     let link = uplink(&fabric, id);
-    strange(&mut fabric, link, 600_000_000);
+    fabric.cross(1, link, 600_000_000);
     fabric.run(SECOND * 300);
-    assert_eq!(switches(&fabric, id), 0);
+    assert_eq!(fabric.switch_count(id), 0);
     let counts = fabric.state.queries(Duration::ZERO).decision_counts();
     assert!((4..=10).contains(&counts.given_up), "{counts:?}");
     fabric.deaf(2, false);
     fabric.run(SECOND * 75);
     assert_eq!(crossing(&fabric, id, link), 0, "then it is changed");
-    assert_eq!(switches(&fabric, id), 1);
+    assert_eq!(fabric.switch_count(id), 1);
 }
 
 #[test]
-fn a_spine_that_dies_is_left_and_comes_back() {
+fn a_dead_spine_is_left_and_comes_back() {
     for seed in 0..4 {
         let (mut fabric, [first, second]) = halves(seed);
         let idle = slowdown(&mut fabric);
@@ -294,8 +261,7 @@ fn a_spine_that_dies_is_left_and_comes_back() {
         fabric.run(SECOND * 60);
         assert!(fabric.state.failed_links().is_empty(), "seed {seed}");
         assert!(fabric.state.congested_links().is_empty(), "seed {seed}");
-        assert!(fabric.state.dissolve(fabric.now, third, "enough"));
-        fabric.run_until_quiet();
+        assert!(fabric.dissolve(third));
         fabric.run(SECOND * 5);
         assert_eq!(fabric.ids(), BTreeSet::from([first, second]));
         assert!(slowdown(&mut fabric) <= idle * 1.05, "seed {seed}");
@@ -312,9 +278,9 @@ fn traced_over(fabric: &Fabric, spine: &str) -> u64 {
 }
 
 #[test]
-fn a_fabric_that_is_known_is_left_in_peace() {
+fn a_known_fabric_is_rarely_traced() {
     for seed in 0..4 {
-        let mut fabric = traced(seed, 2);
+        let mut fabric = Fabric::traced(seed, 2);
         let first = fabric.traced;
         assert!((500..8000).contains(&first), "seed {seed}: {first} packets to learn 28 pairs");
         fabric.run(SECOND * 600);
@@ -332,18 +298,10 @@ fn a_fabric_that_is_known_is_left_in_peace() {
 #[test]
 fn what_is_drained_is_neither_used_nor_traced() {
     for seed in 0..8 {
-        let mut fabric = traced(seed, 2);
+        let mut fabric = Fabric::traced(seed, 2);
         let id = fabric.form("a", "first", &[0, 1, 4, 5]);
         fabric.run(SECOND * 3);
-        let drain = |fabric: &mut Fabric, instruction: Instruction| {
-            let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-            fabric.state.apply_stored(fabric.now, &changes);
-            fabric.run_until_quiet();
-        };
-        let (targets, kind) = (vec!["spine0".to_owned()], WithdrawalKind::Drain);
-        let reason = String::new();
-        let begin = Instruction::Withdraw { targets: targets.clone(), kind, from_ns: 0, until_ns: 0, reason };
-        drain(&mut fabric, begin);
+        fabric.drain("spine0");
         // Answers to questions that are under way.
         fabric.run(MS * 200);
         let before = traced_over(&fabric, "spine0");
@@ -358,7 +316,7 @@ fn what_is_drained_is_neither_used_nor_traced() {
             all.filter(|path| crosses(fabric, path, "spine0")).count()
         };
         assert_eq!(across(&fabric), 0, "seed {seed}");
-        drain(&mut fabric, Instruction::Restore { targets, kind });
+        fabric.end_drain("spine0");
         fabric.run(SECOND * 60);
         assert!(traced_over(&fabric, "spine0") > before, "seed {seed}: it is looked at again");
         assert!(across(&fabric) > 0, "seed {seed}: and used");

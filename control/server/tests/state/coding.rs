@@ -1,7 +1,7 @@
 //! Budgets and codecs: what ranks must agree on, what control chooses, and that it does not change its mind all the time.
 
-use super::fabric::{CrossTraffic, Fabric, MS, two_by_two};
-use super::world::{SECOND, World, hello, settings, settings_of};
+use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
+use super::world::{SECOND, World, hello, join_of, operation as timed, running, settings, settings_of};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::Hints;
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
@@ -13,8 +13,6 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
 
-const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
 fn bound(most: f64) -> Option<v1::Budget> {
     Some(v1::Budget { lets: Some(Lets::Vnmse(most)) })
 }
@@ -22,13 +20,6 @@ fn bound(most: f64) -> Option<v1::Budget> {
 fn listed(names: &[&str]) -> Option<v1::Budget> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
     Some(v1::Budget { lets: Some(Lets::Codecs(v1::CodecNames { names })) })
-}
-
-/// A fabric of which everything is known.
-fn fabric(seed: u64) -> Fabric {
-    let mut fabric = Fabric::new(seed, 1);
-    fabric.run(SECOND * 3);
-    fabric
 }
 
 /// The codec of the epoch in use, and its number.
@@ -42,8 +33,12 @@ fn set_budget(fabric: &mut Fabric, id: u64, rank: u32, budget: Option<v1::Budget
     let member = known.members.iter().find(|member| member.ranks.contains(&rank)).unwrap();
     let session = member.session.unwrap();
     let said = v1::SetBudget { communicator: id, rank, budget };
-    fabric.state.message(fabric.now, session, from_agent::Message::SetBudget(said).into());
-    fabric.run_until_quiet();
+    fabric.send(session, from_agent::Message::SetBudget(said));
+}
+
+/// A join with a budget.
+fn within(budget: Option<v1::Budget>) -> v1::Join {
+    v1::Join { budget, ..join_of("a", "world", 0, 0) }
 }
 
 fn plan(fabric: &Fabric, id: u64) -> v1::PlanStatus {
@@ -51,7 +46,7 @@ fn plan(fabric: &Fabric, id: u64) -> v1::PlanStatus {
 }
 
 #[test]
-fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
+fn a_slow_fabric_compresses_within_the_budget() {
     for (budget, codec, most) in [
         (None, "exact", None),
         (bound(1e-6), "fp16", Some(1e-6)),
@@ -61,7 +56,7 @@ fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
         (listed(&["exact", "bf16"]), "bf16", None),
         (Some(v1::Budget { lets: Some(Lets::MatchBf16(true)) }), "bf16", None),
     ] {
-        let mut fabric = fabric(1);
+        let mut fabric = Fabric::traced(1, 1);
         let beside = fabric.form("b", "beside", &EVERYONE);
         let id = fabric.create_within("a", "world", &EVERYONE, budget.clone());
         fabric.run(SECOND * 3);
@@ -80,9 +75,7 @@ fn ranks_must_name_the_same_budget() {
     let mut world = World::new(settings(4), 1);
     let sessions: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
     let join = |world: &mut World, rank: u32, budget: Option<v1::Budget>| {
-        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        let request = u64::from(rank) + 1;
-        let join = v1::Join { request, tenant, communicator, rank, ranks: 4, budget, ..v1::Join::default() };
+        let join = v1::Join { budget, ..join_of("a", "world", rank, 4) };
         world.send(sessions[rank as usize], from_agent::Message::Join(join));
     };
     join(&mut world, 0, bound(0.01));
@@ -111,10 +104,8 @@ fn ranks_must_name_the_same_budget() {
     let mut world = World::new(settings(4), 2);
     let sessions: Vec<SessionId> = (0..2).map(|host| world.agent(host)).collect();
     for (rank, names) in [["int8", "bf16"], ["bf16", "int8"]].iter().enumerate() {
-        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        let (request, rank, budget) = (rank as u64 + 1, rank as u32, listed(names));
-        let join = v1::Join { request, tenant, communicator, rank, ranks: 2, budget, ..v1::Join::default() };
-        world.send(sessions[rank as usize], from_agent::Message::Join(join));
+        let join = v1::Join { budget: listed(names), ..join_of("a", "world", rank as u32, 2) };
+        world.send(sessions[rank], from_agent::Message::Join(join));
     }
     let recipe = world.recipe(sessions[0]);
     assert_eq!(
@@ -125,8 +116,8 @@ fn ranks_must_name_the_same_budget() {
 }
 
 #[test]
-fn another_budget_is_in_effect_once_all_ranks_have_said_it() {
-    let mut fabric = fabric(2);
+fn a_budget_takes_effect_when_all_ranks_agree() {
+    let mut fabric = Fabric::traced(2, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
     let (_, epoch) = runs(&fabric, id);
@@ -161,8 +152,8 @@ fn another_budget_is_in_effect_once_all_ranks_have_said_it() {
 }
 
 #[test]
-fn a_budget_is_agreed_on_while_a_change_is_under_way_and_without_planning() {
-    let mut fabric = fabric(3);
+fn a_budget_changes_amid_changes_and_without_planning() {
+    let mut fabric = Fabric::traced(3, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
     let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
@@ -189,7 +180,7 @@ fn a_budget_is_agreed_on_while_a_change_is_under_way_and_without_planning() {
 #[test]
 fn what_nobody_waits_for_stays_exact() {
     const BYTES: u64 = 16 << 20;
-    let mut fabric = fabric(1);
+    let mut fabric = Fabric::traced(1, 1);
     let id = fabric.create_within("a", "world", &EVERYONE, bound(0.05));
     fabric.run(SECOND * 3);
     let mut follows = |hints: Hints| {
@@ -223,7 +214,7 @@ fn what_nobody_waits_for_stays_exact() {
 }
 
 #[test]
-fn a_fast_fabric_stays_exact_until_it_is_slow() {
+fn a_fast_fabric_stays_uncompressed_until_slow() {
     for (rate, codec) in [("100Gbit/s", "exact"), ("1Gbit/s", "rotated 4"), ("100Mbit/s", "rotated 4")] {
         let topology = two_by_two().replace("1Gbit/s", rate);
         let mut fabric = Fabric::of(settings_of(&topology), 5, 1, 0);
@@ -278,7 +269,7 @@ fn hours_of_strangers_make_nothing_flap() {
 
 #[test]
 fn what_agents_cannot_prepare_is_not_tried_again() {
-    let mut fabric = fabric(6);
+    let mut fabric = Fabric::traced(6, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
     fabric.deaf(3, true);
@@ -301,23 +292,11 @@ fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
-/// The two agents join within a budget; their recipes.
-fn joined(world: &mut World, sessions: &[SessionId], budget: &Option<v1::Budget>) -> Vec<v1::Recipe> {
-    for (rank, session) in sessions.iter().enumerate() {
-        world.received(*session);
-        let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-        let (request, rank, budget) = (rank as u64 + 1, rank as u32, budget.clone());
-        let join = v1::Join { request, tenant, communicator, rank, ranks: 2, budget, ..v1::Join::default() };
-        world.send(*session, from_agent::Message::Join(join));
-    }
-    sessions.iter().map(|session| world.recipe(*session)).collect()
-}
-
 #[test]
 fn a_finer_codec_stands_beside_the_chosen_one() {
     let mut world = World::new(settings(4), 7);
-    let sessions = [0, 1].map(|host| world.hello(coded(host, vec![])));
-    let recipes = joined(&mut world, &sessions, &bound(0.05));
+    let sessions = world.connect([0, 1].map(|host| coded(host, vec![])));
+    let recipes = world.join_all(&sessions, &within(bound(0.05)));
     for coding in recipes.iter().map(|recipe| recipe.coding.as_ref().unwrap()) {
         assert_eq!((coding.codec.as_str(), coding.finer.as_deref()), ("rotated 4", Some("int8 stochastic")));
     }
@@ -326,8 +305,8 @@ fn a_finer_codec_stands_beside_the_chosen_one() {
 #[test]
 fn a_restart_finds_what_operations_lost() {
     let mut world = World::new(settings(4), 7);
-    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
-    let recipes = joined(&mut world, &sessions, &bound(0.05));
+    let sessions = world.connect([0, 1].map(|host| coded(host, vec![])));
+    let recipes = world.join_all(&sessions, &within(bound(0.05)));
     let id = recipes[0].communicator;
     world.prepare(&sessions, id, 1);
     let tell = |world: &mut World, error: f64| {
@@ -335,13 +314,8 @@ fn a_restart_finds_what_operations_lost() {
         let told = v1::Operation { communicator: id, bytes: 16 << 20, coded, ..Default::default() };
         world.state.take_coded(world.now, &v1::Operation { first_epoch: 1, last_epoch: 1, ..told });
         let learned = |output: &Output| matches!(output, Output::Fact(Fact::LossLearned { .. }));
-        world
-            .state
-            .take_outputs()
-            .iter()
-            .filter(|output| learned(output))
-            .filter_map(outdated_plan)
-            .collect::<Vec<_>>()
+        let outputs = world.state.take_outputs();
+        outputs.iter().filter(|output| learned(output)).filter_map(outdated_plan).collect::<Vec<_>>()
     };
     // Something new is written, the same again is not, much more is.
     assert_eq!(tell(&mut world, 0.02), [id]);
@@ -358,10 +332,7 @@ fn a_restart_finds_what_operations_lost() {
     known.losses.push(Loss { codec: "int8".to_owned(), loss: f64::NAN, bytes: 1.0 });
     let mut world = World::new(settings(4), 8);
     world.state.restore(stored, 0);
-    let running = |recipe: &v1::Recipe| vec![v1::Recipe { peers: vec![], ..recipe.clone() }];
-    recipes.iter().enumerate().for_each(|(host, recipe)| {
-        world.hello(coded(host, running(recipe)));
-    });
+    world.connect(recipes.iter().enumerate().map(|(host, recipe)| coded(host, running(recipe))));
     let Change::Plan(plan) = world.state.plan_change(id) else { panic!("it is not there") };
     assert_eq!(plan.losses, losses);
 }
@@ -369,11 +340,10 @@ fn a_restart_finds_what_operations_lost() {
 #[test]
 fn a_restart_finds_budget_and_codec_again() {
     let mut world = World::new(settings(4), 7);
-    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(coded(host, vec![]))).collect();
-    let recipes = joined(&mut world, &sessions, &bound(0.05));
+    let sessions = world.connect([0, 1].map(|host| coded(host, vec![])));
+    let recipes = world.join_all(&sessions, &within(bound(0.05)));
     assert_eq!(recipes[0].coding.as_ref().unwrap().codec, "rotated 4");
     let mut world = World::new(settings(4), 8);
-    let running = |recipe: &v1::Recipe| vec![v1::Recipe { peers: vec![], ..recipe.clone() }];
     let sessions: Vec<SessionId> =
         recipes.iter().enumerate().map(|(host, recipe)| world.hello(coded(host, running(recipe)))).collect();
     world.wait(SECOND * 30);
@@ -417,8 +387,8 @@ fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
 }
 
 #[test]
-fn what_operations_really_lose_decides_instead_of_what_was_thought() {
-    let mut fabric = fabric(8);
+fn measured_loss_decides_over_assumed_loss() {
+    let mut fabric = Fabric::traced(8, 1);
     // Heavy tails would lose too much by int8: it is tried, for normal tensors do not.
     let id = fabric.create_within("a", "world", &EVERYONE, bound(1e-3));
     fabric.run(SECOND * 3);
@@ -451,8 +421,8 @@ fn zeros(fabric: &mut Fabric, id: u64, operations: u64, zeros: Option<u32>) {
 }
 
 #[test]
-fn exact_tensors_with_many_zeros_go_without_them_and_others_as_they_are() {
-    let mut fabric = fabric(10);
+fn sparse_tensors_go_without_zeros_dense_ones_whole() {
+    let mut fabric = Fabric::traced(10, 1);
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
     let (_, epoch) = runs(&fabric, id);
@@ -497,17 +467,14 @@ fn a_fast_fabric_sends_zeros_too() {
 
 #[test]
 fn small_operations_beside_large_ones_keep_nothing_exact() {
-    let mut fabric = fabric(9);
+    let mut fabric = Fabric::traced(9, 1);
     let id = fabric.create_within("a", "world", &EVERYONE, bound(0.05));
     fabric.run(SECOND * 3);
     let session = fabric.session(id, 0);
     // Three sums of two numbers for each of a gradient.
     for operation in 0..40 {
         let bytes = if operation % 4 == 3 { 64 << 20 } else { 8 };
-        let (called_ns, ended_ns) = (1 + operation * 1000, 500 + operation * 1000);
-        let ranks =
-            vec![v1::RankTiming { rank: 0, called_ns, ended_ns, failed: false, ..Default::default() }];
-        let told = v1::Operation { communicator: id, operation, bytes, ranks, ..v1::Operation::default() };
+        let told = timed(id, operation, bytes, 0, (1 + operation * 1000, 500 + operation * 1000));
         fabric.state.take_operation(fabric.now, session, &told);
     }
     let (codec, reason) = fabric.state.best_codec(fabric.now, id);

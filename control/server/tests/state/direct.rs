@@ -1,10 +1,10 @@
 //! How small operations go: by delays and rates; an operator's choice; after a restart as before.
 
 use super::fabric::Fabric;
-use super::world::{SECOND, World, hello, settings, settings_of};
-use harmonaize_api::v1::{self, from_agent};
+use super::topology::star;
+use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
+use harmonaize_api::v1;
 use harmonaize_planner::AlgorithmPolicy;
-use harmonaize_server::state::SessionId;
 use std::time::Duration;
 
 fn sizes(recipe: &v1::Recipe) -> (u64, u64) {
@@ -12,34 +12,12 @@ fn sizes(recipe: &v1::Recipe) -> (u64, u64) {
     (tuning.one_shot_bytes, tuning.two_shot_bytes)
 }
 
-/// Eight hosts on one switch.
-fn star(delay: &str) -> String {
-    let mut text = "[[switch]]\nname = \"s\"\n".to_owned();
-    for host in 0..8 {
-        text += &format!("[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s\"\n");
-        text += &format!("rate = \"1Gbit/s\"\ndelay = \"{delay}\"\n");
-    }
-    text
-}
-
-/// A communicator of a tenant over agents that say this of themselves; its recipes.
-fn form(world: &mut World, tenant: &str, sessions: &[SessionId]) -> Vec<v1::Recipe> {
-    for (rank, session) in sessions.iter().enumerate() {
-        world.received(*session);
-        let (tenant, communicator) = (tenant.to_owned(), "world".to_owned());
-        let (request, rank, ranks) = (rank as u64 + 1, rank as u32, sessions.len() as u32);
-        let join = v1::Join { request, tenant, communicator, rank, ranks, ..v1::Join::default() };
-        world.send(*session, from_agent::Message::Join(join));
-    }
-    sessions.iter().map(|session| world.recipe(*session)).collect()
-}
-
 #[test]
-fn the_longer_the_way_the_larger_what_goes_in_one_shot() {
+fn longer_delays_make_one_shot_sizes_larger() {
     let found = ["20us", "0.5ms"].map(|delay| {
-        let mut world = World::new(settings_of(&star(delay)), 1);
-        let sessions: Vec<SessionId> = (0..8).map(|host| world.hello(hello(host, vec![]))).collect();
-        let recipes = form(&mut world, "a", &sessions);
+        let mut world = World::new(settings_of(&star(8, delay)), 1);
+        let sessions = world.connect((0..8).map(|host| hello(host, vec![])));
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
         assert!(recipes.iter().all(|recipe| sizes(recipe) == sizes(&recipes[0])));
         let known = world.state.communicator_view(recipes[0].communicator).unwrap();
         let reason = known.next.unwrap().algorithm.reason;
@@ -59,22 +37,20 @@ fn an_operator_may_choose_for_a_tenant() {
         (AlgorithmPolicy::OneShot, (1 << 20, 0)),
         (AlgorithmPolicy::TwoShot, (0, 1 << 20)),
     ] {
-        let mut settings = settings_of(&star("0.5ms"));
+        let mut settings = settings_of(&star(8, "0.5ms"));
         settings.direct.insert("a".to_owned(), choice);
         let mut world = World::new(settings, 3);
-        let sessions: Vec<SessionId> = (0..4).map(|host| world.hello(hello(host, vec![]))).collect();
-        let [chosen, left] = ["a", "b"].map(|tenant| sizes(&form(&mut world, tenant, &sessions)[0]));
+        let sessions = world.connect((0..4).map(|host| hello(host, vec![])));
+        let [chosen, left] =
+            ["a", "b"].map(|tenant| sizes(&world.join_all(&sessions, &join_of(tenant, "world", 0, 0))[0]));
         assert_eq!(chosen, expected);
         assert!(left.0 > 0 && left.1 > left.0, "{left:?}");
     }
 }
 
 #[test]
-fn a_change_of_plan_moves_sizes_only_where_much_has_changed() {
-    let mut fabric = Fabric::new(4, 1);
-    fabric.run(SECOND * 3);
-    let id = fabric.form("a", "world", &[0, 1, 2, 3]);
-    fabric.run(SECOND * 3);
+fn a_small_change_of_plan_keeps_sizes() {
+    let (mut fabric, id) = Fabric::formed(4, 1, &[0, 1, 2, 3]);
     let before = sizes(&fabric.recipe_of(0, id));
     assert!(before.0 > 0, "{before:?}");
     let order: Vec<u32> = fabric.epoch(id).order.iter().rev().copied().collect();
@@ -89,13 +65,13 @@ fn a_change_of_plan_moves_sizes_only_where_much_has_changed() {
 #[test]
 fn a_restart_finds_the_sizes_again() {
     let mut world = World::new(settings(4), 5);
-    let sessions: Vec<SessionId> = (0..2).map(|host| world.hello(hello(host, vec![]))).collect();
-    let recipes = form(&mut world, "a", &sessions);
+    let sessions = world.connect((0..2).map(|host| hello(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let expected = sizes(&recipes[0]);
     assert!(expected.0 > 0);
     let mut world = World::new(settings(4), 6);
     for (host, recipe) in recipes.iter().enumerate() {
-        world.hello(hello(host, vec![v1::Recipe { peers: vec![], ..recipe.clone() }]));
+        world.hello(hello(host, running(recipe)));
     }
     world.wait(SECOND * 30);
     let plan = world.state.queries(Duration::ZERO).plans(recipes[0].communicator).unwrap().plans.remove(0);

@@ -1,23 +1,10 @@
 //! What tenants are told while their communicators run, and who of them.
 
-use super::fabric::{CrossTraffic, Fabric};
+use super::fabric::{CrossTraffic, EVERYONE, Fabric};
 use super::turns::{Job, run};
-use super::world::SECOND;
+use super::world::{SECOND, operation};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, EventKind, EventLevel, from_agent};
-use harmonaize_server::state::Instruction;
 use harmonaize_store::WithdrawalKind;
-use std::time::Duration;
-
-const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-/// A fabric with a communicator of tenant a over some hosts in use.
-fn formed(seed: u64, hosts: &[usize]) -> (Fabric, u64) {
-    let mut fabric = Fabric::new(seed, 1);
-    fabric.run(SECOND * 3);
-    let id = fabric.form("a", "world", hosts);
-    fabric.run(SECOND * 3);
-    (fabric, id)
-}
 
 /// Reads on until nothing comes for three ticks: kinds, levels and ranks; and where that ends.
 fn read_events(
@@ -42,52 +29,10 @@ fn read_events(
     (events, cursor)
 }
 
-/// All that has been told by now, and where that ends.
-fn everything(fabric: &mut Fabric, mut cursor: v1::EventCursor) -> (Vec<v1::TenantEvent>, v1::EventCursor) {
-    let mut events = Vec::new();
-    loop {
-        fabric.read(0, 1, "a", Some(cursor), Duration::ZERO);
-        let read = fabric.read.pop().unwrap();
-        cursor = read.cursor.unwrap();
-        if read.events.is_empty() {
-            return (events, cursor);
-        }
-        events.extend(read.events);
-    }
-}
-
-/// Where who asks now stands.
-fn here(fabric: &mut Fabric) -> v1::EventCursor {
-    fabric.read(0, 1, "a", None, Duration::ZERO);
-    let read = fabric.read.pop().unwrap();
-    assert!(read.events.is_empty() && read.refused.is_empty(), "{read:?}");
-    read.cursor.unwrap()
-}
-
-pub(super) fn withdraw(
-    fabric: &mut Fabric,
-    target: &str,
-    kind: WithdrawalKind,
-    (from_ns, until_ns): (u64, u64),
-) {
-    let targets = vec![target.to_owned()];
-    let instruction = Instruction::Withdraw { targets, kind, from_ns, until_ns, reason: String::new() };
-    let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.apply_stored(fabric.now, &changes);
-    fabric.run_until_quiet();
-}
-
-pub(super) fn restore(fabric: &mut Fabric, target: &str, kind: WithdrawalKind) {
-    let instruction = Instruction::Restore { targets: vec![target.to_owned()], kind };
-    let changes = fabric.state.consider(fabric.now, &instruction).unwrap();
-    fabric.state.apply_stored(fabric.now, &changes);
-    fabric.run_until_quiet();
-}
-
 #[test]
-fn a_lost_rank_is_told_at_the_next_tick_to_who_waits() {
-    let (mut fabric, _) = formed(1, &[1, 2, 5]);
-    let from = here(&mut fabric);
+fn lost_ranks_are_reported_at_the_next_tick() {
+    let (mut fabric, _) = Fabric::formed(1, 1, &[1, 2, 5]);
+    let from = fabric.here();
     fabric.read(0, 7, "a", Some(from), SECOND * 30);
     fabric.run(SECOND * 3);
     assert!(fabric.read.is_empty(), "nothing has happened");
@@ -99,29 +44,29 @@ fn a_lost_rank_is_told_at_the_next_tick_to_who_waits() {
 }
 
 #[test]
-fn ranks_are_named_before_their_host_is_taken_away_and_when_it_is_back() {
-    let (mut fabric, _) = formed(2, &[0, 3, 6]);
-    let from = here(&mut fabric);
+fn maintenance_events_name_the_ranks_concerned() {
+    let (mut fabric, _) = Fabric::formed(2, 1, &[0, 3, 6]);
+    let from = fabric.here();
     let now = fabric.now.as_nanos() as u64;
     let window = (now + 60_000_000_000, now + 90_000_000_000);
-    withdraw(&mut fabric, "h6", WithdrawalKind::Maintenance, window);
+    fabric.withdraw("h6", WithdrawalKind::Maintenance, window);
     let (events, from) = read_events(&mut fabric, from);
     assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![2])]);
     // Of another host, nothing; a second communicator hears of it as it forms.
-    withdraw(&mut fabric, "h1", WithdrawalKind::Drain, (0, 0));
-    restore(&mut fabric, "h1", WithdrawalKind::Drain);
-    restore(&mut fabric, "h6", WithdrawalKind::Maintenance);
+    fabric.drain("h1");
+    fabric.end_drain("h1");
+    fabric.restore("h6", WithdrawalKind::Maintenance);
     let (events, _) = read_events(&mut fabric, from);
     assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![])]);
 }
 
 #[test]
-fn congestion_is_told_when_it_slows_and_when_it_is_over() {
-    let (mut fabric, id) = formed(3, &EVERYONE);
-    let from = here(&mut fabric);
+fn congestion_is_reported_at_onset_and_end() {
+    let (mut fabric, id) = Fabric::formed(3, 1, &EVERYONE);
+    let from = fabric.here();
     // Half of both spines, which no plan avoids.
-    cross(&mut fabric, 0, "spine0", 600_000_000);
-    cross(&mut fabric, 1, "spine1", 600_000_000);
+    cross_spine(&mut fabric, 0, "spine0", 600_000_000);
+    cross_spine(&mut fabric, 1, "spine1", 600_000_000);
     let (events, from) = read_events(&mut fabric, from);
     let levels = |events: &[(EventKind, EventLevel, Vec<u32>)]| -> Vec<EventLevel> {
         assert!(events.iter().all(|(.., ranks)| ranks.is_empty()), "{events:?}");
@@ -130,8 +75,7 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
     };
     let last = levels(&events).last().copied();
     assert!(matches!(last, Some(EventLevel::Mild | EventLevel::Severe)), "{events:?}");
-    fabric.cross_traffic.clear();
-    fabric.sample_all();
+    fabric.calm();
     fabric.run(SECOND * 60);
     let (events, _) = read_events(&mut fabric, from);
     assert_eq!(levels(&events).last(), Some(&EventLevel::None), "{events:?}");
@@ -139,16 +83,16 @@ fn congestion_is_told_when_it_slows_and_when_it_is_over() {
 }
 
 /// A stranger's flow from the first rack to the second, over a spine.
-fn cross(fabric: &mut Fabric, number: u32, spine: &str, bits: u64) {
-    for (way, (from, to)) in [("leaf0", spine), (spine, "leaf1")].into_iter().enumerate() {
+fn cross_spine(fabric: &mut Fabric, number: u32, spine: &str, bits: u64) {
+    for (way, (from, to)) in (0..).zip([("leaf0", spine), (spine, "leaf1")]) {
         let link = fabric.link(from, to);
-        fabric.cross_traffic.insert(number * 2 + way as u32, CrossTraffic { link, bits });
+        fabric.cross_traffic.insert(number * 2 + way, CrossTraffic { link, bits });
     }
     fabric.sample_all();
 }
 
 #[test]
-fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
+fn a_mostly_computing_job_hears_of_congestion() {
     // So much of each spine; of the larger flow nothing is left that a connection's own agent would call traffic.
     for (seed, bits) in [(0, 900_000_000), (1, 900_000_000), (2, 960_000_000), (3, 960_000_000)] {
         let mut fabric = Fabric::new(seed, 1);
@@ -156,24 +100,23 @@ fn a_training_that_mostly_computes_hears_of_what_slows_its_operations() {
         fabric.run(SECOND * 3);
         let mut jobs = [Job::of("a", &mut fabric, 0, (120.0, 30.0, 10.0))];
         run(&mut fabric, &mut jobs, 10);
-        let from = here(&mut fabric);
+        let from = fabric.here();
         let levels = |fabric: &mut Fabric, from| -> (Vec<EventLevel>, v1::EventCursor) {
-            let (told, from) = everything(fabric, from);
+            let (told, from) = fabric.events_from(from);
             let told = told.iter().filter(|event| event.kind() == EventKind::Congestion);
             (told.map(|event| event.level()).collect(), from)
         };
         // One spine is left to the stranger; the other has room for all.
-        cross(&mut fabric, 0, "spine0", bits);
+        cross_spine(&mut fabric, 0, "spine0", bits);
         run(&mut fabric, &mut jobs, 10);
         let (told, from) = levels(&mut fabric, from);
         assert!(told.last().is_none_or(|level| *level == EventLevel::None), "seed {seed}: {told:?}");
         // What it sends on average passes over what is left of both, and its operations take five times as long.
-        cross(&mut fabric, 1, "spine1", bits);
+        cross_spine(&mut fabric, 1, "spine1", bits);
         run(&mut fabric, &mut jobs, 10);
         let (told, from) = levels(&mut fabric, from);
         assert_eq!(told.last(), Some(&EventLevel::Severe), "seed {seed}: {told:?}");
-        fabric.cross_traffic.clear();
-        fabric.sample_all();
+        fabric.calm();
         run(&mut fabric, &mut jobs, 40);
         let (told, _) = levels(&mut fabric, from);
         assert_eq!(told.last(), Some(&EventLevel::None), "seed {seed}: {told:?}");
@@ -185,24 +128,13 @@ fn both_report(fabric: &mut Fabric, id: u64, report: u64, ms: u64) {
     for participant in 0..2 {
         let operation = |number: u64| {
             let called = 1_700_000_000_000_000_000 + number * 2_000_000_000;
-            let (called_ns, ended_ns) =
-                (called - u64::from(participant) * 1_000_000_000, called + ms * 1_000_000);
-            let ranks =
-                vec![v1::RankTiming { rank: participant, called_ns, ended_ns, ..v1::RankTiming::default() }];
-            v1::Operation {
-                communicator: id,
-                operation: number,
-                bytes: 1 << 20,
-                participant,
-                ranks,
-                ..Default::default()
-            }
+            let times = (called - u64::from(participant) * 1_000_000_000, called + ms * 1_000_000);
+            operation(id, number, 1 << 20, participant, times)
         };
         let operations = (report * 10..report * 10 + 10).map(operation).collect();
         let told = v1::TelemetryReport { sequence: report + 1, operations, ..Default::default() };
         let session = fabric.session(id, participant as usize);
-        fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(told).into());
-        fabric.run_until_quiet();
+        fabric.send(session, from_agent::Message::Telemetry(told));
     }
     fabric.run(SECOND);
 }
@@ -226,18 +158,17 @@ fn queue(fabric: &mut Fabric, id: u64) {
         source_port: recipe.peers[0].source_ports[0],
     };
     let session = fabric.session(id, 0);
-    fabric.state.message(fabric.now, session, from_agent::Message::PathCongestion(told).into());
-    fabric.run_until_quiet();
+    fabric.send(session, from_agent::Message::PathCongestion(told));
 }
 
 #[test]
-fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_shows_it() {
+fn slow_operations_beside_queues_are_congestion() {
     let mut fabric = Fabric::new(8, 1);
     fabric.state.settings_mut().telemetry_interval = SECOND;
     fabric.run(SECOND * 3);
     let id = fabric.form("a", "world", &[0, 4]);
     fabric.run(SECOND * 3);
-    let mut from = here(&mut fabric);
+    let mut from = fabric.here();
     let mut report = 0;
     let mut levels = |fabric: &mut Fabric, ms: u64, queued: bool, seconds: u32| -> Vec<EventLevel> {
         for _ in 0..seconds {
@@ -248,7 +179,7 @@ fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_
             report += 1;
         }
         fabric.run(SECOND);
-        let (told, next) = everything(fabric, from);
+        let (told, next) = fabric.events_from(from);
         from = next;
         let told = told.iter().filter(|event| event.kind() == EventKind::Congestion);
         told.map(|event| event.level()).collect()
@@ -269,15 +200,15 @@ fn operations_that_take_longer_while_queues_stand_are_congestion_though_no_plan_
 }
 
 #[test]
-fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
-    let (mut fabric, _) = formed(6, &[0, 4]);
-    let from = here(&mut fabric);
+fn own_communicators_are_no_congestion() {
+    let (mut fabric, _) = Fabric::formed(6, 1, &[0, 4]);
+    let from = fabric.here();
     // All share the hosts' own links, and some those between racks.
     for (number, hosts) in [[0, 5], [1, 4], [0, 4], [2, 6], [3, 7]].iter().enumerate() {
         fabric.form("a", &format!("other{number}"), hosts);
         fabric.run(SECOND * 3);
     }
-    let (told, from) = everything(&mut fabric, from);
+    let (told, from) = fabric.events_from(from);
     let congestion = told.iter().filter(|event| event.kind() == EventKind::Congestion);
     assert_eq!(congestion.count(), 0, "{told:?}");
     // Another tenant's is.
@@ -285,7 +216,7 @@ fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
         fabric.form("b", &format!("b{number}"), &[0, 4]);
     }
     fabric.run(SECOND * 3);
-    let (told, _) = everything(&mut fabric, from);
+    let (told, _) = fabric.events_from(from);
     let mut congested: Vec<String> = told
         .into_iter()
         .filter(|event| event.kind() == EventKind::Congestion && event.level() != EventLevel::None)
@@ -298,11 +229,11 @@ fn a_tenants_own_communicators_are_no_congestion_to_each_other() {
 }
 
 #[test]
-fn a_window_is_told_two_minutes_before_and_not_sooner() {
-    let (mut fabric, _) = formed(7, &[0, 3, 6]);
-    let from = here(&mut fabric);
+fn a_window_is_announced_two_minutes_before() {
+    let (mut fabric, _) = Fabric::formed(7, 1, &[0, 3, 6]);
+    let from = fabric.here();
     let from_ns = (fabric.now + SECOND * 3600).as_nanos() as u64;
-    withdraw(&mut fabric, "h3", WithdrawalKind::Maintenance, (from_ns, from_ns + 60_000_000_000));
+    fabric.withdraw("h3", WithdrawalKind::Maintenance, (from_ns, from_ns + 60_000_000_000));
     fabric.run(SECOND * 3470);
     let (events, from) = read_events(&mut fabric, from);
     assert_eq!(events, []);
@@ -312,13 +243,13 @@ fn a_window_is_told_two_minutes_before_and_not_sooner() {
 }
 
 #[test]
-fn while_something_is_drained_others_traffic_is_still_told_apart() {
-    let (mut fabric, _) = formed(6, &[0, 4]);
+fn a_drain_and_cross_traffic_are_told_apart() {
+    let (mut fabric, _) = Fabric::formed(6, 1, &[0, 4]);
     fabric.form("b", "other", &[1, 5]);
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     // Both pairs share the spine that is left.
-    withdraw(&mut fabric, "spine0", WithdrawalKind::Drain, (0, 0));
+    fabric.drain("spine0");
     let (events, from) = read_events(&mut fabric, from);
     let slow = |events: &[(EventKind, EventLevel, Vec<u32>)]| {
         let slow = |(kind, level, _): &(EventKind, EventLevel, Vec<u32>)| {
@@ -332,8 +263,7 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
         "{events:?}"
     );
     let link = fabric.link("leaf0", "spine1");
-    fabric.cross_traffic.insert(0, CrossTraffic { link, bits: 700_000_000 });
-    fabric.sample_all();
+    fabric.cross(0, link, 700_000_000);
     let (events, from) = read_events(&mut fabric, from);
     let congested = slow(&events);
     assert!(
@@ -341,12 +271,11 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
         "{events:?}"
     );
     assert!(congested.last().is_some_and(|(_, level)| *level > EventLevel::None), "{events:?}");
-    fabric.cross_traffic.clear();
-    fabric.sample_all();
+    fabric.calm();
     fabric.run(SECOND * 60);
     let (events, from) = read_events(&mut fabric, from);
     assert_eq!(slow(&events).last(), Some(&(EventKind::Congestion, EventLevel::None)), "{events:?}");
-    restore(&mut fabric, "spine0", WithdrawalKind::Drain);
+    fabric.end_drain("spine0");
     fabric.run(SECOND * 10);
     let (events, _) = read_events(&mut fabric, from);
     let whole = slow(&events);
@@ -355,19 +284,19 @@ fn while_something_is_drained_others_traffic_is_still_told_apart() {
 }
 
 #[test]
-fn a_cursor_from_before_control_began_is_refused_as_such() {
-    let (mut fabric, _) = formed(4, &[1, 2]);
+fn a_cursor_of_an_earlier_start_is_refused() {
+    let (mut fabric, _) = Fabric::formed(4, 1, &[1, 2]);
     let from = v1::EventCursor { feed: 7, next: 3 };
     fabric.read(0, 2, "b", Some(from), SECOND);
     assert!(fabric.read.pop().unwrap().refused.contains("not of this feed"));
 }
 
 #[test]
-fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
-    let (mut fabric, _) = formed(4, &[1, 2]);
+fn a_tenant_hears_nothing_of_others() {
+    let (mut fabric, _) = Fabric::formed(4, 1, &[1, 2]);
     fabric.form("b", "world", &[3, 4]);
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     fabric.read(0, 2, "b", Some(from), SECOND);
     assert!(fabric.read.pop().unwrap().refused.contains("not of this feed"));
     fabric.kill(4);
@@ -381,8 +310,8 @@ fn a_tenant_hears_nothing_of_others_and_a_foreign_cursor_is_refused() {
 }
 
 #[test]
-fn who_waits_too_much_or_goes_away_costs_nothing() {
-    let (mut fabric, _) = formed(5, &[1, 2]);
+fn too_many_or_lost_readers_cost_nothing() {
+    let (mut fabric, _) = Fabric::formed(5, 1, &[1, 2]);
     for request in 0..4096 {
         fabric.read(6, request, "a", None, SECOND * 600);
     }

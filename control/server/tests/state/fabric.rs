@@ -1,7 +1,8 @@
 //! A fabric and its agents in virtual time: switches that hash, strangers' flows, agents that trace, probe, prepare, switch and
 //! tell what holds them up, each after a while of its own.
 
-use super::world::{SECOND, settings_of};
+use super::topology::leaf_spine;
+use super::world::{SECOND, join_of, settings_of};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_codec::Codec;
@@ -22,6 +23,14 @@ use spent::Spent;
 use tenants::Tenants;
 
 pub(super) const MS: Duration = Duration::from_millis(1);
+
+/// All hosts of [`two_by_two`].
+pub(super) const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
+pub(super) fn two_by_two() -> String {
+    leaf_spine(&EVERYONE.map(|host| host / 4), 2, || "50us".to_owned())
+}
 
 /// What is to happen.
 #[derive(Clone, Debug)]
@@ -93,34 +102,25 @@ pub(super) struct Fabric {
     pub tenants: Tenants,
 }
 
-/// Two racks of four hosts, two spines, 2:1: hosts at 1 Gbit/s, each leaf's uplinks at 1 Gbit/s.
-pub(super) fn two_by_two() -> String {
-    let mut text = String::new();
-    for (index, switch) in ["leaf0", "leaf1", "spine0", "spine1"].iter().enumerate() {
-        text += &format!("[[switch]]\nname = \"{switch}\"\naddresses = [\"10.64.0.{}\"]\n", index + 1);
-    }
-    for host in 0..8 {
-        text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{}\"\n", host / 4);
-    }
-    let mut link = |from: String, to: String| {
-        text +=
-            &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n");
-    };
-    for host in 0..8 {
-        link(format!("h{host}"), format!("leaf{}", host / 4));
-    }
-    for leaf in 0..2 {
-        for spine in 0..2 {
-            link(format!("leaf{leaf}"), format!("spine{spine}"));
-        }
-    }
-    text
-}
-
 impl Fabric {
     /// Everything whole and idle, agents connected. Links of communicators have `paths` connections each.
     pub(super) fn new(seed: u64, paths: u32) -> Self {
         Self::of(settings_of(&two_by_two()), seed, paths, 0)
+    }
+
+    /// The same once its paths are traced.
+    pub(super) fn traced(seed: u64, paths: u32) -> Self {
+        let mut fabric = Self::new(seed, paths);
+        fabric.run(SECOND * 3);
+        fabric
+    }
+
+    /// The same with a communicator of tenant a over some hosts in use.
+    pub(super) fn formed(seed: u64, paths: u32, hosts: &[usize]) -> (Self, u64) {
+        let mut fabric = Self::traced(seed, paths);
+        let id = fabric.form("a", "world", hosts);
+        fabric.run(SECOND * 3);
+        (fabric, id)
     }
 
     /// The same with these settings, and agents that code so many bytes a second (0: they have not measured).
@@ -181,6 +181,23 @@ impl Fabric {
 
     fn between(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_micros(self.rng.random_range(least * 1000..=most * 1000))
+    }
+
+    /// From now on a stranger's flow takes so much of a link.
+    pub(super) fn cross(&mut self, number: u32, link: DirectedLink, bits: u64) {
+        self.cross_traffic.insert(number, CrossTraffic { link, bits });
+        self.sample_all();
+    }
+
+    /// From now on no stranger takes anything.
+    pub(super) fn calm(&mut self) {
+        self.cross_traffic.clear();
+        self.sample_all();
+    }
+
+    /// How often a communicator has switched to a later epoch.
+    pub(super) fn switch_count(&self, id: u64) -> usize {
+        self.switches.get(&id).map_or(0, Vec::len)
     }
 
     /// The host's agent opens a session.
@@ -250,16 +267,9 @@ impl Fabric {
     ) -> u64 {
         let before: BTreeSet<u64> = self.ids();
         for (rank, host) in hosts.iter().enumerate() {
-            let join = v1::Join {
-                request: self.count + 1000 + rank as u64,
-                tenant: tenant.to_owned(),
-                communicator: name.to_owned(),
-                rank: rank as u32,
-                ranks: hosts.len() as u32,
-                timeout_ns: 0,
-                budget: budget.clone(),
-                regroup: None,
-            };
+            let (request, budget) = (self.count + 1000 + rank as u64, budget.clone());
+            let join = join_of(tenant, name, rank as u32, hosts.len() as u32);
+            let join = v1::Join { request, budget, ..join };
             let session = self.agents[*host].session.unwrap();
             self.send(session, from_agent::Message::Join(join));
         }
@@ -285,7 +295,7 @@ impl Fabric {
         self.agents[host].parts[&id].recipes.last_key_value().unwrap().1.clone()
     }
 
-    fn send(&mut self, session: SessionId, message: from_agent::Message) {
+    pub(super) fn send(&mut self, session: SessionId, message: from_agent::Message) {
         let (state, now, kind) = (&mut self.state, self.now, spent::kind(&message));
         self.spent.on(kind, || state.message(now, session, message.into()));
         self.run_until_quiet();

@@ -48,9 +48,8 @@ fn what_measurements_contradict_is_dropped_and_said_so() {
 }
 
 #[test]
-fn a_tenants_tasks_are_served_in_its_order_within_what_it_has() {
-    let mut fabric = Fabric::new(2, 1);
-    fabric.run(SECOND * 3);
+fn tasks_are_served_in_the_tenants_order() {
+    let mut fabric = Fabric::traced(2, 1);
     let mut ids = Vec::new();
     for (tenant, name) in [("a", "first"), ("a", "second"), ("b", "other")] {
         ids.push(fabric.form(tenant, name, &[0, 4]));
@@ -85,8 +84,7 @@ fn a_tenants_tasks_are_served_in_its_order_within_what_it_has() {
 
 #[test]
 fn hints_of_others_nonsense_and_floods_are_refused() {
-    let mut fabric = Fabric::new(3, 1);
-    fabric.run(SECOND * 3);
+    let mut fabric = Fabric::traced(3, 1);
     fabric.form("a", "job", &[0, 4]);
     fabric.run(SECOND * 3);
     let hints = Hints::new().period(MS * 50);
@@ -108,8 +106,7 @@ fn hints_of_others_nonsense_and_floods_are_refused() {
     // They end with their communicator, and are in no store.
     let id = *fabric.ids().iter().next().unwrap();
     assert!(!described_hints(&fabric, id).is_empty());
-    fabric.state.dissolve(fabric.now, id, "over");
-    fabric.run_until_quiet();
+    fabric.dissolve(id);
     assert!(fabric.state.queries(Duration::ZERO).plans(0).unwrap().plans.is_empty());
 }
 

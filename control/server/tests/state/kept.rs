@@ -67,7 +67,7 @@ fn members_go_on_after_a_restart_of_control() {
 }
 
 #[test]
-fn what_is_over_stays_over_until_its_members_are_gone() {
+fn what_ended_stays_over_until_members_leave() {
     let (mut fabric, id) = stored(OnFailure::End);
     fabric.kill(5);
     fabric.run(SECOND);
@@ -94,7 +94,7 @@ fn what_is_over_stays_over_until_its_members_are_gone() {
 }
 
 #[test]
-fn members_have_at_least_as_long_as_agents_may_take_to_come_back() {
+fn members_have_the_recovery_time_to_regroup() {
     let (mut fabric, id, _) = failed(&within(SECOND * 3));
     let stored = fabric.tenants.stored.clone();
     fabric.now += SECOND * 2;
@@ -132,7 +132,7 @@ fn nobody_waits_for_who_has_gone_meanwhile() {
 }
 
 #[test]
-fn an_agent_that_is_not_back_is_waited_for_as_long_as_it_may_take() {
+fn a_missing_agent_is_awaited_for_its_time() {
     let away = || {
         let (mut fabric, id, _) = failed(&within(SECOND * 60));
         let state = again(fabric.tenants.stored.clone());
@@ -155,7 +155,7 @@ fn an_agent_that_is_not_back_is_waited_for_as_long_as_it_may_take() {
 
 /// The moment between: members know that it has failed, and control dies before that is on disk.
 #[test]
-fn what_failed_is_known_by_its_agreement_where_control_died_before_it_was_stored() {
+fn an_unstored_failure_is_known_by_its_agreement() {
     for heard in [true, false] {
         let (mut fabric, id) = stored(OnFailure::Regroup { within: SECOND * 60 });
         fabric.tenants.disk_slow = true;
@@ -194,7 +194,7 @@ fn what_failed_is_known_by_its_agreement_where_control_died_before_it_was_stored
 
 /// The next moment: the one that goes on is in use, and control dies before it is on disk what was promised for it.
 #[test]
-fn who_went_on_has_what_was_promised_where_control_died_before_it_was_stored() {
+fn an_unstored_passed_agreement_is_kept() {
     let wanted = within(SECOND * 60);
     let (mut fabric, id, _) = failed(&wanted);
     let stored = fabric.tenants.stored.clone();
@@ -211,7 +211,7 @@ fn who_went_on_has_what_was_promised_where_control_died_before_it_was_stored() {
 }
 
 #[test]
-fn nobody_ends_what_others_run_by_saying_that_it_has_ended() {
+fn a_forged_end_ends_nothing() {
     let (mut fabric, id) = stored(OnFailure::Regroup { within: SECOND * 60 });
     let mut forged = fabric.recipe_of(0, id);
     forged.peers.clear();
@@ -227,7 +227,7 @@ fn nobody_ends_what_others_run_by_saying_that_it_has_ended() {
 }
 
 #[test]
-fn what_could_not_be_stored_is_stored_once_that_is_possible() {
+fn failed_stores_are_repeated() {
     let (mut fabric, id) = stored(OnFailure::Regroup { within: SECOND * 60 });
     fabric.tenants.disk_full = true;
     fabric.kill(5);

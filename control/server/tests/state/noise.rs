@@ -1,43 +1,30 @@
 //! Agents that take own bursts for others' traffic, as they do where processors are busy: trains tell what is true.
 
-use super::fabric::{CrossTraffic, Fabric, MS};
+use super::fabric::{EVERYONE, Fabric, MS};
 use super::world::SECOND;
 use harmonaize_planner::DirectedLink;
 use harmonaize_server::state::Trigger;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
-
-fn switches(fabric: &Fabric, id: u64) -> usize {
-    fabric.switches.get(&id).map_or(0, Vec::len)
-}
-
 #[test]
-fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() {
+fn own_bursts_change_nothing_and_hide_no_stranger() {
     for seed in 0..4 {
-        let mut fabric = Fabric::new(seed, 1);
-        fabric.run(SECOND * 3);
+        let mut fabric = Fabric::traced(seed, 1);
         let id = fabric.form("a", "world", &EVERYONE);
         fabric.noisy = true;
         fabric.sample_all();
         fabric.run(SECOND * 120);
-        assert_eq!(
-            switches(&fabric, id),
-            0,
-            "seed {seed}: {:#?}",
-            fabric.state.queries(Duration::ZERO).decisions().last()
-        );
+        assert_eq!(fabric.switch_count(id), 0, "seed {seed}: {:#?}", fabric.state.queries(Duration::ZERO).decisions().last());
         assert!(fabric.probes > 100, "seed {seed}: {} probes", fabric.probes);
         let spines = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
         let crosses =
             |fabric: &Fabric, link| fabric.own_paths(id).iter().any(|path| path.links().contains(&link));
         let link = *spines.iter().find(|link| crosses(&fabric, **link)).unwrap();
         let began = fabric.now;
-        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 500_000_000 });
-        fabric.sample_all();
+        fabric.cross(1, link, 500_000_000);
         fabric.run(SECOND * 60);
-        assert_eq!(switches(&fabric, id), 1, "seed {seed}: one switch an onset");
+        assert_eq!(fabric.switch_count(id), 1, "seed {seed}: one switch an onset");
         assert!(!crosses(&fabric, link), "seed {seed}");
         let decision = fabric.state.queries(Duration::ZERO).decisions().last().unwrap().clone();
         assert!(matches!(decision.trigger, Trigger::Verdict(_)), "seed {seed}: {decision:?}");
@@ -47,23 +34,21 @@ fn what_own_bursts_look_like_changes_nothing_and_a_stranger_is_found_among_it() 
         fabric.cross_traffic.clear();
         fabric.run(SECOND * 10);
         assert_eq!(fabric.state.congested_links().len(), 0, "seed {seed}: all is thought to be free again");
-        assert!(switches(&fabric, id) <= 2, "seed {seed}");
+        assert!(fabric.switch_count(id) <= 2, "seed {seed}");
         assert_eq!(fabric.ids(), BTreeSet::from([id]));
     }
 }
 
 #[test]
 fn trains_do_not_meet() {
-    let mut fabric = Fabric::new(5, 1);
-    fabric.run(SECOND * 3);
+    let mut fabric = Fabric::traced(5, 1);
     let ids = [0, 1, 2, 3].map(|host| fabric.form("a", &format!("c{host}"), &[host, host + 4]));
     fabric.noisy = true;
     for (name, (from, to)) in
         [("leaf0", "spine0"), ("spine0", "leaf1"), ("leaf1", "spine1")].into_iter().enumerate()
     {
         let link = fabric.link(from, to);
-        fabric.cross_traffic.insert(name as u32, CrossTraffic { link, bits: 600_000_000 });
-        fabric.sample_all();
+        fabric.cross(name as u32, link, 600_000_000);
         fabric.run(SECOND * 20 + MS);
     }
     fabric.cross_traffic.clear();
@@ -81,15 +66,14 @@ fn crossing(fabric: &Fabric, link: DirectedLink) -> usize {
 
 /// Two jobs: one over two racks, and one between two of its hosts, whose traffic comes to the same host by another spine.
 #[test]
-fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
+fn own_traffic_on_the_last_link_hides_nothing() {
     for seed in 0..12 {
-        let mut fabric = Fabric::new(seed, 1);
-        fabric.run(SECOND * 3);
+        let mut fabric = Fabric::traced(seed, 1);
         let ids = [fabric.form("b", "exchange", &[0, 4]), fabric.form("a", "training", &[0, 1, 4, 5])];
         fabric.run(SECOND * 10);
         (fabric.noisy, fabric.busy) = (true, 0.6);
         fabric.sample_all();
-        let total = |fabric: &Fabric| ids.iter().map(|id| switches(fabric, *id)).sum::<usize>();
+        let total = |fabric: &Fabric| ids.iter().map(|id| fabric.switch_count(*id)).sum::<usize>();
         let before = total(&fabric);
         fabric.run(SECOND * 600);
         assert_eq!(
@@ -104,15 +88,14 @@ fn own_traffic_that_shares_the_last_link_alone_does_not_hide_strangers() {
         };
         let link = *links.iter().find(|link| training(&fabric, **link)).unwrap();
         let (began, crossed) = (fabric.now, crossing(&fabric, link));
-        fabric.cross_traffic.insert(1, CrossTraffic { link, bits: 800_000_000 });
-        fabric.sample_all();
+        fabric.cross(1, link, 800_000_000);
         fabric.run(SECOND * 10);
         let decision = fabric.state.queries(Duration::ZERO).decisions().last().cloned();
         println!("seed {seed}: decided after {:?}", decision.as_ref().map(|decision| decision.at - began));
         assert!(decision.is_some() && crossing(&fabric, link) < crossed, "seed {seed}: {decision:?}");
         fabric.cross_traffic.clear();
         let ended = fabric.now;
-        while fabric.state.congested_links().len() > 0 && fabric.now < ended + SECOND * 10 {
+        while !fabric.state.congested_links().is_empty() && fabric.now < ended + SECOND * 10 {
             fabric.run(MS * 100);
         }
         println!("seed {seed}: free again after {:?}", fabric.now - ended);

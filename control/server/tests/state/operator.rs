@@ -1,6 +1,6 @@
 //! Instructions of operators: what is refused and why, what is in effect when, and what a restart finds again.
 
-use super::world::{SECOND, World, hello, settings};
+use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
 use harmonaize_server::state::{Instruction, InstructionError, SessionId};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
@@ -119,7 +119,7 @@ fn tenants_come_and_go() {
 }
 
 #[test]
-fn what_joins_while_its_tenant_is_removed_is_refused_or_ends() {
+fn joins_during_a_tenants_removal_are_refused() {
     let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     kept.instruct(&tenant("c", true)).unwrap();
@@ -165,7 +165,7 @@ fn what_cannot_be_withdrawn() {
 }
 
 #[test]
-fn drains_hold_over_restarts_until_they_are_given_back() {
+fn drains_hold_over_restarts_until_restored() {
     let mut kept = StoreLog::new();
     // Either way round, a link is the same; said twice, it is one.
     for target in ["spine:leaf1", "leaf1:spine", "h2", "spine"] {
@@ -188,7 +188,7 @@ fn drains_hold_over_restarts_until_they_are_given_back() {
 }
 
 #[test]
-fn what_the_topology_has_no_longer_is_kept_without_effect() {
+fn drains_of_unknown_targets_have_no_effect() {
     let mut stored = Stored::default();
     let kind = WithdrawalKind::Drain;
     let gone =
@@ -249,11 +249,6 @@ fn maintenance_begins_and_ends_by_itself() {
     assert_eq!(*kept.world.state.queries(Duration::ZERO).withdrawn(), harmonaize_planner::Drains::default());
 }
 
-/// The recipe as an agent tells of it in Hello.
-fn running(recipe: &v1::Recipe) -> v1::Recipe {
-    v1::Recipe { peers: vec![], ..recipe.clone() }
-}
-
 fn ports(recipe: &v1::Recipe) -> Vec<u32> {
     recipe.peers.iter().flat_map(|peer| peer.source_ports.clone()).collect()
 }
@@ -262,18 +257,13 @@ fn ports(recipe: &v1::Recipe) -> Vec<u32> {
 fn a_restart_finds_ports_and_numbers_again() {
     let mut kept = StoreLog::new();
     let sessions: Vec<SessionId> = (0..2).map(|host| kept.world.agent(host)).collect();
-    for (rank, session) in sessions.iter().enumerate() {
-        kept.world.join(*session, "world", rank as u32, 2);
-    }
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| kept.world.recipe(*session)).collect();
+    let recipes = kept.world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let id = recipes[0].communicator;
     assert_eq!(id >> 32, 1000, "the first start of a store has the number that it was given");
     kept.world.prepare(&sessions, id, 1);
     kept.keep_plan(id);
     // A change that agents prepare, and that control does not live to see in use.
-    let order = ["h1", "h0"].map(str::to_owned);
-    assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(2));
-    kept.world.run_until_quiet();
+    assert_eq!(kept.world.reorder(id, &["h1", "h0"]), Ok(2));
     kept.keep_plan(id);
     let plan = &kept.stored.plans[&id];
     assert_eq!((plan.next_epoch, plan.hosts.join(" ").as_str()), (3, "h0 h1"));
@@ -282,7 +272,7 @@ fn a_restart_finds_ports_and_numbers_again() {
     let mut kept = kept.again();
     let mut agents = Vec::new();
     for (host, recipe) in recipes.iter().enumerate() {
-        agents.push(kept.world.hello(hello(host, vec![running(recipe)])));
+        agents.push(kept.world.hello(hello(host, running(recipe))));
     }
     for agent in &agents {
         let heard = kept.world.received(*agent);
@@ -304,11 +294,11 @@ fn a_restart_finds_ports_and_numbers_again() {
     );
     // No epoch's number is given twice.
     kept.world.received(agents[1]);
-    assert_eq!(kept.world.state.reorder(kept.world.now, id, &order), Ok(3));
+    assert_eq!(kept.world.reorder(id, &["h1", "h0"]), Ok(3));
 }
 
 #[test]
-fn plans_of_communicators_that_do_not_come_back_are_forgotten() {
+fn plans_of_lost_communicators_are_forgotten() {
     let mut kept = StoreLog::new();
     let session = kept.world.agent(0);
     let id = kept.world.form(&[session], "alone");

@@ -40,12 +40,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
 
 /// The questions that a session got about paths; what else it got is dropped.
 fn questions(world: &mut World, session: SessionId) -> Vec<v1::TracePaths> {
-    let heard = world.received(session).into_iter();
-    let asked = heard.filter_map(|message| match message {
-        to_agent::Message::TracePaths(question) => Some(question),
-        _ => None,
-    });
-    asked.collect()
+    every!(world.received(session), TracePaths)
 }
 
 /// Answers a question: each port by the spine that `spine` says, or by none.
@@ -201,7 +196,7 @@ fn answers_that_nobody_asked_for_change_nothing() {
 }
 
 #[test]
-fn addresses_that_no_switch_has_are_told_of_once() {
+fn unknown_hops_are_reported_once() {
     let mut world = two_racks();
     let [first, _] = [0, 4].map(|host| able(&mut world, host));
     let mut told = Vec::new();
@@ -235,7 +230,7 @@ fn addresses_that_no_switch_has_are_told_of_once() {
 }
 
 #[test]
-fn questions_without_an_answer_are_asked_ever_more_seldom() {
+fn unanswered_traces_are_repeated_ever_more_seldom() {
     let mut world = two_racks();
     let [first, _] = [0, 4].map(|host| able(&mut world, host));
     let mut asked = 0;
@@ -264,7 +259,7 @@ fn a_silent_switch_is_not_a_dead_link() {
 }
 
 #[test]
-fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
+fn one_host_alone_makes_no_link_dead() {
     let mut world = two_racks();
     let sessions = [0, 1, 4].map(|host| able(&mut world, host));
     let ends = [(sessions[0], (1, 2)), (sessions[1], (1, 2)), (sessions[2], (2, 1))];
@@ -285,7 +280,7 @@ fn one_host_alone_does_not_make_a_link_dead_while_another_could_tell() {
 }
 
 #[test]
-fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
+fn senseless_congestion_reports_cost_no_session() {
     let (mut world, sessions, id) = traced_pair();
     let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
     let good = || congestion_report(id, 1, port);
@@ -327,7 +322,7 @@ fn verdicts_that_make_no_sense_are_refused_and_cost_no_session() {
 }
 
 #[test]
-fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
+fn a_report_on_untraced_ports_awaits_paths() {
     let (mut world, sessions, id) = traced_pair();
     world.state.forget_ports(id);
     world.wait(SECOND);
@@ -351,12 +346,7 @@ fn a_verdict_on_a_port_from_before_a_restart_waits_for_its_way() {
 
 /// The question by which an agent was just asked for a train of packets.
 fn requested_train(world: &mut World, session: SessionId) -> u64 {
-    let heard = world.received(session);
-    let asked = heard.iter().find_map(|message| match message {
-        to_agent::Message::ProbePath(asked) => Some(asked.question),
-        _ => None,
-    });
-    asked.unwrap_or_else(|| panic!("a train is to tell: {heard:?}"))
+    every!(world.received(session), ProbePath)[0].question
 }
 
 /// All of a train sent at 1 Gbit/s came, at this rate.
@@ -380,7 +370,7 @@ fn suspicions(world: &World, host: usize) -> (u64, u64) {
 }
 
 #[test]
-fn suspicions_that_trains_show_to_be_false_are_counted() {
+fn refuted_congestion_reports_are_counted() {
     let (mut world, sessions, id) = traced_pair();
     let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
     for count in 1..=3 {

@@ -26,7 +26,7 @@ fn fail(world: &mut World, sessions: &[SessionId; 2], communicator: u64) {
     let kind = FailureKind::Timeout.into();
     let failed = v1::Failed { communicator, kind, ranks: vec![], detail: "late".to_owned() };
     world.send(sessions[0], from_agent::Message::Failed(failed));
-    sessions.iter().for_each(|session| drop(world.received(*session)));
+    world.ignore(sessions);
 }
 
 fn ask(world: &mut World, session: SessionId, name: &str, (communicator, member): (u64, u32)) {
@@ -66,7 +66,7 @@ fn leave(world: &mut World, sessions: &[SessionId; 2], communicator: u64) {
 }
 
 #[test]
-fn who_fails_without_a_policy_and_goes_on_needs_a_place_like_anybody() {
+fn without_a_policy_a_successor_needs_a_place() {
     let (mut world, sessions) = world();
     let failed = NAMES.map(|name| world.form(&sessions, name));
     assert_eq!(occupied(&world), MOST);
@@ -82,7 +82,7 @@ fn who_fails_without_a_policy_and_goes_on_needs_a_place_like_anybody() {
 }
 
 #[test]
-fn who_goes_on_and_does_not_leave_what_was_before_gets_no_further() {
+fn repeated_regrouping_without_leaving_is_limited() {
     let (mut world, sessions) = world();
     let first = NAMES.map(|name| world.form(&sessions, name));
     let second = [0, 1].map(|at| goes_on(&mut world, &sessions, NAMES[at], first[at]));
@@ -95,7 +95,7 @@ fn who_goes_on_and_does_not_leave_what_was_before_gets_no_further() {
 }
 
 #[test]
-fn what_is_kept_and_what_goes_on_from_it_are_one() {
+fn a_kept_communicator_and_its_successor_count_once() {
     let (mut world, sessions) = world();
     let ids: Vec<u64> = NAMES.iter().take(MOST - 1).map(|name| world.form(&sessions, name)).collect();
     let wanted = Constraints::new().on_failure(OnFailure::Regroup { within: SECOND * 60 });

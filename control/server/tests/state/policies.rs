@@ -1,12 +1,12 @@
 //! What tenants agree on beside rates: what becomes of a communicator that fails, and that nothing is summed on the way.
 
 use super::aggregation::{able, aggregator, change_over, grants, plan, revoked};
-use super::agreements::{agreed, formed, here};
+use super::agreements::{agreed, formed};
 use super::fabric::Fabric;
-use super::world::{SECOND, World, settings, settings_of};
+use super::world::{SECOND, World, join_of, settings};
 use harmonaize_abi::session::{Clause, Constraints, Negotiated, OnFailure};
 use harmonaize_api::v1::{self, EventKind, JoinRefusedKind, from_agent, to_agent};
-use harmonaize_server::state::{Fact, SessionId, Settings};
+use harmonaize_server::state::{Fact, SessionId};
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;
@@ -28,35 +28,21 @@ pub(super) fn failed(policy: &Constraints) -> (Fabric, u64, v1::EventCursor) {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(policy)));
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     fabric.kill(5);
     fabric.run(SECOND * 2);
     (fabric, ids[0], from)
 }
 
-/// What `a` was told of a kind.
-fn events_of(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::TenantEvent> {
+/// What `a` is told of a kind within the next two seconds, and was before.
+fn told(fabric: &mut Fabric, from: v1::EventCursor, kind: EventKind) -> Vec<v1::TenantEvent> {
     fabric.run(SECOND * 2);
-    let (mut from, mut found) = (from, Vec::new());
-    loop {
-        fabric.read(0, 1, "a", Some(from), Duration::ZERO);
-        let read = fabric.read.pop().unwrap();
-        if read.events.is_empty() {
-            return found;
-        }
-        from = read.cursor.unwrap();
-        found.extend(read.events.into_iter().filter(|event| event.kind() == kind));
-    }
+    fabric.events_of(from, kind)
 }
 
 /// What those were told who did not get in, since this was asked last.
 pub(super) fn turned_away(fabric: &mut Fabric) -> Vec<v1::JoinRefused> {
-    let told = std::mem::take(&mut fabric.tenants.others).into_iter();
-    let refused = told.filter_map(|message| match message {
-        to_agent::Message::JoinRefused(refused) => Some(refused),
-        _ => None,
-    });
-    refused.collect()
+    every!(std::mem::take(&mut fabric.tenants.others), JoinRefused)
 }
 
 /// Whether the other tenant can have much.
@@ -70,11 +56,11 @@ pub(super) fn much_is_free(fabric: &mut Fabric) -> bool {
 }
 
 #[test]
-fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
+fn with_policy_end_nothing_is_kept() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&with(OnFailure::End))));
     fabric.run(SECOND * 3);
-    let from = here(&mut fabric);
+    let from = fabric.here();
     assert!(!much_is_free(&mut fabric));
     turned_away(&mut fabric);
     // One has noticed before control has, and waits for the others.
@@ -86,13 +72,13 @@ fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
     assert_eq!(refused.iter().map(v1::JoinRefused::kind).collect::<Vec<_>>(), [JoinRefusedKind::Over; 2]);
     assert!(refused[0].text.contains("agreed on that it ends where it fails"), "{refused:?}");
     assert!(fabric.tenants.stored.agreements.is_empty() && much_is_free(&mut fabric));
-    let lost = events_of(&mut fabric, from, EventKind::Failure);
+    let lost = told(&mut fabric, from, EventKind::Failure);
     assert_eq!((lost[0].ranks.as_slice(), lost[0].at_ns), (&[2][..], 0));
     for (host, rank) in [(0, 0), (4, 1)] {
         fabric.ask(host, from_agent::Message::Leave(v1::Leave { communicator: ids[0], rank, request: 0 }));
     }
     assert!(fabric.state.keeps_no_past());
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     // It is over, and its name is free.
     fabric.form("a", "c0", &[0, 4]);
     fabric.run(SECOND * 3);
@@ -100,28 +86,21 @@ fn where_it_is_to_end_nobody_goes_on_and_nothing_is_kept() {
 }
 
 #[test]
-fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
+fn a_promise_is_kept_for_members_in_time() {
     let wanted = within(SECOND * 30);
     let (mut fabric, id, from) = failed(&wanted);
     assert!(!much_is_free(&mut fabric), "it is kept for them");
     let kept = |fact: &Fact| matches!(fact, Fact::Kept { within, .. } if *within == SECOND * 30);
     assert!(fabric.facts.iter().any(|(_, fact)| kept(fact)));
-    let lost = events_of(&mut fabric, from, EventKind::Failure);
+    let lost = told(&mut fabric, from, EventKind::Failure);
     let (until, since) = (lost[0].at_ns, lost[0].since_ns);
     assert!(until - since >= 30_000_000_000 && until - since <= 31_000_000_000, "{lost:?}");
     // Its place is, too: five more make six.
     for name in ["d0", "d1", "d2", "d3", "d4"] {
         fabric.form("a", name, &[2, 6]);
     }
-    let join = |name: &str| v1::Join {
-        request: 77,
-        tenant: "a".to_owned(),
-        communicator: name.to_owned(),
-        ranks: 1,
-        ..v1::Join::default()
-    };
     turned_away(&mut fabric);
-    fabric.ask(1, from_agent::Message::Join(join("d5")));
+    fabric.ask(1, from_agent::Message::Join(join_of("a", "d5", 0, 1)));
     assert_eq!(turned_away(&mut fabric)[0].kind(), JoinRefusedKind::Limit);
 
     let before = fabric.ids();
@@ -134,22 +113,22 @@ fn what_was_promised_is_kept_for_members_who_go_on_in_time() {
     assert!(!much_is_free(&mut fabric));
     // Nothing more comes of the time that was agreed on; and the next failure is treated alike.
     fabric.run(SECOND * 40);
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     fabric.kill(4);
     fabric.run(SECOND * 2);
     let kept = |fact: &Fact| matches!(fact, Fact::Kept { communicator, .. } if *communicator == next);
     assert!(!fabric.ids().contains(&next) && fabric.facts.iter().any(|(_, fact)| kept(fact)));
-    assert_eq!(events_of(&mut fabric, from, EventKind::Failure).len(), 2);
+    assert_eq!(told(&mut fabric, from, EventKind::Failure).len(), 2);
 }
 
 #[test]
-fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
+fn a_promise_is_free_after_the_regroup_time() {
     let (mut fabric, id, from) = failed(&within(SECOND * 10));
     fabric.run(SECOND * 4);
     assert!(!much_is_free(&mut fabric));
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     fabric.run(SECOND * 3);
-    let ended = events_of(&mut fabric, from, EventKind::AgreementEnded);
+    let ended = told(&mut fabric, from, EventKind::AgreementEnded);
     assert_eq!(ended.len(), 1);
     assert_eq!(ended[0].clauses().collect::<Vec<_>>(), [v1::Clause::OnFailure]);
     assert!(fabric.facts.iter().any(|(_, fact)| matches!(fact, Fact::NotRegrouped { .. })));
@@ -161,11 +140,11 @@ fn what_was_promised_is_anybodys_once_members_have_let_their_time_go_by() {
     assert!(refused.text.contains("had 10s to regroup"), "{refused:?}");
     // Nothing waits or is due any more.
     fabric.run(SECOND * 20);
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
 }
 
 #[test]
-fn who_does_not_come_in_time_is_left_behind_however_patient_the_others_are() {
+fn late_members_are_left_behind() {
     let wanted = within(SECOND * 10);
     let (mut fabric, ids) = formed(9, &[("a", &[0, 1, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&wanted)));
@@ -189,7 +168,7 @@ fn who_does_not_come_in_time_is_left_behind_however_patient_the_others_are() {
 }
 
 #[test]
-fn what_is_kept_ends_where_nobody_is_left_or_the_job_begins_anew() {
+fn what_is_kept_ends_without_members_or_anew() {
     // All members go.
     let (mut fabric, id, _) = failed(&within(SECOND * 100));
     for (host, rank) in [(0, 0), (4, 1)] {
@@ -203,7 +182,7 @@ fn what_is_kept_ends_where_nobody_is_left_or_the_job_begins_anew() {
     fabric.run(SECOND * 3);
     assert!(much_is_free(&mut fabric));
     fabric.run(SECOND * 100);
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded), []);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
 }
 
 #[test]
@@ -212,18 +191,17 @@ fn operators_end_retained_communicators() {
     assert!(!much_is_free(&mut fabric));
     turned_away(&mut fabric);
     fabric.regroup_within(0, "a", "c0", (id, 0), SECOND * 50);
-    assert!(fabric.state.dissolve(fabric.now, id, "over"));
-    fabric.run_until_quiet();
+    assert!(fabric.dissolve(id));
     assert!(!fabric.state.dissolve(fabric.now, id, "over"), "there is nothing more to end");
     fabric.run_until_quiet();
     assert!(much_is_free(&mut fabric));
     let refused = turned_away(&mut fabric);
     assert_eq!(refused.iter().map(v1::JoinRefused::kind).collect::<Vec<_>>(), [JoinRefusedKind::Over]);
-    assert_eq!(events_of(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
+    assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded).len(), 1);
 }
 
 #[test]
-fn nobody_waits_for_members_of_one_before_one_that_is_over() {
+fn nobody_waits_for_members_of_older_generations() {
     let (mut fabric, _) = formed(9, &[("a", &[0, 4, 5])]);
     fabric.run(SECOND * 3);
     fabric.kill(5);
@@ -240,7 +218,7 @@ fn nobody_waits_for_members_of_one_before_one_that_is_over() {
 }
 
 #[test]
-fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
+fn members_retry_after_an_unprepared_successor() {
     let mut world = World::new(settings(4), 7);
     let all: Vec<SessionId> = (0..4).map(|host| world.agent(host)).collect();
     let id = world.form(&all[..3], "world");
@@ -254,9 +232,7 @@ fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
         for (rank, session) in (0..).zip(&all[..2]) {
             world.received(*session);
             let regroup = Some(v1::Regroup { communicator: id, member: rank, key: rank, least: 1 });
-            let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-            let request = 70 + u64::from(rank);
-            let join = v1::Join { request, tenant, communicator, regroup, ..v1::Join::default() };
+            let join = v1::Join { request: 70 + u64::from(rank), regroup, ..join_of("a", "world", 0, 0) };
             world.send(*session, from_agent::Message::Join(join));
         }
         all[..2].iter().for_each(|session| told.extend(world.received(*session)));
@@ -281,7 +257,7 @@ fn members_try_once_more_where_what_they_went_on_in_did_not_come_about() {
 }
 
 #[test]
-fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
+fn operators_bound_the_regroup_time() {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5])]);
     let asked = within(SECOND * 3000);
     let Some(Ok(Negotiated::Refused { reasons, counter })) = fabric.negotiate("a", "c0", Some(&asked)) else {
@@ -291,8 +267,7 @@ fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
     assert_eq!(counter.as_ref(), Some(&within(SECOND * 600)));
     agreed(fabric.negotiate("a", "c0", Some(&with(OnFailure::End))));
     fabric.run(SECOND * 3);
-    fabric.state.dissolve(fabric.now, ids[0], "over");
-    fabric.run_until_quiet();
+    fabric.dissolve(ids[0]);
     let before = fabric.ids();
     for (host, rank) in [(0, 0), (4, 1), (5, 2)] {
         fabric.regroup(host, "a", "c0", (ids[0], rank));
@@ -301,28 +276,15 @@ fn operators_set_how_long_anything_is_kept_and_what_they_end_is_no_failure() {
     assert_eq!(fabric.ids().difference(&before).count(), 1);
 }
 
-/// Five hosts, of which the last has no rank, and an aggregator.
-fn with_aggregator() -> Settings {
-    let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
-    for host in 0..5 {
-        text += &format!(
-            "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n"
-        );
-    }
-    text += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"4Gbit/s\"\n";
-    Settings { source_ports: None, ..settings_of(&text) }
-}
-
 #[test]
-fn who_wants_nothing_summed_on_the_way_has_no_aggregator_until_that_is_given_back() {
-    let mut world = World::new(with_aggregator(), 1);
+fn no_aggregator_while_the_tenant_wants_none() {
+    let mut world = World::new(super::aggregation::settings(5), 1);
     let agg = world.hello(aggregator(&[]));
-    let all: Vec<SessionId> = (0..5).map(|host| world.hello(able(host, vec![]))).collect();
-    all.iter().for_each(|session| drop(world.received(*session)));
+    let all = world.connect((0..5).map(|host| able(host, vec![])));
     let (ranks, asks) = (&all[..4], all[4]);
     let id = world.form(ranks, "world");
     world.wait(SECOND);
-    ranks.iter().for_each(|session| drop(world.received(*session)));
+    world.ignore(ranks);
     let [first] = grants(&mut world, agg).try_into().unwrap();
     assert_eq!(plan(&world, id).aggregator, "agg0");
     let propose = |world: &mut World, wanted: &Constraints| {
@@ -346,7 +308,7 @@ fn who_wants_nothing_summed_on_the_way_has_no_aggregator_until_that_is_given_bac
     let agg = world.hello(aggregator(&[]));
     world.wait(SECOND);
     assert_eq!(grants(&mut world, agg), []);
-    assert!(ranks.iter().all(|session| world.received(*session).is_empty()));
+    assert!(world.is_quiet(ranks));
     propose(&mut world, &Constraints::new());
     let recipes = change_over(&mut world, ranks, id, 3);
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_some()));

@@ -220,13 +220,7 @@ impl Play {
         let mut small = || self.rng.random_range(0..3);
         let straggler =
             v1::Straggler { communicator, rank: small(), kind: small() as i32, ..Default::default() };
-        let ranks = vec![v1::RankTiming {
-            rank: small(),
-            called_ns: 1,
-            ended_ns: 1,
-            failed: false,
-            ..Default::default()
-        }];
+        let ranks = vec![v1::RankTiming { rank: small(), called_ns: 1, ended_ns: 1, ..Default::default() }];
         let edges = vec![v1::Edge { peer: small(), sent_bytes: 1, ..Default::default() }];
         let (participant, operation) = (small(), u64::from(small()));
         let operation = v1::Operation {

@@ -1,7 +1,7 @@
 //! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
 
-use super::world::{SECOND, World, hello, settings};
-use harmonaize_api::v1::{self, FailureKind, Phase, to_agent};
+use super::world::{SECOND, World, hello, join_of, running, settings};
+use harmonaize_api::v1::{self, FailureKind, Phase};
 use harmonaize_server::state::SessionId;
 use harmonaize_store::Stored;
 
@@ -9,10 +9,8 @@ use harmonaize_store::Stored;
 fn recovered_state() -> ([v1::Recipe; 2], Stored) {
     let mut world = World::new(settings(4), 7);
     let sessions = [0, 1].map(|host| world.agent(host));
-    for (rank, session) in sessions.into_iter().enumerate() {
-        world.join(session, "world", rank as u32, 2);
-    }
-    let recipes = sessions.map(|session| v1::Recipe { peers: vec![], ..world.recipe(session) });
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
+    let recipes = [0, 1].map(|at: usize| running(&recipes[at]).remove(0));
     world.prepare(&sessions, recipes[0].communicator, 1);
     let mut stored = Stored::default();
     stored.apply(&world.state.plan_change(recipes[0].communicator));
@@ -35,16 +33,12 @@ fn lie(recipe: &v1::Recipe) -> v1::Recipe {
 
 /// What an agent was told to let go of since it was looked at.
 fn let_go(world: &mut World, session: SessionId) -> Vec<(u64, FailureKind)> {
-    let heard = world.received(session).into_iter();
-    let ends = heard.filter_map(|message| match message {
-        to_agent::Message::Dissolve(end) => Some((end.communicator, end.kind())),
-        _ => None,
-    });
-    ends.collect()
+    let ends = every!(world.received(session), Dissolve).into_iter();
+    ends.map(|end| (end.communicator, end.kind())).collect()
 }
 
 #[test]
-fn communicators_are_taken_up_only_soon_after_a_start() {
+fn communicators_are_recovered_only_after_a_start() {
     let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     for stored in [Stored::default(), stored] {
@@ -63,7 +57,7 @@ fn communicators_are_taken_up_only_soon_after_a_start() {
 }
 
 #[test]
-fn a_lie_about_what_runs_ends_no_session_of_others() {
+fn a_false_recovery_ends_no_other_session() {
     let (recipes, stored) = recovered_state();
     let id = recipes[0].communicator;
     // Nothing tells who lies: whoever comes second has to let go, and no more.
@@ -99,7 +93,7 @@ fn a_lie_about_what_runs_ends_no_session_of_others() {
 }
 
 #[test]
-fn tenants_have_no_more_than_they_may_after_a_restart() {
+fn the_limit_of_communicators_holds_after_a_restart() {
     let (recipes, _) = recovered_state();
     let mut world = again(Stored::default());
     let most = settings(4).most_communicators as u64;

@@ -1,7 +1,7 @@
 //! Communicators that go on with fewer or more ranks: who is waited for, who is in, and in which order.
 
-use super::world::{SECOND, World, settings};
-use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent, to_agent};
+use super::world::{SECOND, World, join_of, settings};
+use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent};
 use harmonaize_server::state::{Instruction, SessionId};
 use harmonaize_store::WithdrawalKind;
 use std::time::Duration;
@@ -38,9 +38,8 @@ fn newcomer() -> Ask {
 fn ask(world: &mut World, session: SessionId, request: u64, ask: Ask) {
     let Ask { of: communicator, member, key, least, timeout } = ask;
     let regroup = Some(v1::Regroup { communicator, member, key, least });
-    let (tenant, name) = ("a".to_owned(), "job".to_owned());
     let timeout_ns = timeout.as_nanos() as u64;
-    let join = v1::Join { request, tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
+    let join = v1::Join { request, timeout_ns, regroup, ..join_of("a", "job", 0, 0) };
     world.send(session, from_agent::Message::Join(join));
 }
 
@@ -50,7 +49,7 @@ fn leave(world: &mut World, session: SessionId, communicator: u64, rank: u32) {
 
 /// The new communicator's recipe, which every session got; hosts by rank, and where each rank was before.
 fn formed(world: &mut World, sessions: &[SessionId]) -> (u64, Vec<String>, Vec<Option<u32>>) {
-    let recipes: Vec<v1::Recipe> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    let recipes = world.recipes(sessions);
     let recipe = &recipes[0];
     assert!(recipes.iter().all(|other| other.communicator == recipe.communicator && other.epoch == 1));
     let mut hosts: Vec<(u32, String)> = Vec::new();
@@ -63,11 +62,11 @@ fn formed(world: &mut World, sessions: &[SessionId]) -> (u64, Vec<String>, Vec<O
 }
 
 fn quiet(world: &mut World, sessions: &[SessionId]) {
-    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+    assert!(world.is_quiet(sessions));
 }
 
 #[test]
-fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
+fn survivors_of_a_lost_host_regroup_at_once() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let [other, another] = [4, 5].map(|host| world.agent(host));
@@ -77,11 +76,7 @@ fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
     quiet(&mut world, &sessions);
     world.gone(sessions[1]);
     for session in [sessions[0], sessions[2], sessions[3]] {
-        let heard = world.received(session);
-        assert!(
-            matches!(heard.as_slice(), [to_agent::Message::Dissolve(end)] if end.ranks == [1]),
-            "{heard:?}"
-        );
+        assert_eq!(only!(world.received(session), Dissolve).ranks, [1]);
     }
     ask(&mut world, sessions[3], 1, member(id, 3));
     quiet(&mut world, &sessions);
@@ -105,26 +100,16 @@ fn survivors_of_a_lost_host_go_on_at_once_and_nobody_else_is_touched() {
 }
 
 #[test]
-fn a_newcomer_is_announced_and_taken_in_when_all_members_regroup() {
+fn a_newcomer_is_announced_and_taken_in() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let new = world.agent(4);
     ask(&mut world, new, 1, newcomer());
     world.wait(SECOND * 2);
-    let read = v1::ReadEvents {
-        request: 9,
-        tenant: "a".to_owned(),
-        from: Some(v1::EventCursor { feed: feed(&mut world, sessions[0]), next: 0 }),
-        wait_ns: 0,
-    };
-    world.send(sessions[0], from_agent::Message::ReadEvents(read));
-    let told = match world.received(sessions[0]).as_slice() {
-        [to_agent::Message::EventsRead(read)] => read.events.clone(),
-        other => panic!("no events but {other:?}"),
-    };
-    assert!(
-        matches!(told.as_slice(), [event] if event.kind() == v1::EventKind::Newcomers && event.waiting == 1)
-    );
+    let feed = read_events(&mut world, sessions[0], None).cursor.unwrap().feed;
+    let told = read_events(&mut world, sessions[0], Some(v1::EventCursor { feed, next: 0 })).events;
+    let [event] = told.as_slice() else { panic!("{told:?}") };
+    assert_eq!((event.kind(), event.waiting), (v1::EventKind::Newcomers, 1));
     for rank in 0..4 {
         quiet(&mut world, &[sessions[0], new]);
         ask(&mut world, sessions[rank as usize], 5, member(id, rank));
@@ -142,13 +127,10 @@ fn a_newcomer_is_announced_and_taken_in_when_all_members_regroup() {
     assert_eq!(world.state.communicator_ids(), [next]);
 }
 
-fn feed(world: &mut World, session: SessionId) -> u64 {
-    let read = v1::ReadEvents { request: 8, tenant: "a".to_owned(), from: None, wait_ns: 0 };
+fn read_events(world: &mut World, session: SessionId, from: Option<v1::EventCursor>) -> v1::EventsRead {
+    let read = v1::ReadEvents { request: 9, tenant: "a".to_owned(), from, wait_ns: 0 };
     world.send(session, from_agent::Message::ReadEvents(read));
-    match world.received(session).as_slice() {
-        [to_agent::Message::EventsRead(read)] => read.cursor.unwrap().feed,
-        other => panic!("no events but {other:?}"),
-    }
+    only!(world.received(session), EventsRead)
 }
 
 #[test]
@@ -169,20 +151,15 @@ fn ranks_are_renumbered_as_the_tenant_asks() {
 }
 
 #[test]
-fn a_drained_host_is_not_waited_for_and_its_ranks_are_refused() {
+fn a_drained_hosts_ranks_are_refused() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     for rank in [0, 1, 2] {
         ask(&mut world, sessions[rank as usize], 1, member(id, rank));
     }
     quiet(&mut world, &sessions);
-    let drain = Instruction::Withdraw {
-        targets: vec!["h3".to_owned()],
-        kind: WithdrawalKind::Drain,
-        from_ns: 0,
-        until_ns: 0,
-        reason: String::new(),
-    };
+    let (targets, kind) = (vec!["h3".to_owned()], WithdrawalKind::Drain);
+    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
     let changes = world.state.consider(world.now, &drain).unwrap();
     world.state.apply_stored(world.now, &changes);
     world.run_until_quiet();
@@ -196,7 +173,7 @@ fn a_drained_host_is_not_waited_for_and_its_ranks_are_refused() {
 }
 
 #[test]
-fn who_hangs_is_left_behind_where_enough_have_come() {
+fn missing_ranks_are_left_behind_by_enough_others() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     for rank in [0, 1] {
@@ -224,7 +201,7 @@ fn who_hangs_is_left_behind_where_enough_have_come() {
 }
 
 #[test]
-fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
+fn a_failed_first_epoch_can_be_retried() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let everyone = |world: &mut World, request| {
@@ -238,8 +215,7 @@ fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
     let failed = v1::PrepareFailed { communicator: first, epoch: 1, reason };
     world.send(sessions[0], from_agent::Message::PrepareFailed(failed));
     for session in &sessions {
-        let heard = world.received(*session);
-        assert!(matches!(heard.as_slice(), [to_agent::Message::Dissolve(end)] if end.communicator == first));
+        assert_eq!(only!(world.received(*session), Dissolve).communicator, first);
     }
     let second = everyone(&mut world, 2);
     assert_ne!(first, second);
@@ -247,7 +223,7 @@ fn a_first_epoch_that_fails_leaves_the_one_before_to_be_tried_again() {
 }
 
 #[test]
-fn nonsense_is_refused_and_what_waits_ends_with_its_agent() {
+fn senseless_regroups_are_refused() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let most = 65;
@@ -274,7 +250,7 @@ fn nonsense_is_refused_and_what_waits_ends_with_its_agent() {
 }
 
 #[test]
-fn a_failure_without_loss_leaves_all_ranks_to_go_on() {
+fn a_failure_without_loss_keeps_all_ranks() {
     let mut world = world();
     let (sessions, id) = job(&mut world);
     let failed = v1::Failed {
@@ -284,7 +260,7 @@ fn a_failure_without_loss_leaves_all_ranks_to_go_on() {
         detail: "late".to_owned(),
     };
     world.send(sessions[0], from_agent::Message::Failed(failed));
-    sessions.iter().for_each(|session| drop(world.received(*session)));
+    world.ignore(&sessions);
     for rank in [0, 1, 2] {
         ask(&mut world, sessions[rank as usize], 1, member(id, rank));
     }

@@ -1,8 +1,8 @@
 //! What control takes, in real time, for what happens on a fabric of thousands of hosts: printed, by kind of event.
 
 use super::fabric::{CrossTraffic, Fabric, MS};
+use super::topology::leaf_spine;
 use super::world::{SECOND, settings_of};
-use std::fmt::Write as _;
 use std::time::Duration;
 
 const LEAVES: usize = 50;
@@ -13,27 +13,8 @@ const RANKS: usize = LEAVES * HOSTS / COMMUNICATORS;
 
 /// Leaves of 40 hosts at 1 Gbit/s under 8 spines.
 fn topology() -> String {
-    let mut text = String::new();
-    let mut number = 0;
-    let mut switch = |text: &mut String, name: String| {
-        number += 1;
-        let address = format!("10.64.{}.{}", number / 256, number % 256);
-        writeln!(text, "[[switch]]\nname = \"{name}\"\naddresses = [\"{address}\"]").unwrap();
-    };
-    (0..LEAVES).for_each(|leaf| switch(&mut text, format!("leaf{leaf}")));
-    (0..SPINES).for_each(|spine| switch(&mut text, format!("spine{spine}")));
-    let link = |text: &mut String, from: String, to: String| {
-        writeln!(text, "[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"")
-            .unwrap();
-    };
-    for leaf in 0..LEAVES {
-        for host in leaf * HOSTS..(leaf + 1) * HOSTS {
-            writeln!(text, "[[host]]\nname = \"h{host}\"\nrack = \"r{leaf}\"").unwrap();
-            link(&mut text, format!("h{host}"), format!("leaf{leaf}"));
-        }
-        (0..SPINES).for_each(|spine| link(&mut text, format!("leaf{leaf}"), format!("spine{spine}")));
-    }
-    text
+    let racks: Vec<usize> = (0..LEAVES * HOSTS).map(|host| host / HOSTS).collect();
+    leaf_spine(&racks, SPINES, || "50us".to_owned())
 }
 
 /// Hosts of a communicator: each in another rack.
@@ -68,8 +49,7 @@ fn times_at_two_thousand_hosts() {
     fabric.run(SECOND * 3);
     phase(&mut fabric, "3 s with strangers on 10 links");
     println!("{} links are thought congested", fabric.state.congested_links().len());
-    fabric.cross_traffic.clear();
-    fabric.sample_all();
+    fabric.calm();
     fabric.run(SECOND * 5);
     phase(&mut fabric, "5 s without");
     println!("{} links are thought congested", fabric.state.congested_links().len());

@@ -1,6 +1,6 @@
 //! What control does in each case that an operator or a tenant may meet.
 
-use super::world::{SECOND, World, hello, settings};
+use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use harmonaize_server::state::{ReorderError, SessionId};
 use std::time::Duration;
@@ -10,21 +10,12 @@ fn world() -> World {
 }
 
 fn refused(world: &mut World, session: SessionId) -> RefusedKind {
-    match world.received(session).as_slice() {
-        [to_agent::Message::Refused(refused)] => refused.kind(),
-        other => panic!("not refused but {other:?}"),
-    }
+    only!(world.received(session), Refused).kind()
 }
 
 fn dissolved(world: &mut World, session: SessionId) -> (u64, FailureKind, Vec<u32>) {
-    match world.received(session).as_slice() {
-        [to_agent::Message::Dissolve(end)] => (end.communicator, end.kind(), end.ranks.clone()),
-        other => panic!("not dissolved but {other:?}"),
-    }
-}
-
-fn hosts(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| (*name).to_owned()).collect()
+    let end = only!(world.received(session), Dissolve);
+    (end.communicator, end.kind(), end.ranks)
 }
 
 #[test]
@@ -159,7 +150,7 @@ fn a_tenant_has_only_so_many_communicators() {
     world.join(session, "one more", 0, 1);
     assert_eq!(world.refusal(session).kind(), JoinRefusedKind::Limit);
     world.join_as(session, "b", "one more", 0, 1);
-    assert!(matches!(world.received(session).as_slice(), [to_agent::Message::Form(_)]));
+    only!(world.received(session), Form);
 }
 
 #[test]
@@ -202,16 +193,13 @@ fn late_ranks_are_named() {
 
 /// Joins with a rank's own patience; the rank is its session's place.
 fn join_for(world: &mut World, session: SessionId, rank: u32, patience: Duration) {
-    let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
-    let request = super::world::request("a", "world", rank);
-    let timeout_ns = u64::try_from(patience.as_nanos()).unwrap();
-    let join =
-        v1::Join { request, tenant, communicator, rank, ranks: 4, timeout_ns, budget: None, regroup: None };
+    let timeout_ns = patience.as_nanos() as u64;
+    let join = v1::Join { timeout_ns, ..join_of("a", "world", rank, 4) };
     world.send(session, from_agent::Message::Join(join));
 }
 
 #[test]
-fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
+fn ranks_that_gave_up_are_not_named_missing() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     let moment = Duration::from_millis(5);
@@ -229,7 +217,7 @@ fn ranks_that_gave_up_waiting_are_not_those_that_were_missing() {
 }
 
 #[test]
-fn a_rank_that_gave_up_is_named_where_it_alone_was_missing_in_the_end() {
+fn ranks_that_gave_up_may_be_missing() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     for (rank, patience) in [(0, 5), (1, 20), (2, 20)] {
@@ -262,7 +250,7 @@ fn withdrawn_and_lost_joins_make_room() {
 }
 
 #[test]
-fn the_end_of_a_session_ends_its_communicators_alone() {
+fn a_sessions_end_ends_its_communicators_alone() {
     let mut world = world();
     let sessions = [0, 1, 2, 3].map(|host| world.agent(host));
     let all = world.form(&sessions, "all");
@@ -309,25 +297,20 @@ fn an_epoch_that_cannot_be_had() {
         from_agent::Message::PrepareFailed(v1::PrepareFailed { communicator, epoch, reason: "no".to_owned() })
     };
     // The first: the communicator ends.
-    for (rank, session) in sessions.into_iter().enumerate() {
-        world.join(session, "first", rank as u32, 2);
-    }
-    let id = sessions.map(|session| world.recipe(session).communicator)[0];
+    let id = world.join_all(&sessions, &join_of("a", "first", 0, 0))[0].communicator;
     world.send(sessions[1], fail(id, 1));
     for session in sessions {
         assert_eq!(dissolved(&mut world, session), (id, FailureKind::Prepare, vec![]));
     }
     // A later one: it goes on.
     let id = world.form(&sessions, "later");
-    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(2));
-    world.run_until_quiet();
+    assert_eq!(world.reorder(id, &["h1", "h0"]), Ok(2));
     let changes = sessions.map(|session| world.recipe(session));
     assert_eq!((changes[0].order.as_slice(), changes[0].epoch), ([1, 0].as_slice(), 2));
-    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Err(ReorderError::UnderWay(2)));
+    assert_eq!(world.reorder(id, &["h1", "h0"]), Err(ReorderError::UnderWay(2)));
     world.send(sessions[0], fail(id, 2));
     for session in sessions {
-        let heard = world.received(session);
-        let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
+        let abandon = only!(world.received(session), Abandon);
         assert_eq!((abandon.epoch, abandon.reason.as_str()), (2, "h0: no"));
     }
     let status = world.status();
@@ -336,14 +319,11 @@ fn an_epoch_that_cannot_be_had() {
     assert_eq!(known.last_change, "epoch 2 was given up: h0: no");
     world.got.clear();
     // Nobody prepares in time.
-    assert_eq!(world.state.reorder(world.now, id, &hosts(&["h1", "h0"])), Ok(3));
-    world.run_until_quiet();
+    assert_eq!(world.reorder(id, &["h1", "h0"]), Ok(3));
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
     world.send(sessions[1], from_agent::Message::Prepared(v1::Prepared { communicator: id, epoch: 3 }));
     world.wait(SECOND * 10);
-    let heard = world.received(sessions[0]);
-    let [to_agent::Message::Abandon(abandon)] = heard.as_slice() else { panic!("{heard:?}") };
-    assert_eq!(abandon.reason, "not prepared in time by h0");
+    assert_eq!(only!(world.received(sessions[0]), Abandon).reason, "not prepared in time by h0");
 }
 
 #[test]
@@ -352,8 +332,7 @@ fn an_epoch_is_current_when_all_use_it() {
     let sessions = [0, 1, 2].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
     let order = ["h2", "h0", "h1"];
-    assert_eq!(world.state.reorder(world.now, id, &hosts(&order)), Ok(2));
-    world.run_until_quiet();
+    assert_eq!(world.reorder(id, &order), Ok(2));
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
     world.prepare(&sessions, id, 2);
     let switched =
@@ -374,7 +353,7 @@ fn orders_that_are_refused() {
     let mut world = world();
     let sessions = [0, 1].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
-    let mut reorder = |id, names: &[&str]| match world.state.reorder(world.now, id, &hosts(names)) {
+    let mut reorder = |id, names: &[&str]| match world.reorder(id, names) {
         Err(error) => error.to_string(),
         Ok(epoch) => panic!("epoch {epoch}"),
     };
@@ -383,7 +362,7 @@ fn orders_that_are_refused() {
     assert_eq!(reorder(id, &["h0", "h0"]), "`h0` stands twice; the communicator's hosts are h0, h1");
     assert_eq!(reorder(id, &["h0"]), "1 hosts are given, not 2; the communicator's hosts are h0, h1");
     world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: id }));
-    let refused = world.state.reorder(world.now, id, &hosts(&["h0", "h1"]));
+    let refused = world.reorder(id, &["h0", "h1"]);
     assert_eq!(refused, Err(ReorderError::NotRunning("ranks have left")));
 }
 
@@ -392,12 +371,11 @@ fn an_operator_ends_a_communicator() {
     let mut world = world();
     let sessions = [0, 1].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");
-    assert!(world.state.dissolve(world.now, id, "maintenance"));
-    world.run_until_quiet();
+    assert!(world.dissolve(id));
     for session in sessions {
         assert_eq!(dissolved(&mut world, session), (id, FailureKind::Operator, vec![]));
     }
-    assert!(!world.state.dissolve(world.now, id, "again"));
+    assert!(!world.dissolve(id));
     assert_eq!(world.status().errors, 0, "a wish is no error");
 }
 
@@ -405,10 +383,7 @@ fn an_operator_ends_a_communicator() {
 fn communicators_outlive_control() {
     let mut before = world();
     let sessions = [0, 1].map(|host| before.agent(host));
-    for (rank, session) in sessions.into_iter().enumerate() {
-        before.join(session, "world", rank as u32, 2);
-    }
-    let recipes = sessions.map(|session| before.recipe(session));
+    let recipes = before.join_all(&sessions, &join_of("a", "world", 0, 0));
     let id = recipes[0].communicator;
     let back = |world: &mut World, host: usize, running: &[v1::Recipe]| {
         let session = world.hello(hello(host, running.to_vec()));
@@ -426,11 +401,7 @@ fn communicators_outlive_control() {
     after.got.clear();
     let (_, heard) = back(&mut after, 1, &recipes[1..]);
     assert_eq!((heard, after.received(first)), (vec![ready.clone()], vec![ready]));
-    assert_eq!(
-        after.state.reorder(after.now, id, &hosts(&["h1", "h0"])),
-        Ok(3),
-        "2 may have been handed out"
-    );
+    assert_eq!(after.reorder(id, &["h1", "h0"]), Ok(3), "2 may have been handed out");
 
     // One does not, in time.
     let mut after = World::new(settings(4), 8);
@@ -554,10 +525,7 @@ fn what_an_agent_says_at_length_is_cut() {
     let detail = "y".repeat(1 << 20);
     let failed = v1::Failed { communicator, detail, ..v1::Failed::default() };
     world.send(sessions[0], from_agent::Message::Failed(failed));
-    match world.received(sessions[1]).as_slice() {
-        [to_agent::Message::Dissolve(end)] => assert_eq!(end.reason, "y".repeat(500)),
-        other => panic!("not dissolved but {other:?}"),
-    }
+    assert_eq!(only!(world.received(sessions[1]), Dissolve).reason, "y".repeat(500));
 }
 
 #[test]

@@ -1,9 +1,7 @@
 //! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
 
-use super::aggregation::{
-    able as can_aggregate, aggregator, change_over, grants, join_all, plan, running, settings,
-};
-use super::world::{SECOND, World};
+use super::aggregation::{able as can_aggregate, aggregator, change_over, grants, plan, revoked, settings};
+use super::world::{SECOND, World, join_of, running};
 use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::{Output, SessionId, Settings};
@@ -15,14 +13,13 @@ fn able() -> (World, SessionId, Vec<SessionId>) {
 
 /// The same, which run something and have granted something already.
 fn running_on(granted: &[u64], recipes: &[Vec<v1::Recipe>]) -> (World, SessionId, Vec<SessionId>) {
-    let mut world = World::new(settings(), 5 + granted.len() as u8);
+    let mut world = World::new(settings(4), 5 + granted.len() as u8);
     let agg = world.hello(aggregator(granted));
     let agent =
         |(host, recipes): (usize, &Vec<v1::Recipe>)| world.hello(can_aggregate(host, recipes.clone()));
     let sessions: Vec<SessionId> = recipes.iter().enumerate().map(agent).collect();
     for session in sessions.iter().chain([&agg]) {
-        let heard = world.received(*session);
-        assert!(!heard.iter().any(|message| matches!(message, to_agent::Message::Refused(_))), "{heard:?}");
+        assert_eq!(every!(world.received(*session), Refused), []);
     }
     (world, agg, sessions)
 }
@@ -50,14 +47,14 @@ fn propose(world: &mut World, session: SessionId, wanted: &Constraints) -> Negot
 }
 
 fn in_use(world: &mut World, sessions: &[SessionId]) -> (u64, v1::Aggregation) {
-    let recipes = join_all(world, sessions, "a");
+    let recipes = world.join_all(sessions, &join_of("a", "world", 0, 0));
     let id = recipes[0].communicator;
     world.prepare(sessions, id, 1);
     (id, recipes[0].aggregation.clone().unwrap())
 }
 
 #[test]
-fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
+fn hosts_and_aggregators_sum_in_order() {
     let (mut world, agg, sessions) = able();
     let (id, told) = in_use(&mut world, &sessions);
     assert!(told.at_once);
@@ -76,7 +73,7 @@ fn sums_in_order_are_added_so_by_hosts_and_aggregators_alike() {
     assert!(plan(&world, id).aggregation_reason.contains("agg0"), "{:?}", plan(&world, id));
     // Asked for again nothing changes; given back it is as before.
     propose(&mut world, sessions[0], &ordered);
-    assert!(sessions.iter().all(|session| world.received(*session).is_empty()));
+    assert!(world.is_quiet(&sessions));
     propose(&mut world, sessions[0], &Constraints::new());
     let recipes = change_over(&mut world, &sessions, id, 3);
     assert!(recipes[0].tuning.unwrap().two_shot_bytes < MAX_TARGET_BYTES);
@@ -98,7 +95,7 @@ fn order_is_not_promised_to_too_many_hosts() {
 }
 
 #[test]
-fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
+fn a_tenant_may_refuse_aggregators() {
     let (mut world, agg, sessions) = able();
     let (id, _) = in_use(&mut world, &sessions);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
@@ -107,19 +104,19 @@ fn a_tenant_that_wants_no_aggregator_has_none_from_then_on() {
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none()));
     assert_eq!(plan(&world, id).aggregation_reason, "the tenant wants none");
     world.wait(SECOND * 5);
-    assert_eq!(super::aggregation::revoked(&mut world, agg), [grant.communicator]);
+    assert_eq!(revoked(&mut world, agg), [grant.communicator]);
 }
 
 #[test]
 fn order_agreed_on_after_a_restart_takes_effect() {
     let (mut world, agg, sessions) = able();
-    let recipes = join_all(&mut world, &sessions, "a");
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     world.prepare(&sessions, recipes[0].communicator, 1);
     let grant = grants(&mut world, agg)[0].communicator;
     let told: Vec<_> = recipes.iter().map(running).collect();
     let (mut world, agg, sessions) = running_on(&[grant], &told);
     propose(&mut world, sessions[0], &Constraints::new().ordered(true));
-    let recipes: Vec<_> = sessions.iter().map(|session| world.recipe(*session)).collect();
+    let recipes = world.recipes(&sessions);
     assert!(recipes.iter().all(|recipe| recipe.epoch > 1), "{recipes:?}");
     assert!(grants(&mut world, agg).iter().any(|grant| grant.ordered));
 }

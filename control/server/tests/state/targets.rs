@@ -6,9 +6,9 @@
 //! delays between the very hosts, and tries every choice of spines for all that is promised.
 
 use super::fabric::{CrossTraffic, Fabric};
-use super::world::SECOND;
+use super::world::{SECOND, operation as operation_of};
 use harmonaize_abi::session::{Constraints, Negotiated};
-use harmonaize_api::v1::{self, EventKind};
+use harmonaize_api::v1::EventKind;
 use harmonaize_planner::{Bytes, DirectedLink, GroupCosts, HostId, Rate, delays};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -150,11 +150,8 @@ fn report_operation(fabric: &mut Fabric, id: u64, operation: u64, bytes: u64, to
     let began = 1_000_000_000_000 + operation * 1_000_000_000;
     for participant in 0..fabric.communicator(id).members.len() {
         let session = fabric.session(id, participant);
-        let (rank, ended_ns) = (participant as u32, began + (took * 1e9) as u64);
-        let timing = v1::RankTiming { rank, called_ns: began, ended_ns, ..v1::RankTiming::default() };
-        let (participant, ranks) = (rank, vec![timing]);
         let told =
-            v1::Operation { communicator: id, operation, bytes, participant, ranks, ..Default::default() };
+            operation_of(id, operation, bytes, participant as u32, (began, began + (took * 1e9) as u64));
         fabric.state.take_operation(fabric.now, session, &told);
     }
 }
@@ -170,8 +167,7 @@ fn some(rng: &mut ChaCha8Rng, count: usize) -> Vec<usize> {
 
 fn case(seed: u64) -> Case {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut fabric = Fabric::new(seed, 1);
-    fabric.run(SECOND * 3);
+    let mut fabric = Fabric::traced(seed, 1);
     let mut others: Vec<Ring> = Vec::new();
     let mut all: Vec<(u64, usize)> = Vec::new();
     for number in 0..rng.random_range(1..4) {
@@ -250,7 +246,7 @@ fn case(seed: u64) -> Case {
 }
 
 #[test]
-fn targets_of_time_are_kept_or_their_breach_is_told() {
+fn time_targets_are_kept_or_breaches_reported() {
     let cases: Vec<Case> = (0..CASES).map(case).collect();
     let count = |wanted: &dyn Fn(&Case) -> bool| cases.iter().filter(|case| wanted(case)).count();
     let of = |answer: Answer| count(&|case| case.answer == answer);

@@ -2,8 +2,8 @@
 
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_api::v1::{
-    self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, RankTiming, Straggler,
-    StragglerKind, TelemetryReport, from_agent, to_agent, verdict_change,
+    self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, Straggler, StragglerKind,
+    TelemetryReport, from_agent, verdict_change,
 };
 use harmonaize_server::state::{Fact, Output, SessionId};
 
@@ -58,18 +58,8 @@ fn operation(communicator: u64, number: u64, me: u32, of: u32, called_ns: u64, e
         first_received_ns: if peer == before { called_ns } else { 0 },
         last_received_ns: if peer == before { ended_ns } else { 0 },
     });
-    let edges = edges.collect();
-    let ranks = vec![RankTiming { rank: me, called_ns, ended_ns, failed: false, ..Default::default() }];
-    Operation {
-        communicator,
-        operation: number,
-        bytes: 1000,
-        ranks,
-        edges,
-        participant: me,
-        whole: true,
-        ..Operation::default()
-    }
+    let timed = super::world::operation(communicator, number, 1000, me, (called_ns, ended_ns));
+    Operation { edges: edges.collect(), whole: true, ..timed }
 }
 
 /// A session that ends leaves measuring as it was; an agent that is started again has measured nothing meanwhile.
@@ -104,9 +94,7 @@ fn a_restart_of_an_agent_is_a_gap() {
 fn reports_are_asked_for_and_kept() {
     let mut world = world();
     let session = world.hello(hello(1, vec![]));
-    let heard = world.received(session);
-    let [to_agent::Message::Welcome(welcome)] = heard.as_slice() else { panic!("{heard:?}") };
-    assert_eq!(welcome.telemetry_interval_ns, 1_000_000_000);
+    assert_eq!(only!(world.received(session), Welcome).telemetry_interval_ns, 1_000_000_000);
     let report = TelemetryReport {
         sequence: 1,
         links: vec![link("eth0")],
@@ -305,13 +293,12 @@ fn a_late_rank_is_found_over_several_agents() {
     assert!(fabric(&world).hosts.iter().all(|host| host.refused == 0 && host.dropped == 0));
 
     // With the communicator goes what was known of it.
-    assert!(world.state.dissolve(world.now, id, "over"));
-    world.run_until_quiet();
+    assert!(world.dissolve(id));
     assert_eq!(fabric(&world).communicators, []);
 }
 
 #[test]
-fn an_agent_that_tells_too_much_spoils_only_its_own_word() {
+fn an_agents_flood_spoils_only_its_own_reports() {
     let mut world = world();
     let sessions = [0, 1, 2].map(|host| world.agent(host));
     let id = world.form(&sessions, "world");

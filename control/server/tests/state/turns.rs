@@ -2,11 +2,10 @@
 //! their turns.
 
 use super::fabric::{CrossTraffic, Fabric};
-use super::world::SECOND;
+use super::world::{SECOND, operation};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, LinkId};
-use harmonaize_server::state::{Fact, Instruction};
-use harmonaize_store::WithdrawalKind;
+use harmonaize_server::state::Fact;
 use rand::RngExt;
 use std::time::Duration;
 
@@ -105,8 +104,7 @@ impl Job {
         self.waits = self.waits.filter(|until| *until > now && self.turns.is_some());
         while self.sent.first().is_some_and(|(at, _)| *at <= now) {
             let session = fabric.state.session_of(HostId(self.leader)).unwrap();
-            fabric.state.message(fabric.now, session, self.sent.remove(0).1.into());
-            fabric.run_until_quiet();
+            fabric.send(session, self.sent.remove(0).1);
         }
     }
 
@@ -139,21 +137,8 @@ impl Job {
 
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
         let at = |time: f64| REAL + (time * 1e6) as u64;
-        let timing = v1::RankTiming {
-            rank: 0,
-            called_ns: at(began),
-            ended_ns: at(ended + self.lies),
-            failed: false,
-            ..Default::default()
-        };
-        v1::Operation {
-            communicator: self.id,
-            operation: number as u64,
-            bytes: self.bytes(),
-            ranks: vec![timing],
-            whole: true,
-            ..v1::Operation::default()
-        }
+        let times = (at(began), at(ended + self.lies));
+        v1::Operation { whole: true, ..operation(self.id, number as u64, self.bytes(), 0, times) }
     }
 
     /// Of an operation: 2(n-1)/n of them cross each link of 1 Gbit/s.
@@ -168,8 +153,7 @@ impl Job {
         self.notified = self.done.len();
         let report = v1::TelemetryReport { sequence: self.reports, operations, ..Default::default() };
         let session = fabric.state.session_of(HostId(self.leader)).unwrap();
-        fabric.state.message(fabric.now, session, from_agent::Message::Telemetry(report).into());
-        fabric.run_until_quiet();
+        fabric.send(session, from_agent::Message::Telemetry(report));
     }
 
     /// How many iterations it has done.
@@ -190,11 +174,7 @@ pub(super) fn one_spine(seed: u64) -> Fabric {
     let mut fabric = Fabric::new(seed, 1);
     fabric.state.settings_mut().telemetry_interval = SECOND;
     fabric.run(SECOND * 3);
-    let (targets, kind) = (vec!["spine1".to_owned()], WithdrawalKind::Drain);
-    let drain = Instruction::Withdraw { targets, kind, from_ns: 0, until_ns: 0, reason: String::new() };
-    let changes = fabric.state.consider(fabric.now, &drain).unwrap();
-    fabric.state.apply_stored(fabric.now, &changes);
-    fabric.run_until_quiet();
+    fabric.drain("spine1");
     fabric
 }
 
@@ -345,7 +325,7 @@ fn who_takes_turns_already_is_left_alone() {
 }
 
 #[test]
-fn what_has_no_rhythm_or_no_room_takes_no_turns() {
+fn aperiodic_or_crowded_jobs_take_no_turns() {
     for (computes, alone, varies) in [(60.0, 40.0, 0.9), (2.0, 60.0, 0.0)] {
         let mut fabric = one_spine(1);
         let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, computes, alone, 10.0));
@@ -418,7 +398,7 @@ fn who_lies_about_its_turns_costs_others_little() {
 
 /// An agent asks for turns, and says that they are over, as fast as it can: it is heard so often, and is left out; the other loses nothing.
 #[test]
-fn who_floods_with_turns_is_heard_no_more_than_it_may_be_and_left_out() {
+fn a_flood_of_turn_requests_is_left_out() {
     let mut fabric = one_spine(1);
     let mut jobs = [0, 2].map(|leader| Job::on(&mut fabric, leader, 60.0, 60.0, 10.0));
     run(&mut fabric, &mut jobs, 20);
@@ -481,7 +461,7 @@ fn what_is_promised_is_left_alone() {
 
 /// Three whose busy parts do not fit into their period always wait, which makes nobody a straggler; two that fit do not.
 #[test]
-fn an_operation_that_waited_long_says_nothing_of_ranks_and_links() {
+fn delayed_operations_accuse_no_ranks_or_links() {
     for (count, waits) in [(3, true), (2, false)] {
         let mut fabric = one_spine(1);
         let hosts = |job: usize| if count > 2 { job } else { 2 * job };

@@ -1,10 +1,11 @@
 //! A state machine with agents that are played: who got what.
 
+use super::topology;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
 use harmonaize_server::state::testing::EpochView;
-use harmonaize_server::state::{Controller, Output, SessionId, Settings};
+use harmonaize_server::state::{Output, ReorderError, SessionId, Settings, Controller};
 use harmonaize_store::Change;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,21 +14,11 @@ pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 /// Two leaves with hosts in turn, a spine, two tenants.
 pub(super) fn settings(hosts: usize) -> Settings {
-    let mut text = String::new();
-    for switch in ["spine", "leaf0", "leaf1"] {
-        text += &format!("[[switch]]\nname = \"{switch}\"\n");
-    }
-    let mut link = |from: &str, to: &str| {
-        text +=
-            &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"50us\"\n");
-    };
-    link("leaf0", "spine");
-    link("leaf1", "spine");
+    let mut text = ["spine", "leaf0", "leaf1"].map(topology::switch).concat();
+    text += &["leaf0", "leaf1"].map(|leaf| topology::link(leaf, "spine", "50us")).concat();
     for host in 0..hosts {
-        link(&format!("h{host}"), &format!("leaf{}", host % 2));
-    }
-    for host in 0..hosts {
-        text += &format!("[[host]]\nname = \"h{host}\"\n");
+        text += &topology::host(host);
+        text += &topology::link(&format!("h{host}"), &format!("leaf{}", host % 2), "50us");
     }
     settings_of(&text)
 }
@@ -113,9 +104,25 @@ impl World {
     /// An agent that is welcomed.
     pub(super) fn agent(&mut self, host: usize) -> SessionId {
         let session = self.hello(hello(host, vec![]));
-        let heard = self.received(session);
-        assert!(matches!(heard.as_slice(), [to_agent::Message::Welcome(_)]), "{heard:?}");
+        only!(self.received(session), Welcome);
         session
+    }
+
+    /// Agents that say this of themselves; what they hear is dropped.
+    pub(super) fn connect(&mut self, hellos: impl IntoIterator<Item = v1::Hello>) -> Vec<SessionId> {
+        let sessions: Vec<SessionId> = hellos.into_iter().map(|hello| self.hello(hello)).collect();
+        self.ignore(&sessions);
+        sessions
+    }
+
+    /// Drops what these sessions got.
+    pub(super) fn ignore(&mut self, sessions: &[SessionId]) {
+        sessions.iter().for_each(|session| drop(self.received(*session)));
+    }
+
+    /// Whether these sessions got nothing.
+    pub(super) fn is_quiet(&mut self, sessions: &[SessionId]) -> bool {
+        sessions.iter().all(|session| self.received(*session).is_empty())
     }
 
     pub(super) fn gone(&mut self, session: SessionId) {
@@ -134,19 +141,35 @@ impl World {
     }
 
     pub(super) fn join_as(&mut self, session: SessionId, tenant: &str, name: &str, rank: u32, ranks: u32) {
-        let (tenant, communicator) = (tenant.to_owned(), name.to_owned());
-        let request = request(&tenant, name, rank);
-        self.send(
-            session,
-            from_agent::Message::Join(v1::Join {
-                request,
-                tenant,
-                communicator,
-                rank,
-                ranks,
-                ..v1::Join::default()
-            }),
-        );
+        self.send(session, from_agent::Message::Join(join_of(tenant, name, rank, ranks)));
+    }
+
+    /// One rank of each session joins as this says; their recipes.
+    pub(super) fn join_all(&mut self, sessions: &[SessionId], join: &v1::Join) -> Vec<v1::Recipe> {
+        for (rank, session) in (0..).zip(sessions) {
+            let request = request(&join.tenant, &join.communicator, rank);
+            let join = v1::Join { request, rank, ranks: sessions.len() as u32, ..join.clone() };
+            self.send(*session, from_agent::Message::Join(join));
+        }
+        self.recipes(sessions)
+    }
+
+    /// The one recipe that each session got.
+    pub(super) fn recipes(&mut self, sessions: &[SessionId]) -> Vec<v1::Recipe> {
+        sessions.iter().map(|session| self.recipe(*session)).collect()
+    }
+
+    pub(super) fn dissolve(&mut self, id: u64) -> bool {
+        let found = self.state.dissolve(self.now, id, "over");
+        self.run_until_quiet();
+        found
+    }
+
+    pub(super) fn reorder(&mut self, id: u64, hosts: &[&str]) -> Result<u64, ReorderError> {
+        let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
+        let epoch = self.state.reorder(self.now, id, &hosts);
+        self.run_until_quiet();
+        epoch
     }
 
     /// What a communicator runs by.
@@ -156,20 +179,14 @@ impl World {
 
     /// The one refusal that a session got.
     pub(super) fn refusal(&mut self, session: SessionId) -> v1::JoinRefused {
-        match self.received(session).as_slice() {
-            [to_agent::Message::JoinRefused(refused)] => refused.clone(),
-            other => panic!("no refusal but {other:?}"),
-        }
+        only!(self.received(session), JoinRefused)
     }
 
     /// A communicator with one rank for each session, in use.
     pub(super) fn form(&mut self, sessions: &[SessionId], name: &str) -> u64 {
-        for (rank, session) in sessions.iter().enumerate() {
-            self.join(*session, name, rank as u32, sessions.len() as u32);
-        }
-        let ids: Vec<u64> = sessions.iter().map(|session| self.recipe(*session).communicator).collect();
-        self.prepare(sessions, ids[0], 1);
-        ids[0]
+        let id = self.join_all(sessions, &join_of("a", name, 0, 0))[0].communicator;
+        self.prepare(sessions, id, 1);
+        id
     }
 
     /// The one recipe that a session got.
@@ -203,6 +220,31 @@ impl World {
 pub(super) fn request(tenant: &str, name: &str, rank: u32) -> u64 {
     let text = tenant.bytes().chain(name.bytes());
     text.fold(u64::from(rank), |sum, byte| sum.wrapping_mul(251).wrapping_add(u64::from(byte)))
+}
+
+/// A rank's join of a communicator.
+pub(super) fn join_of(tenant: &str, name: &str, rank: u32, ranks: u32) -> v1::Join {
+    let request = request(tenant, name, rank);
+    let (tenant, communicator) = (tenant.to_owned(), name.to_owned());
+    v1::Join { request, tenant, communicator, rank, ranks, ..v1::Join::default() }
+}
+
+/// What an agent that has this recipe says after control has restarted.
+pub(super) fn running(recipe: &v1::Recipe) -> Vec<v1::Recipe> {
+    let aggregation = recipe.aggregation.clone().map(|told| v1::Aggregation { key: vec![], ..told });
+    vec![v1::Recipe { peers: vec![], aggregation, ..recipe.clone() }]
+}
+
+/// An operation that a participant's rank of the same number called and ended at these moments.
+pub(super) fn operation(
+    communicator: u64,
+    operation: u64,
+    bytes: u64,
+    rank: u32,
+    (called_ns, ended_ns): (u64, u64),
+) -> v1::Operation {
+    let ranks = vec![v1::RankTiming { rank, called_ns, ended_ns, ..Default::default() }];
+    v1::Operation { communicator, operation, bytes, participant: rank, ranks, ..Default::default() }
 }
 
 pub(super) fn hello(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {

@@ -1,6 +1,6 @@
 //! What was seen, as numbers for each two ranks.
 
-use super::world::RANKS;
+use super::experiment::RANKS;
 use harmonaize_abi::session::{Event, EventKind};
 use harmonaize_disclose::Fact;
 use std::collections::{BTreeMap, BTreeSet};

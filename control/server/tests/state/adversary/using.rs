@@ -1,6 +1,6 @@
 //! What being told is worth: jobs that act on events, beside the same jobs with all that the provider knows, and with nothing.
 
-use super::world::{Sample, watch_jobs};
+use super::experiment::{Sample, watch_jobs};
 use harmonaize_abi::CongestionLevel;
 use harmonaize_abi::session::{Checkpoint, Knobs, Priority};
 use harmonaize_disclose::{CurrentState, Maintenance, choose};

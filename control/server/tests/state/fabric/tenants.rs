@@ -3,8 +3,8 @@
 use super::{Fabric, Part};
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
-use harmonaize_server::state::Controller;
-use harmonaize_store::{Change, Stored};
+use harmonaize_server::state::{Instruction, Controller};
+use harmonaize_store::{Change, Stored, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -82,6 +82,68 @@ impl Fabric {
             agent.parts.retain(|id, _| running.contains(id));
         }
         hosts.iter().for_each(|host| self.connect(*host));
+    }
+
+    /// An operator says something.
+    pub(crate) fn instruct(&mut self, instruction: &Instruction) {
+        let changes = self.state.consider(self.now, instruction).unwrap();
+        self.state.apply_stored(self.now, &changes);
+        self.run_until_quiet();
+    }
+
+    pub(crate) fn withdraw(&mut self, target: &str, kind: WithdrawalKind, (from_ns, until_ns): (u64, u64)) {
+        let (targets, reason) = (vec![target.to_owned()], String::new());
+        self.instruct(&Instruction::Withdraw { targets, kind, from_ns, until_ns, reason });
+    }
+
+    pub(crate) fn restore(&mut self, target: &str, kind: WithdrawalKind) {
+        self.instruct(&Instruction::Restore { targets: vec![target.to_owned()], kind });
+    }
+
+    pub(crate) fn drain(&mut self, target: &str) {
+        self.withdraw(target, WithdrawalKind::Drain, (0, 0));
+    }
+
+    pub(crate) fn end_drain(&mut self, target: &str) {
+        self.restore(target, WithdrawalKind::Drain);
+    }
+
+    /// An operator ends a communicator; whether there was something to end.
+    pub(crate) fn dissolve(&mut self, id: u64) -> bool {
+        let found = self.state.dissolve(self.now, id, "over");
+        self.run_until_quiet();
+        found
+    }
+
+    /// Where the feed of tenant a ends.
+    pub(crate) fn here(&mut self) -> v1::EventCursor {
+        self.read(0, 1, "a", None, Duration::ZERO);
+        let read = self.read.pop().unwrap();
+        assert!(read.events.is_empty() && read.refused.is_empty(), "{read:?}");
+        read.cursor.unwrap()
+    }
+
+    /// All that tenant a has been told from a place in its feed on, and where that ends.
+    pub(crate) fn events_from(
+        &mut self,
+        mut from: v1::EventCursor,
+    ) -> (Vec<v1::TenantEvent>, v1::EventCursor) {
+        let mut events = Vec::new();
+        loop {
+            self.read(0, 1, "a", Some(from), Duration::ZERO);
+            let read = self.read.pop().unwrap();
+            from = read.cursor.unwrap();
+            if read.events.is_empty() {
+                return (events, from);
+            }
+            events.extend(read.events);
+        }
+    }
+
+    /// What tenant a has been told of a kind from a place in its feed on.
+    pub(crate) fn events_of(&mut self, from: v1::EventCursor, kind: v1::EventKind) -> Vec<v1::TenantEvent> {
+        let events = self.events_from(from).0.into_iter();
+        events.filter(|event| event.kind() == kind).collect()
     }
 
     pub(crate) fn ask(&mut self, host: usize, message: from_agent::Message) {

@@ -2,8 +2,8 @@
 
 use super::evidence::Evidence;
 use super::using::STEP;
-use crate::events::{restore, withdraw};
 use crate::fabric::{CrossTraffic, Fabric};
+use crate::topology::leaf_spine;
 use crate::world::{SECOND, settings_of};
 use harmonaize_abi::CongestionLevel;
 use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Negotiated};
@@ -81,7 +81,7 @@ pub(super) struct Seen {
     pub whiles: Vec<(Cause, [f64; 2])>,
 }
 
-struct World {
+struct Experiment {
     fabric: Fabric,
     /// The host of each rank.
     hosts: Vec<usize>,
@@ -112,31 +112,12 @@ pub(super) struct Sample {
 }
 
 fn topology(rng: &mut ChaCha8Rng, racks: &[usize]) -> String {
-    let mut text = String::new();
-    let leaves = (0..RACKS).map(|leaf| format!("leaf{leaf}"));
-    let switches = leaves.chain((0..SPINES).map(|spine| format!("spine{spine}")));
-    for (index, switch) in switches.enumerate() {
-        text += &format!("[[switch]]\nname = \"{switch}\"\naddresses = [\"10.64.0.{}\"]\n", index + 1);
-    }
-    for (host, rack) in racks.iter().enumerate() {
-        text += &format!("[[host]]\nname = \"h{host}\"\nrack = \"r{rack}\"\n");
-    }
-    let mut link = |from: String, to: String| {
-        let delay = rng.random_range(20..60);
-        text += &format!(
-            "[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\ndelay = \"{delay}us\"\n"
-        );
-    };
-    racks.iter().enumerate().for_each(|(host, rack)| link(format!("h{host}"), format!("leaf{rack}")));
-    for leaf in 0..RACKS {
-        (0..SPINES).for_each(|spine| link(format!("leaf{leaf}"), format!("spine{spine}")));
-    }
-    text
+    leaf_spine(racks, SPINES, || format!("{}us", rng.random_range(20..60)))
 }
 
 /// What the adversary sees of a fabric in so many whiles, and what it asks for.
 pub(super) fn watch(seed: u64, strategy: Strategy, whiles: usize, rounds: usize) -> Seen {
-    let mut world = World::new(seed, strategy);
+    let mut world = Experiment::new(seed, strategy);
     let (mut told, mut raw) = (Evidence::new(), Evidence::new());
     let mut gone = Vec::new();
     if strategy == Strategy::Pairs {
@@ -169,7 +150,7 @@ pub(super) fn watch(seed: u64, strategy: Strategy, whiles: usize, rounds: usize)
 
 /// Two jobs' moments while so much happens.
 pub(super) fn watch_jobs(seed: u64, whiles: usize) -> Vec<Sample> {
-    let mut world = World::new(seed, Strategy::Jobs);
+    let mut world = Experiment::new(seed, Strategy::Jobs);
     world.began = world.fabric.now;
     for _ in 0..whiles {
         world.regroup();
@@ -178,7 +159,7 @@ pub(super) fn watch_jobs(seed: u64, whiles: usize) -> Vec<Sample> {
     world.samples
 }
 
-impl World {
+impl Experiment {
     /// A fabric, and nothing on it.
     fn new(seed: u64, strategy: Strategy) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
@@ -269,8 +250,7 @@ impl World {
 
     fn dissolve_all(&mut self) {
         for id in std::mem::take(&mut self.groups).into_keys() {
-            self.fabric.state.dissolve(self.fabric.now, id, "");
-            self.fabric.run_until_quiet();
+            self.fabric.dissolve(id);
         }
         self.fabric.run(SECOND * 2);
     }
@@ -419,8 +399,7 @@ impl World {
                 }
                 self.fabric.sample_all();
                 self.pass(SECOND * 15);
-                self.fabric.cross_traffic.clear();
-                self.fabric.sample_all();
+                self.fabric.calm();
                 self.pass(SECOND * 20);
             }
             Cause::Neighbour => {
@@ -429,16 +408,15 @@ impl World {
                 hosts.truncate(self.rng.random_range(4..10));
                 let id = self.fabric.form("b", "b", &hosts);
                 self.pass(SECOND * 15);
-                self.fabric.state.dissolve(self.fabric.now, id, "");
-                self.fabric.run_until_quiet();
+                self.fabric.dissolve(id);
                 self.pass(SECOND * 5);
             }
             Cause::Link | Cause::Spine => {
                 let spine = format!("spine{}", self.rng.random_range(0..SPINES));
                 let target = if cause == Cause::Spine { spine } else { format!("leaf{rack}:{spine}") };
-                withdraw(&mut self.fabric, &target, WithdrawalKind::Drain, (0, 0));
+                self.fabric.drain(&target);
                 self.pass(SECOND * 15);
-                restore(&mut self.fabric, &target, WithdrawalKind::Drain);
+                self.fabric.end_drain(&target);
                 self.pass(SECOND * 15);
             }
             Cause::CalledOff => {
@@ -449,11 +427,11 @@ impl World {
                 let hosts: Vec<usize> = (0..self.racks.len()).filter(of_rack).collect();
                 for host in &hosts {
                     let (host, kind) = (format!("h{host}"), WithdrawalKind::Maintenance);
-                    withdraw(&mut self.fabric, &host, kind, window);
+                    self.fabric.withdraw(&host, kind, window);
                 }
                 self.pass(SECOND * 15);
                 for host in &hosts {
-                    restore(&mut self.fabric, &format!("h{host}"), WithdrawalKind::Maintenance);
+                    self.fabric.restore(&format!("h{host}"), WithdrawalKind::Maintenance);
                 }
                 self.pass(SECOND * 5);
             }
@@ -464,7 +442,7 @@ impl World {
                     hosts.truncate(1);
                 }
                 for host in &hosts {
-                    withdraw(&mut self.fabric, &format!("h{host}"), WithdrawalKind::Drain, (0, 0));
+                    self.fabric.drain(&format!("h{host}"));
                 }
                 self.going = hosts.iter().copied().collect();
                 self.pass(SECOND * 15);
@@ -478,7 +456,7 @@ impl World {
                 self.going.clear();
                 hosts.iter().for_each(|host| self.fabric.connect(*host));
                 for host in &hosts {
-                    restore(&mut self.fabric, &format!("h{host}"), WithdrawalKind::Drain);
+                    self.fabric.end_drain(&format!("h{host}"));
                 }
                 self.pass(SECOND * 10);
             }
