@@ -21,7 +21,7 @@ pub(crate) fn cause_text(cause: CongestionCause) -> &'static str {
     match cause {
         CongestionCause::Unspecified => "-",
         CongestionCause::Own => "own",
-        CongestionCause::Foreign => "foreign",
+        CongestionCause::CrossTraffic => "foreign",
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn congestion_text(found: &Congestion) -> String {
     let cause = match found.cause() {
         CongestionCause::Unspecified => "",
         CongestionCause::Own => ", by own traffic",
-        CongestionCause::Foreign => ", by foreign traffic",
+        CongestionCause::CrossTraffic => ", by foreign traffic",
     };
     format!("{} {way}{path}: congestion {}{cause}", clean(&found.interface), level_text(found.level()))
 }
@@ -62,7 +62,7 @@ pub(crate) fn straggler_sentence(found: &Straggler) -> String {
         job => format!("job {}", clean(job)),
     };
     let host = if found.host.is_empty() { String::new() } else { format!(" on {}", clean(&found.host)) };
-    let (kind, by) = (straggler_text(found.kind()), duration(found.by_ns));
+    let (kind, by) = (straggler_text(found.kind()), duration(found.delay_ns));
     match found.ended_ns {
         0 => format!("{whose}: rank {}{host} is late by {by} ({kind})", found.rank),
         _ => format!("{whose}: rank {}{host} is late no longer ({kind})", found.rank),

@@ -6,7 +6,7 @@ use crate::describe::protocol_text;
 use crate::table::{row, table};
 use crate::text::{bytes, clean, duration};
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{Flow, FlowDirection, FlowEnd, FlowOwner, FlowProtocol, KernelTcp};
+use harmonaize_api::v1::{Flow, FlowDirection, FlowEndpoint, FlowOwner, FlowProtocol, TcpInfo};
 use serde_json::{Value, json};
 
 /// Examples, and what the fields of the JSON mean.
@@ -77,9 +77,9 @@ fn text(flows: &[Flow]) -> String {
             None if flow.job.is_empty() => "-".to_owned(),
             None => format!("job {}", clean(&flow.job)),
         };
-        let trip = if out.round_trips == 0 { "-".to_owned() } else { duration(out.round_trip_last_ns) };
-        let resent = out.retransmissions.saturating_add(into.retransmissions);
-        let marked = out.marked.saturating_add(into.marked);
+        let trip = if out.rtt_samples == 0 { "-".to_owned() } else { duration(out.last_rtt_ns) };
+        let resent = out.retransmits.saturating_add(into.retransmits);
+        let marked = out.ecn_ce.saturating_add(into.ecn_ce);
         row([
             &clean(&flow.interface),
             protocol_text(flow.protocol()),
@@ -140,50 +140,50 @@ fn owner_json(owner: &FlowOwner) -> Value {
 
 fn direction_json(way: &FlowDirection) -> Value {
     let trips = json!({
-        "count": way.round_trips,
-        "least_ns": way.round_trip_least_ns,
-        "last_ns": way.round_trip_last_ns,
-        "mean_ns": way.round_trip_mean_ns,
+        "count": way.rtt_samples,
+        "least_ns": way.min_rtt_ns,
+        "last_ns": way.last_rtt_ns,
+        "mean_ns": way.mean_rtt_ns,
     });
     json!({
         "packets": way.packets,
         "bytes": way.bytes,
-        "bits": way.bits,
+        "bits": way.rate_bps,
         "first_ns": way.first_ns,
         "last_ns": way.last_ns,
-        "burst_began_ns": way.burst_began_ns,
+        "burst_began_ns": way.burst_start_ns,
         "burst_bytes": way.burst_bytes,
-        "marked": way.marked,
-        "retransmissions": way.retransmissions,
+        "marked": way.ecn_ce,
+        "retransmissions": way.retransmits,
         "gaps": way.gaps,
-        "round_trips": (way.round_trips > 0).then_some(trips),
-        "slowed": way.slowed,
-        "echoed": way.echoed,
+        "round_trips": (way.rtt_samples > 0).then_some(trips),
+        "slowed": way.cwr,
+        "echoed": way.ece,
         "zero_windows": way.zero_windows,
-        "notifications": way.notifications,
+        "notifications": way.cnps,
         "sequence_naks": way.sequence_naks,
         "not_ready_naks": way.not_ready_naks,
         "fatal_naks": way.fatal_naks,
     })
 }
 
-fn end_json(end: &FlowEnd) -> Value {
+fn end_json(end: &FlowEndpoint) -> Value {
     json!({
-        "process": (end.process != 0).then_some(end.process),
-        "name": (!end.name.is_empty()).then_some(&end.name),
+        "process": (end.pid != 0).then_some(end.pid),
+        "name": (!end.process_name.is_empty()).then_some(&end.process_name),
         "device": (!end.device.is_empty()).then_some(&end.device),
-        "user": end.user,
-        "cgroup": (end.cgroup != 0).then_some(end.cgroup),
+        "user": end.uid,
+        "cgroup": (end.cgroup_id != 0).then_some(end.cgroup_id),
     })
 }
 
-fn kernel_json(kernel: &KernelTcp) -> Value {
+fn kernel_json(kernel: &TcpInfo) -> Value {
     json!({
-        "smoothed_ns": kernel.smoothed_ns,
-        "variation_ns": kernel.variation_ns,
-        "window": kernel.window,
-        "retransmissions": kernel.retransmissions,
+        "smoothed_ns": kernel.srtt_ns,
+        "variation_ns": kernel.rttvar_ns,
+        "window": kernel.cwnd,
+        "retransmissions": kernel.retransmits,
         "unacknowledged": kernel.unacknowledged,
-        "delivery_bits": kernel.delivery_bits,
+        "delivery_bits": kernel.delivery_bps,
     })
 }

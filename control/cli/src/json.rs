@@ -91,7 +91,7 @@ fn part(part: &CommunicatorReport) -> Value {
 fn operation(operation: &OperationReport) -> Value {
     json!({
         "operation": operation.operation,
-        "what": operation.what,
+        "what": operation.call,
         "waiting_for": operation.waiting_for,
         "age_ns": operation.age_ns,
     })

@@ -276,12 +276,12 @@ impl Operate {
         let names: Vec<String> = records.iter().map(|record| record.target.clone()).collect();
         let mut records = records;
         loop {
-            let crossed = |record: &&v1::WithdrawalRecord| record.what != "host" && record.left > 0;
+            let crossed = |record: &&v1::WithdrawalRecord| record.target_kind != "host" && record.remaining > 0;
             let Some(record) = records.iter().find(crossed) else { return Ok(records) };
             if Instant::now() >= until {
                 return Err(Failure::UnderWay(format!(
                     "{}: drained, but {} connections of ours still cross it after {wait}; see `harmonaize plans`",
-                    record.target, record.left
+                    record.target, record.remaining
                 )));
             }
             tokio::time::sleep(POLL_INTERVAL).await;

@@ -6,7 +6,7 @@ use crate::describe::{cause_text, congestion_text, level_text, straggler_sentenc
 use crate::text::{bytes, clean, clock, duration, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    CodedOperation, Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,
+    CompressedOperation, Congestion, Edge, Finding, Operation, RankTiming, Straggler, TrafficPhase, finding,
 };
 use serde_json::{Value, json};
 use std::io::Write;
@@ -59,10 +59,10 @@ fn finding_text(found: &Finding) -> String {
         Some(finding::Finding::Congestion(one)) => congestion_text(one),
         Some(finding::Finding::Straggler(one)) => straggler_sentence(one),
         Some(finding::Finding::Phase(one)) => {
-            let lasted = duration(one.ended_ns.saturating_sub(one.began_ns));
-            let late = match one.late_host.as_str() {
+            let lasted = duration(one.end_ns.saturating_sub(one.start_ns));
+            let late = match one.delayed_host.as_str() {
                 "" => String::new(),
-                host => format!(", {} late by {}", clean(host), duration(one.late_by_ns)),
+                host => format!(", {} late by {}", clean(host), duration(one.delay_ns)),
             };
             let (job, moved) = (clean(&one.job), bytes(one.bytes));
             format!("job {job}: iteration {}, {lasted}, {moved}{late}", one.iteration)
@@ -128,29 +128,29 @@ fn operation_json(one: &Operation) -> Value {
         "first_segment_ns": one.first_segment_ns,
         "first_epoch": one.first_epoch,
         "last_epoch": one.last_epoch,
-        "whole": one.whole,
-        "coded": one.coded.as_ref().map(coded_json),
+        "whole": one.complete,
+        "coded": one.compression.as_ref().map(coded_json),
         "ranks": one.ranks.iter().map(rank).collect::<Vec<_>>(),
         "edges": one.edges.iter().map(edge).collect::<Vec<_>>(),
     })
 }
 
-fn coded_json(one: &CodedOperation) -> Value {
-    json!({"error": one.error, "saved_bytes": one.saved_bytes, "refused": one.refused})
+fn coded_json(one: &CompressedOperation) -> Value {
+    json!({"error": one.error, "saved_bytes": one.saved_bytes, "refused": one.uncompressed_chunks})
 }
 
 fn phase_json(one: &TrafficPhase) -> Value {
     let ring = json!({"hosts": one.ring_hosts, "steps": one.ring_steps, "step_bytes": one.ring_step_bytes});
-    let late = json!({"host": one.late_host, "by_ns": one.late_by_ns});
+    let late = json!({"host": one.delayed_host, "by_ns": one.delay_ns});
     json!({
         "job": one.job,
         "iteration": one.iteration,
-        "began_ns": one.began_ns,
-        "ended_ns": one.ended_ns,
+        "began_ns": one.start_ns,
+        "ended_ns": one.end_ns,
         "bytes": one.bytes,
         "period_ns": one.period_ns,
         "ring": (one.ring_hosts > 0).then_some(ring),
-        "late": (!one.late_host.is_empty()).then_some(late),
+        "late": (!one.delayed_host.is_empty()).then_some(late),
         "lossy": one.lossy,
     })
 }
@@ -158,7 +158,7 @@ fn phase_json(one: &TrafficPhase) -> Value {
 fn congestion_json(one: &Congestion) -> Value {
     let signals = [
         ("delay", one.delay),
-        ("marks", one.marks),
+        ("marks", one.ecn_ce),
         ("loss", one.loss),
         ("load", one.load),
         ("starved", one.starved),
@@ -173,14 +173,14 @@ fn congestion_json(one: &Congestion) -> Value {
         "cause": (cause != "-").then_some(cause),
         "since_ns": one.since_ns,
         "signals": signals,
-        "marked_ppm": one.marked_ppm,
+        "marked_ppm": one.ecn_ce_ppm,
         "lost_ppm": one.lost_ppm,
-        "used_ppm": one.used_ppm,
-        "round_trip_ns": one.round_trip_ns,
-        "rest_ns": one.rest_ns,
-        "own_bits": one.own_bits,
-        "other_bits": one.other_bits,
-        "capacity_bits": one.capacity_bits,
+        "used_ppm": one.utilization_ppm,
+        "round_trip_ns": one.rtt_ns,
+        "rest_ns": one.min_rtt_ns,
+        "own_bits": one.own_bps,
+        "other_bits": one.cross_traffic_bps,
+        "capacity_bits": one.capacity_bps,
     })
 }
 
@@ -194,7 +194,7 @@ fn straggler_json(one: &Straggler) -> Value {
         "why": straggler_text(one.kind()),
         "since_ns": one.since_ns,
         "since_unit": one.since_unit,
-        "by_ns": one.by_ns,
+        "by_ns": one.delay_ns,
         "iterations": one.iterations,
         "edge": one.edge_from.zip(one.edge_to).map(|(from, to)| [from, to]),
         "ended_ns": one.ended_ns,

@@ -119,7 +119,7 @@ fn communicator(known: &CommunicatorStatus) -> Vec<String> {
 fn flight(known: &CommunicatorStatus, one: &OperationReport) -> Vec<String> {
     let name = name(&known.tenant, &known.name);
     let waits = if one.waiting_for.is_empty() { "nobody".to_owned() } else { ranks(&one.waiting_for) };
-    row([&name, &one.operation.to_string(), &one.what, &duration(one.age_ns), &waits])
+    row([&name, &one.operation.to_string(), &one.call, &duration(one.age_ns), &waits])
 }
 
 fn waiting(waiting: &WaitingStatus) -> Vec<String> {

@@ -324,7 +324,7 @@ impl State {
             Message::Closed(closed) => return self.closed(now, from, closed.communicator),
             Message::Report(report) => self.report(now, from, report),
             Message::Telemetry(report) => self.telemetry(now, from, report),
-            Message::PathCongestion(told) => {
+            Message::CongestionReport(told) => {
                 self.with_links(now, |links, ctx, effects| links.path_congestion(ctx, effects, from, told));
             }
             Message::PathsTraced(answer) => {
@@ -338,8 +338,8 @@ impl State {
             Message::Negotiate(asked) => self.negotiate(now, from, asked),
             Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
             Message::Hint(asked) => self.hint(now, from, &asked),
-            Message::TurnWanted(wanted) => return self.slot_requested(now, from, wanted),
-            Message::TurnDone(done) => return self.turn_done(now, from, done),
+            Message::RequestSlot(wanted) => return self.slot_requested(now, from, wanted),
+            Message::ReleaseSlot(done) => return self.turn_done(now, from, done),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }

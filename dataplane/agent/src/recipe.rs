@@ -218,11 +218,11 @@ fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
 fn coding(told: &v1::Coding) -> Result<Coding, String> {
-    match told.most {
+    match told.max_vnmse {
         Some(most) if !(0.0..=1.0).contains(&most) => Err(format!("a bound of {most} on what a codec loses")),
         most => Ok(Coding {
             codec: number(&told.codec)?,
-            finer: told.finer.as_deref().map(number).transpose()?,
+            finer: told.fallback_codec.as_deref().map(number).transpose()?,
             max_error: most,
         }),
     }
@@ -237,8 +237,8 @@ fn number(name: &str) -> Result<u16, String> {
 
 fn introduce(peer: &v1::Peer) -> Result<Peer, String> {
     let at = |what: &str| format!("participant {}: {what}", peer.participant);
-    let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
-    if peer.carried {
+    let rate = (peer.rate_bps > 0).then_some(peer.rate_bps);
+    if peer.reused {
         return Ok(Peer { participant: Participant(peer.participant), introduction: None, rate });
     }
     let ports = peer.source_ports.iter().map(|&port| u16::try_from(port));

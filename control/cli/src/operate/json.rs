@@ -48,8 +48,8 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> Value {
         json!({
             "from": link.from,
             "to": link.to,
-            "capacity_bps": link.capacity_bits,
-            "cross_traffic_bps": link.foreign_bits,
+            "capacity_bps": link.capacity_bps,
+            "cross_traffic_bps": link.cross_traffic_bps,
             "state": state(link.state()),
             "since_ns": link.since_ns,
             "confidence_ppm": link.confidence_ppm,
@@ -73,27 +73,27 @@ fn aggregator(one: &v1::FabricAggregator) -> Value {
             "received": tenant.received,
             "sent": tenant.sent,
             "no_slot": tenant.no_slot,
-            "refused": tenant.refused,
-            "up": tenant.up,
-            "down": tenant.down,
+            "refused": tenant.rejected,
+            "up": tenant.sent_to_parent,
+            "down": tenant.received_from_parent,
         })
     };
     let report = one.report.as_ref().map(|report| {
         json!({
             "tenants": report.tenants.iter().map(tenant).collect::<Vec<_>>(),
-            "used": report.used,
-            "strange": report.strange,
-            "unsent": report.unsent,
+            "used": report.used_units,
+            "strange": report.unrecognized,
+            "unsent": report.send_errors,
         })
     });
     json!({
         "name": one.name,
-        "at": one.at,
-        "rate_bits": one.rate_bits,
+        "at": one.switch,
+        "rate_bits": one.rate_bps,
         "connected": one.connected,
         "address": one.address,
         "units": one.units,
-        "guaranteed": one.guaranteed,
+        "guaranteed": one.guaranteed_units,
         "unit_bytes": one.unit_bytes,
         "communicators": one.communicators,
         "report": report,
@@ -117,14 +117,14 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> Value {
 }
 
 fn plan(plan: &v1::PlanStatus) -> Value {
-    let hops = plan.hops.iter().map(|hop| {
+    let hops = plan.ring_edges.iter().map(|hop| {
         let path =
             |path: &v1::PlannedPath| json!({"source_port": path.source_port, "switches": path.switches});
         json!({
             "from": hop.from,
             "to": hop.to,
             "paths": hop.paths.iter().map(path).collect::<Vec<_>>(),
-            "rate_bits": hop.rate_bits,
+            "rate_bits": hop.rate_bps,
         })
     });
     json!({
@@ -137,7 +137,7 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "ring_edges": hops.collect::<Vec<_>>(),
         "predicted_ns": plan.predicted_ns,
         "slowdown_ppm": plan.slowdown_ppm,
-        "share_bits": plan.share_bits,
+        "share_bits": plan.share_bps,
         "reason": plan.reason,
         "pinned": plan.pinned,
         "since_ns": plan.since_ns,
@@ -146,20 +146,20 @@ fn plan(plan: &v1::PlanStatus) -> Value {
         "codec_reason": plan.codec_reason,
         "one_shot_bytes": plan.one_shot_bytes,
         "two_shot_bytes": plan.two_shot_bytes,
-        "direct_reason": plan.direct_reason,
+        "direct_reason": plan.algorithm_reason,
         "aggregator": plan.aggregator,
         "aggregation_reason": plan.aggregation_reason,
         "hints": plan.hints,
-        "turns": plan.turns,
+        "turns": plan.interleaving,
     })
 }
 
 pub(crate) fn plans(reply: &v1::PlansReply) -> Value {
     json!({
         "plans": reply.plans.iter().map(plan).collect::<Vec<_>>(),
-        "planned": reply.planned,
-        "switches": reply.switches,
-        "given_up": reply.given_up,
+        "planned": reply.plans_made,
+        "switches": reply.changes_completed,
+        "given_up": reply.changes_abandoned,
     })
 }
 
@@ -167,8 +167,8 @@ pub(crate) fn explain(reply: &v1::ExplainReply) -> Value {
     json!({
         "now_ns": reply.now_ns,
         "decisions": reply.decisions.iter().map(decision).collect::<Vec<_>>(),
-        "suspicions_proven": reply.suspicions_proven,
-        "suspicions_refuted": reply.suspicions_refuted,
+        "suspicions_proven": reply.congestion_reports_verified,
+        "suspicions_refuted": reply.congestion_reports_refuted,
     })
 }
 
@@ -188,11 +188,11 @@ fn decision(decision: &v1::DecisionRecord) -> Value {
             "outcome": change.outcome,
         })
     });
-    let verdict = decision.verdict.as_ref().map(|verdict| {
+    let verdict = decision.congestion_report.as_ref().map(|verdict| {
         json!({
             "host": verdict.host,
             "path": verdict.path,
-            "finding": verdict.what,
+            "finding": verdict.finding,
             "since_ns": verdict.since_ns,
             "found_ns": verdict.found_ns,
             "received_ns": verdict.received_ns,
@@ -228,14 +228,14 @@ pub(crate) fn withdrawals(records: &[v1::WithdrawalRecord]) -> Value {
     let records = records.iter().map(|record| {
         json!({
             "target": record.target,
-            "what": record.what,
+            "what": record.target_kind,
             "kind": kind(record.kind()),
             "from_ns": record.from_ns,
             "until_ns": record.until_ns,
             "reason": record.reason,
             "in_effect": record.in_effect,
-            "left": record.left,
-            "unknown": record.unknown,
+            "left": record.remaining,
+            "unknown": record.unknown_paths,
         })
     });
     json!({"withdrawals": records.collect::<Vec<_>>()})

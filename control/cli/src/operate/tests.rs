@@ -17,7 +17,7 @@ fn plan() -> v1::PlanStatus {
         source_port,
         switches: switches.iter().map(|name| (*name).to_owned()).collect(),
     };
-    let hop = |from: &str, to: &str, paths| v1::PlannedHop {
+    let hop = |from: &str, to: &str, paths| v1::PlannedRingEdge {
         from: from.to_owned(),
         to: to.to_owned(),
         paths,
@@ -114,7 +114,7 @@ fn aggregators_in_words() {
 }
 
 fn decision() -> v1::DecisionRecord {
-    let verdict = v1::VerdictRecord {
+    let verdict = v1::CongestionReportRecord {
         host: "h0".to_owned(),
         path: "h0 leaf0 spine0 leaf1 h1".to_owned(),
         what: "severe congestion by others".to_owned(),

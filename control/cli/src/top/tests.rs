@@ -154,7 +154,7 @@ fn snapshot() -> v1::Snapshot {
             ..Default::default()
         }],
         operations: vec![operation],
-        jobs: vec![v1::Job {
+        jobs: vec![v1::ExternalJob {
             job: "1".to_owned(),
             hosts: ["10.64.0.1", "10.64.0.3", "10.64.0.2", "10.64.0.4"].map(str::to_owned).to_vec(),
             flows: 8,
@@ -208,13 +208,13 @@ fn fabric() -> v1::FabricSnapshot {
     let quiet = congestion("eth0", CongestionLevel::None, CongestionCause::Unspecified, 700 * SECOND);
     let own = congestion("eth0", CongestionLevel::Mild, CongestionCause::Own, 61 * SECOND);
     let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::Foreign, 8 * SECOND);
-    let verdict = v1::verdict_change::Verdict::Congestion(foreign.clone());
+    let verdict = v1::finding_change::Finding::Congestion(foreign.clone());
     let changes = vec![
-        v1::VerdictChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), verdict: Some(verdict) },
-        v1::VerdictChange {
+        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), verdict: Some(verdict) },
+        v1::FindingChange {
             time_ns: NOW - 7 * SECOND,
             host: String::new(),
-            verdict: Some(v1::verdict_change::Verdict::Straggler(late.clone())),
+            verdict: Some(v1::finding_change::Finding::Straggler(late.clone())),
         },
     ];
     let mut hosts = vec![

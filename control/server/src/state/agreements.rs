@@ -212,7 +212,7 @@ impl State {
         if let Err(refused) = self.agreements.proposed.take(now, &request.tenant, id, "proposals") {
             return Some(Err(refused));
         }
-        if propose.go_on {
+        if propose.continue_on_loss {
             let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
             return Some(Err(why.to_owned()));
         }

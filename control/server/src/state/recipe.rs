@@ -179,11 +179,11 @@ impl State {
                 me: index as u32,
                 peers,
                 tuning: Some(tuning),
-                local: local.collect(),
+                local_ranks: local.collect(),
                 budget: coding.budget(),
                 coding: coding.coding(),
                 aggregation: aggregation.recipe(index as u32),
-                before: if epoch == 1 { communicator.before.clone() } else { Vec::new() },
+                previous_ranks: if epoch == 1 { communicator.before.clone() } else { Vec::new() },
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
@@ -320,10 +320,10 @@ impl State {
                     address: address.clone(),
                     link: only_new(&link),
                     secret: only_new(&secret),
-                    carried: goes_on,
+                    reused: goes_on,
                     initiate,
                     source_ports: source_ports.clone(),
-                    rate_bits: rates.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
+                    rate_bps: rates.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
                 };
                 let low_connects = low_host < high_host;
                 let ends = [

@@ -66,10 +66,10 @@ impl State {
         let (id, me) = (recipe.communicator, recipe.me as usize);
         let part = recipe.participants.get(me).ok_or("a participant that is not there")?;
         let name = self.host_name(host);
-        if part.host != name || recipe.local.iter().any(|local| !part.ranks.contains(&local.rank)) {
+        if part.host != name || recipe.local_ranks.iter().any(|local| !part.ranks.contains(&local.rank)) {
             return Err("an ended communicator of others in Hello");
         }
-        let here = recipe.local.iter().map(|local| local.rank);
+        let here = recipe.local_ranks.iter().map(|local| local.rank);
         if let Some(known) = self.communicators.get_mut(&id) {
             // Others have not heard of it.
             let member = known.members.get_mut(me).filter(|member| member.host == host);
@@ -106,7 +106,7 @@ impl State {
             let (kind, ranks) = (FailureKind::RanksLost, Vec::new());
             let detail = "it ended before control started".to_owned();
             self.send(from, dissolved(id, &EndCause { kind, ranks, detail }));
-            self.regroups.back(id, (host, from), recipe.local.iter().map(|local| local.rank));
+            self.regroups.back(id, (host, from), recipe.local_ranks.iter().map(|local| local.rank));
             return Ok(());
         }
         let members: Option<Vec<Member>> = recipe.participants.iter().map(|part| self.absent(part)).collect();
@@ -145,7 +145,7 @@ impl State {
                 return Err("a communicator of others in Hello");
             }
             member.session = Some(from);
-            member.requests = recipe.local.iter().map(|local| (local.rank, local.request)).collect();
+            member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
             communicator.members.iter().all(|member| member.session.is_some())
         };
         let newer = recipe.epoch > communicator.epoch();
@@ -176,7 +176,7 @@ impl State {
             communicator.lifecycle.recovered();
             // Whoever missed it when control went down learns that the epoch may be used.
             let epoch = communicator.epoch();
-            self.overtake(now, id, !recipe.before.is_empty());
+            self.overtake(now, id, !recipe.previous_ranks.is_empty());
             self.link_state.active_changed();
             self.with_links(now, |links, ctx, effects| links.trace_communicator(ctx, effects, id));
             self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));

@@ -99,7 +99,7 @@ impl State {
             request: join.request,
             member,
             key: asked.key,
-            least: asked.least,
+            least: asked.min_ranks,
             until: now.saturating_add(match join.timeout_ns {
                 0 => self.settings.join_timeout,
                 nanos => Duration::from_nanos(nanos).min(self.settings.join_timeout),
@@ -117,7 +117,7 @@ impl State {
 
     /// Which rank a process is, if it is one of a communicator under this name.
     fn member(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<(u64, u32)> {
-        let (id, rank) = (asked.communicator, asked.member);
+        let (id, rank) = (asked.communicator, asked.previous_rank);
         let live = self.communicators.get(&id).is_some_and(|known| {
             let member = known.member_of(from).filter(|member| member.ranks.contains(&rank));
             (&known.tenant, &known.name) == (&key.0, &key.1) && member.is_some() && known.holds(rank)

@@ -41,7 +41,7 @@ impl State {
             return self.refuse(from, RefusedKind::HostInUse, text);
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
-        let abilities = Abilities::new(hello.abilities.as_ref());
+        let abilities = Abilities::new(hello.capabilities.as_ref());
         let session = Session { host, listen, build, since: now, abilities, joins: BTreeMap::new() };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
@@ -52,7 +52,7 @@ impl State {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
-            path_verdicts_per_second: super::link_state::MOST_A_SECOND,
+            congestion_reports_per_second: super::link_state::MOST_A_SECOND,
         };
         self.send(from, to_agent::Message::Welcome(welcome));
         self.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -228,7 +228,7 @@ fn bound(report: &mut v1::Report, most_ranks: usize) {
         communicator.in_flight.truncate(MOST_IN_FLIGHT);
         for operation in &mut communicator.in_flight {
             operation.waiting_for.truncate(most_ranks);
-            cut(&mut operation.what);
+            cut(&mut operation.call);
         }
     }
 }
@@ -246,7 +246,7 @@ fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationRep
     for operation in answered.iter().flat_map(|(_, own)| &own.in_flight) {
         let entry = merged.entry(operation.operation).or_insert_with(|| v1::OperationReport {
             operation: operation.operation,
-            what: operation.what.clone(),
+            call: operation.call.clone(),
             waiting_for: Vec::new(),
             age_ns: 0,
         });

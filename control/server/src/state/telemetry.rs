@@ -5,7 +5,7 @@ mod merge;
 
 use super::communicator::Communicator;
 use super::{Fact, SessionId, State};
-use harmonaize_api::v1::{self, verdict_change::Verdict};
+use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use harmonaize_units::{Gcra, Quota};
 use merge::Merging;
@@ -24,7 +24,7 @@ pub(super) struct Telemetry {
     hosts: BTreeMap<HostId, AgentReports>,
     communicators: BTreeMap<u64, Merging>,
     /// Verdicts of control's own.
-    changes: VecDeque<(Duration, Verdict)>,
+    changes: VecDeque<(Duration, Finding)>,
 }
 
 /// What one host's agent said in its session.
@@ -43,7 +43,7 @@ struct AgentReports {
     cost: Option<v1::TelemetryCost>,
     /// Verdicts that hold.
     stragglers: Vec<v1::Straggler>,
-    changes: VecDeque<(Duration, Verdict)>,
+    changes: VecDeque<(Duration, Finding)>,
     allowance: Gcra,
     measuring: Measuring,
 }
@@ -70,7 +70,7 @@ impl Measuring {
     }
 }
 
-fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict: Verdict) {
+fn remember(changes: &mut VecDeque<(Duration, Finding)>, now: Duration, verdict: Finding) {
     if changes.len() >= MOST_CHANGES {
         changes.pop_front();
     }
@@ -88,7 +88,7 @@ impl AgentReports {
         for one in &told {
             let held = self.stragglers.iter().any(|held| about(held) == about(one));
             if held == (one.ended_ns > 0) {
-                remember(&mut self.changes, now, Verdict::Straggler(one.clone()));
+                remember(&mut self.changes, now, Finding::Straggler(one.clone()));
             }
         }
         self.stragglers = told.into_iter().filter(|one| one.ended_ns == 0).collect();
@@ -147,24 +147,24 @@ impl State {
         heard.reports += 1;
         heard.measuring.take(&report);
         (heard.at, heard.sequence) = (now, report.sequence);
-        (heard.links, heard.flow_count) = (report.links, report.flows_known);
+        (heard.links, heard.flow_count) = (report.links, report.flow_count);
         (heard.losses, heard.cost) = (report.losses, report.cost);
         for change in report.changes {
-            remember(&mut heard.changes, now, Verdict::Congestion(change));
+            remember(&mut heard.changes, now, Finding::Congestion(change));
         }
         heard.stragglers(now, report.stragglers);
         let known = &self.communicators;
         self.telemetry.communicators.retain(|id, _| known.contains_key(id));
         for mut operation in report.operations {
             self.record_operation(now, from, &operation);
-            operation.whole &= !self.turns.delayed(&operation);
+            operation.complete &= !self.turns.delayed(&operation);
             let Some(communicator) = self.communicators.get(&operation.communicator) else { continue };
             let (id, number) = (operation.communicator, operation.operation);
             let merging = self.telemetry.communicators.entry(id).or_insert_with(|| Merging::new(id));
             let (judged, took) = merging.take(operation, from, &communicator.members);
             for mut found in judged {
                 found.host = host_of(communicator, found.rank, &self.settings);
-                remember(&mut self.telemetry.changes, now, Verdict::Straggler(found));
+                remember(&mut self.telemetry.changes, now, Finding::Straggler(found));
             }
             if let Some((bytes, took)) = took {
                 // What it waited for its turn is nobody's slowness.
@@ -199,14 +199,14 @@ impl State {
                 told.age_ns = u64::try_from(age).unwrap_or(u64::MAX).max(1);
             }
             told.links.clone_from(&heard.links);
-            told.flows_known = heard.flow_count;
+            told.flow_count = heard.flow_count;
             (told.losses, told.cost) = (heard.losses, heard.cost);
             if let Some(losses) = &mut told.losses {
                 losses.gaps = losses.gaps.saturating_add(heard.measuring.before);
             }
         }
         self.link_state.reports.add_report_counts(host, &mut told);
-        told.turns_dropped = self.turns.dropped(host);
+        told.slot_requests_dropped = self.turns.dropped(host);
         told
     }
 
@@ -265,7 +265,7 @@ impl State {
         all
     }
 
-    fn fabric_changes(&self, now: Duration, realtime_ns: u64) -> Vec<v1::VerdictChange> {
+    fn fabric_changes(&self, now: Duration, realtime_ns: u64) -> Vec<v1::FindingChange> {
         let own = self.telemetry.changes.iter().map(|change| (None, change));
         let told = self.telemetry.hosts.iter();
         let told =
@@ -273,12 +273,12 @@ impl State {
         let mut all: Vec<_> = own.chain(told).collect();
         all.sort_by_key(|(_, (at, _))| *at);
         let newest = all.len().saturating_sub(MOST_CHANGES);
-        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Verdict))| {
+        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Finding))| {
             let age = u64::try_from(now.saturating_sub(*at).as_nanos()).unwrap_or(u64::MAX);
-            v1::VerdictChange {
+            v1::FindingChange {
                 time_ns: realtime_ns.saturating_sub(age),
                 host: host.map_or_else(String::new, |host| self.host_name(host)),
-                verdict: Some(verdict.clone()),
+                finding: Some(verdict.clone()),
             }
         };
         all.into_iter().skip(newest).map(change).collect()

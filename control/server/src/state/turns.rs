@@ -62,7 +62,7 @@ pub(super) struct AllTurns {
 struct Member {
     /// Whose agent asks.
     leader: SessionId,
-    message: v1::Turns,
+    message: v1::Interleaving,
     /// With whom it does not communicate at once.
     beside: BTreeSet<u64>,
     /// How long its operations take alone.
@@ -93,7 +93,7 @@ struct Waited {
 impl Member {
     /// Takes note of what the operation of a turn waited since it asked, patience permitting.
     fn note(&mut self, turn: u64, since_asked: Duration) {
-        let waited = since_asked.min(Duration::from_nanos(self.message.patience_ns));
+        let waited = since_asked.min(Duration::from_nanos(self.message.max_wait_ns));
         (self.noted, self.waited) = (self.noted + 1, self.waited.saturating_add(waited));
         if self.latest.len() == LATEST {
             self.latest.pop_front();
@@ -159,7 +159,7 @@ impl AllTurns {
     }
 
     /// Gives turns that nothing stands in the way of: which.
-    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::TurnGiven)> {
+    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::GrantSlot)> {
         let mut given = Vec::new();
         for at in 0..self.queue.len() {
             let (before, rest) = self.queue.split_at_mut(at);
@@ -172,7 +172,7 @@ impl AllTurns {
             member.given += 1;
             member.note(asked.turn, now.saturating_sub(asked.since));
             let SlotRequest { communicator, turn, .. } = *asked;
-            given.push((member.leader, v1::TurnGiven { communicator, turn }));
+            given.push((member.leader, v1::GrantSlot { communicator, slot: turn }));
         }
         given
     }
@@ -202,12 +202,12 @@ impl State {
                 let patience: Duration =
                     others.sum::<Duration>().min(LONGEST).min(self.settings.operation_timeout / 4);
                 let bulk = self.rhythms.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
-                let told = v1::Turns {
+                let told = v1::Interleaving {
                     communicator: turn.communicator,
-                    patience_ns: super::link_state::nanos(patience).0,
-                    least_bytes: (bulk / SMALL).max(1),
-                    operations: rhythm.operations,
-                    pause_ns: (rhythm.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                    max_wait_ns: super::link_state::nanos(patience).0,
+                    min_bytes: (bulk / SMALL).max(1),
+                    max_operations: rhythm.operations,
+                    max_idle_ns: (rhythm.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
                 };
                 let keeps = KEEPS.max(Duration::from(rhythm.period).saturating_mul(KEEPS_ITERATIONS));
                 self.take_turn(now, turn, told, keeps);
@@ -231,7 +231,7 @@ impl State {
         members.iter().find(|member| !member.closed)?.session
     }
 
-    fn take_turn(&mut self, now: Duration, turn: InterleaveSlot, told: v1::Turns, keeps: Duration) {
+    fn take_turn(&mut self, now: Duration, turn: InterleaveSlot, told: v1::Interleaving, keeps: Duration) {
         let id = turn.communicator;
         let Some(leader) = self.leader(id) else { return };
         let InterleaveSlot { contenders: beside, reason, busy, .. } = turn;
@@ -242,7 +242,7 @@ impl State {
             let stays = member.leader == leader && alike(&member.message, &told);
             if !stays {
                 (member.leader, member.message) = (leader, told);
-                self.send(leader, to_agent::Message::Turns(told));
+                self.send(leader, to_agent::Message::Interleaving(told));
             }
             return;
         }
@@ -269,7 +269,7 @@ impl State {
             reason,
         };
         self.turns.members.insert(id, member);
-        self.send(leader, to_agent::Message::Turns(told));
+        self.send(leader, to_agent::Message::Interleaving(told));
     }
 
     fn report_interleaving(&mut self, id: u64, fact: impl FnOnce(u64, String, String) -> Fact) {
@@ -282,8 +282,8 @@ impl State {
     /// A communicator takes no turns any more; its agent is told.
     fn leave_turns(&mut self, now: Duration, id: u64, why: &str) {
         let Some(member) = self.turns.members.remove(&id) else { return };
-        let none = v1::Turns { communicator: id, ..v1::Turns::default() };
-        self.send(member.leader, to_agent::Message::Turns(none));
+        let none = v1::Interleaving { communicator: id, ..v1::Interleaving::default() };
+        self.send(member.leader, to_agent::Message::Interleaving(none));
         let why = why.to_owned();
         self.report_interleaving(id, |communicator, tenant, name| Fact::TurnsOver {
             communicator,
@@ -306,9 +306,9 @@ impl State {
         &mut self,
         now: Duration,
         from: SessionId,
-        request: v1::TurnWanted,
+        request: v1::RequestSlot,
     ) -> Result<(), &'static str> {
-        let v1::TurnWanted { communicator, turn } = request;
+        let v1::RequestSlot { communicator, slot: turn } = request;
         if !self.admit_request(now, from, communicator) {
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl State {
         }
         if self.turns.members.get(&communicator).is_none_or(|member| member.leader != from) {
             // It was told so, but may not have heard it.
-            self.send(from, to_agent::Message::TurnGiven(v1::TurnGiven { communicator, turn }));
+            self.send(from, to_agent::Message::GrantSlot(v1::GrantSlot { communicator, slot: turn }));
             return Ok(());
         }
         // Who was given one and never said that it is over has lost it.
@@ -337,7 +337,7 @@ impl State {
         &mut self,
         now: Duration,
         from: SessionId,
-        done: v1::TurnDone,
+        done: v1::ReleaseSlot,
     ) -> Result<(), &'static str> {
         if !self.admit_request(now, from, done.communicator) {
             return Ok(());
@@ -345,7 +345,7 @@ impl State {
         if self.part(from, done.communicator)?.is_none() {
             return Ok(());
         }
-        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.turn);
+        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.slot);
         let leads = self.turns.members.get_mut(&done.communicator).filter(|member| member.leader == from);
         if let (Some(member), Some(asked)) = (leads, self.turns.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
@@ -385,7 +385,7 @@ impl State {
 
     fn give_turns(&mut self, now: Duration) {
         for (leader, given) in self.turns.give(now) {
-            self.send(leader, to_agent::Message::TurnGiven(given));
+            self.send(leader, to_agent::Message::GrantSlot(given));
         }
     }
 
@@ -433,10 +433,10 @@ impl State {
 }
 
 /// Whether an agent need not be told anew.
-fn alike(one: &v1::Turns, other: &v1::Turns) -> bool {
+fn alike(one: &v1::Interleaving, other: &v1::Interleaving) -> bool {
     let near = |one: u64, other: u64| one.abs_diff(other) as f64 <= ALIKE * one.max(other) as f64;
-    one.operations == other.operations
-        && near(one.patience_ns, other.patience_ns)
-        && near(one.least_bytes, other.least_bytes)
-        && near(one.pause_ns, other.pause_ns)
+    one.max_operations == other.max_operations
+        && near(one.max_wait_ns, other.max_wait_ns)
+        && near(one.min_bytes, other.min_bytes)
+        && near(one.max_idle_ns, other.max_idle_ns)
 }

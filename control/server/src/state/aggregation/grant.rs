@@ -98,8 +98,8 @@ impl State {
                 ordered: sums.ordered,
                 tenant: tenant.clone(),
                 weight,
-                guaranteed,
-                most,
+                guaranteed_units: guaranteed,
+                max_units: most,
                 parent: above(&places, place, number),
             };
             let (address, datagrams) = (place.address, datagrams.clone());
@@ -115,12 +115,12 @@ impl State {
             workers: participants as u32,
             chunk_elements,
             window,
-            least_bytes: best.min_bytes.0,
+            min_bytes: best.min_bytes.0,
             form,
-            most_error: if best.coded { coding.budget.max_error().unwrap_or(0.0) } else { 0.0 },
-            at_once: true,
-            broadcast_least_bytes,
-            broadcast_most_bytes,
+            max_error: if best.coded { coding.budget.max_error().unwrap_or(0.0) } else { 0.0 },
+            small_operations: true,
+            broadcast_min_bytes: broadcast_least_bytes,
+            broadcast_max_bytes: broadcast_most_bytes,
             barriers: best.barriers,
             datagrams,
             ..v1::Aggregation::default()

@@ -27,7 +27,7 @@ const MOST_CORROBORATING: usize = 8;
 pub(in crate::state) struct Reports {
     reporters: BTreeMap<HostId, Reporter>,
     /// By pair and port: verdicts whose way is not known yet.
-    unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::PathCongestion)>,
+    unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::CongestionReport)>,
     /// Which hosts spoke against a link.
     corroborating: BTreeMap<DirectedLink, Vec<HostId>>,
 }
@@ -51,7 +51,7 @@ impl LinkState {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        message: v1::PathCongestion,
+        message: v1::CongestionReport,
     ) {
         let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return };
         let reporter = self.reports.reporters.entry(host).or_default();
@@ -78,7 +78,7 @@ impl LinkState {
         effects: &mut Effects,
         from: SessionId,
         host: HostId,
-        message: v1::PathCongestion,
+        message: v1::CongestionReport,
     ) -> Result<(), String> {
         let Some(found) = &message.congestion else {
             return Err("a verdict on a path without a verdict".to_owned());
@@ -123,7 +123,7 @@ impl LinkState {
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        message: &v1::PathCongestion,
+        message: &v1::CongestionReport,
         me: usize,
         pair: Pair,
         port: u16,
@@ -154,7 +154,7 @@ impl LinkState {
         effects: &mut Effects,
         connection: Connection,
         path: Path,
-        message: &v1::PathCongestion,
+        message: &v1::CongestionReport,
     ) {
         let Some(found) = &message.congestion else { return };
         let level = match found.level() {
@@ -164,10 +164,10 @@ impl LinkState {
         };
         let cause = match found.cause() {
             CongestionCause::Own => Cause::Own,
-            CongestionCause::Foreign => Cause::CrossTraffic,
+            CongestionCause::CrossTraffic => Cause::CrossTraffic,
             CongestionCause::Unspecified => Cause::Unknown,
         };
-        let (own, lost) = (Rate(found.own_bits), found.loss || found.marks);
+        let (own, lost) = (Rate(found.own_bps), found.loss || found.ecn_ce);
         let verdict = CongestionReport {
             connection,
             path,
@@ -277,9 +277,9 @@ impl Reports {
     /// For operators: what became of the verdicts of a host's agent.
     pub(in crate::state) fn add_report_counts(&self, host: HostId, told: &mut v1::HostTelemetry) {
         let Some(reporter) = self.reporters.get(&host) else { return };
-        (told.verdicts, told.verdicts_dropped, told.verdicts_refused) =
+        (told.congestion_reports, told.congestion_reports_dropped, told.congestion_reports_refused) =
             (reporter.taken, reporter.dropped, reporter.refused);
-        (told.suspicions_proven, told.suspicions_refuted) = (reporter.proven, reporter.refuted);
+        (told.congestion_reports_verified, told.congestion_reports_refuted) = (reporter.proven, reporter.refuted);
     }
 
     /// What an agent's reports came to: taken, dropped as too many, refused as wrong.

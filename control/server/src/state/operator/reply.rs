@@ -85,8 +85,8 @@ impl State {
                 states.push(v1::DirectedLinkStatus {
                     from: topology.node_name(from).to_owned(),
                     to: topology.node_name(to).to_owned(),
-                    capacity_bits: link.rate.0,
-                    foreign_bits: foreign,
+                    capacity_bps: link.rate.0,
+                    cross_traffic_bps: foreign,
                     state: state.into(),
                     since_ns: estimate.map_or(0, |estimate| self.clock(now, estimate.since)),
                     confidence_ppm: estimate.map_or(0, |estimate| estimate.confidence_ppm),
@@ -175,7 +175,7 @@ impl State {
             id => vec![self.plan_status(id, self.communicators.get(&id)?)],
         };
         let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
-        Some(v1::PlansReply { plans, switches, given_up, planned })
+        Some(v1::PlansReply { plans, changes_completed: switches, changes_abandoned: given_up, plans_made: planned })
     }
 
     pub(super) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
@@ -192,11 +192,11 @@ impl State {
                     .path_of(*sender, *receiver, *port)
                     .map_or_else(Vec::new, |path| self.via(path)),
             };
-            v1::PlannedHop {
+            v1::PlannedRingEdge {
                 from: self.host_name(*sender),
                 to: self.host_name(*receiver),
                 paths: ports.into_iter().flatten().map(path).collect(),
-                rate_bits: pace,
+                rate_bps: pace,
             }
         });
         let since = known.changes.back().map_or(0, |at| self.operator.realtime(*at));
@@ -207,11 +207,11 @@ impl State {
             epoch: known.epoch(),
             next_epoch: known.pending_epoch(),
             order: ring.iter().map(|((_, host), _)| self.host_name(*host)).collect(),
-            hops: hops.collect(),
+            ring_edges: hops.collect(),
             pinned: known.pinned,
             since_ns: since,
             hints: self.hints.describe_hints(id),
-            turns: self.describe_interleaving(id),
+            interleaving: self.describe_interleaving(id),
             ..v1::PlanStatus::default()
         };
         let Some(EpochConfig { plan, codec, algorithm, aggregation, .. }) = current else {
@@ -227,7 +227,7 @@ impl State {
             codec_reason: codec.reason.clone(),
             one_shot_bytes: algorithm.sizes.one_shot.0,
             two_shot_bytes: algorithm.sizes.two_shot.0,
-            direct_reason: algorithm.reason.clone(),
+            algorithm_reason: algorithm.reason.clone(),
             aggregator: self.aggregator_of(aggregation),
             aggregation_reason: aggregation.reason.clone(),
             ..status
@@ -256,15 +256,15 @@ impl State {
         }
         let (suspicions_proven, suspicions_refuted) = self.link_state.reports.suspicions();
         let now_ns = self.operator.realtime(now);
-        v1::ExplainReply { decisions, now_ns, suspicions_proven, suspicions_refuted }
+        v1::ExplainReply { decisions, now_ns, congestion_reports_verified: suspicions_proven, congestion_reports_refuted: suspicions_refuted }
     }
 
     fn decision(&self, decision: &Decision) -> v1::DecisionRecord {
         let verdict = match &decision.trigger {
-            Trigger::Verdict(noticed) => Some(v1::VerdictRecord {
+            Trigger::Verdict(noticed) => Some(v1::CongestionReportRecord {
                 host: noticed.host.clone(),
                 path: noticed.path.clone(),
-                what: noticed.what.clone(),
+                finding: noticed.what.clone(),
                 since_ns: noticed.since_ns,
                 found_ns: noticed.found_ns,
                 received_ns: self.operator.realtime(noticed.received),
@@ -278,7 +278,7 @@ impl State {
             reason: decision.reason.clone(),
             score_before_ppm: ppm(decision.before.slowdown),
             score_after_ppm: ppm(decision.after.slowdown),
-            verdict,
+            congestion_report: verdict,
             changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
             stuck_before: decision.before.unreachable_jobs,
             stuck_after: decision.after.unreachable_jobs,
@@ -348,14 +348,14 @@ impl State {
         };
         v1::WithdrawalRecord {
             target: record.target.clone(),
-            what: what.to_owned(),
+            target_kind: what.to_owned(),
             kind: kind.into(),
             from_ns: record.from_ns,
             until_ns: record.until_ns,
             reason: record.reason.clone(),
             in_effect: begun && target.is_some() && (record.until_ns == 0 || record.until_ns > clock),
-            left: left.unwrap_or(0),
-            unknown: if may_cross { crossings.unknown } else { 0 },
+            remaining: left.unwrap_or(0),
+            unknown_paths: if may_cross { crossings.unknown } else { 0 },
         }
     }
 }
@@ -372,7 +372,7 @@ pub(super) fn with_plan(status: v1::PlanStatus, planned: &Planned) -> v1::PlanSt
     v1::PlanStatus {
         predicted_ns: planned.time.0,
         slowdown_ppm: ppm(planned.slowdown),
-        share_bits: planned.share.0,
+        share_bps: planned.share.0,
         reason: planned.reason.clone(),
         ..status
     }

@@ -3,7 +3,7 @@
 use crate::state::SessionId;
 use crate::state::communicator::Member;
 use harmonaize_api::v1::{
-    CodedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind,
+    CompressedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind,
     TelemetryReport,
 };
 
@@ -60,7 +60,7 @@ pub(in crate::state) fn congestion(found: &Congestion) -> Result<(), String> {
     name("path", &found.path)?;
     CongestionLevel::try_from(found.level).map_err(|_| format!("congestion of level {}", found.level))?;
     CongestionCause::try_from(found.cause).map_err(|_| format!("congestion of cause {}", found.cause))?;
-    let million = [found.marked_ppm, found.lost_ppm].iter().all(|share| *share <= 1_000_000);
+    let million = [found.ecn_ce_ppm, found.lost_ppm].iter().all(|share| *share <= 1_000_000);
     if !million {
         return Err("a part of a million that is more".to_owned());
     }
@@ -94,8 +94,8 @@ fn operation(operation: &Operation, open: bool) -> Result<(), String> {
     if operation.ranks.iter().any(|rank| early(rank.ended_ns, rank.called_ns)) {
         return Err(format!("operation {} that ended before it was called", operation.operation));
     }
-    let lost = |coded: &CodedOperation| coded.error.is_nan() || coded.error >= 0.0;
-    if !operation.coded.as_ref().is_none_or(lost) {
+    let lost = |coded: &CompressedOperation| coded.error.is_nan() || coded.error >= 0.0;
+    if !operation.compression.as_ref().is_none_or(lost) {
         return Err(format!("operation {} with an error below 0", operation.operation));
     }
     Ok(())

@@ -69,7 +69,7 @@ impl Merging {
 
     /// The one that costs most.
     pub(super) fn worst(&self) -> Option<&v1::Straggler> {
-        self.found.iter().max_by_key(|found| found.by_ns)
+        self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
     /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and of an operation of which all
@@ -103,7 +103,7 @@ impl Merging {
         // Who called last waited least.
         let took =
             each.iter().map(|(time, _)| *time).min().filter(|_| each.iter().all(|(_, failed)| !failed));
-        let whole = parts.iter().all(|part| part.whole);
+        let whole = parts.iter().all(|part| part.complete);
         let observed = whole.then(|| {
             align(&mut self.ahead, &parts);
             observe(number, &parts, members, &self.ahead)
@@ -195,7 +195,7 @@ fn message(communicator: u64, found: &straggler::Straggler) -> v1::Straggler {
         rank: found.rank,
         kind: kind.into(),
         since_ns: found.since_ns,
-        by_ns: found.by_ns,
+        delay_ns: found.by_ns,
         iterations: found.units,
         ended_ns: found.ended_ns.unwrap_or(0),
         edge_from: found.edge.map(|(from, _)| from),

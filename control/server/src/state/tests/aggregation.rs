@@ -37,7 +37,7 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
 }
 
 pub(super) fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
+    let abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
@@ -441,7 +441,7 @@ fn hellos_without_sense_and_words_of_others_are_refused() {
 }
 
 /// The four join within a budget; their recipes.
-fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Lets) -> Vec<v1::Recipe> {
+fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Kind) -> Vec<v1::Recipe> {
     let budget = Some(v1::Budget { lets: Some(budget) });
     for (rank, session) in sessions.iter().enumerate() {
         let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
@@ -454,13 +454,13 @@ fn join_within(world: &mut World, sessions: &[SessionId], budget: v1::budget::Le
 
 #[test]
 fn codes_are_summed_where_the_budget_lets_them() {
-    use v1::budget::Lets;
-    let named = |name: &str| Lets::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
+    use v1::budget::Kind;
+    let named = |name: &str| Kind::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
     // The budget; whether hosts have codes of their own. What comes of it.
     let cases = [
-        (Lets::Vnmse(0.05), false, Some(0.05)),
+        (Kind::Vnmse(0.05), false, Some(0.05)),
         (named("shared 4"), true, Some(0.0)),
-        (Lets::Vnmse(0.02), false, None),
+        (Kind::Vnmse(0.02), false, None),
         (named("int8"), false, None),
     ];
     for (budget, own, most) in cases {
@@ -512,7 +512,7 @@ fn an_aggregator_of_codes_must_be_faster_than_the_hosts_codes() {
         })
         .collect();
     sessions.iter().for_each(|session| drop(world.received(*session)));
-    let recipes = join_within(&mut world, &sessions, v1::budget::Lets::Vnmse(0.05));
+    let recipes = join_within(&mut world, &sessions, v1::budget::Kind::Vnmse(0.05));
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none() && recipe.coding.is_some()));
     assert!(grants(&mut world, agg).is_empty());
     let id = recipes[0].communicator;

@@ -32,7 +32,7 @@ fn machine(at: usize, granted: &[u64]) -> v1::Hello {
 }
 
 fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
+    let abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 

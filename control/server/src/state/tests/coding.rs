@@ -6,7 +6,7 @@ use crate::state::operator::touched;
 use crate::state::{Fact, Output, SessionId};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::Hints;
-use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
+use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_store::{Change, Loss, Stored};
 use rand::{RngExt, SeedableRng};
@@ -15,12 +15,12 @@ use rand_chacha::ChaCha8Rng;
 const EVERYONE: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 fn bound(most: f64) -> Option<v1::Budget> {
-    Some(v1::Budget { lets: Some(Lets::Vnmse(most)) })
+    Some(v1::Budget { lets: Some(Kind::Vnmse(most)) })
 }
 
 fn listed(names: &[&str]) -> Option<v1::Budget> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    Some(v1::Budget { lets: Some(Lets::Codecs(v1::CodecNames { names })) })
+    Some(v1::Budget { lets: Some(Kind::Codecs(v1::CodecNames { names })) })
 }
 
 /// A fabric of which everything is known.
@@ -58,7 +58,7 @@ fn a_slow_fabric_is_coded_within_the_budget_and_who_has_none_stays_exact() {
         (bound(0.05), "rotated 4", Some(0.05)),
         (bound(0.5), "rotated 2", Some(0.5)),
         (listed(&["exact", "bf16"]), "bf16", None),
-        (Some(v1::Budget { lets: Some(Lets::MatchBf16(true)) }), "bf16", None),
+        (Some(v1::Budget { lets: Some(Kind::MatchBf16(true)) }), "bf16", None),
     ] {
         let mut fabric = fabric(1);
         let beside = fabric.form("b", "beside", &EVERYONE);
@@ -296,7 +296,7 @@ fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         .iter()
         .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
     let codecs = codecs.collect();
-    let abilities = v1::Abilities { codecs, ..v1::Abilities::default() };
+    let abilities = v1::Capabilities { codecs, ..v1::Capabilities::default() };
     v1::Hello { abilities: Some(abilities), ..hello(host, running) }
 }
 
@@ -330,7 +330,7 @@ fn a_restart_finds_what_operations_lost() {
     let id = recipes[0].communicator;
     world.prepare(&sessions, id, 1);
     let tell = |world: &mut World, error: f64| {
-        let coded = Some(v1::CodedOperation { error, saved_bytes: 14 << 20, ..Default::default() });
+        let coded = Some(v1::CompressedOperation { error, saved_bytes: 14 << 20, ..Default::default() });
         let told = v1::Operation { communicator: id, bytes: 16 << 20, coded, ..Default::default() };
         world.state.learn_coded(world.now, &v1::Operation { first_epoch: 1, last_epoch: 1, ..told });
         let learned = |output: &Output| matches!(output, Output::Fact(Fact::LossLearned { .. }));
@@ -401,7 +401,7 @@ fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
     let epoch = fabric.state.communicators[&id].epoch();
     let bytes = 16 << 20;
     let saved_bytes = (2.0 * 7.0 / 8.0 * f64::from(bytes) * saved) as u64;
-    let coded = v1::CodedOperation { error, saved_bytes, refused: saved < 0.1 };
+    let coded = v1::CompressedOperation { error, saved_bytes, refused: saved < 0.1 };
     let told = v1::Operation {
         communicator: id,
         bytes: bytes as u64,
@@ -437,7 +437,7 @@ fn what_operations_really_lose_decides_instead_of_what_was_thought() {
     let (_, epoch) = runs(&fabric, id);
     let old =
         v1::Operation { communicator: id, bytes: 1 << 20, first_epoch: epoch - 1, ..Default::default() };
-    let coded = Some(v1::CodedOperation::default());
+    let coded = Some(v1::CompressedOperation::default());
     fabric.state.learn_coded(fabric.now, &v1::Operation { coded, last_epoch: epoch, ..old });
     fabric.state.learn_coded(fabric.now, &v1::Operation { communicator: 999, coded, ..Default::default() });
 }

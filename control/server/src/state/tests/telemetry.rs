@@ -4,7 +4,7 @@ use super::world::{SECOND, World, hello, settings};
 use crate::state::{Fact, Output, SessionId};
 use harmonaize_api::v1::{
     self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, RankTiming, Straggler,
-    StragglerKind, TelemetryReport, from_agent, to_agent, verdict_change,
+    StragglerKind, TelemetryReport, from_agent, to_agent, finding_change,
 };
 
 const MILLI: u64 = 1_000_000;
@@ -122,8 +122,8 @@ fn reports_are_asked_for_and_kept() {
     assert_eq!((host.host.as_str(), host.reports, host.age_ns), ("h1", 1, 1_000_000_000));
     assert_eq!((host.links.as_slice(), host.flows_known), ([link("eth0")].as_slice(), 12));
     assert!(host.connected && !snapshot.hosts[0].connected);
-    let verdict = Some(verdict_change::Verdict::Congestion(congested("eth0", CongestionLevel::Mild)));
-    let change = v1::VerdictChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), verdict };
+    let verdict = Some(finding_change::Finding::Congestion(congested("eth0", CongestionLevel::Mild)));
+    let change = v1::FindingChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), verdict };
     assert_eq!(snapshot.changes, [change]);
     let status = world.status();
     assert_eq!(status.agents[1].telemetry.as_ref().unwrap().links, [link("eth0")]);
@@ -296,7 +296,7 @@ fn a_late_rank_is_found_over_several_agents() {
     let status = world.status();
     assert_eq!(status.communicators[0].telemetry.as_ref().unwrap().straggler.as_ref(), Some(found));
     let [change] = snapshot.changes.as_slice() else { panic!("{:?}", snapshot.changes) };
-    let Some(verdict_change::Verdict::Straggler(change)) = &change.verdict else { panic!("{change:?}") };
+    let Some(finding_change::Finding::Straggler(change)) = &change.verdict else { panic!("{change:?}") };
     assert_eq!((change.rank, change.host.as_str(), change.ended_ns), (2, "h2", 0));
 
     iterate(&mut world, &sessions, id, 30..50, [0, 0, 0]);
