@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod agreements;
+mod json;
 
 pub use agreements::{clause_numbers, clauses, collective};
 

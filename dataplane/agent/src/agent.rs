@@ -197,7 +197,8 @@ impl Agent {
                     return refuse(reply, JoinRefusal::Unavailable, Vec::new(), FORGOTTEN);
                 };
                 let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-                let regroup = Some(v1::Regroup { communicator, previous_rank: member, key, min_ranks: least });
+                let regroup =
+                    Some(v1::Regroup { communicator, previous_rank: member, key, min_ranks: least });
                 let join =
                     v1::Join { tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
                 self.join(attachment, join, reply);
@@ -431,10 +432,16 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
             Notice::SlotRequested { communicator: CommunicatorId(communicator), turn } => {
-                self.send_to_control(from_agent::Message::RequestSlot(v1::RequestSlot { communicator, slot: turn }));
+                self.send_to_control(from_agent::Message::RequestSlot(v1::RequestSlot {
+                    communicator,
+                    slot: turn,
+                }));
             }
             Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: turn } => {
-                self.send_to_control(from_agent::Message::ReleaseSlot(v1::ReleaseSlot { communicator, slot: turn }));
+                self.send_to_control(from_agent::Message::ReleaseSlot(v1::ReleaseSlot {
+                    communicator,
+                    slot: turn,
+                }));
             }
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;

@@ -5,7 +5,13 @@ use harmonaize_core::{Interleaving, Nanos};
 
 /// What the engine is to know; none where operations wait for no turn.
 pub(crate) fn read_interleaving(told: &v1::Interleaving) -> Option<Interleaving> {
-    let v1::Interleaving { max_wait_ns: patience_ns, min_bytes: least_bytes, max_operations: operations, max_idle_ns: pause_ns, .. } = *told;
+    let v1::Interleaving {
+        max_wait_ns: patience_ns,
+        min_bytes: least_bytes,
+        max_operations: operations,
+        max_idle_ns: pause_ns,
+        ..
+    } = *told;
     (patience_ns > 0).then(|| Interleaving {
         max_wait: Nanos(patience_ns),
         min_bytes: least_bytes,

@@ -1,6 +1,5 @@
 //! Operators' answers as text.
 
-use super::json::state;
 use crate::table::{row, table};
 use crate::text::{bytes, clean, clock, duration, rate, share};
 use harmonaize_api::communicator_text;
@@ -100,7 +99,7 @@ fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
         &link.to,
         &rate(link.capacity_bps),
         &others,
-        state(link.state()),
+        &link.state().text(),
         &sure,
         &clock(link.since_ns),
         &link.connections.to_string(),
@@ -128,8 +127,10 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
 
 pub(crate) fn plans(reply: &v1::PlansReply) -> String {
     let (plans, switches) = (reply.plans.len(), reply.changes_completed);
-    let mut page =
-        format!("{plans} communicators; {switches} changes of plan done, {} given up\n", reply.changes_abandoned);
+    let mut page = format!(
+        "{plans} communicators; {switches} changes of plan done, {} given up\n",
+        reply.changes_abandoned
+    );
     page += &plan_sections(&reply.plans);
     page
 }
@@ -243,12 +244,12 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
 
 /// What became of agents' suspicions; nothing where there were none.
 fn pending_reports(reply: &v1::ExplainReply) -> String {
-    let (proven, refuted) = (reply.congestion_reports_verified, reply.congestion_reports_refuted);
-    if proven + refuted == 0 {
+    let (verified, refuted) = (reply.congestion_reports_verified, reply.congestion_reports_refuted);
+    if verified + refuted == 0 {
         return String::new();
     }
     format!(
-        "since control began trains of packets proved {proven} suspicions that others congest a path, and showed {refuted} to be false\n"
+        "since control began packet trains verified {verified} reports of cross traffic, and refuted {refuted}\n"
     )
 }
 
@@ -262,11 +263,11 @@ fn decision(decision: &v1::DecisionRecord) -> String {
         page += &format!("; without a way: {} before, {} after", decision.stuck_before, decision.stuck_after);
     }
     page.push('\n');
-    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
+    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |report| report.received_ns);
     let since = |at: u64| if at == 0 { "-".to_owned() } else { duration(at.saturating_sub(begun)) };
-    if let Some(verdict) = &decision.congestion_report {
-        let (host, path, what) = (clean(&verdict.host), sanitize(&verdict.path), sanitize(&verdict.finding));
-        page += &format!("  verdict of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
+    if let Some(report) = &decision.congestion_report {
+        let (host, path, what) = (clean(&report.host), sanitize(&report.path), sanitize(&report.finding));
+        page += &format!("  report of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
     }
     let rows = decision.changes.iter().map(|change| {
         let whose = match change.tenant.is_empty() {
@@ -321,7 +322,9 @@ pub(crate) fn withdrawals(kind: WithdrawalKind, records: &[v1::WithdrawalRecord]
             (false, _) => "not yet".to_owned(),
             (true, "host") => format!("{} communicators go on", record.remaining),
             (true, _) if record.remaining > 0 => format!("{} connections still cross it", record.remaining),
-            (true, _) if record.unknown_paths > 0 => format!("{} connections may cross it", record.unknown_paths),
+            (true, _) if record.unknown_paths > 0 => {
+                format!("{} connections may cross it", record.unknown_paths)
+            }
             (true, _) => "free of ours".to_owned(),
         };
         let reason = if record.reason.is_empty() { "-".to_owned() } else { sanitize(&record.reason) };

@@ -18,7 +18,7 @@ fn plain(text: String) -> Cell {
 }
 
 impl View {
-    /// Control's, with plans before the verdicts that changed.
+    /// Control's, with plans before the findings that changed.
     pub(crate) fn with_plans(mut self, plans: &PlansReply, decisions: &ExplainReply) -> Self {
         let at = self.panels.iter().position(|panel| panel.kind == Kind::Communicators);
         let at = at.map_or(self.panels.len(), |at| at + 1);
@@ -121,7 +121,7 @@ fn switches_panel(reply: &ExplainReply) -> Panel {
     let changes = changes.flat_map(|decision| decision.changes.iter().map(move |change| (decision, change)));
     Panel {
         kind: Kind::Switches,
-        title: "SWITCHES  newest first; from verdict or decision until all use the plan".to_owned(),
+        title: "SWITCHES  newest first; from report or decision until all use the plan".to_owned(),
         columns,
         rows: changes.map(|(decision, change)| switch_row(decision, change)).collect(),
         sorted_by: None,
@@ -130,7 +130,7 @@ fn switches_panel(reply: &ExplainReply) -> Panel {
 }
 
 fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
-    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
+    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |report| report.received_ns);
     let took = match change.switched_ns {
         0 => cell(u64::MAX, "-".to_owned(), Tone::Dim),
         at => cell(at.saturating_sub(begun), duration(at.saturating_sub(begun)), Tone::Plain),

@@ -1,14 +1,12 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
-use crate::describe::{
-    cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
-};
+use crate::describe::{congestion_text, straggler_sentence};
 use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, FabricSnapshot, Flow,
-    FlowDirection, FlowProtocol, HostTelemetry, ExternalJob, Link, LinkCounters, Operation, Snapshot, Straggler,
-    TelemetryCost, TelemetryLosses, FindingChange, finding_change,
+    CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, ExternalJob,
+    FabricSnapshot, FindingChange, Flow, FlowDirection, FlowProtocol, HostTelemetry, Link, LinkCounters,
+    Operation, Snapshot, Straggler, TelemetryCost, TelemetryLosses, finding_change,
 };
 
 /// A panel, and the place of what a reader set for it.
@@ -253,8 +251,8 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
     let (level, cause, since_ns) = link
         .congestion
         .as_ref()
-        .map_or((CongestionLevel::Unspecified, CongestionCause::Unspecified, 0), |verdict| {
-            (verdict.level(), verdict.cause(), verdict.since_ns)
+        .map_or((CongestionLevel::Unspecified, CongestionCause::Unspecified, 0), |found| {
+            (found.level(), found.cause(), found.since_ns)
         });
     let busiest = link.egress_bps.max(link.ingress_bps);
     let used = u128::from(busiest) * 1_000_000;
@@ -273,8 +271,8 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
         counted(link.own_egress_bps, rate(link.own_egress_bps)),
         counted(link.ingress_bps, rate(link.ingress_bps)),
         counted(used.unwrap_or(busiest), used.map_or_else(|| "-".to_owned(), share)),
-        Cell { text: level_text(level).to_owned(), order: level as u64, tone: level_tone(level) },
-        plain(cause_text(cause)),
+        Cell { text: level.text(), order: level as u64, tone: level_tone(level) },
+        plain(&cause.text().replace('_', " ")),
         since(now, since_ns),
         counted_of(|counters| counters.ecn_ce, number),
         counted_of(|counters| counters.retransmits, fault),
@@ -337,7 +335,7 @@ fn flow_row(flow: &Flow) -> Vec<Cell> {
     let bytes_seen = sum(|way| way.bytes);
     let least = out.min_rtt_ns;
     vec![
-        plain(protocol_text(flow.protocol())),
+        plain(&flow.protocol().text()),
         plain(end(&flow.local, flow.local_port)),
         plain(remote),
         plain(whose),
@@ -417,8 +415,8 @@ fn phases_panel(rows: Vec<Vec<Cell>>) -> Panel {
         text("ring", 5),
         text("late", 3),
     ];
-    let (kind, title) = (Kind::Phases, "PHASES  of foreign jobs".to_owned());
-    Panel { kind, title, columns, rows, sorted_by: None, empty: "no foreign job was made out" }
+    let (kind, title) = (Kind::Phases, "PHASES  of external jobs".to_owned());
+    Panel { kind, title, columns, rows, sorted_by: None, empty: "no external job was found" }
 }
 
 fn job_row(now: u64, job: &ExternalJob) -> Vec<Cell> {
@@ -470,7 +468,7 @@ fn stragglers_panel(now: u64, stragglers: &[Straggler]) -> Panel {
             plain(whose),
             Cell { tone: Tone::Bad, ..number(one.rank.into()) },
             plain(if one.host.is_empty() { "-".to_owned() } else { clean(&one.host) }),
-            Cell { tone: Tone::Warn, ..plain(straggler_text(one.kind())) },
+            Cell { tone: Tone::Warn, ..plain(&one.cause().text()) },
             time(one.delay_ns),
             since(now, one.since_ns),
             number(one.iterations),
@@ -484,7 +482,7 @@ fn hosts_panel(hosts: &[HostTelemetry]) -> Panel {
     let columns = vec![
         text("host", 0),
         text("state", 0),
-        quantity("told", 1),
+        quantity("reports", 1),
         quantity("flows", 1),
         quantity("cost", 3),
         quantity("lost", 1),
@@ -530,7 +528,7 @@ fn fabric_communicators_panel(communicators: &[CommunicatorTelemetry]) -> Panel 
         let straggler = one.straggler.as_ref().map_or_else(
             || Cell { text: "none".to_owned(), order: 0, tone: Tone::Good },
             |found| {
-                let why = straggler_text(found.kind());
+                let why = found.cause().text();
                 let text = format!("rank {}, {why}, {}", found.rank, duration(found.delay_ns));
                 Cell { text, order: found.delay_ns, tone: Tone::Bad }
             },
@@ -546,7 +544,7 @@ fn fabric_communicators_panel(communicators: &[CommunicatorTelemetry]) -> Panel 
         ]
     });
     let (kind, title, rows) = (Kind::Communicators, "COMMUNICATORS".to_owned(), rows.collect());
-    Panel { kind, title, columns, rows, sorted_by: None, empty: "no agent has told of operations" }
+    Panel { kind, title, columns, rows, sorted_by: None, empty: "no agent has reported operations" }
 }
 
 fn changes_panel(changes: &[FindingChange]) -> Panel {
@@ -568,9 +566,9 @@ fn changes_panel(changes: &[FindingChange]) -> Panel {
     Panel {
         kind: Kind::Changes,
         title: "CHANGES  newest first".to_owned(),
-        columns: vec![text("time", 0), text("from", 0), text("verdict", 0)],
+        columns: vec![text("time", 0), text("from", 0), text("finding", 0)],
         rows: rows.collect(),
         sorted_by: None,
-        empty: "no verdict has changed",
+        empty: "no finding has changed",
     }
 }

@@ -183,7 +183,8 @@ impl State {
 
     /// An agent told of an operation: what it lost and sent is what the next choice goes by.
     pub(super) fn learn_coded(&mut self, now: Duration, told: &v1::Operation) {
-        let (Some(coded), Some(known)) = (&told.compression, self.communicators.get(&told.communicator)) else {
+        let (Some(coded), Some(known)) = (&told.compression, self.communicators.get(&told.communicator))
+        else {
             return;
         };
         let of = known.members.len() as f64;

@@ -79,7 +79,7 @@ fn remember(changes: &mut VecDeque<(Duration, Finding)>, now: Duration, verdict:
 
 /// Whom a verdict is about, and why.
 fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
-    (one.communicator, &one.job, one.rank, one.kind)
+    (one.communicator, &one.job, one.rank, one.cause)
 }
 
 impl AgentReports {

@@ -279,7 +279,8 @@ impl Reports {
         let Some(reporter) = self.reporters.get(&host) else { return };
         (told.congestion_reports, told.congestion_reports_dropped, told.congestion_reports_refused) =
             (reporter.taken, reporter.dropped, reporter.refused);
-        (told.congestion_reports_verified, told.congestion_reports_refuted) = (reporter.proven, reporter.refuted);
+        (told.congestion_reports_verified, told.congestion_reports_refuted) =
+            (reporter.proven, reporter.refuted);
     }
 
     /// What an agent's reports came to: taken, dropped as too many, refused as wrong.

@@ -228,7 +228,15 @@ impl LinkState {
         let deadline = ctx.now.saturating_add(PATIENCE);
         self.probes.open.insert(question, PendingProbe { of, from, path, deadline, verifies });
         let address = address.to_string();
-        let message = v1::ProbePath { request: question, address, via, bytes, trains, enough_bps: enough_bits, spread_bps: spread_bits };
+        let message = v1::ProbePath {
+            request: question,
+            address,
+            via,
+            bytes,
+            trains,
+            enough_bps: enough_bits,
+            spread_bps: spread_bits,
+        };
         effects.send(of, to_agent::Message::ProbePath(message));
         true
     }
@@ -409,7 +417,8 @@ impl LinkState {
         if self.estimates.is_exclusive(from, path) {
             return Ours::Nothing;
         }
-        let Some(beside) = answer.cross_traffic_bps.filter(|_| self.estimates.is_exclusive_before_last(from, path))
+        let Some(beside) =
+            answer.cross_traffic_bps.filter(|_| self.estimates.is_exclusive_before_last(from, path))
         else {
             return Ours::Perhaps;
         };

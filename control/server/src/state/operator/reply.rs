@@ -175,7 +175,12 @@ impl State {
             id => vec![self.plan_status(id, self.communicators.get(&id)?)],
         };
         let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
-        Some(v1::PlansReply { plans, changes_completed: switches, changes_abandoned: given_up, plans_made: planned })
+        Some(v1::PlansReply {
+            plans,
+            changes_completed: switches,
+            changes_abandoned: given_up,
+            plans_made: planned,
+        })
     }
 
     pub(super) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
@@ -256,7 +261,12 @@ impl State {
         }
         let (suspicions_proven, suspicions_refuted) = self.link_state.reports.suspicions();
         let now_ns = self.operator.realtime(now);
-        v1::ExplainReply { decisions, now_ns, congestion_reports_verified: suspicions_proven, congestion_reports_refuted: suspicions_refuted }
+        v1::ExplainReply {
+            decisions,
+            now_ns,
+            congestion_reports_verified: suspicions_proven,
+            congestion_reports_refuted: suspicions_refuted,
+        }
     }
 
     fn decision(&self, decision: &Decision) -> v1::DecisionRecord {

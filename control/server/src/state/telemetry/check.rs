@@ -3,8 +3,8 @@
 use crate::state::SessionId;
 use crate::state::communicator::Member;
 use harmonaize_api::v1::{
-    CompressedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind,
-    TelemetryReport,
+    CompressedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler,
+    StragglerCause, TelemetryReport,
 };
 
 const MOST_LINKS: usize = 64;
@@ -70,9 +70,9 @@ pub(in crate::state) fn congestion(found: &Congestion) -> Result<(), String> {
 fn straggler(one: &Straggler) -> Result<(), String> {
     name("job", &one.job)?;
     name("host", &one.host)?;
-    match StragglerKind::try_from(one.kind) {
-        Ok(StragglerKind::Compute | StragglerKind::Network) => {}
-        _ => return Err(format!("a straggler of kind {}", one.kind)),
+    match StragglerCause::try_from(one.cause) {
+        Ok(StragglerCause::Compute | StragglerCause::Network) => {}
+        _ => return Err(format!("a straggler of kind {}", one.cause)),
     }
     if one.job.is_empty() == (one.communicator == 0) {
         return Err("a straggler of no communicator and no job, or of both".to_owned());

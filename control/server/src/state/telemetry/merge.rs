@@ -3,7 +3,7 @@
 use crate::state::SessionId;
 use crate::state::communicator::Member;
 use harmonaize_analysis::straggler::{self, EdgeTimes, Observed, RankTimes};
-use harmonaize_api::v1::{self, StragglerKind};
+use harmonaize_api::v1::{self, StragglerCause};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most operations of one participant that wait for the others' word; the oldest is given up beyond.
@@ -187,13 +187,13 @@ fn observe(
 
 fn message(communicator: u64, found: &straggler::Straggler) -> v1::Straggler {
     let kind = match found.kind {
-        straggler::Kind::Compute => StragglerKind::Compute,
-        straggler::Kind::Network => StragglerKind::Network,
+        straggler::Kind::Compute => StragglerCause::Compute,
+        straggler::Kind::Network => StragglerCause::Network,
     };
     v1::Straggler {
         communicator,
         rank: found.rank,
-        kind: kind.into(),
+        cause: kind.into(),
         since_ns: found.since_ns,
         delay_ns: found.by_ns,
         iterations: found.units,

@@ -4,7 +4,7 @@ use super::world::{SECOND, World, hello, settings};
 use crate::state::{Fact, Output, SessionId};
 use harmonaize_api::v1::{
     self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, RankTiming, Straggler,
-    StragglerKind, TelemetryReport, from_agent, to_agent, finding_change,
+    StragglerCause, TelemetryReport, finding_change, from_agent, to_agent,
 };
 
 const MILLI: u64 = 1_000_000;
@@ -39,7 +39,7 @@ fn link(interface: &str) -> v1::Link {
 }
 
 fn late(communicator: u64, job: &str, rank: u32) -> Straggler {
-    let kind = StragglerKind::Compute.into();
+    let kind = StragglerCause::Compute.into();
     Straggler { communicator, job: job.to_owned(), rank, kind, by_ns: MILLI, ..Straggler::default() }
 }
 
@@ -290,7 +290,7 @@ fn a_late_rank_is_found_over_several_agents() {
     let snapshot = fabric(&world);
     let [found] = snapshot.stragglers.as_slice() else { panic!("{:?}", snapshot.stragglers) };
     assert_eq!((found.communicator, found.rank, found.host.as_str()), (id, 2, "h2"));
-    assert_eq!((found.kind(), found.since_unit, found.ended_ns), (StragglerKind::Compute, 20, 0));
+    assert_eq!((found.kind(), found.since_unit, found.ended_ns), (StragglerCause::Compute, 20, 0));
     assert!((7 * MILLI..9 * MILLI).contains(&found.by_ns), "{}", found.by_ns);
     assert_eq!(snapshot.communicators[0].straggler.as_ref(), Some(found));
     let status = world.status();
