@@ -1,5 +1,98 @@
 //! Compiles the protocol buffers with a pure-Rust compiler, so that a build needs no `protoc`.
 
+/// Messages that operators' tools print as JSON: under the names of their fields.
+const JSON_MESSAGES: &[&str] = &[
+    "AgentStatus",
+    "AggregatedTenant",
+    "AggregatorReport",
+    "Agreement",
+    "Attachment",
+    "Budget",
+    "Budget.kind",
+    "ChangeRecord",
+    "CodecNames",
+    "CommunicatorReport",
+    "CommunicatorStatus",
+    "CommunicatorTelemetry",
+    "CommunicatorTraffic",
+    "CompressedOperation",
+    "Congestion",
+    "CongestionReportRecord",
+    "Constraints",
+    "DecisionRecord",
+    "DirectedLinkStatus",
+    "DryRunReply",
+    "Edge",
+    "EndedStatus",
+    "ExplainReply",
+    "ExternalJob",
+    "FabricAggregator",
+    "FabricHost",
+    "FabricSwitch",
+    "Finding",
+    "Finding.finding",
+    "Flow",
+    "FlowDirection",
+    "FlowEndpoint",
+    "FlowOwner",
+    "FlowsReply",
+    "HostTelemetry",
+    "Link",
+    "LinkCounters",
+    "LostFindings",
+    "OnFailure",
+    "Operation",
+    "OperationReport",
+    "Participant",
+    "PlanStatus",
+    "PlannedPath",
+    "PlannedRingEdge",
+    "PlansReply",
+    "RankTiming",
+    "Record",
+    "Report",
+    "StatusReply",
+    "Straggler",
+    "Target",
+    "TcpInfo",
+    "TelemetryCost",
+    "TelemetryLosses",
+    "TenantRecord",
+    "TenantStatus",
+    "TenantsReply",
+    "TopologyReply",
+    "TrafficPhase",
+    "Tuning",
+    "WaitingStatus",
+    "WithdrawalRecord",
+    "WithdrawalsReply",
+];
+
+/// Their fields that JSON has in words, and the function of `json.rs` that writes each.
+const JSON_FIELDS: &[(&str, &str)] = &[
+    ("Agreement.broken", "clauses"),
+    ("ChangeRecord.communicator", "communicator"),
+    ("CommunicatorReport.communicator", "communicator"),
+    ("CommunicatorStatus.communicator", "communicator"),
+    ("CommunicatorStatus.phase", "phase"),
+    ("CommunicatorTelemetry.communicator", "communicator"),
+    ("CommunicatorTraffic.communicator", "communicator"),
+    ("Congestion.cause", "congestion_cause"),
+    ("Congestion.level", "congestion_level"),
+    ("Constraints.priority", "priority"),
+    ("DirectedLinkStatus.state", "link_state"),
+    ("DryRunReply.changed", "communicators"),
+    ("EndedStatus.communicator", "communicator"),
+    ("EndedStatus.kind", "failure_kind"),
+    ("Flow.protocol", "flow_protocol"),
+    ("FlowOwner.communicator", "communicator"),
+    ("Operation.communicator", "communicator"),
+    ("PlanStatus.communicator", "communicator"),
+    ("Straggler.communicator", "communicator"),
+    ("Straggler.cause", "straggler_cause"),
+    ("WithdrawalRecord.kind", "withdrawal_kind"),
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     let descriptors = protox::compile(
@@ -16,9 +109,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .map(|file| format!("harmonaize/provider/v1/{file}")),
         ["proto"],
     )?;
+    let path = |name: &str| format!("harmonaize.provider.v1.{name}");
     // These hold secrets; they show themselves in src/lib.rs.
-    let secret =
-        ["Peer", "Aggregation", "GrantAggregation"].map(|name| format!("harmonaize.provider.v1.{name}"));
-    tonic_prost_build::configure().skip_debug(secret).compile_fds(descriptors)?;
+    let secret = ["Peer", "Aggregation", "GrantAggregation"].map(path);
+    let mut builder = tonic_prost_build::configure().skip_debug(secret);
+    for name in JSON_MESSAGES {
+        builder = builder.type_attribute(path(name), "#[derive(serde::Serialize)]");
+    }
+    for (name, function) in JSON_FIELDS {
+        let attribute = format!("#[serde(serialize_with = \"crate::json::{function}\")]");
+        builder = builder.field_attribute(path(name), attribute);
+    }
+    builder
+        .type_attribute(path("Budget.kind"), "#[serde(rename_all = \"snake_case\")]")
+        .field_attribute(path("Budget.kind"), "#[serde(flatten)]")
+        // A finding's fields stand beside its time, and `kind` names it.
+        .type_attribute(path("Finding.finding"), "#[serde(tag = \"kind\", rename_all = \"snake_case\")]")
+        .field_attribute(path("Finding.finding"), "#[serde(flatten)]")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -63,9 +63,13 @@ fn sums_are_right_on_a_bad_network() {
         let of = |at: usize, what: &str| {
             told["aggregators"][at]["report"]["tenants"][0][what].as_u64().unwrap_or(0)
         };
-        let all =
-            of(below, "up") > 0 && of(below, "down") > 0 && of(above, "sums") > 0 && of(above, "up") == 0;
-        let counts = [above, below].map(|at| ["received", "sums", "up", "down"].map(|what| of(at, what)));
+        let all = of(below, "sent_to_parent") > 0
+            && of(below, "received_from_parent") > 0
+            && of(above, "sums") > 0
+            && of(above, "sent_to_parent") == 0;
+        let counts = [above, below].map(|at| {
+            ["received", "sums", "sent_to_parent", "received_from_parent"].map(|what| of(at, what))
+        });
         Ok(all.then_some(counts))
     });
     println!("received, sums, up, down: {:?}", counts.unwrap());

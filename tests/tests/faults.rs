@@ -295,7 +295,7 @@ fn status_says_whom_an_operation_waits_for() {
             let operation = &status["communicators"][0]["in_flight"][0];
             if operation["waiting_for"] == serde_json::json!([3]) {
                 anyhow::ensure!(operation["operation"] == 1, "{operation}");
-                anyhow::ensure!(operation["what"] == "allreduce(500 x u64, sum)", "{operation}");
+                anyhow::ensure!(operation["call"] == "allreduce(500 x u64, sum)", "{operation}");
                 return Ok(());
             }
             anyhow::ensure!(Instant::now() < deadline, "status never said so: {status:#}");

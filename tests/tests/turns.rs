@@ -50,7 +50,7 @@ fn slots_taken(deployment: &Deployment) -> Result<Option<Vec<u64>>> {
     let given = |index: usize| -> Result<Option<u64>> {
         let plan = plans.iter().find(|plan| plan["tenant"] == TENANTS[index]);
         let Some(plan) = plan else { return Ok(None) };
-        let words = plan["turns"].as_str().context("no word of turns")?;
+        let words = plan["interleaving"].as_str().context("no word of interleaving")?;
         let Some(rest) = words.strip_prefix("takes turns with ") else { return Ok(None) };
         let (with, rest) = rest.split_once(", ").context("no number of turns")?;
         ensure!(with == format!("{}/job", TENANTS[1 - index]), "{words}");

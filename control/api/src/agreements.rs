@@ -1,6 +1,6 @@
 //! Constraints, agreements, knobs and hints between the words of tenants and those of this interface, for agents and control alike.
 
-use crate::v1::{self, budget::Lets};
+use crate::v1::{self, budget::Kind};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::{
     Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Expected, Hints, Knobs,
@@ -16,21 +16,21 @@ impl From<&Budget> for v1::Budget {
     fn from(budget: &Budget) -> Self {
         let lets = match budget {
             Budget::Exact => None,
-            Budget::Vnmse(most) => Some(Lets::Vnmse(*most)),
-            Budget::Codecs(names) => Some(Lets::Codecs(v1::CodecNames { names: names.clone() })),
-            Budget::MatchBf16 => Some(Lets::MatchBf16(true)),
+            Budget::Vnmse(most) => Some(Kind::Vnmse(*most)),
+            Budget::Codecs(names) => Some(Kind::Codecs(v1::CodecNames { names: names.clone() })),
+            Budget::MatchBf16 => Some(Kind::MatchBf16(true)),
         };
-        Self { lets }
+        Self { kind: lets }
     }
 }
 
 impl From<&v1::Budget> for Budget {
     fn from(message: &v1::Budget) -> Self {
-        match &message.lets {
-            None | Some(Lets::MatchBf16(false)) => Self::Exact,
-            Some(Lets::Vnmse(most)) => Self::Vnmse(*most),
-            Some(Lets::Codecs(codecs)) => Self::Codecs(codecs.names.clone()),
-            Some(Lets::MatchBf16(true)) => Self::MatchBf16,
+        match &message.kind {
+            None | Some(Kind::MatchBf16(false)) => Self::Exact,
+            Some(Kind::Vnmse(most)) => Self::Vnmse(*most),
+            Some(Kind::Codecs(codecs)) => Self::Codecs(codecs.names.clone()),
+            Some(Kind::MatchBf16(true)) => Self::MatchBf16,
         }
     }
 }
@@ -85,7 +85,7 @@ impl From<&Constraints> for v1::Constraints {
             weight: constraints.weight,
             min_busbw: constraints.min_busbw,
             no_aggregation: !constraints.aggregation,
-            go_on: false,
+            continue_on_loss: false,
             on_failure: constraints.on_failure.map(|policy| v1::OnFailure {
                 regroup_within_ns: match policy {
                     OnFailure::End => 0,
@@ -178,14 +178,14 @@ impl From<&Agreement> for v1::Agreement {
             constraints: Some((&agreement.constraints).into()),
             since_ns: agreement.since_ns,
             broken: clause_numbers(&agreement.broken),
-            record: Some(v1::Record { operations, late, busbw, breaches }),
+            record: Some(v1::Record { operations, missed: late, busbw, breaches }),
         }
     }
 }
 
 impl From<&v1::Agreement> for Agreement {
     fn from(message: &v1::Agreement) -> Self {
-        let v1::Record { operations, late, busbw, breaches } = message.record.unwrap_or_default();
+        let v1::Record { operations, missed: late, busbw, breaches } = message.record.unwrap_or_default();
         Self {
             number: message.number,
             constraints: message.constraints.as_ref().map(Into::into).unwrap_or_default(),
@@ -239,7 +239,7 @@ impl v1::BeginIteration {
             last: Duration::from_nanos(said.last_ns),
             importance: said.importance().into(),
         });
-        Knobs { accumulate: (self.accumulate_least, self.accumulate_most), checkpoint }
+        Knobs { accumulate: (self.accumulate_min, self.accumulate_max), checkpoint }
     }
 
     /// A question with these knobs.
@@ -255,8 +255,8 @@ impl v1::BeginIteration {
             request,
             tenant: tenant.to_owned(),
             communicator,
-            accumulate_least: knobs.accumulate.0,
-            accumulate_most: knobs.accumulate.1,
+            accumulate_min: knobs.accumulate.0,
+            accumulate_max: knobs.accumulate.1,
             checkpoint,
         }
     }
@@ -269,23 +269,23 @@ impl v1::IterationChoice {
             Err(refused) => Self { request, refused, ..Self::default() },
             Ok(Choice { accumulate, checkpoint, reason: because }) => {
                 let because = match because {
-                    ChoiceReason::Usual | ChoiceReason::Unknown => v1::Because::Usual,
-                    ChoiceReason::Slow => v1::Because::Slow,
-                    ChoiceReason::Maintenance => v1::Because::Maintenance,
-                    ChoiceReason::Due => v1::Because::Due,
+                    ChoiceReason::Usual | ChoiceReason::Unknown => v1::ChoiceReason::Usual,
+                    ChoiceReason::Slow => v1::ChoiceReason::Slow,
+                    ChoiceReason::Maintenance => v1::ChoiceReason::Maintenance,
+                    ChoiceReason::Due => v1::ChoiceReason::Due,
                 };
-                Self { request, refused: String::new(), accumulate, checkpoint, because: because.into() }
+                Self { request, refused: String::new(), accumulate, checkpoint, reason: because.into() }
             }
         }
     }
 
     /// What it says, as tenants are told it.
     pub fn choice(self) -> Result<Choice, String> {
-        let because = match self.because() {
-            v1::Because::Usual => ChoiceReason::Usual,
-            v1::Because::Slow => ChoiceReason::Slow,
-            v1::Because::Maintenance => ChoiceReason::Maintenance,
-            v1::Because::Due => ChoiceReason::Due,
+        let because = match self.reason() {
+            v1::ChoiceReason::Usual => ChoiceReason::Usual,
+            v1::ChoiceReason::Slow => ChoiceReason::Slow,
+            v1::ChoiceReason::Maintenance => ChoiceReason::Maintenance,
+            v1::ChoiceReason::Due => ChoiceReason::Due,
         };
         match self.refused.is_empty() {
             true => Ok(Choice { accumulate: self.accumulate, checkpoint: self.checkpoint, reason: because }),
@@ -299,7 +299,7 @@ impl From<&Hints> for v1::Hints {
         let expected = |expected: &Expected| v1::ExpectedOperation {
             collective: expected.collective.code().into(),
             bytes: expected.bytes,
-            hidden: !expected.critical,
+            overlapped: !expected.critical,
         };
         Self {
             period_ns: hints.period.map_or(0, nanos),
@@ -316,7 +316,7 @@ impl v1::Hints {
             Some(Expected {
                 collective: collective(said.collective)?,
                 bytes: said.bytes,
-                critical: !said.hidden,
+                critical: !said.overlapped,
             })
         };
         Some(Hints {

@@ -3,6 +3,7 @@
 
 mod agreements;
 mod congestion;
+mod json;
 
 pub use agreements::{clause_numbers, clauses, collective};
 
@@ -48,7 +49,7 @@ impl std::fmt::Debug for v1::Peer {
             .field("link", &self.link)
             .field("initiate", &self.initiate)
             .field("source_ports", &self.source_ports)
-            .field("rate_bits", &self.rate_bits)
+            .field("rate_bits", &self.rate_bps)
             .finish_non_exhaustive()
     }
 }
@@ -63,7 +64,7 @@ impl std::fmt::Debug for v1::Aggregation {
             .field("workers", &self.workers)
             .field("chunk_elements", &self.chunk_elements)
             .field("window", &self.window)
-            .field("least_bytes", &self.least_bytes)
+            .field("least_bytes", &self.min_bytes)
             .field("form", &self.form)
             .finish_non_exhaustive()
     }
@@ -80,8 +81,8 @@ impl std::fmt::Debug for v1::GrantAggregation {
             .field("ordered", &self.ordered)
             .field("tenant", &self.tenant)
             .field("weight", &self.weight)
-            .field("guaranteed", &self.guaranteed)
-            .field("most", &self.most)
+            .field("guaranteed", &self.guaranteed_units)
+            .field("most", &self.max_units)
             .finish_non_exhaustive()
     }
 }

@@ -2,12 +2,10 @@
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
-use crate::describe::protocol_text;
 use crate::table::{row, table};
-use crate::text::{bytes, clean, duration};
+use crate::text::{bytes, clean, duration, page};
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{Flow, FlowDirection, FlowEnd, FlowOwner, FlowProtocol, KernelTcp};
-use serde_json::{Value, json};
+use harmonaize_api::v1::{Flow, FlowDirection, FlowProtocol, FlowsReply};
 
 /// Examples, and what the fields of the JSON mean.
 pub(crate) const FIELDS: &str = "\
@@ -25,29 +23,28 @@ wire with the link's header, since the programs were loaded; rates bits a second
   queue_pair           RoCE: the destination queue pair; else 0
   source_port          RoCE: the UDP port that chooses the path; else 0
   owner                null, or {tenant, communicator, epoch, participant, peer}: own traffic
-  job                  null, or the foreign job that it was counted to
+  job                  the external job that it was counted to; empty for none
   egress, ingress      what leaves, what comes in; null for the other direction of RoCE:
-    packets, bytes, bits
+    packets, bytes, rate_bps
     first_ns, last_ns          the first and last packet
-    burst_began_ns, burst_bytes  the running burst: no gap as long as the idle gap
-    marked                     packets that a queue marked (ECN CE)
-    retransmissions            packets sent again as seen from here (RoCE: repeated sequence numbers)
+    burst_start_ns, burst_bytes  the running burst: no gap as long as the idle gap
+    ecn_ce                     packets that a queue marked
+    retransmits                packets sent again as seen from here (RoCE: repeated sequence numbers)
     gaps                       RoCE: sequence numbers missing
-    round_trips                {count, least_ns, last_ns, mean_ns}, or null: none was measured
-    slowed, echoed, zero_windows                       TCP: CWR, ECE, windows of zero
-    notifications, sequence_naks, not_ready_naks, fatal_naks  RoCE: CNP, NAKs
-  kernel               null, or what the kernel's socket says: smoothed_ns, variation_ns, window,
-                       retransmissions, unacknowledged, delivery_bits
-  end                  null, or whose this side's end is: process, name, device (RoCE; else null), user, cgroup
-                       (null where not known)";
+    rtt_samples                round trips measured; then min_rtt_ns, last_rtt_ns, mean_rtt_ns
+    cwr, ece, zero_windows                             TCP
+    cnps, sequence_naks, not_ready_naks, fatal_naks    RoCE
+  kernel               null, or what the kernel's socket says: srtt_ns, rttvar_ns, cwnd, retransmits,
+                       unacknowledged, delivery_bps
+  end                  null, or whose this side's end is: pid, process_name, device (RoCE), uid, cgroup_id;
+                       0 or empty where not known";
 
 /// Runs the command.
 pub(crate) async fn run(socket: &Socket, interface: String, json: bool) -> Result<String, Failure> {
     let mut agent = Agent::connect(socket).await?;
     let (time_ns, flows) = agent.flows(interface).await?;
     if json {
-        let flows: Vec<Value> = flows.iter().map(flow_json).collect();
-        return Ok(format!("{:#}\n", json!({"time_ns": time_ns, "flows": flows})));
+        return Ok(page(&FlowsReply { time_ns, flows }));
     }
     Ok(text(&flows))
 }
@@ -56,41 +53,31 @@ fn text(flows: &[Flow]) -> String {
     if flows.is_empty() {
         return "no flow has been seen\n".to_owned();
     }
-    let head = row([
-        "on",
-        "proto",
-        "local",
-        "remote",
-        "whose",
-        "sent",
-        "received",
-        "round trip",
-        "resent",
-        "marked",
-    ]);
+    let head =
+        row(["on", "proto", "local", "remote", "owner", "sent", "received", "rtt", "retransmits", "ecn ce"]);
     let rows = flows.iter().map(|flow| {
         let none = FlowDirection::default();
         let (out, into) = (flow.egress.as_ref().unwrap_or(&none), flow.ingress.as_ref().unwrap_or(&none));
         let [local, remote] = ends(flow);
-        let whose = match &flow.owner {
+        let owner = match &flow.owner {
             Some(owner) => format!("{}/{}", clean(&owner.tenant), communicator_text(owner.communicator)),
             None if flow.job.is_empty() => "-".to_owned(),
             None => format!("job {}", clean(&flow.job)),
         };
-        let trip = if out.round_trips == 0 { "-".to_owned() } else { duration(out.round_trip_last_ns) };
-        let resent = out.retransmissions.saturating_add(into.retransmissions);
-        let marked = out.marked.saturating_add(into.marked);
+        let rtt = if out.rtt_samples == 0 { "-".to_owned() } else { duration(out.last_rtt_ns) };
+        let retransmits = out.retransmits.saturating_add(into.retransmits);
+        let ecn_ce = out.ecn_ce.saturating_add(into.ecn_ce);
         row([
             &clean(&flow.interface),
-            protocol_text(flow.protocol()),
+            &flow.protocol().text(),
             &local,
             &remote,
-            &whose,
+            &owner,
             &bytes(out.bytes),
             &bytes(into.bytes),
-            &trip,
-            &resent.to_string(),
-            &marked.to_string(),
+            &rtt,
+            &retransmits.to_string(),
+            &ecn_ce.to_string(),
         ])
     });
     table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
@@ -107,83 +94,4 @@ pub(crate) fn ends(flow: &Flow) -> [String; 2] {
         false => format!("{address}:{port}"),
     };
     [end(local, flow.local_port), end(remote, flow.remote_port)]
-}
-
-fn flow_json(flow: &Flow) -> Value {
-    json!({
-        "interface": flow.interface,
-        "protocol": protocol_text(flow.protocol()),
-        "local": flow.local,
-        "local_port": flow.local_port,
-        "remote": flow.remote,
-        "remote_port": flow.remote_port,
-        "queue_pair": flow.queue_pair,
-        "source_port": flow.source_port,
-        "owner": flow.owner.as_ref().map(owner_json),
-        "job": (!flow.job.is_empty()).then_some(&flow.job),
-        "egress": flow.egress.as_ref().map(direction_json),
-        "ingress": flow.ingress.as_ref().map(direction_json),
-        "kernel": flow.kernel.as_ref().map(kernel_json),
-        "end": flow.end.as_ref().map(end_json),
-    })
-}
-
-fn owner_json(owner: &FlowOwner) -> Value {
-    json!({
-        "tenant": owner.tenant,
-        "communicator": communicator_text(owner.communicator),
-        "epoch": owner.epoch,
-        "participant": owner.participant,
-        "peer": owner.peer,
-    })
-}
-
-fn direction_json(way: &FlowDirection) -> Value {
-    let trips = json!({
-        "count": way.round_trips,
-        "least_ns": way.round_trip_least_ns,
-        "last_ns": way.round_trip_last_ns,
-        "mean_ns": way.round_trip_mean_ns,
-    });
-    json!({
-        "packets": way.packets,
-        "bytes": way.bytes,
-        "bits": way.bits,
-        "first_ns": way.first_ns,
-        "last_ns": way.last_ns,
-        "burst_began_ns": way.burst_began_ns,
-        "burst_bytes": way.burst_bytes,
-        "marked": way.marked,
-        "retransmissions": way.retransmissions,
-        "gaps": way.gaps,
-        "round_trips": (way.round_trips > 0).then_some(trips),
-        "slowed": way.slowed,
-        "echoed": way.echoed,
-        "zero_windows": way.zero_windows,
-        "notifications": way.notifications,
-        "sequence_naks": way.sequence_naks,
-        "not_ready_naks": way.not_ready_naks,
-        "fatal_naks": way.fatal_naks,
-    })
-}
-
-fn end_json(end: &FlowEnd) -> Value {
-    json!({
-        "process": (end.process != 0).then_some(end.process),
-        "name": (!end.name.is_empty()).then_some(&end.name),
-        "device": (!end.device.is_empty()).then_some(&end.device),
-        "user": end.user,
-        "cgroup": (end.cgroup != 0).then_some(end.cgroup),
-    })
-}
-
-fn kernel_json(kernel: &KernelTcp) -> Value {
-    json!({
-        "smoothed_ns": kernel.smoothed_ns,
-        "variation_ns": kernel.variation_ns,
-        "window": kernel.window,
-        "retransmissions": kernel.retransmissions,
-        "unacknowledged": kernel.unacknowledged,
-        "delivery_bits": kernel.delivery_bits,
-    })
 }

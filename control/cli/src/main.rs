@@ -8,7 +8,6 @@ mod flows;
 #[cfg(test)]
 mod golden;
 mod help;
-mod json;
 mod operate;
 mod perfetto;
 mod phases;
@@ -491,11 +490,11 @@ async fn ask(control: &str, command: Command) -> Result<String, Failure> {
     match command {
         Command::Status { json, patience } => {
             let status = control.status(patience).await?;
-            Ok(if json { format!("{:#}\n", json::status(&status)) } else { status::text(&status) })
+            Ok(if json { text::page(&status) } else { status::text(&status) })
         }
         Command::Reorder { communicator, hosts, automatic: _, wait, json } => {
             let done = control.reorder(&communicator, hosts, wait).await?;
-            Ok(if json { format!("{:#}\n", done.json()) } else { done.text() })
+            Ok(if json { text::page(&done.json()) } else { done.text() })
         }
         Command::Dissolve { communicator, reason, json } => {
             control.dissolve(&communicator, reason, json).await

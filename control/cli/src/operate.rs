@@ -1,17 +1,17 @@
 //! What operators ask of control beyond its status: the fabric, tenants, plans, decisions, drains and maintenance.
 
-mod json;
 #[cfg(test)]
 mod tests;
 mod text;
 
 use crate::Failure;
 use crate::control::{Control, Target};
+use crate::text::page;
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_planner::Nanos;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -151,7 +151,7 @@ impl Operate {
     pub(crate) async fn topology(&mut self, json: bool) -> Result<String, Failure> {
         let outcome = self.client.topology(v1::TopologyRequest {}).await;
         let reply = self.done(outcome)?;
-        Ok(if json { page(&json::topology(&reply)) } else { text::topology(&reply) })
+        Ok(if json { page(&&reply) } else { text::topology(&reply) })
     }
 
     pub(crate) async fn tenants(
@@ -173,7 +173,7 @@ impl Operate {
             None => {
                 let outcome = self.client.tenants(v1::TenantsRequest {}).await;
                 let reply = self.done(outcome)?;
-                Ok(if json { page(&json::tenants(&reply)) } else { text::tenants(&reply) })
+                Ok(if json { page(&&reply) } else { text::tenants(&reply) })
             }
         }
     }
@@ -181,7 +181,7 @@ impl Operate {
     pub(crate) async fn plans(&mut self, of: Option<&Target>, json: bool) -> Result<String, Failure> {
         let communicator = self.id(of).await?;
         let reply = self.plans_of(communicator).await?;
-        Ok(if json { page(&json::plans(&reply)) } else { text::plans(&reply) })
+        Ok(if json { page(&&reply) } else { text::plans(&reply) })
     }
 
     /// Plans of one communicator, or all (0).
@@ -209,7 +209,7 @@ impl Operate {
         let communicator = self.id(of).await?;
         let decisions = self.decisions(communicator, last).await?;
         if json {
-            return Ok(page(&json::explain(&decisions)));
+            return Ok(page(&&decisions));
         }
         let plans = if communicator == 0 { None } else { Some(self.plans_of(communicator).await?) };
         Ok(text::explain(&decisions, plans.as_ref()))
@@ -218,7 +218,7 @@ impl Operate {
     pub(crate) async fn dry_run(&mut self, targets: Vec<String>, json: bool) -> Result<String, Failure> {
         let outcome = self.client.dry_run(v1::DryRunRequest { targets }).await;
         let reply = self.done(outcome)?;
-        Ok(if json { page(&json::dry_run(&reply)) } else { text::dry_run(&reply) })
+        Ok(if json { page(&&reply) } else { text::dry_run(&reply) })
     }
 
     /// `drain`, or `maintenance` where there is a window.
@@ -233,7 +233,7 @@ impl Operate {
             }
             let records = self.withdrawals(kind, &[]).await?;
             return Ok(if options.json {
-                page(&json::withdrawals(&records))
+                page(&v1::WithdrawalsReply { withdrawals: records })
             } else {
                 text::withdrawals(kind, &records)
             });
@@ -243,7 +243,7 @@ impl Operate {
             let outcome = self.client.restore(v1::RestoreRequest { targets, kind: kind.into() }).await;
             self.done(outcome)?;
             return Ok(match options.json {
-                true => page(&json::restored(kind, &options.targets)),
+                true => page(&restored(kind, &options.targets)),
                 false => {
                     options.targets.iter().map(|target| format!("{target}: may be used again\n")).collect()
                 }
@@ -262,7 +262,11 @@ impl Operate {
             Nanos(0) => records,
             wait => self.wait_until_drained(records, kind, wait).await?,
         };
-        Ok(if options.json { page(&json::withdrawals(&records)) } else { text::withdrawals(kind, &records) })
+        Ok(if options.json {
+            page(&v1::WithdrawalsReply { withdrawals: records })
+        } else {
+            text::withdrawals(kind, &records)
+        })
     }
 
     /// Waits until no connection of ours crosses switches and links that are drained.
@@ -276,12 +280,13 @@ impl Operate {
         let names: Vec<String> = records.iter().map(|record| record.target.clone()).collect();
         let mut records = records;
         loop {
-            let crossed = |record: &&v1::WithdrawalRecord| record.what != "host" && record.left > 0;
+            let crossed =
+                |record: &&v1::WithdrawalRecord| record.target_kind != "host" && record.remaining > 0;
             let Some(record) = records.iter().find(crossed) else { return Ok(records) };
             if Instant::now() >= until {
                 return Err(Failure::UnderWay(format!(
                     "{}: drained, but {} connections of ours still cross it after {wait}; see `harmonaize plans`",
-                    record.target, record.left
+                    record.target, record.remaining
                 )));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -313,11 +318,14 @@ impl Operate {
 /// What was done with a tenant.
 fn tenant(name: &str, outcome: &str, json: bool) -> String {
     match json {
-        true => page(&serde_json::json!({"tenant": name, "outcome": outcome})),
+        true => page(&json!({"tenant": name, "outcome": outcome})),
         false => format!("tenant {name}: {outcome}\n"),
     }
 }
 
-fn page(value: &Value) -> String {
-    format!("{value:#}\n")
+fn restored(kind: WithdrawalKind, targets: &[String]) -> Value {
+    let kind = kind.text();
+    let restored =
+        targets.iter().map(|target| json!({"target": target, "kind": kind, "outcome": "restored"}));
+    json!({"restored": restored.collect::<Vec<_>>()})
 }

@@ -4,8 +4,7 @@ use crate::table::{row, table};
 use crate::text::{bytes, duration, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    AgentStatus, CommunicatorStatus, EndedStatus, FailureKind, OperationReport, Phase, StatusReply,
-    WaitingStatus,
+    AgentStatus, CommunicatorStatus, EndedStatus, OperationReport, StatusReply, WaitingStatus,
 };
 
 /// Most operations, and most errors, that are listed.
@@ -70,7 +69,7 @@ pub(crate) fn text(status: &StatusReply) -> String {
     let said = status.agents.iter().filter_map(|agent| Some((agent, agent.report.as_ref()?)));
     let said =
         said.flat_map(|(agent, report)| report.recent_errors.iter().map(|error| row([&agent.host, error])));
-    section("AGENTS SAY", row(["host", "error"]), said.take(MAX_LINES).collect());
+    section("ERRORS OF AGENTS", row(["host", "error"]), said.take(MAX_LINES).collect());
     page
 }
 
@@ -107,7 +106,7 @@ fn communicator(known: &CommunicatorStatus) -> Vec<String> {
         &communicator_text(known.communicator),
         &name(&known.tenant, &known.name),
         &known.ranks.to_string(),
-        phase(known.phase()),
+        &known.phase().text(),
         &epoch,
         &ring.join(" "),
         &known.operations_completed.to_string(),
@@ -119,7 +118,7 @@ fn communicator(known: &CommunicatorStatus) -> Vec<String> {
 fn flight(known: &CommunicatorStatus, one: &OperationReport) -> Vec<String> {
     let name = name(&known.tenant, &known.name);
     let waits = if one.waiting_for.is_empty() { "nobody".to_owned() } else { ranks(&one.waiting_for) };
-    row([&name, &one.operation.to_string(), &one.what, &duration(one.age_ns), &waits])
+    row([&name, &one.operation.to_string(), &one.call, &duration(one.age_ns), &waits])
 }
 
 fn waiting(waiting: &WaitingStatus) -> Vec<String> {
@@ -131,34 +130,9 @@ fn waiting(waiting: &WaitingStatus) -> Vec<String> {
 fn ended(ended: &EndedStatus) -> Vec<String> {
     let concerned = if ended.ranks.is_empty() { "-".to_owned() } else { ranks(&ended.ranks) };
     let name = name(&ended.tenant, &ended.name);
-    row([&name, &duration(ended.age_ns), kind(ended.kind()), &concerned, &ended.detail])
+    row([&name, &duration(ended.age_ns), &ended.kind().text(), &concerned, &ended.detail])
 }
 
 fn name(tenant: &str, name: &str) -> String {
     format!("{tenant}/{name}")
-}
-
-/// A phase in one word.
-pub(crate) fn phase(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Unspecified => "unknown",
-        Phase::Forming => "forming",
-        Phase::Running => "running",
-        Phase::Changing => "changing",
-        Phase::Leaving => "leaving",
-        Phase::Recovering => "recovering",
-    }
-}
-
-/// A kind of failure in a word or two.
-pub(crate) fn kind(kind: FailureKind) -> &'static str {
-    match kind {
-        FailureKind::Unspecified => "unknown",
-        FailureKind::Timeout => "timeout",
-        FailureKind::Mismatch => "mismatch",
-        FailureKind::RanksLost => "ranks lost",
-        FailureKind::Operator => "operator",
-        FailureKind::Prepare => "prepare",
-        FailureKind::Internal => "internal",
-    }
 }

@@ -3,7 +3,7 @@
 
 mod show;
 
-pub(crate) use show::{agreement_cells, agreement_json};
+pub(crate) use show::agreement_cells;
 
 use crate::Failure;
 use clap::{Args, Subcommand, ValueEnum};

@@ -1,6 +1,7 @@
 //! Quantities, times and names as people read them.
 
 use harmonaize_planner::Bytes;
+use serde::Serialize;
 
 /// "0-3,7" for ranks in ascending order.
 pub(crate) fn ranks(ranks: &[u32]) -> String {
@@ -74,6 +75,17 @@ pub(crate) fn share(ppm: u64) -> String {
         10_000..100_000 => format!("{percent:.1}%"),
         _ => format!("{percent:.0}%"),
     }
+}
+
+/// JSON on lines of its own.
+pub(crate) fn page(value: &impl Serialize) -> String {
+    // Messages have no keys but texts, and so can always be written.
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
+}
+
+/// JSON on one line.
+pub(crate) fn line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
 /// Another's text for a terminal: without control characters, and at most 64 characters of it.

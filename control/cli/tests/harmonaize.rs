@@ -86,7 +86,7 @@ async fn run_fake_agent(control: SocketAddr, host: &str, rank: u32) {
                     if rank == 0 {
                         communicators[0].in_flight = vec![v1::OperationReport {
                             operation: 4,
-                            what: "barrier()".to_owned(),
+                            call: "barrier()".to_owned(),
                             waiting_for: vec![],
                             age_ns: 7_000_000_000,
                         }];
@@ -192,7 +192,7 @@ async fn top_shows_what_agents_report_to_control() {
         panic!("not welcome")
     };
     assert_eq!(welcome.telemetry_interval_ns, 1_000_000_000);
-    let link = v1::Link { interface: "eth7".to_owned(), egress_bits: 123_000_000, ..Default::default() };
+    let link = v1::Link { interface: "eth7".to_owned(), egress_bps: 123_000_000, ..Default::default() };
     let good = v1::TelemetryReport { sequence: 1, links: vec![link.clone()], ..Default::default() };
     let bad = v1::TelemetryReport { sequence: 2, links: vec![link; 65], ..Default::default() };
     for report in [good, bad] {
@@ -257,16 +257,16 @@ async fn operators_see_and_steer() {
     let drains: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(drains["withdrawals"][0]["target"], "h0");
     assert_eq!(
-        (&drains["withdrawals"][0]["left"], &drains["withdrawals"][0]["in_effect"]),
+        (&drains["withdrawals"][0]["remaining"], &drains["withdrawals"][0]["in_effect"]),
         (&1.into(), &true.into())
     );
     let (_, out, _) = ask(control, &["topology", "--json"]).await;
     let fabric: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         (&fabric["links"][2]["from"], &fabric["links"][2]["state"]),
-        (&"h1".into(), &"drained".into())
+        (&"h1".into(), &"withdrawn".into())
     );
-    assert_eq!(fabric["hosts"][0]["drained"], true);
+    assert_eq!(fabric["hosts"][0]["withdrawn"], true);
     let (code, out, _) = ask(control, &["drain", "h0", "--end"]).await;
     assert_eq!((code, out.as_str()), (0, "h0: may be used again\n"));
     let (code, out, _) = ask(control, &["drain", "h1:s", "--end", "--json"]).await;

@@ -60,17 +60,17 @@ impl Telemetry for FakeAgent {
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         assert_eq!(request.into_inner(), v1::WatchRequest { interval_ns: 1_000_000_000, flows: 100 });
-        let link = v1::Link { interface: "eth0".to_owned(), egress_bits: 94_000_000, ..Default::default() };
+        let link = v1::Link { interface: "eth0".to_owned(), egress_bps: 94_000_000, ..Default::default() };
         let snapshot = v1::Snapshot {
             host: "h0".to_owned(),
             time_ns: REAL,
             interval_ns: 1_000_000_000,
             links: vec![link],
             flows: vec![flow(1)],
-            flows_known: 1,
+            flow_count: 1,
             ..Default::default()
         };
-        let unrated = v1::Link { egress_bits: 0, ..snapshot.links[0].clone() };
+        let unrated = v1::Link { egress_bps: 0, ..snapshot.links[0].clone() };
         let first = v1::Snapshot { interval_ns: 0, links: vec![unrated], ..snapshot.clone() };
         Ok(Response::new(self.stream(vec![first, snapshot], true)))
     }
@@ -106,10 +106,10 @@ fn flow(port: u32) -> v1::Flow {
     let egress = v1::FlowDirection {
         packets: 10,
         bytes: 15_000,
-        round_trips: 2,
-        round_trip_least_ns: 90_000,
-        round_trip_last_ns: 110_000,
-        round_trip_mean_ns: 100_000,
+        rtt_samples: 2,
+        min_rtt_ns: 90_000,
+        last_rtt_ns: 110_000,
+        mean_rtt_ns: 100_000,
         ..Default::default()
     };
     v1::Flow {
@@ -138,25 +138,25 @@ fn findings() -> Vec<v1::Finding> {
             failed: false,
             ..Default::default()
         }],
-        whole: true,
+        complete: true,
         ..Default::default()
     };
     let phase = v1::TrafficPhase {
         job: "5".to_owned(),
         iteration: 7,
-        began_ns: REAL,
-        ended_ns: REAL + 4_000_000,
+        start_ns: REAL,
+        end_ns: REAL + 4_000_000,
         bytes: 98 << 20,
         ring_hosts: 4,
         ring_steps: 6,
-        late_host: "10.0.0.3".to_owned(),
-        late_by_ns: 2_000_000,
+        delayed_host: "10.0.0.3".to_owned(),
+        delay_ns: 2_000_000,
         ..Default::default()
     };
     let congestion = v1::Congestion {
         interface: "eth0".to_owned(),
         level: v1::CongestionLevel::Severe.into(),
-        cause: v1::CongestionCause::Foreign.into(),
+        cause: v1::CongestionCause::CrossTraffic.into(),
         since_ns: REAL,
         delay: true,
         ..Default::default()
@@ -165,8 +165,8 @@ fn findings() -> Vec<v1::Finding> {
         communicator: 0xab,
         rank: 3,
         host: "h2".to_owned(),
-        kind: v1::StragglerKind::Network.into(),
-        by_ns: 9_000_000,
+        cause: v1::StragglerCause::Network.into(),
+        delay_ns: 9_000_000,
         edge_from: Some(2),
         edge_to: Some(3),
         ..Default::default()
@@ -176,7 +176,7 @@ fn findings() -> Vec<v1::Finding> {
         Found::Phase(phase),
         Found::Congestion(congestion),
         Found::Straggler(straggler),
-        Found::Lost(9),
+        Found::Lost(v1::LostFindings { count: 9 }),
     ]
     .into_iter()
     .enumerate()
@@ -239,13 +239,14 @@ async fn flows_are_listed() {
     let flows = said["flows"].as_array().unwrap();
     assert_eq!(flows.iter().map(|flow| flow["local_port"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     let owner = serde_json::json!({"tenant": "a", "communicator": "00000000000000ab", "epoch": 2, "participant": 0, "peer": 1});
-    assert_eq!((&flows[0]["owner"], &flows[0]["job"]), (&owner, &serde_json::Value::Null));
+    assert_eq!((&flows[0]["owner"], &flows[0]["job"]), (&owner, &"".into()));
     assert_eq!((&flows[1]["owner"], &flows[1]["job"]), (&serde_json::Value::Null, &"5".into()));
-    let trips = serde_json::json!({"count": 2, "least_ns": 90_000, "last_ns": 110_000, "mean_ns": 100_000});
+    let rtt = |of: &str| flows[0]["egress"][of].as_u64().unwrap();
     assert_eq!(
-        (&flows[0]["egress"]["round_trips"], &flows[0]["ingress"]),
-        (&trips, &serde_json::Value::Null)
+        ["rtt_samples", "min_rtt_ns", "last_rtt_ns", "mean_rtt_ns"].map(rtt),
+        [2, 90_000, 110_000, 100_000]
     );
+    assert_eq!(flows[0]["ingress"], serde_json::Value::Null);
 
     // Every field is explained.
     let (_, help, _) = ask(&["flows", "--help"]).await;
@@ -273,9 +274,9 @@ async fn findings_are_listed() {
         (&said[0]["time_ns"], &said[0]["ranks"][0]["ended_ns"]),
         (&REAL.into(), &(REAL + 12_300_000).into())
     );
-    assert_eq!((&said[1]["ring"]["steps"], &said[1]["late"]["host"]), (&6.into(), &"10.0.0.3".into()));
-    assert_eq!((&said[2]["signals"], &said[2]["level"]), (&serde_json::json!(["delay"]), &"severe".into()));
-    assert_eq!((&said[3]["edge"], &said[3]["why"]), (&serde_json::json!([2, 3]), &"network".into()));
+    assert_eq!((&said[1]["ring_steps"], &said[1]["delayed_host"]), (&6.into(), &"10.0.0.3".into()));
+    assert_eq!((&said[2]["delay"], &said[2]["level"]), (&true.into(), &"severe".into()));
+    assert_eq!((&said[3]["edge_to"], &said[3]["cause"]), (&3.into(), &"network".into()));
     assert_eq!(said[4]["count"], 9);
     let (_, help, _) = ask(&["phases", "--help"]).await;
     for field in said.iter().flat_map(|one| one.as_object().unwrap().keys()) {
@@ -283,10 +284,10 @@ async fn findings_are_listed() {
     }
     let (_, out, _) = ask(&["phases", "--agent", &socket, "--last", "4"]).await;
     let expected = "\
-20:05:42.000  job 5: iteration 7, 4.0ms, 98.0MiB, 10.0.0.3 late by 2.0ms
-20:05:42.000  eth0 out: congestion severe, by foreign traffic
+20:05:42.000  job 5: iteration 7, 4.0ms, 98.0MiB, 10.0.0.3 delayed by 2.0ms
+20:05:42.000  eth0 out: congestion severe, by cross traffic
 20:05:42.000  00000000000000ab: rank 3 on h2 is late by 9.0ms (network)
-20:05:42.000  9 findings were not told
+20:05:42.000  9 findings were lost
 ";
     assert_eq!(out, expected);
 }

@@ -49,18 +49,18 @@ pub(crate) fn read(
     if !all {
         return Err(of(&format!("codes of others than {participants} workers")));
     }
-    let most = codes.then_some(message.most_error).filter(|most| *most > 0.0);
+    let most = codes.then_some(message.max_error).filter(|most| *most > 0.0);
     let window = u16::try_from(message.window.min(MAX_WINDOW)).unwrap_or(0);
     if window == 0 {
         return Err(of("a window of 0"));
     }
     let [hold, most_hold] = BACKOFF;
-    let &v1::Aggregation { least_bytes, at_once, barriers, .. } = message;
+    let &v1::Aggregation { min_bytes: least_bytes, small_operations: at_once, barriers, .. } = message;
     // Aggregators above and below each other carry sums of elements alone.
-    if message.branch.is_some() && (codes || barriers || message.broadcast_most_bytes > 0) {
+    if message.branch.is_some() && (codes || barriers || message.broadcast_max_bytes > 0) {
         return Err(of("what is no sum of elements, by several aggregators"));
     }
-    let range = [message.broadcast_least_bytes, message.broadcast_most_bytes];
+    let range = [message.broadcast_min_bytes, message.broadcast_max_bytes];
     if range[0] > range[1] || (range[1] > 0 || barriers) && !at_once {
         return Err(of("broadcasts or barriers that cannot be"));
     }

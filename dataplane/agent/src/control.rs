@@ -44,7 +44,7 @@ pub struct Settings {
     /// How long a join waits for a control that cannot be reached.
     pub join_timeout: Duration,
     /// What this agent can do where its host allows it.
-    pub abilities: v1::Abilities,
+    pub abilities: v1::Capabilities,
     /// What this is, if no host's agent but an aggregator.
     pub aggregator: Option<v1::Aggregator>,
 }
@@ -59,7 +59,7 @@ impl Settings {
             retry: (Duration::from_millis(100), Duration::from_secs(3)),
             session_timeout: Duration::from_secs(5),
             join_timeout: Duration::from_secs(30),
-            abilities: v1::Abilities::default(),
+            abilities: v1::Capabilities::default(),
             aggregator: None,
         }
     }
@@ -100,9 +100,9 @@ pub enum Event {
     /// Say how much of a way is free: answer with `PathProbed`.
     ProbePath(v1::ProbePath),
     /// Have large operations of a communicator wait for their turn: ask with `TurnWanted`, and say `TurnDone`.
-    Turns(v1::Turns),
+    Turns(v1::Interleaving),
     /// The turn that was asked for.
-    TurnGiven(v1::TurnGiven),
+    TurnGiven(v1::GrantSlot),
     /// Serve a communicator: answer with `AggregationGranted`.
     GrantAggregation(v1::GrantAggregation),
     /// Serve it no longer.

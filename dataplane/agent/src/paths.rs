@@ -3,7 +3,7 @@
 
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
-use harmonaize_api::v1::{self, Abilities};
+use harmonaize_api::v1::{self, Capabilities};
 use harmonaize_probe::{
     Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
     TracedRoute, Tracer, TrainConfig,
@@ -61,14 +61,14 @@ impl Paths {
     }
 
     /// What Hello says of paths: whether connections can be paced, and verdicts be told, the caller knows.
-    pub fn abilities(&self, pace: bool, path_verdicts: bool) -> Abilities {
+    pub fn abilities(&self, pace: bool, path_verdicts: bool) -> Capabilities {
         let probe_address = self.answerer.as_ref().map(|answerer| answerer.address().to_string());
-        Abilities {
+        Capabilities {
             trace: self.source.is_some(),
             probe: self.source.is_some() && self.answerer.is_some(),
             probe_address: probe_address.unwrap_or_default(),
-            pace,
-            path_verdicts,
+            rate_limit: pace,
+            congestion_reports: path_verdicts,
             missing: self.missing.clone(),
             codecs: Vec::new(),
             aggregation: false,
@@ -103,18 +103,18 @@ impl Paths {
 
     /// Takes a question; the answer, where there is one at once.
     pub fn trace(&self, asked: v1::TracePaths) -> Option<v1::PathsTraced> {
-        let question = asked.question;
+        let question = asked.request;
         let taken = self.queues.as_ref().is_some_and(|(traces, _)| traces.try_send(asked).is_ok());
         let error = self.refusal();
-        (!taken).then(|| v1::PathsTraced { question, paths: Vec::new(), error })
+        (!taken).then(|| v1::PathsTraced { request: question, paths: Vec::new(), error })
     }
 
     /// As [`Paths::trace`].
     pub fn probe(&self, asked: v1::ProbePath) -> Option<v1::PathProbed> {
-        let question = asked.question;
+        let question = asked.request;
         let taken = self.queues.as_ref().is_some_and(|(_, probes)| probes.try_send(asked).is_ok());
         let error = self.refusal();
-        (!taken).then(|| v1::PathProbed { question, error, ..v1::PathProbed::default() })
+        (!taken).then(|| v1::PathProbed { request: question, error, ..v1::PathProbed::default() })
     }
 
     fn refusal(&self) -> String {
@@ -182,7 +182,7 @@ fn trace(source: Ipv4Addr, asked: &v1::TracePaths) -> v1::PathsTraced {
         Ok(ways) => (ways.iter().map(to_traced_path).collect(), String::new()),
         Err(error) => (Vec::new(), error.to_string()),
     };
-    v1::PathsTraced { question: asked.question, paths, error }
+    v1::PathsTraced { request: asked.request, paths, error }
 }
 
 fn question(source: Ipv4Addr, asked: &v1::TracePaths) -> Result<Question, PathError> {
@@ -206,24 +206,24 @@ fn to_traced_path(traced: &TracedRoute) -> v1::TracedPath {
 
 fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
     let failed =
-        |error: String| v1::PathProbed { question: asked.question, error, ..v1::PathProbed::default() };
+        |error: String| v1::PathProbed { request: asked.request, error, ..v1::PathProbed::default() };
     let (to, via) = match target(asked) {
         Ok(target) => target,
         Err(error) => return failed(error.to_string()),
     };
-    let v1::ProbePath { bytes, trains: count, enough_bits, spread_bits, .. } = *asked;
+    let v1::ProbePath { bytes, trains: count, enough_bps: enough_bits, spread_bps: spread_bits, .. } = *asked;
     let trains = TrainConfig { bytes, count, enough_bps: enough_bits, spread_bps: spread_bits };
     match prober.probe(to, &via, trains) {
         Ok(probed) => v1::PathProbed {
-            question: asked.question,
-            received_bits: probed.received_bps,
-            sent_bits: probed.sent_bps,
+            request: asked.request,
+            received_bps: probed.received_bps,
+            sent_bps: probed.sent_bps,
             packets_sent: probed.sent,
             packets_received: probed.received,
             source_port: probed.source_port.into(),
             unreachable: false,
             error: String::new(),
-            beside_bits: probed.cross_traffic_bps,
+            cross_traffic_bps: probed.cross_traffic_bps,
         },
         Err(error) => {
             let unreachable = matches!(error, ProbeError::Unreachable { .. });

@@ -115,7 +115,7 @@ fn operation(flight: &harmonaize_core::InFlight, now: Nanos) -> v1::OperationRep
     let waiting_for = if flight.missing.is_empty() { &flight.awaits } else { &flight.missing };
     v1::OperationReport {
         operation: flight.operation,
-        what: flight.signature.to_string(),
+        call: flight.signature.to_string(),
         waiting_for: numbers(waiting_for),
         age_ns: now.0.saturating_sub(flight.since.0),
     }

@@ -131,7 +131,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.host.clone(), address);
     let mut control = control::connect(Settings {
-        abilities: v1::Abilities { codecs, aggregation, datagram_bytes, ..abilities },
+        abilities: v1::Capabilities { codecs, aggregation, datagram_bytes, ..abilities },
         ..settings
     });
     paths

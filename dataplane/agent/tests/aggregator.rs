@@ -66,7 +66,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
 fn agent(control: SocketAddr, host: usize) -> Control {
     let listen = "127.0.0.1:9".parse().unwrap();
     let mut settings = Settings::new(control.to_string(), format!("h{host}"), listen);
-    settings.abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
+    settings.abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
     connect(settings)
 }
 

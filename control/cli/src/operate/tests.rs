@@ -1,6 +1,6 @@
 //! What operators read, from answers that are made up.
 
-use super::{Moment, json, text};
+use super::{Moment, text};
 use harmonaize_api::v1;
 use harmonaize_planner::Nanos;
 use std::time::{Duration, SystemTime};
@@ -17,11 +17,11 @@ fn plan() -> v1::PlanStatus {
         source_port,
         switches: switches.iter().map(|name| (*name).to_owned()).collect(),
     };
-    let hop = |from: &str, to: &str, paths| v1::PlannedHop {
+    let hop = |from: &str, to: &str, paths| v1::PlannedRingEdge {
         from: from.to_owned(),
         to: to.to_owned(),
         paths,
-        rate_bits: 400_000_000,
+        rate_bps: 400_000_000,
     };
     let over = |spine| ["leaf0", spine, "leaf1"];
     v1::PlanStatus {
@@ -31,13 +31,13 @@ fn plan() -> v1::PlanStatus {
         epoch: 3,
         next_epoch: 4,
         order: vec!["h0".to_owned(), "h1".to_owned()],
-        hops: vec![
+        ring_edges: vec![
             hop("h0", "h1", vec![path(20001, &over("spine1")), path(20002, &over("spine1"))]),
             hop("h1", "h0", vec![path(20001, &over("spine1")), path(20007, &[])]),
         ],
         predicted_ns: 5_000_000,
         slowdown_ppm: 1_250_000,
-        share_bits: 400_000_000,
+        share_bps: 400_000_000,
         reason: "others fill \u{1b}[2Jspine0".to_owned(),
         ..Default::default()
     }
@@ -53,7 +53,8 @@ fn plans_in_words() {
         aggregation_reason: "1.0 ms for 1 MiB by agg0 at s0, 1.5 ms by the hosts".to_owned(),
         ..plan()
     };
-    let reply = v1::PlansReply { plans: vec![coded], switches: 2, given_up: 1, planned: 9 };
+    let reply =
+        v1::PlansReply { plans: vec![coded], changes_completed: 2, changes_abandoned: 1, plans_made: 9 };
     assert_eq!(
         text::plans(&reply),
         "1 communicators; 2 changes of plan done, 1 given up
@@ -74,7 +75,7 @@ a/world: tensors travel as int8 (budget: vNMSE at most 0.001): 4.000 ms for 1.0 
 a/world: agg0 sums large operations on the way: 1.0 ms for 1 MiB by agg0 at s0, 1.5 ms by the hosts
 "
     );
-    let value = json::plans(&reply);
+    let value = serde_json::to_value(&reply).unwrap();
     assert_eq!(value["plans"][0]["aggregator"], "agg0");
     let alone = v1::PlanStatus { aggregation_reason: "no aggregator is there".to_owned(), ..plan() };
     let shown = text::plans(&v1::PlansReply { plans: vec![alone], ..v1::PlansReply::default() });
@@ -84,20 +85,22 @@ a/world: agg0 sums large operations on the way: 1.0 ms for 1 MiB by agg0 at s0, 
 #[test]
 fn aggregators_in_words() {
     let tenant = v1::AggregatedTenant { tenant: "a".to_owned(), sums: 12, ..v1::AggregatedTenant::default() };
-    let report = v1::AggregatorReport { tenants: vec![tenant], used: 3, strange: 1, unsent: 0 };
+    let report =
+        v1::AggregatorReport { tenants: vec![tenant], used_units: 3, unrecognized: 1, send_errors: 0 };
     let one = v1::FabricAggregator {
         name: "agg0".to_owned(),
-        at: "s0".to_owned(),
-        rate_bits: 4_000_000_000,
+        switch: "s0".to_owned(),
+        rate_bps: 4_000_000_000,
         connected: true,
         address: "10.0.0.9:7400".to_owned(),
         units: 4096,
-        guaranteed: 64,
+        guaranteed_units: 64,
         unit_bytes: 1392,
         communicators: 1,
         report: Some(report),
     };
-    let away = v1::FabricAggregator { name: "agg1".to_owned(), at: "s0".to_owned(), ..Default::default() };
+    let away =
+        v1::FabricAggregator { name: "agg1".to_owned(), switch: "s0".to_owned(), ..Default::default() };
     let reply = v1::TopologyReply { aggregators: vec![one, away], ..v1::TopologyReply::default() };
     let shown = text::topology(&reply);
     for line in ["agg0", "agg1"] {
@@ -108,16 +111,16 @@ fn aggregators_in_words() {
             _ => assert_eq!(words, ["agg1", "s0", "0", "away", "0", "-", "0"]),
         }
     }
-    let value = json::topology(&reply);
+    let value = serde_json::to_value(&reply).unwrap();
     assert_eq!(value["aggregators"][0]["report"]["tenants"][0]["sums"], 12);
     assert!(value["aggregators"][1]["report"].is_null());
 }
 
 fn decision() -> v1::DecisionRecord {
-    let verdict = v1::VerdictRecord {
+    let report = v1::CongestionReportRecord {
         host: "h0".to_owned(),
         path: "h0 leaf0 spine0 leaf1 h1".to_owned(),
-        what: "severe congestion by others".to_owned(),
+        finding: "severe congestion by others".to_owned(),
         since_ns: ms(0),
         found_ns: ms(2),
         received_ns: ms(3),
@@ -142,7 +145,7 @@ fn decision() -> v1::DecisionRecord {
         reason: "spine1 is free".to_owned(),
         score_before_ppm: 2_000_000,
         score_after_ppm: 1_000_000,
-        verdict: Some(verdict),
+        congestion_report: Some(report),
         changes: vec![change],
         ..Default::default()
     }
@@ -156,19 +159,24 @@ fn decisions_in_words() {
         "decision 7 at 20:05:42.127: h0 tells of congestion
   spine1 is free
   slowdown 2.00 before, 1.00 after
-  verdict of h0: severe congestion by others on h0 leaf0 spine0 leaf1 h1; planned 1.0ms later
+  report of h0: severe congestion by others on h0 leaf0 spine0 leaf1 h1; planned 1.0ms later
   name     epoch  sent   prepared  first uses it  all use it  now     why
   a/world      4  1.0ms  7.0ms     12.0ms         15.0ms      in use  leaves spine0
 "
     );
     let empty = v1::ExplainReply::default();
     assert_eq!(text::explain(&empty, None), "nothing was decided since control started\n");
-    let (suspicions_proven, suspicions_refuted) = (5, 2);
-    let suspected = v1::ExplainReply { suspicions_proven, suspicions_refuted, ..v1::ExplainReply::default() };
-    let told = "since control began trains of packets proved 5 suspicions that others congest a path, and showed 2 to be false\n";
-    assert!(text::explain(&suspected, None).ends_with(told), "{}", text::explain(&suspected, None));
-    assert_eq!(json::explain(&suspected)["suspicions_refuted"], 2);
-    let value = json::explain(&reply);
+    let (congestion_reports_verified, congestion_reports_refuted) = (5, 2);
+    let counted = v1::ExplainReply {
+        congestion_reports_verified,
+        congestion_reports_refuted,
+        ..v1::ExplainReply::default()
+    };
+    let shown = text::explain(&counted, None);
+    let expected = "since control began packet trains verified 5 reports of cross traffic, and refuted 2\n";
+    assert!(shown.ends_with(expected), "{shown}");
+    assert_eq!(serde_json::to_value(&counted).unwrap()["congestion_reports_refuted"], 2);
+    let value = serde_json::to_value(&reply).unwrap();
     assert_eq!(value["decisions"][0]["changes"][0]["switched_ns"], ms(18));
     assert_eq!(value["decisions"][0]["congestion_report"]["received_ns"], ms(3));
 }
@@ -177,12 +185,12 @@ fn decisions_in_words() {
 fn drains_in_words() {
     let record = |target: &str, what: &str, in_effect, left, unknown| v1::WithdrawalRecord {
         target: target.to_owned(),
-        what: what.to_owned(),
+        target_kind: what.to_owned(),
         kind: v1::WithdrawalKind::Drain.into(),
         from_ns: AT,
         in_effect,
-        left,
-        unknown,
+        remaining: left,
+        unknown_paths: unknown,
         ..Default::default()
     };
     let records = [

@@ -1,6 +1,5 @@
 //! Operators' answers as text.
 
-use super::json::state;
 use crate::table::{row, table};
 use crate::text::{bytes, clean, clock, duration, rate, share};
 use harmonaize_api::communicator_text;
@@ -67,12 +66,12 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
         let sums: u64 = one.report.iter().flat_map(|report| &report.tenants).map(|tenant| tenant.sums).sum();
         let units = match one.units {
             0 => "-".to_owned(),
-            units => format!("{} of {units}", one.guaranteed),
+            units => format!("{} of {units}", one.guaranteed_units),
         };
         row([
             &one.name,
-            &one.at,
-            &rate(one.rate_bits),
+            &one.switch,
+            &rate(one.rate_bps),
             agent,
             &one.communicators.to_string(),
             &units,
@@ -94,13 +93,13 @@ pub(crate) fn topology(reply: &v1::TopologyReply) -> String {
 fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
     let known = link.confidence_ppm > 0;
     let sure = if known { share(u64::from(link.confidence_ppm)) } else { "-".to_owned() };
-    let others = if link.foreign_bits == 0 { "-".to_owned() } else { rate(link.foreign_bits) };
+    let others = if link.cross_traffic_bps == 0 { "-".to_owned() } else { rate(link.cross_traffic_bps) };
     row([
         &link.from,
         &link.to,
-        &rate(link.capacity_bits),
+        &rate(link.capacity_bps),
         &others,
-        state(link.state()),
+        &link.state().text(),
         &sure,
         &clock(link.since_ns),
         &link.connections.to_string(),
@@ -127,9 +126,11 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
 }
 
 pub(crate) fn plans(reply: &v1::PlansReply) -> String {
-    let (plans, switches) = (reply.plans.len(), reply.switches);
-    let mut page =
-        format!("{plans} communicators; {switches} changes of plan done, {} given up\n", reply.given_up);
+    let (plans, switches) = (reply.plans.len(), reply.changes_completed);
+    let mut page = format!(
+        "{plans} communicators; {switches} changes of plan done, {} given up\n",
+        reply.changes_abandoned
+    );
     page += &plan_sections(&reply.plans);
     page
 }
@@ -142,7 +143,7 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
             next => format!("{} -> {next}", plan.epoch),
         };
         let predicted = if plan.predicted_ns == 0 { "-".to_owned() } else { duration(plan.predicted_ns) };
-        let share = if plan.share_bits == 0 { "-".to_owned() } else { rate(plan.share_bits) };
+        let share = if plan.share_bps == 0 { "-".to_owned() } else { rate(plan.share_bps) };
         let chosen = if plan.pinned { "an operator" } else { "control" };
         row([
             &communicator_text(plan.communicator),
@@ -157,9 +158,9 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
     });
     let head = row(["id", "name", "epoch", "ring", "operation", "slowdown", "share", "order by"]);
     section(&mut page, "PLANS", head, rows.collect());
-    let hops = plans.iter().flat_map(|plan| plan.hops.iter().map(move |hop| (plan, hop)));
+    let hops = plans.iter().flat_map(|plan| plan.ring_edges.iter().map(move |hop| (plan, hop)));
     let rows = hops.map(|(plan, hop)| {
-        let limit = if hop.rate_bits == 0 { "-".to_owned() } else { rate(hop.rate_bits) };
+        let limit = if hop.rate_bps == 0 { "-".to_owned() } else { rate(hop.rate_bps) };
         let ends = format!("{} -> {}", hop.from, hop.to);
         row([&name(&plan.tenant, &plan.name), &ends, &paths(hop), &limit])
     });
@@ -182,7 +183,7 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
     for plan in plans.iter().filter(|plan| plan.one_shot_bytes > 0 || plan.two_shot_bytes > 0) {
         let name = name(&plan.tenant, &plan.name);
         let (one, two) = (bytes(plan.one_shot_bytes), bytes(plan.two_shot_bytes));
-        let why = sanitize(&plan.direct_reason);
+        let why = sanitize(&plan.algorithm_reason);
         page += &format!("\n{name}: directly in one shot up to {one}, in two up to {two}: {why}\n");
     }
     for plan in plans.iter().filter(|plan| !plan.aggregation_reason.is_empty()) {
@@ -193,8 +194,8 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         let name = name(&plan.tenant, &plan.name);
         page += &format!("\n{name}: {by}: {}\n", sanitize(&plan.aggregation_reason));
     }
-    for plan in plans.iter().filter(|plan| !plan.turns.is_empty()) {
-        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.turns));
+    for plan in plans.iter().filter(|plan| !plan.interleaving.is_empty()) {
+        page += &format!("\n{}: {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.interleaving));
     }
     for plan in plans.iter().filter(|plan| !plan.hints.is_empty()) {
         page +=
@@ -204,7 +205,7 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
 }
 
 /// "spine0 (20001, 20002); ? (20003)".
-fn paths(hop: &v1::PlannedHop) -> String {
+fn paths(hop: &v1::PlannedRingEdge) -> String {
     let mut by_way: Vec<(String, Vec<String>)> = Vec::new();
     for path in &hop.paths {
         let way = if path.switches.is_empty() { "?".to_owned() } else { path.switches.join(" ") };
@@ -243,12 +244,12 @@ pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) 
 
 /// What became of agents' suspicions; nothing where there were none.
 fn pending_reports(reply: &v1::ExplainReply) -> String {
-    let (proven, refuted) = (reply.suspicions_proven, reply.suspicions_refuted);
-    if proven + refuted == 0 {
+    let (verified, refuted) = (reply.congestion_reports_verified, reply.congestion_reports_refuted);
+    if verified + refuted == 0 {
         return String::new();
     }
     format!(
-        "since control began trains of packets proved {proven} suspicions that others congest a path, and showed {refuted} to be false\n"
+        "since control began packet trains verified {verified} reports of cross traffic, and refuted {refuted}\n"
     )
 }
 
@@ -262,11 +263,11 @@ fn decision(decision: &v1::DecisionRecord) -> String {
         page += &format!("; without a way: {} before, {} after", decision.stuck_before, decision.stuck_after);
     }
     page.push('\n');
-    let begun = decision.verdict.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
+    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |report| report.received_ns);
     let since = |at: u64| if at == 0 { "-".to_owned() } else { duration(at.saturating_sub(begun)) };
-    if let Some(verdict) = &decision.verdict {
-        let (host, path, what) = (clean(&verdict.host), sanitize(&verdict.path), sanitize(&verdict.what));
-        page += &format!("  verdict of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
+    if let Some(report) = &decision.congestion_report {
+        let (host, path, what) = (clean(&report.host), sanitize(&report.path), sanitize(&report.finding));
+        page += &format!("  report of {host}: {what} on {path}; planned {} later\n", since(decision.at_ns));
     }
     let rows = decision.changes.iter().map(|change| {
         let whose = match change.tenant.is_empty() {
@@ -316,17 +317,19 @@ pub(crate) fn withdrawals(kind: WithdrawalKind, records: &[v1::WithdrawalRecord]
         return format!("{none}\n");
     }
     let rows = records.iter().map(|record| {
-        let state = match (record.in_effect, record.what.as_str()) {
+        let state = match (record.in_effect, record.target_kind.as_str()) {
             (_, "unknown") => "not in the topology".to_owned(),
             (false, _) => "not yet".to_owned(),
-            (true, "host") => format!("{} communicators go on", record.left),
-            (true, _) if record.left > 0 => format!("{} connections still cross it", record.left),
-            (true, _) if record.unknown > 0 => format!("{} connections may cross it", record.unknown),
+            (true, "host") => format!("{} communicators go on", record.remaining),
+            (true, _) if record.remaining > 0 => format!("{} connections still cross it", record.remaining),
+            (true, _) if record.unknown_paths > 0 => {
+                format!("{} connections may cross it", record.unknown_paths)
+            }
             (true, _) => "free of ours".to_owned(),
         };
         let reason = if record.reason.is_empty() { "-".to_owned() } else { sanitize(&record.reason) };
         let (from, until) = (date(record.from_ns), date(record.until_ns));
-        row([&clean(&record.target), &record.what, &from, &until, &state, &reason])
+        row([&clean(&record.target), &record.target_kind, &from, &until, &state, &reason])
     });
     let head = row(["target", "what", "from", "until", "state", "reason"]);
     table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())

@@ -18,7 +18,7 @@ fn plain(text: String) -> Cell {
 }
 
 impl View {
-    /// Control's, with plans before the verdicts that changed.
+    /// Control's, with plans before the findings that changed.
     pub(crate) fn with_plans(mut self, plans: &PlansReply, decisions: &ExplainReply) -> Self {
         let at = self.panels.iter().position(|panel| panel.kind == Kind::Communicators);
         let at = at.map_or(self.panels.len(), |at| at + 1);
@@ -40,7 +40,7 @@ fn plans_panel(reply: &PlansReply, now: u64) -> Panel {
         column("since", true, 4),
         column("why", false, 5),
     ];
-    let (switches, given_up) = (reply.switches, reply.given_up);
+    let (switches, given_up) = (reply.changes_completed, reply.changes_abandoned);
     Panel {
         kind: Kind::Plans,
         title: format!("PLANS  {switches} changes done, {given_up} given up"),
@@ -74,7 +74,7 @@ fn plan_row(plan: &PlanStatus, now: u64) -> Vec<Cell> {
             cell(plan.predicted_ns, duration(plan.predicted_ns), Tone::Plain)
         },
         if slow == 0 { dash() } else { cell(slow, format!("{:.2}", slow as f64 / 1e6), tone) },
-        if plan.share_bits == 0 { dash() } else { cell(plan.share_bits, rate(plan.share_bits), Tone::Plain) },
+        if plan.share_bps == 0 { dash() } else { cell(plan.share_bps, rate(plan.share_bps), Tone::Plain) },
         match plan.since_ns {
             0 => dash(),
             then => cell(now.saturating_sub(then), duration(now.saturating_sub(then)), Tone::Plain),
@@ -95,7 +95,7 @@ fn plan_reason(plan: &PlanStatus) -> String {
 /// The switches that its connections cross, each with how many of them: "spine0 x4, leaf0 x2".
 fn switches_crossed(plan: &PlanStatus) -> String {
     let mut counts: Vec<(&str, u32)> = Vec::new();
-    for switch in plan.hops.iter().flat_map(|hop| &hop.paths).flat_map(|path| &path.switches) {
+    for switch in plan.ring_edges.iter().flat_map(|hop| &hop.paths).flat_map(|path| &path.switches) {
         match counts.iter_mut().find(|(known, _)| known == switch) {
             Some((_, count)) => *count += 1,
             None => counts.push((switch, 1)),
@@ -121,7 +121,7 @@ fn switches_panel(reply: &ExplainReply) -> Panel {
     let changes = changes.flat_map(|decision| decision.changes.iter().map(move |change| (decision, change)));
     Panel {
         kind: Kind::Switches,
-        title: "SWITCHES  newest first; from verdict or decision until all use the plan".to_owned(),
+        title: "SWITCHES  newest first; from report or decision until all use the plan".to_owned(),
         columns,
         rows: changes.map(|(decision, change)| switch_row(decision, change)).collect(),
         sorted_by: None,
@@ -130,7 +130,7 @@ fn switches_panel(reply: &ExplainReply) -> Panel {
 }
 
 fn switch_row(decision: &DecisionRecord, change: &ChangeRecord) -> Vec<Cell> {
-    let begun = decision.verdict.as_ref().map_or(decision.at_ns, |verdict| verdict.received_ns);
+    let begun = decision.congestion_report.as_ref().map_or(decision.at_ns, |report| report.received_ns);
     let took = match change.switched_ns {
         0 => cell(u64::MAX, "-".to_owned(), Tone::Dim),
         at => cell(at.saturating_sub(begun), duration(at.saturating_sub(begun)), Tone::Plain),

@@ -4,7 +4,7 @@ use super::draw::{draw, lines};
 use super::screen::{Action, Screen};
 use super::{View, picture};
 use crate::golden::same;
-use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerKind};
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, FlowProtocol, StragglerCause};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
@@ -30,12 +30,16 @@ fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64;
     let [marked, retransmissions] = faults;
     v1::Link {
         interface: interface.to_owned(),
-        capacity_bits: 1_000_000_000,
-        egress_bits,
-        ingress_bits,
-        own_egress_bits,
+        capacity_bps: 1_000_000_000,
+        egress_bps: egress_bits,
+        ingress_bps: ingress_bits,
+        own_egress_bps: own_egress_bits,
         congestion: Some(verdict),
-        counters: Some(v1::LinkCounters { marked, retransmissions, ..Default::default() }),
+        counters: Some(v1::LinkCounters {
+            ecn_ce: marked,
+            retransmits: retransmissions,
+            ..Default::default()
+        }),
         ..Default::default()
     }
 }
@@ -43,13 +47,13 @@ fn link(interface: &str, rates: [u64; 3], verdict: v1::Congestion, faults: [u64;
 fn direction(bits: u64, bytes: u64, trip: [u64; 2], resent: u64) -> v1::FlowDirection {
     let [round_trip_last_ns, round_trip_least_ns] = trip.map(|micros| micros * 1000);
     v1::FlowDirection {
-        bits: bits * 1_000_000,
+        rate_bps: bits * 1_000_000,
         bytes,
         packets: bytes / 1448,
-        retransmissions: resent,
-        round_trips: u64::from(trip[0] > 0),
-        round_trip_last_ns,
-        round_trip_least_ns,
+        retransmits: resent,
+        rtt_samples: u64::from(trip[0] > 0),
+        last_rtt_ns: round_trip_last_ns,
+        min_rtt_ns: round_trip_least_ns,
         ..Default::default()
     }
 }
@@ -99,11 +103,7 @@ fn flows() -> Vec<v1::Flow> {
         remote: "fd00::2".to_owned(),
         queue_pair: 0x11a,
         source_port: 49_152,
-        egress: Some(v1::FlowDirection {
-            marked: 12,
-            notifications: 4,
-            ..direction(88, 1 << 30, [31, 12], 0)
-        }),
+        egress: Some(v1::FlowDirection { ecn_ce: 12, cnps: 4, ..direction(88, 1 << 30, [31, 12], 0) }),
         ..Default::default()
     };
     vec![own, back, gloo, roce]
@@ -111,7 +111,7 @@ fn flows() -> Vec<v1::Flow> {
 
 /// A host whose link others congest, with an own communicator and a foreign job.
 fn snapshot() -> v1::Snapshot {
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::Foreign, 4200 * MILLI);
+    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 4200 * MILLI);
     let quiet = congestion("eth1", CongestionLevel::None, CongestionCause::Unspecified, 3900 * SECOND);
     let operation = v1::Operation {
         communicator: WORLD,
@@ -122,11 +122,11 @@ fn snapshot() -> v1::Snapshot {
     let phase = v1::TrafficPhase {
         job: "1".to_owned(),
         iteration: 206,
-        began_ns: NOW - 92 * MILLI,
-        ended_ns: NOW - 31 * MILLI,
+        start_ns: NOW - 92 * MILLI,
+        end_ns: NOW - 31 * MILLI,
         bytes: 98 << 20,
-        late_host: "10.64.0.3".to_owned(),
-        late_by_ns: 7 * MILLI,
+        delayed_host: "10.64.0.3".to_owned(),
+        delay_ns: 7 * MILLI,
         ..Default::default()
     };
     v1::Snapshot {
@@ -139,7 +139,7 @@ fn snapshot() -> v1::Snapshot {
             link("eth1", [88, 0, 1], quiet, [12, 0]),
         ],
         flows: flows(),
-        flows_known: 214,
+        flow_count: 214,
         communicators: vec![v1::CommunicatorTraffic {
             communicator: WORLD,
             tenant: "a".to_owned(),
@@ -147,20 +147,20 @@ fn snapshot() -> v1::Snapshot {
             ranks: vec![0, 1],
             epoch: 1,
             operations: 4118,
-            egress_bits: 441_000_000,
-            ingress_bits: 437_000_000,
+            egress_bps: 441_000_000,
+            ingress_bps: 437_000_000,
             last_operation_ns: 38_400_000,
             median_operation_ns: 21_100_000,
             ..Default::default()
         }],
         operations: vec![operation],
-        jobs: vec![v1::Job {
+        external_jobs: vec![v1::ExternalJob {
             job: "1".to_owned(),
             hosts: ["10.64.0.1", "10.64.0.3", "10.64.0.2", "10.64.0.4"].map(str::to_owned).to_vec(),
             flows: 8,
             iterations: 207,
             period_ns: 182 * MILLI,
-            bits: 800_000_000,
+            rate_bps: 800_000_000,
             last: Some(phase),
             ring: true,
             since_ns: NOW - 40 * SECOND,
@@ -169,9 +169,9 @@ fn snapshot() -> v1::Snapshot {
             job: "1".to_owned(),
             rank: 1,
             host: "10.64.0.3".to_owned(),
-            kind: StragglerKind::Compute.into(),
+            cause: StragglerCause::Compute.into(),
             since_ns: NOW - 12 * SECOND,
-            by_ns: 7 * MILLI,
+            delay_ns: 7 * MILLI,
             iterations: 64,
             ..Default::default()
         }],
@@ -187,9 +187,9 @@ fn fabric() -> v1::FabricSnapshot {
         communicator: WORLD,
         rank: 2,
         host: "h2".to_owned(),
-        kind: StragglerKind::Network.into(),
+        cause: StragglerCause::Network.into(),
         since_ns: NOW - 8 * SECOND,
-        by_ns: 16_800_000,
+        delay_ns: 16_800_000,
         iterations: 38,
         edge_from: Some(1),
         edge_to: Some(2),
@@ -201,20 +201,20 @@ fn fabric() -> v1::FabricSnapshot {
         reports,
         age_ns: if reports > 0 { 310 * MILLI } else { 0 },
         links,
-        flows_known: 40 * reports.min(3),
+        flow_count: 40 * reports.min(3),
         cost: Some(v1::TelemetryCost { thread_ppm: 3100, ..Default::default() }),
         ..Default::default()
     };
     let quiet = congestion("eth0", CongestionLevel::None, CongestionCause::Unspecified, 700 * SECOND);
     let own = congestion("eth0", CongestionLevel::Mild, CongestionCause::Own, 61 * SECOND);
-    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::Foreign, 8 * SECOND);
-    let verdict = v1::verdict_change::Verdict::Congestion(foreign.clone());
+    let foreign = congestion("eth0", CongestionLevel::Severe, CongestionCause::CrossTraffic, 8 * SECOND);
+    let verdict = v1::finding_change::Finding::Congestion(foreign.clone());
     let changes = vec![
-        v1::VerdictChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), verdict: Some(verdict) },
-        v1::VerdictChange {
+        v1::FindingChange { time_ns: NOW - 8 * SECOND, host: "h2".to_owned(), finding: Some(verdict) },
+        v1::FindingChange {
             time_ns: NOW - 7 * SECOND,
             host: String::new(),
-            verdict: Some(v1::verdict_change::Verdict::Straggler(late.clone())),
+            finding: Some(v1::finding_change::Finding::Straggler(late.clone())),
         },
     ];
     let mut hosts = vec![
@@ -337,8 +337,8 @@ fn every_size_is_drawn() {
     nasty.communicators[0].ranks = (0..5000).step_by(2).collect();
     nasty.stragglers[0].job.clone_from(&text);
     nasty.missing = vec![text; 99];
-    nasty.jobs[0].last = None;
-    nasty.links.resize(3000, v1::Link { egress_bits: u64::MAX, capacity_bits: 1, ..Default::default() });
+    nasty.external_jobs[0].last = None;
+    nasty.links.resize(3000, v1::Link { egress_bps: u64::MAX, capacity_bps: 1, ..Default::default() });
     let views = [View::agent(&nasty), View::fabric(&fabric()), View::agent(&v1::Snapshot::default())];
     for view in &views {
         for alone in [false, true] {

@@ -1,14 +1,12 @@
 //! What `top` shows, as panels of rows, from an agent's snapshot or control's.
 
-use crate::describe::{
-    cause_text, congestion_text, level_text, protocol_text, straggler_sentence, straggler_text,
-};
+use crate::describe::{congestion_text, straggler_sentence};
 use crate::text::{bytes, clean, clock, duration, ranks, rate, share};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, FabricSnapshot, Flow,
-    FlowDirection, FlowProtocol, HostTelemetry, Job, Link, LinkCounters, Operation, Snapshot, Straggler,
-    TelemetryCost, TelemetryLosses, VerdictChange, verdict_change,
+    CommunicatorTelemetry, CommunicatorTraffic, CongestionCause, CongestionLevel, ExternalJob,
+    FabricSnapshot, FindingChange, Flow, FlowDirection, FlowProtocol, HostTelemetry, Link, LinkCounters,
+    Operation, Snapshot, Straggler, TelemetryCost, TelemetryLosses, finding_change,
 };
 
 /// A panel, and the place of what a reader set for it.
@@ -149,14 +147,14 @@ impl View {
         let links = snapshot.links.iter().map(|link| link_row(now, None, link)).collect();
         let flows = snapshot.flows.iter().map(flow_row).collect();
         let communicators = snapshot.communicators.iter().map(|one| traffic_row(snapshot, one)).collect();
-        let jobs = snapshot.jobs.iter().map(|job| job_row(now, job)).collect();
+        let jobs = snapshot.external_jobs.iter().map(|job| job_row(now, job)).collect();
         Self {
             title: format!("{host}  {}  up {}", clock(now), duration(snapshot.uptime_ns)),
             account: account(snapshot.losses.as_ref(), snapshot.cost.as_ref()),
             missing: snapshot.missing.iter().map(|text| clean(text)).collect(),
             panels: vec![
                 links_panel(links, false),
-                flows_panel(flows, snapshot.flows_known),
+                flows_panel(flows, snapshot.flow_count),
                 communicators_panel(communicators),
                 phases_panel(jobs),
                 stragglers_panel(now, &snapshot.stragglers),
@@ -200,12 +198,12 @@ fn account(losses: Option<&TelemetryLosses>, cost: Option<&TelemetryCost>) -> St
         let named = [
             ("events", lost.events),
             ("flows evicted", lost.evicted),
-            ("packets unplaced", lost.unplaced),
+            ("packets unplaced", lost.untracked),
             ("marks", lost.marks),
             ("records", lost.records),
             ("gaps", lost.gaps),
-            ("packets unlisted", lost.unlisted),
-            ("ends unplaced", lost.ends),
+            ("packets unlisted", lost.unregistered),
+            ("ends unplaced", lost.endpoints),
         ];
         let lost: Vec<String> = named
             .iter()
@@ -253,12 +251,12 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
     let (level, cause, since_ns) = link
         .congestion
         .as_ref()
-        .map_or((CongestionLevel::Unspecified, CongestionCause::Unspecified, 0), |verdict| {
-            (verdict.level(), verdict.cause(), verdict.since_ns)
+        .map_or((CongestionLevel::Unspecified, CongestionCause::Unspecified, 0), |found| {
+            (found.level(), found.cause(), found.since_ns)
         });
-    let busiest = link.egress_bits.max(link.ingress_bits);
+    let busiest = link.egress_bps.max(link.ingress_bps);
     let used = u128::from(busiest) * 1_000_000;
-    let used = used.checked_div(link.capacity_bits.into()).map(|ppm| u64::try_from(ppm).unwrap_or(u64::MAX));
+    let used = used.checked_div(link.capacity_bps.into()).map(|ppm| u64::try_from(ppm).unwrap_or(u64::MAX));
     let counted_of = |of: fn(&LinkCounters) -> u64, cell: fn(u64) -> Cell| match &link.counters {
         Some(counters) => cell(of(counters)),
         None => counted(0, "-".to_owned()),
@@ -266,18 +264,18 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
     let mut cells = vec![
         plain(clean(&link.interface)),
         counted(
-            link.capacity_bits,
-            if link.capacity_bits == 0 { "-".to_owned() } else { rate(link.capacity_bits) },
+            link.capacity_bps,
+            if link.capacity_bps == 0 { "-".to_owned() } else { rate(link.capacity_bps) },
         ),
-        counted(link.egress_bits, rate(link.egress_bits)),
-        counted(link.own_egress_bits, rate(link.own_egress_bits)),
-        counted(link.ingress_bits, rate(link.ingress_bits)),
+        counted(link.egress_bps, rate(link.egress_bps)),
+        counted(link.own_egress_bps, rate(link.own_egress_bps)),
+        counted(link.ingress_bps, rate(link.ingress_bps)),
         counted(used.unwrap_or(busiest), used.map_or_else(|| "-".to_owned(), share)),
-        Cell { text: level_text(level).to_owned(), order: level as u64, tone: level_tone(level) },
-        plain(cause_text(cause)),
+        Cell { text: level.text(), order: level as u64, tone: level_tone(level) },
+        plain(&cause.text().replace('_', " ")),
         since(now, since_ns),
-        counted_of(|counters| counters.marked, number),
-        counted_of(|counters| counters.retransmissions, fault),
+        counted_of(|counters| counters.ecn_ce, number),
+        counted_of(|counters| counters.retransmits, fault),
     ];
     if let Some(host) = host {
         cells.insert(0, plain(clean(host)));
@@ -335,18 +333,18 @@ fn flow_row(flow: &Flow) -> Vec<Cell> {
     }
     let sum = |of: fn(&FlowDirection) -> u64| of(out).saturating_add(of(into));
     let bytes_seen = sum(|way| way.bytes);
-    let least = out.round_trip_least_ns;
+    let least = out.min_rtt_ns;
     vec![
-        plain(protocol_text(flow.protocol())),
+        plain(&flow.protocol().text()),
         plain(end(&flow.local, flow.local_port)),
         plain(remote),
         plain(whose),
-        counted(out.bits, rate(out.bits)),
-        counted(into.bits, rate(into.bits)),
-        time(if out.round_trips == 0 { 0 } else { out.round_trip_last_ns }),
-        time(if out.round_trips == 0 { 0 } else { least }),
-        fault(sum(|way| way.retransmissions.saturating_add(way.gaps))),
-        number(sum(|way| way.marked.saturating_add(way.notifications))),
+        counted(out.rate_bps, rate(out.rate_bps)),
+        counted(into.rate_bps, rate(into.rate_bps)),
+        time(if out.rtt_samples == 0 { 0 } else { out.last_rtt_ns }),
+        time(if out.rtt_samples == 0 { 0 } else { least }),
+        fault(sum(|way| way.retransmits.saturating_add(way.gaps))),
+        number(sum(|way| way.ecn_ce.saturating_add(way.cnps))),
         counted(bytes_seen, bytes(bytes_seen)),
     ]
 }
@@ -392,8 +390,8 @@ fn traffic_row(snapshot: &Snapshot, one: &CommunicatorTraffic) -> Vec<Cell> {
         fault(one.failed),
         time(one.last_operation_ns),
         time(one.median_operation_ns),
-        counted(one.egress_bits, rate(one.egress_bits)),
-        counted(one.ingress_bits, rate(one.ingress_bits)),
+        counted(one.egress_bps, rate(one.egress_bps)),
+        counted(one.ingress_bps, rate(one.ingress_bps)),
         flight,
     ]
 }
@@ -417,18 +415,18 @@ fn phases_panel(rows: Vec<Vec<Cell>>) -> Panel {
         text("ring", 5),
         text("late", 3),
     ];
-    let (kind, title) = (Kind::Phases, "PHASES  of foreign jobs".to_owned());
-    Panel { kind, title, columns, rows, sorted_by: None, empty: "no foreign job was made out" }
+    let (kind, title) = (Kind::Phases, "PHASES  of external jobs".to_owned());
+    Panel { kind, title, columns, rows, sorted_by: None, empty: "no external job was found" }
 }
 
-fn job_row(now: u64, job: &Job) -> Vec<Cell> {
+fn job_row(now: u64, job: &ExternalJob) -> Vec<Cell> {
     let last = job.last.clone().unwrap_or_default();
     let ring = if job.ring { format!("{} hosts", job.hosts.len()) } else { "-".to_owned() };
-    let late = match last.late_host.as_str() {
+    let late = match last.delayed_host.as_str() {
         "" => counted(0, "-".to_owned()),
         host => {
-            let text = format!("{} by {}", clean(host), duration(last.late_by_ns));
-            Cell { text, order: last.late_by_ns, tone: Tone::Warn }
+            let text = format!("{} by {}", clean(host), duration(last.delay_ns));
+            Cell { text, order: last.delay_ns, tone: Tone::Warn }
         }
     };
     let hosts = match job.hosts.as_slice() {
@@ -442,10 +440,10 @@ fn job_row(now: u64, job: &Job) -> Vec<Cell> {
         number(job.flows),
         number(job.iterations),
         time(job.period_ns),
-        counted(job.bits, rate(job.bits)),
-        time(last.ended_ns.saturating_sub(last.began_ns)),
+        counted(job.rate_bps, rate(job.rate_bps)),
+        time(last.end_ns.saturating_sub(last.start_ns)),
         counted(last.bytes, bytes(last.bytes)),
-        since(now, last.ended_ns),
+        since(now, last.end_ns),
         plain(ring),
         late,
     ]
@@ -470,8 +468,8 @@ fn stragglers_panel(now: u64, stragglers: &[Straggler]) -> Panel {
             plain(whose),
             Cell { tone: Tone::Bad, ..number(one.rank.into()) },
             plain(if one.host.is_empty() { "-".to_owned() } else { clean(&one.host) }),
-            Cell { tone: Tone::Warn, ..plain(straggler_text(one.kind())) },
-            time(one.by_ns),
+            Cell { tone: Tone::Warn, ..plain(&one.cause().text()) },
+            time(one.delay_ns),
             since(now, one.since_ns),
             number(one.iterations),
         ]
@@ -484,7 +482,7 @@ fn hosts_panel(hosts: &[HostTelemetry]) -> Panel {
     let columns = vec![
         text("host", 0),
         text("state", 0),
-        quantity("told", 1),
+        quantity("reports", 1),
         quantity("flows", 1),
         quantity("cost", 3),
         quantity("lost", 1),
@@ -498,14 +496,14 @@ fn hosts_panel(hosts: &[HostTelemetry]) -> Panel {
             (true, _) => ("reports", Tone::Good),
         };
         let lost = host.losses.unwrap_or_default();
-        let (kernel, agent) = (lost.unlisted.saturating_add(lost.ends), lost.gaps);
-        let lost = [lost.events, lost.evicted, lost.unplaced, lost.marks, lost.records, kernel, agent];
+        let (kernel, agent) = (lost.unregistered.saturating_add(lost.endpoints), lost.gaps);
+        let lost = [lost.events, lost.evicted, lost.untracked, lost.marks, lost.records, kernel, agent];
         let cost = u64::from(host.cost.unwrap_or_default().thread_ppm);
         vec![
             plain(clean(&host.host)),
             Cell { text: state.to_owned(), order: 0, tone },
             time(host.age_ns),
-            number(host.flows_known),
+            number(host.flow_count),
             counted(cost, share(cost)),
             fault(lost.into_iter().fold(0, u64::saturating_add)),
             fault(host.refused),
@@ -530,9 +528,9 @@ fn fabric_communicators_panel(communicators: &[CommunicatorTelemetry]) -> Panel 
         let straggler = one.straggler.as_ref().map_or_else(
             || Cell { text: "none".to_owned(), order: 0, tone: Tone::Good },
             |found| {
-                let why = straggler_text(found.kind());
-                let text = format!("rank {}, {why}, {}", found.rank, duration(found.by_ns));
-                Cell { text, order: found.by_ns, tone: Tone::Bad }
+                let why = found.cause().text();
+                let text = format!("rank {}, {why}, {}", found.rank, duration(found.delay_ns));
+                Cell { text, order: found.delay_ns, tone: Tone::Bad }
             },
         );
         vec![
@@ -546,16 +544,16 @@ fn fabric_communicators_panel(communicators: &[CommunicatorTelemetry]) -> Panel 
         ]
     });
     let (kind, title, rows) = (Kind::Communicators, "COMMUNICATORS".to_owned(), rows.collect());
-    Panel { kind, title, columns, rows, sorted_by: None, empty: "no agent has told of operations" }
+    Panel { kind, title, columns, rows, sorted_by: None, empty: "no agent has reported operations" }
 }
 
-fn changes_panel(changes: &[VerdictChange]) -> Panel {
+fn changes_panel(changes: &[FindingChange]) -> Panel {
     let rows = changes.iter().rev().map(|change| {
-        let (what, tone) = match &change.verdict {
-            Some(verdict_change::Verdict::Congestion(found)) => {
+        let (what, tone) = match &change.finding {
+            Some(finding_change::Finding::Congestion(found)) => {
                 (congestion_text(found), level_tone(found.level()))
             }
-            Some(verdict_change::Verdict::Straggler(found)) => (straggler_sentence(found), Tone::Warn),
+            Some(finding_change::Finding::Straggler(found)) => (straggler_sentence(found), Tone::Warn),
             None => ("-".to_owned(), Tone::Dim),
         };
         let host = if change.host.is_empty() { "control".to_owned() } else { clean(&change.host) };
@@ -568,9 +566,9 @@ fn changes_panel(changes: &[VerdictChange]) -> Panel {
     Panel {
         kind: Kind::Changes,
         title: "CHANGES  newest first".to_owned(),
-        columns: vec![text("time", 0), text("from", 0), text("verdict", 0)],
+        columns: vec![text("time", 0), text("from", 0), text("finding", 0)],
         rows: rows.collect(),
         sorted_by: None,
-        empty: "no verdict has changed",
+        empty: "no finding has changed",
     }
 }

@@ -150,7 +150,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
         capacity_bits: 1_000_000_000,
         ..v1::Congestion::default()
     };
-    let told = v1::PathCongestion {
+    let told = v1::CongestionReport {
         congestion: Some(congestion),
         communicator: id,
         epoch: recipe.epoch,

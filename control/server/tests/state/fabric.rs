@@ -207,14 +207,14 @@ impl Fabric {
         let speed = self.coding;
         let told = |name: &str| v1::CodecSpeed { codec: name.to_owned(), encode: speed, decode: speed };
         let address = format!("10.0.{}.{}", (host + 1) / 256, (host + 1) % 256);
-        let abilities = v1::Abilities {
+        let abilities = v1::Capabilities {
             trace: true,
             probe: true,
             probe_address: format!("{address}:4001"),
             pace: true,
             path_verdicts: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
-            ..v1::Abilities::default()
+            ..v1::Capabilities::default()
         };
         let parts = std::mem::take(&mut self.agents[host].parts);
         let running = parts.values().filter_map(|part| part.recipes.get(&part.epoch));
@@ -563,7 +563,7 @@ impl Fabric {
                 starved: starved && held,
                 ..v1::Congestion::default()
             };
-            let told = v1::PathCongestion {
+            let told = v1::CongestionReport {
                 congestion: Some(congestion),
                 communicator: id,
                 epoch,

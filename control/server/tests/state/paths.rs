@@ -13,14 +13,14 @@ const MS: Duration = Duration::from_millis(1);
 
 /// An agent that can do everything; what it is asked stays to be looked at.
 fn able(world: &mut World, host: usize) -> SessionId {
-    let abilities = v1::Abilities {
+    let abilities = v1::Capabilities {
         trace: true,
         probe: true,
         probe_address: format!("10.0.0.{host}:5000"),
         pace: true,
         path_verdicts: true,
         missing: vec!["nothing".to_owned(); 20],
-        ..v1::Abilities::default()
+        ..v1::Capabilities::default()
     };
     let hello = v1::Hello {
         listen: format!("10.0.0.{}:4000", host + 1),
@@ -109,14 +109,14 @@ fn path_count(world: &mut World) -> usize {
     ports.filter(|port| port.symmetric).count()
 }
 
-fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::PathCongestion {
+fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
     let congestion = v1::Congestion {
         level: CongestionLevel::Mild.into(),
         cause: CongestionCause::Foreign.into(),
         own_bits: 400_000_000,
         ..v1::Congestion::default()
     };
-    v1::PathCongestion { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
+    v1::CongestionReport { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
 }
 
 #[test]
@@ -291,18 +291,18 @@ fn senseless_congestion_reports_cost_no_session() {
         told
     };
     let bad = [
-        v1::PathCongestion { congestion: None, ..good() },
+        v1::CongestionReport { congestion: None, ..good() },
         congestion(&|found| found.ingress = true),
         congestion(&|found| found.level = 77),
         congestion(&|found| found.lost_ppm = 2_000_000),
         congestion(&|found| found.interface = "x".repeat(65)),
-        v1::PathCongestion { peer: 0, ..good() },
-        v1::PathCongestion { peer: 9, ..good() },
-        v1::PathCongestion { epoch: 0, ..good() },
-        v1::PathCongestion { epoch: 7, ..good() },
-        v1::PathCongestion { source_port: 70000, ..good() },
-        v1::PathCongestion { source_port: 9, ..good() },
-        v1::PathCongestion { source_port: 0, ..good() },
+        v1::CongestionReport { peer: 0, ..good() },
+        v1::CongestionReport { peer: 9, ..good() },
+        v1::CongestionReport { epoch: 0, ..good() },
+        v1::CongestionReport { epoch: 7, ..good() },
+        v1::CongestionReport { source_port: 70000, ..good() },
+        v1::CongestionReport { source_port: 9, ..good() },
+        v1::CongestionReport { source_port: 0, ..good() },
     ];
     for (count, told) in bad.iter().enumerate() {
         world.send(sessions[0], from_agent::Message::PathCongestion(told.clone()));

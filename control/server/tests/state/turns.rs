@@ -31,7 +31,7 @@ pub(super) struct Job {
     remaining: f64,
     began: f64,
     /// How it takes turns, and until when its operation waits.
-    turns: Option<v1::Turns>,
+    turns: Option<v1::Interleaving>,
     waits: Option<f64>,
     /// The turn that is not over.
     turn: Option<u64>,
@@ -117,7 +117,7 @@ impl Job {
             let turn = self.done.len() as u64;
             self.waits = Some(now + turns.patience_ns as f64 / 1e6);
             self.turn = Some(turn);
-            let wanted = v1::TurnWanted { communicator: self.id, turn };
+            let wanted = v1::RequestSlot { communicator: self.id, turn };
             self.sent.push((now + MESSAGE, from_agent::Message::TurnWanted(wanted)));
         }
     }
@@ -126,7 +126,7 @@ impl Job {
         self.done.push((self.began, now));
         self.quiet = self.computes * varied;
         if let Some(turn) = self.turn.take().filter(|_| !self.never_ends) {
-            let done = v1::TurnDone { communicator: self.id, turn };
+            let done = v1::ReleaseSlot { communicator: self.id, turn };
             self.sent.push((now + MESSAGE + self.ends_late, from_agent::Message::TurnDone(done)));
         }
     }
@@ -407,9 +407,9 @@ fn a_flood_of_turn_requests_is_left_out() {
     for turn in 0..50_000 {
         // Its own, which nobody asked for, and one that is not there.
         for communicator in [jobs[1].id, 77] {
-            let wanted = v1::TurnWanted { communicator, turn };
+            let wanted = v1::RequestSlot { communicator, turn };
             fabric.ask(2, from_agent::Message::TurnWanted(wanted));
-            fabric.ask(2, from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
+            fabric.ask(2, from_agent::Message::TurnDone(v1::ReleaseSlot { communicator, turn }));
         }
     }
     assert!(fabric.tenants.others.len() < 2100, "{} answers", fabric.tenants.others.len());

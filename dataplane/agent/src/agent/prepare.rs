@@ -76,7 +76,7 @@ impl Agent {
     fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
         let (mut members, mut tenant) = (Vec::new(), 0);
-        for local in &recipe.local {
+        for local in &recipe.local_ranks {
             let waiting = self
                 .pending_joins
                 .remove(&local.request)
@@ -90,7 +90,7 @@ impl Agent {
             attached.joined.insert(handle, (communicator, rank));
             members.push(LocalMember { attachment, rank, handle, reply: Some(waiting.reply) });
         }
-        let complete = members.len() == recipe.local.len();
+        let complete = members.len() == recipe.local_ranks.len();
         let locals = members.iter().map(|member| LocalRank {
             rank: member.rank,
             attachment: engine_id(member.attachment),
@@ -144,7 +144,7 @@ impl Agent {
             return;
         };
         let ranks = recipe.participants.iter().map(|participant| participant.ranks.len() as u32).sum();
-        let before = || recipe.before.iter().map(|rank| rank.checked_sub(1).map(Rank)).collect();
+        let before = || recipe.previous_ranks.iter().map(|rank| rank.checked_sub(1).map(Rank)).collect();
         for member in members {
             if let Some(reply) = member.reply.take() {
                 let (communicator, rank, before) = (member.handle, member.rank, before());

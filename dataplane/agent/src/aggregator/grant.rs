@@ -40,7 +40,12 @@ pub(super) fn read(told: &v1::GrantAggregation, upwards: ParentConfig) -> Result
         format: parse_format(form.ok_or("no form")?)?,
         elements: told.chunk_elements,
         ordered: told.ordered,
-        share: Share { tenant: 0, weight: told.weight, guaranteed: told.guaranteed, most: told.most },
+        share: Share {
+            tenant: 0,
+            weight: told.weight,
+            guaranteed: told.guaranteed_units,
+            most: told.max_units,
+        },
         parent,
     };
     let tenant = told.tenant.chars().take(64).collect();

@@ -100,15 +100,15 @@ impl Reading {
             received: done.received,
             sent: done.sent,
             no_slot: done.no_slot,
-            refused: refused(&done),
-            up: done.up,
-            down: done.down,
+            rejected: refused(&done),
+            sent_to_parent: done.up,
+            received_from_parent: done.down,
         };
         v1::AggregatorReport {
             tenants: self.tenants().into_iter().map(tenant).collect(),
-            used: self.units.saturating_sub(u32::try_from(self.free).unwrap_or(u32::MAX)),
-            strange: unrecognized_total(&self.unrecognized) + self.datagrams.unrecognized,
-            unsent: self.unsent + self.datagrams.unsent,
+            used_units: self.units.saturating_sub(u32::try_from(self.free).unwrap_or(u32::MAX)),
+            unrecognized: unrecognized_total(&self.unrecognized) + self.datagrams.unrecognized,
+            send_errors: self.unsent + self.datagrams.unsent,
         }
     }
 }

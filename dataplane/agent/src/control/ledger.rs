@@ -13,7 +13,7 @@ pub(super) struct Ledger {
     host: String,
     listen: String,
     join_timeout: Duration,
-    abilities: v1::Abilities,
+    abilities: v1::Capabilities,
     /// Of an aggregator: what it is, but for what it serves.
     aggregator: Option<v1::Aggregator>,
     /// What it serves.
@@ -71,7 +71,7 @@ impl Ledger {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
             ended: self.ended.values().cloned().collect(),
-            abilities: Some(self.abilities.clone()),
+            capabilities: Some(self.abilities.clone()),
             aggregator: self.aggregator.as_ref().map(|aggregator| v1::Aggregator {
                 granted: self.granted.iter().copied().collect(),
                 ..aggregator.clone()
@@ -101,8 +101,8 @@ impl Ledger {
         let Some(Running { mut recipe, leaves: left, ready, .. }) = self.running.remove(&id) else {
             return false;
         };
-        recipe.local.retain(|local| left.iter().all(|leave| leave.rank != local.rank));
-        if failed && ready && !recipe.local.is_empty() {
+        recipe.local_ranks.retain(|local| left.iter().all(|leave| leave.rank != local.rank));
+        if failed && ready && !recipe.local_ranks.is_empty() {
             if self.ended.len() >= MAX_ENDED {
                 self.ended.pop_first();
             }
@@ -131,8 +131,8 @@ impl Ledger {
                     running.leaves.push(*leave);
                 }
                 if let Some(ended) = self.ended.get_mut(&leave.communicator) {
-                    ended.local.retain(|local| local.rank != leave.rank);
-                    if ended.local.is_empty() {
+                    ended.local_ranks.retain(|local| local.rank != leave.rank);
+                    if ended.local_ranks.is_empty() {
                         self.ended.remove(&leave.communicator);
                     }
                 }
@@ -170,11 +170,11 @@ impl Ledger {
             | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
-            | Message::PathCongestion(_)
+            | Message::CongestionReport(_)
             | Message::PathsTraced(_)
             | Message::PathProbed(_)
-            | Message::TurnWanted(_)
-            | Message::TurnDone(_) => {}
+            | Message::RequestSlot(_)
+            | Message::ReleaseSlot(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
     }
@@ -185,7 +185,7 @@ impl Ledger {
         match message {
             Message::Welcome(_) | Message::Refused(_) => None,
             Message::Form(recipe) => {
-                for local in &recipe.local {
+                for local in &recipe.local_ranks {
                     self.joins.remove(&local.request);
                 }
                 let (recipe_in_use, budgets) = (stripped(&recipe), BTreeMap::new());
@@ -226,8 +226,8 @@ impl Ledger {
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
-            Message::Turns(turns) => Some(Event::Turns(turns)),
-            Message::TurnGiven(given) => Some(Event::TurnGiven(given)),
+            Message::Interleaving(turns) => Some(Event::Turns(turns)),
+            Message::GrantSlot(given) => Some(Event::TurnGiven(given)),
             Message::EventsRead(answer) => Some(Event::Answered(ControlAnswer::Events(answer))),
             Message::Negotiated(answer) => Some(Event::Answered(ControlAnswer::Negotiated(answer))),
             Message::IterationChoice(answer) => Some(Event::Answered(ControlAnswer::Iteration(answer))),

@@ -162,7 +162,7 @@ impl CongestionReports {
         };
         let message = message(congestion, &owner, sink.listen);
         let Some(sender) = sink.to.upgrade() else { return false };
-        match sender.try_send(Message::PathCongestion(message)) {
+        match sender.try_send(Message::CongestionReport(message)) {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => return false,
         }
@@ -181,9 +181,9 @@ fn is_congested(current: &Congestion) -> bool {
     (delay || marks || loss) && current.own_rate > current.capacity / MIN_OWN_PART
 }
 
-fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::PathCongestion {
+fn message(congestion: v1::Congestion, owner: &Owner, listen: u16) -> v1::CongestionReport {
     let (local, remote) = (owner.flow.local_port, owner.flow.remote_port);
-    v1::PathCongestion {
+    v1::CongestionReport {
         congestion: Some(congestion),
         communicator: owner.communicator,
         epoch: owner.epoch.into(),
@@ -253,7 +253,7 @@ mod tests {
             self.verdicts.take(now_ns, &found);
         }
 
-        fn reports(&mut self, now_ns: u64) -> Vec<v1::PathCongestion> {
+        fn reports(&mut self, now_ns: u64) -> Vec<v1::CongestionReport> {
             self.verdicts.poll_reports(now_ns, 0, (&self.own, &self.analysis), &self.names);
             let next = || match self.received.try_recv().ok()? {
                 Message::PathCongestion(told) => Some(told),
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    fn level(told: &[v1::PathCongestion]) -> Vec<v1::CongestionLevel> {
+    fn level(told: &[v1::CongestionReport]) -> Vec<v1::CongestionLevel> {
         told.iter().map(|told| told.congestion.as_ref().unwrap().level()).collect()
     }
 
@@ -318,7 +318,7 @@ mod tests {
         world.find(BEGIN, ports[1], CongestionLevel::Severe);
         world.find(BEGIN, (40_009, LISTEN), CongestionLevel::Severe);
         let told = world.reports(BEGIN);
-        let of = |told: &v1::PathCongestion| (told.communicator, told.epoch, told.peer, told.source_port);
+        let of = |told: &v1::CongestionReport| (told.communicator, told.epoch, told.peer, told.source_port);
         assert_eq!(told.iter().map(of).collect::<Vec<_>>(), [(7, 2, 3, 40_002), (7, 2, 3, 40_001)]);
         assert_eq!(level(&told), [v1::CongestionLevel::Severe, v1::CongestionLevel::Mild]);
         assert_eq!(world.reports(BEGIN + 999 * MS), []);

@@ -234,10 +234,10 @@ impl Reports {
             stragglers,
             operations,
             open: open(&now, self.before.time_ns),
-            flows_known: now.flow_count,
+            flow_count: now.flow_count,
             losses: Some(view::losses(&now)),
             cost: Some(view::cost(&self.before, &now)),
-            operations_left_out: left_out,
+            operations_omitted: left_out,
             begun_ns: now.time_ns.saturating_sub(now.uptime_ns),
         };
         self.before = now;

@@ -155,7 +155,7 @@ impl Telemetry for Service {
                     Ok(finding) => to_proto::finding(&finding, &handle.names()),
                     Err(RecvError::Lagged(count)) => v1::Finding {
                         time_ns: realtime_ns(monotonic_ns(), realtime_offset_ns()),
-                        finding: Some(v1::finding::Finding::Lost(count)),
+                        finding: Some(v1::finding::Finding::Lost(v1::LostFindings { count })),
                     },
                     Err(RecvError::Closed) => {
                         return Err(Status::unavailable("the telemetry thread has ended"));

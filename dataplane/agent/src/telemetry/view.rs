@@ -89,7 +89,7 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
     names(now, &mut known);
     let mut flows: Vec<(u64, v1::Flow)> = all_flows(&span)
         .map(|flow| {
-            let bits = |way: &Option<v1::FlowDirection>| way.as_ref().map_or(0, |way| way.bits);
+            let bits = |way: &Option<v1::FlowDirection>| way.as_ref().map_or(0, |way| way.rate_bps);
             (bits(&flow.egress) + bits(&flow.ingress), flow)
         })
         .collect();
@@ -103,7 +103,7 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
         uptime_ns: now.uptime_ns,
         links: now.links.iter().map(|one| link(&span, one, &known, &own)).collect(),
         flows: flows.into_iter().take(most).map(|(_, flow)| flow).collect(),
-        flows_known: now.flow_count,
+        flow_count: now.flow_count,
         communicators: now.communicators.iter().map(communicator).collect(),
         operations: now
             .operations
@@ -111,7 +111,7 @@ pub(crate) fn snapshot(host: &str, before: &Reading, now: &Reading, most: usize)
             .take(MOST)
             .map(|one| to_proto::operation(one, span.clock))
             .collect(),
-        jobs: jobs(&span),
+        external_jobs: jobs(&span),
         stragglers: now.stragglers.iter().map(|one| to_proto::straggler(one, span.clock)).collect(),
         losses: Some(losses(now)),
         cost: Some(cost(before, now)),
@@ -136,7 +136,7 @@ pub(crate) fn links(before: &Reading, now: &Reading) -> Vec<v1::Link> {
 fn own_rates(flows: &[(u64, v1::Flow)]) -> HashMap<String, u64> {
     let mut own: HashMap<String, u64> = HashMap::new();
     for (_, flow) in flows.iter().filter(|(_, flow)| flow.owner.is_some()) {
-        let bits = flow.egress.as_ref().map_or(0, |way| way.bits);
+        let bits = flow.egress.as_ref().map_or(0, |way| way.rate_bps);
         *own.entry(flow.interface.clone()).or_default() += bits;
     }
     own
@@ -153,19 +153,19 @@ fn link(span: &Span<'_>, link: &LinkReading, names: &Names, own: &HashMap<String
     v1::Link {
         interface: link.measured.name.clone(),
         index,
-        capacity_bits: link.measured.bits.unwrap_or(0),
-        egress_bits: span.rate(then.egress.bytes, egress.bytes),
-        ingress_bits: span.rate(then.ingress.bytes, ingress.bytes),
-        own_egress_bits: own.get(&link.measured.name).copied().unwrap_or(0),
+        capacity_bps: link.measured.bits.unwrap_or(0),
+        egress_bps: span.rate(then.egress.bytes, egress.bytes),
+        ingress_bps: span.rate(then.ingress.bytes, ingress.bytes),
+        own_egress_bps: own.get(&link.measured.name).copied().unwrap_or(0),
         congestion: worst.map(|found| to_proto::congestion(found, names, span.clock)),
         counters: Some(v1::LinkCounters {
             egress_packets: egress.packets,
             egress_bytes: egress.bytes,
             ingress_packets: ingress.packets,
             ingress_bytes: ingress.bytes,
-            marked,
-            retransmissions,
-            unplaced: egress.unplaced + ingress.unplaced,
+            ecn_ce: marked,
+            retransmits: retransmissions,
+            untracked: egress.unplaced + ingress.unplaced,
             malformed: egress.malformed + ingress.malformed,
         }),
     }
@@ -182,25 +182,25 @@ fn signs(reading: &Reading, interface: u32) -> (u64, u64) {
 }
 
 /// Foreign jobs, most traffic first.
-fn jobs(span: &Span<'_>) -> Vec<v1::Job> {
+fn jobs(span: &Span<'_>) -> Vec<v1::ExternalJob> {
     let mut rates: HashMap<u64, u64> = HashMap::new();
     for (key, job) in span.now.job_of.iter() {
         let (egress, ingress) = span.rates(key);
         *rates.entry(*job).or_default() += egress + ingress;
     }
-    let job = |(job, lately): &(Job, JobActivity)| v1::Job {
+    let job = |(job, lately): &(Job, JobActivity)| v1::ExternalJob {
         job: job.job.to_string(),
         hosts: job.hosts.iter().take(MOST).map(|host| to_proto::address(*host).to_string()).collect(),
         flows: job.flows.into(),
         iterations: job.iterations,
         period_ns: job.period_ns.unwrap_or(0),
-        bits: rates.get(&job.job).copied().unwrap_or(0),
+        rate_bps: rates.get(&job.job).copied().unwrap_or(0),
         last: lately.last_phase.as_ref().map(|phase| to_proto::phase(phase, span.clock)),
         ring: job.ring,
         since_ns: realtime_ns(job.since_ns, span.clock.0),
     };
-    let mut jobs: Vec<v1::Job> = span.now.jobs.iter().map(job).collect();
-    jobs.sort_by_key(|job| std::cmp::Reverse(job.bits));
+    let mut jobs: Vec<v1::ExternalJob> = span.now.jobs.iter().map(job).collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.rate_bps));
     jobs.truncate(MOST);
     jobs
 }
@@ -215,8 +215,8 @@ fn communicator(span: &Span<'_>, id: u64, traffic: &Traffic) -> v1::Communicator
         epoch: traffic.epoch.into(),
         operations: traffic.operations,
         failed: traffic.failed,
-        egress_bits: span.rate(before.map_or(0, |one| one.sent_bytes), traffic.sent_bytes),
-        ingress_bits: span.rate(before.map_or(0, |one| one.received_bytes), traffic.received_bytes),
+        egress_bps: span.rate(before.map_or(0, |one| one.sent_bytes), traffic.sent_bytes),
+        ingress_bps: span.rate(before.map_or(0, |one| one.received_bytes), traffic.received_bytes),
         last_operation_ns: traffic.recent_ns.back().copied().unwrap_or(0),
         median_operation_ns: traffic.median_ns(),
     }
@@ -227,13 +227,13 @@ pub(crate) fn losses(now: &Reading) -> v1::TelemetryLosses {
     v1::TelemetryLosses {
         events: now.losses.events,
         evicted: now.losses.flows,
-        unplaced: unplaced.sum(),
+        untracked: unplaced.sum(),
         ambiguous: now.losses.ambiguous,
         marks: now.losses.marks,
         records: now.losses.records,
         gaps: now.losses.count,
-        unlisted: now.losses.unregistered,
-        ends: now.losses.ends,
+        unregistered: now.losses.unregistered,
+        endpoints: now.losses.ends,
     }
 }
 
@@ -300,29 +300,29 @@ fn flow_of(span: &Span<'_>, key: &FlowKey, names: &Names) -> v1::Flow {
 }
 
 /// What a socket said when it was last sampled.
-fn kernel_tcp(socket: &Socket) -> v1::KernelTcp {
-    v1::KernelTcp {
-        smoothed_ns: socket.srtt_ns,
-        variation_ns: socket.rttvar_ns,
-        window: socket.congestion_window,
-        retransmissions: socket.retransmissions,
+fn kernel_tcp(socket: &Socket) -> v1::TcpInfo {
+    v1::TcpInfo {
+        srtt_ns: socket.srtt_ns,
+        rttvar_ns: socket.rttvar_ns,
+        cwnd: socket.congestion_window,
+        retransmits: socket.retransmissions,
         unacknowledged: socket.unacknowledged,
-        delivery_bits: socket.delivery_rate.saturating_mul(8),
+        delivery_bps: socket.delivery_rate.saturating_mul(8),
     }
 }
 
-fn end_of_socket(socket: &Socket) -> v1::FlowEnd {
-    v1::FlowEnd { user: socket.user, cgroup: socket.cgroup, ..v1::FlowEnd::default() }
+fn end_of_socket(socket: &Socket) -> v1::FlowEndpoint {
+    v1::FlowEndpoint { uid: socket.user, cgroup_id: socket.cgroup, ..v1::FlowEndpoint::default() }
 }
 
-fn end_of_queue_pair(pair: &QueuePair) -> v1::FlowEnd {
+fn end_of_queue_pair(pair: &QueuePair) -> v1::FlowEndpoint {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned();
-    v1::FlowEnd {
-        process: pair.process,
-        name: text(&pair.name),
+    v1::FlowEndpoint {
+        pid: pair.process,
+        process_name: text(&pair.name),
         device: text(&pair.device),
-        user: pair.user,
-        cgroup: pair.cgroup,
+        uid: pair.user,
+        cgroup_id: pair.cgroup,
     }
 }
 
@@ -342,25 +342,25 @@ fn direction(traffic: &Counted, trips: &RttStats, bits: u64, clock: Clock) -> v1
     v1::FlowDirection {
         packets: traffic.packets,
         bytes: traffic.bytes,
-        bits,
+        rate_bps: bits,
         first_ns: time(traffic.first_ns),
         last_ns: time(traffic.last_ns),
-        burst_began_ns: time(traffic.burst_began_ns),
+        burst_start_ns: time(traffic.burst_began_ns),
         burst_bytes: traffic.bytes.saturating_sub(traffic.burst_after),
-        marked: traffic.ecn_ce,
-        round_trips: trips.count,
-        round_trip_least_ns: if measured { trips.min_ns } else { 0 },
-        round_trip_last_ns: if measured { trips.last_ns } else { 0 },
-        round_trip_mean_ns: trips.sum_ns.checked_div(trips.count).unwrap_or(0),
+        ecn_ce: traffic.ecn_ce,
+        rtt_samples: trips.count,
+        min_rtt_ns: if measured { trips.min_ns } else { 0 },
+        last_rtt_ns: if measured { trips.last_ns } else { 0 },
+        mean_rtt_ns: trips.sum_ns.checked_div(trips.count).unwrap_or(0),
         ..v1::FlowDirection::default()
     }
 }
 
 fn tcp_direction(counters: &TcpCounters, bits: u64, clock: Clock) -> v1::FlowDirection {
     v1::FlowDirection {
-        retransmissions: counters.retransmissions,
-        slowed: counters.cwr.into(),
-        echoed: counters.ece,
+        retransmits: counters.retransmissions,
+        cwr: counters.cwr.into(),
+        ece: counters.ece,
         zero_windows: counters.zero_windows.into(),
         ..direction(&counters.traffic, &counters.rtt, bits, clock)
     }
@@ -368,9 +368,9 @@ fn tcp_direction(counters: &TcpCounters, bits: u64, clock: Clock) -> v1::FlowDir
 
 fn roce_direction(counters: &RoceCounters, bits: u64, clock: Clock) -> v1::FlowDirection {
     v1::FlowDirection {
-        retransmissions: counters.retransmissions,
+        retransmits: counters.retransmissions,
         gaps: counters.gaps,
-        notifications: counters.notifications,
+        cnps: counters.notifications,
         sequence_naks: counters.sequence_naks,
         not_ready_naks: counters.not_ready_naks,
         fatal_naks: counters.fatal_naks,

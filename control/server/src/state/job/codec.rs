@@ -58,8 +58,8 @@ impl CodecChoice {
         let coded = self.codec != Codec::EXACT;
         coded.then(|| v1::Coding {
             codec: self.codec.name().to_owned(),
-            most: self.budget.max_error_of(self.codec),
-            finer: self.finer.map(|codec| codec.name().to_owned()),
+            max_vnmse: self.budget.max_error_of(self.codec),
+            fallback_codec: self.finer.map(|codec| codec.name().to_owned()),
         })
     }
 
@@ -76,7 +76,7 @@ impl CodecChoice {
             codec: codec.unwrap_or(Codec::EXACT),
             budget,
             reason: "as before control restarted".to_owned(),
-            finer: recipe.coding.as_ref().and_then(|coding| Codec::named(coding.finer.as_deref()?)),
+            finer: recipe.coding.as_ref().and_then(|coding| Codec::named(coding.fallback_codec.as_deref()?)),
             outlook: None,
             speed: 0,
         }

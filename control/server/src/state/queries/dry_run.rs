@@ -86,7 +86,7 @@ impl DryRun {
             switches.map(|switch| self.topology.node_name(Node::Switch(switch)).to_owned()).collect()
         };
         let ring = ring(&part.order, &job.hosts);
-        let hops = ring.iter().zip(&part.edges).map(|(((_, from), (_, to)), hop)| v1::PlannedHop {
+        let hops = ring.iter().zip(&part.edges).map(|(((_, from), (_, to)), hop)| v1::PlannedRingEdge {
             from: name(*from),
             to: name(*to),
             paths: hop
@@ -94,10 +94,10 @@ impl DryRun {
                 .iter()
                 .map(|path| v1::PlannedPath { source_port: 0, switches: via(path) })
                 .collect(),
-            rate_bits: part.rate_limit.map_or(0, |pace| pace.0),
+            rate_bps: part.rate_limit.map_or(0, |pace| pace.0),
         });
         let hops = hops.collect();
         let order = ring.iter().map(|((_, host), _)| name(*host)).collect();
-        with_plan(v1::PlanStatus { order, hops, ..now.clone() }, &planned)
+        with_plan(v1::PlanStatus { order, ring_edges: hops, ..now.clone() }, &planned)
     }
 }

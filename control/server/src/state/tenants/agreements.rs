@@ -222,7 +222,7 @@ impl Agreements {
         if let Err(refused) = self.proposed.take(ctx.now, &request.tenant, id, "proposals") {
             return Some(Err(refused));
         }
-        if propose.go_on {
+        if propose.continue_on_loss {
             let why = "communicators do not go on by themselves without ranks that are lost; their processes regroup";
             return Some(Err(why.to_owned()));
         }

@@ -139,7 +139,7 @@ impl Pasts {
     pub(crate) fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
         let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
         match past.going {
-            Going::Over { within } if past.ranks.get(&asked.member) == Some(&from) => Some(within),
+            Going::Over { within } if past.ranks.get(&asked.previous_rank) == Some(&from) => Some(within),
             _ => None,
         }
     }

@@ -24,7 +24,7 @@ impl Fabric {
                     starved: true,
                     ..v1::Congestion::default()
                 };
-                let told = v1::PathCongestion {
+                let told = v1::CongestionReport {
                     congestion: Some(congestion),
                     communicator: id,
                     epoch,

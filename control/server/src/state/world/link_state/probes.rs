@@ -134,7 +134,15 @@ impl LinkState {
         let deadline = ctx.now.saturating_add(PATIENCE);
         self.probes.open.insert(question, PendingProbe { of, from, path, deadline, verifies });
         let address = address.to_string();
-        let message = v1::ProbePath { question, address, via, bytes, trains, enough_bits, spread_bits };
+        let message = v1::ProbePath {
+            request: question,
+            address,
+            via,
+            bytes,
+            trains,
+            enough_bps: enough_bits,
+            spread_bps: spread_bits,
+        };
         effects.send(of, to_agent::Message::ProbePath(message));
         true
     }
@@ -260,10 +268,10 @@ impl LinkState {
         from: SessionId,
         answer: &v1::PathProbed,
     ) {
-        if self.probes.open.get(&answer.question).is_none_or(|asked| asked.of != from) {
+        if self.probes.open.get(&answer.request).is_none_or(|asked| asked.of != from) {
             return;
         }
-        let Some(asked) = self.probes.open.remove(&answer.question) else { return };
+        let Some(asked) = self.probes.open.remove(&answer.request) else { return };
         self.conclude(ctx, effects, asked, answer);
         self.verify_pending(ctx, effects);
     }
@@ -283,16 +291,16 @@ impl LinkState {
         let whole = ctx.settings.topology.path_rate(&path);
         let way = self.own_traffic_on(ctx, pending.from, &path, answer);
         let (received, beside, verifies) =
-            (answer.received_bits, answer.beside_bits, pending.verifies.is_some());
+            (answer.received_bps, answer.cross_traffic_bps, pending.verifies.is_some());
         tracing::debug!(path = %ctx.path_text(&path), received, ?beside, ?way, sent, arrived, verifies, "trains");
-        let conclusive = way == Ours::Nothing && answer.sent_bits >= whole.0;
+        let conclusive = way == Ours::Nothing && answer.sent_bps >= whole.0;
         let probe = if answer.unreachable {
             Probe { path, received: Rate(0), lost_ppm: 1_000_000, conclusive }
         } else if !answer.error.is_empty() || sent < 2 {
             return;
         } else {
             let lost_ppm = (u64::from(sent - arrived) * 1_000_000 / u64::from(sent)) as u32;
-            Probe { path, received: Rate(answer.received_bits), lost_ppm, conclusive }
+            Probe { path, received: Rate(answer.received_bps), lost_ppm, conclusive }
         };
         let (probe, way) = match probe.is_impossible(whole) {
             true => (Probe { conclusive: false, ..probe }, Ours::Something),
@@ -318,13 +326,14 @@ impl LinkState {
         if self.estimates.is_exclusive(from, path) {
             return Ours::Nothing;
         }
-        let Some(beside) = answer.beside_bits.filter(|_| self.estimates.is_exclusive_before_last(from, path))
+        let Some(beside) =
+            answer.cross_traffic_bps.filter(|_| self.estimates.is_exclusive_before_last(from, path))
         else {
             return Ours::Perhaps;
         };
         let last = path.links().last().and_then(|link| ctx.settings.topology.links().get(link.link.0));
         let rate = u128::from(last.map_or(0, |link| link.rate.0));
-        let came = u128::from(answer.received_bits) + u128::from(beside);
+        let came = u128::from(answer.received_bps) + u128::from(beside);
         if came * 100 < rate * ROOM { Ours::Nothing } else { Ours::Something }
     }
 

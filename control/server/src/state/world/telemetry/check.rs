@@ -3,8 +3,8 @@
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
 use harmonaize_api::v1::{
-    CodedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler, StragglerKind,
-    TelemetryReport,
+    CompressedOperation, Congestion, CongestionCause, CongestionLevel, Link, Operation, Straggler,
+    StragglerCause, TelemetryReport,
 };
 
 const MOST_LINKS: usize = 64;
@@ -60,7 +60,7 @@ pub(crate) fn congestion(found: &Congestion) -> Result<(), String> {
     name("path", &found.path)?;
     CongestionLevel::try_from(found.level).map_err(|_| format!("congestion of level {}", found.level))?;
     CongestionCause::try_from(found.cause).map_err(|_| format!("congestion of cause {}", found.cause))?;
-    let million = [found.marked_ppm, found.lost_ppm].iter().all(|share| *share <= 1_000_000);
+    let million = [found.ecn_ce_ppm, found.lost_ppm].iter().all(|share| *share <= 1_000_000);
     if !million {
         return Err("a part of a million that is more".to_owned());
     }
@@ -70,9 +70,9 @@ pub(crate) fn congestion(found: &Congestion) -> Result<(), String> {
 fn straggler(one: &Straggler) -> Result<(), String> {
     name("job", &one.job)?;
     name("host", &one.host)?;
-    match StragglerKind::try_from(one.kind) {
-        Ok(StragglerKind::Compute | StragglerKind::Network) => {}
-        _ => return Err(format!("a straggler of kind {}", one.kind)),
+    match StragglerCause::try_from(one.cause) {
+        Ok(StragglerCause::Compute | StragglerCause::Network) => {}
+        _ => return Err(format!("a straggler of kind {}", one.cause)),
     }
     if one.job.is_empty() == (one.communicator == 0) {
         return Err("a straggler of no communicator and no job, or of both".to_owned());
@@ -94,8 +94,8 @@ fn operation(operation: &Operation, open: bool) -> Result<(), String> {
     if operation.ranks.iter().any(|rank| early(rank.ended_ns, rank.called_ns)) {
         return Err(format!("operation {} that ended before it was called", operation.operation));
     }
-    let lost = |coded: &CodedOperation| coded.error.is_nan() || coded.error >= 0.0;
-    if !operation.coded.as_ref().is_none_or(lost) {
+    let lost = |coded: &CompressedOperation| coded.error.is_nan() || coded.error >= 0.0;
+    if !operation.compression.as_ref().is_none_or(lost) {
         return Err(format!("operation {} with an error below 0", operation.operation));
     }
     Ok(())
