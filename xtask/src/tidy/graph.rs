@@ -14,7 +14,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("core", &["abi", "plan", "codec", "aggregator"]),
     ("aggregator", &["abi", "kernels"]),
     ("probe", &[]),
-    ("units", &[]),
+    ("units", &["abi"]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),
     ("transport", &["abi", "shm", "verbs"]),
