@@ -6,6 +6,7 @@ use crate::topology::{HostId, LinkId, Node, Topology};
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 mod attribution;
 mod probe;
@@ -18,25 +19,25 @@ use probe::{MAX_CLEAN_LOSS_PPM, max_cross_traffic};
 const MAX_REPORTS: usize = 16_384;
 
 /// How long a link is left alone before it is first looked at again.
-const FIRST_PROBE_DELAY: Nanos = Nanos(250_000_000);
+const FIRST_PROBE_DELAY: Duration = Duration::from_millis(250);
 
 /// The longest time between two looks: what has become free is back in use soon after.
-const MAX_PROBE_INTERVAL: Nanos = Nanos(2_000_000_000);
+const MAX_PROBE_INTERVAL: Duration = Duration::from_millis(2000);
 
 /// After one that told nothing, for traffic of ours was in its way, the next comes this soon: that traffic has pauses.
-const INCONCLUSIVE_PROBE_DELAY: Nanos = Nanos(500_000_000);
+const INCONCLUSIVE_PROBE_DELAY: Duration = Duration::from_millis(500);
 
 /// After a good probe the next comes this soon.
-const REPEAT_PROBE_DELAY: Nanos = Nanos(50_000_000);
+const REPEAT_PROBE_DELAY: Duration = Duration::from_millis(50);
 
 /// So many good probes in a row make a link as good as new.
 const CLEAN_PROBES: u32 = 2;
 
 /// With own traffic on it and no word against it, an estimate halves this often.
-const HALF_LIFE_CROSSED: Nanos = Nanos(1_000_000_000);
+const HALF_LIFE_CROSSED: Duration = Duration::from_millis(1000);
 
 /// With none, nobody looking: as long it stays.
-const HALF_LIFE_IDLE: Nanos = Nanos(60_000_000_000);
+const HALF_LIFE_IDLE: Duration = Duration::from_millis(60000);
 
 /// One direction of an own connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,7 +99,7 @@ struct TrackedEstimate {
     /// Whether own traffic crosses it.
     crossed: bool,
     probe_at: Nanos,
-    probe_interval: Nanos,
+    probe_interval: Duration,
     clean_probes: u32,
     decay_at: Nanos,
 }
@@ -460,7 +461,7 @@ impl Estimates {
         for (link, kept) in
             self.links.iter_mut().filter(|(_, kept)| kept.wants_probe() && kept.probe_at <= now)
         {
-            kept.probe_interval = Nanos(kept.probe_interval.0.saturating_mul(2)).min(MAX_PROBE_INTERVAL);
+            kept.probe_interval = kept.probe_interval.saturating_mul(2).min(MAX_PROBE_INTERVAL);
             kept.probe_at = now.after(kept.probe_interval);
             due.push(*link);
         }

@@ -169,7 +169,7 @@ async fn forms_reorders_and_closes() {
         |recipe: &v1::Recipe| recipe.participants.iter().map(|part| part.ranks.clone()).collect::<Vec<_>>();
     assert_eq!(ranks(&mine), [vec![0, 3], vec![1, 2]]);
     assert_eq!((mine.me, yours.me, &mine.order), (0, 1, &vec![0, 1]));
-    let requests: Vec<u64> = yours.local.iter().map(|local| local.request).collect();
+    let requests: Vec<u64> = yours.local_ranks.iter().map(|local| local.request).collect();
     assert_eq!(requests, [101, 102]);
     let ([there], [here]) = (mine.peers.as_slice(), yours.peers.as_slice()) else { panic!("one peer each") };
     assert_eq!((&there.link, &there.secret), (&here.link, &here.secret));

@@ -93,7 +93,10 @@ async fn what_is_answered_is_there_after_a_restart() {
     let [record] = &client.withdraw(drain("s0")).await.unwrap().into_inner().withdrawals[..] else {
         panic!("one")
     };
-    assert_eq!((record.target.as_str(), record.what.as_str(), record.in_effect), ("s0", "switch", true));
+    assert_eq!(
+        (record.target.as_str(), record.target_kind.as_str(), record.in_effect),
+        ("s0", "switch", true)
+    );
     let kind = WithdrawalKind::Maintenance.into();
     let until_ns = u64::MAX;
     let window = v1::WithdrawRequest { kind, until_ns, from_ns: until_ns - 1, ..drain("h1") };

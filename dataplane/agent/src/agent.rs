@@ -197,7 +197,8 @@ impl Agent {
                     return refuse(reply, JoinRefusal::Unavailable, Vec::new(), FORGOTTEN);
                 };
                 let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
-                let regroup = Some(v1::Regroup { communicator, member, key, least });
+                let regroup =
+                    Some(v1::Regroup { communicator, previous_rank: member, key, min_ranks: least });
                 let join =
                     v1::Join { tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
                 self.join(attachment, join, reply);
@@ -346,7 +347,7 @@ impl Agent {
                 communicator: CommunicatorId(told.communicator),
                 interleaving: read_interleaving(&told),
             }),
-            Event::TurnGiven(v1::TurnGiven { communicator, turn }) => {
+            Event::TurnGiven(v1::GrantSlot { communicator, slot: turn }) => {
                 self.command(Command::SlotGranted {
                     communicator: CommunicatorId(communicator),
                     slot: SlotId(turn),
@@ -362,7 +363,7 @@ impl Agent {
                     (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
                 if let Some(telemetry) = &self.telemetry {
                     telemetry.report_every(interval);
-                    let (to, most) = (self.control.downgrade(), welcome.path_verdicts_per_second);
+                    let (to, most) = (self.control.downgrade(), welcome.congestion_reports_per_second);
                     telemetry.report_paths(to, most, self.paths.listen());
                 }
                 tracing::info!(build = welcome.build, "session with control is open");
@@ -434,10 +435,16 @@ impl Agent {
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
             Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {
-                self.send_to_control(from_agent::Message::TurnWanted(v1::TurnWanted { communicator, turn }));
+                self.send_to_control(from_agent::Message::RequestSlot(v1::RequestSlot {
+                    communicator,
+                    slot: turn,
+                }));
             }
             Notice::SlotReleased { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {
-                self.send_to_control(from_agent::Message::TurnDone(v1::TurnDone { communicator, turn }));
+                self.send_to_control(from_agent::Message::ReleaseSlot(v1::ReleaseSlot {
+                    communicator,
+                    slot: turn,
+                }));
             }
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;
@@ -473,7 +480,7 @@ impl Agent {
             communicator: id,
             tenant: known.recipe.tenant.clone(),
             name: known.recipe.name.clone(),
-            ranks: known.recipe.local.iter().map(|local| local.rank).collect(),
+            ranks: known.recipe.local_ranks.iter().map(|local| local.rank).collect(),
             epoch,
             participant: known.recipe.me,
             flows: flows.iter().map(|(peer, flow)| (peer.0, *flow)).collect(),

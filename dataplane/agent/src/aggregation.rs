@@ -145,7 +145,7 @@ mod tests {
             key: vec![3; 32],
             chunk_elements: 256,
             window: 64,
-            least_bytes: 65_536,
+            min_bytes: 65_536,
             ..v1::Aggregation::default()
         }
     }
@@ -173,7 +173,7 @@ mod tests {
         let of_integers = v1::Aggregation { form: form("i64", "max"), ..message() };
         let (rules, _) = read(&of_integers, 4, Participant(1)).unwrap();
         assert_eq!(rules.format, sums(Dtype::I64, ReduceOp::Max));
-        let codes = v1::Aggregation { form: shared(4, 256, 4), most_error: 0.03, ..message() };
+        let codes = v1::Aggregation { form: shared(4, 256, 4), max_error: 0.03, ..message() };
         let (rules, aggregator) = read(&codes, 4, Participant(1)).unwrap();
         assert_eq!(rules.format, PayloadFormat::Shared { bits: 4, block: 256, ranks: 4 });
         assert_eq!(aggregator.max_error, Some(0.03));
@@ -203,7 +203,7 @@ mod tests {
             ("chunks of 256", |told| told.form = shared(5, 256, 4)),
             ("chunks of 256", |told| told.form = shared(4, 512, 4)),
             ("codes of others", |told| told.form = shared(4, 256, 5)),
-            ("broadcasts or barriers", |told| (told.at_once, told.broadcast_least_bytes) = (true, 1)),
+            ("broadcasts or barriers", |told| (told.small_operations, told.broadcast_min_bytes) = (true, 1)),
             ("broadcasts or barriers", |told| told.barriers = true),
             ("worker 3 of 3", |told| told.branch = Some(v1::Branch { worker: 3, workers: 3 })),
             ("worker 3 of 1025", |told| told.branch = Some(v1::Branch { worker: 3, workers: 1025 })),
@@ -212,7 +212,7 @@ mod tests {
                 told.branch = Some(v1::Branch { worker: 0, workers: 3 });
             }),
             ("no sum of elements", |told| {
-                (told.at_once, told.barriers) = (true, true);
+                (told.small_operations, told.barriers) = (true, true);
                 told.branch = Some(v1::Branch { worker: 0, workers: 3 });
             }),
             ("no form", |told| told.form = Some(v1::AggregationForm { form: None })),

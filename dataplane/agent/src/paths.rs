@@ -258,7 +258,7 @@ mod tests {
     fn trace_request(ports: Vec<(u32, u32)>, hops: u32, address: &str) -> v1::TracePaths {
         let pair = |(source_port, destination_port)| v1::PortPair { source_port, destination_port };
         let ports = ports.into_iter().map(pair).collect();
-        v1::TracePaths { question: 7, address: address.to_owned(), ports, hops }
+        v1::TracePaths { request: 7, address: address.to_owned(), ports, hops }
     }
 
     #[test]
@@ -273,13 +273,13 @@ mod tests {
         for (asked, what) in wrong {
             let answer = trace(HERE, &asked);
             assert!(
-                answer.question == 7 && answer.paths.is_empty() && answer.error.contains(what),
+                answer.request == 7 && answer.paths.is_empty() && answer.error.contains(what),
                 "{answer:?}"
             );
         }
         let hop = |addresses: usize| v1::Hop { addresses: vec!["10.0.0.1".to_owned(); addresses] };
         let probe = |address: &str, via, bytes| v1::ProbePath {
-            question: 8,
+            request: 8,
             address: address.to_owned(),
             via,
             bytes,
@@ -297,7 +297,7 @@ mod tests {
         ];
         for (asked, what) in wrong {
             let answer = probed(&mut prober, &asked);
-            assert!(answer.question == 8 && !answer.unreachable && answer.error.contains(what), "{answer:?}");
+            assert!(answer.request == 8 && !answer.unreachable && answer.error.contains(what), "{answer:?}");
         }
     }
 
@@ -305,10 +305,10 @@ mod tests {
     fn an_agent_that_cannot_says_so() {
         let paths = Paths::begin("[::1]:7100".parse().unwrap(), true);
         let abilities = paths.abilities(true, false);
-        assert!(!abilities.trace && !abilities.probe && abilities.pace, "{abilities:?}");
+        assert!(!abilities.trace && !abilities.probe && abilities.rate_limit, "{abilities:?}");
         assert_eq!(abilities.missing.len(), 1);
         let answer = paths.trace(trace_request(vec![(1, 2)], 3, "10.0.0.1")).unwrap();
-        assert!(answer.question == 7 && answer.error.contains("IPv4"), "{answer:?}");
+        assert!(answer.request == 7 && answer.error.contains("IPv4"), "{answer:?}");
         assert!(paths.probe(v1::ProbePath::default()).is_some());
     }
 
@@ -324,15 +324,15 @@ mod tests {
         paths.answer_into(to.downgrade()).unwrap();
         let address = abilities.probe_address.clone();
         let asked =
-            v1::ProbePath { question: 5, address, bytes: 200_000, trains: 2, ..v1::ProbePath::default() };
+            v1::ProbePath { request: 5, address, bytes: 200_000, trains: 2, ..v1::ProbePath::default() };
         assert!(paths.probe(asked).is_none());
         let answer = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await.unwrap();
         let Some(Message::PathProbed(probed)) = answer else { panic!("{answer:?}") };
         assert_eq!(
-            (probed.question, probed.packets_sent, probed.packets_received),
+            (probed.request, probed.packets_sent, probed.packets_received),
             (5, 136, 136),
             "{probed:?}"
         );
-        assert!(probed.error.is_empty() && probed.received_bits > 0);
+        assert!(probed.error.is_empty() && probed.received_bps > 0);
     }
 }

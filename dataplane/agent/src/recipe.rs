@@ -252,11 +252,11 @@ fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
 fn coding(told: &v1::Coding) -> Result<Coding, InvalidRecipe> {
-    match told.most {
+    match told.max_vnmse {
         Some(most) if !(0.0..=1.0).contains(&most) => Err(InvalidRecipe::ErrorBound(most)),
         most => Ok(Coding {
             codec: number(&told.codec)?,
-            finer: told.finer.as_deref().map(number).transpose()?,
+            finer: told.fallback_codec.as_deref().map(number).transpose()?,
             max_error: most,
         }),
     }
@@ -270,8 +270,8 @@ fn number(name: &str) -> Result<u16, InvalidRecipe> {
 
 fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
     let at = |field| InvalidRecipe::Peer { participant: peer.participant, field };
-    let rate = (peer.rate_bits > 0).then_some(peer.rate_bits);
-    if peer.carried {
+    let rate = (peer.rate_bps > 0).then_some(peer.rate_bps);
+    if peer.reused {
         return Ok(Peer { participant: Participant(peer.participant), introduction: None, rate });
     }
     let ports = peer.source_ports.iter().map(|&port| u16::try_from(port));
@@ -343,7 +343,7 @@ pub(crate) mod tests {
     #[test]
     fn links_that_go_on_need_no_introduction() {
         let mut recipe = recipe(3, 1);
-        recipe.peers[1] = v1::Peer { participant: 2, carried: true, ..v1::Peer::default() };
+        recipe.peers[1] = v1::Peer { participant: 2, reused: true, ..v1::Peer::default() };
         let mut proved = VerifiedPlans::default();
         for epoch in 2..100 {
             recipe.epoch = epoch;
@@ -436,8 +436,11 @@ pub(crate) mod tests {
     fn what_does_not_fit_together_is_refused_and_named() {
         type Damage = (&'static str, fn(&mut Recipe));
         let mut coded = recipe(3, 1);
-        coded.coding =
-            Some(v1::Coding { codec: "int8".into(), most: Some(1e-3), finer: Some("bf16".into()) });
+        coded.coding = Some(v1::Coding {
+            codec: "int8".into(),
+            max_vnmse: Some(1e-3),
+            fallback_codec: Some("bf16".into()),
+        });
         let found = expand(&coded, &mut VerifiedPlans::default()).unwrap().plan.coding.unwrap();
         let named = |number: u16| Codec::NAMED[usize::from(number)].1;
         assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
@@ -445,15 +448,19 @@ pub(crate) mod tests {
         let damaged: [Damage; 12] = [
             ("codec \"bf17\"", |r| {
                 let finer = Some("bf17".into());
-                r.coding = Some(v1::Coding { codec: "int8".into(), finer, ..v1::Coding::default() })
+                r.coding =
+                    Some(v1::Coding { codec: "int8".into(), fallback_codec: finer, ..v1::Coding::default() })
             }),
             ("aggregation", |r| r.aggregation = Some(v1::Aggregation::default())),
             ("codec \"int9\"", |r| {
                 r.coding = Some(v1::Coding { codec: "int9".into(), ..v1::Coding::default() })
             }),
             ("a bound of NaN", |r| {
-                r.coding =
-                    Some(v1::Coding { codec: "int8".into(), most: Some(f64::NAN), ..v1::Coding::default() });
+                r.coding = Some(v1::Coding {
+                    codec: "int8".into(),
+                    max_vnmse: Some(f64::NAN),
+                    ..v1::Coding::default()
+                });
             }),
             ("there twice", |r| r.participants[0].ranks = vec![1]),
             ("order", |r| r.order = vec![0, 0, 1]),

@@ -197,7 +197,7 @@ async fn what_control_grants_is_summed_and_a_new_start_is_told_again() {
         let shown = fabric(&mut operator).await;
         let report = shown.report.as_ref().and_then(|report| report.tenants.first().cloned());
         if report.is_some_and(|tenant| tenant.sums == sums) {
-            assert_eq!((shown.communicators, shown.at.as_str()), (1, "s"));
+            assert_eq!((shown.communicators, shown.switch.as_str()), (1, "s"));
             break;
         }
         tokio::task::yield_now().await;

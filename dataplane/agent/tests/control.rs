@@ -158,7 +158,7 @@ async fn outlives_a_restart_of_control() {
         let Event::Change(recipe) = next_event(agent).await else { panic!("no change") };
         assert_eq!((recipe.epoch, recipe.order.as_slice()), (epoch, [1, 0].as_slice()));
         assert_eq!(recipe.peers.len(), 1);
-        assert_eq!(recipe.local.len(), 1);
+        assert_eq!(recipe.local_ranks.len(), 1);
     }
     control.stop().await;
 }

@@ -34,8 +34,8 @@ pub(super) fn aggregator(granted: &[u64]) -> v1::Hello {
 }
 
 pub(super) fn able(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
-    let abilities = v1::Abilities { aggregation: true, ..v1::Abilities::default() };
-    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
+    let abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
+    v1::Hello { capabilities: Some(abilities), ..hello(host, running) }
 }
 
 pub(super) fn grants(world: &mut World, session: SessionId) -> Vec<v1::GrantAggregation> {
@@ -78,7 +78,10 @@ fn each_worker_has_its_own_key() {
     let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     assert_eq!((grant.workers, grant.tenant.as_str(), grant.weight), (4, "a", 1));
-    assert!(grant.guaranteed >= 2 && grant.guaranteed <= grant.most && grant.most <= 4096, "{grant:?}");
+    assert!(
+        grant.guaranteed_units >= 2 && grant.guaranteed_units <= grant.max_units && grant.max_units <= 4096,
+        "{grant:?}"
+    );
     assert_eq!(grant.chunk_elements, 348);
     let secret: [u8; 32] = grant.secret.clone().try_into().unwrap();
     let mut keys = BTreeSet::new();
@@ -87,7 +90,10 @@ fn each_worker_has_its_own_key() {
         assert_eq!((told.address.as_str(), told.communicator), ("10.0.0.99:7400", grant.communicator));
         assert_eq!((told.worker, told.workers), (index as u32, 4));
         assert_eq!(told.key, worker_key(&secret, grant.communicator, index as u16));
-        assert!(told.least_bytes >= 1024 && told.window >= 16 && 8 * told.window <= grant.most, "{told:?}");
+        assert!(
+            told.min_bytes >= 1024 && told.window >= 16 && 8 * told.window <= grant.max_units,
+            "{told:?}"
+        );
         keys.insert(told.key);
     }
     assert_eq!(keys.len(), 4);
@@ -98,7 +104,7 @@ fn each_worker_has_its_own_key() {
     assert!(shown.aggregation_reason.contains("by agg0 at s0"), "{shown:?}");
     let fabric = world.state.queries(world.now).topology().aggregators;
     assert_eq!((fabric[0].connected, fabric[0].communicators, fabric[0].units), (true, 1, 4096));
-    assert_eq!((fabric[0].at.as_str(), fabric[0].guaranteed), ("s0", grant.guaranteed));
+    assert_eq!((fabric[0].switch.as_str(), fabric[0].guaranteed_units), ("s0", grant.guaranteed_units));
     assert!(world.dissolve(id));
     assert_eq!(revoked(&mut world, agg), [] as [u64; 0], "segments may be under way");
     world.wait(SECOND * 5);
@@ -141,7 +147,7 @@ fn packets_go_over_rdma_where_all_ends_can() {
         world.hello(said);
         let sessions = world.connect((0..4).zip(hosts).map(|(host, bytes)| {
             let mut said = able(host, vec![]);
-            said.abilities.as_mut().unwrap().datagram_bytes = bytes.unwrap_or(0);
+            said.capabilities.as_mut().unwrap().datagram_bytes = bytes.unwrap_or(0);
             said
         }));
         let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
@@ -205,7 +211,7 @@ fn aggregators_come_and_go_without_disturbance() {
     assert!(recipes.iter().all(|recipe| {
         recipe.aggregation.as_ref().is_some_and(|told| told.communicator == grant.communicator)
     }));
-    assert!(recipes.iter().all(|recipe| recipe.peers.iter().all(|peer| peer.carried)), "links go on");
+    assert!(recipes.iter().all(|recipe| recipe.peers.iter().all(|peer| peer.reused)), "links go on");
     answer(&mut world, agg, grant.communicator, "");
     assert_eq!(plan(&world, id).aggregator, "agg0");
     world.gone(agg);
@@ -274,7 +280,7 @@ fn an_aggregator_that_moved_brings_another_epoch() {
         let agg = world.hello(first);
         let sessions = world.connect((0..4).map(|host| {
             let mut said = able(host, vec![]);
-            said.abilities.as_mut().unwrap().datagram_bytes = 4096;
+            said.capabilities.as_mut().unwrap().datagram_bytes = 4096;
             said
         }));
         let id = world.form(&sessions, "world");
@@ -342,11 +348,12 @@ fn a_restart_restores_grants_and_revokes_unknown_ones() {
     let id = recipes[0].communicator;
     assert_eq!(plan(&world, id).aggregator, "agg0");
     assert_eq!(revoked(&mut world, agg), [] as [u64; 0]);
-    let guaranteed = |world: &World| world.state.queries(world.now).topology().aggregators[0].guaranteed;
-    assert_eq!(guaranteed(&world), 2 * grant.guaranteed, "as much as it was granted");
+    let guaranteed =
+        |world: &World| world.state.queries(world.now).topology().aggregators[0].guaranteed_units;
+    assert_eq!(guaranteed(&world), 2 * grant.guaranteed_units, "as much as it was granted");
     world.wait(SECOND * 30);
     assert_eq!(revoked(&mut world, agg), [99]);
-    assert_eq!(guaranteed(&world), grant.guaranteed);
+    assert_eq!(guaranteed(&world), grant.guaranteed_units);
     for session in &sessions {
         assert_eq!(every!(world.received(*session), Change), [], "what runs goes on");
     }
@@ -387,19 +394,19 @@ fn senseless_hellos_and_foreign_messages_are_refused() {
 }
 
 /// A join with a budget.
-fn within(lets: v1::budget::Lets) -> v1::Join {
-    v1::Join { budget: Some(v1::Budget { lets: Some(lets) }), ..join_of("a", "world", 0, 0) }
+fn within(lets: v1::budget::Kind) -> v1::Join {
+    v1::Join { budget: Some(v1::Budget { kind: Some(lets) }), ..join_of("a", "world", 0, 0) }
 }
 
 #[test]
 fn codes_are_summed_where_the_budget_lets_them() {
-    use v1::budget::Lets;
-    let named = |name: &str| Lets::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
+    use v1::budget::Kind;
+    let named = |name: &str| Kind::Codecs(v1::CodecNames { names: vec![name.to_owned()] });
     // The budget; whether hosts have codes of their own. What comes of it.
     let cases = [
-        (Lets::Vnmse(0.05), false, Some(0.05)),
+        (Kind::Vnmse(0.05), false, Some(0.05)),
         (named("shared 4"), true, Some(0.0)),
-        (Lets::Vnmse(0.02), false, None),
+        (Kind::Vnmse(0.02), false, None),
         (named("int8"), false, None),
     ];
     for (budget, own, most) in cases {
@@ -408,7 +415,7 @@ fn codes_are_summed_where_the_budget_lets_them() {
         let sessions = world.connect((0..4).map(|host| {
             let mut hello = able(host, vec![]);
             if own {
-                hello.abilities.as_mut().unwrap().codecs =
+                hello.capabilities.as_mut().unwrap().codecs =
                     vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
             }
             hello
@@ -423,7 +430,7 @@ fn codes_are_summed_where_the_budget_lets_them() {
                 v1::aggregation_form::Form::Tensor(_) => None,
             };
             assert_eq!(shared.is_some(), most.is_some(), "{budget:?}");
-            assert_eq!(told.most_error, most.unwrap_or(0.0), "{budget:?}");
+            assert_eq!(told.max_error, most.unwrap_or(0.0), "{budget:?}");
             assert!(shared.is_none_or(|shared| shared == (4, 256, 4) && told.chunk_elements == 7 * 256));
             assert!(recipe.coding.is_none(), "hosts do exactly what the aggregator does not");
         }
@@ -441,11 +448,11 @@ fn an_aggregator_of_codes_must_beat_the_hosts() {
     let agg = world.hello(aggregator(&[]));
     let sessions = world.connect((0..4).map(|host| {
         let mut hello = able(host, vec![]);
-        let abilities = hello.abilities.as_mut().unwrap();
+        let abilities = hello.capabilities.as_mut().unwrap();
         abilities.codecs = vec![v1::CodecSpeed { codec: "rotated 4".to_owned(), ..Default::default() }];
         hello
     }));
-    let recipes = world.join_all(&sessions, &within(v1::budget::Lets::Vnmse(0.05)));
+    let recipes = world.join_all(&sessions, &within(v1::budget::Kind::Vnmse(0.05)));
     assert!(recipes.iter().all(|recipe| recipe.aggregation.is_none() && recipe.coding.is_some()));
     assert!(grants(&mut world, agg).is_empty());
     let id = recipes[0].communicator;

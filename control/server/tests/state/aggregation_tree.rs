@@ -67,7 +67,7 @@ fn each_aggregator_has_its_grant_and_its_parent() {
         assert_eq!((heard.worker, heard.workers), (host as u32, 4), "of the whole");
         assert_eq!(heard.branch, Some(v1::Branch { worker: place as u32, workers: 2 }));
         assert_eq!(heard.key, worker_key(&secrets[rack], number, place as u16));
-        assert!(heard.at_once && !heard.barriers && heard.broadcast_most_bytes == 0);
+        assert!(heard.small_operations && !heard.barriers && heard.broadcast_max_bytes == 0);
     }
     let id = recipes[0].communicator;
     world.prepare(&sessions, id, 1);
@@ -76,7 +76,7 @@ fn each_aggregator_has_its_grant_and_its_parent() {
     assert!(shown.aggregation_reason.contains("agg2 at spine above agg0 at leaf0"), "{shown:?}");
     let fabric = world.state.queries(world.now).topology().aggregators;
     assert!(fabric.iter().zip(&told).all(|(one, told)| {
-        one.communicators == 1 && one.guaranteed == told.guaranteed && told.guaranteed >= 2
+        one.communicators == 1 && one.guaranteed_units == told.guaranteed_units && told.guaranteed_units >= 2
     }));
     assert!(world.dissolve(id));
     world.wait(SECOND * 5);

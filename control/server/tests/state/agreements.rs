@@ -6,7 +6,7 @@ use harmonaize_abi::session::{
     Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
-use harmonaize_server::state::{Fact, Output, Controller};
+use harmonaize_server::state::{Controller, Fact, Output};
 use harmonaize_store::Change;
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ fn a_promise_is_stored_and_in_every_plan() {
     // The other is held to what is left, by an epoch that goes on with all its links.
     assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(721, None), (278, Some(278))]);
     let recipe = fabric.recipe_of(4, ids[1]);
-    assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.carried && peer.rate_bits / MB == 278));
+    assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.reused && peer.rate_bps / MB == 278));
     assert_eq!(fabric.agreement("a", "c0"), agreement);
     let facts = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::Agreed { number: 1, .. }));
     assert_eq!(facts.count(), 1);
@@ -75,7 +75,7 @@ fn a_promise_is_stored_and_in_every_plan() {
     assert_eq!(agreed(fabric.negotiate("a", "c0", Some(&Constraints::new()))).number, 2);
     fabric.run(SECOND * 3);
     assert_eq!([0, 1].map(|at| planned(&fabric, ids[at])), [(500, None); 2]);
-    assert!(fabric.recipe_of(4, ids[1]).peers.iter().all(|peer| peer.rate_bits == 0));
+    assert!(fabric.recipe_of(4, ids[1]).peers.iter().all(|peer| peer.rate_bps == 0));
     // It ends with its communicator.
     fabric.dissolve(ids[0]);
     assert!(fabric.tenants.stored.agreements.is_empty());
@@ -88,7 +88,7 @@ fn exchanges_leave_what_others_are_promised_too() {
     // Four hosts of one tenant exchange over both spines, beside a pair that is promised most of its links.
     let (mut fabric, ids) = formed(14, &[("b", &[0, 1, 4, 5]), ("a", &[0, 4]), ("b", &[2, 3, 6])]);
     let held = |fabric: &Fabric, id: u64, host: usize| -> Vec<u64> {
-        fabric.recipe_of(host, id).peers.iter().map(|peer| peer.rate_bits / MB).collect()
+        fabric.recipe_of(host, id).peers.iter().map(|peer| peer.rate_bps / MB).collect()
     };
     assert_eq!(held(&fabric, ids[0], 0), [0, 0, 0]);
     agreed(fabric.negotiate("a", "c1", Some(&Constraints::new().min_busbw(60 * MB))));

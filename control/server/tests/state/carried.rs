@@ -32,8 +32,8 @@ fn reused_links(fabric: &mut Fabric) -> BTreeMap<(u32, u32), Vec<bool>> {
         let Output::Send(_, to_agent::Message::Change(recipe)) = output else { continue };
         for peer in &recipe.peers {
             let (me, other) = (recipe.me, peer.participant);
-            told.entry((me.min(other), me.max(other))).or_default().push(peer.carried);
-            assert_eq!(peer.carried, peer.secret.is_empty() && peer.link.is_empty());
+            told.entry((me.min(other), me.max(other))).or_default().push(peer.reused);
+            assert_eq!(peer.reused, peer.secret.is_empty() && peer.link.is_empty());
         }
     }
     told

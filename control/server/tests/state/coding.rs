@@ -4,7 +4,7 @@ use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::{SECOND, World, hello, join_of, operation as timed, running, settings, settings_of};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::Hints;
-use harmonaize_api::v1::{self, JoinRefusedKind, budget::Lets, from_agent, to_agent};
+use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_server::state::testing::outdated_plan;
 use harmonaize_server::state::{Fact, Output, SessionId};
@@ -14,12 +14,12 @@ use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
 
 fn bound(most: f64) -> Option<v1::Budget> {
-    Some(v1::Budget { lets: Some(Lets::Vnmse(most)) })
+    Some(v1::Budget { kind: Some(Kind::Vnmse(most)) })
 }
 
 fn listed(names: &[&str]) -> Option<v1::Budget> {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    Some(v1::Budget { lets: Some(Lets::Codecs(v1::CodecNames { names })) })
+    Some(v1::Budget { kind: Some(Kind::Codecs(v1::CodecNames { names })) })
 }
 
 /// The codec of the epoch in use, and its number.
@@ -54,7 +54,7 @@ fn a_slow_fabric_compresses_within_the_budget() {
         (bound(0.05), "rotated 4", Some(0.05)),
         (bound(0.5), "rotated 2", Some(0.5)),
         (listed(&["exact", "bf16"]), "bf16", None),
-        (Some(v1::Budget { lets: Some(Lets::MatchBf16(true)) }), "bf16", None),
+        (Some(v1::Budget { kind: Some(Kind::MatchBf16(true)) }), "bf16", None),
     ] {
         let mut fabric = Fabric::traced(1, 1);
         let beside = fabric.form("b", "beside", &EVERYONE);
@@ -63,7 +63,7 @@ fn a_slow_fabric_compresses_within_the_budget() {
         assert_eq!(runs(&fabric, id).0, codec, "{budget:?}: {}", plan(&fabric, id).codec_reason);
         let recipe = fabric.recipe_of(0, id);
         let expected = (codec != "exact").then(|| (codec.to_owned(), most));
-        let coding = recipe.coding.map(|coding| (coding.codec, coding.most));
+        let coding = recipe.coding.map(|coding| (coding.codec, coding.max_vnmse));
         assert_eq!((coding, recipe.budget), (expected, budget));
         assert_eq!((plan(&fabric, id).codec, runs(&fabric, beside).0), (codec.to_owned(), "exact"));
         assert_eq!(fabric.recipe_of(0, beside).coding, None);
@@ -137,7 +137,7 @@ fn a_budget_takes_effect_when_all_ranks_agree() {
     assert_eq!(fabric.recipe_of(0, id).budget, bound(0.05));
     let known = fabric.communicator(id);
     assert_eq!(known.current.unwrap().links, links, "no connection is made");
-    assert!(fabric.recipe_of(3, id).peers.iter().all(|peer| peer.carried));
+    assert!(fabric.recipe_of(3, id).peers.iter().all(|peer| peer.reused));
     assert_eq!(known.changes, 0, "no way is dearer for it");
     let told = fabric.state.queries(Duration::ZERO).decisions().last().unwrap();
     assert!(
@@ -288,8 +288,8 @@ fn coded(host: usize, running: Vec<v1::Recipe>) -> v1::Hello {
         .iter()
         .map(|(name, _)| v1::CodecSpeed { codec: (*name).to_owned(), ..v1::CodecSpeed::default() });
     let codecs = codecs.collect();
-    let abilities = v1::Abilities { codecs, ..v1::Abilities::default() };
-    v1::Hello { abilities: Some(abilities), ..hello(host, running) }
+    let abilities = v1::Capabilities { codecs, ..v1::Capabilities::default() };
+    v1::Hello { capabilities: Some(abilities), ..hello(host, running) }
 }
 
 #[test]
@@ -298,7 +298,10 @@ fn a_finer_codec_stands_beside_the_chosen_one() {
     let sessions = world.connect([0, 1].map(|host| coded(host, vec![])));
     let recipes = world.join_all(&sessions, &within(bound(0.05)));
     for coding in recipes.iter().map(|recipe| recipe.coding.as_ref().unwrap()) {
-        assert_eq!((coding.codec.as_str(), coding.finer.as_deref()), ("rotated 4", Some("int8 stochastic")));
+        assert_eq!(
+            (coding.codec.as_str(), coding.fallback_codec.as_deref()),
+            ("rotated 4", Some("int8 stochastic"))
+        );
     }
 }
 
@@ -310,8 +313,9 @@ fn a_restart_finds_what_operations_lost() {
     let id = recipes[0].communicator;
     world.prepare(&sessions, id, 1);
     let tell = |world: &mut World, error: f64| {
-        let coded = Some(v1::CodedOperation { error, saved_bytes: 14 << 20, ..Default::default() });
-        let told = v1::Operation { communicator: id, bytes: 16 << 20, coded, ..Default::default() };
+        let coded = Some(v1::CompressedOperation { error, saved_bytes: 14 << 20, ..Default::default() });
+        let told =
+            v1::Operation { communicator: id, bytes: 16 << 20, compression: coded, ..Default::default() };
         world.state.take_coded(world.now, &v1::Operation { first_epoch: 1, last_epoch: 1, ..told });
         let learned = |output: &Output| matches!(output, Output::Fact(Fact::LossLearned { .. }));
         let outputs = world.state.take_outputs();
@@ -372,13 +376,13 @@ fn lost(fabric: &mut Fabric, id: u64, operations: u64, saved: f64, error: f64) {
     let epoch = fabric.epoch(id).epoch;
     let bytes = 16 << 20;
     let saved_bytes = (2.0 * 7.0 / 8.0 * f64::from(bytes) * saved) as u64;
-    let coded = v1::CodedOperation { error, saved_bytes, refused: saved < 0.1 };
+    let coded = v1::CompressedOperation { error, saved_bytes, uncompressed_chunks: saved < 0.1 };
     let told = v1::Operation {
         communicator: id,
         bytes: bytes as u64,
         first_epoch: epoch,
         last_epoch: epoch,
-        coded: Some(coded),
+        compression: Some(coded),
         ..v1::Operation::default()
     };
     for _ in 0..operations {
@@ -408,9 +412,12 @@ fn measured_loss_decides_over_assumed_loss() {
     let (_, epoch) = runs(&fabric, id);
     let old =
         v1::Operation { communicator: id, bytes: 1 << 20, first_epoch: epoch - 1, ..Default::default() };
-    let coded = Some(v1::CodedOperation::default());
-    fabric.state.take_coded(fabric.now, &v1::Operation { coded, last_epoch: epoch, ..old });
-    fabric.state.take_coded(fabric.now, &v1::Operation { communicator: 999, coded, ..Default::default() });
+    let coded = Some(v1::CompressedOperation::default());
+    fabric.state.take_coded(fabric.now, &v1::Operation { compression: coded, last_epoch: epoch, ..old });
+    fabric.state.take_coded(
+        fabric.now,
+        &v1::Operation { communicator: 999, compression: coded, ..Default::default() },
+    );
 }
 
 /// Agents tell of operations with so many zeros among 32 blocks of input and output.
@@ -436,7 +443,7 @@ fn sparse_tensors_go_without_zeros_dense_ones_whole() {
     assert_eq!(runs(&fabric, id), ("nonzero blocks", epoch + 1), "{}", plan(&fabric, id).codec_reason);
     let recipe = fabric.recipe_of(0, id);
     let coding = recipe.coding.unwrap();
-    assert_eq!((coding.codec.as_str(), coding.most, recipe.budget), ("nonzero blocks", None, None));
+    assert_eq!((coding.codec.as_str(), coding.max_vnmse, recipe.budget), ("nonzero blocks", None, None));
     // It goes on while it saves, and operations say so.
     lost(&mut fabric, id, 50, 0.9, 0.0);
     zeros(&mut fabric, id, 50, Some(0));

@@ -147,7 +147,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
         level: CongestionLevel::Severe.into(),
         cause: CongestionCause::Unspecified.into(),
         delay: true,
-        capacity_bits: 1_000_000_000,
+        capacity_bps: 1_000_000_000,
         ..v1::Congestion::default()
     };
     let told = v1::CongestionReport {
@@ -158,7 +158,7 @@ fn queue(fabric: &mut Fabric, id: u64) {
         source_port: recipe.peers[0].source_ports[0],
     };
     let session = fabric.session(id, 0);
-    fabric.send(session, from_agent::Message::PathCongestion(told));
+    fabric.send(session, from_agent::Message::CongestionReport(told));
 }
 
 #[test]

@@ -211,8 +211,8 @@ impl Fabric {
             trace: true,
             probe: true,
             probe_address: format!("{address}:4001"),
-            pace: true,
-            path_verdicts: true,
+            rate_limit: true,
+            congestion_reports: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),
             ..v1::Capabilities::default()
         };
@@ -226,7 +226,7 @@ impl Fabric {
             protocol_version: PROTOCOL_VERSION,
             host: format!("h{host}"),
             listen: format!("{address}:4000"),
-            abilities: Some(abilities),
+            capabilities: Some(abilities),
             ..v1::Hello::default()
         };
         self.send(session, from_agent::Message::Hello(hello));
@@ -441,7 +441,7 @@ impl Fabric {
         for link in crossed {
             *self.traced_over.entry(link).or_default() += 1;
         }
-        v1::PathsTraced { question: question.question, paths, error: String::new() }
+        v1::PathsTraced { request: question.request, paths, error: String::new() }
     }
 
     /// What strangers take of a link.
@@ -548,18 +548,18 @@ impl Fabric {
                 (true, false) => CongestionLevel::Mild,
                 _ => CongestionLevel::None,
             };
-            let cause = if held { CongestionCause::Foreign } else { CongestionCause::Unspecified };
+            let cause = if held { CongestionCause::CrossTraffic } else { CongestionCause::Unspecified };
             let congestion = v1::Congestion {
                 interface: "eth0".to_owned(),
                 level: level.into(),
                 cause: cause.into(),
                 loss: liar,
                 delay: held,
-                own_bits: match self.noisy {
+                own_bps: match self.noisy {
                     true => self.rng.random_range(100_000_000..1_300_000_000),
                     false => self.moved(&own, &path),
                 },
-                capacity_bits: 1_000_000_000,
+                capacity_bps: 1_000_000_000,
                 starved: starved && held,
                 ..v1::Congestion::default()
             };
@@ -570,7 +570,7 @@ impl Fabric {
                 peer,
                 source_port: u32::from(port),
             };
-            self.send(session, from_agent::Message::PathCongestion(told));
+            self.send(session, from_agent::Message::CongestionReport(told));
         }
         if again || self.noisy {
             let wait = match (liar, soon) {

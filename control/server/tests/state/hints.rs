@@ -61,7 +61,7 @@ fn tasks_are_served_in_the_tenants_order() {
     assert_eq!(shares(&fabric, &ids), [583, 83, 333]);
     // Who gives way is held to it, by an epoch that goes on with all its links.
     let recipe = fabric.recipe_of(0, ids[1]);
-    assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.rate_bits / 1_000_000 == 83));
+    assert!(recipe.epoch > 1 && recipe.peers.iter().all(|peer| peer.rate_bps / 1_000_000 == 83));
     let decision = fabric.state.queries(Duration::ZERO).decisions().last().unwrap();
     assert!(
         decision
@@ -79,7 +79,7 @@ fn tasks_are_served_in_the_tenants_order() {
     fabric.negotiate("a", "second", Some(&Constraints::new())).unwrap().unwrap();
     fabric.run(SECOND * 3);
     assert_eq!(shares(&fabric, &ids), [333, 333, 333]);
-    assert!(fabric.recipe_of(0, ids[1]).peers.iter().all(|peer| peer.rate_bits == 0));
+    assert!(fabric.recipe_of(0, ids[1]).peers.iter().all(|peer| peer.rate_bps == 0));
 }
 
 #[test]

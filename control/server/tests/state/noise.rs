@@ -15,7 +15,12 @@ fn own_bursts_change_nothing_and_hide_no_stranger() {
         fabric.noisy = true;
         fabric.sample_all();
         fabric.run(SECOND * 120);
-        assert_eq!(fabric.switch_count(id), 0, "seed {seed}: {:#?}", fabric.state.queries(Duration::ZERO).decisions().last());
+        assert_eq!(
+            fabric.switch_count(id),
+            0,
+            "seed {seed}: {:#?}",
+            fabric.state.queries(Duration::ZERO).decisions().last()
+        );
         assert!(fabric.probes > 100, "seed {seed}: {} probes", fabric.probes);
         let spines = ["spine0", "spine1"].map(|spine| fabric.link("leaf0", spine));
         let crosses =

@@ -179,7 +179,7 @@ fn drains_hold_over_restarts_until_restored() {
     let withdrawn = kept.world.state.queries(Duration::ZERO).withdrawn();
     assert_eq!((withdrawn.hosts.len(), withdrawn.switches.len(), withdrawn.links.len()), (1, 1, 1));
     let record = &kept.world.state.queries(kept.world.now).withdrawals(None)[0];
-    assert_eq!((record.reason.as_str(), record.what.as_str()), ("a fan", "host"));
+    assert_eq!((record.reason.as_str(), record.target_kind.as_str()), ("a fan", "host"));
     kept.give_back("spine:leaf1", WithdrawalKind::Drain).unwrap();
     kept.give_back("spine", WithdrawalKind::Drain).unwrap();
     kept.give_back("h2", WithdrawalKind::Drain).unwrap();
@@ -212,7 +212,7 @@ fn a_drained_host_gets_no_new_communicators() {
     assert_eq!(refused.kind(), JoinRefusedKind::Unavailable);
     assert_eq!(refused.text, "the provider takes no new communicators where rank 3 runs: maintenance");
     let [record] = &kept.world.state.queries(kept.world.now).withdrawals(None)[..] else { panic!("one") };
-    assert_eq!((record.left, record.unknown), (1, 0), "what runs there goes on");
+    assert_eq!((record.remaining, record.unknown_paths), (1, 0), "what runs there goes on");
     kept.give_back("h1", WithdrawalKind::Drain).unwrap();
     kept.world.join(sessions[1], "after", 0, 1);
     assert_ne!(kept.world.recipe(sessions[1]).communicator, id);

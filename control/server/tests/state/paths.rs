@@ -17,20 +17,20 @@ fn able(world: &mut World, host: usize) -> SessionId {
         trace: true,
         probe: true,
         probe_address: format!("10.0.0.{host}:5000"),
-        pace: true,
-        path_verdicts: true,
+        rate_limit: true,
+        congestion_reports: true,
         missing: vec!["nothing".to_owned(); 20],
         ..v1::Capabilities::default()
     };
     let hello = v1::Hello {
         listen: format!("10.0.0.{}:4000", host + 1),
-        abilities: Some(abilities),
+        capabilities: Some(abilities),
         ..hello(host, vec![])
     };
     let session = world.hello(hello);
     let heard = world.received(session);
     let welcome = heard.iter().find_map(|message| match message {
-        to_agent::Message::Welcome(welcome) => Some(welcome.path_verdicts_per_second),
+        to_agent::Message::Welcome(welcome) => Some(welcome.congestion_reports_per_second),
         _ => None,
     });
     assert_eq!(welcome, Some(100));
@@ -59,8 +59,9 @@ fn answer(
         v1::TracedPath { source_port, destination_port, hops: hops.into_iter().map(text).collect() }
     };
     let paths = question.ports.iter().map(path).collect();
-    let (question, error) = (question.question, String::new());
-    world.send(session, from_agent::Message::PathsTraced(v1::PathsTraced { question, paths, error }));
+    let (question, error) = (question.request, String::new());
+    world
+        .send(session, from_agent::Message::PathsTraced(v1::PathsTraced { request: question, paths, error }));
 }
 
 fn two_racks() -> World {
@@ -112,8 +113,8 @@ fn path_count(world: &mut World) -> usize {
 fn congestion_report(communicator: u64, peer: u32, port: u32) -> v1::CongestionReport {
     let congestion = v1::Congestion {
         level: CongestionLevel::Mild.into(),
-        cause: CongestionCause::Foreign.into(),
-        own_bits: 400_000_000,
+        cause: CongestionCause::CrossTraffic.into(),
+        own_bps: 400_000_000,
         ..v1::Congestion::default()
     };
     v1::CongestionReport { congestion: Some(congestion), communicator, epoch: 1, peer, source_port: port }
@@ -170,7 +171,7 @@ fn answers_that_nobody_asked_for_change_nothing() {
     };
     assert_eq!(there(&world), 0, "another's question");
     let mut odd = asked.clone();
-    odd.question = 99;
+    odd.request = 99;
     answer(&mut world, first, &odd, (1, 2), parity);
     assert_eq!(there(&world), 0);
     // Ports that were not asked for, ports that are none, addresses that are no switch's, and far too many hops.
@@ -186,7 +187,7 @@ fn answers_that_nobody_asked_for_change_nothing() {
         bad(port, vec!["10.64.0.1", "10.9.9.9", "here"]),
         bad(port + 1, vec!["10.64.0.1"; 1000]),
     ];
-    let traced = v1::PathsTraced { question: asked.question, paths, error: String::new() };
+    let traced = v1::PathsTraced { request: asked.request, paths, error: String::new() };
     world.send(first, from_agent::Message::PathsTraced(traced));
     assert_eq!(there(&world), 0);
     assert!(world.ended.is_empty(), "it costs no session");
@@ -212,7 +213,7 @@ fn unknown_hops_are_reported_once() {
                 ],
             };
             let paths = question.ports.iter().enumerate().map(path).collect();
-            let traced = v1::PathsTraced { question: question.question, paths, error: String::new() };
+            let traced = v1::PathsTraced { request: question.request, paths, error: String::new() };
             world.state.message(world.now, first, from_agent::Message::PathsTraced(traced).into());
             for output in world.state.take_outputs() {
                 match output {
@@ -252,7 +253,7 @@ fn a_silent_switch_is_not_a_dead_link() {
         destination_port: ports.destination_port,
         hops: vec!["10.64.0.1".to_owned(), String::new(), "10.64.0.2".to_owned()],
     });
-    let traced = v1::PathsTraced { question: asked.question, paths: paths.collect(), error: String::new() };
+    let traced = v1::PathsTraced { request: asked.request, paths: paths.collect(), error: String::new() };
     world.send(sessions[0], from_agent::Message::PathsTraced(traced));
     assert_eq!(path_count(&mut world), 24, "what was known stays");
     assert!(world.state.failed_links().is_empty());
@@ -305,17 +306,17 @@ fn senseless_congestion_reports_cost_no_session() {
         v1::CongestionReport { source_port: 0, ..good() },
     ];
     for (count, told) in bad.iter().enumerate() {
-        world.send(sessions[0], from_agent::Message::PathCongestion(told.clone()));
+        world.send(sessions[0], from_agent::Message::CongestionReport(told.clone()));
         assert_eq!(world.state.report_counts("h0"), (0, 0, count as u64 + 1), "{told:?}");
     }
-    world.send(other, from_agent::Message::PathCongestion(good()));
+    world.send(other, from_agent::Message::CongestionReport(good()));
     assert_eq!(world.state.report_counts("h1"), (0, 0, 1), "of a communicator of others");
     assert!(world.state.congested_links().is_empty());
-    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
+    world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(77, 1, port)));
     assert_eq!(world.state.report_counts("h0").0, 1, "one that has ended is no fault");
     assert!(world.ended.is_empty());
     for _ in 0..1000 {
-        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(77, 1, port)));
+        world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(77, 1, port)));
     }
     let (taken, dropped, _) = world.state.report_counts("h0");
     assert_eq!((taken, dropped), (100 - 12, 1000 - 100 + 13));
@@ -327,7 +328,7 @@ fn a_report_on_untraced_ports_awaits_paths() {
     world.state.forget_ports(id);
     world.wait(SECOND);
     world.got.clear();
-    world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, 40001)));
+    world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(id, 1, 40001)));
     assert_eq!(world.state.report_counts("h0"), (1, 0, 0));
     assert!(world.state.congested_links().is_empty(), "its way is not known");
     for (session, ends) in sessions.into_iter().zip([(1, 2), (2, 1)]) {
@@ -346,18 +347,18 @@ fn a_report_on_untraced_ports_awaits_paths() {
 
 /// The question by which an agent was just asked for a train of packets.
 fn requested_train(world: &mut World, session: SessionId) -> u64 {
-    every!(world.received(session), ProbePath)[0].question
+    every!(world.received(session), ProbePath)[0].request
 }
 
 /// All of a train sent at 1 Gbit/s came, at this rate.
 fn train_came(world: &mut World, session: SessionId, question: u64, received_bits: u64) {
     let (packets_sent, packets_received) = (100, 100);
     let probed = v1::PathProbed {
-        question,
+        request: question,
         packets_sent,
         packets_received,
-        sent_bits: 1_000_000_000,
-        received_bits,
+        sent_bps: 1_000_000_000,
+        received_bps: received_bits,
         ..v1::PathProbed::default()
     };
     world.send(session, from_agent::Message::PathProbed(probed));
@@ -366,7 +367,7 @@ fn train_came(world: &mut World, session: SessionId, question: u64, received_bit
 /// What became of the suspicions of a host's agent.
 fn suspicions(world: &World, host: usize) -> (u64, u64) {
     let told = world.state.telemetry_of(world.now, HostId(host));
-    (told.suspicions_proven, told.suspicions_refuted)
+    (told.congestion_reports_verified, told.congestion_reports_refuted)
 }
 
 #[test]
@@ -375,7 +376,7 @@ fn refuted_congestion_reports_are_counted() {
     let port = u32::from(*world.epoch(id).links.values().flatten().next().unwrap());
     for count in 1..=3 {
         world.got.clear();
-        world.send(sessions[0], from_agent::Message::PathCongestion(congestion_report(id, 1, port)));
+        world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(id, 1, port)));
         let question = requested_train(&mut world, sessions[0]);
         train_came(&mut world, sessions[0], question, 990_000_000);
         assert!(world.state.congested_links().is_empty(), "nobody is in the way");
@@ -384,5 +385,5 @@ fn refuted_congestion_reports_are_counted() {
     }
     assert_eq!(suspicions(&world, 1), (0, 0));
     let explained = world.state.queries(world.now).explain(0, 0);
-    assert_eq!((explained.suspicions_proven, explained.suspicions_refuted), (0, 3));
+    assert_eq!((explained.congestion_reports_verified, explained.congestion_reports_refuted), (0, 3));
 }

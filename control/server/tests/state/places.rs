@@ -30,7 +30,7 @@ fn fail(world: &mut World, sessions: &[SessionId; 2], communicator: u64) {
 }
 
 fn ask(world: &mut World, session: SessionId, name: &str, (communicator, member): (u64, u32)) {
-    let regroup = Some(v1::Regroup { communicator, member, key: member, least: 1 });
+    let regroup = Some(v1::Regroup { communicator, previous_rank: member, key: member, min_ranks: 1 });
     let (tenant, communicator) = ("a".to_owned(), name.to_owned());
     let request = communicator.bytes().fold(u64::from(member), |sum, byte| sum * 251 + u64::from(byte));
     let join =

@@ -231,7 +231,8 @@ fn members_retry_after_an_unprepared_successor() {
         let mut told = Vec::new();
         for (rank, session) in (0..).zip(&all[..2]) {
             world.received(*session);
-            let regroup = Some(v1::Regroup { communicator: id, member: rank, key: rank, least: 1 });
+            let regroup =
+                Some(v1::Regroup { communicator: id, previous_rank: rank, key: rank, min_ranks: 1 });
             let join = v1::Join { request: 70 + u64::from(rank), regroup, ..join_of("a", "world", 0, 0) };
             world.send(*session, from_agent::Message::Join(join));
         }

@@ -131,7 +131,7 @@ impl Play {
             tenant,
             communicator,
             timeout_ns: self.rng.random_range(1..30_000_000_000),
-            regroup: Some(v1::Regroup { communicator: id, member: rank, key, least }),
+            regroup: Some(v1::Regroup { communicator: id, previous_rank: rank, key, min_ranks: least }),
             ..v1::Join::default()
         };
         agent.open.insert(self.request);
@@ -219,7 +219,7 @@ impl Play {
     fn report(&mut self, communicator: u64) -> v1::TelemetryReport {
         let mut small = || self.rng.random_range(0..3);
         let straggler =
-            v1::Straggler { communicator, rank: small(), kind: small() as i32, ..Default::default() };
+            v1::Straggler { communicator, rank: small(), cause: small() as i32, ..Default::default() };
         let ranks = vec![v1::RankTiming { rank: small(), called_ns: 1, ended_ns: 1, ..Default::default() }];
         let edges = vec![v1::Edge { peer: small(), sent_bytes: 1, ..Default::default() }];
         let (participant, operation) = (small(), u64::from(small()));
@@ -229,7 +229,7 @@ impl Play {
             ranks,
             edges,
             participant,
-            whole: true,
+            complete: true,
             ..Default::default()
         };
         let (stragglers, operations) = match small() {
@@ -316,18 +316,18 @@ fn take(agent: &mut Agent, recipe: &v1::Recipe, ends: &mut Vec<LinkEnd>) {
     ranks.sort_unstable();
     assert!(ranks.iter().copied().eq(0..ranks.len() as u32));
     let mine = &recipe.participants[recipe.me as usize].ranks;
-    assert_eq!(recipe.local.iter().map(|local| local.rank).collect::<Vec<_>>(), *mine);
+    assert_eq!(recipe.local_ranks.iter().map(|local| local.rank).collect::<Vec<_>>(), *mine);
     assert_eq!(recipe.peers.len() + 1, recipe.participants.len());
     let epochs = agent.alive.entry(recipe.communicator).or_default();
     assert!(epochs.insert(recipe.epoch), "an epoch comes once");
     if epochs.len() == 1 {
-        for local in &recipe.local {
+        for local in &recipe.local_ranks {
             assert!(agent.open.remove(&local.request), "a join is answered once");
         }
         agent.ranks.insert(recipe.communicator, mine.iter().copied().collect());
     }
     agent.todo.push((recipe.communicator, recipe.epoch));
-    for peer in recipe.peers.iter().filter(|peer| !peer.carried) {
+    for peer in recipe.peers.iter().filter(|peer| !peer.reused) {
         ends.push((recipe.communicator, recipe.epoch, recipe.me, peer.clone()));
     }
 }

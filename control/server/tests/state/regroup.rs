@@ -37,7 +37,7 @@ fn newcomer() -> Ask {
 
 fn ask(world: &mut World, session: SessionId, request: u64, ask: Ask) {
     let Ask { of: communicator, member, key, least, timeout } = ask;
-    let regroup = Some(v1::Regroup { communicator, member, key, least });
+    let regroup = Some(v1::Regroup { communicator, previous_rank: member, key, min_ranks: least });
     let timeout_ns = timeout.as_nanos() as u64;
     let join = v1::Join { request, timeout_ns, regroup, ..join_of("a", "job", 0, 0) };
     world.send(session, from_agent::Message::Join(join));
@@ -57,7 +57,7 @@ fn formed(world: &mut World, sessions: &[SessionId]) -> (u64, Vec<String>, Vec<O
         hosts.extend(part.ranks.iter().map(|rank| (*rank, part.host.clone())));
     }
     hosts.sort();
-    let before = recipe.before.iter().map(|rank| rank.checked_sub(1)).collect();
+    let before = recipe.previous_ranks.iter().map(|rank| rank.checked_sub(1)).collect();
     (recipe.communicator, hosts.into_iter().map(|(_, host)| host).collect(), before)
 }
 
@@ -96,7 +96,7 @@ fn survivors_of_a_lost_host_regroup_at_once() {
         ask(&mut world, *session, 3, again);
     }
     let recipe = world.recipe(left[0]);
-    assert_eq!(recipe.before, [1, 0, 2, 3], "it has rank 0's key, which a member has first");
+    assert_eq!(recipe.previous_ranks, [1, 0, 2, 3], "it has rank 0's key, which a member has first");
 }
 
 #[test]

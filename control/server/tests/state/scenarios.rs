@@ -467,7 +467,7 @@ fn status_says_whom_operations_wait_for() {
     world.run_until_quiet();
     let operation = |operation, waiting_for: &[u32], age_ns| v1::OperationReport {
         operation,
-        what: "barrier()".to_owned(),
+        call: "barrier()".to_owned(),
         waiting_for: waiting_for.to_vec(),
         age_ns,
     };
@@ -504,7 +504,7 @@ fn what_an_agent_says_at_length_is_cut() {
     let asked = world.state.ask_status(world.now, SECOND);
     world.run_until_quiet();
     let operation = v1::OperationReport {
-        what: "x\n".repeat(1 << 12),
+        call: "x\n".repeat(1 << 12),
         waiting_for: vec![0; 1 << 12],
         ..v1::OperationReport::default()
     };
@@ -519,7 +519,7 @@ fn what_an_agent_says_at_length_is_cut() {
     world.wait(SECOND);
     let status = world.status.pop().unwrap();
     let kept = &status.agents[0].report.as_ref().unwrap().communicators[0].in_flight;
-    assert_eq!((kept.len(), kept[0].what.len(), kept[0].waiting_for.len()), (256, 256, 64));
+    assert_eq!((kept.len(), kept[0].call.len(), kept[0].waiting_for.len()), (256, 256, 64));
     world.got.clear();
 
     let detail = "y".repeat(1 << 20);

@@ -57,18 +57,21 @@ fn in_use(world: &mut World, sessions: &[SessionId]) -> (u64, v1::Aggregation) {
 fn hosts_and_aggregators_sum_in_order() {
     let (mut world, agg, sessions) = able();
     let (id, told) = in_use(&mut world, &sessions);
-    assert!(told.at_once);
+    assert!(told.small_operations);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
     assert!(!grant.ordered);
     let ordered = Constraints::new().ordered(true);
     assert!(matches!(propose(&mut world, sessions[0], &ordered), Negotiated::Agreed(_)));
     let recipes = change_over(&mut world, &sessions, id, 2);
     let [grant] = grants(&mut world, agg).try_into().unwrap();
-    assert!(grant.ordered && grant.guaranteed >= 2 * 4 && grant.guaranteed <= grant.most, "{grant:?}");
+    assert!(
+        grant.ordered && grant.guaranteed_units >= 2 * 4 && grant.guaranteed_units <= grant.max_units,
+        "{grant:?}"
+    );
     for recipe in &recipes {
         assert_eq!(recipe.tuning.unwrap().two_shot_bytes, MAX_TARGET_BYTES);
         assert!(recipe.coding.is_none() && recipe.aggregation.is_some());
-        assert!(recipe.peers.iter().all(|peer| peer.carried), "links go on");
+        assert!(recipe.peers.iter().all(|peer| peer.reused), "links go on");
     }
     assert!(plan(&world, id).aggregation_reason.contains("agg0"), "{:?}", plan(&world, id));
     // Asked for again nothing changes; given back it is as before.

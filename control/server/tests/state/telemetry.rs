@@ -2,8 +2,8 @@
 
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_api::v1::{
-    self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, Straggler, StragglerKind,
-    TelemetryReport, from_agent, verdict_change,
+    self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, Straggler, StragglerCause,
+    TelemetryReport, finding_change, from_agent,
 };
 use harmonaize_server::state::{Fact, Output, SessionId};
 
@@ -27,7 +27,7 @@ fn congested(interface: &str, level: CongestionLevel) -> Congestion {
     Congestion {
         interface: interface.to_owned(),
         level: level.into(),
-        cause: CongestionCause::Foreign.into(),
+        cause: CongestionCause::CrossTraffic.into(),
         since_ns: REAL - 3,
         ..Congestion::default()
     }
@@ -35,12 +35,19 @@ fn congested(interface: &str, level: CongestionLevel) -> Congestion {
 
 fn link(interface: &str) -> v1::Link {
     let congestion = Some(congested(interface, CongestionLevel::Mild));
-    v1::Link { interface: interface.to_owned(), egress_bits: 940_000_000, congestion, ..v1::Link::default() }
+    v1::Link { interface: interface.to_owned(), egress_bps: 940_000_000, congestion, ..v1::Link::default() }
 }
 
 fn late(communicator: u64, job: &str, rank: u32) -> Straggler {
-    let kind = StragglerKind::Compute.into();
-    Straggler { communicator, job: job.to_owned(), rank, kind, by_ns: MILLI, ..Straggler::default() }
+    let kind = StragglerCause::Compute.into();
+    Straggler {
+        communicator,
+        job: job.to_owned(),
+        rank,
+        cause: kind,
+        delay_ns: MILLI,
+        ..Straggler::default()
+    }
 }
 
 /// A whole operation of a ring as one participant with one rank sees it.
@@ -59,7 +66,7 @@ fn operation(communicator: u64, number: u64, me: u32, of: u32, called_ns: u64, e
         last_received_ns: if peer == before { ended_ns } else { 0 },
     });
     let timed = super::world::operation(communicator, number, 1000, me, (called_ns, ended_ns));
-    Operation { edges: edges.collect(), whole: true, ..timed }
+    Operation { edges: edges.collect(), complete: true, ..timed }
 }
 
 /// A session that ends leaves measuring as it was; an agent that is started again has measured nothing meanwhile.
@@ -98,7 +105,7 @@ fn reports_are_asked_for_and_kept() {
     let report = TelemetryReport {
         sequence: 1,
         links: vec![link("eth0")],
-        flows_known: 12,
+        flow_count: 12,
         changes: vec![congested("eth0", CongestionLevel::Mild)],
         ..TelemetryReport::default()
     };
@@ -108,10 +115,10 @@ fn reports_are_asked_for_and_kept() {
     assert_eq!(snapshot.time_ns, REAL);
     let host = &snapshot.hosts[1];
     assert_eq!((host.host.as_str(), host.reports, host.age_ns), ("h1", 1, 1_000_000_000));
-    assert_eq!((host.links.as_slice(), host.flows_known), ([link("eth0")].as_slice(), 12));
+    assert_eq!((host.links.as_slice(), host.flow_count), ([link("eth0")].as_slice(), 12));
     assert!(host.connected && !snapshot.hosts[0].connected);
-    let verdict = Some(verdict_change::Verdict::Congestion(congested("eth0", CongestionLevel::Mild)));
-    let change = v1::VerdictChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), verdict };
+    let verdict = Some(finding_change::Finding::Congestion(congested("eth0", CongestionLevel::Mild)));
+    let change = v1::FindingChange { time_ns: REAL - 1_000_000_000, host: "h1".to_owned(), finding: verdict };
     assert_eq!(snapshot.changes, [change]);
     let status = world.status();
     assert_eq!(status.agents[1].telemetry.as_ref().unwrap().links, [link("eth0")]);
@@ -128,7 +135,7 @@ fn reports_are_asked_for_and_kept() {
 fn a_flood_is_dropped_and_counted() {
     let mut world = world();
     let [loud, quiet] = [0, 1].map(|host| world.agent(host));
-    let report = |sequence| TelemetryReport { sequence, flows_known: sequence, ..Default::default() };
+    let report = |sequence| TelemetryReport { sequence, flow_count: sequence, ..Default::default() };
     let mut facts = Vec::new();
     for sequence in 1..=100 {
         let message = from_agent::Message::Telemetry(report(sequence));
@@ -138,7 +145,7 @@ fn a_flood_is_dropped_and_counted() {
     send_report(&mut world, quiet, report(1));
     let counts = |world: &World, host: usize| {
         let host = &fabric(world).hosts[host];
-        (host.reports, host.dropped, host.refused, host.flows_known)
+        (host.reports, host.dropped, host.refused, host.flow_count)
     };
     assert_eq!(counts(&world, 0), (4, 96, 0, 4), "a few at once, and no more");
     assert_eq!(counts(&world, 1), (1, 0, 0, 1));
@@ -204,7 +211,7 @@ fn bad_reports_are_refused_in_whole() {
             with(&|report| report.changes = vec![Congestion { lost_ppm: 1_000_001, ..Default::default() }]),
             "a part of a million",
         ),
-        (verdict(Straggler { kind: 0, ..late(id, "", 0) }), "a straggler of kind 0"),
+        (verdict(Straggler { cause: 0, ..late(id, "", 0) }), "a straggler of kind 0"),
         (verdict(late(0, "", 0)), "of no communicator and no job"),
         (verdict(late(id, "7", 0)), "of no communicator and no job, or of both"),
         (verdict(late(id, "", 1)), "a verdict on rank 1, which is not the agent's"),
@@ -278,13 +285,13 @@ fn a_late_rank_is_found_over_several_agents() {
     let snapshot = fabric(&world);
     let [found] = snapshot.stragglers.as_slice() else { panic!("{:?}", snapshot.stragglers) };
     assert_eq!((found.communicator, found.rank, found.host.as_str()), (id, 2, "h2"));
-    assert_eq!((found.kind(), found.since_unit, found.ended_ns), (StragglerKind::Compute, 20, 0));
-    assert!((7 * MILLI..9 * MILLI).contains(&found.by_ns), "{}", found.by_ns);
+    assert_eq!((found.cause(), found.since_unit, found.ended_ns), (StragglerCause::Compute, 20, 0));
+    assert!((7 * MILLI..9 * MILLI).contains(&found.delay_ns), "{}", found.delay_ns);
     assert_eq!(snapshot.communicators[0].straggler.as_ref(), Some(found));
     let status = world.status();
     assert_eq!(status.communicators[0].telemetry.as_ref().unwrap().straggler.as_ref(), Some(found));
     let [change] = snapshot.changes.as_slice() else { panic!("{:?}", snapshot.changes) };
-    let Some(verdict_change::Verdict::Straggler(change)) = &change.verdict else { panic!("{change:?}") };
+    let Some(finding_change::Finding::Straggler(change)) = &change.finding else { panic!("{change:?}") };
     assert_eq!((change.rank, change.host.as_str(), change.ended_ns), (2, "h2", 0));
 
     iterate(&mut world, &sessions, id, 30..50, [0, 0, 0]);

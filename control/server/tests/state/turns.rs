@@ -94,10 +94,10 @@ impl Job {
     fn exchange(&mut self, fabric: &mut Fabric, now: f64) {
         while self.received.first().is_some_and(|(at, _)| *at <= now) {
             match self.received.remove(0).1 {
-                to_agent::Message::Turns(turns) => {
-                    self.turns = Some(turns).filter(|turns| turns.patience_ns > 0)
+                to_agent::Message::Interleaving(turns) => {
+                    self.turns = Some(turns).filter(|turns| turns.max_wait_ns > 0)
                 }
-                to_agent::Message::TurnGiven(given) if self.turn == Some(given.turn) => self.waits = None,
+                to_agent::Message::GrantSlot(given) if self.turn == Some(given.slot) => self.waits = None,
                 _ => {}
             }
         }
@@ -115,10 +115,10 @@ impl Job {
         self.quiet = 0.0;
         if let Some(turns) = self.turns {
             let turn = self.done.len() as u64;
-            self.waits = Some(now + turns.patience_ns as f64 / 1e6);
+            self.waits = Some(now + turns.max_wait_ns as f64 / 1e6);
             self.turn = Some(turn);
-            let wanted = v1::RequestSlot { communicator: self.id, turn };
-            self.sent.push((now + MESSAGE, from_agent::Message::TurnWanted(wanted)));
+            let wanted = v1::RequestSlot { communicator: self.id, slot: turn };
+            self.sent.push((now + MESSAGE, from_agent::Message::RequestSlot(wanted)));
         }
     }
 
@@ -126,8 +126,8 @@ impl Job {
         self.done.push((self.began, now));
         self.quiet = self.computes * varied;
         if let Some(turn) = self.turn.take().filter(|_| !self.never_ends) {
-            let done = v1::ReleaseSlot { communicator: self.id, turn };
-            self.sent.push((now + MESSAGE + self.ends_late, from_agent::Message::TurnDone(done)));
+            let done = v1::ReleaseSlot { communicator: self.id, slot: turn };
+            self.sent.push((now + MESSAGE + self.ends_late, from_agent::Message::ReleaseSlot(done)));
         }
     }
 
@@ -138,7 +138,7 @@ impl Job {
     fn operation(&self, number: usize, (began, ended): (f64, f64)) -> v1::Operation {
         let at = |time: f64| REAL + (time * 1e6) as u64;
         let times = (at(began), at(ended + self.lies));
-        v1::Operation { whole: true, ..operation(self.id, number as u64, self.bytes(), 0, times) }
+        v1::Operation { complete: true, ..operation(self.id, number as u64, self.bytes(), 0, times) }
     }
 
     /// Of an operation: 2(n-1)/n of them cross each link of 1 Gbit/s.
@@ -190,8 +190,8 @@ pub(super) fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
         jobs.iter_mut().for_each(|job| job.exchange(fabric, now));
         for message in fabric.tenants.others.drain(..) {
             let id = match &message {
-                to_agent::Message::Turns(turns) => turns.communicator,
-                to_agent::Message::TurnGiven(given) => given.communicator,
+                to_agent::Message::Interleaving(turns) => turns.communicator,
+                to_agent::Message::GrantSlot(given) => given.communicator,
                 _ => continue,
             };
             let job = jobs.iter_mut().find(|job| job.id == id).unwrap();
@@ -292,7 +292,8 @@ fn two_jobs_that_begin_together_soon_take_turns() {
                 "seed {seed}: {first:.1} ms an iteration, then {last:.1}; turns from {begun:?}, over {over:?}"
             );
             assert!(first > 165.0 && first / last > 1.35, "seed {seed}: {first} then {last}");
-            let words = fabric.state.queries(Duration::ZERO).plans(job.id).unwrap().plans[0].turns.clone();
+            let words =
+                fabric.state.queries(Duration::ZERO).plans(job.id).unwrap().plans[0].interleaving.clone();
             assert!(words.starts_with("takes turns with a/job"), "{words}");
         }
         assert!(begun.len() == 2 && over.is_empty(), "seed {seed}: {begun:?} {over:?}");
@@ -407,15 +408,15 @@ fn a_flood_of_turn_requests_is_left_out() {
     for turn in 0..50_000 {
         // Its own, which nobody asked for, and one that is not there.
         for communicator in [jobs[1].id, 77] {
-            let wanted = v1::RequestSlot { communicator, turn };
-            fabric.ask(2, from_agent::Message::TurnWanted(wanted));
-            fabric.ask(2, from_agent::Message::TurnDone(v1::ReleaseSlot { communicator, turn }));
+            let wanted = v1::RequestSlot { communicator, slot: turn };
+            fabric.ask(2, from_agent::Message::RequestSlot(wanted));
+            fabric.ask(2, from_agent::Message::ReleaseSlot(v1::ReleaseSlot { communicator, slot: turn }));
         }
     }
     assert!(fabric.tenants.others.len() < 2100, "{} answers", fabric.tenants.others.len());
     let heard = fabric.state.telemetry_of(fabric.now, HostId(2));
-    assert_eq!(heard.turns_dropped, 200_000 - 2000);
-    assert_eq!(fabric.state.telemetry_of(fabric.now, HostId(0)).turns_dropped, 0);
+    assert_eq!(heard.slot_requests_dropped, 200_000 - 2000);
+    assert_eq!(fabric.state.telemetry_of(fabric.now, HostId(0)).slot_requests_dropped, 0);
     let noted = |fact: &Fact| matches!(fact, Fact::TelemetryRefused { host, .. } if host == "h2");
     let noted = fabric.facts.iter().filter(|(_, fact)| noted(fact)).count();
     assert!((1..=18).contains(&noted), "{noted} lines");

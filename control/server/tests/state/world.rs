@@ -5,7 +5,7 @@ use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
 use harmonaize_server::state::testing::EpochView;
-use harmonaize_server::state::{Output, ReorderError, SessionId, Settings, Controller};
+use harmonaize_server::state::{Controller, Output, ReorderError, SessionId, Settings};
 use harmonaize_store::Change;
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -94,8 +94,8 @@ mod tests {
             chunk_elements: 256,
             tenant: "a".into(),
             weight: 1,
-            guaranteed: 16,
-            most: 64,
+            guaranteed_units: 16,
+            max_units: 64,
             ..v1::GrantAggregation::default()
         }
     }

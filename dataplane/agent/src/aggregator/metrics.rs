@@ -238,6 +238,6 @@ mod tests {
         let other = report.tenants.last().unwrap();
         assert_eq!((other.tenant.as_str(), other.communicators), ("other", 200 - 63));
         let sums: u64 = report.tenants.iter().map(|tenant| tenant.sums).sum();
-        assert_eq!((sums, report.used, report.unsent), (200 * 201 / 2, 4, 2), "nothing is lost");
+        assert_eq!((sums, report.used_units, report.send_errors), (200 * 201 / 2, 4, 2), "nothing is lost");
     }
 }

@@ -291,7 +291,7 @@ mod tests {
         let local = vec![v1::LocalRank { rank: 0, request: 7 }];
         let peers = vec![v1::Peer { secret: vec![1; 32], ..v1::Peer::default() }];
         let aggregation = Some(v1::Aggregation { key: vec![1; 32], ..v1::Aggregation::default() });
-        v1::Recipe { communicator, epoch, local, peers, aggregation, ..v1::Recipe::default() }
+        v1::Recipe { communicator, epoch, local_ranks: local, peers, aggregation, ..v1::Recipe::default() }
     }
 
     fn running(ledger: &Ledger) -> Vec<(u64, u64)> {
@@ -395,7 +395,7 @@ mod tests {
     /// A communicator of ranks 0 and 1 that may have been used.
     fn used(ledger: &mut Ledger, id: u64) {
         let local = [0, 1].map(|rank| v1::LocalRank { rank, request: 7 }).to_vec();
-        ledger.incoming(to_agent::Message::Form(v1::Recipe { local, ..recipe(id, 1) }));
+        ledger.incoming(to_agent::Message::Form(v1::Recipe { local_ranks: local, ..recipe(id, 1) }));
         ledger.incoming(to_agent::Message::Ready(v1::Ready { communicator: id, epoch: 1 }));
     }
 
@@ -405,7 +405,7 @@ mod tests {
         let ended = |ledger: &Ledger| -> Vec<(u64, Vec<u32>)> {
             let Message::Hello(hello) = ledger.hello() else { panic!("no Hello") };
             assert!(hello.ended.iter().all(|recipe| recipe.peers.is_empty()), "secrets stay here");
-            let local = |recipe: &v1::Recipe| recipe.local.iter().map(|local| local.rank).collect();
+            let local = |recipe: &v1::Recipe| recipe.local_ranks.iter().map(|local| local.rank).collect();
             hello.ended.iter().map(|recipe| (recipe.communicator, local(recipe))).collect()
         };
         let leave = |communicator, rank| Message::Leave(v1::Leave { communicator, rank, request: 0 });

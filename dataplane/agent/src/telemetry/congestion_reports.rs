@@ -256,7 +256,7 @@ mod tests {
         fn reports(&mut self, now_ns: u64) -> Vec<v1::CongestionReport> {
             self.verdicts.poll_reports(now_ns, 0, (&self.own, &self.analysis), &self.names);
             let next = || match self.received.try_recv().ok()? {
-                Message::PathCongestion(told) => Some(told),
+                Message::CongestionReport(told) => Some(told),
                 other => panic!("{other:?}"),
             };
             std::iter::from_fn(next).collect()
@@ -382,7 +382,7 @@ mod tests {
         assert!(starved.first().is_some_and(|ms| (405..430).contains(ms)), "{told:#?}");
         assert!((10..=14).contains(&starved.len()), "each 50 ms: {starved:?}");
         let causes = told.iter().filter(|(_, congestion)| congestion.starved);
-        assert!(causes.clone().all(|(_, told)| told.cause() == v1::CongestionCause::Foreign));
+        assert!(causes.clone().all(|(_, told)| told.cause() == v1::CongestionCause::CrossTraffic));
     }
 
     #[test]
@@ -403,7 +403,7 @@ mod tests {
         assert!(held.windows(2).any(|two| two[1] - two[0] >= 500), "again while it stands: {held:?}");
         assert!(held.iter().all(|ms| ms % 100 < 30), "only while it sends: {told:#?}");
         let standing = |told: &&(u64, v1::Congestion)| told.1.level() > v1::CongestionLevel::None;
-        assert!(told.iter().filter(standing).all(|(_, congestion)| congestion.own_bits > 0), "{told:#?}");
+        assert!(told.iter().filter(standing).all(|(_, congestion)| congestion.own_bps > 0), "{told:#?}");
     }
 
     #[test]

@@ -352,8 +352,8 @@ mod tests {
         let mut reports = Reports { sequence: 0, before: Arc::clone(&before), pending, interval };
         let report = reports.next(Arc::clone(&before), &Names::default());
         assert_eq!((report.sequence, report.operations.len()), (1, 64));
-        assert_eq!(report.operations_left_out, 2 * REMEMBERED as u64 - 64);
+        assert_eq!(report.operations_omitted, 2 * REMEMBERED as u64 - 64);
         let report = reports.next(before, &Names::default());
-        assert_eq!((report.sequence, report.operations.len(), report.operations_left_out), (2, 0, 0));
+        assert_eq!((report.sequence, report.operations.len(), report.operations_omitted), (2, 0, 0));
     }
 }

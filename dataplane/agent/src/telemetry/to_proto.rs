@@ -60,12 +60,12 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
         last_epoch: operation.epochs.1.into(),
         segments: operation.segments,
         first_segment_ns: clock.at_all(operation.first_segment_ns),
-        coded: operation.coded.map(|Coded { error, saved_bytes, refused }| v1::CodedOperation {
+        compression: operation.coded.map(|Coded { error, saved_bytes, refused }| v1::CompressedOperation {
             error,
             saved_bytes,
-            refused,
+            uncompressed_chunks: refused,
         }),
-        whole: operation.whole,
+        complete: operation.whole,
     }
 }
 
@@ -73,12 +73,12 @@ pub(crate) fn phase(phase: &Phase, clock: Clock) -> v1::TrafficPhase {
     v1::TrafficPhase {
         job: phase.job.to_string(),
         iteration: phase.iteration,
-        began_ns: clock.at(phase.began_ns),
-        ended_ns: clock.at(phase.ended_ns),
+        start_ns: clock.at(phase.began_ns),
+        end_ns: clock.at(phase.ended_ns),
         bytes: phase.bytes,
         ring_steps: phase.ring.map_or(0, |ring| ring.steps),
-        late_host: phase.late.map_or_else(String::new, |late| address(late.host).to_string()),
-        late_by_ns: phase.late.map_or(0, |late| late.by_ns),
+        delayed_host: phase.late.map_or_else(String::new, |late| address(late.host).to_string()),
+        delay_ns: phase.late.map_or(0, |late| late.by_ns),
         ring_hosts: phase.ring.map_or(0, |ring| ring.hosts),
         ring_step_bytes: phase.ring.map_or(0, |ring| ring.bytes),
         period_ns: phase.period_ns,
@@ -102,21 +102,21 @@ pub(crate) fn congestion(found: &Congestion, names: &Names, clock: Clock) -> v1:
         level: level.into(),
         cause: cause.into(),
         since_ns: clock.at(found.since_ns),
-        marked_ppm: found.ecn_ce_ppm,
+        ecn_ce_ppm: found.ecn_ce_ppm,
         lost_ppm: found.lost_ppm,
-        round_trip_ns: found.rtt_ns,
-        rest_ns: found.min_rtt_ns,
-        used_ppm: found.used_ppm,
+        rtt_ns: found.rtt_ns,
+        min_rtt_ns: found.min_rtt_ns,
+        utilization_ppm: found.used_ppm,
         ingress: found.link.direction == Direction::Ingress,
         found_ns: clock.at(found.found_ns),
         delay: found.signals.delay,
-        marks: found.signals.ecn_ce,
+        ecn_ce: found.signals.ecn_ce,
         loss: found.signals.loss,
         load: found.signals.load,
         starved: found.signals.starved,
-        own_bits: found.own_rate.saturating_mul(8),
-        other_bits: found.cross_traffic_rate.saturating_mul(8),
-        capacity_bits: found.capacity.saturating_mul(8),
+        own_bps: found.own_rate.saturating_mul(8),
+        cross_traffic_bps: found.cross_traffic_rate.saturating_mul(8),
+        capacity_bps: found.capacity.saturating_mul(8),
     }
 }
 
@@ -127,17 +127,17 @@ pub(crate) fn straggler(late: &LocatedStraggler, clock: Clock) -> v1::Straggler 
         Subject::Job(job) => (0, job.to_string()),
     };
     let kind = match found.kind {
-        Kind::Compute => v1::StragglerKind::Compute,
-        Kind::Network => v1::StragglerKind::Network,
+        Kind::Compute => v1::StragglerCause::Compute,
+        Kind::Network => v1::StragglerCause::Network,
     };
     v1::Straggler {
         communicator,
         job,
         rank: found.rank,
         host: late.host.map_or_else(String::new, |host| address(host).to_string()),
-        kind: kind.into(),
+        cause: kind.into(),
         since_ns: clock.at(found.since_ns),
-        by_ns: found.by_ns,
+        delay_ns: found.by_ns,
         iterations: found.units,
         ended_ns: clock.at_all(found.ended_ns),
         edge_from: found.edge.map(|edge| edge.0),

@@ -107,7 +107,7 @@ async fn agent_saw(socket: &Path, host: u32) {
     let mut sent = 0;
     for (number, operation) in operations.iter().enumerate() {
         assert_eq!((operation.operation, operation.participant), (number as u64, host), "{operation:?}");
-        assert!(operation.whole && operation.segments > 0, "{operation:?}");
+        assert!(operation.complete && operation.segments > 0, "{operation:?}");
         let [rank] = &operation.ranks[..] else { panic!("{operation:?}") };
         assert_eq!((rank.rank, rank.failed, operation.bytes), (host, false, ELEMENTS * 4));
         assert!(rank.called_ns > 1_700_000_000_000_000_000 && rank.called_ns < rank.ended_ns, "{rank:?}");
@@ -142,7 +142,7 @@ async fn agent_saw(socket: &Path, host: u32) {
     assert_eq!((traffic.operations, traffic.failed, traffic.epoch), (OPERATIONS, 0, 1));
     assert!(traffic.last_operation_ns > 0 && traffic.median_operation_ns > 0);
     let losses = snapshot.losses.unwrap();
-    assert_eq!((losses.marks, losses.events, losses.unplaced), (0, 0, 0));
+    assert_eq!((losses.marks, losses.events, losses.untracked), (0, 0, 0));
 }
 
 async fn own_flows(client: &mut TelemetryClient<Channel>) -> Vec<v1::Flow> {

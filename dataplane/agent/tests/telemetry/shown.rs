@@ -82,11 +82,11 @@ async fn watched(client: &mut TelemetryClient<Channel>, fake: &Fake) {
     let request = v1::WatchRequest { interval_ns: 1, flows: 1 };
     let mut snapshots = client.watch(request).await.unwrap().into_inner();
     let first = snapshots.message().await.unwrap().unwrap();
-    assert_eq!((first.host.as_str(), first.flows_known, first.flows.len()), ("h0", 2, 1));
+    assert_eq!((first.host.as_str(), first.flow_count, first.flows.len()), ("h0", 2, 1));
     let link = &first.links[0];
-    assert_eq!((link.interface.as_str(), link.index, link.capacity_bits), ("made0", 7, 8_000_000_000));
+    assert_eq!((link.interface.as_str(), link.index, link.capacity_bps), ("made0", 7, 8_000_000_000));
     assert_eq!(link.counters.unwrap().egress_bytes, 300);
-    assert_eq!((link.egress_bits, first.interval_ns), (0, 0));
+    assert_eq!((link.egress_bps, first.interval_ns), (0, 0));
     pass(fake, key(7, 2), 1_000);
     fake.scene().totals.entry(7).or_default().egress.bytes += 1_000;
     // At most ten a second, however many are asked for.
@@ -96,8 +96,8 @@ async fn watched(client: &mut TelemetryClient<Channel>, fake: &Fake) {
     let egress = fastest.egress.as_ref().unwrap();
     assert_eq!((fastest.local_port, egress.bytes, egress.packets), (2, 1_200, 2));
     let rate = 8_000_000_000_000_u128 / u128::from(second.interval_ns);
-    assert_eq!(u128::from(egress.bits), rate);
-    assert_eq!(u128::from(second.links[0].egress_bits), rate);
+    assert_eq!(u128::from(egress.rate_bps), rate);
+    assert_eq!(u128::from(second.links[0].egress_bps), rate);
     assert!(second.time_ns > 1_700_000_000_000_000_000, "CLOCK_REALTIME: {}", second.time_ns);
 }
 
@@ -113,9 +113,9 @@ async fn flows(client: &mut TelemetryClient<Channel>) {
         for flow in flows {
             // The kernel knows of one of them.
             let known = flow.local_port == 2;
-            let tcp = flow.kernel.map(|kernel| (kernel.smoothed_ns, kernel.window, kernel.delivery_bits));
+            let tcp = flow.kernel.map(|kernel| (kernel.srtt_ns, kernel.cwnd, kernel.delivery_bps));
             assert_eq!(tcp, known.then_some((5_000, 10, 8_000)));
-            let end = flow.end.map(|end| (end.process, end.user, end.cgroup));
+            let end = flow.end.map(|end| (end.pid, end.uid, end.cgroup_id));
             assert_eq!(end, known.then_some((0, 77, 88)));
         }
     }

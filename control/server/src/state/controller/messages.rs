@@ -82,7 +82,7 @@ impl Controller {
                     self.take_operations(now, from, reports);
                 }
             }
-            Message::PathCongestion(told) => {
+            Message::CongestionReport(told) => {
                 self.link_state.path_congestion(ctx, &mut self.outbox, from, told);
             }
             Message::PathsTraced(answer) => self.link_state.traced(ctx, &mut self.outbox, from, &answer),
@@ -96,10 +96,10 @@ impl Controller {
             }
             Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
             Message::Hint(asked) => self.hints.hint(ctx, &mut self.outbox, from, &asked),
-            Message::TurnWanted(wanted) => {
+            Message::RequestSlot(wanted) => {
                 return self.turns.slot_requested(ctx, &mut self.outbox, from, wanted);
             }
-            Message::TurnDone(done) => return self.turns.turn_done(ctx, &mut self.outbox, from, done),
+            Message::ReleaseSlot(done) => return self.turns.turn_done(ctx, &mut self.outbox, from, done),
             Message::AggregationGranted(_) | Message::Aggregator(_) => {
                 return Err("a host's agent that speaks as an aggregator");
             }

@@ -17,7 +17,7 @@ impl Controller {
     pub(crate) fn take_operations(&mut self, now: Duration, from: SessionId, reports: OperationReports) {
         for mut operation in reports.ended {
             self.record_operation(now, from, &operation);
-            operation.whole &= !self.turns.delayed(&operation);
+            operation.complete &= !self.turns.delayed(&operation);
             let (id, number) = (operation.communicator, operation.operation);
             let ctx = &ctx!(self, now);
             if let Some((bytes, took)) = self.telemetry.operation(ctx, from, operation) {

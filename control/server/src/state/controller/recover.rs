@@ -71,10 +71,10 @@ impl Controller {
         let (id, me) = (recipe.communicator, recipe.me as usize);
         let part = recipe.participants.get(me).ok_or("a participant that is not there")?;
         let name = self.settings.host_name(host);
-        if part.host != name || recipe.local.iter().any(|local| !part.ranks.contains(&local.rank)) {
+        if part.host != name || recipe.local_ranks.iter().any(|local| !part.ranks.contains(&local.rank)) {
             return Err("an ended communicator of others in Hello");
         }
-        let here = recipe.local.iter().map(|local| local.rank);
+        let here = recipe.local_ranks.iter().map(|local| local.rank);
         if let Some(known) = self.communicators.get_mut(&id) {
             // Others have not heard of it.
             let member = known.members.get_mut(me).filter(|member| member.host == host);
@@ -114,7 +114,7 @@ impl Controller {
             let (kind, ranks) = (FailureKind::RanksLost, Vec::new());
             let detail = "it ended before control started".to_owned();
             self.outbox.send(from, dissolved(id, &EndCause { kind, ranks, detail }));
-            self.regroups.past.back(id, (host, from), recipe.local.iter().map(|local| local.rank));
+            self.regroups.past.back(id, (host, from), recipe.local_ranks.iter().map(|local| local.rank));
             return Ok(());
         }
         let members: Option<Vec<Member>> =
@@ -155,7 +155,7 @@ impl Controller {
                 return Err("a communicator of others in Hello");
             }
             member.session = Some(from);
-            member.requests = recipe.local.iter().map(|local| (local.rank, local.request)).collect();
+            member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
             communicator.members.iter().all(|member| member.session.is_some())
         };
         let newer = recipe.epoch > communicator.epoch();
@@ -172,7 +172,7 @@ impl Controller {
             let before = std::mem::replace(current, config);
             self.aggregators.end(now, &before.aggregation);
         }
-        let went_on = !recipe.before.is_empty();
+        let went_on = !recipe.previous_ranks.is_empty();
         self.take_up(now, id, adopted || newer, all_back.then_some(went_on));
         Ok(())
     }

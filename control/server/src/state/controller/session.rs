@@ -58,7 +58,7 @@ impl Controller {
             return self.refused(from, RefusedKind::HostInUse, text);
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
-        let abilities = Abilities::new(hello.abilities.as_ref());
+        let abilities = Abilities::new(hello.capabilities.as_ref());
         let session = Session { host, listen, build, since: now, abilities, joins: BTreeMap::new() };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
@@ -69,7 +69,7 @@ impl Controller {
             build: env!("CARGO_PKG_VERSION").to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
-            path_verdicts_per_second: MOST_A_SECOND,
+            congestion_reports_per_second: MOST_A_SECOND,
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -139,7 +139,7 @@ pub(crate) fn common_levels(ctx: &Ctx<'_>, known: &Communicator) -> Vec<Level> {
 
 /// An agent told of an operation: what it lost and sent is what the next choice goes by.
 pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
-    let (coded, known) = (told.coded.as_ref()?, ctx.communicators.get(&told.communicator)?);
+    let (coded, known) = (told.compression.as_ref()?, ctx.communicators.get(&told.communicator)?);
     let of = known.members.len() as f64;
     let exact = 2.0 * (of - 1.0) / of * told.bytes as f64;
     let EpochConfig { epoch, codec: CodecChoice { codec: current, .. }, aggregation, .. } =

@@ -104,8 +104,8 @@ fn grant(
             ordered: sums.ordered,
             tenant: known.tenant.clone(),
             weight: ctx.settings.terms(&known.tenant).weight,
-            guaranteed,
-            most,
+            guaranteed_units: guaranteed,
+            max_units: most,
             parent: above(&places, place, number),
         };
         let (address, datagrams) = (place.address, datagrams.clone());
@@ -133,11 +133,11 @@ fn recipe(best: &AggregationPlan, coding: &CodecChoice, base: v1::Aggregation) -
     let [broadcast_least_bytes, broadcast_most_bytes] =
         best.broadcasts.map_or([0; 2], |range| range.map(|bytes| bytes.0));
     v1::Aggregation {
-        least_bytes: best.min_bytes.0,
-        most_error: if best.coded { coding.budget.max_error().unwrap_or(0.0) } else { 0.0 },
-        at_once: true,
-        broadcast_least_bytes,
-        broadcast_most_bytes,
+        min_bytes: best.min_bytes.0,
+        max_error: if best.coded { coding.budget.max_error().unwrap_or(0.0) } else { 0.0 },
+        small_operations: true,
+        broadcast_min_bytes: broadcast_least_bytes,
+        broadcast_max_bytes: broadcast_most_bytes,
         barriers: best.barriers,
         ..base
     }

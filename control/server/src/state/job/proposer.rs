@@ -214,11 +214,11 @@ impl Proposer<'_> {
                 me: index as u32,
                 peers,
                 tuning: Some(tuning),
-                local: local.collect(),
+                local_ranks: local.collect(),
                 budget: to.codec.budget(),
                 coding: to.codec.coding(),
                 aggregation: to.aggregation.recipe(index as u32),
-                before: if to.epoch == 1 { communicator.before.clone() } else { Vec::new() },
+                previous_ranks: if to.epoch == 1 { communicator.before.clone() } else { Vec::new() },
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }
@@ -335,10 +335,10 @@ impl Proposer<'_> {
                     address: address.clone(),
                     link: only_new(&link),
                     secret: only_new(&secret),
-                    carried: goes_on,
+                    reused: goes_on,
                     initiate,
                     source_ports: source_ports.clone(),
-                    rate_bits: rates.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
+                    rate_bps: rates.get(&(me as u32, participant as u32)).copied().unwrap_or(0),
                 };
                 let low_connects = low_host < high_host;
                 let ends = [

@@ -3,7 +3,7 @@
 use super::Queries;
 use crate::state::world::telemetry::merge::Merging;
 use crate::state::world::telemetry::{MOST_CHANGES, host_of};
-use harmonaize_api::v1::{self, verdict_change::Verdict};
+use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ impl Queries<'_> {
                 told.age_ns = u64::try_from(age).unwrap_or(u64::MAX).max(1);
             }
             told.links.clone_from(&heard.links);
-            told.flows_known = heard.flow_count;
+            told.flow_count = heard.flow_count;
             (told.losses, told.cost) = (heard.losses, heard.cost);
             if let Some(losses) = &mut told.losses {
                 losses.gaps = losses.gaps.saturating_add(heard.measuring.before);
             }
         }
         self.links.reports.add_report_counts(host, &mut told);
-        told.turns_dropped = self.turns.dropped(host);
+        told.slot_requests_dropped = self.turns.dropped(host);
         told
     }
 
@@ -88,7 +88,7 @@ impl Queries<'_> {
         all
     }
 
-    fn fabric_changes(&self, realtime_ns: u64) -> Vec<v1::VerdictChange> {
+    fn fabric_changes(&self, realtime_ns: u64) -> Vec<v1::FindingChange> {
         let own = self.telemetry.changes.iter().map(|change| (None, change));
         let told = self.telemetry.hosts.iter();
         let told =
@@ -96,12 +96,12 @@ impl Queries<'_> {
         let mut all: Vec<_> = own.chain(told).collect();
         all.sort_by_key(|(_, (at, _))| *at);
         let newest = all.len().saturating_sub(MOST_CHANGES);
-        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Verdict))| {
+        let change = |(host, (at, verdict)): (Option<HostId>, &(Duration, Finding))| {
             let age = u64::try_from(self.ctx.now.saturating_sub(*at).as_nanos()).unwrap_or(u64::MAX);
-            v1::VerdictChange {
+            v1::FindingChange {
                 time_ns: realtime_ns.saturating_sub(age),
                 host: host.map_or_else(String::new, |host| self.ctx.host_name(host)),
-                verdict: Some(verdict.clone()),
+                finding: Some(verdict.clone()),
             }
         };
         all.into_iter().skip(newest).map(change).collect()

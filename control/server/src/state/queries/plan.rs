@@ -17,7 +17,7 @@ pub(crate) fn with_plan(status: v1::PlanStatus, planned: &Planned) -> v1::PlanSt
     v1::PlanStatus {
         predicted_ns: planned.time.0,
         slowdown_ppm: ppm(planned.slowdown),
-        share_bits: planned.share.0,
+        share_bps: planned.share.0,
         reason: planned.reason.clone(),
         ..status
     }

@@ -99,7 +99,7 @@ fn bound(report: &mut v1::Report, most_ranks: usize) {
         communicator.in_flight.truncate(MOST_IN_FLIGHT);
         for operation in &mut communicator.in_flight {
             operation.waiting_for.truncate(most_ranks);
-            cut(&mut operation.what);
+            cut(&mut operation.call);
         }
     }
 }

@@ -86,8 +86,8 @@ impl Queries<'_> {
                 states.push(v1::DirectedLinkStatus {
                     from: topology.node_name(from).to_owned(),
                     to: topology.node_name(to).to_owned(),
-                    capacity_bits: link.rate.0,
-                    foreign_bits: foreign,
+                    capacity_bps: link.rate.0,
+                    cross_traffic_bps: foreign,
                     state: state.into(),
                     since_ns: estimate.map_or(0, |estimate| self.clock(estimate.since)),
                     confidence_ppm: estimate.map_or(0, |estimate| estimate.confidence_ppm),
@@ -174,7 +174,12 @@ impl Queries<'_> {
             id => vec![self.plan_status(id, self.ctx.communicators.get(&id)?)],
         };
         let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
-        Some(v1::PlansReply { plans, switches, given_up, planned })
+        Some(v1::PlansReply {
+            plans,
+            changes_completed: switches,
+            changes_abandoned: given_up,
+            plans_made: planned,
+        })
     }
 
     pub(crate) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
@@ -191,11 +196,11 @@ impl Queries<'_> {
                     .path_of(*sender, *receiver, *port)
                     .map_or_else(Vec::new, |path| self.via(path)),
             };
-            v1::PlannedHop {
+            v1::PlannedRingEdge {
                 from: self.ctx.host_name(*sender),
                 to: self.ctx.host_name(*receiver),
                 paths: ports.into_iter().flatten().map(path).collect(),
-                rate_bits: pace,
+                rate_bps: pace,
             }
         });
         let since = known.changes.back().map_or(0, |at| self.ctx.operator.realtime(*at));
@@ -206,11 +211,11 @@ impl Queries<'_> {
             epoch: known.epoch(),
             next_epoch: known.pending_epoch(),
             order: ring.iter().map(|((_, host), _)| self.ctx.host_name(*host)).collect(),
-            hops: hops.collect(),
+            ring_edges: hops.collect(),
             pinned: known.pinned,
             since_ns: since,
             hints: self.hints.describe_hints(id),
-            turns: self.turns.describe(&self.ctx, id),
+            interleaving: self.turns.describe(&self.ctx, id),
             ..v1::PlanStatus::default()
         };
         let Some(EpochConfig { plan, codec, algorithm, aggregation, .. }) = current else {
@@ -226,7 +231,7 @@ impl Queries<'_> {
             codec_reason: codec.reason.clone(),
             one_shot_bytes: algorithm.sizes.one_shot.0,
             two_shot_bytes: algorithm.sizes.two_shot.0,
-            direct_reason: algorithm.reason.clone(),
+            algorithm_reason: algorithm.reason.clone(),
             aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
             aggregation_reason: aggregation.reason.clone(),
             ..status
@@ -255,15 +260,20 @@ impl Queries<'_> {
         }
         let (suspicions_proven, suspicions_refuted) = self.links.reports.suspicions();
         let now_ns = self.ctx.operator.realtime(self.ctx.now);
-        v1::ExplainReply { decisions, now_ns, suspicions_proven, suspicions_refuted }
+        v1::ExplainReply {
+            decisions,
+            now_ns,
+            congestion_reports_verified: suspicions_proven,
+            congestion_reports_refuted: suspicions_refuted,
+        }
     }
 
     fn decision(&self, decision: &Decision) -> v1::DecisionRecord {
         let verdict = match &decision.trigger {
-            Trigger::Verdict(noticed) => Some(v1::VerdictRecord {
+            Trigger::Verdict(noticed) => Some(v1::CongestionReportRecord {
                 host: noticed.host.clone(),
                 path: noticed.path.clone(),
-                what: noticed.what.clone(),
+                finding: noticed.what.clone(),
                 since_ns: noticed.since_ns,
                 found_ns: noticed.found_ns,
                 received_ns: self.ctx.operator.realtime(noticed.received),
@@ -277,7 +287,7 @@ impl Queries<'_> {
             reason: decision.reason.clone(),
             score_before_ppm: ppm(decision.before.slowdown),
             score_after_ppm: ppm(decision.after.slowdown),
-            verdict,
+            congestion_report: verdict,
             changes: decision.changes.iter().map(|changed| self.change(changed)).collect(),
             stuck_before: decision.before.unreachable_jobs,
             stuck_after: decision.after.unreachable_jobs,
@@ -338,14 +348,14 @@ impl Queries<'_> {
         };
         v1::WithdrawalRecord {
             target: record.target.clone(),
-            what: what.to_owned(),
+            target_kind: what.to_owned(),
             kind: kind.into(),
             from_ns: record.from_ns,
             until_ns: record.until_ns,
             reason: record.reason.clone(),
             in_effect: begun && target.is_some() && (record.until_ns == 0 || record.until_ns > clock),
-            left: left.unwrap_or(0),
-            unknown: if may_cross { crossings.unknown } else { 0 },
+            remaining: left.unwrap_or(0),
+            unknown_paths: if may_cross { crossings.unknown } else { 0 },
         }
     }
 }

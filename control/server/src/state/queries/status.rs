@@ -155,7 +155,7 @@ fn merge(answered: &[(&[u32], &v1::CommunicatorReport)]) -> Vec<v1::OperationRep
     for operation in answered.iter().flat_map(|(_, own)| &own.in_flight) {
         let entry = merged.entry(operation.operation).or_insert_with(|| v1::OperationReport {
             operation: operation.operation,
-            what: operation.what.clone(),
+            call: operation.call.clone(),
             waiting_for: Vec::new(),
             age_ns: 0,
         });

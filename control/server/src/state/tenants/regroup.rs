@@ -102,7 +102,7 @@ impl Regroups {
             request: join.request,
             member,
             key: asked.key,
-            least: asked.least,
+            least: asked.min_ranks,
             until: ctx.now.saturating_add(match join.timeout_ns {
                 0 => ctx.settings.join_timeout,
                 nanos => Duration::from_nanos(nanos).min(ctx.settings.join_timeout),
@@ -118,7 +118,7 @@ impl Regroups {
 
     /// Which rank a process is, if it is one of a communicator under this name.
     fn member(&self, ctx: &Ctx<'_>, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<(u64, u32)> {
-        let (id, rank) = (asked.communicator, asked.member);
+        let (id, rank) = (asked.communicator, asked.previous_rank);
         let live = ctx.communicators.get(&id).is_some_and(|known| {
             let member = known.member_of(from).filter(|member| member.ranks.contains(&rank));
             (&known.tenant, &known.name) == (&key.0, &key.1) && member.is_some() && known.holds(rank)

@@ -77,7 +77,7 @@ pub(crate) struct AllTurns {
 struct Member {
     /// Whose agent asks.
     leader: SessionId,
-    message: v1::Turns,
+    message: v1::Interleaving,
     /// With whom it does not communicate at once.
     beside: BTreeSet<u64>,
     /// How long its operations take alone.
@@ -108,7 +108,7 @@ struct Waited {
 impl Member {
     /// Takes note of what the operation of a turn waited since it asked, patience permitting.
     fn note(&mut self, turn: u64, since_asked: Duration) {
-        let waited = since_asked.min(Duration::from_nanos(self.message.patience_ns));
+        let waited = since_asked.min(Duration::from_nanos(self.message.max_wait_ns));
         (self.noted, self.waited) = (self.noted + 1, self.waited.saturating_add(waited));
         if self.latest.len() == LATEST {
             self.latest.pop_front();
@@ -175,7 +175,7 @@ impl AllTurns {
     }
 
     /// Gives turns that nothing stands in the way of: which.
-    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::TurnGiven)> {
+    fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::GrantSlot)> {
         let mut given = Vec::new();
         for at in 0..self.queue.len() {
             let (before, rest) = self.queue.split_at_mut(at);
@@ -188,7 +188,7 @@ impl AllTurns {
             member.given += 1;
             member.note(asked.turn, now.saturating_sub(asked.since));
             let SlotRequest { communicator, turn, .. } = *asked;
-            given.push((member.leader, v1::TurnGiven { communicator, turn }));
+            given.push((member.leader, v1::GrantSlot { communicator, slot: turn }));
         }
         given
     }
@@ -234,12 +234,12 @@ impl AllTurns {
                 let patience: Duration =
                     others.sum::<Duration>().min(LONGEST).min(ctx.settings.operation_timeout / 4);
                 let bulk = ctx.iterations.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
-                let told = v1::Turns {
+                let told = v1::Interleaving {
                     communicator: turn.communicator,
-                    patience_ns: nanos(patience).0,
-                    least_bytes: (bulk / SMALL).max(1),
-                    operations: pattern.operations,
-                    pause_ns: (pattern.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
+                    max_wait_ns: nanos(patience).0,
+                    min_bytes: (bulk / SMALL).max(1),
+                    max_operations: pattern.operations,
+                    max_idle_ns: (pattern.longest_gap.0 / 4).saturating_mul(5).saturating_add(1_000_000),
                 };
                 let keeps = KEEPS.max(Duration::from(pattern.period).saturating_mul(KEEPS_ITERATIONS));
                 self.take_turn(ctx, effects, turn, told, keeps);
@@ -262,7 +262,7 @@ impl AllTurns {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         turn: InterleaveSlot,
-        told: v1::Turns,
+        told: v1::Interleaving,
         keeps: Duration,
     ) {
         let now = ctx.now;
@@ -276,7 +276,7 @@ impl AllTurns {
             let stays = member.leader == leader && alike(&member.message, &told);
             if !stays {
                 (member.leader, member.message) = (leader, told);
-                effects.send(leader, to_agent::Message::Turns(told));
+                effects.send(leader, to_agent::Message::Interleaving(told));
             }
             return;
         }
@@ -299,14 +299,14 @@ impl AllTurns {
             reason,
         };
         self.members.insert(id, member);
-        effects.send(leader, to_agent::Message::Turns(told));
+        effects.send(leader, to_agent::Message::Interleaving(told));
     }
 
     /// A communicator takes no turns any more; its agent is told.
     fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, why: &str) {
         let Some(member) = self.members.remove(&id) else { return };
-        let none = v1::Turns { communicator: id, ..v1::Turns::default() };
-        effects.send(member.leader, to_agent::Message::Turns(none));
+        let none = v1::Interleaving { communicator: id, ..v1::Interleaving::default() };
+        effects.send(member.leader, to_agent::Message::Interleaving(none));
         let why = why.to_owned();
         if let Some((tenant, name)) = ctx.owner(id) {
             effects.fact(Fact::TurnsOver { communicator: id, tenant, name, why });
@@ -327,9 +327,9 @@ impl AllTurns {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        request: v1::TurnWanted,
+        request: v1::RequestSlot,
     ) -> Result<(), &'static str> {
-        let v1::TurnWanted { communicator, turn } = request;
+        let v1::RequestSlot { communicator, slot: turn } = request;
         if !self.admit_request(ctx, effects, from, communicator) {
             return Ok(());
         }
@@ -338,7 +338,7 @@ impl AllTurns {
         }
         if self.members.get(&communicator).is_none_or(|member| member.leader != from) {
             // It was told so, but may not have heard it.
-            effects.send(from, to_agent::Message::TurnGiven(v1::TurnGiven { communicator, turn }));
+            effects.send(from, to_agent::Message::GrantSlot(v1::GrantSlot { communicator, slot: turn }));
             return Ok(());
         }
         // Who was given one and never said that it is over has lost it.
@@ -359,7 +359,7 @@ impl AllTurns {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        done: v1::TurnDone,
+        done: v1::ReleaseSlot,
     ) -> Result<(), &'static str> {
         if !self.admit_request(ctx, effects, from, done.communicator) {
             return Ok(());
@@ -367,7 +367,7 @@ impl AllTurns {
         if ctx.part(from, done.communicator)?.is_none() {
             return Ok(());
         }
-        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.turn);
+        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.slot);
         let leads = self.members.get_mut(&done.communicator).filter(|member| member.leader == from);
         if let (Some(member), Some(asked)) = (leads, self.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
@@ -408,7 +408,7 @@ impl AllTurns {
 
     fn give_turns(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
         for (leader, given) in self.give(ctx.now) {
-            effects.send(leader, to_agent::Message::TurnGiven(given));
+            effects.send(leader, to_agent::Message::GrantSlot(given));
         }
     }
 
@@ -455,10 +455,10 @@ impl AllTurns {
 }
 
 /// Whether an agent need not be told anew.
-fn alike(one: &v1::Turns, other: &v1::Turns) -> bool {
+fn alike(one: &v1::Interleaving, other: &v1::Interleaving) -> bool {
     let near = |one: u64, other: u64| one.abs_diff(other) as f64 <= ALIKE * one.max(other) as f64;
-    one.operations == other.operations
-        && near(one.patience_ns, other.patience_ns)
-        && near(one.least_bytes, other.least_bytes)
-        && near(one.pause_ns, other.pause_ns)
+    one.max_operations == other.max_operations
+        && near(one.max_wait_ns, other.max_wait_ns)
+        && near(one.min_bytes, other.min_bytes)
+        && near(one.max_idle_ns, other.max_idle_ns)
 }

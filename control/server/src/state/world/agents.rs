@@ -46,15 +46,15 @@ pub(crate) struct Abilities {
 
 impl Abilities {
     /// What an agent says of itself, within bounds.
-    pub(crate) fn new(said: Option<&v1::Abilities>) -> Self {
+    pub(crate) fn new(said: Option<&v1::Capabilities>) -> Self {
         let Some(said) = said else { return Self::default() };
         let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
         let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
         Self {
             trace: said.trace,
             probe: probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified()),
-            pace: said.pace,
-            verdicts: said.path_verdicts,
+            pace: said.rate_limit,
+            verdicts: said.congestion_reports,
             aggregation: said.aggregation,
             datagram_bytes: said.datagram_bytes,
             codecs: levels(&said.codecs),

@@ -286,7 +286,7 @@ impl Aggregators {
         let grants = self.grants.values().filter_map(|granted| granted.at.get(&id));
         // Of what an earlier control granted: what it must have granted.
         let part = self.there.get(&id).map_or(2, |there| (there.units / PARTS).max(2));
-        let units = grants.map(|told| told.as_ref().map_or(part, |told| told.grant.guaranteed));
+        let units = grants.map(|told| told.as_ref().map_or(part, |told| told.grant.guaranteed_units));
         units.fold(0, u32::saturating_add)
     }
 
@@ -381,12 +381,12 @@ impl Aggregators {
             let switch = harmonaize_planner::Node::Switch(known.switch);
             v1::FabricAggregator {
                 name: known.name.clone(),
-                at: topology.node_name(switch).to_owned(),
-                rate_bits: known.rate.0,
+                switch: topology.node_name(switch).to_owned(),
+                rate_bps: known.rate.0,
                 connected: there.is_some(),
                 address: there.map_or_else(String::new, |there| there.address.to_string()),
                 units: there.map_or(0, |there| there.units),
-                guaranteed: self.guaranteed(id),
+                guaranteed_units: self.guaranteed(id),
                 unit_bytes: there.map_or(0, |there| there.unit_bytes),
                 communicators: served.count() as u32,
                 report: there.and_then(|there| there.report.clone()),

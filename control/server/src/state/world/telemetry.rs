@@ -8,7 +8,7 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
-use harmonaize_api::v1::{self, verdict_change::Verdict};
+use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use harmonaize_units::{Gcra, Quota};
 use merge::Merging;
@@ -27,7 +27,7 @@ pub(crate) struct Telemetry {
     pub hosts: BTreeMap<HostId, AgentReports>,
     pub communicators: BTreeMap<u64, Merging>,
     /// Verdicts of control's own.
-    pub changes: VecDeque<(Duration, Verdict)>,
+    pub changes: VecDeque<(Duration, Finding)>,
 }
 
 /// What one host's agent said in its session.
@@ -46,7 +46,7 @@ pub(crate) struct AgentReports {
     pub cost: Option<v1::TelemetryCost>,
     /// Verdicts that hold.
     pub stragglers: Vec<v1::Straggler>,
-    pub changes: VecDeque<(Duration, Verdict)>,
+    pub changes: VecDeque<(Duration, Finding)>,
     pub allowance: Gcra,
     pub measuring: Measuring,
 }
@@ -74,7 +74,7 @@ impl Measuring {
     }
 }
 
-fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict: Verdict) {
+fn remember(changes: &mut VecDeque<(Duration, Finding)>, now: Duration, verdict: Finding) {
     if changes.len() >= MOST_CHANGES {
         changes.pop_front();
     }
@@ -83,7 +83,7 @@ fn remember(changes: &mut VecDeque<(Duration, Verdict)>, now: Duration, verdict:
 
 /// Whom a verdict is about, and why.
 fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
-    (one.communicator, &one.job, one.rank, one.kind)
+    (one.communicator, &one.job, one.rank, one.cause)
 }
 
 impl AgentReports {
@@ -92,7 +92,7 @@ impl AgentReports {
         for one in &told {
             let held = self.stragglers.iter().any(|held| about(held) == about(one));
             if held == (one.ended_ns > 0) {
-                remember(&mut self.changes, now, Verdict::Straggler(one.clone()));
+                remember(&mut self.changes, now, Finding::Straggler(one.clone()));
             }
         }
         self.stragglers = told.into_iter().filter(|one| one.ended_ns == 0).collect();
@@ -144,10 +144,10 @@ impl Telemetry {
         heard.reports += 1;
         heard.measuring.take(&report);
         (heard.at, heard.sequence) = (now, report.sequence);
-        (heard.links, heard.flow_count) = (report.links, report.flows_known);
+        (heard.links, heard.flow_count) = (report.links, report.flow_count);
         (heard.losses, heard.cost) = (report.losses, report.cost);
         for change in report.changes {
-            remember(&mut heard.changes, now, Verdict::Congestion(change));
+            remember(&mut heard.changes, now, Finding::Congestion(change));
         }
         heard.stragglers(now, report.stragglers);
         self.communicators.retain(|id, _| ctx.communicators.contains_key(id));
@@ -168,7 +168,7 @@ impl Telemetry {
         let (judged, took) = merging.take(operation, from, &communicator.members);
         for mut found in judged {
             found.host = host_of(communicator, found.rank, ctx.settings);
-            remember(&mut self.changes, ctx.now, Verdict::Straggler(found));
+            remember(&mut self.changes, ctx.now, Finding::Straggler(found));
         }
         took
     }

@@ -44,7 +44,7 @@ pub(super) fn kind(message: &Message) -> &'static str {
         Message::Leave(_) => "Leave",
         Message::Prepared(_) => "Prepared",
         Message::Switched(_) => "Switched",
-        Message::PathCongestion(_) => "PathCongestion",
+        Message::CongestionReport(_) => "PathCongestion",
         Message::PathsTraced(_) => "PathsTraced",
         Message::PathProbed(_) => "PathProbed",
         Message::Telemetry(_) => "Telemetry",

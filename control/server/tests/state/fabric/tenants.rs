@@ -3,7 +3,7 @@
 use super::{Fabric, Part};
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
-use harmonaize_server::state::{Instruction, Controller};
+use harmonaize_server::state::{Controller, Instruction};
 use harmonaize_store::{Change, Stored, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -204,7 +204,8 @@ impl Fabric {
         (of, member): (u64, u32),
         patience: Duration,
     ) {
-        let regroup = Some(v1::Regroup { communicator: of, member, key: member, least: 1 });
+        let regroup =
+            Some(v1::Regroup { communicator: of, previous_rank: member, key: member, min_ranks: 1 });
         let (tenant, communicator) = (tenant.to_owned(), communicator.to_owned());
         let (request, timeout_ns) = (900_000 + u64::from(member), patience.as_nanos() as u64);
         let join = v1::Join { request, tenant, communicator, timeout_ns, regroup, ..v1::Join::default() };

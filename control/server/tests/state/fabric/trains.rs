@@ -18,9 +18,9 @@ impl Fabric {
             {
                 let congestion = v1::Congestion {
                     level: CongestionLevel::Severe.into(),
-                    cause: CongestionCause::Foreign.into(),
-                    own_bits: 500_000_000,
-                    capacity_bits: 1_000_000_000,
+                    cause: CongestionCause::CrossTraffic.into(),
+                    own_bps: 500_000_000,
+                    capacity_bps: 1_000_000_000,
                     starved: true,
                     ..v1::Congestion::default()
                 };
@@ -31,7 +31,7 @@ impl Fabric {
                     peer,
                     source_port: u32::from(port),
                 };
-                self.send(session, from_agent::Message::PathCongestion(told));
+                self.send(session, from_agent::Message::CongestionReport(told));
             }
         }
     }
@@ -48,9 +48,9 @@ impl Fabric {
     pub(super) fn probe(&mut self, host: usize, asked: &v1::ProbePath) -> v1::PathProbed {
         let path = self.probed_path(host, asked).expect("a path that exists");
         let dead = path.links().iter().any(|link| self.dead.contains(&link.link));
-        let (question, packets_sent) = (asked.question, 46);
+        let (question, packets_sent) = (asked.request, 46);
         if dead {
-            return v1::PathProbed { question, unreachable: true, ..v1::PathProbed::default() };
+            return v1::PathProbed { request: question, unreachable: true, ..v1::PathProbed::default() };
         }
         let worst = path.links().iter().map(|link| self.foreign(*link)).max().unwrap_or(0) as f64;
         let noise = 1.0 - self.rng.random_range(0.0..0.05);
@@ -62,18 +62,18 @@ impl Fabric {
             if received > best.0 {
                 best = (received, beside);
             }
-            if received >= asked.enough_bits as f64 || received <= asked.spread_bits as f64 {
+            if received >= asked.enough_bps as f64 || received <= asked.spread_bps as f64 {
                 break;
             }
         }
         v1::PathProbed {
-            question,
-            received_bits: best.0 as u64,
-            sent_bits: 1_000_000_000,
+            request: question,
+            received_bps: best.0 as u64,
+            sent_bps: 1_000_000_000,
             packets_sent,
             packets_received: packets_sent,
             source_port: 50000,
-            beside_bits: Some(best.1 as u64),
+            cross_traffic_bps: Some(best.1 as u64),
             ..v1::PathProbed::default()
         }
     }

@@ -26,10 +26,10 @@ impl LinkState {
         from: SessionId,
         answer: &v1::PathsTraced,
     ) {
-        if self.traces.open.get(&answer.question).is_none_or(|asked| asked.of != from) {
+        if self.traces.open.get(&answer.request).is_none_or(|asked| asked.of != from) {
             return;
         }
-        let Some(asked) = self.traces.close(answer.question) else { return };
+        let Some(asked) = self.traces.close(answer.request) else { return };
         let (pair, back) = asked.direction;
         let most = ctx.switches_between(pair);
         let asked_ports: BTreeSet<u16> = asked.ports.iter().copied().collect();

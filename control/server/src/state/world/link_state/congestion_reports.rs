@@ -29,7 +29,7 @@ impl LinkState {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
-        message: v1::PathCongestion,
+        message: v1::CongestionReport,
     ) {
         let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return };
         let reporter = self.reports.reporters.entry(host).or_default();
@@ -57,7 +57,7 @@ impl LinkState {
         effects: &mut Effects,
         from: SessionId,
         host: HostId,
-        message: v1::PathCongestion,
+        message: v1::CongestionReport,
     ) -> Result<(), String> {
         let Some(found) = &message.congestion else {
             return Err("a verdict on a path without a verdict".to_owned());
@@ -103,7 +103,7 @@ impl LinkState {
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        message: &v1::PathCongestion,
+        message: &v1::CongestionReport,
         me: usize,
         pair: Pair,
         port: u16,
@@ -134,11 +134,11 @@ impl LinkState {
         effects: &mut Effects,
         connection: Connection,
         path: Path,
-        message: &v1::PathCongestion,
+        message: &v1::CongestionReport,
     ) {
         let Some(found) = &message.congestion else { return };
         let (level, cause) = (found.level().into(), found.cause().into());
-        let (own, lost) = (Rate(found.own_bits), found.loss || found.marks);
+        let (own, lost) = (Rate(found.own_bps), found.loss || found.ecn_ce);
         let verdict = CongestionReport {
             connection,
             path,

@@ -15,9 +15,7 @@ use crate::state::output::SessionId;
 use crate::state::time::nanos;
 use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{
-    CongestionReport, DirectedLink, HostId, Path, PathFinder, Probe, Rate,
-};
+use harmonaize_planner::{CongestionReport, DirectedLink, HostId, Path, PathFinder, Probe, Rate};
 use std::time::Duration;
 
 /// How long an agent may take to answer.

@@ -16,7 +16,7 @@ const MOST_CORROBORATING: usize = 8;
 pub(crate) struct Reports {
     pub reporters: BTreeMap<HostId, Reporter>,
     /// By pair and port: verdicts whose way is not known yet.
-    pub unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::PathCongestion)>,
+    pub unplaced: BTreeMap<(Pair, u16, HostId), (Duration, SessionId, v1::CongestionReport)>,
     /// Which hosts spoke against a link.
     pub corroborating: BTreeMap<DirectedLink, Vec<HostId>>,
 }
@@ -43,9 +43,10 @@ impl Reports {
     /// For operators: what became of the verdicts of a host's agent.
     pub(crate) fn add_report_counts(&self, host: HostId, told: &mut v1::HostTelemetry) {
         let Some(reporter) = self.reporters.get(&host) else { return };
-        (told.verdicts, told.verdicts_dropped, told.verdicts_refused) =
+        (told.congestion_reports, told.congestion_reports_dropped, told.congestion_reports_refused) =
             (reporter.taken, reporter.dropped, reporter.refused);
-        (told.suspicions_proven, told.suspicions_refuted) = (reporter.proven, reporter.refuted);
+        (told.congestion_reports_verified, told.congestion_reports_refuted) =
+            (reporter.proven, reporter.refuted);
     }
 
     /// What an agent's reports came to: taken, dropped as too many, refused as wrong.

@@ -182,7 +182,7 @@ impl LinkState {
         self.traces.next_trace += 1;
         let question = self.traces.next_trace;
         let message = v1::TracePaths {
-            question,
+            request: question,
             address: target.ip().to_string(),
             ports: pairs.collect(),
             hops: hops.clamp(1, 16),

@@ -4,7 +4,7 @@
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
 use harmonaize_analysis::straggler::{self, EdgeTimes, Observed, RankTimes};
-use harmonaize_api::v1::{self, StragglerKind};
+use harmonaize_api::v1::{self, StragglerCause};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Most operations of one participant that wait for the others' word; the oldest is given up beyond.
@@ -70,7 +70,7 @@ impl Merging {
 
     /// The one that costs most.
     pub(crate) fn worst(&self) -> Option<&v1::Straggler> {
-        self.found.iter().max_by_key(|found| found.by_ns)
+        self.found.iter().max_by_key(|found| found.delay_ns)
     }
 
     /// Takes one agent's word on an operation, which was checked; returns verdicts that are new or over, and
@@ -104,7 +104,7 @@ impl Merging {
         // Who called last waited least.
         let took =
             each.iter().map(|(time, _)| *time).min().filter(|_| each.iter().all(|(_, failed)| !failed));
-        let whole = parts.iter().all(|part| part.whole);
+        let whole = parts.iter().all(|part| part.complete);
         let observed = whole.then(|| {
             align(&mut self.ahead, &parts);
             observe(number, &parts, members, &self.ahead)
@@ -189,15 +189,15 @@ fn observe(
 
 fn message(communicator: u64, found: &straggler::Straggler) -> v1::Straggler {
     let kind = match found.kind {
-        straggler::Kind::Compute => StragglerKind::Compute,
-        straggler::Kind::Network => StragglerKind::Network,
+        straggler::Kind::Compute => StragglerCause::Compute,
+        straggler::Kind::Network => StragglerCause::Network,
     };
     v1::Straggler {
         communicator,
         rank: found.rank,
-        kind: kind.into(),
+        cause: kind.into(),
         since_ns: found.since_ns,
-        by_ns: found.by_ns,
+        delay_ns: found.by_ns,
         iterations: found.units,
         ended_ns: found.ended_ns.unwrap_or(0),
         edge_from: found.edge.map(|(from, _)| from),
