@@ -272,7 +272,7 @@ fn link_row(now: u64, host: Option<&str>, link: &Link) -> Vec<Cell> {
         counted(link.ingress_bps, rate(link.ingress_bps)),
         counted(used.unwrap_or(busiest), used.map_or_else(|| "-".to_owned(), share)),
         Cell { text: level.text(), order: level as u64, tone: level_tone(level) },
-        plain(&cause.text().replace('_', " ")),
+        plain(cause.text().replace('_', " ")),
         since(now, since_ns),
         counted_of(|counters| counters.ecn_ce, number),
         counted_of(|counters| counters.retransmits, fault),
@@ -335,7 +335,7 @@ fn flow_row(flow: &Flow) -> Vec<Cell> {
     let bytes_seen = sum(|way| way.bytes);
     let least = out.min_rtt_ns;
     vec![
-        plain(&flow.protocol().text()),
+        plain(flow.protocol().text()),
         plain(end(&flow.local, flow.local_port)),
         plain(remote),
         plain(whose),
@@ -468,7 +468,7 @@ fn stragglers_panel(now: u64, stragglers: &[Straggler]) -> Panel {
             plain(whose),
             Cell { tone: Tone::Bad, ..number(one.rank.into()) },
             plain(if one.host.is_empty() { "-".to_owned() } else { clean(&one.host) }),
-            Cell { tone: Tone::Warn, ..plain(&one.cause().text()) },
+            Cell { tone: Tone::Warn, ..plain(one.cause().text()) },
             time(one.delay_ns),
             since(now, one.since_ns),
             number(one.iterations),
