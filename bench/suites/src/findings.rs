@@ -37,7 +37,7 @@ pub(crate) struct CongestionFinding {
 impl CongestionFinding {
     /// Whether it blames others than this provider's tenants.
     pub(crate) fn is_cross_traffic(&self) -> bool {
-        self.cause.as_deref().is_some_and(|cause| !matches!(cause, "own" | "-"))
+        self.cause.as_deref().is_some_and(|cause| !matches!(cause, "own" | "unknown"))
     }
 
     pub(crate) fn replayed(found: &Found) -> Option<Self> {
@@ -55,13 +55,13 @@ impl CongestionFinding {
         struct Line {
             time_ns: u64,
             kind: String,
-            direction: Option<String>,
+            ingress: Option<bool>,
             level: Option<String>,
             cause: Option<String>,
         }
         let line: Line = serde_json::from_str(line).with_context(|| format!("not a finding: {line}"))?;
-        let is = |text: &Option<String>, wanted: &str| text.as_deref() == Some(wanted);
-        let wanted = line.kind == "congestion" && is(&line.direction, "egress") && !is(&line.level, "none");
+        let egress = line.kind == "congestion" && line.ingress == Some(false);
+        let wanted = egress && line.level.as_deref() != Some("none");
         let found_ns = line.time_ns.saturating_add_signed(-ahead_ns);
         Ok(wanted.then_some(Self { cause: line.cause, found_ns }))
     }
@@ -114,15 +114,15 @@ mod tests {
 
     #[test]
     fn lines_of_findings_are_read() {
-        let line = |direction: &str, level: &str| {
+        let line = |ingress: bool, level: &str| {
             format!(
-                r#"{{"time_ns":100,"kind":"congestion","direction":"{direction}","level":"{level}","cause":null}}"#
+                r#"{{"time_ns":100,"kind":"congestion","ingress":{ingress},"level":"{level}","cause":"cross_traffic"}}"#
             )
         };
-        let told = CongestionFinding::parse(&line("egress", "mild"), 30).unwrap();
-        assert_eq!(told, Some(CongestionFinding { cause: None, found_ns: 70 }));
-        assert_eq!(CongestionFinding::parse(&line("ingress", "mild"), 0).unwrap(), None);
-        assert_eq!(CongestionFinding::parse(&line("egress", "none"), 0).unwrap(), None);
+        let found = CongestionFinding::parse(&line(false, "mild"), 30).unwrap().unwrap();
+        assert!(found.is_cross_traffic() && found.found_ns == 70, "{found:?}");
+        assert_eq!(CongestionFinding::parse(&line(true, "mild"), 0).unwrap(), None);
+        assert_eq!(CongestionFinding::parse(&line(false, "none"), 0).unwrap(), None);
         assert_eq!(
             CongestionFinding::parse(r#"{"time_ns":1,"kind":"operation","ranks":[]}"#, 0).unwrap(),
             None
