@@ -28,7 +28,8 @@ Examples:
   harmonaize-agent observe --replay h0.trace --replay h1.trace --replay h2.trace
 
 Needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, or root; a replay needs nothing. Nothing stays attached when it ends.
-Times in JSON are CLOCK_REALTIME in nanoseconds, sizes bytes, rates bits in a second.")]
+Times in JSON are CLOCK_REALTIME in nanoseconds, sizes bytes, rates bits in a second. Findings have the fields that
+`harmonaize phases --help` explains.")]
 pub struct Observe {
     /// An interface to observe; may be given several times. Without it: all that are up but loopback.
     #[arg(long, value_name = "NAME")]

@@ -35,7 +35,7 @@ mod service;
 mod socket;
 mod tap;
 mod thread;
-mod to_proto;
+pub(crate) mod to_proto;
 mod view;
 
 pub use analysis::JobActivity;

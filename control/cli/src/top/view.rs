@@ -202,7 +202,7 @@ fn account(losses: Option<&TelemetryLosses>, cost: Option<&TelemetryCost>) -> St
             ("marks", lost.marks),
             ("records", lost.records),
             ("gaps", lost.gaps),
-            ("packets unlisted", lost.unregistered),
+            ("packets unregistered", lost.unregistered),
             ("ends unplaced", lost.endpoints),
         ];
         let lost: Vec<String> = named

@@ -182,8 +182,8 @@ impl Answer {
             ("marks", gaps.marks),
             ("records", gaps.records),
             ("gaps", gaps.count),
-            ("unlisted", gaps.unregistered),
-            ("ends", gaps.ends),
+            ("unregistered", gaps.unregistered),
+            ("endpoints", gaps.ends),
         ];
         let lost = lost.map(|(what, count)| (vec![("what", what.to_owned())], count)).to_vec();
         family(encoder, &Kind::Counter, "telemetry_lost", "What was lost on the way, by what", &lost)?;

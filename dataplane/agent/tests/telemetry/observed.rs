@@ -188,7 +188,7 @@ fn phases_of_a_recorded_training_are_those_of_its_log() {
     let at = |line: &Value, field: &str| line[field].as_u64().unwrap() - offset_ns;
     let spans: Vec<Span> = phases
         .iter()
-        .map(|line| Span { began_ns: at(line, "began_ns"), ended_ns: at(line, "ended_ns") })
+        .map(|line| Span { began_ns: at(line, "start_ns"), ended_ns: at(line, "end_ns") })
         .collect();
     let agreement = compare(&truth, &spans, 10);
     assert_eq!((agreement.logged, agreement.matched, agreement.extra), (100, 100, 0), "{agreement:?}");
@@ -203,7 +203,7 @@ fn the_slow_worker_of_a_recorded_training_is_named() {
     let [Injection::Compute { rank, by_ns, .. }] = truth.injections[..] else { panic!("{truth:?}") };
     let late: Vec<&Value> = found.iter().filter(|line| line["kind"] == "straggler").collect();
     let [late] = late[..] else { panic!("{late:?}") };
-    assert_eq!((&late["why"], &late["ended_ns"]), (&"compute".into(), &Value::Null), "{late}");
+    assert_eq!((&late["cause"], &late["ended_ns"]), (&"compute".into(), &0.into()), "{late}");
     assert_eq!(late["host"], truth.places[rank].address.to_string());
     assert!(late["delay_ns"].as_u64().unwrap().abs_diff(by_ns) * 10 <= by_ns * 3, "{late}");
 }
