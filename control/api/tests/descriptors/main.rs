@@ -1,7 +1,7 @@
 //! The interface is committed as descriptors (`descriptors/provider.v1.binpb`, a FileDescriptorSet that tools such as grpcurl
 //! read): who was built against it goes on working. Fields, values and methods may be added, never removed, renumbered, renamed or
 //! given another type. After an addition, `HARMONAIZE_GOLDEN=write cargo test -p harmonaize-api` writes the file anew; what breaks a promise
-//! is refused then too, and needs a package of the next version.
+//! is refused then too, and needs a package of the next version. Until the first release, remove the file to begin anew.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod promises;
