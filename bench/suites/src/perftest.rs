@@ -62,19 +62,6 @@ impl Measure {
         words.split(' ').map(str::to_owned).collect()
     }
 
-    /// Whether its program can sleep until a completion's event, instead of polling: `ib_write_lat` cannot.
-    fn can_sleep(self) -> bool {
-        !matches!(self, Self::Latency { sends: false, .. })
-    }
-
-    /// The better of two figures.
-    fn better(self, one: f64, other: f64) -> f64 {
-        match self {
-            Self::Bandwidth { .. } => one.max(other),
-            Self::Latency { .. } => one.min(other),
-        }
-    }
-
     /// The figure in the line that a client prints under its heading.
     fn figure(self, lines: &[String]) -> Result<f64> {
         let bytes = match self {
@@ -143,48 +130,27 @@ impl End {
         })
     }
 
-    fn command(&self, (measure, sleeps): (Measure, bool), port: u16, to: Option<&Host>) -> Vec<String> {
+    fn command(&self, measure: Measure, port: u16, to: Option<&Host>) -> Vec<String> {
         let mut command = measure.arguments();
         let Host { device, port: number, .. } = &self.host;
         // Time to answer as our own links give it (4.096 us times 2^17): an emulated device is slow, and loses its place where
         // it repeats what was not lost.
         let more = format!("-d {device} -i {number} -x {} -p {port} -u 17 -F", self.gid_index);
         command.extend(more.split(' ').map(str::to_owned));
-        command.extend(sleeps.then(|| "-e".to_owned()));
         command.extend(to.map(|host| host.address.to_string()));
         command
     }
 }
-
-/// The better figure of two runs: perftest at its best polls, or sleeps on events (`-e`) where processors are what is short.
-///
-/// # Errors
-/// Where neither succeeds.
-pub fn measure(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
-    let polling = repeated(testbed, ends, pairs, (measure, false));
-    if !measure.can_sleep() {
-        return polling;
-    }
-    let sleeping = repeated(testbed, ends, pairs, (measure, true));
-    eprintln!("perftest polling: {polling:?}, sleeping on events: {sleeping:?}");
-    match (polling, sleeping) {
-        (Ok(polling), Ok(sleeping)) => Ok(measure.better(polling, sleeping)),
-        (polling, sleeping) => polling.or(sleeping),
-    }
-}
-
-/// How a measure runs: with or without `-e`.
-type Run = (Measure, bool);
 
 /// Runs a measure between several pairs of hosts at once, from the first of each to the second; the least of their figures.
 ///
 /// Of several pairs each moves as much, so that the least is what all had of a link until the last was done. A busy emulated
 /// device fails now and then, and on a busy processor perftest may not learn how fast its clock is, and prints zeros: half the
 /// figures are enough, and with fewer it is tried again.
-fn repeated(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], how: Run) -> Result<f64> {
+pub fn measure(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<f64> {
     let mut tries = 0;
     loop {
-        match once(testbed, ends, pairs, how).and_then(|figures| least(&figures)) {
+        match once(testbed, ends, pairs, measure).and_then(|figures| least(&figures)) {
             Err(error) if tries < TRIES => {
                 tries += 1;
                 eprintln!("warning: perftest failed, and is tried again: {error:#}");
@@ -206,13 +172,13 @@ fn least(figures: &[f64]) -> Result<f64> {
     some.into_iter().reduce(f64::min).context("no figure")
 }
 
-fn once(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], how: Run) -> Result<Vec<f64>> {
+fn once(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], measure: Measure) -> Result<Vec<f64>> {
     let deadline = Instant::now() + LIMIT;
     let end = |at: usize| ends.get(at).with_context(|| format!("no host {at}"));
     let mut servers = Vec::new();
     for ((_, to), port) in pairs.iter().zip(testbed.ports..) {
         let to = end(*to)?;
-        servers.push(start(to, "server", &to.command(how, port, None))?);
+        servers.push(start(to, "server", &to.command(measure, port, None))?);
     }
     for ((_, to), port) in pairs.iter().zip(testbed.ports..) {
         let to = &end(*to)?.host;
@@ -222,10 +188,10 @@ fn once(testbed: &Testbed, ends: &[End], pairs: &[(usize, usize)], how: Run) -> 
     let mut clients = Vec::new();
     for ((from, to), port) in pairs.iter().zip(testbed.ports..) {
         let (from, to) = (end(*from)?, end(*to)?);
-        clients.push(start(from, "client", &from.command(how, port, Some(&to.host)))?);
+        clients.push(start(from, "client", &from.command(measure, port, Some(&to.host)))?);
     }
     let figures =
-        clients.iter_mut().map(|client| how.0.figure(&client.finish(deadline)?)).collect::<Result<_>>()?;
+        clients.iter_mut().map(|client| measure.figure(&client.finish(deadline)?)).collect::<Result<_>>()?;
     for server in &mut servers {
         server.finish(deadline)?;
     }
@@ -283,20 +249,11 @@ mod tests {
         };
         let end = End { host: host("a", "10.0.0.1"), gid_index: 3 };
         let measure = Measure::Bandwidth { bytes: 64, depth: 4, count: 60 };
-        let words = end.command((measure, false), 18_500, Some(&host("b", "10.0.0.2"))).join(" ");
+        let words = end.command(measure, 18_500, Some(&host("b", "10.0.0.2"))).join(" ");
         assert_eq!(
             words,
             "ib_write_bw -s 64 -t 4 -n 60 --report_gbits -d mlx5_0 -i 2 -x 3 -p 18500 -u 17 -F 10.0.0.2"
         );
-        assert!(words.starts_with(&end.command((measure, false), 18_500, None).join(" ")));
-        assert!(end.command((measure, true), 18_500, None).contains(&"-e".to_owned()));
-    }
-
-    #[test]
-    fn the_better_of_polling_and_sleeping_counts() {
-        let bandwidth = Measure::Bandwidth { bytes: 64, depth: 4, count: 60 };
-        let latency = |sends| Measure::Latency { sends, bytes: 64, iterations: 10 };
-        assert_eq!((bandwidth.better(2.0, 3.0), latency(true).better(2.0, 3.0)), (3.0, 2.0));
-        assert_eq!([bandwidth, latency(true), latency(false)].map(Measure::can_sleep), [true, true, false]);
+        assert!(words.starts_with(&end.command(measure, 18_500, None).join(" ")));
     }
 }
