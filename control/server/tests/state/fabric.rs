@@ -563,14 +563,7 @@ impl Fabric {
                 starved: starved && held,
                 ..v1::Congestion::default()
             };
-            let told = v1::CongestionReport {
-                congestion: Some(congestion),
-                communicator: id,
-                epoch,
-                peer,
-                source_port: u32::from(port),
-            };
-            self.send(session, from_agent::Message::CongestionReport(told));
+            self.report(session, (id, epoch, peer, port), congestion);
         }
         if again || self.noisy {
             let wait = match (liar, soon) {
@@ -580,6 +573,18 @@ impl Fabric {
             };
             self.after(wait, Event::Look(host));
         }
+    }
+
+    /// Sends an agent's report on a connection: its communicator, epoch, peer and port.
+    fn report(
+        &mut self,
+        session: SessionId,
+        (communicator, epoch, peer, port): (u64, u64, u32, u16),
+        congestion: v1::Congestion,
+    ) {
+        let (congestion, source_port) = (Some(congestion), u32::from(port));
+        let report = v1::CongestionReport { congestion, communicator, epoch, peer, source_port };
+        self.send(session, from_agent::Message::CongestionReport(report));
     }
 
     /// Goes on for so long.

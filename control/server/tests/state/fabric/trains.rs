@@ -1,6 +1,6 @@
 //! Trains over the fabric: what strangers and our own connections leave of them.
 
-use super::{CongestionCause, CongestionLevel, DirectedLink, Fabric, HostId, Path, SwitchId, from_agent, v1};
+use super::{CongestionCause, CongestionLevel, DirectedLink, Fabric, HostId, Path, SwitchId, v1};
 use rand::RngExt;
 
 /// Links' rate, and what a connection of ours sends while it sends, in bits a second.
@@ -24,14 +24,7 @@ impl Fabric {
                     starved: true,
                     ..v1::Congestion::default()
                 };
-                let told = v1::CongestionReport {
-                    congestion: Some(congestion),
-                    communicator: id,
-                    epoch,
-                    peer,
-                    source_port: u32::from(port),
-                };
-                self.send(session, from_agent::Message::CongestionReport(told));
+                self.report(session, (id, epoch, peer, port), congestion);
             }
         }
     }
