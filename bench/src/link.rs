@@ -2,9 +2,10 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use harmonaize_libibverbs::host_devices;
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{self, TcpTransport};
-use harmonaize_transport::verbs::{self, Devices, PortOptions, VerbsTransport};
+use harmonaize_transport::verbs::{self, PortOptions, VerbsTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::SocketAddr;
@@ -160,7 +161,7 @@ fn bind(ends: &Ends) -> Result<Box<dyn Transport>> {
                 options: PortOptions { gid_index: ends.gid_index, ..PortOptions::default() },
                 ..verbs::Config::new(tcp)
             };
-            Box::new(VerbsTransport::bind(config, &Devices::of_host())?)
+            Box::new(VerbsTransport::bind(config, &host_devices())?)
         }
     })
 }

@@ -21,6 +21,7 @@ use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, from_agent};
+use harmonaize_libibverbs::host_devices;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDatagrams};
 use harmonaize_verbs::Devices;
 use serve::{Endpoints, Server, Thread};
@@ -42,7 +43,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// # Errors
 /// If an address cannot be had, or the system gives no thread or randomness; says which.
 pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    run_on(&Devices::of_host(), config, stop).await
+    run_on(&host_devices(), config, stop).await
 }
 
 /// The same with these RDMA devices for the host's.

@@ -10,6 +10,7 @@ use crate::telemetry;
 use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, marks, start};
+use harmonaize_libibverbs::host_devices;
 use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
@@ -90,7 +91,7 @@ fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
 /// # Errors
 /// If an address or socket cannot be had; says which.
 pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    run_on(&Devices::of_host(), config, stop).await
+    run_on(&host_devices(), config, stop).await
 }
 
 /// The same with these RDMA devices for the host's.

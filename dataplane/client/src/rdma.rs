@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::session::Opening;
 use harmonaize_abi::session::{PairEnd, Welcome};
+use harmonaize_libibverbs::host_devices;
 use harmonaize_shm::TenantEnd;
 use harmonaize_verbs::attachment::TenantOffer;
 use harmonaize_verbs::{Devices, Function, Gid, PortOptions, VerbsError};
@@ -26,7 +27,7 @@ pub struct RdmaOptions {
 impl Default for RdmaOptions {
     /// Everything found out, among the host's devices.
     fn default() -> Self {
-        Self { device: None, gid_index: None, mtu: None, traffic_class: 0, devices: Devices::of_host() }
+        Self { device: None, gid_index: None, mtu: None, traffic_class: 0, devices: host_devices() }
     }
 }
 

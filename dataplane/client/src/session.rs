@@ -1,6 +1,7 @@
 //! The connection to the agent: the handshake, then requests and answers, never blocking.
 
 use crate::{AgentAddress, Error};
+use bytes::{Buf, BytesMut};
 use harmonaize_abi::session::{
     Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
     Request, Secret, Welcome, decode, decode_first, encode, encode_first, length,
@@ -24,8 +25,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Session {
     socket: OwnedFd,
-    received: Vec<u8>,
-    unsent: Vec<u8>,
+    received: BytesMut,
+    unsent: BytesMut,
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> Error {
@@ -127,7 +128,7 @@ impl Opening {
 
     /// The handshake is over.
     pub(crate) fn into_session(self) -> Session {
-        Session { socket: self.socket, received: Vec::new(), unsent: Vec::new() }
+        Session { socket: self.socket, received: BytesMut::new(), unsent: BytesMut::new() }
     }
 
     fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
@@ -207,7 +208,7 @@ impl Session {
 
     /// Sends a request, or keeps what does not fit for [`Self::flush`].
     pub(crate) fn send(&mut self, request: &Request) -> Result<(), Error> {
-        self.unsent.append(&mut encode(request)?);
+        self.unsent.extend_from_slice(&encode(request)?);
         self.flush()
     }
 
@@ -215,7 +216,7 @@ impl Session {
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
         while !self.unsent.is_empty() {
             match rustix::net::send(&self.socket, &self.unsent, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Ok(sent) => self.unsent.advance(sent),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(Errno::PIPE | Errno::CONNRESET) => self.unsent.clear(),
@@ -244,14 +245,12 @@ impl Session {
 
     fn parse(&mut self, answers: &mut Vec<Answer>) -> Result<(), MessageError> {
         debug_assert!(self.received.len() <= MAX_MESSAGE + 4 + CHUNK);
-        let mut rest = self.received.as_slice();
-        while let Some((prefix, after)) = rest.split_first_chunk::<4>() {
-            let Some((message, after)) = after.split_at_checked(length(*prefix)?) else { break };
+        while let Some((prefix, rest)) = self.received.split_first_chunk::<4>() {
+            let bytes = length(*prefix)?;
+            let Some(message) = rest.get(..bytes) else { break };
             answers.push(decode(message)?);
-            rest = after;
+            self.received.advance(4 + bytes);
         }
-        let parsed = self.received.len() - rest.len();
-        self.received.drain(..parsed);
         Ok(())
     }
 }

@@ -107,8 +107,8 @@ impl Mtu {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 
-    /// As `enum ibv_mtu` counts: 1 for 256 bytes up to 5.
-    pub(crate) const fn code(self) -> u32 {
+    /// Its code in `enum ibv_mtu`: 1 for 256 bytes up to 5.
+    pub const fn code(self) -> u32 {
         match self {
             Self::Bytes256 => 1,
             Self::Bytes512 => 2,
@@ -118,7 +118,8 @@ impl Mtu {
         }
     }
 
-    pub(crate) fn from_code(code: u32) -> Option<Self> {
+    /// The MTU behind a code of `enum ibv_mtu`.
+    pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| mtu.code() == code)
     }
 }

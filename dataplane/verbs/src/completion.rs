@@ -1,6 +1,6 @@
 //! Completion queues, and what they say became of work requests.
 
-use crate::calls::Handle;
+use crate::calls::{CompletionEntry, Handle};
 use crate::{Call, Device, VerbsError};
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -47,7 +47,8 @@ pub enum Status {
 }
 
 impl Status {
-    pub(crate) fn from_code(code: u32) -> Self {
+    /// The status behind a code of `enum ibv_wc_status`; `Other` for one that this version does not know.
+    pub fn from_code(code: u32) -> Self {
         match code {
             0 => Self::Success,
             1 => Self::LocalLength,
@@ -116,37 +117,33 @@ pub(crate) fn request_id(pair: u32, receive: bool, sequence: u32) -> u64 {
 
 /// What a device says of one work request. Made by a [`CompletionQueue`] alone.
 #[derive(Debug)]
-pub struct Completion {
-    pub(crate) id: u64,
-    pub(crate) status: Status,
-    /// The library's own code, for the log.
-    pub(crate) vendor: u32,
-    pub(crate) with_immediate: bool,
-    pub(crate) immediate: u32,
-    pub(crate) bytes: u32,
-    pub(crate) number: u32,
-    pub(crate) source: u32,
+pub struct Completion(CompletionEntry);
+
+impl From<CompletionEntry> for Completion {
+    fn from(entry: CompletionEntry) -> Self {
+        Self(entry)
+    }
 }
 
 impl Completion {
     /// Number of the queue pair that it belongs to.
     pub fn queue_pair(&self) -> u32 {
-        self.number
+        self.0.number
     }
 
     /// What became of the request. After anything but success the queue pair is in the error state.
     pub fn status(&self) -> Status {
-        self.status
+        self.0.status
     }
 
     /// The device's own code beside the status; 0 if it has none.
     pub fn vendor_code(&self) -> u32 {
-        self.vendor
+        self.0.vendor
     }
 
     /// What completed.
     pub fn opcode(&self) -> Opcode {
-        match (self.is_receive(), self.with_immediate) {
+        match (self.is_receive(), self.0.with_immediate) {
             (false, _) => Opcode::Send,
             (true, true) => Opcode::ReceiveWriteWithImmediate,
             (true, false) => Opcode::Receive,
@@ -155,26 +152,31 @@ impl Completion {
 
     /// Whether it is one of the receive queue; known for errors too.
     pub fn is_receive(&self) -> bool {
-        self.id & RECEIVE != 0
+        self.0.id & RECEIVE != 0
     }
 
     /// The peer's immediate data, of a write with immediate that arrived.
     pub fn immediate(&self) -> Option<u32> {
-        (self.status == Status::Success && self.is_receive() && self.with_immediate).then_some(self.immediate)
+        (self.0.status == Status::Success && self.is_receive() && self.0.with_immediate)
+            .then_some(self.0.immediate)
     }
 
     /// Bytes that arrived: written by the peer's write with immediate, or of the datagram with its 40 bytes of GRH. 0 for
     /// errors and requests of the send queue.
     pub fn bytes(&self) -> u32 {
-        if self.status == Status::Success && self.is_receive() { self.bytes } else { 0 }
+        if self.0.status == Status::Success && self.is_receive() { self.0.bytes } else { 0 }
+    }
+
+    pub(crate) fn source(&self) -> u32 {
+        self.0.source
     }
 
     pub(crate) fn pair(&self) -> u32 {
-        (self.id >> 32) as u32 & 0x7fff_ffff
+        (self.0.id >> 32) as u32 & 0x7fff_ffff
     }
 
     pub(crate) fn sequence(&self) -> u32 {
-        self.id as u32
+        self.0.id as u32
     }
 }
 

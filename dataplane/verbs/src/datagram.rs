@@ -232,7 +232,7 @@ impl Datagram {
     /// Gives back what a completion was for; nothing if it was settled before.
     pub fn handle_completion(&mut self, completion: &Completion) -> Result<Option<Delivered>, VerbsError> {
         if completion.pair() != self.identity {
-            let (found, expected) = (completion.number, self.number);
+            let (found, expected) = (completion.queue_pair(), self.number);
             return Err(VerbsError::ForeignCompletion { found, expected });
         }
         if !completion.is_receive() {
@@ -247,11 +247,11 @@ impl Datagram {
             return Ok(None);
         }
         let Some(buffer) = self.buffers.pop_front() else { return Ok(None) };
-        if completion.status() != Status::Success || (completion.bytes as usize) < GRH_BYTES {
+        if completion.status() != Status::Success || (completion.bytes() as usize) < GRH_BYTES {
             return Ok(Some(Delivered::Unused(buffer)));
         }
-        let bytes = completion.bytes - GRH_BYTES as u32;
-        let (source, immediate) = (completion.source, completion.immediate());
+        let bytes = completion.bytes() - GRH_BYTES as u32;
+        let (source, immediate) = (completion.source(), completion.immediate());
         Ok(Some(Delivered::Received(Received { buffer, bytes, source, immediate })))
     }
 }

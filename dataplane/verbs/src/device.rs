@@ -2,7 +2,6 @@
 
 use crate::calls::Calls;
 use crate::completion::Opaque;
-use crate::real::Libibverbs;
 use crate::{Call, Gid, GidEntry, GidKind, Mtu, VerbsError};
 use rustix::io::Errno;
 use std::fmt;
@@ -132,9 +131,9 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Those of the host, by libibverbs.
-    pub fn of_host() -> Self {
-        Self { calls: Arc::new(Libibverbs) }
+    /// Those that an implementation of the raw calls has.
+    pub fn new(calls: Arc<dyn Calls>) -> Self {
+        Self { calls }
     }
 
     /// Their names, sorted. None where the kernel has no RDMA.

@@ -2,12 +2,13 @@
 //!
 //! What the type system keeps right: a queue pair sends only once connected; memory behind a work request lives, and stays
 //! registered, until its completion was settled or the queue pair is gone; completions come from a completion queue alone.
-//! Under the types stands one trait of raw calls with two implementations: libibverbs, and (feature `fake`) a fabric inside
-//! the process that moves the bytes itself and breaks on demand.
+//! Under the types stands one trait of raw calls with two implementations: libibverbs, in `harmonaize-libibverbs`, and
+//! (feature `fake`) a fabric inside the process that moves the bytes itself and breaks on demand.
+#![forbid(unsafe_code)]
 
 mod address;
 pub mod attachment;
-mod calls;
+pub mod calls;
 mod completion;
 mod datagram;
 mod device;
@@ -16,7 +17,6 @@ mod error;
 pub mod fake;
 mod function;
 mod queue_pair;
-mod real;
 mod region;
 mod work;
 

@@ -291,7 +291,7 @@ impl<State> QueuePair<State> {
         mut released: impl FnMut(u64),
     ) -> Result<usize, VerbsError> {
         if completion.pair() != self.identity {
-            let (found, expected) = (completion.number, self.endpoint.number);
+            let (found, expected) = (completion.queue_pair(), self.endpoint.number);
             return Err(VerbsError::ForeignCompletion { found, expected });
         }
         if completion.is_receive() {

@@ -14,7 +14,7 @@ pub const EMULATION: &[&str] = &["iproute2"];
 pub const BUILDING: &[&str] = &[
     "libibverbs-dev",
     "librdmacm-dev",
-    "libclang-14-dev",
+    "libclang-dev",
     "ibverbs-providers",
     "pkg-config",
     "libelf-dev",
@@ -42,7 +42,7 @@ pub const AARCH64: &[&str] = &[
     "gcc-aarch64-linux-gnu",
     "libc6-dev-arm64-cross",
     "qemu-user-static",
-    "libclang-14-dev",
+    "libclang-dev",
     "pkg-config",
     "make",
 ];

@@ -3,8 +3,9 @@
 
 use crate::alone;
 use crate::host::{Host, Limited, PATIENCE, may_break};
+use harmonaize_libibverbs::host_devices;
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::verbs::{Config, Devices, SetupError, VerbsTransport};
+use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport, tcp};
 use harmonaize_verbs::{PortOptions, VerbsError};
 use std::net::SocketAddr;
@@ -31,7 +32,7 @@ fn config_with(host: Host, requested: PortOptions) -> Config {
 }
 
 fn bind(config: Config) -> Result<VerbsTransport, SetupError> {
-    VerbsTransport::bind(config, &Devices::of_host())
+    VerbsTransport::bind(config, &host_devices())
 }
 
 /// Two ends, and what they have seen.

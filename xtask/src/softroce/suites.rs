@@ -31,7 +31,7 @@ struct Suite {
 const SUITES: &[Suite] = &[
     Suite {
         name: "verbs",
-        package: "harmonaize-verbs",
+        package: "harmonaize-libibverbs",
         target: "device",
         limit: Duration::from_secs(120),
         with_loss: None,
@@ -39,8 +39,8 @@ const SUITES: &[Suite] = &[
     },
     Suite {
         name: "transport",
-        package: "harmonaize-transport",
-        target: "verbs_device",
+        package: "harmonaize-libibverbs",
+        target: "transport",
         limit: Duration::from_secs(180),
         with_loss: Some("stress"),
         deploys: false,

@@ -17,6 +17,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("units", &["abi"]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),
+    ("bindgen", &[]),
+    ("libibverbs", &["shm", "verbs"]),
     ("transport", &["abi", "shm", "verbs"]),
     ("engine", &["abi", "plan", "kernels", "codec", "core", "aggregator", "shm", "transport", "events"]),
     (
@@ -30,6 +32,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "aggregator",
             "shm",
             "verbs",
+            "libibverbs",
             "transport",
             "engine",
             "api",
@@ -42,7 +45,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "analysis",
         ],
     ),
-    ("client", &["abi", "shm", "verbs", "api-tenant"]),
+    ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
     ("nccl", &["abi", "client"]),
     ("python", &["abi", "client"]),
     ("events", &[]),
@@ -78,7 +81,8 @@ const ROOMS: &[(&str, &[&str])] = &[
 ];
 
 /// Rooms of which a tenant runs or reads the code.
-const TENANT_FACING: &[&str] = &["abi", "shm", "verbs", "client", "nccl", "python", "api-tenant"];
+const TENANT_FACING: &[&str] =
+    &["abi", "shm", "verbs", "libibverbs", "client", "nccl", "python", "api-tenant"];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =

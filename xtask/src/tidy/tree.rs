@@ -37,7 +37,7 @@ const UNSAFE: &[&str] = &[
     "dataplane/shm",
     "dataplane/kernels",
     // Only the calls on libibverbs.
-    "dataplane/verbs/src/real",
+    "dataplane/libibverbs",
     "dataplane/probe",
     "dataplane/transport",
     "dataplane/nccl",

@@ -3,6 +3,7 @@
 use super::stream::Stream;
 use super::tenant::Tenant;
 use super::{AttachmentId, Joined, Question, SessionRequest};
+use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED,
@@ -99,7 +100,7 @@ impl AttachedSession {
         // Aborted with the set when this future is dropped.
         let mut writer = JoinSet::new();
         writer.spawn(write_answers(write, unsent));
-        let reader = Reader { stream: read, received: Vec::new() };
+        let reader = Reader { stream: read, received: BytesMut::new() };
         self.exchange(reader, answers).await.err().unwrap_or(DetachReason::ProcessGone)
     }
 
@@ -412,7 +413,7 @@ async fn write_answers(mut stream: WriteHalf<Stream>, mut answers: mpsc::Receive
 /// Reads requests; may be dropped at any await without losing bytes.
 struct Reader {
     stream: ReadHalf<Stream>,
-    received: Vec<u8>,
+    received: BytesMut,
 }
 
 impl Reader {
@@ -434,7 +435,7 @@ impl Reader {
         let bytes = length(*prefix)?;
         let Some(message) = rest.get(..bytes) else { return Ok(None) };
         let request = decode(message)?;
-        self.received.drain(..4 + bytes);
+        self.received.advance(4 + bytes);
         Ok(Some(request))
     }
 }

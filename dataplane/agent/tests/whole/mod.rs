@@ -8,6 +8,7 @@ use harmonaize_agent::config::{Config, Rdma};
 use harmonaize_agent::run::run_on;
 use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
+use harmonaize_libibverbs::host_devices;
 use harmonaize_server::{Server, state};
 use harmonaize_verbs::Devices;
 use settings::settings;
@@ -82,7 +83,7 @@ impl Agent {
             congestion: None,
             tenants: vec![tenant],
         };
-        Self { config, devices: Devices::of_host(), socket: socket.to_owned() }
+        Self { config, devices: host_devices(), socket: socket.to_owned() }
     }
 
     /// The same, with tenants over RDMA on a device, over TCP too for those who know the secret and

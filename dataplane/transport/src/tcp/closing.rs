@@ -1,6 +1,7 @@
 //! A connection whose link is closed here: its last words go out, then it lingers a moment so that they are not lost.
 
 use super::sys;
+use bytes::{Buf, Bytes};
 use socket2::Socket;
 use std::collections::VecDeque;
 use std::io;
@@ -13,29 +14,25 @@ pub(super) struct Closing {
     pub(super) socket: Socket,
     pub(super) serial: u64,
     pub(super) deadline: Instant,
-    pending: Vec<u8>,
-    written: usize,
+    pending: Bytes,
     shut: bool,
 }
 
 impl Closing {
     pub(super) fn new(socket: Socket, serial: u64, deadline: Instant, pending: Vec<u8>) -> Self {
-        Self { socket, serial, deadline, pending, written: 0, shut: false }
+        Self { socket, serial, deadline, pending: pending.into(), shut: false }
     }
 
     /// Writes what can be written; true while something is left.
     pub(super) fn write(&mut self) -> io::Result<bool> {
-        loop {
-            let rest = self.pending.get(self.written..).unwrap_or_default();
-            if rest.is_empty() {
-                return Ok(false);
-            }
-            match sys::send_bytes(&self.socket, rest) {
-                Ok(count) => self.written += count,
+        while self.pending.has_remaining() {
+            match sys::send_bytes(&self.socket, &self.pending) {
+                Ok(count) => self.pending.advance(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error),
             }
         }
+        Ok(false)
     }
 
     /// Goes on; true once the peer has closed too and nothing more need be done. Input is thrown away: closing a socket

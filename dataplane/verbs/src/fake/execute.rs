@@ -2,8 +2,8 @@
 
 use super::Fault;
 use super::state::{Device, Pair, Region, State, World};
-use crate::calls::{GATHER, Kind, Piece, ReceiveEntry, SendEntry, Verb};
-use crate::{AsyncEvent, Completion, GRH_BYTES, Gid, Status};
+use crate::calls::{CompletionEntry, GATHER, Kind, Piece, ReceiveEntry, SendEntry, Verb};
+use crate::{AsyncEvent, GRH_BYTES, Gid, Status};
 use harmonaize_shm::Memory;
 use std::sync::Arc;
 
@@ -38,13 +38,13 @@ pub(super) fn run(world: &mut World, device: &str, number: u32) {
         let Some(pair) = local.pairs.get(&number) else { return };
         let queue = pair.queue;
         if entry.signalled || status != Status::Success {
-            local.complete(queue, Completion { status, ..blank(entry.id, number) });
+            local.complete(queue, CompletionEntry { status, ..blank(entry.id, number) });
         }
     }
 }
 
-fn blank(id: u64, number: u32) -> Completion {
-    Completion {
+fn blank(id: u64, number: u32) -> CompletionEntry {
+    CompletionEntry {
         id,
         status: Status::Success,
         vendor: 0,
@@ -62,8 +62,10 @@ pub(super) fn fail(device: &mut Device, number: u32) {
     pair.state = State::Error;
     let (queue, receives) = (pair.queue, std::mem::take(&mut pair.receives));
     for receive in receives {
-        device
-            .complete(queue, Completion { status: Status::WorkRequestFlushed, ..blank(receive.id, number) });
+        device.complete(
+            queue,
+            CompletionEntry { status: Status::WorkRequestFlushed, ..blank(receive.id, number) },
+        );
     }
 }
 
@@ -174,7 +176,7 @@ fn reliable(
         let pair = device.pairs.get_mut(&to.1).ok_or(unreachable)?;
         let receive = pair.receives.pop_front().ok_or(Status::ReceiverNotReadyRetriesExceeded)?;
         let (queue, immediate) = (pair.queue, entry.immediate);
-        let arrived = Completion {
+        let arrived = CompletionEntry {
             with_immediate: true,
             immediate,
             bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
@@ -207,7 +209,7 @@ fn datagram(world: &mut World, from: (&str, u32), entry: &SendEntry, pieces: &Pi
             let queue = pair.queue;
             let status = land(device, at, &receive, &header, pieces, bytes).err().unwrap_or(Status::Success);
             let bytes = u32::try_from(bytes + GRH_BYTES as u64).unwrap_or(u32::MAX);
-            let arrived = Completion { status, bytes, source: from.1, ..blank(receive.id, at) };
+            let arrived = CompletionEntry { status, bytes, source: from.1, ..blank(receive.id, at) };
             device.complete(queue, arrived);
             if status != Status::Success {
                 fail(device, at);

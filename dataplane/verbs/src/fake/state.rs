@@ -1,6 +1,7 @@
 //! What the fake devices know: regions, queues and queue pairs by their numbers.
 
 use super::{Fault, Recorded};
+use crate::calls::CompletionEntry;
 use crate::calls::{Kind, ReceiveEntry, SendEntry};
 use crate::{Access, AsyncEvent, Call, Completion, Gid};
 use harmonaize_shm::Pin;
@@ -167,13 +168,13 @@ impl Device {
     }
 
     /// Puts a completion into a queue, and wakes who waits.
-    pub(super) fn complete(&mut self, queue: u32, completion: Completion) {
+    pub(super) fn complete(&mut self, queue: u32, completion: CompletionEntry) {
         let Some(to) = self.queues.get_mut(&queue) else { return };
         if to.completions.len() >= to.entries {
             self.push_event(AsyncEvent::CompletionQueueError);
             return;
         }
-        to.completions.push_back(completion);
+        to.completions.push_back(Completion::from(completion));
         if std::mem::take(&mut to.armed) {
             ring(&to.wake);
         }

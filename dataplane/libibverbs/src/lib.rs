@@ -1,14 +1,17 @@
-//! The calls on libibverbs, through rdma-sys.
+//! Verbs of the host's own RDMA devices: the calls of `harmonaize-verbs` on libibverbs, through rdma-sys.
 
 mod objects;
 mod post;
 
-use crate::calls::{Calls, Created, Handle, Kind, ReceiveEntry, Refused, Registered, SendEntry, Transition};
-use crate::{
-    Access, AsyncEvent, Call, Completion, Depths, Gid, GidEntry, GidKind, Limits, LinkLayer, Mtu, Path, Port,
-    PortState, Status,
-};
 use harmonaize_shm::Pin;
+use harmonaize_verbs::calls::{
+    Calls, CompletionEntry, Created, GATHER, Handle, Kind, ReceiveEntry, Refused, Registered, SendEntry,
+    Transition,
+};
+use harmonaize_verbs::{
+    Access, AsyncEvent, Call, Completion, Depths, Devices, Gid, GidEntry, GidKind, Limits, LinkLayer, Mtu,
+    Path, Port, PortState, Status,
+};
 use objects::{AddressHandle, Channel, Context, Domain, Queue, QueuePair, Region, made, object};
 use rdma_sys::{
     ibv_access_flags, ibv_ah_attr, ibv_async_event, ibv_device_attr, ibv_event_type, ibv_gid, ibv_port_attr,
@@ -21,9 +24,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-/// The host's devices.
+/// All RDMA devices of the host; none where its kernel has no RDMA.
+pub fn host_devices() -> Devices {
+    Devices::new(Arc::new(Libibverbs))
+}
+
 #[derive(Debug)]
-pub(crate) struct Libibverbs;
+struct Libibverbs;
 
 /// Least wait before a peer without a receive request is asked again: 0.64 ms (`InfiniBand` 9.7.5.2.8, code 12).
 const RNR_TIMER: u8 = 12;
@@ -136,7 +143,7 @@ fn kind(device: &str, port: u8, index: u8) -> GidKind {
 fn completion(from: &ibv_wc) -> Completion {
     // SAFETY: both members of the union are four bytes of any value.
     let immediate = unsafe { from.imm_data_invalidated_rkey_union.imm_data };
-    Completion {
+    Completion::from(CompletionEntry {
         id: from.wr_id,
         status: Status::from_code(from.status),
         vendor: from.vendor_err,
@@ -145,7 +152,7 @@ fn completion(from: &ibv_wc) -> Completion {
         bytes: from.byte_len,
         number: from.qp_num,
         source: from.src_qp,
-    }
+    })
 }
 
 impl Calls for Libibverbs {
@@ -246,7 +253,7 @@ impl Calls for Libibverbs {
             let element = &raw const (*event.as_ptr()).element;
             let port = || u8::try_from((*element).port_num).unwrap_or(0);
             let is = |named: ibv_event_type| kind == named as u32;
-            let told = if is(ibv_event_type::IBV_EVENT_DEVICE_FATAL) {
+            let event_kind = if is(ibv_event_type::IBV_EVENT_DEVICE_FATAL) {
                 AsyncEvent::DeviceFatal
             } else if is(ibv_event_type::IBV_EVENT_PORT_ACTIVE) {
                 AsyncEvent::PortActive(port())
@@ -265,7 +272,7 @@ impl Calls for Libibverbs {
                 AsyncEvent::Other(kind)
             };
             rdma_sys::ibv_ack_async_event(event.as_mut_ptr());
-            Ok(Some(told))
+            Ok(Some(event_kind))
         }
     }
 
@@ -385,7 +392,7 @@ impl Calls for Libibverbs {
         asked.recv_cq = completions.raw();
         asked.cap.max_send_wr = depths.sends;
         asked.cap.max_recv_wr = depths.receives;
-        asked.cap.max_send_sge = crate::calls::GATHER as u32;
+        asked.cap.max_send_sge = GATHER as u32;
         asked.cap.max_recv_sge = 1;
         asked.cap.max_inline_data = depths.inline_bytes;
         asked.qp_type = match kind {

@@ -4,7 +4,7 @@ use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::{DatagramConfig, RdmaDatagrams, RdmaPort};
 use harmonaize_transport::tcp;
 use harmonaize_transport::verbs::{Config, VerbsTransport};
-use harmonaize_verbs::{Devices, PortOptions};
+use harmonaize_verbs::PortOptions;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ fn end(address: Ipv4Addr) -> Result<Box<dyn Transport>, String> {
         handshake_timeout: Duration::from_millis(300),
         ..tcp::Config::new(SocketAddr::from((address, 0)))
     };
-    let transport = VerbsTransport::bind(Config::new(tcp), &Devices::of_host());
+    let transport = VerbsTransport::bind(Config::new(tcp), &harmonaize_libibverbs::host_devices());
     Ok(Box::new(transport.map_err(|error| error.to_string())?))
 }
 
@@ -27,7 +27,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Runs a case where there are devices.
 fn case(name: &str) -> Result<(), String> {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let devices = Devices::of_host();
+    let devices = harmonaize_libibverbs::host_devices();
     if let Some(address) = ADDRESSES.iter().find(|address| devices.find((**address).into()).is_err()) {
         println!("SKIPPED {name}: no RDMA device has {address}; /sys/class/infiniband says which there are");
         return Ok(());
@@ -61,7 +61,7 @@ cases!(comes_up every_size order_per_path ring_wraps full_then_progress links_an
 #[test]
 fn datagrams_are_whole_and_of_their_sender() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let devices = Devices::of_host();
+    let devices = harmonaize_libibverbs::host_devices();
     let open = |address: Ipv4Addr| {
         let (wanted, address) = (PortOptions::default(), address.into());
         let port = RdmaPort { devices: devices.clone(), options: wanted, address };

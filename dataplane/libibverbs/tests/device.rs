@@ -81,7 +81,7 @@ impl End {
 
 /// Two ends, or none and a word about why.
 fn ends(test: &str) -> Option<(End, End)> {
-    let devices = Devices::of_host();
+    let devices = harmonaize_libibverbs::host_devices();
     let names = devices.names().unwrap();
     if names.is_empty() {
         println!("SKIPPED {test}: this kernel has no RDMA device (/sys/class/infiniband is empty)");

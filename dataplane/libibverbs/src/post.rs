@@ -2,8 +2,8 @@
 
 use super::objects::{AddressHandle, QueuePair, object};
 use super::outcome;
-use crate::Depths;
-use crate::calls::{GATHER, Piece, ReceiveEntry, Refused, SendEntry, Verb};
+use harmonaize_verbs::Depths;
+use harmonaize_verbs::calls::{GATHER, Piece, ReceiveEntry, Refused, SendEntry, Verb};
 use rdma_sys::{ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t, ud_t};
 use rustix::io::Errno;
 use std::ffi::c_int;

@@ -2,8 +2,8 @@
 
 use super::post::Scratch;
 use super::{device_name, errno};
-use crate::calls::{Handle, Kind};
 use harmonaize_shm::Pin;
+use harmonaize_verbs::calls::{Handle, Kind};
 use rdma_sys::{ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_mr, ibv_pd, ibv_qp};
 use rustix::io::Errno;
 use std::any::Any;
