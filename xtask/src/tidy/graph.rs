@@ -46,6 +46,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
+    ("perf", &["client"]),
     ("nccl", &["abi", "client"]),
     ("python", &["abi", "client"]),
     ("events", &[]),

@@ -1,0 +1,263 @@
+//! The command line.
+
+use anyhow::{Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use harmonaize_client::{Collective, Dtype, ReduceOp};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+const EXAMPLES: &str = "Examples:
+  harmonaize-perf all_reduce --agent /run/harmonaize/a/agent.sock --ranks 4 -b 8 -e 128M -f 2
+      four ranks on this host, from 8 bytes to 128 MiB
+  harmonaize-perf alltoall --agent A.sock --agent B.sock --ranks 8 -b 1M -e 1M -n 100 --percentiles
+      eight ranks, the first four at one agent and the others at another
+  torchrun --no-python --nproc-per-node 4 harmonaize-perf all_gather --agent /run/harmonaize/a/agent.sock
+      ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
+  harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --json rows.json";
+
+/// Measures a collective through the provider's agents, over sizes, as nccl-tests does
+///
+/// Each size is run out of place and in place, checked, and printed in nccl-tests' columns.
+#[derive(Parser, Clone, Debug)]
+#[command(version, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Which collective
+    #[arg(value_enum)]
+    pub(crate) collective: Kind,
+    /// The agent's socket for this tenant; several share the ranks out in equal parts
+    #[arg(long, required = true)]
+    pub(crate) agent: Vec<PathBuf>,
+    /// Starts so many ranks as processes of this host; without it a launcher's variables say which rank this is
+    #[arg(long)]
+    pub(crate) ranks: Option<u32>,
+    /// The communicator's name, the same at all ranks
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Smallest size: bytes of a rank's larger tensor, with K, M or G for powers of 1024
+    #[arg(short = 'b', long = "minbytes", default_value = "32M")]
+    pub(crate) min: Bytes,
+    /// Largest size
+    #[arg(short = 'e', long = "maxbytes", default_value = "32M")]
+    pub(crate) max: Bytes,
+    /// Bytes from one size to the next, where no factor is given
+    #[arg(short = 'i', long = "stepbytes", default_value = "1M")]
+    pub(crate) step: Bytes,
+    /// Factor from one size to the next
+    #[arg(short = 'f', long = "stepfactor", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) factor: u64,
+    /// Operations that are timed
+    #[arg(short = 'n', long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) iters: u32,
+    /// Operations before them, at the largest and at the smallest size
+    #[arg(short = 'w', long = "warmup_iters", default_value_t = 1)]
+    pub(crate) warmup: u32,
+    /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
+    #[arg(short = 'd', long, default_value = "float")]
+    pub(crate) datatype: Choice<Dtype>,
+    /// Reduction: sum, prod, max, min, avg or all
+    #[arg(short = 'o', long, default_value = "sum")]
+    pub(crate) op: Choice<ReduceOp>,
+    /// Root of a broadcast; -1 for each rank in turn
+    #[arg(short = 'r', long, default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) root: i64,
+    /// 0: up to eight operations in flight; 1: wait and barrier after each; 2: wait, no barrier; 3: as 1, the time without it
+    #[arg(short = 'z', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) blocking: u8,
+    /// How often each size's result is checked; 0 for never
+    #[arg(short = 'c', long, default_value_t = 1)]
+    pub(crate) check: u32,
+    /// Whose time is printed: 0 rank 0, 1 the mean, 2 the least, 3 the greatest
+    #[arg(short = 'a', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub(crate) average: u8,
+    /// Prints p50, p99 and maximum of single operations, and the slowest rank, under each size
+    #[arg(long)]
+    pub(crate) percentiles: bool,
+    /// Writes a row for each size and place as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Writes configuration, ranks and rows as JSON
+    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Seconds until ranks give each other up, and an operation
+    #[arg(short = 'T', long, default_value_t = 60)]
+    pub(crate) timeout: u64,
+}
+
+/// What nccl-tests has a program each for.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    #[value(name = "alltoall")]
+    AllToAll,
+    Broadcast,
+}
+
+impl Kind {
+    /// The name of nccl-tests' program, without its end.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "alltoall",
+            Self::Broadcast => "broadcast",
+        }
+    }
+
+    pub(crate) fn collective(self) -> Collective {
+        match self {
+            Self::AllReduce => Collective::AllReduce,
+            Self::AllGather => Collective::AllGather,
+            Self::ReduceScatter => Collective::ReduceScatter,
+            Self::AllToAll => Collective::AllToAll,
+            Self::Broadcast => Collective::Broadcast,
+        }
+    }
+}
+
+/// A number of bytes with nccl-tests' suffixes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (digits, suffix) =
+            text.split_at(text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len()));
+        let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no number of bytes"))?;
+        let shift = match suffix {
+            "" => 0,
+            "K" | "k" => 10,
+            "M" | "m" => 20,
+            "G" | "g" => 30,
+            suffix => return Err(format!("{suffix:?} is none of K, M and G")),
+        };
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text} is too large"))
+    }
+}
+
+/// A value by nccl-tests' name for it.
+pub(crate) trait Named: Copy + Sized + 'static {
+    const ALL: &[(&str, Self)];
+}
+
+/// One value, or all.
+#[derive(Clone, Debug)]
+pub(crate) struct Choice<T: Named>(pub(crate) Vec<(&'static str, T)>);
+
+impl<T: Named> FromStr for Choice<T> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let chosen: Vec<_> =
+            T::ALL.iter().filter(|(name, _)| text == "all" || text == *name).copied().collect();
+        if chosen.is_empty() {
+            let names: Vec<_> = T::ALL.iter().map(|(name, _)| *name).collect();
+            return Err(format!("{text:?} is none of {} and all", names.join(", ")));
+        }
+        Ok(Self(chosen))
+    }
+}
+
+impl Named for Dtype {
+    const ALL: &[(&str, Self)] = &[
+        ("int8", Self::I8),
+        ("uint8", Self::U8),
+        ("int32", Self::I32),
+        ("uint32", Self::U32),
+        ("int64", Self::I64),
+        ("uint64", Self::U64),
+        ("half", Self::F16),
+        ("float", Self::F32),
+        ("double", Self::F64),
+        ("bfloat16", Self::Bf16),
+    ];
+}
+
+impl Named for ReduceOp {
+    const ALL: &[(&str, Self)] = &[
+        ("sum", Self::Sum),
+        ("prod", Self::Product),
+        ("max", Self::Max),
+        ("min", Self::Min),
+        ("avg", Self::Average),
+    ];
+}
+
+impl Arguments {
+    /// Refuses what no single option can see.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.min <= self.max, "-b {} is more than -e {}", self.min.0, self.max.0);
+        ensure!(self.factor > 1 || self.step.0 > 0 || self.min == self.max, "-i 0 never reaches -e");
+        ensure!(self.min.0 > 0 || self.factor == 1, "-b 0 times a factor stays 0");
+        if self.root < -1 {
+            bail!("-r {}: a rank, or -1 for each in turn", self.root);
+        }
+        Ok(())
+    }
+
+    /// The sizes, in bytes.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> + '_ {
+        let next = |size: &u64| {
+            if self.factor > 1 { size.checked_mul(self.factor) } else { size.checked_add(self.step.0.max(1)) }
+        };
+        std::iter::successors(Some(self.min.0), next).take_while(|size| *size <= self.max.0)
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // tests alone
+
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Arguments, String> {
+        let words =
+            ["harmonaize-perf", "all_reduce", "--agent", "a"].into_iter().chain(line.split_whitespace());
+        let arguments = Arguments::try_parse_from(words).map_err(|error| error.to_string())?;
+        arguments.check().map_err(|error| error.to_string())?;
+        Ok(arguments)
+    }
+
+    #[test]
+    fn sizes_step_as_nccl_tests() {
+        let sizes = |line| parsed(line).unwrap().sizes().collect::<Vec<_>>();
+        assert_eq!(sizes(""), [32 << 20]);
+        assert_eq!(sizes("-b 8 -e 64 -f 2"), [8, 16, 32, 64]);
+        assert_eq!(sizes("-b 1K -e 3k -i 1K"), [1024, 2048, 3072]);
+        assert_eq!(sizes("-b 1M -e 5M -f 4"), [1 << 20, 4 << 20]);
+    }
+
+    #[test]
+    fn bad_options_are_refused() {
+        for (line, part) in [
+            ("-b 2M -e 1M", "more than"),
+            ("-b 0 -e 8 -f 2", "stays 0"),
+            ("-b 1T", "none of K, M and G"),
+            ("-b x", "no number"),
+            ("-d fp3", "bfloat16"),
+            ("-o mulsum", "avg"),
+            ("-r -2", "-1 for each"),
+            ("-z 4", "0..=3"),
+            ("-f 0", "--stepfactor"),
+        ] {
+            let error = parsed(line).unwrap_err();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_types_and_reductions() {
+        let all = parsed("-d all -o all").unwrap();
+        assert_eq!((all.datatype.0.len(), all.op.0.len()), (10, 5));
+    }
+}

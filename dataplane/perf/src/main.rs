@@ -1,0 +1,24 @@
+//! Sizes swept over a collective through the provider's agents, with the flags and the text of nccl-tests.
+//!
+//! Source of flags, columns and meaning of each time: NVIDIA, nccl-tests 2.19.6, `src/common.cu` and `src/util.cu`.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod launch;
+mod pattern;
+mod report;
+mod sweep;
+
+use anyhow::Result;
+use arguments::Arguments;
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> Result<ExitCode> {
+    let arguments = Arguments::parse();
+    arguments.check()?;
+    match launch::seat(&arguments)? {
+        Some(seat) => sweep::run(&arguments, &seat),
+        None => launch::ranks(&arguments),
+    }
+}

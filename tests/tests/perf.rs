@@ -1,0 +1,75 @@
+//! `harmonaize-perf` end to end: every collective, type and reduction through agents of two hosts, right and as nccl-tests prints.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::workspace::{Binaries, Profile};
+use harmonaize_tests::job::{deploy, sockets};
+use harmonaize_tests::star;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn perf(deployment: &Deployment, arguments: &str) -> Output {
+    let program =
+        Binaries::build_with(Profile::Dev, &["harmonaize-perf"]).unwrap().path("harmonaize-perf").unwrap();
+    let mut command = Command::new(program);
+    command.args(arguments.split_whitespace());
+    for socket in sockets(deployment, "a") {
+        command.arg("--agent").arg(socket);
+    }
+    command.output().unwrap()
+}
+
+fn rows(folder: &Path, output: &Output) -> Vec<Vec<String>> {
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}\n{error}");
+    assert!(text.contains("# Out of bounds values : 0 OK"), "{text}");
+    assert!(text.contains("# Avg bus bandwidth    : "), "{text}");
+    let csv = std::fs::read_to_string(folder.join("rows.csv")).unwrap();
+    csv.lines().skip(1).map(|line| line.split(',').map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn every_collective_sweeps_right() {
+    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let files = format!("--csv {0}/rows.csv --json {0}/rows.json", folder.path().display());
+    let common = format!("--ranks 4 -n 3 {files}");
+    // Sizes: 64 and 2048 bytes; all types, and all reductions where there are any.
+    let cases = [
+        ("all_reduce", "", 10 * 5 * 2 * 2),
+        ("reduce_scatter", "-z 1", 10 * 5 * 2 * 2),
+        ("all_gather", "-z 2", 10 * 2 * 2),
+        ("broadcast", "-r -1 -z 3", 10 * 4 * 2 * 2),
+        ("alltoall", "", 10 * 2),
+    ];
+    for (collective, more, expected) in cases {
+        let output =
+            perf(&deployment, &format!("{collective} {common} -b 64 -e 2K -f 32 -d all -o all {more}"));
+        let rows = rows(folder.path(), &output);
+        assert_eq!(rows.len(), expected, "{collective}");
+        assert!(rows.iter().all(|row| row.len() == 15 && row[9] == "0"), "{collective}: {rows:?}");
+        assert!(rows.iter().all(|row| row[6].parse::<f64>().unwrap() > 0.0), "{collective}: {rows:?}");
+        let json = std::fs::read(folder.path().join("rows.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert_eq!(json["out_of_bounds"]["okay"], true);
+        assert_eq!(json["config"]["devices"].as_array().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn percentiles_and_no_check() {
+    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let output = perf(&deployment, "all_reduce --ranks 2 -b 1M -e 1M -c 0 --percentiles");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("    N/A") && text.contains("in-place: p50 "), "{text}");
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_run() {
+    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let output = perf(&deployment, "broadcast --ranks 2 -r 7 -b 1K -e 1K");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{error}");
+    assert!(error.contains("has ended: exit status: 1"), "{error}");
+}
