@@ -13,13 +13,12 @@ mod recover;
 mod session;
 mod status;
 
-use crate::state::ctx::{Ctx, ctx};
+use crate::state::ctx::ctx;
 use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::{Decisions, Trigger};
 use crate::state::job::ended::History;
 use crate::state::job::planning::PlanRequest;
-use crate::state::job::proposer::{Proposer, proposer};
 use crate::state::output::{Output, SessionId};
 use crate::state::queries::Queries;
 use crate::state::queries::questions::Questions;
@@ -30,7 +29,6 @@ use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::regroup::Regroups;
 use crate::state::tenants::turns::AllTurns;
-use crate::state::view::{View, view};
 use crate::state::world::agents::Session;
 use crate::state::world::aggregators::Aggregators;
 use crate::state::world::iterations::Operations;
@@ -125,7 +123,7 @@ impl Controller {
 
     /// The next time at which [`Controller::expire`] has something to do.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let ctx = self.ctx(Duration::ZERO);
+        let ctx = ctx!(self, Duration::ZERO);
         let communicators = self.communicators.values().flat_map(|known| {
             let until = [known.deadline(), known.backoff_until, known.coding.again, known.refused.due()];
             until.into_iter().flatten()
@@ -149,9 +147,9 @@ impl Controller {
     pub fn expire(&mut self, now: Duration) {
         self.joins.expire(now, &mut self.outbox);
         let groups = self.regroups.expire_past(&ctx!(self, now), &mut self.outbox);
-        self.form_all(now, groups);
+        groups.into_iter().for_each(|group| self.form(now, group));
         let groups = self.regroups.expire(&ctx!(self, now), &mut self.outbox);
-        self.form_all(now, groups);
+        groups.into_iter().for_each(|group| self.form(now, group));
         self.expire_communicators(now);
         self.answer_questions(now);
         let mut again = self.aggregators.expire(&ctx!(self, now), &mut self.outbox);
@@ -159,7 +157,7 @@ impl Controller {
         if again {
             self.outbox.want_plan(Trigger::Aggregators);
         }
-        if self.update_windows(now) {
+        if self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger) {
             note_maintenance(&ctx!(self, now), &mut self.outbox, None);
         }
         self.link_state.expire(&ctx!(self, now), &mut self.outbox);
@@ -181,7 +179,7 @@ impl Controller {
     /// Returns the replies to operators.
     pub fn queries(&self, now: Duration) -> Queries<'_> {
         Queries {
-            ctx: self.ctx(now),
+            ctx: ctx!(self, now),
             links: &self.link_state,
             agreements: &self.agreements,
             hints: &self.hints,
@@ -194,16 +192,10 @@ impl Controller {
         }
     }
 
-    pub(crate) fn ctx(&self, now: Duration) -> Ctx<'_> {
-        ctx!(self, now)
-    }
-
-    pub(crate) fn view(&self, now: Duration) -> View<'_> {
-        view!(self, now)
-    }
-
-    pub(crate) fn proposer(&mut self, now: Duration) -> Proposer<'_> {
-        proposer!(self, now)
+    /// The call or message before this one is over, by the clock: what it took to plan is no pause between
+    /// two plans.
+    pub fn finished(&mut self, now: Duration) {
+        self.plan_request.made(now);
     }
 
     /// Hands what parts did by others to those others.
@@ -228,7 +220,9 @@ impl Controller {
             self.events.queue_stands(now, id);
         }
         for (id, budget) in std::mem::take(&mut self.outbox.budgets) {
-            self.agree_on_budget(id, budget);
+            let Some(known) = self.communicators.get_mut(&id) else { continue };
+            known.agree_on_budget(&self.settings.topology, budget);
+            self.outbox.want_plan(Trigger::Budget);
         }
         for note in std::mem::take(&mut self.outbox.notes) {
             self.events.note(&ctx!(self, now), note);
@@ -246,18 +240,12 @@ impl Controller {
             if groups.is_empty() {
                 break;
             }
-            self.form_all(now, groups);
+            groups.into_iter().for_each(|group| self.form(now, group));
         }
         self.settle(now);
         self.plan(now);
         self.settle(now);
         self.check_invariants();
-    }
-
-    /// The call or message before this one is over, by the clock: what it took to plan is no pause between
-    /// two plans.
-    pub fn finished(&mut self, now: Duration) {
-        self.plan_request.made(now);
     }
 
     /// Checks what holds between calls, where that is soon done.

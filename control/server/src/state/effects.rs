@@ -1,6 +1,7 @@
 //! What parts of control have done by others.
 
 use crate::state::ctx::Ctx;
+use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, Output, SessionId};
 use crate::state::world::agents::OpenJoin;
@@ -65,6 +66,14 @@ impl Effects {
     /// Sends a message.
     pub(crate) fn send(&mut self, to: SessionId, message: to_agent::Message) {
         self.outputs.push(Output::Send(to, message));
+    }
+
+    /// Sends a message to all agents of a communicator that take part still.
+    pub(crate) fn send_to_members(&mut self, known: &Communicator, message: &to_agent::Message) {
+        let there = known.members.iter().filter(|member| !member.closed);
+        for session in there.filter_map(|member| member.session) {
+            self.send(session, message.clone());
+        }
     }
 
     /// Tells the operator's log.

@@ -7,6 +7,10 @@ use std::fmt;
 /// Why a communicator gets another epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
+    /// It forms.
+    Formed,
+    /// An operator chose its order.
+    Ordered,
     /// The planner moves it, for what it says.
     Planned(String),
     /// Its connections leave paths that pass nothing or are withdrawn; its order stays.
@@ -52,6 +56,8 @@ impl Reason {
     /// Returns a name for programs that never changes with the text.
     pub fn code(&self) -> &'static str {
         match self {
+            Self::Formed => "formed",
+            Self::Ordered => "ordered",
             Self::Planned(_) => "planned",
             Self::ClosedPaths => "closed_paths",
             Self::Codec { .. } => "codec",
@@ -70,6 +76,8 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Planned(why) | Self::Aggregation(why) => f.write_str(why),
+            Self::Formed => f.write_str("all its ranks have joined"),
+            Self::Ordered => f.write_str("an operator chose its order"),
             Self::ClosedPaths => {
                 f.write_str("its connections leave what passes nothing or is withdrawn; its order stays")
             }

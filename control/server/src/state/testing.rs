@@ -8,10 +8,12 @@ use super::job::communicator::Communicator;
 use super::job::decisions::Trigger;
 use super::job::lifecycle::EpochConfig;
 use super::job::planning::{checked, jobs};
-use super::job::proposer::Proposal;
+use super::job::proposer::proposer;
+use super::job::reconcile::reorder;
 use super::job::stored::touched;
 use super::output::{Output, SessionId};
 use super::settings::Settings;
+use super::view::view;
 use super::world::link_state::answers::MOST_STRANGE;
 use super::world::link_state::ports::pair_of;
 use harmonaize_api::v1;
@@ -148,81 +150,101 @@ pub fn outdated_plan(output: &Output) -> Option<u64> {
     touched(output)
 }
 
-/// What is read.
-impl Controller {
+/// What tests read of control, and the steps that they take past its messages.
+pub trait Testing {
+    /// Returns what is read.
+    fn controller(&self) -> &Controller;
+
+    /// Returns what is changed.
+    fn controller_mut(&mut self) -> &mut Controller;
+
     /// Returns the ids of all communicators, ascending.
-    pub fn communicator_ids(&self) -> Vec<u64> {
-        self.communicators.keys().copied().collect()
+    fn communicator_ids(&self) -> Vec<u64> {
+        self.controller().communicators.keys().copied().collect()
     }
 
     /// Returns a communicator as it stands.
-    pub fn communicator_view(&self, id: u64) -> Option<CommunicatorView> {
-        self.communicators.get(&id).map(CommunicatorView::from)
+    fn communicator_view(&self, id: u64) -> Option<CommunicatorView> {
+        self.controller().communicators.get(&id).map(CommunicatorView::from)
     }
 
     /// Returns how many communicators count against a tenant's limit.
-    pub fn tenant_communicators(&self, tenant: &str) -> usize {
-        self.regroups.communicators_of(&self.ctx(Duration::ZERO), &self.joins, tenant, "")
+    fn tenant_communicators(&self, tenant: &str) -> usize {
+        self.controller().regroups.communicators_of(
+            &ctx!(self.controller(), Duration::ZERO),
+            &self.controller().joins,
+            tenant,
+            "",
+        )
     }
 
     /// Returns all open sessions of hosts' agents.
-    pub fn open_sessions(&self) -> Vec<SessionId> {
-        self.sessions.keys().copied().collect()
+    fn open_sessions(&self) -> Vec<SessionId> {
+        self.controller().sessions.keys().copied().collect()
     }
 
     /// Returns the session of a host's agent.
-    pub fn session_of(&self, host: HostId) -> Option<SessionId> {
-        self.hosts.get(&host).copied()
+    fn session_of(&self, host: HostId) -> Option<SessionId> {
+        self.controller().hosts.get(&host).copied()
     }
 
     /// Returns the requests of a session's open joins.
-    pub fn open_joins(&self, session: SessionId) -> BTreeSet<u64> {
-        self.sessions.get(&session).into_iter().flat_map(|known| known.joins.keys().copied()).collect()
+    fn open_joins(&self, session: SessionId) -> BTreeSet<u64> {
+        self.controller()
+            .sessions
+            .get(&session)
+            .into_iter()
+            .flat_map(|known| known.joins.keys().copied())
+            .collect()
     }
 
     /// Returns how many ranks have joined each communicator that waits for more.
-    pub fn waiting_ranks(&self) -> Vec<usize> {
-        self.joins.waiting().values().map(|waiting| waiting.joined.len()).collect()
+    fn waiting_ranks(&self) -> Vec<usize> {
+        self.controller().joins.waiting().values().map(|waiting| waiting.joined.len()).collect()
     }
 
     /// Returns how many processes wait to regroup.
-    pub fn regrouping_processes(&self) -> usize {
-        self.regroups.processes()
+    fn regrouping_processes(&self) -> usize {
+        self.controller().regroups.processes()
     }
 
     /// Whether nothing is kept of communicators that failed.
-    pub fn keeps_no_past(&self) -> bool {
-        self.regroups.past.is_empty()
+    fn keeps_no_past(&self) -> bool {
+        self.controller().regroups.past.is_empty()
     }
 
     /// Returns how many questions to agents are open.
-    pub fn open_questions(&self) -> usize {
-        self.questions.len()
+    fn open_questions(&self) -> usize {
+        self.controller().questions.len()
     }
 
     /// Returns the links that are thought to be congested or to have failed.
-    pub fn congested_links(&self) -> Vec<DirectedLink> {
-        self.link_state.estimates().map(|(link, _)| link).collect()
+    fn congested_links(&self) -> Vec<DirectedLink> {
+        self.controller().link_state.estimates().map(|(link, _)| link).collect()
     }
 
     /// Returns the links that are thought to have failed.
-    pub fn failed_links(&self) -> BTreeSet<LinkId> {
-        self.link_state.failed_links()
+    fn failed_links(&self) -> BTreeSet<LinkId> {
+        self.controller().link_state.failed_links()
     }
 
     /// Returns how many congestion reports trains of packets have shown to be right, and wrong.
-    pub fn verified_reports(&self) -> (u64, u64) {
-        self.link_state.reports.suspicions()
+    fn verified_reports(&self) -> (u64, u64) {
+        self.controller().link_state.reports.suspicions()
     }
 
     /// Returns what a host's congestion reports came to: taken, dropped as too many, refused as wrong.
-    pub fn report_counts(&self, host: &str) -> (u64, u64, u64) {
-        self.settings.topology.host(host).map_or((0, 0, 0), |host| self.link_state.reports.counts(host))
+    fn report_counts(&self, host: &str) -> (u64, u64, u64) {
+        self.controller()
+            .settings
+            .topology
+            .host(host)
+            .map_or((0, 0, 0), |host| self.controller().link_state.reports.counts(host))
     }
 
     /// Returns the traced source ports between two hosts.
-    pub fn ports_between(&self, one: HostId, other: HostId) -> Vec<PortView> {
-        let pool = self.link_state.ports.pool_of(pair_of(one, other));
+    fn ports_between(&self, one: HostId, other: HostId) -> Vec<PortView> {
+        let pool = self.controller().link_state.ports.pool_of(pair_of(one, other));
         pool.map(|(port, known)| PortView {
             port,
             traced: known.there.is_some(),
@@ -232,8 +254,8 @@ impl Controller {
     }
 
     /// Returns the traced source ports that connections hold, by connecting host.
-    pub fn held_ports(&self) -> BTreeSet<(HostId, u16)> {
-        let ports = &self.link_state.ports;
+    fn held_ports(&self) -> BTreeSet<(HostId, u16)> {
+        let ports = &self.controller().link_state.ports;
         let of_pair = |pair| {
             let held = ports.pool_of(pair).filter(move |(port, _)| ports.in_use(pair, *port));
             held.map(move |(port, _)| (pair.0, port))
@@ -242,117 +264,144 @@ impl Controller {
     }
 
     /// Returns how many paths from one host to another are known.
-    pub fn known_paths(&self, from: HostId, to: HostId) -> usize {
-        self.link_state.ports.paths().get(&(from, to)).map_or(0, Vec::len)
+    fn known_paths(&self, from: HostId, to: HostId) -> usize {
+        self.controller().link_state.ports.paths().get(&(from, to)).map_or(0, Vec::len)
     }
 
     /// Returns the rate that is promised for a communicator.
-    pub fn promised_rate(&self, id: u64) -> Rate {
-        self.agreements.promised(id)
+    fn promised_rate(&self, id: u64) -> Rate {
+        self.controller().agreements.promised(id)
     }
 
     /// Whether some communicators take turns.
-    pub fn takes_turns(&self) -> bool {
-        !self.turns.is_empty()
+    fn takes_turns(&self) -> bool {
+        !self.controller().turns.is_empty()
     }
 
     /// Whether an operation waited so long for its turn that its times say nothing of links and ranks.
-    pub fn was_delayed(&self, operation: &v1::Operation) -> bool {
-        self.turns.delayed(operation)
+    fn was_delayed(&self, operation: &v1::Operation) -> bool {
+        self.controller().turns.delayed(operation)
     }
 
     /// Returns what a host's agent has reported.
-    pub fn telemetry_of(&self, now: Duration, host: HostId) -> v1::HostTelemetry {
-        self.queries(now).host_telemetry(host)
+    fn telemetry_of(&self, now: Duration, host: HostId) -> v1::HostTelemetry {
+        self.controller().queries(now).host_telemetry(host)
     }
 
     /// Returns how much slower all is predicted to be than on an idle fabric; none where no plan passes the
     /// check.
-    pub fn predicted_slowdown(&self, now: Duration) -> Option<f64> {
-        let view = self.view(now);
-        let checked = checked(&self.settings.topology, &self.link_state, &jobs(&view), &view.conditions());
+    fn predicted_slowdown(&self, now: Duration) -> Option<f64> {
+        let view = view!(self.controller(), now);
+        let checked = checked(
+            &self.controller().settings.topology,
+            &self.controller().link_state,
+            &jobs(&view),
+            &view.conditions(),
+        );
         checked.ok().map(|plan| plan.before.slowdown)
     }
 
     /// Returns the codec that is best for a communicator now, and why.
-    pub fn best_codec(&self, now: Duration, id: u64) -> (Codec, String) {
-        let current = self.communicators.get(&id).and_then(Communicator::current);
-        let choice = choose_coding(&self.view(now), id, current.and_then(|current| current.plan.as_ref()));
+    fn best_codec(&self, now: Duration, id: u64) -> (Codec, String) {
+        let current = self.controller().communicators.get(&id).and_then(Communicator::current);
+        let choice = choose_coding(
+            &view!(self.controller(), now),
+            id,
+            current.and_then(|current| current.plan.as_ref()),
+        );
         (choice.codec, choice.reason)
     }
-}
 
-/// What is changed past messages.
-impl Controller {
     /// Returns what the operator decided, to be changed.
-    pub fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
+    fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.controller_mut().settings
     }
 
     /// Returns a tenant's feed.
-    pub fn feed_of(&mut self, tenant: &str) -> &mut Feed {
-        self.events.feed(tenant)
+    fn feed_of(&mut self, tenant: &str) -> &mut Feed {
+        self.controller_mut().events.feed(tenant)
     }
 
     /// Returns all facts that went into feeds: what tenants would see if nothing stood between.
-    pub fn noted_facts(&mut self) -> &mut Vec<(Duration, u64, Fact)> {
-        &mut self.events.facts
+    fn noted_facts(&mut self) -> &mut Vec<(Duration, u64, Fact)> {
+        &mut self.controller_mut().events.facts
     }
 
     /// Takes in what an agent reports of an operation.
-    pub fn take_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
-        self.record_operation(now, from, operation);
-        self.settle(now);
+    fn take_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
+        let control = self.controller_mut();
+        control.record_operation(now, from, operation);
+        control.settle(now);
     }
 
     /// Takes in what an agent reports of an operation that has not ended.
-    pub fn take_open_operation(&mut self, now: Duration, at_ns: u64, operation: &v1::Operation) {
-        self.agreements.watch_open(&ctx!(self, now), &mut self.outbox, at_ns, operation);
-        self.settle(now);
+    fn take_open_operation(&mut self, now: Duration, at_ns: u64, operation: &v1::Operation) {
+        let control = self.controller_mut();
+        control.agreements.watch_open(&ctx!(control, now), &mut control.outbox, at_ns, operation);
+        control.settle(now);
     }
 
     /// Takes in what an operation lost by its codec.
-    pub fn take_coded(&mut self, now: Duration, operation: &v1::Operation) {
-        let outcome = coded_outcome(&self.ctx(now), operation);
-        self.learn_codec(now, operation.communicator, outcome);
-        self.settle(now);
+    fn take_coded(&mut self, now: Duration, operation: &v1::Operation) {
+        let control = self.controller_mut();
+        let outcome = coded_outcome(&ctx!(control, now), operation);
+        control.learn_codec(now, operation.communicator, outcome);
+        control.settle(now);
     }
 
     /// Takes in how many zeros an operation had.
-    pub fn take_zeros(&mut self, now: Duration, operation: &v1::Operation) {
-        let outcome = zeros_outcome(&self.ctx(now), operation);
-        self.learn_codec(now, operation.communicator, outcome);
-        self.settle(now);
+    fn take_zeros(&mut self, now: Duration, operation: &v1::Operation) {
+        let control = self.controller_mut();
+        let outcome = zeros_outcome(&ctx!(control, now), operation);
+        control.learn_codec(now, operation.communicator, outcome);
+        control.settle(now);
     }
 
     /// Makes a plan, if the last is long enough ago.
-    pub fn plan_now(&mut self, now: Duration) {
-        self.outbox.want_plan(Trigger::Faded);
-        self.act(now);
+    fn plan_now(&mut self, now: Duration) {
+        let control = self.controller_mut();
+        control.outbox.want_plan(Trigger::Faded);
+        control.act(now);
     }
 
     /// Proposes an epoch with another order to a communicator's agents.
-    pub fn propose_order(&mut self, now: Duration, id: u64, order: Vec<u32>) -> Option<u64> {
-        self.proposer(now).propose(id, Proposal { order, ..Proposal::default() })
+    fn propose_order(&mut self, now: Duration, id: u64, order: Vec<u32>) -> Option<u64> {
+        let control = self.controller_mut();
+        let pinned = control.communicators.get(&id)?.pinned;
+        let epoch = reorder(&mut proposer!(control, now), id, order);
+        control.communicators.get_mut(&id)?.pinned = pinned;
+        epoch
     }
 
     /// Has what was agreed on for one communicator hold for another.
-    pub fn pass_agreement(&mut self, now: Duration, before: u64, id: u64) {
-        self.take_over_agreement(now, before, id);
-        self.settle(now);
+    fn pass_agreement(&mut self, now: Duration, before: u64, id: u64) {
+        let control = self.controller_mut();
+        control.take_over_agreement(now, before, id);
+        control.settle(now);
     }
 
     /// Takes away what is kept of the agreement of a communicator that failed, in words.
-    pub fn take_kept_agreement(&mut self, id: u64) -> Option<String> {
-        self.regroups.past.take_agreement(id).map(|left| format!("{left:?}"))
+    fn take_kept_agreement(&mut self, id: u64) -> Option<String> {
+        self.controller_mut().regroups.past.take_agreement(id).map(|left| format!("{left:?}"))
     }
 
     /// Forgets the ports of a communicator, as after a restart without a store.
-    pub fn forget_ports(&mut self, id: u64) {
-        let known = self.communicators.get_mut(&id).and_then(|known| known.lifecycle.current_mut());
+    fn forget_ports(&mut self, id: u64) {
+        let control = self.controller_mut();
+        let known = control.communicators.get_mut(&id).and_then(|known| known.lifecycle.current_mut());
         if let Some(current) = known {
             current.links.clear();
-            self.link_state.ports.release(&mut current.ports);
+            control.link_state.ports.release(&mut current.ports);
         }
+    }
+}
+
+impl Testing for Controller {
+    fn controller(&self) -> &Controller {
+        self
+    }
+
+    fn controller_mut(&mut self) -> &mut Controller {
+        self
     }
 }

@@ -6,6 +6,7 @@ use harmonaize_abi::session::{
     Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
 use harmonaize_api::v1::{self, EventKind};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Controller, Fact, Output};
 use harmonaize_store::Change;
 use std::time::Duration;

@@ -4,6 +4,7 @@ use super::fabric::{EVERYONE, Fabric};
 use super::world::SECOND;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::Output;
+use harmonaize_server::state::testing::Testing as _;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn links(fabric: &Fabric, id: u64) -> BTreeMap<(u32, u32), Vec<u16>> {

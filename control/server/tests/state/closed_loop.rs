@@ -3,6 +3,7 @@
 use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::SECOND;
 use harmonaize_planner::{DirectedLink, HostId, Node, Path, Topology};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Fact, Outcome, Trigger};
 use rand::RngExt;
 use std::collections::BTreeSet;

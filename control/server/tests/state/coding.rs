@@ -6,7 +6,7 @@ use harmonaize_abi::Collective;
 use harmonaize_abi::session::Hints;
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_agent};
 use harmonaize_codec::Codec;
-use harmonaize_server::state::testing::outdated_plan;
+use harmonaize_server::state::testing::{Testing as _, outdated_plan};
 use harmonaize_server::state::{Fact, Output, SessionId};
 use harmonaize_store::{Change, Loss, Stored};
 use rand::{RngExt, SeedableRng};

@@ -5,6 +5,7 @@ use super::topology::star;
 use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
 use harmonaize_api::v1;
 use harmonaize_planner::AlgorithmPolicy;
+use harmonaize_server::state::testing::Testing as _;
 use std::time::Duration;
 
 fn sizes(recipe: &v1::Recipe) -> (u64, u64) {

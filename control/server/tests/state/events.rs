@@ -4,6 +4,7 @@ use super::fabric::{CrossTraffic, EVERYONE, Fabric};
 use super::turns::{Job, run};
 use super::world::{SECOND, operation};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, EventKind, EventLevel, from_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_store::WithdrawalKind;
 
 /// Reads on until nothing comes for three ticks: kinds, levels and ranks; and where that ends.

@@ -7,7 +7,7 @@ use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Node, Path, SwitchId, Topology};
-use harmonaize_server::state::testing::{CommunicatorView, EpochView};
+use harmonaize_server::state::testing::{CommunicatorView, EpochView, Testing as _};
 use harmonaize_server::state::{Controller, Fact, Output, SessionId, Settings};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

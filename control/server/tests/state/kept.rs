@@ -7,6 +7,7 @@ use super::world::{SECOND, settings_of};
 use harmonaize_abi::session::OnFailure;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent};
 use harmonaize_server::state::Controller;
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_store::Stored;
 
 /// Control as it starts on what was stored, with the same clock.

@@ -4,6 +4,7 @@ use super::fabric::{EVERYONE, Fabric, MS};
 use super::world::SECOND;
 use harmonaize_planner::DirectedLink;
 use harmonaize_server::state::Trigger;
+use harmonaize_server::state::testing::Testing as _;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

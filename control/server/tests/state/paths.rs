@@ -4,7 +4,7 @@ use super::fabric::two_by_two;
 use super::world::{SECOND, World, hello, settings, settings_of};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId};
-use harmonaize_server::state::testing::MOST_UNKNOWN_HOPS;
+use harmonaize_server::state::testing::{MOST_UNKNOWN_HOPS, Testing as _};
 use harmonaize_server::state::{Fact, Output, SessionId};
 use std::collections::BTreeSet;
 use std::time::Duration;

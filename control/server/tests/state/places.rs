@@ -4,6 +4,7 @@ use super::world::{SECOND, World, settings};
 use harmonaize_abi::session::{Constraints, OnFailure};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_server::state::SessionId;
+use harmonaize_server::state::testing::Testing as _;
 
 /// As many as a tenant may have.
 const MOST: usize = 6;

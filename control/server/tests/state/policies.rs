@@ -6,6 +6,7 @@ use super::fabric::Fabric;
 use super::world::{SECOND, World, join_of, settings};
 use harmonaize_abi::session::{Clause, Constraints, Negotiated, OnFailure};
 use harmonaize_api::v1::{self, EventKind, JoinRefusedKind, from_agent, to_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Fact, SessionId};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::SessionId;
-use harmonaize_server::state::testing::{CommunicatorView, MemberView};
+use harmonaize_server::state::testing::{CommunicatorView, MemberView, Testing as _};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,6 +2,7 @@
 
 use super::world::{SECOND, World, join_of, settings};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Instruction, SessionId};
 use harmonaize_store::WithdrawalKind;
 use std::time::Duration;

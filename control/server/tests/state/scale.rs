@@ -3,6 +3,7 @@
 use super::fabric::{CrossTraffic, Fabric, MS};
 use super::topology::leaf_spine;
 use super::world::{SECOND, settings_of};
+use harmonaize_server::state::testing::Testing as _;
 use std::time::Duration;
 
 const LEAVES: usize = 50;

@@ -2,6 +2,7 @@
 
 use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{ReorderError, SessionId};
 use std::time::Duration;
 

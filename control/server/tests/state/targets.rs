@@ -10,6 +10,7 @@ use super::world::{SECOND, operation as operation_of};
 use harmonaize_abi::session::{Constraints, Negotiated};
 use harmonaize_api::v1::EventKind;
 use harmonaize_planner::{Bytes, DirectedLink, GroupCosts, HostId, Rate, delays};
+use harmonaize_server::state::testing::Testing as _;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -6,6 +6,7 @@ use super::world::{SECOND, operation};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, LinkId};
 use harmonaize_server::state::Fact;
+use harmonaize_server::state::testing::Testing as _;
 use rand::RngExt;
 use std::time::Duration;
 

@@ -7,6 +7,7 @@ use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Clause, Constraints};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_server::state::Fact;
+use harmonaize_server::state::testing::Testing as _;
 use std::time::Duration;
 
 const MB: u64 = 1_000_000;

@@ -4,7 +4,7 @@ use super::topology;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
-use harmonaize_server::state::testing::EpochView;
+use harmonaize_server::state::testing::{EpochView, Testing as _};
 use harmonaize_server::state::{Controller, Output, ReorderError, SessionId, Settings};
 use harmonaize_store::Change;
 use std::collections::BTreeMap;

@@ -6,7 +6,8 @@ use crate::state::job::communicator::EndCause;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::lifecycle::{Change, Completed};
 use crate::state::job::link_reuse;
-use crate::state::job::proposer::Proposal;
+use crate::state::job::proposer::proposer;
+use crate::state::job::reconcile;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
@@ -63,11 +64,7 @@ impl Controller {
         if order.len() != known.len() {
             return Err(wrong(format!("{} hosts are given, not {}", order.len(), known.len())));
         }
-        if let Some(communicator) = self.communicators.get_mut(&id) {
-            communicator.pinned = true;
-        }
-        let proposal = Proposal { order, ..Proposal::default() };
-        self.proposer(now).propose(id, proposal).ok_or(ReorderError::Unknown)
+        reconcile::reorder(&mut proposer!(self, now), id, order).ok_or(ReorderError::Unknown)
     }
 
     /// Gives an order that an operator chose back to control: it may change it, at once if another is better.
@@ -114,7 +111,7 @@ impl Controller {
         id: u64,
         epoch: u64,
     ) -> Result<(), &'static str> {
-        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         let members = communicator.members.len();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
@@ -141,7 +138,10 @@ impl Controller {
         if let Some(changed) = self.decisions.changed(decision, id) {
             changed.prepared = Some(now);
         }
-        self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
+        if let Some(known) = self.communicators.get(&id) {
+            let ready = v1::Ready { communicator: id, epoch };
+            self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
+        }
         Ok(())
     }
 
@@ -152,7 +152,7 @@ impl Controller {
         id: u64,
         epoch: u64,
     ) -> Result<(), &'static str> {
-        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
         let in_use = !communicator.is_forming();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
@@ -212,7 +212,7 @@ impl Controller {
         failed: &v1::PrepareFailed,
     ) -> Result<(), &'static str> {
         let id = failed.communicator;
-        let Some((communicator, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let Some((communicator, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         if communicator.change().is_none_or(|change| change.to.epoch != failed.epoch) {
             return Ok(());
         }
@@ -252,19 +252,8 @@ impl Controller {
         let Some(communicator) = self.communicators.get(&id) else { return };
         let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
         self.outbox.fact(Fact::EpochAbandoned { communicator: id, tenant, name, epoch, why: why.clone() });
-        self.send_to_members(
-            id,
-            &to_agent::Message::Abandon(v1::Abandon { communicator: id, epoch, reason: why }),
-        );
-    }
-
-    pub(crate) fn send_to_members(&mut self, id: u64, message: &to_agent::Message) {
-        let Some(communicator) = self.communicators.get(&id) else { return };
-        let there = communicator.members.iter().filter(|member| !member.closed);
-        let sessions: Vec<SessionId> = there.filter_map(|member| member.session).collect();
-        for session in sessions {
-            self.outbox.send(session, message.clone());
-        }
+        let abandon = v1::Abandon { communicator: id, epoch, reason: why };
+        self.outbox.send_to_members(communicator, &to_agent::Message::Abandon(abandon));
     }
 
     /// What was promised for a communicator is from now on promised for the one that goes on from it, which

@@ -24,7 +24,7 @@ impl Controller {
         from: SessionId,
         failed: v1::Failed,
     ) -> Result<(), &'static str> {
-        let Some((communicator, _)) = self.ctx(now).part(from, failed.communicator)? else { return Ok(()) };
+        let Some((communicator, _)) = ctx!(self, now).part(from, failed.communicator)? else { return Ok(()) };
         let ranks: BTreeSet<u32> =
             failed.ranks.iter().copied().filter(|rank| *rank < communicator.ranks).collect();
         let kind = match failed.kind() {

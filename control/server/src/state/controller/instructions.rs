@@ -3,7 +3,6 @@
 use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
-use crate::state::job::decisions::Trigger;
 use crate::state::job::stored::plan_change;
 use crate::state::tenants::events::note_maintenance;
 use crate::state::world::operator::Instruction;
@@ -23,7 +22,7 @@ impl Controller {
         self.operator.restore(&mut self.settings, &mut stored, realtime_ns);
         self.agreements.restore(stored.agreements);
         self.regroups.past.restore(&self.settings, &self.operator, stored.pasts);
-        self.update_windows(Duration::ZERO);
+        self.operator.update_windows(&self.settings, Duration::ZERO, &mut self.outbox.trigger);
     }
 
     /// What must be stored for an instruction to be in effect: then [`Controller::apply_stored`] has it be
@@ -36,7 +35,7 @@ impl Controller {
         now: Duration,
         instruction: &Instruction,
     ) -> Result<Vec<Change>, InstructionError> {
-        let ctx = self.ctx(now);
+        let ctx = ctx!(self, now);
         let communicators = |tenant: &str| self.regroups.communicators_of(&ctx, &self.joins, tenant, "");
         self.operator.consider(&self.settings, now, instruction, communicators)
     }
@@ -51,7 +50,7 @@ impl Controller {
                 self.forget_tenant(now, &tenant);
             }
         }
-        self.update_windows(now);
+        self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger);
         note_maintenance(&ctx!(self, now), &mut self.outbox, None);
         self.regroups.mark_all_due();
         self.act(now);
@@ -86,15 +85,6 @@ impl Controller {
         waiting: impl Iterator<Item = &'a Change>,
     ) -> Vec<Change> {
         self.operator.expired(now, waiting)
-    }
-
-    /// Brings into effect what has begun, and ends what is over. Returns whether a window's time had come.
-    pub(crate) fn update_windows(&mut self, now: Duration) -> bool {
-        let (due, changed) = self.operator.update_windows(&self.settings, now);
-        if changed {
-            self.outbox.want_plan(Trigger::Withdrawn);
-        }
-        due
     }
 
     /// A tenant is gone. Whoever joined in its name while that was stored is refused, and what formed

@@ -44,7 +44,7 @@ impl Controller {
             return Ok(());
         }
         self.regroups.past.member_left(id, leave.rank, from);
-        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let member = self.communicators.get_mut(&id).and_then(|known| known.members.get_mut(index));
         let Some(member) = member else { return Ok(()) };
         if !member.ranks.contains(&leave.rank) {
@@ -57,7 +57,7 @@ impl Controller {
     }
 
     pub(crate) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
-        let Some((_, index)) = self.ctx(now).part(from, id)? else { return Ok(()) };
+        let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let known = self.communicators.get_mut(&id);
         if let Some(member) = known.and_then(|known| known.members.get_mut(index)) {
             member.closed = true;

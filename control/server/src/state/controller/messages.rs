@@ -4,10 +4,8 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Room;
-use crate::state::tenants::events::clock;
 use crate::state::view::view;
-use harmonaize_api::v1::{self, from_agent, to_agent};
-use harmonaize_disclose::choose;
+use harmonaize_api::v1::{self, from_agent};
 use std::time::Duration;
 
 impl Controller {
@@ -94,7 +92,9 @@ impl Controller {
                 let room = Room { conditions, set_aside: self.regroups.past.set_aside().collect() };
                 self.agreements.negotiate(ctx, &mut self.outbox, &room, from, &asked);
             }
-            Message::BeginIteration(asked) => self.begin_iteration(now, from, &asked),
+            Message::BeginIteration(asked) => {
+                self.events.begin_iteration(ctx, &mut self.outbox, from, &asked);
+            }
             Message::Hint(asked) => self.hints.hint(ctx, &mut self.outbox, from, &asked),
             Message::RequestSlot(wanted) => {
                 return self.turns.slot_requested(ctx, &mut self.outbox, from, wanted);
@@ -105,20 +105,5 @@ impl Controller {
             }
         }
         Ok(())
-    }
-
-    /// An iteration of a tenant's job begins.
-    fn begin_iteration(&mut self, now: Duration, from: SessionId, asked: &v1::BeginIteration) {
-        let knobs = asked.knobs();
-        let ctx = &ctx!(self, now);
-        let choice = match (ctx.named(&asked.tenant, &asked.communicator), knobs.check()) {
-            (Err(refused), _) => Err(refused),
-            (_, Err(error)) => Err(error.to_string()),
-            (Ok(id), Ok(())) => {
-                Ok(choose(&knobs, &self.events.feed(&asked.tenant).current_state(id), clock(ctx, now)))
-            }
-        };
-        let answer = v1::IterationChoice::answer(asked.request, choice);
-        self.outbox.send(from, to_agent::Message::IterationChoice(answer));
     }
 }

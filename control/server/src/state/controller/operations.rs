@@ -7,9 +7,9 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
 use crate::state::time::nanos;
+use crate::state::view::view;
 use crate::state::world::telemetry::OperationReports;
 use harmonaize_api::v1;
-use harmonaize_codec::Budget;
 use std::time::Duration;
 
 impl Controller {
@@ -46,7 +46,7 @@ impl Controller {
             self.hints.compare(ctx, &mut self.outbox, id);
             let coded = coded_outcome(ctx, operation);
             self.learn_codec(now, id, coded);
-            let zeros = zeros_outcome(&self.ctx(now), operation);
+            let zeros = zeros_outcome(&ctx!(self, now), operation);
             self.learn_codec(now, id, zeros);
         }
     }
@@ -62,7 +62,7 @@ impl Controller {
         }
         let known = self.communicators.get(&id);
         let plan = known.and_then(Communicator::current).and_then(|current| current.plan.as_ref());
-        let chosen = choose_coding(&self.view(now), id, plan);
+        let chosen = choose_coding(&view!(self, now), id, plan);
         if chosen.codec != current && known.is_some_and(|known| known.phase() == v1::Phase::Running) {
             self.outbox.want_plan(Trigger::Losses);
         }
@@ -73,24 +73,14 @@ impl Controller {
         let budget = crate::state::job::codec::budget(said.budget.as_ref());
         let Ok(budget) = budget else { return Err("a budget that makes no sense") };
         let id = said.communicator;
-        let Some((known, index)) = self.ctx(Duration::ZERO).part(from, id)? else { return Ok(()) };
+        let Some((known, index)) = ctx!(self, Duration::ZERO).part(from, id)? else { return Ok(()) };
         if !known.members.get(index).is_some_and(|member| member.ranks.contains(&said.rank)) {
             return Err("a budget for a rank of others");
         }
         let Some(known) = self.communicators.get_mut(&id) else { return Ok(()) };
         if known.coding.want(said.rank, known.ranks, &budget) {
-            self.agree_on_budget(id, budget);
+            self.outbox.budgets.push((id, budget));
         }
         Ok(())
-    }
-
-    /// This budget holds for all ranks from the next epoch on.
-    pub(crate) fn agree_on_budget(&mut self, id: u64, budget: Budget) {
-        let Some(known) = self.communicators.get_mut(&id) else { return };
-        known.coding.budgets.clear();
-        known.coding.agreed = budget;
-        known.coding.controller.unbar();
-        known.learn_usage(&self.settings.topology);
-        self.outbox.want_plan(Trigger::Budget);
     }
 }

@@ -8,13 +8,15 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::decisions::{Decision, Trigger};
 use crate::state::job::planning::{jobs, undisturbed};
+use crate::state::job::proposer::proposer;
 use crate::state::job::reconcile::{reconcile, reconcile_agreed};
 use crate::state::output::Fact;
 use crate::state::queries::DryRun;
+use crate::state::view::view;
 use crate::state::world::iterations::align;
 use crate::state::world::withdrawals::InstructionError;
 use harmonaize_planner::{HostId, Job, Plan};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 impl Controller {
@@ -31,12 +33,16 @@ impl Controller {
     pub(crate) fn plan(&mut self, now: Duration) {
         if !self.settings.replan {
             self.plan_request.forget();
-            reconcile_agreed(&mut self.proposer(now));
+            reconcile_agreed(&mut proposer!(self, now));
         }
         let members = self.communicators.values().map(|known| known.members.len()).sum();
         let Some(trigger) = self.plan_request.take(now, members) else { return };
         let Some(decision) = self.replan(now, trigger) else { return };
-        self.note_rates(now);
+        let alone = undisturbed(&view!(self, now));
+        let ctx = &ctx!(self, now);
+        for id in self.events.note_rates(ctx, &mut self.outbox, &self.agreements, &alone) {
+            self.agreements.watch_plan(ctx, &mut self.outbox, id);
+        }
         if !decision.changes.is_empty() {
             self.outbox.fact(Fact::Decided {
                 decision: decision.number,
@@ -58,12 +64,12 @@ impl Controller {
             return None;
         }
         self.decisions.counts.plans += 1;
-        let jobs = jobs(&self.view(now));
+        let jobs = jobs(&view!(self, now));
         let mut plan = self.plan_in_scope(now, jobs.clone())?;
-        let conditions = self.view(now).conditions();
-        self.hints.prefer_tasks(&self.ctx(now), &conditions, &jobs, &mut plan.assignments);
+        let conditions = view!(self, now).conditions();
+        self.hints.prefer_tasks(&ctx!(self, now), &conditions, &jobs, &mut plan.assignments);
         let number = self.decisions.next();
-        let changes = reconcile(&mut self.proposer(now), number, &jobs, &plan.assignments);
+        let changes = reconcile(&mut proposer!(self, now), number, &jobs, &plan.assignments);
         let (before, after, reason) = (plan.before, plan.after, plan.reason);
         Some(Decision { number, at: now, trigger, before, after, reason, changes })
     }
@@ -76,7 +82,7 @@ impl Controller {
         let outside: Vec<bool> =
             jobs.iter().map(|job| !job.hosts.iter().any(|host| hosts.contains(host))).collect();
         let movable: Vec<bool> = jobs.iter().map(|job| job.movable).collect();
-        let full = self.view(now).conditions();
+        let full = view!(self, now).conditions();
         let mut first = None;
         if !alone.is_empty() && outside.iter().zip(&movable).any(|(outside, movable)| *outside && *movable) {
             let mut conditions = full.clone();
@@ -109,31 +115,19 @@ impl Controller {
         Some(last)
     }
 
-    /// Has tenants' events and agreements follow what was planned.
-    fn note_rates(&mut self, now: Duration) {
-        let withdrawn = self.operator.withdrawn();
-        let whole = withdrawn.hosts.is_empty() && withdrawn.switches.is_empty() && withdrawn.links.is_empty();
-        let whole = whole && !self.link_state.failures.any();
-        let alone = if whole { BTreeMap::new() } else { undisturbed(&self.view(now)) };
-        let ctx = &ctx!(self, now);
-        for id in self.events.note_rates(ctx, &mut self.outbox, &self.agreements, &alone) {
-            self.agreements.watch_plan(ctx, &mut self.outbox, id);
-        }
-    }
-
     /// Has communicators take turns that share a link and gain by it.
     pub(crate) fn take_turns(&mut self, now: Duration) {
         let wanted = self.settings.replan && self.settings.turns;
         if !wanted || !self.turns.is_due(now) {
             return;
         }
-        let mut jobs = jobs(&self.view(now));
+        let mut jobs = jobs(&view!(self, now));
         let periodic = jobs.iter().filter(|job| job.iteration_pattern.is_some()).count();
         if periodic < 2 && self.turns.is_empty() {
             return;
         }
         align(&self.iterations, &mut jobs);
-        let conditions = self.view(now).conditions();
+        let conditions = view!(self, now).conditions();
         let Some(plan) = self.fit_plan(&jobs, &conditions) else { return };
         let ctx = &ctx!(self, now);
         self.turns.group(ctx, &mut self.outbox, &self.agreements, jobs, &plan.assignments);

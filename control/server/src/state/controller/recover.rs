@@ -118,7 +118,7 @@ impl Controller {
             return Ok(());
         }
         let members: Option<Vec<Member>> =
-            recipe.participants.iter().map(|part| absent(&self.ctx(now), part)).collect();
+            recipe.participants.iter().map(|part| absent(&ctx!(self, now), part)).collect();
         let Some(members) = members.filter(|_| usable && !ended) else {
             self.outbox.send(from, disowned(id));
             return Ok(());
@@ -197,11 +197,23 @@ impl Controller {
         let Some(known) = self.communicators.get_mut(&id) else { return };
         known.lifecycle.recovered();
         let epoch = known.epoch();
-        self.overtake(now, id, went_on);
+        let (tenant, name) = (known.tenant.clone(), known.name.clone());
+        // Of one that is kept for its members still, it takes the place: control went down as it did so.
+        let kept = self.regroups.past.retained_predecessor(&tenant, &name, id).filter(|_| went_on);
+        if let Some(before) = kept {
+            if self.agreements.constraints(id).is_none() {
+                self.take_over_agreement(now, before, id);
+            }
+            self.regroups.past.succeeded(before, &(tenant.clone(), name.clone()));
+        }
+        self.regroups.past.overtaken(&tenant, &name, id);
         self.link_state.active_changed();
         self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
         // Whoever missed it when control went down learns that the epoch may be used.
-        self.send_to_members(id, &to_agent::Message::Ready(v1::Ready { communicator: id, epoch }));
+        if let Some(known) = self.communicators.get(&id) {
+            let ready = v1::Ready { communicator: id, epoch };
+            self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
+        }
     }
 
     /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its
@@ -210,27 +222,12 @@ impl Controller {
         if let Some(plan) = self.operator.stored_plan(recipe.communicator) {
             return is_stored_as(plan, recipe);
         }
-        let ctx = self.ctx(now);
+        let ctx = ctx!(self, now);
         let ranks: usize = recipe.participants.iter().map(|part| part.ranks.len()).sum();
         ranks <= self.settings.most_ranks as usize
             && ctx.check_names(&recipe.tenant, &recipe.name).is_ok()
             && self.regroups.communicators_of(&ctx, &self.joins, &recipe.tenant, &recipe.name)
                 < self.settings.most_communicators
-    }
-
-    /// A communicator is whole again that came after one that is kept for its members still: control went
-    /// down as it took that one's place.
-    fn overtake(&mut self, now: Duration, id: u64, went_on: bool) {
-        let Some(known) = self.communicators.get(&id) else { return };
-        let (tenant, name) = (known.tenant.clone(), known.name.clone());
-        if let Some(before) = self.regroups.past.retained_predecessor(&tenant, &name, id).filter(|_| went_on)
-        {
-            if self.agreements.constraints(id).is_none() {
-                self.take_over_agreement(now, before, id);
-            }
-            self.regroups.past.succeeded(before, &(tenant.clone(), name.clone()));
-        }
-        self.regroups.past.overtaken(&tenant, &name, id);
     }
 }
 

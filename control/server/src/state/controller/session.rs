@@ -28,7 +28,8 @@ impl Controller {
             let text = format!(
                 "the agent speaks version {version}, control {PROTOCOL_VERSION}; upgrade the older of the two"
             );
-            return self.refused(from, RefusedKind::Version, text);
+            self.outbox.refuse(from, RefusedKind::Version, text);
+            return Ok(());
         }
         if let Some(aggregator) = &hello.aggregator {
             let came = self.aggregators.hello(&ctx!(self, now), &mut self.outbox, from, hello, aggregator);
@@ -39,23 +40,22 @@ impl Controller {
         }
         let Some(host) = self.settings.topology.host(&hello.host) else {
             let name: String = hello.host.chars().take(80).collect();
-            return self.refused(
-                from,
-                RefusedKind::UnknownHost,
-                format!("the topology has no host `{name}`"),
-            );
+            self.outbox.refuse(from, RefusedKind::UnknownHost, format!("the topology has no host `{name}`"));
+            return Ok(());
         };
         let listen = hello.listen.parse::<SocketAddr>().ok();
         let Some(listen) = listen.filter(|listen| listen.port() != 0 && !listen.ip().is_unspecified()) else {
             let text = "`listen` must be an address that other agents can connect to, \"ip:port\"";
-            return self.refused(from, RefusedKind::Protocol, text.to_owned());
+            self.outbox.refuse(from, RefusedKind::Protocol, text.to_owned());
+            return Ok(());
         };
         if self.hosts.contains_key(&host) {
             let text = format!(
                 "host `{}` has a session already; one that died is noticed within seconds",
                 hello.host
             );
-            return self.refused(from, RefusedKind::HostInUse, text);
+            self.outbox.refuse(from, RefusedKind::HostInUse, text);
+            return Ok(());
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
         let abilities = Abilities::new(hello.capabilities.as_ref());
@@ -81,11 +81,6 @@ impl Controller {
         let ctx = &ctx!(self, now);
         self.link_state.trace_host(ctx, host);
         self.link_state.ask_traces(ctx, &mut self.outbox);
-        Ok(())
-    }
-
-    fn refused(&mut self, session: SessionId, kind: RefusedKind, reason: String) -> Result<(), &'static str> {
-        self.outbox.refuse(session, kind, reason);
         Ok(())
     }
 

@@ -171,6 +171,14 @@ impl Communicator {
         if self.members.len() > 2 { &self.coding.usage } else { &[] }
     }
 
+    /// This budget holds for all ranks from the next epoch on.
+    pub(crate) fn agree_on_budget(&mut self, topology: &Topology, budget: Budget) {
+        self.coding.budgets.clear();
+        self.coding.agreed = budget;
+        self.coding.controller.unbar();
+        self.learn_usage(topology);
+    }
+
     /// Learns which links it would load.
     pub(crate) fn learn_usage(&mut self, topology: &Topology) {
         if self.coding.usage.is_empty() && self.members.len() <= MOST_DIRECT {

@@ -6,7 +6,8 @@ use crate::state::view::View;
 use crate::state::world::link_state::LinkState;
 use harmonaize_api::v1;
 use harmonaize_planner::{
-    Bytes, CheckError, Conditions, Current, Job, Plan, Policy, Request, Routes, Topology, check, plan,
+    Bytes, CheckError, Conditions, Current, Drains, HostId, Job, Plan, Policy, Request, Routes, Topology,
+    check, plan,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -84,6 +85,25 @@ pub(crate) fn checked(
     check(&request, &plan).map(|()| plan)
 }
 
+/// Returns the jobs of a plan in which a communicator forms: all others stay as they are for now.
+pub(crate) fn jobs_with(view: &View<'_>, id: u64, hosts: Vec<HostId>) -> Vec<Job> {
+    let mut jobs = jobs(view);
+    jobs.iter_mut().for_each(|job| job.movable = false);
+    jobs.push(Job {
+        communicator: id,
+        hosts,
+        connections: view.ctx.settings.paths,
+        weight: view.agreements.quarters(id),
+        guaranteed: view.agreements.promised(id),
+        rate_limit: None,
+        operation: Bytes(0),
+        iteration_pattern: None,
+        current: None,
+        movable: true,
+    });
+    jobs
+}
+
 /// All communicators as the planner sees them.
 pub(crate) fn jobs(view: &View<'_>) -> Vec<Job> {
     view.ctx.communicators.iter().map(|(id, known)| job(view, *id, known)).collect()
@@ -114,8 +134,13 @@ fn job(view: &View<'_>, id: u64, known: &Communicator) -> Job {
     }
 }
 
-/// Returns how all communicators would be slowed, as they run or are about to, if others had no traffic.
+/// Returns how all communicators would be slowed, as they run or are about to, if others had no traffic;
+/// nothing while all of the fabric is in use.
 pub(crate) fn undisturbed(view: &View<'_>) -> BTreeMap<u64, f64> {
+    let Drains { hosts, switches, links } = view.ctx.operator.withdrawn();
+    if hosts.is_empty() && switches.is_empty() && links.is_empty() && !view.links.failures.any() {
+        return BTreeMap::new();
+    }
     let mut jobs = jobs(view);
     jobs.iter_mut().for_each(|job| job.movable = false);
     let topology = &view.ctx.settings.topology;

@@ -15,7 +15,7 @@ use crate::state::job::rate_limits::rate_limits;
 use crate::state::reason::{RateChange, Reason};
 use crate::state::view::View;
 use crate::state::world::link_state::ports::pair_of;
-use harmonaize_planner::{Assignment, Conditions, Job, LinkUse, Path, RateLimits};
+use harmonaize_planner::{Assignment, Conditions, HostId, Job, LinkUse, Path, Plan, RateLimits, order};
 use std::collections::BTreeMap;
 
 /// What a communicator's epoch should be, and why that is another than it has.
@@ -31,6 +31,30 @@ struct Desired {
     closed: bool,
     /// What each communicator's connections are to be held to.
     rates: BTreeMap<u64, RateLimits>,
+}
+
+/// Begins the first epoch of a communicator, as planned or else in the topology's order.
+pub(crate) fn form(proposer: &mut Proposer<'_>, id: u64, plan: Option<&Plan>) -> Option<Changed> {
+    let part = plan.and_then(|plan| plan.assignments.iter().find(|part| part.communicator == id));
+    let proposal = match part {
+        Some(part) => planned(part).proposal,
+        None => {
+            let known = proposer.communicators.get(&id)?;
+            let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+            let ring = order(&proposer.settings.topology, &hosts).into_iter().map(|index| index as u32);
+            Proposal { order: ring.collect(), ..Proposal::default() }
+        }
+    };
+    begin_change(proposer, id, Difference { reason: Reason::Formed, proposal }, None)
+}
+
+/// Gives a communicator the ring order that an operator chose, which is no longer control's to choose.
+/// Returns the number of the epoch.
+pub(crate) fn reorder(proposer: &mut Proposer<'_>, id: u64, order: Vec<u32>) -> Option<u64> {
+    proposer.communicators.get_mut(&id)?.pinned = true;
+    let proposal = Proposal { order, ..Proposal::default() };
+    let difference = Difference { reason: Reason::Ordered, proposal };
+    begin_change(proposer, id, difference, None).map(|changed| changed.epoch)
 }
 
 /// Moves communicators as planned, and gives those that stay what else they lack. Returns who changes.

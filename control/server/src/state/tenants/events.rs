@@ -11,7 +11,7 @@ use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_disclose::{Fact, Feed, Limits};
+use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
 use rand::Rng;
 use rand_chacha::ChaCha20Rng;
@@ -120,6 +120,26 @@ impl Events {
             None => drop(self.readers.insert((session, request), reader)),
         }
         Ok(())
+    }
+
+    /// An iteration of a tenant's job begins: answers which of its choices fits what it has been told.
+    pub(crate) fn begin_iteration(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        asked: &v1::BeginIteration,
+    ) {
+        let knobs = asked.knobs();
+        let choice = match (ctx.named(&asked.tenant, &asked.communicator), knobs.check()) {
+            (Err(refused), _) => Err(refused),
+            (_, Err(error)) => Err(error.to_string()),
+            (Ok(id), Ok(())) => {
+                Ok(choose(&knobs, &self.feed(&asked.tenant).current_state(id), clock(ctx, ctx.now)))
+            }
+        };
+        let answer = v1::IterationChoice::answer(asked.request, choice);
+        effects.send(from, to_agent::Message::IterationChoice(answer));
     }
 
     pub(crate) fn feed(&mut self, tenant: &str) -> &mut Feed {

@@ -1,6 +1,7 @@
 //! What operators decide while control runs: tenants, and what is withdrawn from use. Decided here, stored by
 //! the actor, then in effect.
 
+use crate::state::job::decisions::Trigger;
 use crate::state::settings::Settings;
 use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
 use harmonaize_api::is_tenant_name;
@@ -145,15 +146,22 @@ impl Operator {
     }
 
     /// Brings windows into effect that have begun, and ends those that are over. Returns whether a window's
-    /// time had come, and whether other things are withdrawn now.
-    pub(crate) fn update_windows(&mut self, settings: &Settings, now: Duration) -> (bool, bool) {
+    /// time had come.
+    pub(crate) fn update_windows(
+        &mut self,
+        settings: &Settings,
+        now: Duration,
+        trigger: &mut Option<Trigger>,
+    ) -> bool {
         let due = self.windows.next.is_some_and(|at| at <= now);
         let (drains, next) =
             withdrawals::in_effect(&settings.topology, self.withdrawals.values(), self.realtime(now));
         self.windows.next = next.map(|at| self.time(at));
-        let changed = drains != self.windows.withdrawn;
-        self.windows.withdrawn = drains;
-        (due, changed)
+        if drains != self.windows.withdrawn {
+            self.windows.withdrawn = drains;
+            trigger.get_or_insert(Trigger::Withdrawn);
+        }
+        due
     }
 
     /// Returns the hosts that are withdrawn, or will be, and since or from when, CLOCK_REALTIME.

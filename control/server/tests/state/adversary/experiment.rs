@@ -9,6 +9,7 @@ use harmonaize_abi::CongestionLevel;
 use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Negotiated};
 use harmonaize_disclose::{CurrentState, Fact};
 use harmonaize_planner::{HostId, delays};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_store::WithdrawalKind;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};

@@ -3,6 +3,7 @@
 use super::{Fabric, Part};
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Controller, Instruction};
 use harmonaize_store::{Change, Stored, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
