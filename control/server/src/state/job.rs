@@ -14,7 +14,6 @@ pub(crate) mod group;
 pub(crate) mod lifecycle;
 pub(crate) mod link_reuse;
 pub(crate) mod planning;
-pub(crate) mod proposer;
 pub(crate) mod rate_limits;
 pub(crate) mod reconcile;
 pub(crate) mod reduction;

@@ -8,7 +8,7 @@ use super::job::communicator::Communicator;
 use super::job::decisions::Trigger;
 use super::job::lifecycle::EpochConfig;
 use super::job::planning::{checked, jobs};
-use super::job::proposer::proposer;
+use super::job::reconcile::proposer::proposer;
 use super::job::reconcile::reorder;
 use super::job::stored::touched;
 use super::output::{Output, SessionId};

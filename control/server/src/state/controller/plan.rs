@@ -8,7 +8,7 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::decisions::{Decision, Trigger};
 use crate::state::job::planning::{jobs, undisturbed};
-use crate::state::job::proposer::proposer;
+use crate::state::job::reconcile::proposer::proposer;
 use crate::state::job::reconcile::{reconcile, reconcile_agreed};
 use crate::state::output::Fact;
 use crate::state::queries::DryRun;

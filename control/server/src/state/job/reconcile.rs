@@ -5,13 +5,15 @@
 //! and rates anew whatever the reason is. What remains is found the next time, for an epoch that comes to use
 //! makes control plan again.
 
+pub(crate) mod proposer;
+
 use crate::state::job::aggregation::weigh;
 use crate::state::job::coding::{choose_coding, other_budget, other_codec};
 use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Changed;
 use crate::state::job::lifecycle::Planned;
-use crate::state::job::proposer::{Proposal, Proposer};
 use crate::state::job::rate_limits::rate_limits;
+use crate::state::job::reconcile::proposer::{Proposal, Proposer};
 use crate::state::reason::{RateChange, Reason};
 use crate::state::view::View;
 use crate::state::world::link_state::ports::pair_of;

@@ -2,7 +2,7 @@
 
 use super::Queries;
 use crate::state::job::communicator::Communicator;
-use crate::state::job::proposer::tuning_message;
+use crate::state::job::reconcile::proposer::tuning_message;
 use crate::state::output::SessionId;
 use harmonaize_api::v1;
 use harmonaize_planner::DirectThresholds;

@@ -1,4 +1,4 @@
-//! From a complete set of joins, or a new order, to a recipe for each participant.
+//! From what the next epoch of a communicator is to be to a recipe for each participant.
 
 use crate::state::ctx::ctx;
 use crate::state::effects::Effects;
@@ -35,7 +35,7 @@ use std::time::Duration;
 
 /// What the next epoch of a communicator is to be.
 #[derive(Debug, Default)]
-pub(crate) struct Proposal {
+pub(super) struct Proposal {
     /// Participants along the ring.
     pub order: Vec<u32>,
     /// Paths of its hops; empty where any will do.
@@ -69,7 +69,7 @@ pub(crate) struct Proposer<'a> {
 /// Lends a controller's parts that a [`Proposer`] takes.
 macro_rules! proposer {
     ($of:expr, $now:expr) => {
-        $crate::state::job::proposer::Proposer {
+        $crate::state::job::reconcile::proposer::Proposer {
             now: $now,
             settings: &$of.settings,
             sessions: &$of.sessions,
@@ -104,7 +104,7 @@ impl Proposer<'_> {
     }
 
     /// Starts the next epoch of a communicator. Returns its number; none where there is no such communicator.
-    pub(crate) fn propose(&mut self, id: u64, proposal: Proposal) -> Option<u64> {
+    pub(super) fn propose(&mut self, id: u64, proposal: Proposal) -> Option<u64> {
         let Proposal { order, hops, plan, decision, same_links } = proposal;
         let communicator = self.communicators.get(&id)?;
         let epoch = communicator.next_epoch;
