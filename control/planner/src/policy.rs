@@ -1,4 +1,6 @@
 //! What an epoch runs by beside order and paths: pure choices from what is measured and promised.
 
 pub(crate) mod algorithm;
+pub(crate) mod codec;
+pub(crate) mod codes;
 pub(crate) mod rate_limits;

@@ -3,7 +3,6 @@
 pub(crate) mod aggregation;
 pub(crate) mod algorithm;
 pub(crate) mod codec;
-pub(crate) mod codes;
 pub(crate) mod coding;
 pub(crate) mod communicator;
 pub(crate) mod datagrams;

@@ -1,7 +1,7 @@
 //! Why a communicator gets another epoch.
 
 use harmonaize_codec::Codec;
-use harmonaize_planner::Rate;
+use harmonaize_planner::{CodecChoice, Rate};
 use std::fmt;
 
 /// Why a communicator gets another epoch.
@@ -53,6 +53,15 @@ pub enum RateChange {
 }
 
 impl Reason {
+    /// Returns why an epoch with this codec follows one with the other.
+    pub(crate) fn of_codec(chosen: CodecChoice, before: &CodecChoice) -> Self {
+        let CodecChoice { codec, budget, reason: why, .. } = chosen;
+        match budget == before.budget {
+            true => Self::Codec { codec, why },
+            false => Self::Budget { budget: budget.to_string(), codec, why },
+        }
+    }
+
     /// Returns a name for programs that never changes with the text.
     pub fn code(&self) -> &'static str {
         match self {

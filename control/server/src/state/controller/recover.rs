@@ -3,8 +3,7 @@
 
 use super::Controller;
 use crate::state::ctx::{Ctx, ctx};
-use crate::state::job::codec::CodecChoice;
-use crate::state::job::codec::CodecState;
+use crate::state::job::codec::{CodecState, choice_of};
 use crate::state::job::communicator::{Communicator, EndCause, Member, disowned, dissolved};
 use crate::state::job::lifecycle::{EpochConfig, Lifecycle};
 use crate::state::job::reduction::AggregationChoice;
@@ -263,7 +262,7 @@ fn config(recipe: &v1::Recipe) -> EpochConfig {
         links: BTreeMap::new(),
         plan: None,
         rate_limits: RateLimits::default(),
-        codec: CodecChoice::from_recipe(recipe),
+        codec: choice_of(recipe),
         algorithm: algorithm(recipe),
         aggregation: AggregationChoice::from_recipe(recipe),
     }

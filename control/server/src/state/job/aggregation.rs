@@ -1,8 +1,7 @@
 //! Whether a communicator's large operations are better summed by an aggregator, and by which.
 
 use crate::state::ctx::Ctx;
-use crate::state::job::codec::CodecChoice;
-use crate::state::job::codes::{Shape, codes_allowed};
+use crate::state::job::coding::levels_of;
 use crate::state::job::communicator::Communicator;
 use crate::state::job::datagrams::packets;
 use crate::state::job::lifecycle::Planned;
@@ -10,7 +9,9 @@ use crate::state::view::View;
 use crate::state::world::iterations::Operations;
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_codec::Codec;
-use harmonaize_planner::{AggregatorOffer, Bytes, HostId, Rate, decide_aggregation, line_rate};
+use harmonaize_planner::{
+    AggregatorOffer, Bytes, CodeShape, CodecChoice, HostId, Rate, codes_rate, decide_aggregation, line_rate,
+};
 
 /// Bytes of an element: f32.
 const ELEMENT: u32 = 4;
@@ -45,7 +46,9 @@ pub(crate) fn weigh(
     }
     // Sums of codes are not added in order.
     let (exact, plain) = (coding.codec == Codec::EXACT, !sums.ordered);
-    let coder = codes_allowed(ctx, communicator, coding).filter(|_| plain);
+    let coder = (plain && ctx.settings.compression)
+        .then(|| codes_rate(&coding.budget, members, &levels_of(ctx, communicator)))
+        .flatten();
     if !exact && coder.is_none() {
         return by_hosts("tensors travel in fewer bits");
     }
@@ -89,8 +92,8 @@ fn offers(
                 // Aggregators above each other add in another order, and know no hosts.
                 supports_parents: plain,
             };
-            let shape = coder.zip(Shape::of_codes(unit, members));
-            let coded = shape.map(|(coder, Shape { elements, bytes, .. })| AggregatorOffer {
+            let shape = coder.zip(CodeShape::of_codes(unit, members));
+            let coded = shape.map(|(coder, CodeShape { elements, bytes, .. })| AggregatorOffer {
                 payload: Bytes(u64::from(bytes)),
                 tensor_bytes: Bytes(u64::from(elements) * u64::from(ELEMENT)),
                 codec_rate: coder,

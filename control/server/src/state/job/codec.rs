@@ -1,85 +1,38 @@
 //! The codec of an epoch, the budget that ranks agreed on, and what operations told of codecs.
 
-use crate::state::reason::Reason;
 use harmonaize_abi::session::Budget as Said;
 use harmonaize_api::v1;
-use harmonaize_codec::{Budget, BudgetError, Codec, Controller, Level, Outlook};
-use harmonaize_planner::DirectedLink;
+use harmonaize_codec::{Budget, BudgetError, Codec, Controller, Level};
+use harmonaize_planner::{CodecChoice, DirectedLink};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Most codecs of an agent that are looked at.
 const MOST_CODECS: usize = 32;
 
-/// How the tensors of an epoch travel, and within which budget.
-#[derive(Clone, Debug)]
-pub(crate) struct CodecChoice {
-    pub codec: Codec,
-    pub budget: Budget,
-    /// In words.
-    pub reason: String,
-    /// The codec of chunks that lose too much by the other.
-    pub finer: Option<Codec>,
-    /// What it was chosen by, where there was something to choose.
-    pub outlook: Option<Outlook>,
-    /// How much of a tensor is summed by it in a second, bits; 0 where it is exact, or not known.
-    pub speed: u64,
+/// For recipes; none where tensors travel as they are.
+pub(crate) fn coding(choice: &CodecChoice) -> Option<v1::Coding> {
+    let coded = choice.codec != Codec::EXACT;
+    coded.then(|| v1::Coding {
+        codec: choice.codec.name().to_owned(),
+        max_vnmse: choice.budget.max_error_of(choice.codec),
+        fallback_codec: choice.finer.map(|codec| codec.name().to_owned()),
+    })
 }
 
-impl CodecChoice {
-    /// Nothing is lost, for that is what ranks want.
-    pub(crate) fn exact() -> Self {
-        Self {
-            codec: Codec::EXACT,
-            budget: Budget::Exact,
-            reason: String::new(),
-            finer: None,
-            outlook: None,
-            speed: 0,
-        }
-    }
+/// For recipes, so that agents tell it after a restart of control; none where nothing may be lost.
+pub(crate) fn budget_to_proto(budget: &Budget) -> Option<v1::Budget> {
+    (*budget != Budget::Exact).then(|| (&Said::from(budget)).into())
+}
 
-    /// Whether agents are told the same of both.
-    pub(crate) fn same(&self, other: &Self) -> bool {
-        self.codec == other.codec && self.budget == other.budget
-    }
-
-    /// Why an epoch with this follows one with the other.
-    pub(crate) fn reason_after(self, before: &Self) -> Reason {
-        let Self { codec, budget, reason: why, .. } = self;
-        match budget == before.budget {
-            true => Reason::Codec { codec, why },
-            false => Reason::Budget { budget: budget.to_string(), codec, why },
-        }
-    }
-
-    /// For recipes; none where tensors travel as they are.
-    pub(crate) fn coding(&self) -> Option<v1::Coding> {
-        let coded = self.codec != Codec::EXACT;
-        coded.then(|| v1::Coding {
-            codec: self.codec.name().to_owned(),
-            max_vnmse: self.budget.max_error_of(self.codec),
-            fallback_codec: self.finer.map(|codec| codec.name().to_owned()),
-        })
-    }
-
-    /// For recipes, so that agents tell it after a restart of control; none where nothing may be lost.
-    pub(crate) fn budget(&self) -> Option<v1::Budget> {
-        (self.budget != Budget::Exact).then(|| (&Said::from(&self.budget)).into())
-    }
-
-    /// As an agent's recipe says it.
-    pub(crate) fn from_recipe(recipe: &v1::Recipe) -> Self {
-        let codec = recipe.coding.as_ref().and_then(|coding| Codec::named(&coding.codec));
-        let budget = budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact);
-        Self {
-            codec: codec.unwrap_or(Codec::EXACT),
-            budget,
-            reason: "as before control restarted".to_owned(),
-            finer: recipe.coding.as_ref().and_then(|coding| Codec::named(coding.fallback_codec.as_deref()?)),
-            outlook: None,
-            speed: 0,
-        }
+/// As an agent's recipe says it.
+pub(crate) fn choice_of(recipe: &v1::Recipe) -> CodecChoice {
+    let coding = recipe.coding.as_ref();
+    let budget = budget(recipe.budget.as_ref()).unwrap_or(Budget::Exact);
+    CodecChoice {
+        codec: coding.and_then(|coding| Codec::named(&coding.codec)).unwrap_or(Codec::EXACT),
+        finer: coding.and_then(|coding| Codec::named(coding.fallback_codec.as_deref()?)),
+        ..CodecChoice::exact(budget, "as before control restarted")
     }
 }
 

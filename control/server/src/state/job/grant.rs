@@ -3,8 +3,6 @@
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::job::aggregation::Weighed;
-use crate::state::job::codec::CodecChoice;
-use crate::state::job::codes::Shape;
 use crate::state::job::communicator::Communicator;
 use crate::state::job::datagrams::packets;
 use crate::state::job::reduction::{AggregationChoice, Place, ReductionPolicy, Sender};
@@ -13,7 +11,7 @@ use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::{MAX_WINDOWS_AHEAD, PayloadFormat};
 use harmonaize_api::SECRET_BYTES;
 use harmonaize_api::v1::{self, aggregation_form, to_agent};
-use harmonaize_planner::{AggregationPlan, AggregatorId, Nanos};
+use harmonaize_planner::{AggregationPlan, AggregatorId, CodeShape, CodecChoice, Nanos};
 use rand::Rng;
 use std::time::Duration;
 
@@ -72,9 +70,9 @@ fn grant(
         several => (several.iter().map(|there| there.unit_bytes).min().unwrap_or_default(), None),
     };
     let form = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
-    let exact = Shape { form, elements: unit / ELEMENT, bytes: unit };
-    let Shape { form, elements: chunk_elements, bytes } =
-        if best.coded { Shape::of_codes(unit, participants) } else { Some(exact) }?;
+    let exact = CodeShape { form, elements: unit / ELEMENT, bytes: unit };
+    let CodeShape { form, elements: chunk_elements, bytes } =
+        if best.coded { CodeShape::of_codes(unit, participants) } else { Some(exact) }?;
     let window = window(best, bytes);
     let grain = sums.grain(participants);
     let shares: Vec<(u32, u32)> = all

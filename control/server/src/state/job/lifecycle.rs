@@ -1,8 +1,7 @@
 //! The stages of a communicator's life, and what it runs by in each epoch.
 
-use crate::state::job::codec::CodecChoice;
 use crate::state::job::reduction::AggregationChoice;
-use harmonaize_planner::{AlgorithmChoice, Assignment, HostId, Nanos, Rate, RateLimits};
+use harmonaize_planner::{AlgorithmChoice, Assignment, CodecChoice, HostId, Nanos, Rate, RateLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -244,6 +243,7 @@ impl Lifecycle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_codec::Budget;
 
     fn config(epoch: u64) -> EpochConfig {
         EpochConfig {
@@ -253,7 +253,7 @@ mod tests {
             links: BTreeMap::new(),
             plan: None,
             rate_limits: RateLimits::default(),
-            codec: CodecChoice::exact(),
+            codec: CodecChoice::exact(Budget::Exact, ""),
             algorithm: AlgorithmChoice::default(),
             aggregation: AggregationChoice::default(),
         }

@@ -4,7 +4,7 @@ use crate::state::ctx::ctx;
 use crate::state::effects::Effects;
 use crate::state::job::aggregation::weigh;
 use crate::state::job::algorithm::choose_algorithm;
-use crate::state::job::codec::CodecChoice;
+use crate::state::job::codec::{budget_to_proto, coding};
 use crate::state::job::coding::choose_coding;
 use crate::state::job::communicator::{Communicator, Member};
 use crate::state::job::grant::{Grantee, grant_aggregation};
@@ -26,7 +26,8 @@ use crate::state::world::operator::Operator;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
 use harmonaize_planner::{
-    DirectThresholds, HostId, LinkUse, Path, Policy, Request, RingEdge, Routes, Tuning, off_ring_paths,
+    CodecChoice, DirectThresholds, HostId, LinkUse, Path, Policy, Request, RingEdge, Routes, Tuning,
+    off_ring_paths,
 };
 use rand::Rng;
 use rand_chacha::ChaCha20Rng;
@@ -215,8 +216,8 @@ impl Proposer<'_> {
                 peers,
                 tuning: Some(tuning),
                 local_ranks: local.collect(),
-                budget: to.codec.budget(),
-                coding: to.codec.coding(),
+                budget: budget_to_proto(&to.codec.budget),
+                coding: coding(&to.codec),
                 aggregation: to.aggregation.recipe(index as u32),
                 previous_ranks: if to.epoch == 1 { communicator.before.clone() } else { Vec::new() },
             };

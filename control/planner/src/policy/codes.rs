@@ -1,12 +1,8 @@
 //! Codes that add, for aggregators: whether a communicator may have them, and in which shape.
 
-use crate::state::ctx::Ctx;
-use crate::state::job::codec::CodecChoice;
-use crate::state::job::coding::common_levels;
-use crate::state::job::communicator::Communicator;
 use harmonaize_aggregator::PayloadFormat;
 use harmonaize_codec::{Budget, Codec, Level, shared_spread};
-use harmonaize_planner::Rate;
+use harmonaize_units::Rate;
 
 /// Bits of one host's element.
 const BITS: u8 = 4;
@@ -21,7 +17,8 @@ const FILLED: f64 = 0.95;
 
 /// What an aggregator's chunks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub struct CodeShape {
+    /// The form of parts and sums.
     pub form: PayloadFormat,
     /// Elements of a chunk.
     pub elements: u32,
@@ -29,9 +26,9 @@ pub(crate) struct Shape {
     pub bytes: u32,
 }
 
-impl Shape {
+impl CodeShape {
     /// The codes of the largest blocks of which about as many elements fit a unit of so many bytes as of any.
-    pub(crate) fn of_codes(unit: u32, workers: usize) -> Option<Self> {
+    pub fn of_codes(unit: u32, workers: usize) -> Option<Self> {
         let mut shapes = BLOCKS.into_iter().filter_map(|block| {
             let form = PayloadFormat::Shared { bits: BITS, block, ranks: u16::try_from(workers).ok()? };
             let bytes = |blocks: usize| form.sum_bytes(blocks * usize::from(block));
@@ -47,21 +44,20 @@ impl Shape {
     }
 }
 
-/// How much of a tensor a host's codes allow in a second, if the communicator's sums may be of codes.
-pub(crate) fn codes_allowed(ctx: &Ctx<'_>, known: &Communicator, coding: &CodecChoice) -> Option<Rate> {
-    let workers = known.members.len() as u32;
-    let loses = LOSS * shared_spread(BITS, workers);
-    let within = match &coding.budget {
+/// Returns how much of a tensor a host's codes allow in a second, where the budget allows sums of them. `levels`: what all agents take.
+pub fn codes_rate(budget: &Budget, workers: usize, levels: &[Level]) -> Option<Rate> {
+    let loses = LOSS * shared_spread(BITS, workers as u32);
+    let within = match budget {
         Budget::Vnmse(most) => loses <= *most,
-        Budget::Codecs(_) => coding.budget.allows(Codec::SHARED4),
+        Budget::Codecs(_) => budget.allows(Codec::SHARED4),
         Budget::Exact | Budget::MatchBf16 => false,
     };
-    if !within || !ctx.settings.compression {
+    if !within {
         return None;
     }
     // Ranges are found by a pass before that over the codes, and sums decoded.
     let codec = Codec::rotated(usize::from(BITS));
-    let level = common_levels(ctx, known).into_iter().find(|level| level.codec == codec);
+    let level = levels.iter().find(|level| level.codec == codec).copied();
     let Level { encode, decode, .. } = level.unwrap_or_else(|| Level::typical(codec));
     let seconds = 1.0 / encode.max(1.0) + 2.0 / decode.max(1.0);
     Some(Rate((8.0 / seconds) as u64))
@@ -74,11 +70,19 @@ mod tests {
     #[test]
     fn a_unit_is_filled_with_whole_blocks() {
         for (unit, workers, elements) in [(8192, 4, 5 * 2048), (8192, 5, 15 * 512), (1392, 4, 7 * 256)] {
-            let shape = Shape::of_codes(unit, workers).unwrap();
+            let shape = CodeShape::of_codes(unit, workers).unwrap();
             assert_eq!(shape.elements, elements, "{unit} bytes, {workers} workers: {shape:?}");
             assert_eq!(shape.form.sum_bytes(elements as usize), Some(shape.bytes as usize));
             assert!(shape.bytes <= unit && shape.form.part_bytes(elements as usize) <= Some(unit as usize));
         }
-        assert_eq!(Shape::of_codes(100, 4), None, "no block fits");
+        assert_eq!(CodeShape::of_codes(100, 4), None, "no block fits");
+    }
+    #[test]
+    fn codes_need_a_budget() {
+        let levels = [Level::typical(Codec::rotated(4))];
+        assert!(codes_rate(&Budget::Vnmse(0.5), 4, &levels) == codes_rate(&Budget::Vnmse(0.5), 4, &[]));
+        for budget in [Budget::Exact, Budget::MatchBf16, Budget::Vnmse(0.001)] {
+            assert_eq!(codes_rate(&budget, 4, &levels), None, "{budget}");
+        }
     }
 }
