@@ -14,7 +14,7 @@
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
 use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
-use harmonaize_abi::{CongestionLevel, Rank};
+use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -193,7 +193,7 @@ pub struct Feed {
     limits: Limits,
     number: u64,
     /// By communicator; one that ended and its successor of the same name are two.
-    subjects: BTreeMap<(u64, Kind), Subject>,
+    subjects: BTreeMap<(CommunicatorId, Kind), Subject>,
     /// Of congestion and of capacity: how the communicator is that has it worst.
     worst: BTreeMap<Kind, CongestionLevel>,
     events: VecDeque<Event>,
@@ -215,7 +215,7 @@ impl Feed {
     }
 
     /// Takes a fact of the tenant's communicator `id`, named `name`; at most a tick later an event may follow.
-    pub fn note(&mut self, (id, name): (u64, &str), fact: Fact, now: Duration) {
+    pub fn note(&mut self, (id, name): (CommunicatorId, &str), fact: Fact, now: Duration) {
         let kind = match &fact {
             Fact::Congestion { .. } => Kind::Congestion,
             Fact::Capacity { .. } => Kind::Capacity,
@@ -277,7 +277,7 @@ impl Feed {
     }
 
     /// A subject has something to tell: at the next whole tick, however long there was nothing.
-    fn enqueue(&mut self, key: (u64, Kind), now: Duration) {
+    fn enqueue(&mut self, key: (CommunicatorId, Kind), now: Duration) {
         let tick = now.as_nanos() / self.limits.tick.as_nanos();
         // What waits for a tick that is late is not held up by what comes meanwhile.
         if self.subjects.values().all(|subject| subject.waiting_order.is_none()) {
@@ -322,7 +322,7 @@ impl Feed {
             return;
         }
         self.last_tick = tick;
-        let mut waiting: Vec<(u64, (u64, Kind))> = self
+        let mut waiting: Vec<(u64, (CommunicatorId, Kind))> = self
             .subjects
             .iter()
             .filter(|(_, subject)| subject.waiting_since_tick < tick)
@@ -371,7 +371,7 @@ impl Feed {
     }
 
     /// What has been told of a communicator and still holds.
-    pub fn current_state(&self, id: u64) -> CurrentState {
+    pub fn current_state(&self, id: CommunicatorId) -> CurrentState {
         let told = |kind| {
             self.subjects.get(&(id, kind)).and_then(|subject| Some((subject.last_sent.as_ref()?, subject)))
         };

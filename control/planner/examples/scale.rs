@@ -3,7 +3,7 @@
 //! `cargo run --release -p harmonaize-planner --example scale [-- --json] [--tight]`; `--tight`: spines so slow that every
 //! communicator is held up by others, and all of them have to be looked at.
 
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
 use harmonaize_planner::{
     Bytes, Conditions, CongestionReport, Connection, Current, Drains, Estimates, HostId, Job, Nanos, Path,
     Plan, Policy, Rate, Request, Routes, Topology, check, plan,
@@ -51,7 +51,7 @@ fn jobs(rng: &mut ChaCha8Rng) -> Vec<Job> {
 
 fn job(communicator: u64, pairs: &mut impl Iterator<Item = usize>, count: usize) -> Job {
     Job {
-        communicator,
+        communicator: CommunicatorId(communicator),
         hosts: pairs.take(count).flat_map(|pair| [HostId(2 * pair), HostId(2 * pair + 1)]).collect(),
         connections: CONNECTIONS,
         weight: 1,
@@ -122,7 +122,7 @@ fn small(rng: &mut ChaCha8Rng) -> Result<(), Box<dyn Error>> {
         connections: 4,
         ..job(0, &mut std::iter::empty(), 0)
     };
-    let mut jobs = [all(0), all(1)];
+    let mut jobs = [all(CommunicatorId(0)), all(CommunicatorId(1))];
     let clear = Conditions::clear(&topology);
     let first = plan(&request(&topology, &clear, &jobs));
     run(&mut jobs, &first);

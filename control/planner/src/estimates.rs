@@ -3,7 +3,7 @@
 use crate::conditions::{Conditions, Drains, LinkUse};
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, LinkId, Node, Topology};
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -43,7 +43,7 @@ const HALF_LIFE_IDLE: Duration = Duration::from_millis(60000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Connection {
     /// Its communicator.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// The host that sends.
     pub from: HostId,
     /// The host that receives.

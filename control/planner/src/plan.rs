@@ -4,6 +4,7 @@ use crate::conditions::Conditions;
 use crate::iterations::IterationPattern;
 use crate::path::{DirectedLink, Path};
 use crate::topology::{HostId, Topology};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,7 +34,7 @@ use search::Search;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Which.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// The host of each participant.
     pub hosts: Vec<HostId>,
     /// Connections of each link between two participants.
@@ -149,7 +150,7 @@ impl Score {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Assignment {
     /// Which.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// Participants along the ring.
     pub order: Vec<u32>,
     /// The hops, one from each place of the order to the next.
@@ -196,24 +197,24 @@ pub enum CheckError {
         found: usize,
     },
     /// An order that is not one of the participants.
-    #[error("communicator {0:x}: the order does not name each participant once")]
-    Order(u64),
+    #[error("communicator {id:x}: the order does not name each participant once", id = .0.0)]
+    Order(CommunicatorId),
     /// Not one hop from each participant to the next.
-    #[error("communicator {0:x}: the hops do not go along the order")]
-    Edges(u64),
+    #[error("communicator {id:x}: the hops do not go along the order", id = .0.0)]
+    Edges(CommunicatorId),
     /// A path that is broken, or leads elsewhere.
-    #[error("communicator {communicator:x}: a path of hop {edge} does not lead from its host to the next")]
+    #[error("communicator {id:x}: a path of hop {edge} does not lead from its host to the next", id = .communicator.0)]
     Path {
         /// Which.
-        communicator: u64,
+        communicator: CommunicatorId,
         /// Which hop, from 0.
         edge: usize,
     },
     /// A path over a link that passes nothing, or that is drained, though there is another.
-    #[error("communicator {communicator:x}: hop {edge} crosses {link}, though there is another way")]
+    #[error("communicator {id:x}: hop {edge} crosses {link}, though there is another way", id = .communicator.0)]
     Forbidden {
         /// Which.
-        communicator: u64,
+        communicator: CommunicatorId,
         /// Which hop, from 0.
         edge: usize,
         /// The link.

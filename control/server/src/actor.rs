@@ -4,6 +4,7 @@ use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     /// `harmonaize status`.
     Status(Duration, oneshot::Sender<StatusReply>),
     /// `harmonaize reorder`; without hosts, control chooses the order again.
-    Reorder(u64, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
+    Reorder(CommunicatorId, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
     /// What an operator looks at.
@@ -52,7 +53,7 @@ pub(crate) enum Command {
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
-    Dissolve(u64, String, oneshot::Sender<bool>),
+    Dissolve(CommunicatorId, String, oneshot::Sender<bool>),
 }
 
 /// Why an instruction is not followed.
@@ -96,16 +97,16 @@ pub(crate) struct Actor {
 /// Plans that are to be written.
 #[derive(Default)]
 struct Plans {
-    waiting: BTreeSet<u64>,
+    waiting: BTreeSet<CommunicatorId>,
     /// When they will be.
     at: Option<Instant>,
     /// Those that are being written, and the keeper's number for that.
-    writing: Option<(u64, BTreeSet<u64>)>,
+    writing: Option<(u64, BTreeSet<CommunicatorId>)>,
 }
 
 impl Plans {
     /// Those of these communicators may have changed: they are written after a moment, or after those that are being written.
-    fn changed(&mut self, communicators: impl IntoIterator<Item = u64>) {
+    fn changed(&mut self, communicators: impl IntoIterator<Item = CommunicatorId>) {
         self.waiting.extend(communicators);
         if !self.waiting.is_empty() && self.writing.is_none() {
             self.at = self.at.or_else(|| Some(Instant::now() + GATHER));
@@ -353,8 +354,8 @@ mod tests {
 
     #[test]
     fn plans_that_could_not_be_written_are_to_be_once_more() {
-        let mut plans = Plans { writing: Some((7, [1, 2].into())), ..Plans::default() };
-        plans.changed([2, 3]);
+        let mut plans = Plans { writing: Some((7, [1, 2].map(CommunicatorId).into())), ..Plans::default() };
+        plans.changed([2, 3].map(CommunicatorId));
         assert_eq!(plans.at, None, "those that are being written come first");
         plans.written(6, false);
         assert!(plans.writing.is_some(), "another job");

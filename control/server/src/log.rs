@@ -1,11 +1,12 @@
 //! Facts as lines of the operator's log.
 
 use crate::state::Fact;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::communicator_text;
 
 /// Writes a fact.
 pub(crate) fn log(fact: &Fact) {
-    let id = communicator_text;
+    let id = |id: CommunicatorId| communicator_text(id.0);
     match fact {
         Fact::AgentConnected { host, listen } => tracing::info!(%host, %listen, "agent connected"),
         Fact::AgentGone { host } => tracing::warn!(%host, "agent gone"),

@@ -2,6 +2,7 @@
 
 use crate::actor::{Command, Refusal};
 use crate::state::{Controller, Instruction, InstructionError};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
@@ -94,13 +95,16 @@ impl Operator for Operators {
 
     async fn plans(&self, request: Request<v1::PlansRequest>) -> Answer<v1::PlansReply> {
         let id = request.into_inner().communicator;
-        let reply = self.query(move |state, now| state.queries(now).plans(id)).await?;
+        let reply = self.query(move |state, now| state.queries(now).plans(CommunicatorId(id))).await?;
         reply.map(Response::new).ok_or_else(unknown)
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Answer<v1::ExplainReply> {
         let v1::ExplainRequest { communicator, last } = request.into_inner();
-        Ok(Response::new(self.query(move |state, now| state.queries(now).explain(communicator, last)).await?))
+        Ok(Response::new(
+            self.query(move |state, now| state.queries(now).explain(CommunicatorId(communicator), last))
+                .await?,
+        ))
     }
 
     async fn dry_run(&self, request: Request<v1::DryRunRequest>) -> Answer<v1::DryRunReply> {

@@ -6,6 +6,7 @@ use crate::keeper::Keeper;
 use crate::operators::Operators;
 use crate::state::{ReorderError, SessionId};
 use crate::thread::Running;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::OperatorServer;
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
@@ -248,7 +249,8 @@ impl Provider for Service {
 
     async fn reorder(&self, request: Request<ReorderRequest>) -> Result<Response<ReorderReply>, Status> {
         let ReorderRequest { communicator, hosts } = request.into_inner();
-        let outcome = self.ask(|answer| Command::Reorder(communicator, hosts, answer)).await?;
+        let outcome =
+            self.ask(|answer| Command::Reorder(CommunicatorId(communicator), hosts, answer)).await?;
         match outcome {
             Ok(epoch) => Ok(Response::new(ReorderReply { epoch })),
             Err(error @ ReorderError::Unknown) => Err(Status::not_found(error.to_string())),
@@ -259,7 +261,7 @@ impl Provider for Service {
 
     async fn dissolve(&self, request: Request<DissolveRequest>) -> Result<Response<DissolveReply>, Status> {
         let DissolveRequest { communicator, reason } = request.into_inner();
-        match self.ask(|answer| Command::Dissolve(communicator, reason, answer)).await? {
+        match self.ask(|answer| Command::Dissolve(CommunicatorId(communicator), reason, answer)).await? {
             true => Ok(Response::new(DissolveReply {})),
             false => Err(Status::not_found("no such communicator; it may have ended")),
         }

@@ -1,6 +1,7 @@
 //! Everything that is kept, and the changes to it.
 
 use crate::record::{Agreement, Fabric, Past, Plan, Tenant, Withdrawal, WithdrawalKind};
+use harmonaize_abi::CommunicatorId;
 use std::collections::BTreeMap;
 
 /// Everything that is kept.
@@ -15,11 +16,11 @@ pub struct Stored {
     /// What is withdrawn, by target and kind.
     pub withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
     /// Plans by communicator.
-    pub plans: BTreeMap<u64, Plan>,
+    pub plans: BTreeMap<CommunicatorId, Plan>,
     /// Agreements by communicator.
-    pub agreements: BTreeMap<u64, Agreement>,
+    pub agreements: BTreeMap<CommunicatorId, Agreement>,
     /// Communicators that failed, by number.
-    pub pasts: BTreeMap<u64, Past>,
+    pub pasts: BTreeMap<CommunicatorId, Past>,
 }
 
 /// One change. Carried out twice, it changes no more than once.
@@ -40,15 +41,15 @@ pub enum Change {
     /// A communicator's plans are these.
     Plan(Box<Plan>),
     /// A communicator is over.
-    NoPlan(u64),
+    NoPlan(CommunicatorId),
     /// This is promised for a communicator.
     Agreement(Agreement),
     /// Nothing is promised for it.
-    NoAgreement(u64),
+    NoAgreement(CommunicatorId),
     /// This is kept of a communicator that failed.
     Past(Box<Past>),
     /// Nothing is kept of it.
-    NoPast(u64),
+    NoPast(CommunicatorId),
 }
 
 impl Stored {
@@ -63,13 +64,17 @@ impl Stored {
                 self.withdrawals.insert((record.target.clone(), record.kind()), record.clone());
             }
             Change::Restore(target, kind) => drop(self.withdrawals.remove(&(target.clone(), *kind))),
-            Change::Plan(plan) => drop(self.plans.insert(plan.communicator, (**plan).clone())),
+            Change::Plan(plan) => {
+                drop(self.plans.insert(CommunicatorId(plan.communicator), (**plan).clone()))
+            }
             Change::NoPlan(communicator) => drop(self.plans.remove(communicator)),
             Change::Agreement(agreement) => {
-                self.agreements.insert(agreement.communicator, agreement.clone());
+                self.agreements.insert(CommunicatorId(agreement.communicator), agreement.clone());
             }
             Change::NoAgreement(communicator) => drop(self.agreements.remove(communicator)),
-            Change::Past(past) => drop(self.pasts.insert(past.communicator, (**past).clone())),
+            Change::Past(past) => {
+                drop(self.pasts.insert(CommunicatorId(past.communicator), (**past).clone()))
+            }
             Change::NoPast(communicator) => drop(self.pasts.remove(communicator)),
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::record::{Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};
+use harmonaize_abi::CommunicatorId;
 use prost::Message;
 use redb::backends::FileBackend;
 use redb::{
@@ -176,15 +177,15 @@ impl Embedded {
                     Change::Plan(plan) => {
                         plans.insert(plan.communicator, plan.encode_to_vec().as_slice())?;
                     }
-                    Change::NoPlan(communicator) => drop(plans.remove(communicator)?),
+                    Change::NoPlan(communicator) => drop(plans.remove(communicator.0)?),
                     Change::Agreement(record) => {
                         agreements.insert(record.communicator, record.encode_to_vec().as_slice())?;
                     }
-                    Change::NoAgreement(communicator) => drop(agreements.remove(communicator)?),
+                    Change::NoAgreement(communicator) => drop(agreements.remove(communicator.0)?),
                     Change::Past(record) => {
                         pasts.insert(record.communicator, record.encode_to_vec().as_slice())?;
                     }
-                    Change::NoPast(communicator) => drop(pasts.remove(communicator)?),
+                    Change::NoPast(communicator) => drop(pasts.remove(communicator.0)?),
                 }
             }
         }
@@ -241,7 +242,7 @@ fn later<T>(table: Result<T, redb::TableError>) -> Result<Option<T>, redb::Table
 fn records<T: Message + Default>(
     table: Option<ReadOnlyTable<u64, &[u8]>>,
     what: &str,
-) -> Result<Result<BTreeMap<u64, T>, String>, redb::Error> {
+) -> Result<Result<BTreeMap<CommunicatorId, T>, String>, redb::Error> {
     let mut records = BTreeMap::new();
     let Some(table) = table else { return Ok(Ok(records)) };
     for entry in table.iter()? {
@@ -249,7 +250,7 @@ fn records<T: Message + Default>(
         let Ok(record) = T::decode(bytes.value()) else {
             return Ok(Err(format!("{what} {:016x}", communicator.value())));
         };
-        records.insert(communicator.value(), record);
+        records.insert(CommunicatorId(communicator.value()), record);
     }
     Ok(Ok(records))
 }

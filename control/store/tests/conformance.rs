@@ -1,6 +1,7 @@
 //! Every store keeps what it is given; the one in a file says precisely why it cannot be used.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_abi::CommunicatorId;
 use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
     StoreError, Stored, Tenant, Withdrawal, WithdrawalKind,
@@ -67,19 +68,19 @@ fn changes() -> Vec<Change> {
         Change::Restore("never".into(), WithdrawalKind::Drain),
         Change::Plan(Box::new(plan(1 << 40))),
         Change::Plan(Box::new(plan(2))),
-        Change::NoPlan(2),
-        Change::NoPlan(99),
+        Change::NoPlan(CommunicatorId(2)),
+        Change::NoPlan(CommunicatorId(99)),
         Change::Agreement(agreement(1 << 40, 1)),
         Change::Agreement(agreement(1 << 40, 2)),
         Change::Agreement(agreement(2, 1)),
-        Change::NoAgreement(2),
-        Change::NoAgreement(99),
+        Change::NoAgreement(CommunicatorId(2)),
+        Change::NoAgreement(CommunicatorId(99)),
         Change::Past(Box::new(past(1 << 41, 7))),
         Change::Past(Box::new(past(1 << 41, 0))),
         Change::Past(Box::new(past(2, 7))),
         Change::Past(Box::new(past(3, 7))),
-        Change::NoPast(2),
-        Change::NoPast(99),
+        Change::NoPast(CommunicatorId(2)),
+        Change::NoPast(CommunicatorId(99)),
     ]
 }
 
@@ -96,9 +97,12 @@ fn keeps_what_it_is_given(store: &mut dyn Store) -> Stored {
     store.write(&changes()).unwrap();
     assert_eq!(store.read().unwrap(), model, "carried out twice, nothing is different");
     assert_eq!((model.tenants.len(), model.withdrawals.len(), model.plans.len()), (1, 2, 1));
-    assert!(model.agreements.len() == 1 && model.agreements[&(1 << 40)].number == 2);
-    assert_eq!(model.pasts.keys().copied().collect::<Vec<_>>(), [3, 1 << 41]);
-    assert!(model.pasts[&3].agreement.is_some() && model.pasts[&(1 << 41)].agreement.is_none());
+    assert!(model.agreements.len() == 1 && model.agreements[&CommunicatorId(1 << 40)].number == 2);
+    assert_eq!(model.pasts.keys().copied().collect::<Vec<_>>(), [3, 1 << 41].map(CommunicatorId));
+    assert!(
+        model.pasts[&CommunicatorId(3)].agreement.is_some()
+            && model.pasts[&CommunicatorId(1 << 41)].agreement.is_none()
+    );
     model
 }
 

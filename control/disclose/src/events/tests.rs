@@ -1,6 +1,7 @@
 //! Feeds as their tenants see them: coarse, whole, in order, and silent about the rest.
 
 use super::*;
+use harmonaize_abi::CommunicatorId;
 use proptest::prelude::*;
 
 const TICK: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ fn level_changes_are_sent_per_tick_with_hysteresis() {
     for (at, share) in
         [(0.2, 0.95), (1.3, 0.7), (2.1, 0.85), (3.9, 0.4), (4.5, 0.55), (5.5, 0.65), (6.5, 0.91)]
     {
-        feed.note((1, "job"), congestion(share), seconds(at));
+        feed.note((CommunicatorId(1), "job"), congestion(share), seconds(at));
         assert_eq!(
             feed.next_due().is_some(),
             feed.subjects.values().any(|subject| subject.waiting_order.is_some())
@@ -57,10 +58,10 @@ fn level_changes_are_sent_per_tick_with_hysteresis() {
 #[test]
 fn changes_undone_within_a_tick_are_not_sent() {
     let mut feed = feed();
-    feed.note((1, "job"), congestion(0.3), seconds(0.1));
-    feed.note((1, "job"), congestion(1.0), seconds(0.5));
-    feed.note((1, "job"), maintenance(&[(1, 9.0)]), seconds(0.6));
-    feed.note((1, "job"), maintenance(&[]), seconds(0.6));
+    feed.note((CommunicatorId(1), "job"), congestion(0.3), seconds(0.1));
+    feed.note((CommunicatorId(1), "job"), congestion(1.0), seconds(0.5));
+    feed.note((CommunicatorId(1), "job"), maintenance(&[(1, 9.0)]), seconds(0.6));
+    feed.note((CommunicatorId(1), "job"), maintenance(&[]), seconds(0.6));
     feed.poll(seconds(1.0));
     assert_eq!((all(&feed), feed.next_due()), (vec![], None));
 }
@@ -72,19 +73,19 @@ fn ranks_are_told_together_and_once() {
         let ranks = ranks.iter().copied().map(Rank).collect();
         Fact::Failure { ranks, regroup_by: Some(seconds(by)) }
     };
-    feed.note((1, "job"), lost(&[5, 2], 8.1), seconds(0.1));
-    feed.note((1, "job"), lost(&[2, 3], 9.7), seconds(0.2));
+    feed.note((CommunicatorId(1), "job"), lost(&[5, 2], 8.1), seconds(0.1));
+    feed.note((CommunicatorId(1), "job"), lost(&[2, 3], 9.7), seconds(0.2));
     feed.poll(seconds(1.0));
-    feed.note((1, "job"), lost(&[3], 9.9), seconds(1.1));
+    feed.note((CommunicatorId(1), "job"), lost(&[3], 9.9), seconds(1.1));
     feed.poll(seconds(2.0));
     let ranks = |ranks: &[u32]| ranks.iter().copied().map(Rank).collect::<Vec<_>>();
     let told = EventKind::Failure { ranks: ranks(&[2, 3, 5]), regroup_by_ns: 9_000_000_000 };
     assert_eq!(all(&feed), [("job".to_owned(), told)]);
 
-    feed.note((1, "job"), maintenance(&[(4, 99.7)]), seconds(2.5));
-    feed.note((1, "job"), maintenance(&[(4, 99.7), (0, 80.2)]), seconds(2.6));
+    feed.note((CommunicatorId(1), "job"), maintenance(&[(4, 99.7)]), seconds(2.5));
+    feed.note((CommunicatorId(1), "job"), maintenance(&[(4, 99.7), (0, 80.2)]), seconds(2.6));
     feed.poll(seconds(3.0));
-    feed.note((1, "job"), maintenance(&[]), seconds(3.5));
+    feed.note((CommunicatorId(1), "job"), maintenance(&[]), seconds(3.5));
     feed.poll(seconds(4.0));
     let told: Vec<EventKind> = all(&feed).into_iter().skip(1).map(|(_, what)| what).collect();
     let first = EventKind::Maintenance { ranks: ranks(&[0, 4]), at_ns: 80_000_000_000 };
@@ -95,13 +96,13 @@ fn ranks_are_told_together_and_once() {
 fn events_beyond_the_burst_wait_in_order() {
     let mut feed = feed();
     for job in 0..7 {
-        feed.note((job, &format!("job{job}")), congestion(0.1), seconds(0.1));
+        feed.note((CommunicatorId(job), &format!("job{job}")), congestion(0.1), seconds(0.1));
     }
     feed.poll(seconds(1.0));
     assert_eq!(feed.events.len(), 4);
     // One of those that wait is over before it is told, one more comes.
-    feed.note((5, "job5"), Fact::Ended, seconds(1.1));
-    feed.note((7, "job7"), maintenance(&[(0, 9.0)]), seconds(1.2));
+    feed.note((CommunicatorId(5), "job5"), Fact::Ended, seconds(1.1));
+    feed.note((CommunicatorId(7), "job7"), maintenance(&[(0, 9.0)]), seconds(1.2));
     feed.poll(seconds(1.9));
     assert_eq!((feed.events.len(), feed.next_due()), (4, Some(seconds(2.0))));
     feed.poll(seconds(2.0));
@@ -113,8 +114,8 @@ fn events_beyond_the_burst_wait_in_order() {
 fn waiting_events_precede_later_ones() {
     let mut feed = feed();
     let names = |feed: &Feed| all(feed).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    feed.note((1, "job"), lost(1), seconds(0.5));
-    feed.note((2, "other"), lost(2), seconds(1.1));
+    feed.note((CommunicatorId(1), "job"), lost(1), seconds(0.5));
+    feed.note((CommunicatorId(2), "other"), lost(2), seconds(1.1));
     assert_eq!(feed.next_due(), Some(seconds(1.0)));
     feed.poll(seconds(1.2));
     // What came within the tick is told at the next.
@@ -126,22 +127,22 @@ fn waiting_events_precede_later_ones() {
 #[test]
 fn ended_communicators_keep_only_lost_ranks() {
     let mut feed = feed();
-    feed.note((1, "job"), congestion(0.1), seconds(0.1));
-    feed.note((2, "other"), congestion(0.1), seconds(0.1));
-    feed.note((1, "job"), Fact::Ended, seconds(0.2));
+    feed.note((CommunicatorId(1), "job"), congestion(0.1), seconds(0.1));
+    feed.note((CommunicatorId(2), "other"), congestion(0.1), seconds(0.1));
+    feed.note((CommunicatorId(1), "job"), Fact::Ended, seconds(0.2));
     feed.poll(seconds(1.0));
     assert_eq!((all(&feed).len(), feed.subjects.len()), (1, 1));
     // Whom it lost is told all the same; and of another of its name, anew.
     for id in [3, 4] {
-        feed.note((id, "job"), lost(1), seconds(1.1));
-        feed.note((id, "job"), Fact::Ended, seconds(1.1));
+        feed.note((CommunicatorId(id), "job"), lost(1), seconds(1.1));
+        feed.note((CommunicatorId(id), "job"), Fact::Ended, seconds(1.1));
     }
     feed.poll(seconds(2.0));
     assert_eq!((all(&feed).len(), feed.subjects.len()), (3, 1));
     // So is that its members have not gone on, when it is long over; and that is the last of it.
     let over = Fact::AgreementEnded { clauses: [Clause::OnFailure].into() };
-    feed.note((3, "job"), over, seconds(2.1));
-    feed.note((3, "job"), Fact::Ended, seconds(2.1));
+    feed.note((CommunicatorId(3), "job"), over, seconds(2.1));
+    feed.note((CommunicatorId(3), "job"), Fact::Ended, seconds(2.1));
     feed.poll(seconds(3.0));
     let last = all(&feed).pop().unwrap().1;
     assert_eq!(last, EventKind::AgreementEnded { clauses: vec![Clause::OnFailure] });
@@ -153,7 +154,7 @@ fn late_readers_learn_missed_count_wrong_cursors_fail() {
     let mut feed = Feed::new(7, Limits { tick: TICK, burst: 4, capacity: 12 });
     let begin = feed.end();
     for tick in 1..=16_u32 {
-        feed.note((1, "job"), Fact::PlanChanged, TICK * tick);
+        feed.note((CommunicatorId(1), "job"), Fact::PlanChanged, TICK * tick);
         feed.poll(TICK * (tick + 1));
     }
     let batch = feed.read(begin).unwrap();
@@ -197,12 +198,14 @@ fn run(moves: &[Move], limits: Limits, blur: impl Fn(f64) -> f64) -> (Vec<Event>
             Move::Share { job, share, capacity } => {
                 let share = blur(share);
                 let fact = if capacity { Fact::Capacity { share } } else { Fact::Congestion { share } };
-                feed.note((job.into(), &job.to_string()), fact, now);
+                feed.note((CommunicatorId(job.into()), &job.to_string()), fact, now);
             }
             Move::Lost { job, rank } => {
-                feed.note((job.into(), &job.to_string()), lost(rank), now);
+                feed.note((CommunicatorId(job.into()), &job.to_string()), lost(rank), now);
             }
-            Move::Plan { job } => feed.note((job.into(), &job.to_string()), Fact::PlanChanged, now),
+            Move::Plan { job } => {
+                feed.note((CommunicatorId(job.into()), &job.to_string()), Fact::PlanChanged, now)
+            }
             Move::Wait { millis } => {
                 for _ in 0..millis.div_ceil(100) {
                     now += Duration::from_millis(100);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::topology::Node;
+use harmonaize_abi::CommunicatorId;
 
 const MS: u64 = 1_000_000;
 
@@ -52,7 +53,7 @@ fn over(topology: &Topology, from: usize, to: usize, spine: usize) -> Path {
 }
 
 fn connection(from: usize, to: usize, port: u16) -> Connection {
-    Connection { communicator: 1, from: HostId(from), to: HostId(to), port }
+    Connection { communicator: CommunicatorId(1), from: HostId(from), to: HostId(to), port }
 }
 
 fn report(

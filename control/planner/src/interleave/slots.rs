@@ -4,18 +4,19 @@
 //! until the other's is over, what it waits is the distance that was missing, and the next time it waits less.
 
 use super::*;
+use harmonaize_abi::CommunicatorId;
 
 /// A communicator that takes turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterleaveSlot {
     /// Which.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// How long its busy part takes alone.
     pub busy: Nanos,
     /// How often that comes while the slowest of those that take turns comes once; at least 1.
     pub repeats: u32,
     /// Those with which it shares a link that has not enough for both.
-    pub contenders: BTreeSet<u64>,
+    pub contenders: BTreeSet<CommunicatorId>,
     /// Why, in words.
     pub reason: String,
 }
@@ -27,7 +28,7 @@ pub fn plan_interleaving(
     conditions: &Conditions,
     jobs: &[Job],
     assignments: &[Assignment],
-    interleaved: &BTreeSet<u64>,
+    interleaved: &BTreeSet<CommunicatorId>,
 ) -> Vec<InterleaveSlot> {
     let circles = periodic_jobs(topology, conditions, jobs, assignments);
     let mut turns = Vec::new();
@@ -63,9 +64,9 @@ impl PhasePlan<'_> {
         (0..self.jobs.len()).filter(meets)
     }
 
-    fn assign_slots(&self, jobs: &[Job], taking: &BTreeSet<u64>) -> Option<Vec<InterleaveSlot>> {
+    fn assign_slots(&self, jobs: &[Job], taking: &BTreeSet<CommunicatorId>) -> Option<Vec<InterleaveSlot>> {
         let communicator = |index: usize| Some(jobs.get(self.jobs.get(index)?.0.job)?.communicator);
-        let all: Vec<u64> = (0..self.jobs.len()).filter_map(communicator).collect();
+        let all: Vec<CommunicatorId> = (0..self.jobs.len()).filter_map(communicator).collect();
         let goes_on = all.iter().filter(|id| taking.contains(id)).count() > 1;
         // Those that take turns are in nobody's way for that very reason; without they would be wherever they drift.
         let now = if goes_on { vec![0.0; self.jobs.len()] } else { self.phases() };
@@ -75,7 +76,7 @@ impl PhasePlan<'_> {
         }
         let reason = self.describe((before, if goes_on { "could be" } else { "is" }), (after, "as"));
         let turn = |(index, (circle, turns)): (usize, &(&PeriodicJob, usize))| {
-            let beside: BTreeSet<u64> = self.contenders(index).filter_map(communicator).collect();
+            let beside: BTreeSet<CommunicatorId> = self.contenders(index).filter_map(communicator).collect();
             let busy = Nanos(circle.busy as u64);
             let (communicator, reason) = (communicator(index)?, reason.clone());
             (!beside.is_empty()).then_some(InterleaveSlot {

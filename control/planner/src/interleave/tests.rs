@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::plan::{Plan, Policy, Request, Routes, plan};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_units::{Bytes, Rate};
 
 /// `pairs` pairs of hosts on two leaves that one link of 1 Gbit/s joins.
@@ -35,7 +36,7 @@ fn pair(index: usize, alone: u64, period: u64, busy: u64, began: u64) -> Job {
         ..IterationPattern::default()
     };
     Job {
-        communicator: index as u64,
+        communicator: CommunicatorId(index as u64),
         hosts: vec![HostId(2 * index), HostId(2 * index + 1)],
         connections: 1,
         weight: 1,
@@ -66,11 +67,13 @@ fn planned(jobs: &[Job]) -> (Topology, Conditions, Plan) {
 /// Who should take turns with whom, where these do already.
 fn slots_of(jobs: &[Job], taking: &[u64]) -> Vec<(u64, u64, Vec<u64>)> {
     let (topology, conditions, plan) = planned(jobs);
-    let taking = taking.iter().copied().collect();
+    let taking = taking.iter().map(|id| CommunicatorId(*id)).collect();
     let turns = plan_interleaving(&topology, &conditions, jobs, &plan.assignments, &taking);
     turns
         .into_iter()
-        .map(|turn| (turn.communicator, turn.busy.0 / MS, turn.contenders.into_iter().collect()))
+        .map(|turn| {
+            (turn.communicator.0, turn.busy.0 / MS, turn.contenders.into_iter().map(u64::from).collect())
+        })
         .collect()
 }
 

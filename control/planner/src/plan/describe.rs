@@ -114,7 +114,7 @@ pub(super) fn summary(
         .zip(verdicts)
         .find(|(_, verdict)| matches!(verdict, ChangeOutcome::Forced | ChangeOutcome::Gained(_)));
     let example = first.map_or_else(String::new, |(assignment, _)| {
-        format!("; communicator {:x}: {}", assignment.communicator, assignment.reason)
+        format!("; communicator {:x}: {}", assignment.communicator.0, assignment.reason)
     });
     format!(
         "{gains} change to gain, {forced} because they must, {forms} form, {stays} stay though others would be better; {after} instead of {before}{example}"

@@ -4,6 +4,7 @@
 use crate::path::DirectedLink;
 use crate::plan::RingEdge;
 use crate::topology::Topology;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_units::Rate;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +56,7 @@ impl RateLimits {
 #[derive(Clone, Debug)]
 pub struct Sharer<'a> {
     /// Which.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// What is promised for it; 0 where nothing is.
     pub promised: Rate,
     /// The hops of its ring, as far as their paths are known.
@@ -68,7 +69,7 @@ pub struct Sharer<'a> {
 #[derive(Debug, Default)]
 struct Reserved {
     /// Bits a second, by communicator.
-    promised: BTreeMap<u64, f64>,
+    promised: BTreeMap<CommunicatorId, f64>,
     /// Communicators without a promise that exchange over it.
     takers: u32,
 }
@@ -104,7 +105,7 @@ impl Reservations {
     pub fn exchange_limit(
         &self,
         topology: &Topology,
-        communicator: u64,
+        communicator: CommunicatorId,
         exchange: &[(DirectedLink, f64)],
     ) -> Option<Rate> {
         let rates = exchange.iter().filter_map(|(link, part)| {
@@ -144,20 +145,33 @@ mod tests {
         let exchange = exchange_usage(&topology, &hosts);
         let paths = |from, to| topology.equal_cost_paths(HostId(from), HostId(to));
         let promised = Sharer {
-            communicator: 1,
+            communicator: CommunicatorId(1),
             promised: Rate(600 * MB),
             hops: vec![RingEdge { paths: paths(0, 3).to_vec() }, RingEdge { paths: paths(3, 0).to_vec() }],
             exchange: &[],
         };
-        let taker = Sharer { communicator: 2, promised: Rate(0), hops: Vec::new(), exchange: &exchange };
+        let taker = Sharer {
+            communicator: CommunicatorId(2),
+            promised: Rate(0),
+            hops: Vec::new(),
+            exchange: &exchange,
+        };
         let limit = |sharers: &[Sharer<'_>], id| {
             Reservations::new(sharers).exchange_limit(&topology, id, &exchange).map(|rate| rate.0 / MB)
         };
-        assert_eq!(limit(std::slice::from_ref(&taker), 2), None, "nothing is promised");
-        assert_eq!(limit(&[promised.clone(), taker.clone()], 2), Some(400), "host 0 sends all over its link");
-        let other = Sharer { communicator: 3, ..taker.clone() };
-        assert_eq!(limit(&[promised.clone(), taker, other], 2), Some(200), "two share what is left");
-        assert_eq!(limit(&[promised], 1), None, "its own promise is not in its way");
+        assert_eq!(limit(std::slice::from_ref(&taker), CommunicatorId(2)), None, "nothing is promised");
+        assert_eq!(
+            limit(&[promised.clone(), taker.clone()], CommunicatorId(2)),
+            Some(400),
+            "host 0 sends all over its link"
+        );
+        let other = Sharer { communicator: CommunicatorId(3), ..taker.clone() };
+        assert_eq!(
+            limit(&[promised.clone(), taker, other], CommunicatorId(2)),
+            Some(200),
+            "two share what is left"
+        );
+        assert_eq!(limit(&[promised], CommunicatorId(1)), None, "its own promise is not in its way");
     }
 
     #[test]

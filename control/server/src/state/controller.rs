@@ -35,6 +35,7 @@ use crate::state::world::iterations::Operations;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::operator::Operator;
 use crate::state::world::telemetry::Telemetry;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::HostId;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
@@ -48,13 +49,13 @@ pub struct Controller {
     pub(crate) settings: Settings,
     pub(crate) sessions: BTreeMap<SessionId, Session>,
     pub(crate) hosts: BTreeMap<HostId, SessionId>,
-    pub(crate) iterations: BTreeMap<u64, Operations>,
+    pub(crate) iterations: BTreeMap<CommunicatorId, Operations>,
     pub(crate) operator: Operator,
     pub(crate) link_state: LinkState,
     pub(crate) aggregators: Aggregators,
     pub(crate) telemetry: Telemetry,
     // Jobs.
-    pub(crate) communicators: BTreeMap<u64, Communicator>,
+    pub(crate) communicators: BTreeMap<CommunicatorId, Communicator>,
     pub(crate) decisions: Decisions,
     pub(crate) plan_request: PlanRequest,
     pub(crate) history: History,

@@ -6,6 +6,7 @@ use crate::state::settings::Settings;
 use crate::state::world::agents::Session;
 use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::JoinRefusedKind;
 use harmonaize_disclose::JoinFailure;
 use harmonaize_planner::{HostId, Node, Path, SwitchId};
@@ -28,9 +29,9 @@ pub(crate) struct Ctx<'a> {
     /// The session of each host's agent.
     pub hosts: &'a BTreeMap<HostId, SessionId>,
     /// Communicators by id.
-    pub communicators: &'a BTreeMap<u64, Communicator>,
+    pub communicators: &'a BTreeMap<CommunicatorId, Communicator>,
     /// What agents told of each communicator's operations.
-    pub iterations: &'a BTreeMap<u64, Operations>,
+    pub iterations: &'a BTreeMap<CommunicatorId, Operations>,
     /// What operators decided while control runs, and the clock.
     pub operator: &'a Operator,
 }
@@ -42,7 +43,7 @@ impl<'a> Ctx<'a> {
     }
 
     /// Whether a communicator has traffic, as far as agents tell.
-    pub(crate) fn seems_busy(&self, id: u64) -> bool {
+    pub(crate) fn seems_busy(&self, id: CommunicatorId) -> bool {
         let interval = self.settings.telemetry_interval;
         let heard = self.iterations.get(&id).map(Operations::last_report);
         interval.is_zero() || heard.is_none_or(|at| at + interval * 3 > self.now)
@@ -87,7 +88,7 @@ impl<'a> Ctx<'a> {
     pub(crate) fn part(
         &self,
         from: SessionId,
-        id: u64,
+        id: CommunicatorId,
     ) -> Result<Option<(&'a Communicator, usize)>, &'static str> {
         let Some(known) = self.communicators.get(&id) else { return Ok(None) };
         let index = known.index_of(from).ok_or("a message about a communicator of others")?;
@@ -98,7 +99,7 @@ impl<'a> Ctx<'a> {
     ///
     /// # Errors
     /// What the tenant is told where there is none.
-    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<u64, String> {
+    pub(crate) fn named(&self, tenant: &str, name: &str) -> Result<CommunicatorId, String> {
         if !self.settings.tenants.iter().any(|known| known == tenant) {
             return Err("the provider does not know this tenant".to_owned());
         }
@@ -134,12 +135,12 @@ impl<'a> Ctx<'a> {
     }
 
     /// Returns the agent of the participant that leads a communicator.
-    pub(crate) fn leader(&self, id: u64) -> Option<SessionId> {
+    pub(crate) fn leader(&self, id: CommunicatorId) -> Option<SessionId> {
         self.communicators.get(&id)?.members.iter().find(|member| !member.closed)?.session
     }
 
     /// Returns the tenant and name of a communicator.
-    pub(crate) fn owner(&self, id: u64) -> Option<(String, String)> {
+    pub(crate) fn owner(&self, id: CommunicatorId) -> Option<(String, String)> {
         self.communicators.get(&id).map(|known| (known.tenant.clone(), known.name.clone()))
     }
 }

@@ -5,6 +5,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, Output, SessionId};
 use crate::state::world::agents::OpenJoin;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, JoinRefusedKind, RefusedKind, to_agent};
 use harmonaize_codec::Budget;
@@ -16,7 +17,7 @@ use harmonaize_store::Change;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LearnedPort {
     /// The connection's communicator.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// Its participants, the lower first.
     pub ends: (u32, u32),
     /// The host that connects.
@@ -31,7 +32,7 @@ pub(crate) struct Note {
     /// The tenant.
     pub tenant: String,
     /// The communicator.
-    pub id: u64,
+    pub id: CommunicatorId,
     /// The communicator's name.
     pub name: String,
     /// The fact.
@@ -51,11 +52,11 @@ pub(crate) struct Effects {
     /// Ports of connections that control did not know.
     pub ports: Vec<LearnedPort>,
     /// Communicators on whose paths a long queue stands, as an agent says.
-    pub queues: Vec<u64>,
+    pub queues: Vec<CommunicatorId>,
     /// What tenants may hear of.
     pub notes: Vec<Note>,
     /// Budgets that hold for communicators from the next epoch on.
-    pub budgets: Vec<(u64, Budget)>,
+    pub budgets: Vec<(CommunicatorId, Budget)>,
     /// Joins that an agent waits for, by its number.
     pub joins_open: Vec<(SessionId, u64, OpenJoin)>,
     /// Joins that are over.
@@ -92,7 +93,7 @@ impl Effects {
     }
 
     /// Notes a fact about a communicator that there is, for its tenant.
-    pub(crate) fn note(&mut self, ctx: &Ctx<'_>, id: u64, fact: TenantFact) {
+    pub(crate) fn note(&mut self, ctx: &Ctx<'_>, id: CommunicatorId, fact: TenantFact) {
         if let Some((tenant, name)) = ctx.owner(id) {
             self.notes.push(Note { tenant, id, name, fact });
         }

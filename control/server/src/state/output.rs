@@ -1,5 +1,6 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_store::Change;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub enum Fact {
     /// An aggregator's session ended; what it serves it may serve on.
     AggregatorGone { name: String },
     /// An aggregator does not serve a communicator, and says why.
-    GrantRefused { name: String, communicator: u64, why: String },
+    GrantRefused { name: String, communicator: CommunicatorId, why: String },
     /// An agent cannot do all that agents can, and says why.
     AgentLacks { host: String, what: String },
     /// On the way of a host's packets an address answered that is no switch's in the topology.
@@ -46,45 +47,57 @@ pub enum Fact {
     /// A session was refused or ended by control.
     SessionRefused { reason: String },
     /// All ranks have joined.
-    Formed { communicator: u64, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
+    Formed { communicator: CommunicatorId, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
     /// An epoch is in use.
-    EpochCurrent { communicator: u64, tenant: String, name: String, epoch: u64 },
+    EpochCurrent { communicator: CommunicatorId, tenant: String, name: String, epoch: u64 },
     /// An epoch was given up.
-    EpochAbandoned { communicator: u64, tenant: String, name: String, epoch: u64, why: String },
+    EpochAbandoned { communicator: CommunicatorId, tenant: String, name: String, epoch: u64, why: String },
     /// Control chooses a communicator's order again.
-    OrderFreed { communicator: u64, tenant: String, name: String },
+    OrderFreed { communicator: CommunicatorId, tenant: String, name: String },
     /// A communicator ended in good order.
-    Closed { communicator: u64, tenant: String, name: String },
+    Closed { communicator: CommunicatorId, tenant: String, name: String },
     /// An agent's telemetry, or what it says of turns, was refused or dropped: so often by now.
     TelemetryRefused { host: String, count: u64, why: String },
     /// Control decided on new plans: for which communicators, and their new epochs.
-    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(u64, u64)> },
+    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(CommunicatorId, u64)> },
     /// A plan did not pass the check, and is not used: so often by now.
     PlanUnfit { count: u64, why: String },
     /// A communicator's operations lose or send otherwise by a codec than was known.
-    LossLearned { communicator: u64, codec: &'static str },
+    LossLearned { communicator: CommunicatorId, codec: &'static str },
     /// A communicator takes turns with these others from now on.
-    TakesTurns { communicator: u64, tenant: String, name: String, with: Vec<u64>, reason: String },
+    TakesTurns {
+        communicator: CommunicatorId,
+        tenant: String,
+        name: String,
+        with: Vec<CommunicatorId>,
+        reason: String,
+    },
     /// It takes no turns any more.
-    TurnsOver { communicator: u64, tenant: String, name: String, why: String },
+    TurnsOver { communicator: CommunicatorId, tenant: String, name: String, why: String },
     /// Something has been promised for a communicator, which takes the place of what was before.
-    Agreed { communicator: u64, tenant: String, name: String, number: u64, promise: String },
+    Agreed { communicator: CommunicatorId, tenant: String, name: String, number: u64, promise: String },
     /// What of an agreement is not kept; nothing: it is again.
-    AgreementBroken { communicator: u64, tenant: String, name: String, number: u64, broken: Vec<String> },
+    AgreementBroken {
+        communicator: CommunicatorId,
+        tenant: String,
+        name: String,
+        number: u64,
+        broken: Vec<String>,
+    },
     /// What a tenant expects of a communicator, in words.
-    Hinted { communicator: u64, tenant: String, name: String, hints: String },
+    Hinted { communicator: CommunicatorId, tenant: String, name: String, hints: String },
     /// What a tenant expected is not what was measured.
-    HintsDropped { communicator: u64, tenant: String, name: String, hints: String },
+    HintsDropped { communicator: CommunicatorId, tenant: String, name: String, hints: String },
     /// What was agreed on for the communicator before this one cannot be promised for it: because of these
     /// clauses; of none: it could not be stored.
-    AgreementLost { communicator: u64, tenant: String, name: String, lost: Vec<String> },
+    AgreementLost { communicator: CommunicatorId, tenant: String, name: String, lost: Vec<String> },
     /// A communicator that failed is kept for its members to regroup.
-    Kept { communicator: u64, tenant: String, name: String, within: Duration },
+    Kept { communicator: CommunicatorId, tenant: String, name: String, within: Duration },
     /// They have not, and it is over.
-    NotRegrouped { communicator: u64, tenant: String, name: String, within: Duration },
+    NotRegrouped { communicator: CommunicatorId, tenant: String, name: String, within: Duration },
     /// A communicator ended otherwise.
     Ended {
-        communicator: u64,
+        communicator: CommunicatorId,
         tenant: String,
         name: String,
         kind: FailureKind,

@@ -16,6 +16,7 @@ use super::settings::Settings;
 use super::view::view;
 use super::world::link_state::answers::MOST_STRANGE;
 use super::world::link_state::ports::pair_of;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
@@ -146,7 +147,7 @@ impl From<&EpochConfig> for EpochView {
 }
 
 /// Returns the communicator whose stored plan an output outdates.
-pub fn outdated_plan(output: &Output) -> Option<u64> {
+pub fn outdated_plan(output: &Output) -> Option<CommunicatorId> {
     touched(output)
 }
 
@@ -159,12 +160,12 @@ pub trait Testing {
     fn controller_mut(&mut self) -> &mut Controller;
 
     /// Returns the ids of all communicators, ascending.
-    fn communicator_ids(&self) -> Vec<u64> {
+    fn communicator_ids(&self) -> Vec<CommunicatorId> {
         self.controller().communicators.keys().copied().collect()
     }
 
     /// Returns a communicator as it stands.
-    fn communicator_view(&self, id: u64) -> Option<CommunicatorView> {
+    fn communicator_view(&self, id: CommunicatorId) -> Option<CommunicatorView> {
         self.controller().communicators.get(&id).map(CommunicatorView::from)
     }
 
@@ -269,7 +270,7 @@ pub trait Testing {
     }
 
     /// Returns the rate that is promised for a communicator.
-    fn promised_rate(&self, id: u64) -> Rate {
+    fn promised_rate(&self, id: CommunicatorId) -> Rate {
         self.controller().agreements.promised(id)
     }
 
@@ -302,7 +303,7 @@ pub trait Testing {
     }
 
     /// Returns the codec that is best for a communicator now, and why.
-    fn best_codec(&self, now: Duration, id: u64) -> (Codec, String) {
+    fn best_codec(&self, now: Duration, id: CommunicatorId) -> (Codec, String) {
         let current = self.controller().communicators.get(&id).and_then(Communicator::current);
         let choice = choose_coding(
             &view!(self.controller(), now),
@@ -323,7 +324,7 @@ pub trait Testing {
     }
 
     /// Returns all facts that went into feeds: what tenants would see if nothing stood between.
-    fn noted_facts(&mut self) -> &mut Vec<(Duration, u64, Fact)> {
+    fn noted_facts(&mut self) -> &mut Vec<(Duration, CommunicatorId, Fact)> {
         &mut self.controller_mut().events.facts
     }
 
@@ -345,7 +346,7 @@ pub trait Testing {
     fn take_coded(&mut self, now: Duration, operation: &v1::Operation) {
         let control = self.controller_mut();
         let outcome = coded_outcome(&ctx!(control, now), operation);
-        control.learn_codec(now, operation.communicator, outcome);
+        control.learn_codec(now, CommunicatorId(operation.communicator), outcome);
         control.settle(now);
     }
 
@@ -353,7 +354,7 @@ pub trait Testing {
     fn take_zeros(&mut self, now: Duration, operation: &v1::Operation) {
         let control = self.controller_mut();
         let outcome = zeros_outcome(&ctx!(control, now), operation);
-        control.learn_codec(now, operation.communicator, outcome);
+        control.learn_codec(now, CommunicatorId(operation.communicator), outcome);
         control.settle(now);
     }
 
@@ -365,7 +366,7 @@ pub trait Testing {
     }
 
     /// Proposes an epoch with another order to a communicator's agents.
-    fn propose_order(&mut self, now: Duration, id: u64, order: Vec<u32>) -> Option<u64> {
+    fn propose_order(&mut self, now: Duration, id: CommunicatorId, order: Vec<u32>) -> Option<u64> {
         let control = self.controller_mut();
         let pinned = control.communicators.get(&id)?.pinned;
         let epoch = reorder(&mut proposer!(control, now), id, order);
@@ -374,19 +375,19 @@ pub trait Testing {
     }
 
     /// Has what was agreed on for one communicator hold for another.
-    fn pass_agreement(&mut self, now: Duration, before: u64, id: u64) {
+    fn pass_agreement(&mut self, now: Duration, before: CommunicatorId, id: CommunicatorId) {
         let control = self.controller_mut();
         control.take_over_agreement(now, before, id);
         control.settle(now);
     }
 
     /// Takes away what is kept of the agreement of a communicator that failed, in words.
-    fn take_kept_agreement(&mut self, id: u64) -> Option<String> {
+    fn take_kept_agreement(&mut self, id: CommunicatorId) -> Option<String> {
         self.controller_mut().regroups.past.take_agreement(id).map(|left| format!("{left:?}"))
     }
 
     /// Forgets the ports of a communicator, as after a restart without a store.
-    fn forget_ports(&mut self, id: u64) {
+    fn forget_ports(&mut self, id: CommunicatorId) {
         let control = self.controller_mut();
         let known = control.communicators.get_mut(&id).and_then(|known| known.lifecycle.current_mut());
         if let Some(current) = known {

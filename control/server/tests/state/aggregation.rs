@@ -2,6 +2,7 @@
 
 use super::topology;
 use super::world::{SECOND, World, hello, join_of, running, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::worker_key;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
@@ -66,7 +67,7 @@ pub(super) fn change_over(world: &mut World, sessions: &[SessionId], id: u64, ep
 }
 
 pub(super) fn plan(world: &World, id: u64) -> v1::PlanStatus {
-    world.state.queries(Duration::ZERO).plans(id).unwrap().plans.remove(0)
+    world.state.queries(Duration::ZERO).plans(CommunicatorId(id)).unwrap().plans.remove(0)
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::fabric::Fabric;
 use super::world::{SECOND, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{
     Budget, Checkpoint, ChoiceReason, Clause, Constraints, Knobs, Negotiated, Priority, Reason,
 };
@@ -62,7 +63,7 @@ fn a_promise_is_stored_and_in_every_plan() {
     let agreement = agreed(fabric.negotiate("a", "c0", Some(&wanted)));
     assert_eq!((agreement.number, &agreement.constraints), (1, &wanted));
     assert!(agreement.broken.is_empty());
-    let record = fabric.tenants.stored.agreements[&ids[0]].clone();
+    let record = fabric.tenants.stored.agreements[&CommunicatorId(ids[0])].clone();
     assert_eq!((record.number, record.rate_bits / MB), (1, 721));
     fabric.run(SECOND * 3);
     // The other is held to what is left, by an epoch that goes on with all its links.
@@ -94,7 +95,7 @@ fn exchanges_leave_what_others_are_promised_too() {
     assert_eq!(held(&fabric, ids[0], 0), [0, 0, 0]);
     agreed(fabric.negotiate("a", "c1", Some(&Constraints::new().min_busbw(60 * MB))));
     fabric.run(SECOND * 3);
-    let promised = fabric.state.promised_rate(ids[1]).0 / MB;
+    let promised = fabric.state.promised_rate(CommunicatorId(ids[1])).0 / MB;
     // What is left of the pair's own links, for all that host 0 sends; the ring's next may have all of it.
     let (left, share) = (1000 - promised, planned(&fabric, ids[0]).0);
     for host in [0, 1, 4, 5] {
@@ -132,7 +133,7 @@ fn an_agreement_passes_to_the_successor_at_once() {
     let id = regrouped(&mut fabric, ids[0], "c0", &[(0, 0), (4, 1)]);
     let after = fabric.agreement("a", "c0");
     assert_eq!((after.number, &after.constraints), (before.number + 1, &wanted));
-    assert_eq!(fabric.tenants.stored.agreements.keys().collect::<Vec<_>>(), [&id]);
+    assert_eq!(fabric.tenants.stored.agreements.keys().copied().collect::<Vec<_>>(), [CommunicatorId(id)]);
     assert!(after.broken.is_empty() && planned(&fabric, id).0 >= 540, "{after:?}");
     assert_eq!(broken_clauses(&mut fabric, from), Vec::<Vec<v1::Clause>>::new());
 }
@@ -159,7 +160,7 @@ fn an_agreement_passes_on_or_ends_countered() {
         let events = ended(&mut fabric, from);
         if !narrower {
             assert_eq!((after.number, &after.constraints, events.len()), (2, &wanted, 0));
-            assert!(fabric.tenants.stored.agreements.contains_key(&id));
+            assert!(fabric.tenants.stored.agreements.contains_key(&CommunicatorId(id)));
             continue;
         }
         assert_eq!((after.number, events), (0, vec![vec![v1::Clause::Bandwidth]]));
@@ -316,14 +317,14 @@ fn what_cannot_be_stored_is_not_promised() {
 fn a_passed_agreement_is_stored_with_its_plan() {
     let (mut fabric, ids) = formed(14, &[("a", &[0, 4]), ("a", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&Constraints::new().weight(2))));
-    fabric.state.pass_agreement(fabric.now, ids[0], ids[1]);
+    fabric.state.pass_agreement(fabric.now, CommunicatorId(ids[0]), CommunicatorId(ids[1]));
     let mut outputs = fabric.state.take_outputs();
     outputs.retain(|output| matches!(output, Output::Keep(_)));
     let [Output::Keep(job)] = outputs.as_slice() else { panic!("{outputs:?}") };
     let [Change::NoAgreement(before), Change::Agreement(record), Change::Plan(plan)] = job.as_slice() else {
         panic!("{job:?}")
     };
-    assert_eq!((*before, record.communicator, record.number), (ids[0], ids[1], 2));
+    assert_eq!((before.0, record.communicator, record.number), (ids[0], ids[1], 2));
     assert_eq!((plan.communicator, plan.name.as_str()), (ids[1], "c1"));
 }
 
@@ -345,7 +346,7 @@ fn a_breach_and_its_end_are_reported() {
     let agreement = fabric.agreement("a", "c0");
     assert_eq!((agreement.broken, agreement.record.breaches), (vec![], 1));
     assert_eq!(broken_clauses(&mut fabric, from), [vec![v1::Clause::Bandwidth], vec![]]);
-    let of_a = |(_, fact): &&(Duration, Fact)| matches!(fact, Fact::AgreementBroken { communicator, .. } if *communicator == ids[0]);
+    let of_a = |(_, fact): &&(Duration, Fact)| matches!(fact, Fact::AgreementBroken { communicator, .. } if *communicator == CommunicatorId(ids[0]));
     assert_eq!(fabric.facts.iter().filter(of_a).count(), 2);
 }
 
@@ -376,10 +377,10 @@ fn agreements_outlive_a_restart_of_control() {
     fabric.run(SECOND * 5);
     let told = fabric.agreement("a", "c0");
     assert_eq!((told.number, &told.constraints, told.since_ns), (1, &wanted, agreement.since_ns));
-    assert_eq!(fabric.state.promised_rate(ids[0]).0 / MB, 721);
+    assert_eq!(fabric.state.promised_rate(CommunicatorId(ids[0])).0 / MB, 721);
     // Whoever does not come back has nothing any more.
     fabric.run(SECOND * 40);
-    let left: Vec<u64> = fabric.tenants.stored.agreements.keys().copied().collect();
+    let left: Vec<u64> = fabric.tenants.stored.agreements.keys().map(|id| id.0).collect();
     assert_eq!(left, ids[..1]);
 }
 
@@ -464,7 +465,8 @@ fn four_fifths_of_what_is_feasible_are_promised() {
                 promised = with;
                 fabric.run(SECOND * 3);
                 for id in &ids {
-                    let (share, needed) = (planned(&fabric, *id).0, fabric.state.promised_rate(*id).0 / MB);
+                    let (share, needed) =
+                        (planned(&fabric, *id).0, fabric.state.promised_rate(CommunicatorId(*id)).0 / MB);
                     assert!(share + 1 >= needed, "seed {seed}: {share} of {needed}");
                 }
             }

@@ -71,7 +71,7 @@ fn a_verified_report_changes_the_plan_at_once() {
         let Trigger::Verdict(noticed) = &decision.trigger else { panic!("{:?}", decision.trigger) };
         assert!(decision.at - noticed.received <= MS * 30, "as soon as a train has told: {decision:?}");
         let [changed] = decision.changes.as_slice() else { panic!("{decision:?}") };
-        assert_eq!((changed.communicator, &changed.outcome), (id, &Outcome::InUse));
+        assert_eq!((changed.communicator.0, &changed.outcome), (id, &Outcome::InUse));
         let took = changed.switched.unwrap() - decision.at;
         assert!(took < MS * 100, "seed {seed}: {took:?}");
         assert!(decision.after.slowdown < decision.before.slowdown, "{decision:?}");

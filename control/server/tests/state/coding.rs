@@ -2,8 +2,8 @@
 
 use super::fabric::{CrossTraffic, EVERYONE, Fabric, MS, two_by_two};
 use super::world::{SECOND, World, hello, join_of, operation as timed, running, settings, settings_of};
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::Hints;
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1::{self, JoinRefusedKind, budget::Kind, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_server::state::testing::{Testing as _, outdated_plan};
@@ -42,7 +42,7 @@ fn within(budget: Option<v1::Budget>) -> v1::Join {
 }
 
 fn plan(fabric: &Fabric, id: u64) -> v1::PlanStatus {
-    fabric.state.queries(Duration::ZERO).plans(id).unwrap().plans.remove(0)
+    fabric.state.queries(Duration::ZERO).plans(CommunicatorId(id)).unwrap().plans.remove(0)
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_budget_changes_amid_changes_and_without_planning() {
     let id = fabric.form("a", "world", &EVERYONE);
     fabric.run(SECOND * 3);
     let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
-    fabric.state.reorder(fabric.now, id, &order).unwrap();
+    fabric.state.reorder(fabric.now, CommunicatorId(id), &order).unwrap();
     (0..8).for_each(|rank| set_budget(&mut fabric, id, rank, bound(0.05)));
     fabric.run(SECOND * 2);
     assert_eq!(runs(&fabric, id).0, "rotated 4", "also where an operator chose the order");
@@ -322,22 +322,22 @@ fn a_restart_finds_what_operations_lost() {
         outputs.iter().filter(|output| learned(output)).filter_map(outdated_plan).collect::<Vec<_>>()
     };
     // Something new is written, the same again is not, much more is.
-    assert_eq!(tell(&mut world, 0.02), [id]);
+    assert_eq!(tell(&mut world, 0.02), [CommunicatorId(id)]);
     assert!(tell(&mut world, 0.02).is_empty());
-    assert_eq!(tell(&mut world, 0.2), [id]);
+    assert_eq!(tell(&mut world, 0.2), [CommunicatorId(id)]);
     let mut stored = Stored::default();
-    stored.apply(&world.state.plan_change(id));
-    let losses = stored.plans[&id].losses.clone();
+    stored.apply(&world.state.plan_change(CommunicatorId(id)));
+    let losses = stored.plans[&CommunicatorId(id)].losses.clone();
     assert_eq!((losses.len(), losses[0].codec.as_str()), (1, "rotated 4"));
     assert!(losses[0].loss > 1.0 && losses[0].bytes > 0.0, "{losses:?}");
     // Senseless ones are passed over.
-    let known = stored.plans.get_mut(&id).unwrap();
+    let known = stored.plans.get_mut(&CommunicatorId(id)).unwrap();
     known.losses.push(Loss { codec: "int9".to_owned(), loss: 1.0, bytes: 1.0 });
     known.losses.push(Loss { codec: "int8".to_owned(), loss: f64::NAN, bytes: 1.0 });
     let mut world = World::new(settings(4), 8);
     world.state.restore(stored, 0);
     world.connect(recipes.iter().enumerate().map(|(host, recipe)| coded(host, running(recipe))));
-    let Change::Plan(plan) = world.state.plan_change(id) else { panic!("it is not there") };
+    let Change::Plan(plan) = world.state.plan_change(CommunicatorId(id)) else { panic!("it is not there") };
     assert_eq!(plan.losses, losses);
 }
 
@@ -484,7 +484,7 @@ fn small_operations_beside_large_ones_keep_nothing_exact() {
         let told = timed(id, operation, bytes, 0, (1 + operation * 1000, 500 + operation * 1000));
         fabric.state.take_operation(fabric.now, session, &told);
     }
-    let (codec, reason) = fabric.state.best_codec(fabric.now, id);
+    let (codec, reason) = fabric.state.best_codec(fabric.now, CommunicatorId(id));
     assert_eq!(codec.name(), "rotated 4", "{reason}");
     assert!(reason.contains("64.0 MiB"), "{reason}");
 }

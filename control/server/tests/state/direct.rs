@@ -3,6 +3,7 @@
 use super::fabric::Fabric;
 use super::topology::star;
 use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_planner::AlgorithmPolicy;
 use harmonaize_server::state::testing::Testing as _;
@@ -20,7 +21,7 @@ fn longer_delays_make_one_shot_sizes_larger() {
         let sessions = world.connect((0..8).map(|host| hello(host, vec![])));
         let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
         assert!(recipes.iter().all(|recipe| sizes(recipe) == sizes(&recipes[0])));
-        let known = world.state.communicator_view(recipes[0].communicator).unwrap();
+        let known = world.state.communicator_view(CommunicatorId(recipes[0].communicator)).unwrap();
         let reason = known.next.unwrap().algorithm.reason;
         assert!(reason.contains("one way between the farthest"), "{reason}");
         sizes(&recipes[0])
@@ -55,7 +56,7 @@ fn a_small_change_of_plan_keeps_sizes() {
     let before = sizes(&fabric.recipe_of(0, id));
     assert!(before.0 > 0, "{before:?}");
     let order: Vec<u32> = fabric.epoch(id).order.iter().rev().copied().collect();
-    let epoch = fabric.state.propose_order(fabric.now, id, order).unwrap();
+    let epoch = fabric.state.propose_order(fabric.now, CommunicatorId(id), order).unwrap();
     fabric.run_until_quiet();
     fabric.run(SECOND * 3);
     let after = fabric.recipe_of(0, id);
@@ -75,6 +76,12 @@ fn a_restart_finds_the_sizes_again() {
         world.hello(hello(host, running(recipe)));
     }
     world.wait(SECOND * 30);
-    let plan = world.state.queries(Duration::ZERO).plans(recipes[0].communicator).unwrap().plans.remove(0);
+    let plan = world
+        .state
+        .queries(Duration::ZERO)
+        .plans(CommunicatorId(recipes[0].communicator))
+        .unwrap()
+        .plans
+        .remove(0);
     assert_eq!((plan.one_shot_bytes, plan.two_shot_bytes), expected);
 }

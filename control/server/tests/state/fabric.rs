@@ -3,6 +3,7 @@
 
 use super::topology::leaf_spine;
 use super::world::{SECOND, join_of, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_codec::Codec;
@@ -277,7 +278,7 @@ impl Fabric {
     }
 
     pub(super) fn communicator(&self, id: u64) -> CommunicatorView {
-        self.state.communicator_view(id).unwrap()
+        self.state.communicator_view(CommunicatorId(id)).unwrap()
     }
 
     /// What a communicator runs by.
@@ -323,7 +324,7 @@ impl Fabric {
                         if let Fact::EpochCurrent { communicator, epoch, .. } = &fact
                             && *epoch > 1
                         {
-                            self.switches.entry(*communicator).or_default().push(self.now);
+                            self.switches.entry(communicator.0).or_default().push(self.now);
                         }
                         self.facts.push((self.now, fact));
                     }

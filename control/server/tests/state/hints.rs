@@ -3,8 +3,8 @@
 use super::fabric::Fabric;
 use super::turns::{Job, one_spine, run};
 use super::world::SECOND;
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Constraints, Hints};
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_server::state::{Fact, RateChange, Reason};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,7 +18,7 @@ fn shares(fabric: &Fabric, ids: &[u64]) -> Vec<u64> {
 }
 
 fn described_hints(fabric: &Fabric, id: u64) -> String {
-    fabric.state.queries(Duration::ZERO).plans(id).unwrap().plans[0].hints.clone()
+    fabric.state.queries(Duration::ZERO).plans(CommunicatorId(id)).unwrap().plans[0].hints.clone()
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn hints_of_others_nonsense_and_floods_are_refused() {
     let id = *fabric.ids().iter().next().unwrap();
     assert!(!described_hints(&fabric, id).is_empty());
     fabric.dissolve(id);
-    assert!(fabric.state.queries(Duration::ZERO).plans(0).unwrap().plans.is_empty());
+    assert!(fabric.state.queries(Duration::ZERO).plans(CommunicatorId(0)).unwrap().plans.is_empty());
 }
 
 /// A job of a tenant that says nothing and one of a liar's share a spine: whatever the liar says, and however often, the other does as many

@@ -4,6 +4,7 @@ use super::agreements::{agreed, formed};
 use super::fabric::{Fabric, MS, two_by_two};
 use super::policies::{failed, much_is_free, turned_away, with, within};
 use super::world::{SECOND, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::OnFailure;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent};
 use harmonaize_server::state::Controller;
@@ -44,7 +45,7 @@ fn stored(policy: OnFailure) -> (Fabric, u64) {
     let (mut fabric, ids) = formed(9, &[("a", &[0, 4, 5]), ("b", &[0, 4])]);
     agreed(fabric.negotiate("a", "c0", Some(&with(policy))));
     fabric.run(SECOND * 3);
-    let plan = fabric.state.plan_change(ids[0]);
+    let plan = fabric.state.plan_change(CommunicatorId(ids[0]));
     fabric.tenants.stored.apply(&plan);
     (fabric, ids[0])
 }
@@ -53,7 +54,7 @@ fn stored(policy: OnFailure) -> (Fabric, u64) {
 fn members_go_on_after_a_restart_of_control() {
     let wanted = within(SECOND * 60);
     let (mut fabric, id, _) = failed(&wanted);
-    assert_eq!(fabric.tenants.stored.pasts.keys().copied().collect::<Vec<_>>(), [id]);
+    assert_eq!(fabric.tenants.stored.pasts.keys().copied().collect::<Vec<_>>(), [CommunicatorId(id)]);
     for _ in 0..2 {
         restart(&mut fabric);
         assert!(!much_is_free(&mut fabric), "it is kept for them");
@@ -64,7 +65,7 @@ fn members_go_on_after_a_restart_of_control() {
     assert_eq!((after.number, &after.constraints), (2, &wanted));
     assert_eq!(fabric.recipe_of(0, next).participants.len(), 2);
     assert!(!much_is_free(&mut fabric) && fabric.tenants.stored.pasts.is_empty());
-    assert_eq!(fabric.tenants.stored.agreements.keys().filter(|of| **of == next).count(), 1);
+    assert_eq!(fabric.tenants.stored.agreements.keys().filter(|of| **of == CommunicatorId(next)).count(), 1);
 }
 
 #[test]
@@ -162,7 +163,10 @@ fn an_unstored_failure_is_known_by_its_agreement() {
         fabric.tenants.disk_slow = true;
         let part = fabric.recipe_of(4, id);
         fabric.kill(5);
-        assert!(fabric.tenants.stored.pasts.is_empty() && fabric.tenants.stored.agreements.contains_key(&id));
+        assert!(
+            fabric.tenants.stored.pasts.is_empty()
+                && fabric.tenants.stored.agreements.contains_key(&CommunicatorId(id))
+        );
         fabric.tenants.disk_slow = false;
         let stored = fabric.tenants.stored.clone();
         // The agent on host 4 has heard it too, or not: then it says that it runs, before the other's word or after it.
@@ -208,7 +212,10 @@ fn an_unstored_passed_agreement_is_kept() {
     fabric.run(SECOND * 3);
     let after = fabric.agreement("a", "c0");
     assert_eq!((after.number, &after.constraints), (2, &wanted));
-    assert!(fabric.tenants.stored.pasts.is_empty() && fabric.tenants.stored.agreements.contains_key(&next));
+    assert!(
+        fabric.tenants.stored.pasts.is_empty()
+            && fabric.tenants.stored.agreements.contains_key(&CommunicatorId(next))
+    );
 }
 
 #[test]
@@ -235,7 +242,7 @@ fn failed_stores_are_repeated() {
     fabric.run(SECOND * 5);
     let is_stored = |fabric: &Fabric| {
         let stored = &fabric.tenants.stored;
-        (stored.pasts.contains_key(&id), stored.agreements.contains_key(&id))
+        (stored.pasts.contains_key(&CommunicatorId(id)), stored.agreements.contains_key(&CommunicatorId(id)))
     };
     assert_eq!(is_stored(&fabric), (false, true), "as if it ran still");
     fabric.tenants.disk_full = false;

@@ -1,6 +1,7 @@
 //! Instructions of operators: what is refused and why, what is in effect when, and what a restart finds again.
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
 use harmonaize_server::state::{Instruction, InstructionError, SessionId};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
@@ -43,7 +44,7 @@ impl StoreLog {
     }
 
     fn keep_plan(&mut self, id: u64) {
-        self.stored.apply(&self.world.state.plan_change(id));
+        self.stored.apply(&self.world.state.plan_change(CommunicatorId(id)));
     }
 
     fn drain(&mut self, target: &str) -> Result<(), InstructionError> {
@@ -265,7 +266,7 @@ fn a_restart_finds_ports_and_numbers_again() {
     // A change that agents prepare, and that control does not live to see in use.
     assert_eq!(kept.world.reorder(id, &["h1", "h0"]), Ok(2));
     kept.keep_plan(id);
-    let plan = &kept.stored.plans[&id];
+    let plan = &kept.stored.plans[&CommunicatorId(id)];
     assert_eq!((plan.next_epoch, plan.hosts.join(" ").as_str()), (3, "h0 h1"));
     assert_eq!([&plan.current, &plan.pending].map(|epoch| epoch.as_ref().unwrap().epoch), [1, 2]);
 
@@ -307,7 +308,7 @@ fn plans_of_lost_communicators_are_forgotten() {
     let recovery = settings(4).recovery_timeout;
     assert!(kept.world.state.lost_plans(recovery - SECOND).is_empty());
     assert_eq!(kept.world.state.next_deadline(), Some(recovery));
-    assert_eq!(kept.world.state.lost_plans(recovery), [id]);
-    assert_eq!(kept.world.state.plan_change(id), Change::NoPlan(id));
+    assert_eq!(kept.world.state.lost_plans(recovery), [CommunicatorId(id)]);
+    assert_eq!(kept.world.state.plan_change(CommunicatorId(id)), Change::NoPlan(CommunicatorId(id)));
     assert!(kept.world.state.lost_plans(recovery).is_empty());
 }

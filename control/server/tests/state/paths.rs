@@ -2,6 +2,7 @@
 
 use super::fabric::two_by_two;
 use super::world::{SECOND, World, hello, settings, settings_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_planner::{HostId, LinkId};
 use harmonaize_server::state::testing::{MOST_UNKNOWN_HOPS, Testing as _};
@@ -134,14 +135,20 @@ fn agents_that_can_nothing_new_hear_nothing_new() {
     }
     let communicator = world.state.communicator_ids()[0];
     for session in old.iter().chain([&able]) {
-        world.send(*session, from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 }));
+        world.send(
+            *session,
+            from_agent::Message::Prepared(v1::Prepared { communicator: communicator.0, epoch: 1 }),
+        );
     }
     let asked = questions(&mut world, able);
     assert_eq!(asked.len(), 2, "as many as it may have at a time: {asked:?}");
     assert!(asked.iter().all(|question| question.ports.len() == 2), "of what is in use: {asked:?}");
     world.wait(SECOND * 100);
     for session in old {
-        assert_eq!(world.received(session), [to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 })]);
+        assert_eq!(
+            world.received(session),
+            [to_agent::Message::Ready(v1::Ready { communicator: communicator.0, epoch: 1 })]
+        );
     }
 }
 
@@ -325,7 +332,7 @@ fn senseless_congestion_reports_cost_no_session() {
 #[test]
 fn a_report_on_untraced_ports_awaits_paths() {
     let (mut world, sessions, id) = traced_pair();
-    world.state.forget_ports(id);
+    world.state.forget_ports(CommunicatorId(id));
     world.wait(SECOND);
     world.got.clear();
     world.send(sessions[0], from_agent::Message::CongestionReport(congestion_report(id, 1, 40001)));
@@ -384,6 +391,6 @@ fn refuted_congestion_reports_are_counted() {
         world.wait(SECOND * 5);
     }
     assert_eq!(suspicions(&world, 1), (0, 0));
-    let explained = world.state.queries(world.now).explain(0, 0);
+    let explained = world.state.queries(world.now).explain(CommunicatorId(0), 0);
     assert_eq!((explained.congestion_reports_verified, explained.congestion_reports_refuted), (0, 3));
 }

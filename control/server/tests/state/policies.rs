@@ -4,6 +4,7 @@ use super::aggregation::{able, aggregator, change_over, grants, plan, revoked};
 use super::agreements::{agreed, formed};
 use super::fabric::Fabric;
 use super::world::{SECOND, World, join_of, settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Clause, Constraints, Negotiated, OnFailure};
 use harmonaize_api::v1::{self, EventKind, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
@@ -117,7 +118,7 @@ fn a_promise_is_kept_for_members_in_time() {
     assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     fabric.kill(4);
     fabric.run(SECOND * 2);
-    let kept = |fact: &Fact| matches!(fact, Fact::Kept { communicator, .. } if *communicator == next);
+    let kept = |fact: &Fact| matches!(fact, Fact::Kept { communicator, .. } if *communicator == CommunicatorId(next));
     assert!(!fabric.ids().contains(&next) && fabric.facts.iter().any(|(_, fact)| kept(fact)));
     assert_eq!(told(&mut fabric, from, EventKind::Failure).len(), 2);
 }
@@ -193,7 +194,7 @@ fn operators_end_retained_communicators() {
     turned_away(&mut fabric);
     fabric.regroup_within(0, "a", "c0", (id, 0), SECOND * 50);
     assert!(fabric.dissolve(id));
-    assert!(!fabric.state.dissolve(fabric.now, id, "over"), "there is nothing more to end");
+    assert!(!fabric.state.dissolve(fabric.now, CommunicatorId(id), "over"), "there is nothing more to end");
     fabric.run_until_quiet();
     assert!(much_is_free(&mut fabric));
     let refused = turned_away(&mut fabric);

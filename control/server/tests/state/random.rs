@@ -1,6 +1,7 @@
 //! Random agents, tenants and operators from a seed: whatever happens, both sides agree on what is alive.
 
 use super::world::{SECOND, World, hello, settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::SessionId;
 use harmonaize_server::state::testing::{CommunicatorView, MemberView, Testing as _};
@@ -120,7 +121,7 @@ impl Play {
         }
         self.request += 1;
         let (id, rank) = member.unwrap_or((0, 0));
-        let known = self.world.state.communicator_view(id);
+        let known = self.world.state.communicator_view(CommunicatorId(id));
         let name = known.map(|known| (known.tenant.clone(), known.name.clone()));
         let (tenant, communicator) =
             name.unwrap_or_else(|| ("a".to_owned(), format!("c{}", self.rng.random_range(0..4))));
@@ -183,12 +184,12 @@ impl Play {
     }
 
     fn reorder(&mut self) {
-        let ids: Vec<u64> = self.world.state.communicator_ids();
+        let ids: Vec<CommunicatorId> = self.world.state.communicator_ids();
         if let Some(id) = ids.get(self.rng.random_range(0..ids.len().max(1))) {
-            let members = self.world.state.communicator_view(*id).unwrap().members;
+            let members = self.world.state.communicator_view(CommunicatorId(id.0)).unwrap().members;
             let mut hosts: Vec<String> = members.iter().map(|member| format!("h{}", member.host.0)).collect();
             hosts.reverse();
-            let _ = self.world.state.reorder(self.world.now, *id, &hosts);
+            let _ = self.world.state.reorder(self.world.now, CommunicatorId(id.0), &hosts);
         }
     }
 
@@ -201,7 +202,8 @@ impl Play {
     /// A message about anything; it may cost the session, and only that.
     fn nonsense(&mut self, host: usize) {
         let Some(session) = self.agents.get(&host).map(|agent| agent.session) else { return };
-        let ids: Vec<u64> = self.world.state.communicator_ids().into_iter().chain([0, 1, u64::MAX]).collect();
+        let known = self.world.state.communicator_ids().into_iter().map(u64::from);
+        let ids: Vec<u64> = known.chain([0, 1, u64::MAX]).collect();
         let communicator = ids[self.rng.random_range(0..ids.len())];
         let epoch = self.rng.random_range(0..4);
         let message = match self.rng.random_range(0..6) {
@@ -279,7 +281,7 @@ impl Play {
         let communicators: BTreeMap<u64, CommunicatorView> = state
             .communicator_ids()
             .into_iter()
-            .map(|id| (id, state.communicator_view(id).unwrap()))
+            .map(|id| (id.0, state.communicator_view(id).unwrap()))
             .collect();
         for agent in self.agents.values() {
             let is_open = |member: &MemberView| member.session == Some(agent.session) && !member.closed;

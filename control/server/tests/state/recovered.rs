@@ -1,6 +1,7 @@
 //! What agents say is running after a restart of control: what of it is believed, and whom a lie costs something.
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, Phase};
 use harmonaize_server::state::SessionId;
 use harmonaize_store::Stored;
@@ -13,7 +14,7 @@ fn recovered_state() -> ([v1::Recipe; 2], Stored) {
     let recipes = [0, 1].map(|at: usize| running(&recipes[at]).remove(0));
     world.prepare(&sessions, recipes[0].communicator, 1);
     let mut stored = Stored::default();
-    stored.apply(&world.state.plan_change(recipes[0].communicator));
+    stored.apply(&world.state.plan_change(CommunicatorId(recipes[0].communicator)));
     (recipes, stored)
 }
 

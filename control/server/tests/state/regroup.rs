@@ -1,6 +1,7 @@
 //! Communicators that go on with fewer or more ranks: who is waited for, who is in, and in which order.
 
 use super::world::{SECOND, World, join_of, settings};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, from_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Instruction, SessionId};
@@ -88,7 +89,7 @@ fn survivors_of_a_lost_host_regroup_at_once() {
     assert_eq!(before, [Some(0), Some(2), Some(3)]);
     world.prepare(&left, next, 1);
     quiet(&mut world, &[other, another]);
-    assert!(world.state.communicator_view(others).is_some());
+    assert!(world.state.communicator_view(CommunicatorId(others)).is_some());
     // What was before is over: who comes late is a newcomer to the next.
     ask(&mut world, sessions[0], 2, member(id, 0));
     quiet(&mut world, &left);
@@ -120,12 +121,12 @@ fn a_newcomer_is_announced_and_taken_in() {
     assert_eq!(hosts, ["h0", "h1", "h2", "h3", "h4"]);
     assert_eq!(before, [Some(0), Some(1), Some(2), Some(3), None]);
     // The one before is there until its ranks have left it.
-    assert!(world.state.communicator_view(id).is_some());
+    assert!(world.state.communicator_view(CommunicatorId(id)).is_some());
     world.prepare(&all, next, 1);
     for (rank, session) in (0..).zip(&sessions) {
         leave(&mut world, *session, id, rank);
     }
-    assert_eq!(world.state.communicator_ids(), [next]);
+    assert_eq!(world.state.communicator_ids(), [CommunicatorId(next)]);
 }
 
 fn read_events(world: &mut World, session: SessionId, from: Option<v1::EventCursor>) -> v1::EventsRead {
@@ -187,7 +188,7 @@ fn missing_ranks_are_left_behind_by_enough_others() {
         assert_eq!(refused.text, "2 came in time; not ranks 2, 3, and 3 are the fewest to go on with");
     }
     // The one before is as it was, and a newcomer's patience does not end what members wait for.
-    assert!(world.state.communicator_view(id).unwrap().holds(0));
+    assert!(world.state.communicator_view(CommunicatorId(id)).unwrap().holds(0));
     let new = world.agent(4);
     ask(&mut world, new, 1, Ask { timeout: SECOND, ..newcomer() });
     for rank in [0, 1, 2] {

@@ -3,6 +3,7 @@
 
 use super::fabric::{CrossTraffic, Fabric};
 use super::world::{SECOND, operation};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, LinkId};
 use harmonaize_server::state::Fact;
@@ -293,8 +294,9 @@ fn two_jobs_that_begin_together_soon_take_turns() {
                 "seed {seed}: {first:.1} ms an iteration, then {last:.1}; turns from {begun:?}, over {over:?}"
             );
             assert!(first > 165.0 && first / last > 1.35, "seed {seed}: {first} then {last}");
-            let words =
-                fabric.state.queries(Duration::ZERO).plans(job.id).unwrap().plans[0].interleaving.clone();
+            let words = fabric.state.queries(Duration::ZERO).plans(CommunicatorId(job.id)).unwrap().plans[0]
+                .interleaving
+                .clone();
             assert!(words.starts_with("takes turns with a/job"), "{words}");
         }
         assert!(begun.len() == 2 && over.is_empty(), "seed {seed}: {begun:?} {over:?}");

@@ -3,8 +3,8 @@
 use super::agreements::{agreed, broken_clauses, formed};
 use super::fabric::Fabric;
 use super::world::{SECOND, operation as timed};
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Clause, Constraints};
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_server::state::Fact;
 use harmonaize_server::state::testing::Testing as _;
@@ -131,7 +131,7 @@ fn only_the_providers_failures_break_a_promise() {
         let facts = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::AgreementBroken { .. }));
         assert_eq!(facts.count(), usize::from(breaks), "operators see it too");
         // What was kept goes with the agreement to the communicator that goes on.
-        let left = fabric.state.take_kept_agreement(ids[0]).unwrap();
+        let left = fabric.state.take_kept_agreement(CommunicatorId(ids[0])).unwrap();
         assert!(format!("{left:?}").contains(&format!("late: {}", u64::from(breaks))));
     }
 }

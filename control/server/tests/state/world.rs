@@ -1,6 +1,7 @@
 //! A state machine with agents that are played: who got what.
 
 use super::topology;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
@@ -160,21 +161,21 @@ impl World {
     }
 
     pub(super) fn dissolve(&mut self, id: u64) -> bool {
-        let found = self.state.dissolve(self.now, id, "over");
+        let found = self.state.dissolve(self.now, CommunicatorId(id), "over");
         self.run_until_quiet();
         found
     }
 
     pub(super) fn reorder(&mut self, id: u64, hosts: &[&str]) -> Result<u64, ReorderError> {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
-        let epoch = self.state.reorder(self.now, id, &hosts);
+        let epoch = self.state.reorder(self.now, CommunicatorId(id), &hosts);
         self.run_until_quiet();
         epoch
     }
 
     /// What a communicator runs by.
     pub(super) fn epoch(&self, id: u64) -> EpochView {
-        self.state.communicator_view(id).unwrap().current.unwrap()
+        self.state.communicator_view(CommunicatorId(id)).unwrap().current.unwrap()
     }
 
     /// The one refusal that a session got.

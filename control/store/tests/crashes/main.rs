@@ -6,6 +6,7 @@
 mod disk;
 
 use disk::Disk;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Past, PastRank, Plan, Store, StoreError, Stored,
     Tenant, Withdrawal, WithdrawalKind,
@@ -42,19 +43,19 @@ fn change(random: &mut ChaCha20Rng) -> Change {
             let epoch = Epoch { epoch: random.next_u64(), connections, ..Epoch::default() };
             Change::Plan(Box::new(Plan { communicator, current: Some(epoch), ..Plan::default() }))
         }
-        7 => Change::NoPlan(communicator),
+        7 => Change::NoPlan(CommunicatorId(communicator)),
         8 => {
             let number = random.next_u64();
             Change::Agreement(Agreement { communicator, number, ..Agreement::default() })
         }
-        9 => Change::NoAgreement(communicator),
+        9 => Change::NoAgreement(CommunicatorId(communicator)),
         10 => {
             let rank = |rank: u32| PastRank { rank, host: format!("h{rank}") };
             let ranks = (0..random.random_range(0..60)).map(rank).collect();
             let until_ns = random.next_u64();
             Change::Past(Box::new(Past { communicator, ranks, until_ns, ..Past::default() }))
         }
-        _ => Change::NoPast(communicator),
+        _ => Change::NoPast(CommunicatorId(communicator)),
     }
 }
 

@@ -3,6 +3,7 @@
 use super::super::*;
 use crate::path::DirectedLink;
 use crate::topology::Topology;
+use harmonaize_abi::CommunicatorId;
 
 /// A rate of so many Mbit/s.
 pub(super) fn mbit(rate: u64) -> Rate {
@@ -44,7 +45,7 @@ pub(super) fn link(topology: &Topology, from: &str, to: &str) -> DirectedLink {
 /// A job that forms.
 pub(super) fn job(communicator: u64, hosts: &[usize], connections: u32) -> Job {
     Job {
-        communicator,
+        communicator: CommunicatorId(communicator),
         hosts: hosts.iter().map(|host| HostId(*host)).collect(),
         connections,
         weight: 1,

@@ -11,6 +11,7 @@ use crate::state::job::reconcile::proposer::proposer;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_disclose::Fact as TenantFact;
 use std::time::Duration;
@@ -37,7 +38,12 @@ impl Controller {
     ///
     /// # Errors
     /// Where there is no such communicator, it is not running, or the hosts are not exactly its own.
-    pub fn reorder(&mut self, now: Duration, id: u64, hosts: &[String]) -> Result<u64, ReorderError> {
+    pub fn reorder(
+        &mut self,
+        now: Duration,
+        id: CommunicatorId,
+        hosts: &[String],
+    ) -> Result<u64, ReorderError> {
         let communicator = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
         match communicator.phase() {
             v1::Phase::Running => {}
@@ -71,7 +77,7 @@ impl Controller {
     ///
     /// # Errors
     /// Where there is no such communicator.
-    pub fn unpin(&mut self, now: Duration, id: u64) -> Result<u64, ReorderError> {
+    pub fn unpin(&mut self, now: Duration, id: CommunicatorId) -> Result<u64, ReorderError> {
         let communicator = self.communicators.get_mut(&id).ok_or(ReorderError::Unknown)?;
         if std::mem::take(&mut communicator.pinned) {
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
@@ -108,7 +114,7 @@ impl Controller {
         &mut self,
         now: Duration,
         from: SessionId,
-        id: u64,
+        id: CommunicatorId,
         epoch: u64,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
@@ -139,7 +145,7 @@ impl Controller {
             changed.prepared = Some(now);
         }
         if let Some(known) = self.communicators.get(&id) {
-            let ready = v1::Ready { communicator: id, epoch };
+            let ready = v1::Ready { communicator: id.0, epoch };
             self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
         }
         Ok(())
@@ -149,7 +155,7 @@ impl Controller {
         &mut self,
         now: Duration,
         from: SessionId,
-        id: u64,
+        id: CommunicatorId,
         epoch: u64,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
@@ -168,7 +174,7 @@ impl Controller {
     }
 
     /// Makes an epoch current once every participant that is still there uses it.
-    pub(crate) fn switch_if_complete(&mut self, now: Duration, id: u64) {
+    pub(crate) fn switch_if_complete(&mut self, now: Duration, id: CommunicatorId) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let switched = communicator.change().is_some_and(|change| {
             let mut members = communicator.members.iter().enumerate();
@@ -211,7 +217,7 @@ impl Controller {
         from: SessionId,
         failed: &v1::PrepareFailed,
     ) -> Result<(), &'static str> {
-        let id = failed.communicator;
+        let id = CommunicatorId(failed.communicator);
         let Some((communicator, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         if communicator.change().is_none_or(|change| change.to.epoch != failed.epoch) {
             return Ok(());
@@ -224,7 +230,7 @@ impl Controller {
 
     /// An epoch cannot be had: the communicator ends with its first one, or where some may be using it
     /// already, and otherwise goes on with the one that it has.
-    pub(crate) fn give_up(&mut self, now: Duration, id: u64, epoch: u64, why: &str) {
+    pub(crate) fn give_up(&mut self, now: Duration, id: CommunicatorId, epoch: u64, why: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = communicator.change().is_some_and(Change::in_use);
         let why: String = why.chars().take(500).collect();
@@ -252,13 +258,13 @@ impl Controller {
         let Some(communicator) = self.communicators.get(&id) else { return };
         let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
         self.outbox.fact(Fact::EpochAbandoned { communicator: id, tenant, name, epoch, why: why.clone() });
-        let abandon = v1::Abandon { communicator: id, epoch, reason: why };
+        let abandon = v1::Abandon { communicator: id.0, epoch, reason: why };
         self.outbox.send_to_members(communicator, &to_agent::Message::Abandon(abandon));
     }
 
     /// What was promised for a communicator is from now on promised for the one that goes on from it, which
     /// is in use.
-    pub(crate) fn take_over_agreement(&mut self, now: Duration, before: u64, id: u64) {
+    pub(crate) fn take_over_agreement(&mut self, now: Duration, before: CommunicatorId, id: CommunicatorId) {
         // Beside itself it might not fit.
         let left = self.agreements.inherited(before).or_else(|| self.regroups.past.take_agreement(before));
         self.agreements.end(&mut self.outbox, before);

@@ -6,8 +6,8 @@ use crate::state::job::communicator::{Communicator, EndCause, dissolved};
 use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::events::clock;
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::OnFailure;
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, FailureKind};
 use harmonaize_disclose::Fact as TenantFact;
 use std::collections::BTreeSet;
@@ -24,7 +24,9 @@ impl Controller {
         from: SessionId,
         failed: v1::Failed,
     ) -> Result<(), &'static str> {
-        let Some((communicator, _)) = ctx!(self, now).part(from, failed.communicator)? else { return Ok(()) };
+        let Some((communicator, _)) = ctx!(self, now).part(from, CommunicatorId(failed.communicator))? else {
+            return Ok(());
+        };
         let ranks: BTreeSet<u32> =
             failed.ranks.iter().copied().filter(|rank| *rank < communicator.ranks).collect();
         let kind = match failed.kind() {
@@ -32,12 +34,18 @@ impl Controller {
             kind => kind,
         };
         let cause = EndCause { kind, ranks: ranks.into_iter().collect(), detail: failed.detail };
-        self.end(now, failed.communicator, cause, Some(from));
+        self.end(now, CommunicatorId(failed.communicator), cause, Some(from));
         Ok(())
     }
 
     /// Ends a communicator: its agents are told, but for the one that said so.
-    pub(crate) fn end(&mut self, now: Duration, id: u64, cause: EndCause, except: Option<SessionId>) {
+    pub(crate) fn end(
+        &mut self,
+        now: Duration,
+        id: CommunicatorId,
+        cause: EndCause,
+        except: Option<SessionId>,
+    ) {
         // Agents and operators say it at any length; all members are told.
         let detail = cause.detail.chars().take(DETAIL_CHARS).collect();
         let cause = EndCause { detail, ..cause };
@@ -78,7 +86,7 @@ impl Controller {
     }
 
     /// Forgets a communicator that is over.
-    pub(crate) fn remove(&mut self, now: Duration, id: u64) -> Option<Communicator> {
+    pub(crate) fn remove(&mut self, now: Duration, id: CommunicatorId) -> Option<Communicator> {
         let ctx = &ctx!(self, now);
         self.events.forget(ctx, &mut self.outbox, id);
         self.agreements.end(&mut self.outbox, id);
@@ -99,7 +107,7 @@ impl Controller {
     }
 
     /// An operator ends a communicator, or what is kept of one for its members. Whether there was something.
-    pub fn dissolve(&mut self, now: Duration, id: u64, reason: &str) -> bool {
+    pub fn dissolve(&mut self, now: Duration, id: CommunicatorId, reason: &str) -> bool {
         let known = self.communicators.contains_key(&id);
         let detail = reason.to_owned();
         self.end(now, id, EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail }, None);

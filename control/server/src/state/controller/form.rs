@@ -9,6 +9,7 @@ use crate::state::job::reconcile::proposer::proposer;
 use crate::state::output::Fact;
 use crate::state::tenants::events::note_maintenance;
 use crate::state::view::view;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Conditions, HostId, Job, Plan};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ impl Controller {
     /// All ranks have joined.
     pub(crate) fn form(&mut self, now: Duration, group: Group) {
         self.formed = self.formed.wrapping_add(1);
-        let id = u64::from(self.boot) << 32 | u64::from(self.formed);
+        let id = CommunicatorId(u64::from(self.boot) << 32 | u64::from(self.formed));
         let formed = group.into_communicator(&ctx!(self, now));
         let hosts: Vec<HostId> = formed.members.iter().map(|member| member.host).collect();
         self.outbox.fact(Fact::Formed {

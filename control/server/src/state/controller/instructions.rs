@@ -7,6 +7,7 @@ use crate::state::job::stored::plan_change;
 use crate::state::tenants::events::note_maintenance;
 use crate::state::world::operator::Instruction;
 use crate::state::world::withdrawals::InstructionError;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{FailureKind, JoinRefusedKind};
 use harmonaize_disclose::JoinFailure;
 use harmonaize_store::{Change, Stored};
@@ -61,19 +62,23 @@ impl Controller {
         self.regroups.past.store_again(now, changes);
         for change in changes {
             if let Change::Agreement(record) = change {
-                self.agreements.store_failed(&ctx!(self, now), &mut self.outbox, record.communicator);
+                self.agreements.store_failed(
+                    &ctx!(self, now),
+                    &mut self.outbox,
+                    CommunicatorId(record.communicator),
+                );
             }
         }
         self.settle(now);
     }
 
     /// What is to be stored of a communicator's plans now.
-    pub fn plan_change(&self, id: u64) -> Change {
+    pub fn plan_change(&self, id: CommunicatorId) -> Change {
         plan_change(&self.settings, &self.communicators, id)
     }
 
     /// Plans of communicators that did not come back in time; they are to be removed.
-    pub fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+    pub fn lost_plans(&mut self, now: Duration) -> Vec<CommunicatorId> {
         self.operator.lost_plans(now)
     }
 

@@ -4,6 +4,7 @@ use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::OpenJoin;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -35,14 +36,14 @@ impl Controller {
         from: SessionId,
         leave: &v1::Leave,
     ) -> Result<(), &'static str> {
-        let id = leave.communicator;
-        if id == 0 {
+        if leave.communicator == 0 {
             let join = self.sessions.get_mut(&from).and_then(|session| session.joins.remove(&leave.request));
             if let Some(join) = join {
                 self.withdraw_join((from, leave.request), join);
             }
             return Ok(());
         }
+        let id = CommunicatorId(leave.communicator);
         self.regroups.past.member_left(id, leave.rank, from);
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let member = self.communicators.get_mut(&id).and_then(|known| known.members.get_mut(index));
@@ -56,7 +57,12 @@ impl Controller {
         Ok(())
     }
 
-    pub(crate) fn closed(&mut self, now: Duration, from: SessionId, id: u64) -> Result<(), &'static str> {
+    pub(crate) fn closed(
+        &mut self,
+        now: Duration,
+        from: SessionId,
+        id: CommunicatorId,
+    ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let known = self.communicators.get_mut(&id);
         if let Some(member) = known.and_then(|known| known.members.get_mut(index)) {
@@ -66,7 +72,7 @@ impl Controller {
         Ok(())
     }
 
-    fn close_if_over(&mut self, now: Duration, id: u64) {
+    fn close_if_over(&mut self, now: Duration, id: CommunicatorId) {
         let Some(known) = self.communicators.get(&id) else { return };
         self.regroups.mark_due(&(known.tenant.clone(), known.name.clone()));
         let over = known.members.iter().all(|member| member.closed);

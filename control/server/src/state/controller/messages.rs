@@ -5,6 +5,7 @@ use crate::state::ctx::ctx;
 use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent};
 use std::time::Duration;
 
@@ -63,14 +64,14 @@ impl Controller {
             Message::Join(join) => return self.join(now, from, join),
             Message::Leave(leave) => return self.leave(now, from, &leave),
             Message::Prepared(prepared) => {
-                return self.prepared(now, from, prepared.communicator, prepared.epoch);
+                return self.prepared(now, from, CommunicatorId(prepared.communicator), prepared.epoch);
             }
             Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
             Message::Switched(switched) => {
-                return self.switched(now, from, switched.communicator, switched.epoch);
+                return self.switched(now, from, CommunicatorId(switched.communicator), switched.epoch);
             }
             Message::Failed(failed) => return self.failed(now, from, failed),
-            Message::Closed(closed) => return self.closed(now, from, closed.communicator),
+            Message::Closed(closed) => return self.closed(now, from, CommunicatorId(closed.communicator)),
             Message::Report(report) => {
                 self.questions.report(ctx, from, report);
                 self.answer_questions(now);

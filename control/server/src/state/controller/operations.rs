@@ -9,6 +9,7 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::time::nanos;
 use crate::state::view::view;
 use crate::state::world::telemetry::OperationReports;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ impl Controller {
         for mut operation in reports.ended {
             self.record_operation(now, from, &operation);
             operation.complete &= !self.turns.delayed(&operation);
-            let (id, number) = (operation.communicator, operation.operation);
+            let (id, number) = (CommunicatorId(operation.communicator), operation.operation);
             let ctx = &ctx!(self, now);
             if let Some((bytes, took)) = self.telemetry.operation(ctx, from, operation) {
                 // What it waited for its turn is nobody's slowness.
@@ -37,7 +38,7 @@ impl Controller {
     /// all are by one.
     pub(crate) fn record_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
         self.agreements.watch_operation(&ctx!(self, now), &mut self.outbox, operation);
-        let id = operation.communicator;
+        let id = CommunicatorId(operation.communicator);
         let Some(known) = self.communicators.get(&id) else { return };
         let first = known.members.first().and_then(|member| member.session) == Some(from);
         self.iterations.entry(id).or_default().record(now, operation, first);
@@ -53,7 +54,7 @@ impl Controller {
 
     /// Learns what an operation by a codec came to, or would have: the choice is made anew where it is
     /// another now.
-    pub(crate) fn learn_codec(&mut self, now: Duration, id: u64, outcome: Option<CodecOutcome>) {
+    pub(crate) fn learn_codec(&mut self, now: Duration, id: CommunicatorId, outcome: Option<CodecOutcome>) {
         let Some(CodecOutcome { level, loss, ratio }) = outcome else { return };
         let Some(known) = self.communicators.get_mut(&id) else { return };
         let current = known.codec();
@@ -72,7 +73,7 @@ impl Controller {
     pub(crate) fn set_budget(&mut self, from: SessionId, said: &v1::SetBudget) -> Result<(), &'static str> {
         let budget = crate::state::job::codec::budget(said.budget.as_ref());
         let Ok(budget) = budget else { return Err("a budget that makes no sense") };
-        let id = said.communicator;
+        let id = CommunicatorId(said.communicator);
         let Some((known, index)) = ctx!(self, Duration::ZERO).part(from, id)? else { return Ok(()) };
         if !known.members.get(index).is_some_and(|member| member.ranks.contains(&said.rank)) {
             return Err("a budget for a rank of others");

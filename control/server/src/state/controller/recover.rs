@@ -10,6 +10,7 @@ use crate::state::job::reduction::AggregationChoice;
 use crate::state::job::refusals::Refusals;
 use crate::state::job::stored::{is_stored_as, take_up_plan};
 use crate::state::output::SessionId;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{AlgorithmChoice, Bytes, DirectThresholds, HostId, RateLimits, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -30,7 +31,7 @@ impl Controller {
         let mut named = BTreeSet::new();
         for recipe in hello.running.iter().chain(&hello.ended) {
             check(recipe)?;
-            if !named.insert(recipe.communicator) {
+            if !named.insert(CommunicatorId(recipe.communicator)) {
                 return Err("a communicator that is named twice in Hello");
             }
         }
@@ -40,7 +41,7 @@ impl Controller {
         for recipe in &hello.ended {
             self.recover_ended(now, from, host, recipe)?;
         }
-        let lost: Vec<(u64, Vec<u32>)> = self
+        let lost: Vec<(CommunicatorId, Vec<u32>)> = self
             .communicators
             .iter()
             .filter(|(id, known)| known.lifecycle.recovering_until().is_some() && !named.contains(id))
@@ -67,7 +68,7 @@ impl Controller {
         host: HostId,
         recipe: &v1::Recipe,
     ) -> Result<(), &'static str> {
-        let (id, me) = (recipe.communicator, recipe.me as usize);
+        let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
         let part = recipe.participants.get(me).ok_or("a participant that is not there")?;
         let name = self.settings.host_name(host);
         if part.host != name || recipe.local_ranks.iter().any(|local| !part.ranks.contains(&local.rank)) {
@@ -104,8 +105,8 @@ impl Controller {
         host: HostId,
         recipe: &v1::Recipe,
     ) -> Result<(), &'static str> {
-        let (id, me) = (recipe.communicator, recipe.me as usize);
-        let ours = id >> 32 == u64::from(self.boot);
+        let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
+        let ours = id.0 >> 32 == u64::from(self.boot);
         let ended = self.history.contains(id);
         let usable = self.settings.tenants.contains(&recipe.tenant);
         if !ours && self.regroups.past.is_past(id) {
@@ -178,7 +179,7 @@ impl Controller {
 
     /// Gives a communicator back what is known of it from before; its plan where that is `new`. With all
     /// agents `back` it runs.
-    fn take_up(&mut self, now: Duration, id: u64, new: bool, back: Option<bool>) {
+    fn take_up(&mut self, now: Duration, id: CommunicatorId, new: bool, back: Option<bool>) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
         let grant = known.current().and_then(|current| current.aggregation.grant);
         if let Some(plan) = self.operator.stored_plan(id).filter(|_| new) {
@@ -210,7 +211,7 @@ impl Controller {
         self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
         // Whoever missed it when control went down learns that the epoch may be used.
         if let Some(known) = self.communicators.get(&id) {
-            let ready = v1::Ready { communicator: id, epoch };
+            let ready = v1::Ready { communicator: id.0, epoch };
             self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
         }
     }
@@ -218,7 +219,7 @@ impl Controller {
     /// Whether a communicator of an earlier start may be what an agent says: it is what was stored, or its
     /// tenant could have it now where nothing was.
     fn is_credible(&self, now: Duration, recipe: &v1::Recipe) -> bool {
-        if let Some(plan) = self.operator.stored_plan(recipe.communicator) {
+        if let Some(plan) = self.operator.stored_plan(CommunicatorId(recipe.communicator)) {
             return is_stored_as(plan, recipe);
         }
         let ctx = ctx!(self, now);

@@ -6,6 +6,7 @@ use crate::state::job::communicator::EndCause;
 use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::{Abilities, Session};
 use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
 use std::collections::BTreeMap;
@@ -97,7 +98,7 @@ impl Controller {
         }
         let host = self.settings.host_name(ended.host);
         self.outbox.fact(Fact::AgentGone { host: host.clone() });
-        let lost: Vec<(u64, Vec<u32>)> = self
+        let lost: Vec<(CommunicatorId, Vec<u32>)> = self
             .communicators
             .iter()
             .filter_map(|(id, communicator)| {

@@ -7,6 +7,7 @@ use crate::state::job::datagrams::packets;
 use crate::state::job::lifecycle::Planned;
 use crate::state::view::View;
 use crate::state::world::iterations::Operations;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_codec::Codec;
 use harmonaize_planner::{
@@ -20,7 +21,7 @@ const ELEMENT: u32 = 4;
 pub(crate) fn weigh(
     view: &View<'_>,
     communicator: &Communicator,
-    id: u64,
+    id: CommunicatorId,
     coding: &CodecChoice,
     planned: Option<&Planned>,
 ) -> Weighed {
@@ -68,7 +69,7 @@ pub(crate) fn weigh(
 /// where a `coder` is allowed.
 fn offers(
     view: &View<'_>,
-    id: u64,
+    id: CommunicatorId,
     communicator: &Communicator,
     (exact, coder): (bool, Option<Rate>),
 ) -> Vec<AggregatorOffer> {

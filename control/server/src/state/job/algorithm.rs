@@ -4,6 +4,7 @@
 use crate::state::job::coding::takers;
 use crate::state::job::lifecycle::Planned;
 use crate::state::view::View;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::MAX_TARGET_BYTES;
 use harmonaize_planner::{
     AlgorithmChoice, Bytes, DirectThresholds, GroupCosts, HostId, Rate, delays, exchange_rate, line_rate,
@@ -12,7 +13,7 @@ use harmonaize_planner::{
 /// For the next epoch of a communicator, by this plan and with hosts in this order.
 pub(crate) fn choose_algorithm(
     view: &View<'_>,
-    id: u64,
+    id: CommunicatorId,
     order: &[u32],
     planned: Option<&Planned>,
 ) -> AlgorithmChoice {

@@ -11,6 +11,7 @@ use crate::state::job::lifecycle::{EpochConfig, Planned};
 use crate::state::reason::Reason;
 use crate::state::view::View;
 use crate::state::world::iterations::Operations;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, Codec, Level};
 use harmonaize_planner::{
@@ -32,7 +33,7 @@ pub(crate) struct CodecOutcome {
 }
 
 /// How the next epoch of a communicator has its tensors travel, by this plan.
-pub(crate) fn choose_coding(view: &View<'_>, id: u64, planned: Option<&Planned>) -> CodecChoice {
+pub(crate) fn choose_coding(view: &View<'_>, id: CommunicatorId, planned: Option<&Planned>) -> CodecChoice {
     let ctx = &view.ctx;
     let Some(known) = ctx.communicators.get(&id) else { return CodecChoice::exact(Budget::Exact, "") };
     let CodecState { agreed: budget, controller, usage, .. } = &known.coding;
@@ -85,7 +86,8 @@ pub(crate) fn levels_of(ctx: &Ctx<'_>, known: &Communicator) -> Vec<Level> {
 
 /// An agent told of an operation: what it lost and sent is what the next choice goes by.
 pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
-    let (coded, known) = (told.compression.as_ref()?, ctx.communicators.get(&told.communicator)?);
+    let (coded, known) =
+        (told.compression.as_ref()?, ctx.communicators.get(&CommunicatorId(told.communicator))?);
     let ratio = coded_ratio(known.members.len(), told.bytes, coded.saved_bytes)?;
     let EpochConfig { epoch, codec: CodecChoice { codec: current, .. }, aggregation, .. } =
         known.current()?;
@@ -104,7 +106,7 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
 pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<CodecOutcome> {
     let inputs = told.ranks.iter().map(|rank| rank.zero_input);
     let ratio = nonzero_ratio(inputs, told.ranks.first().and_then(|rank| rank.zero_output))?;
-    let known = ctx.communicators.get(&told.communicator)?;
+    let known = ctx.communicators.get(&CommunicatorId(told.communicator))?;
     let dense = !known.coding.controller.heeds_zeros(ctx.now, ratio);
     if dense || known.codec() == Codec::NonzeroBlocks || !ctx.settings.compression {
         return None;
@@ -115,7 +117,7 @@ pub(crate) fn zeros_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
 }
 
 /// How many other communicators use each link along their rings.
-pub(crate) fn takers(view: &View<'_>, id: u64) -> BTreeMap<DirectedLink, u32> {
+pub(crate) fn takers(view: &View<'_>, id: CommunicatorId) -> BTreeMap<DirectedLink, u32> {
     let mut takers = BTreeMap::new();
     for (_, known) in view.ctx.communicators.iter().filter(|(other, _)| **other != id) {
         let hops = known.current().map_or_else(Vec::new, |current| view.links.hops(known, current));
@@ -144,7 +146,7 @@ pub(crate) fn other_codec(now: Duration, known: &mut Communicator, chosen: Codec
 }
 
 /// Returns why another budget is to be had: the ranks agreed on it.
-pub(crate) fn other_budget(view: &View<'_>, id: u64) -> Option<Reason> {
+pub(crate) fn other_budget(view: &View<'_>, id: CommunicatorId) -> Option<Reason> {
     let known = view.ctx.communicators.get(&id).filter(|known| known.is_coded())?;
     let current = known.current()?;
     if known.coding.agreed == current.codec.budget {

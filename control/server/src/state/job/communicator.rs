@@ -5,6 +5,7 @@ use crate::state::job::lifecycle::{Change, Completed, EpochConfig, Lifecycle};
 use crate::state::job::refusals::Refusals;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{AlgorithmPolicy, DirectedLink, HostId, Topology, Tuning, exchange_usage};
@@ -50,7 +51,7 @@ pub(crate) struct Communicator {
     /// Where it goes on from another: by rank, one more than the rank there, and 0 for newcomers.
     pub before: Vec<u32>,
     /// Which it goes on from, until its own first epoch is in use.
-    pub succeeds: Option<u64>,
+    pub succeeds: Option<CommunicatorId>,
 }
 
 /// A participant.
@@ -248,9 +249,9 @@ impl Communicator {
 }
 
 /// What an agent is told of an end.
-pub(crate) fn dissolved(communicator: u64, cause: &EndCause) -> to_agent::Message {
+pub(crate) fn dissolved(communicator: CommunicatorId, cause: &EndCause) -> to_agent::Message {
     to_agent::Message::Dissolve(v1::Dissolved {
-        communicator,
+        communicator: communicator.0,
         kind: cause.kind.into(),
         ranks: cause.ranks.clone(),
         reason: cause.detail.clone(),
@@ -258,7 +259,7 @@ pub(crate) fn dissolved(communicator: u64, cause: &EndCause) -> to_agent::Messag
 }
 
 /// Tells an agent to let go of a communicator that it says is running.
-pub(crate) fn disowned(id: u64) -> to_agent::Message {
+pub(crate) fn disowned(id: CommunicatorId) -> to_agent::Message {
     let detail = "control does not know it any more".to_owned();
     dissolved(id, &EndCause { kind: FailureKind::Operator, ranks: Vec::new(), detail })
 }

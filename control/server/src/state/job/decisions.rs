@@ -1,6 +1,7 @@
 //! What control decided about plans, why, and when each stage was reached: a bounded list, newest last.
 
 use crate::state::reason::Reason;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::Score;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -102,7 +103,7 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// Which.
-    pub communicator: u64,
+    pub communicator: CommunicatorId,
     /// The new epoch.
     pub epoch: u64,
     /// Why.
@@ -121,7 +122,7 @@ pub struct Changed {
 
 impl Changed {
     /// A change that was sent just now.
-    pub(crate) fn new(communicator: u64, epoch: u64, reason: Reason, sent: Duration) -> Self {
+    pub(crate) fn new(communicator: CommunicatorId, epoch: u64, reason: Reason, sent: Duration) -> Self {
         let outcome = Outcome::UnderWay;
         Self {
             communicator,
@@ -192,7 +193,11 @@ impl Decisions {
     }
 
     /// A communicator's part in a decision that is still kept.
-    pub(crate) fn changed(&mut self, number: Option<u64>, communicator: u64) -> Option<&mut Changed> {
+    pub(crate) fn changed(
+        &mut self,
+        number: Option<u64>,
+        communicator: CommunicatorId,
+    ) -> Option<&mut Changed> {
         let decision = self.recent.iter_mut().rev().find(|decision| Some(decision.number) == number)?;
         decision.changes.iter_mut().find(|changed| changed.communicator == communicator)
     }
@@ -207,21 +212,21 @@ impl Decisions {
         })
     }
 
-    pub(crate) fn switched(&mut self, now: Duration, number: Option<u64>, communicator: u64) {
+    pub(crate) fn switched(&mut self, now: Duration, number: Option<u64>, communicator: CommunicatorId) {
         self.counts.switches += u64::from(number.is_some());
         if let Some(changed) = self.changed(number, communicator) {
             (changed.switched, changed.outcome) = (Some(now), Outcome::InUse);
         }
     }
 
-    pub(crate) fn given_up(&mut self, number: Option<u64>, communicator: u64, why: &str) {
+    pub(crate) fn given_up(&mut self, number: Option<u64>, communicator: CommunicatorId, why: &str) {
         self.counts.given_up += u64::from(number.is_some());
         if let Some(changed) = self.changed(number, communicator) {
             changed.outcome = Outcome::GivenUp(why.to_owned());
         }
     }
 
-    pub(crate) fn ended(&mut self, number: Option<u64>, communicator: u64) {
+    pub(crate) fn ended(&mut self, number: Option<u64>, communicator: CommunicatorId) {
         if let Some(changed) = self.changed(number, communicator) {
             changed.outcome = Outcome::Ended;
         }

@@ -1,6 +1,7 @@
 //! Communicators that ended with an error, as operators see them.
 
 use crate::state::job::communicator::{Communicator, EndCause};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::FailureKind;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,7 +12,7 @@ const MOST_ENDED: usize = 64;
 /// A communicator that ended with an error.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    pub id: u64,
+    pub id: CommunicatorId,
     pub tenant: String,
     pub name: String,
     pub cause: EndCause,
@@ -28,7 +29,7 @@ pub(crate) struct History {
 
 impl History {
     /// Takes up a communicator that has ended.
-    pub(crate) fn add(&mut self, at: Duration, id: u64, ended: Communicator, cause: EndCause) {
+    pub(crate) fn add(&mut self, at: Duration, id: CommunicatorId, ended: Communicator, cause: EndCause) {
         if cause.kind != FailureKind::Operator {
             self.errors += 1;
             *self.by_tenant.entry(ended.tenant.clone()).or_default() += 1;
@@ -40,7 +41,7 @@ impl History {
     }
 
     /// Whether a communicator is one of the latest that ended.
-    pub(crate) fn contains(&self, id: u64) -> bool {
+    pub(crate) fn contains(&self, id: CommunicatorId) -> bool {
         self.latest.iter().any(|ended| ended.id == id)
     }
 

@@ -7,7 +7,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::datagrams::packets;
 use crate::state::job::reduction::{AggregationChoice, Place, ReductionPolicy, Sender};
 use crate::state::world::aggregators::{Aggregators, Granted, PARTS, SentGrant, There};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{CommunicatorId, Dtype, ReduceOp};
 use harmonaize_aggregator::{MAX_WINDOWS_AHEAD, PayloadFormat};
 use harmonaize_api::SECRET_BYTES;
 use harmonaize_api::v1::{self, aggregation_form, to_agent};
@@ -26,7 +26,7 @@ const ELEMENT: u32 = 4;
 /// What is granted, and to whom.
 pub(crate) struct Grantee<'a> {
     /// The communicator's number.
-    pub id: u64,
+    pub id: CommunicatorId,
     /// The communicator.
     pub known: &'a Communicator,
     /// How its tensors travel.

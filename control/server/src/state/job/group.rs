@@ -6,6 +6,7 @@ use crate::state::job::communicator::{Communicator, Member};
 use crate::state::job::lifecycle::Lifecycle;
 use crate::state::job::refusals::Refusals;
 use crate::state::output::SessionId;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_codec::Budget;
 use harmonaize_planner::{HostId, tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,7 +21,7 @@ pub(crate) struct Group {
     pub budget: Budget,
     /// Where it goes on from another: see [`Communicator::before`].
     pub before: Vec<u32>,
-    pub succeeds: Option<u64>,
+    pub succeeds: Option<CommunicatorId>,
 }
 
 impl Group {

@@ -3,6 +3,7 @@
 use crate::state::ctx::Ctx;
 use crate::state::view::View;
 use crate::state::world::link_state::ports::{Port, pair_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Conditions, HostId, LinkUse, Path, RingEdge};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// None while the first epoch forms.
 pub(crate) fn carried(
     view: &View<'_>,
-    id: u64,
+    id: CommunicatorId,
     (order, hops, all): (&[u32], &[RingEdge], bool),
     requested: &mut BTreeMap<(u32, u32), Vec<Path>>,
     reserved: &mut Vec<(HostId, u16)>,

@@ -4,6 +4,7 @@ use crate::state::job::communicator::{Communicator, MOST_RECENT};
 use crate::state::job::decisions::Trigger;
 use crate::state::view::View;
 use crate::state::world::link_state::LinkState;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_planner::{
     Bytes, CheckError, Conditions, Current, Drains, HostId, Job, Plan, Policy, Request, Routes, Topology,
@@ -86,7 +87,7 @@ pub(crate) fn checked(
 }
 
 /// Returns the jobs of a plan in which a communicator forms: all others stay as they are for now.
-pub(crate) fn jobs_with(view: &View<'_>, id: u64, hosts: Vec<HostId>) -> Vec<Job> {
+pub(crate) fn jobs_with(view: &View<'_>, id: CommunicatorId, hosts: Vec<HostId>) -> Vec<Job> {
     let mut jobs = jobs(view);
     jobs.iter_mut().for_each(|job| job.movable = false);
     jobs.push(Job {
@@ -109,7 +110,7 @@ pub(crate) fn jobs(view: &View<'_>) -> Vec<Job> {
     view.ctx.communicators.iter().map(|(id, known)| job(view, *id, known)).collect()
 }
 
-fn job(view: &View<'_>, id: u64, known: &Communicator) -> Job {
+fn job(view: &View<'_>, id: CommunicatorId, known: &Communicator) -> Job {
     let recent = known.changes.iter().filter(|at| **at + RECENT > view.ctx.now).count();
     let latest = known.latest();
     let current = Current {
@@ -136,7 +137,7 @@ fn job(view: &View<'_>, id: u64, known: &Communicator) -> Job {
 
 /// Returns how all communicators would be slowed, as they run or are about to, if others had no traffic;
 /// nothing while all of the fabric is in use.
-pub(crate) fn undisturbed(view: &View<'_>) -> BTreeMap<u64, f64> {
+pub(crate) fn undisturbed(view: &View<'_>) -> BTreeMap<CommunicatorId, f64> {
     let Drains { hosts, switches, links } = view.ctx.operator.withdrawn();
     if hosts.is_empty() && switches.is_empty() && links.is_empty() && !view.links.failures.any() {
         return BTreeMap::new();

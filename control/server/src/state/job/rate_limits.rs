@@ -5,12 +5,13 @@ use crate::state::ctx::Ctx;
 use crate::state::job::communicator::{Communicator, Member};
 use crate::state::job::lifecycle::Planned;
 use crate::state::view::View;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Rate, RateLimits, Reservations, Sharer};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns what communicators are to be held to by the last plan, and by what is promised to others on the
 /// links between their hosts.
-pub(crate) fn rate_limits(view: &View<'_>) -> BTreeMap<u64, RateLimits> {
+pub(crate) fn rate_limits(view: &View<'_>) -> BTreeMap<CommunicatorId, RateLimits> {
     let reservations = reservations(view);
     let all = view.ctx.communicators.iter().map(|(id, known)| {
         let plan = known.current().and_then(|current| current.plan.as_ref());
@@ -20,7 +21,7 @@ pub(crate) fn rate_limits(view: &View<'_>) -> BTreeMap<u64, RateLimits> {
 }
 
 /// Returns the same for one that is to run by this plan.
-pub(crate) fn rate_limits_by(view: &View<'_>, id: u64, plan: Option<&Planned>) -> RateLimits {
+pub(crate) fn rate_limits_by(view: &View<'_>, id: CommunicatorId, plan: Option<&Planned>) -> RateLimits {
     let ring = RateLimits { ring: plan.and_then(|plan| plan.pace), exchange: None };
     let known = view.ctx.communicators.get(&id);
     known.map_or(ring, |known| limits_of(view, id, known, plan, &reservations(view)))
@@ -28,7 +29,7 @@ pub(crate) fn rate_limits_by(view: &View<'_>, id: u64, plan: Option<&Planned>) -
 
 fn limits_of(
     view: &View<'_>,
-    id: u64,
+    id: CommunicatorId,
     communicator: &Communicator,
     plan: Option<&Planned>,
     reservations: &Reservations,
@@ -50,7 +51,7 @@ fn reservations(view: &View<'_>) -> Reservations {
 /// Returns, by sender and receiver, what is held where the sender can.
 pub(crate) fn connection_limits(
     ctx: &Ctx<'_>,
-    id: u64,
+    id: CommunicatorId,
     order: &[u32],
     limits: RateLimits,
 ) -> BTreeMap<(u32, u32), u64> {

@@ -17,6 +17,7 @@ use crate::state::job::reconcile::proposer::{Proposal, Proposer};
 use crate::state::reason::{RateChange, Reason};
 use crate::state::view::View;
 use crate::state::world::link_state::ports::pair_of;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_planner::{Assignment, Conditions, HostId, Job, LinkUse, Path, Plan, RateLimits, order};
 use std::collections::BTreeMap;
 
@@ -32,11 +33,11 @@ struct Desired {
     /// Whether anything of the fabric is to carry nothing.
     closed: bool,
     /// What each communicator's connections are to be held to.
-    rates: BTreeMap<u64, RateLimits>,
+    rates: BTreeMap<CommunicatorId, RateLimits>,
 }
 
 /// Begins the first epoch of a communicator, as planned or else in the topology's order.
-pub(crate) fn form(proposer: &mut Proposer<'_>, id: u64, plan: Option<&Plan>) -> Option<Changed> {
+pub(crate) fn form(proposer: &mut Proposer<'_>, id: CommunicatorId, plan: Option<&Plan>) -> Option<Changed> {
     let part = plan.and_then(|plan| plan.assignments.iter().find(|part| part.communicator == id));
     let proposal = match part {
         Some(part) => planned(part).proposal,
@@ -52,7 +53,7 @@ pub(crate) fn form(proposer: &mut Proposer<'_>, id: u64, plan: Option<&Plan>) ->
 
 /// Gives a communicator the ring order that an operator chose, which is no longer control's to choose.
 /// Returns the number of the epoch.
-pub(crate) fn reorder(proposer: &mut Proposer<'_>, id: u64, order: Vec<u32>) -> Option<u64> {
+pub(crate) fn reorder(proposer: &mut Proposer<'_>, id: CommunicatorId, order: Vec<u32>) -> Option<u64> {
     proposer.communicators.get_mut(&id)?.pinned = true;
     let proposal = Proposal { order, ..Proposal::default() };
     let difference = Difference { reason: Reason::Ordered, proposal };
@@ -99,7 +100,7 @@ pub(crate) fn reconcile_agreed(proposer: &mut Proposer<'_>) {
 
 fn begin_change(
     proposer: &mut Proposer<'_>,
-    id: u64,
+    id: CommunicatorId,
     Difference { reason, proposal }: Difference,
     decision: Option<u64>,
 ) -> Option<Changed> {
@@ -121,7 +122,11 @@ fn desired(view: &View<'_>) -> Desired {
 }
 
 /// What is to change of a communicator that can change; without `desired`, of what was agreed on alone.
-fn difference(proposer: &mut Proposer<'_>, id: u64, desired: Option<&Desired>) -> Option<Difference> {
+fn difference(
+    proposer: &mut Proposer<'_>,
+    id: CommunicatorId,
+    desired: Option<&Desired>,
+) -> Option<Difference> {
     let known = proposer.communicators.get(&id).filter(|known| known.can_change())?;
     let view = proposer.view();
     if let Some(proposal) = desired.and_then(|desired| off_closed_paths(&view, known, desired)) {
@@ -148,7 +153,7 @@ fn difference(proposer: &mut Proposer<'_>, id: u64, desired: Option<&Desired>) -
 }
 
 /// Returns a proposal that keeps order and links.
-fn same_links(view: &View<'_>, id: u64) -> Option<Proposal> {
+fn same_links(view: &View<'_>, id: CommunicatorId) -> Option<Proposal> {
     let known = view.ctx.communicators.get(&id)?;
     let current = known.current()?;
     let hops = view.links.hops(known, current);
@@ -198,13 +203,13 @@ fn has_open(view: &View<'_>, conditions: &Conditions, known: &Communicator, ends
 }
 
 /// Whether another reduction was agreed on than the epoch in use has.
-fn other_reduction(view: &View<'_>, id: u64) -> Option<Reason> {
+fn other_reduction(view: &View<'_>, id: CommunicatorId) -> Option<Reason> {
     let current = view.ctx.communicators.get(&id)?.current()?;
     current.aggregation.is_other(view.agreements.reduction_policy(id)).then_some(Reason::Reduction)
 }
 
 /// Whether an aggregator is there that gains something, or the grant in use is void.
-fn other_aggregation(view: &View<'_>, id: u64) -> Option<Reason> {
+fn other_aggregation(view: &View<'_>, id: CommunicatorId) -> Option<Reason> {
     let known = view.ctx.communicators.get(&id)?;
     let current = known.current()?;
     let granted = current.aggregation.grant;
@@ -218,7 +223,7 @@ fn other_aggregation(view: &View<'_>, id: u64) -> Option<Reason> {
 }
 
 /// Whether connections are to be held to other rates than they are.
-fn other_rates(view: &View<'_>, id: u64, desired: &Desired) -> Option<Reason> {
+fn other_rates(view: &View<'_>, id: CommunicatorId, desired: &Desired) -> Option<Reason> {
     let (current, wanted) = (view.ctx.communicators.get(&id)?.current()?, desired.rates.get(&id)?);
     if !current.rate_limits.is_other(wanted) {
         return None;

@@ -4,6 +4,7 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::lifecycle::{EpochConfig, Planned};
 use crate::state::output::{Fact, Output};
 use crate::state::settings::Settings;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_api::v1::to_agent::Message;
 use harmonaize_codec::Codec;
@@ -13,11 +14,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The communicator whose plans an output may have changed.
-pub(crate) fn touched(output: &Output) -> Option<u64> {
+pub(crate) fn touched(output: &Output) -> Option<CommunicatorId> {
     match output {
-        Output::Send(_, Message::Form(recipe) | Message::Change(recipe)) => Some(recipe.communicator),
-        Output::Send(_, Message::Ready(ready)) => Some(ready.communicator),
-        Output::Send(_, Message::Abandon(abandon)) => Some(abandon.communicator),
+        Output::Send(_, Message::Form(recipe) | Message::Change(recipe)) => {
+            Some(CommunicatorId(recipe.communicator))
+        }
+        Output::Send(_, Message::Ready(ready)) => Some(CommunicatorId(ready.communicator)),
+        Output::Send(_, Message::Abandon(abandon)) => Some(CommunicatorId(abandon.communicator)),
         Output::Fact(
             Fact::EpochCurrent { communicator, .. }
             | Fact::EpochAbandoned { communicator, .. }
@@ -33,19 +36,19 @@ pub(crate) fn touched(output: &Output) -> Option<u64> {
 /// What is to be stored of a communicator's plans now.
 pub(crate) fn plan_change(
     settings: &Settings,
-    communicators: &BTreeMap<u64, Communicator>,
-    id: u64,
+    communicators: &BTreeMap<CommunicatorId, Communicator>,
+    id: CommunicatorId,
 ) -> Change {
     communicators
         .get(&id)
         .map_or(Change::NoPlan(id), |known| Change::Plan(Box::new(stored_plan(settings, id, known))))
 }
 
-fn stored_plan(settings: &Settings, id: u64, known: &Communicator) -> Plan {
+fn stored_plan(settings: &Settings, id: CommunicatorId, known: &Communicator) -> Plan {
     let current = known.current().map(|current| stored_epoch(settings, current));
     let pending = known.change().map(|change| stored_epoch(settings, &change.to));
     Plan {
-        communicator: id,
+        communicator: id.0,
         tenant: known.tenant.clone(),
         name: known.name.clone(),
         hosts: known.members.iter().map(|member| settings.host_name(member.host)).collect(),

@@ -61,7 +61,7 @@ impl DryRun {
         }
         let assignments = checked.assignments;
         let moved = |part: &&Assignment| part.changed;
-        let changed = assignments.iter().filter(moved).map(|part| part.communicator).collect();
+        let changed = assignments.iter().filter(moved).map(|part| part.communicator.0).collect();
         let parts = self.jobs.iter().zip(&self.now).zip(&assignments);
         let plans = parts.map(|((job, now), part)| self.status(job, now, part)).collect();
         v1::DryRunReply {

@@ -3,6 +3,7 @@
 use super::Queries;
 use crate::state::world::telemetry::merge::Merging;
 use crate::state::world::telemetry::{MOST_CHANGES, host_of};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use std::time::Duration;
@@ -33,14 +34,14 @@ impl Queries<'_> {
         told
     }
 
-    pub(crate) fn communicator_telemetry(&self, id: u64) -> Option<v1::CommunicatorTelemetry> {
+    pub(crate) fn communicator_telemetry(&self, id: CommunicatorId) -> Option<v1::CommunicatorTelemetry> {
         let (merging, known) = (self.telemetry.communicators.get(&id)?, self.ctx.communicators.get(&id)?);
         let mut straggler = merging.worst().cloned();
         if let Some(found) = &mut straggler {
             found.host = host_of(known, found.rank, self.ctx.settings);
         }
         Some(v1::CommunicatorTelemetry {
-            communicator: id,
+            communicator: id.0,
             tenant: known.tenant.clone(),
             name: known.name.clone(),
             ranks: known.ranks,
@@ -78,7 +79,7 @@ impl Queries<'_> {
         let live = self.telemetry.hosts.iter().filter(|(host, _)| self.ctx.hosts.contains_key(host));
         for (host, one) in live.flat_map(|(host, heard)| heard.stragglers.iter().map(move |one| (host, one)))
         {
-            let merged = self.telemetry.communicators.get(&one.communicator);
+            let merged = self.telemetry.communicators.get(&CommunicatorId(one.communicator));
             if one.job.is_empty() && merged.is_some_and(Merging::judges) {
                 continue;
             }

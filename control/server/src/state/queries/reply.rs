@@ -7,6 +7,7 @@ use crate::state::job::decisions::{Changed, Decision, Outcome, Trigger};
 use crate::state::job::lifecycle::EpochConfig;
 use crate::state::job::stored::ppm;
 use crate::state::world::withdrawals::{Target, find};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind};
@@ -167,10 +168,12 @@ impl Queries<'_> {
     }
 
     /// What communicators run by; none where `id`, if not 0, is no communicator's.
-    pub fn plans(&self, id: u64) -> Option<v1::PlansReply> {
+    pub fn plans(&self, id: CommunicatorId) -> Option<v1::PlansReply> {
         let counts = self.decisions.counts;
         let plans = match id {
-            0 => self.ctx.communicators.iter().map(|(id, known)| self.plan_status(*id, known)).collect(),
+            CommunicatorId(0) => {
+                self.ctx.communicators.iter().map(|(id, known)| self.plan_status(*id, known)).collect()
+            }
             id => vec![self.plan_status(id, self.ctx.communicators.get(&id)?)],
         };
         let (switches, given_up, planned) = (counts.switches, counts.given_up, counts.plans);
@@ -182,7 +185,7 @@ impl Queries<'_> {
         })
     }
 
-    pub(crate) fn plan_status(&self, id: u64, known: &Communicator) -> v1::PlanStatus {
+    pub(crate) fn plan_status(&self, id: CommunicatorId, known: &Communicator) -> v1::PlanStatus {
         let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
         let current = known.current();
         let ring = ring(current.map_or(&[], |current| &current.order), &hosts);
@@ -205,7 +208,7 @@ impl Queries<'_> {
         });
         let since = known.changes.back().map_or(0, |at| self.ctx.operator.realtime(*at));
         let status = v1::PlanStatus {
-            communicator: id,
+            communicator: id.0,
             tenant: known.tenant.clone(),
             name: known.name.clone(),
             epoch: known.epoch(),
@@ -249,9 +252,10 @@ impl Queries<'_> {
     }
 
     /// What was decided lately: about one communicator, or all (0); the last few, or all (0).
-    pub fn explain(&self, communicator: u64, last: u32) -> v1::ExplainReply {
+    pub fn explain(&self, communicator: CommunicatorId, last: u32) -> v1::ExplainReply {
         let about = |decision: &&Decision| {
-            communicator == 0 || decision.changes.iter().any(|changed| changed.communicator == communicator)
+            communicator == CommunicatorId(0)
+                || decision.changes.iter().any(|changed| changed.communicator == communicator)
         };
         let mut decisions: Vec<v1::DecisionRecord> =
             self.decisions.recent().filter(about).map(|decision| self.decision(decision)).collect();
@@ -298,7 +302,7 @@ impl Queries<'_> {
         let known = self.ctx.communicators.get(&changed.communicator);
         let at = |at: Option<Duration>| at.map_or(0, |at| self.ctx.operator.realtime(at));
         v1::ChangeRecord {
-            communicator: changed.communicator,
+            communicator: changed.communicator.0,
             tenant: known.map_or_else(String::new, |known| known.tenant.clone()),
             name: known.map_or_else(String::new, |known| known.name.clone()),
             epoch: changed.epoch,

@@ -4,6 +4,7 @@ use super::Queries;
 use crate::state::job::communicator::Communicator;
 use crate::state::job::reconcile::proposer::tuning_message;
 use crate::state::output::SessionId;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_planner::DirectThresholds;
 use std::collections::BTreeMap;
@@ -13,7 +14,7 @@ impl Queries<'_> {
     pub(crate) fn status(&self, reports: &BTreeMap<SessionId, v1::Report>) -> v1::StatusReply {
         let since =
             |at: Duration| u64::try_from(self.ctx.now.saturating_sub(at).as_nanos()).unwrap_or(u64::MAX);
-        let known: Vec<(u64, &Communicator)> =
+        let known: Vec<(CommunicatorId, &Communicator)> =
             self.ctx.communicators.iter().map(|(id, known)| (*id, known)).collect();
         v1::StatusReply {
             build: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,7 +42,7 @@ impl Queries<'_> {
                 .history
                 .latest()
                 .map(|ended| v1::EndedStatus {
-                    communicator: ended.id,
+                    communicator: ended.id.0,
                     tenant: ended.tenant.clone(),
                     name: ended.name.clone(),
                     kind: ended.cause.kind.into(),
@@ -102,7 +103,7 @@ impl Queries<'_> {
 
     fn communicator(
         &self,
-        id: u64,
+        id: CommunicatorId,
         communicator: &Communicator,
         reports: &BTreeMap<SessionId, v1::Report>,
     ) -> v1::CommunicatorStatus {
@@ -111,14 +112,14 @@ impl Queries<'_> {
             .iter()
             .filter_map(|member| {
                 let report = reports.get(&member.session?)?;
-                let own = report.communicators.iter().find(|own| own.communicator == id)?;
+                let own = report.communicators.iter().find(|own| own.communicator == id.0)?;
                 Some((member.ranks.as_slice(), own))
             })
             .collect();
         let current = communicator.current();
         let sizes = current.map_or_else(DirectThresholds::default, |current| current.algorithm.sizes);
         v1::CommunicatorStatus {
-            communicator: id,
+            communicator: id.0,
             tenant: communicator.tenant.clone(),
             name: communicator.name.clone(),
             ranks: communicator.ranks,

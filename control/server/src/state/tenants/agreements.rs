@@ -15,8 +15,8 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, negotiate, quarters};
@@ -42,12 +42,12 @@ const MOST_GATHERED: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Agreements {
     /// By communicator.
-    promises: BTreeMap<u64, PromiseRecord>,
+    promises: BTreeMap<CommunicatorId, PromiseRecord>,
     /// Those that are being stored.
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<CommunicatorId, Pending>,
     proposed: TenantLimits,
     /// From an earlier start, of communicators that have not come back yet.
-    stored: BTreeMap<u64, Stored>,
+    stored: BTreeMap<CommunicatorId, Stored>,
     /// One way between any two hosts, once it was looked up.
     farthest: Option<Nanos>,
     /// What the topology has for promises, once it was looked up.
@@ -60,7 +60,7 @@ pub(crate) struct Room<'a> {
     /// What links have left.
     pub conditions: Conditions,
     /// What is set aside for members of communicators that ended: by communicator, along its hosts.
-    pub set_aside: Vec<(u64, &'a [HostId], Rate)>,
+    pub set_aside: Vec<(CommunicatorId, &'a [HostId], Rate)>,
 }
 
 /// An agreement.
@@ -112,7 +112,7 @@ impl Gathered {
 
 impl Agreements {
     /// Takes up what an earlier start left.
-    pub(crate) fn restore(&mut self, stored: BTreeMap<u64, Stored>) {
+    pub(crate) fn restore(&mut self, stored: BTreeMap<CommunicatorId, Stored>) {
         self.stored = stored;
     }
 
@@ -123,7 +123,7 @@ impl Agreements {
 
     /// What was promised before a restart of control for a communicator that has not come back, if it was
     /// agreed on what becomes of it.
-    pub(crate) fn take_policy(&mut self, id: u64, ranks: usize) -> Option<InheritedAgreement> {
+    pub(crate) fn take_policy(&mut self, id: CommunicatorId, ranks: usize) -> Option<InheritedAgreement> {
         let left = InheritedAgreement::stored(self.stored.get(&id)?, ranks);
         left.on_failure()?;
         self.stored.remove(&id);
@@ -131,18 +131,18 @@ impl Agreements {
     }
 
     /// A communicator's share, in quarters of the usual one.
-    pub(crate) fn quarters(&self, id: u64) -> u32 {
+    pub(crate) fn quarters(&self, id: CommunicatorId) -> u32 {
         self.promises.get(&id).map_or(4, |kept| quarters(&kept.constraints))
     }
 
     /// What is set aside for a communicator, or will be once it is stored.
-    pub(crate) fn promised(&self, id: u64) -> Rate {
+    pub(crate) fn promised(&self, id: CommunicatorId) -> Rate {
         let pending = self.pending.get(&id).map(|pending| pending.promise.rate);
         self.promises.get(&id).map(|kept| kept.rate).max(pending).unwrap_or_default()
     }
 
     /// What a communicator leaves, if it was promised anything.
-    pub(crate) fn inherited(&self, id: u64) -> Option<InheritedAgreement> {
+    pub(crate) fn inherited(&self, id: CommunicatorId) -> Option<InheritedAgreement> {
         // What goes over to it from another is its own already.
         let coming =
             || self.pending.get(&id).filter(|pending| pending.to.is_none()).map(|pending| &pending.promise);
@@ -157,7 +157,7 @@ impl Agreements {
     }
 
     /// How many agreements these communicators have, and how many of them are not kept.
-    pub(crate) fn count(&self, ids: impl Iterator<Item = u64>) -> (u32, u32) {
+    pub(crate) fn count(&self, ids: impl Iterator<Item = CommunicatorId>) -> (u32, u32) {
         let kept = ids.filter_map(|id| self.promises.get(&id));
         let wanted = kept.filter(|kept| kept.constraints != Constraints::new());
         wanted.fold((0, 0), |(all, broken), kept| {
@@ -166,17 +166,17 @@ impl Agreements {
     }
 
     /// What is promised for a communicator; none where nothing is.
-    pub(crate) fn constraints(&self, id: u64) -> Option<&Constraints> {
+    pub(crate) fn constraints(&self, id: CommunicatorId) -> Option<&Constraints> {
         self.promises.get(&id).map(|kept| &kept.constraints)
     }
 
     /// What was agreed on for a communicator's sums.
-    pub(crate) fn reduction_policy(&self, id: u64) -> ReductionPolicy {
+    pub(crate) fn reduction_policy(&self, id: CommunicatorId) -> ReductionPolicy {
         ReductionPolicy::promised(self.constraints(id))
     }
 
     /// What a tenant is told, and operators.
-    pub(crate) fn agreement(&self, id: u64) -> Agreement {
+    pub(crate) fn agreement(&self, id: CommunicatorId) -> Agreement {
         self.promises.get(&id).map_or_else(Agreement::default, |kept| Agreement {
             number: kept.number,
             constraints: kept.constraints.clone(),
@@ -261,7 +261,7 @@ impl Agreements {
         &mut self,
         ctx: &Ctx<'_>,
         room: &Room<'_>,
-        id: u64,
+        id: CommunicatorId,
         wanted: &Constraints,
     ) -> Outcome {
         let topology = &ctx.settings.topology;
@@ -310,13 +310,13 @@ impl Agreements {
     /// The most that a communicator can be promised, bits a second: what it is already, or what hoses leave
     /// whoever asks, wherever anybody's hosts stand. Whether this very plan could keep more, or less, is not
     /// asked: the answer would tell who shares links.
-    fn most(&mut self, ctx: &Ctx<'_>, room: &Room<'_>, id: u64) -> f64 {
+    fn most(&mut self, ctx: &Ctx<'_>, room: &Room<'_>, id: CommunicatorId) -> f64 {
         if !ctx.settings.replan {
             return 0.0;
         }
         let hose = self.hose.get_or_insert_with(|| HoseModel::new(&ctx.settings.topology));
         let capacity = hose.capacity(&room.conditions, PART * PART);
-        let mut promised: BTreeMap<u64, (Vec<HostId>, f64)> = BTreeMap::new();
+        let mut promised: BTreeMap<CommunicatorId, (Vec<HostId>, f64)> = BTreeMap::new();
         for (other, known) in ctx.communicators {
             let rate = self.promised(*other);
             if *other == id || rate.0 > 0 {
@@ -339,7 +339,7 @@ impl Agreements {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         to: Option<(SessionId, u64)>,
-        id: u64,
+        id: CommunicatorId,
         constraints: Constraints,
         rate: Rate,
         before: Option<(u64, Watch)>,
@@ -352,7 +352,7 @@ impl Agreements {
         let number = before.map_or(0, |(number, _)| number) + 1;
         let since_ns = ctx.operator.realtime(ctx.now);
         let record = Stored {
-            communicator: id,
+            communicator: id.0,
             number,
             since_ns,
             constraints: v1::Constraints::from(&constraints).encode_to_vec(),
@@ -368,7 +368,7 @@ impl Agreements {
 
     /// An agreement is stored: it is in effect, and its tenant told.
     pub(crate) fn agreed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, record: &Stored) {
-        let id = record.communicator;
+        let id = CommunicatorId(record.communicator);
         let Some(Pending { to, promise: kept }) = self.pending.remove(&id) else { return };
         let Some(known) = ctx.communicators.get(&id) else { return };
         let (tenant, name, number) = (known.tenant.clone(), known.name.clone(), kept.number);
@@ -396,7 +396,7 @@ impl Agreements {
         effects: &mut Effects,
         room: &Room<'_>,
         left: InheritedAgreement,
-        id: u64,
+        id: CommunicatorId,
     ) {
         let InheritedAgreement { number, constraints, watch, .. } = left;
         match self.consider_proposal(ctx, room, id, &constraints) {
@@ -411,7 +411,7 @@ impl Agreements {
     }
 
     /// What was to be stored could not be: it is not in effect.
-    pub(crate) fn store_failed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn store_failed(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let why = "the provider could not write it down; what was agreed on before still is";
         match self.pending.remove(&id).map(|pending| pending.to) {
             Some(Some((to, request))) => negotiated(effects, to, request, &Err(why.to_owned())),
@@ -421,7 +421,7 @@ impl Agreements {
     }
 
     /// A communicator is over, and what was promised for it.
-    pub(crate) fn end(&mut self, effects: &mut Effects, id: u64) {
+    pub(crate) fn end(&mut self, effects: &mut Effects, id: CommunicatorId) {
         let pending = self.pending.remove(&id);
         if let Some(Pending { to: Some((to, request)), .. }) = &pending {
             negotiated(effects, *to, *request, &Err("the communicator has ended".to_owned()));
@@ -433,7 +433,7 @@ impl Agreements {
     }
 
     /// A communicator that outlived a restart of control gets back what it was promised.
-    pub(crate) fn take_up(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn take_up(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(stored) = self.stored.remove(&id) else { return };
         let Some(known) = ctx.communicators.get(&id) else { return };
         let Stored { number, since_ns, rate_bits, .. } = stored;
@@ -448,7 +448,7 @@ impl Agreements {
 
     /// An agent told of an operation: once all have, it is known what it took from its last rank's call.
     pub(crate) fn watch_operation(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, told: &v1::Operation) {
-        let id = told.communicator;
+        let id = CommunicatorId(told.communicator);
         let Some(agents) = ctx.communicators.get(&id).map(|known| known.members.len()) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
@@ -480,7 +480,7 @@ impl Agreements {
         at_ns: u64,
         told: &v1::Operation,
     ) {
-        let id = told.communicator;
+        let id = CommunicatorId(told.communicator);
         let Some(known) = ctx.communicators.get(&id) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let has_called = |rank: &u32| told.ranks.iter().any(|one| one.rank == *rank && one.called_ns > 0);
@@ -502,7 +502,13 @@ impl Agreements {
     }
 
     /// A communicator is about to end with an error.
-    pub(crate) fn watch_end(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, cause: &EndCause) {
+    pub(crate) fn watch_end(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        id: CommunicatorId,
+        cause: &EndCause,
+    ) {
         let providers = match cause.kind {
             // Those that never called; without any the data did not move.
             FailureKind::Timeout => cause.ranks.is_empty(),
@@ -516,7 +522,7 @@ impl Agreements {
     }
 
     /// A plan may give a communicator more or less than it was promised.
-    pub(crate) fn watch_plan(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn watch_plan(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let current = ctx.communicators.get(&id).and_then(Communicator::current);
         let Some(plan) = current.and_then(|current| current.plan.as_ref()) else { return };
         let Some(kept) = self.promises.get_mut(&id) else { return };
@@ -524,7 +530,7 @@ impl Agreements {
         self.judge(ctx, effects, id);
     }
 
-    fn judge(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    fn judge(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(kept) = self.promises.get_mut(&id) else { return };
         let number = kept.number;
         let (broken, changed) = kept.watch.evaluate(ctx.now);
@@ -564,7 +570,7 @@ fn negotiated(effects: &mut Effects, to: SessionId, request: u64, outcome: &Resu
     effects.send(to, to_agent::Message::Negotiated(v1::Negotiated::answer(request, outcome)));
 }
 
-fn lose(ctx: &Ctx<'_>, effects: &mut Effects, id: u64, clauses: BTreeSet<Clause>) {
+fn lose(ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, clauses: BTreeSet<Clause>) {
     let Some(known) = ctx.communicators.get(&id) else { return };
     let (tenant, name) = (known.tenant.clone(), known.name.clone());
     let lost = clauses.iter().map(|clause| format!("{clause:?}").to_lowercase()).collect();

@@ -8,8 +8,8 @@ use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
 use crate::state::world::withdrawals::NOTICE;
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -31,25 +31,25 @@ pub(crate) struct Events {
     feeds: BTreeMap<String, Feed>,
     readers: BTreeMap<(SessionId, u64), Reader>,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
-    best: BTreeMap<u64, f64>,
+    best: BTreeMap<CommunicatorId, f64>,
     /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there
     /// are, what they weigh, and what they are promised.
     own: BTreeMap<String, Own>,
     /// By communicator: what it was planned for last.
-    slowdowns: BTreeMap<u64, f64>,
+    slowdowns: BTreeMap<CommunicatorId, f64>,
     /// By communicator: the part of its expected rate that others leave it by the last plan.
-    pub(crate) remaining: BTreeMap<u64, f64>,
+    pub(crate) remaining: BTreeMap<CommunicatorId, f64>,
     /// By communicator: what its operations show.
-    pub(crate) slowness: BTreeMap<u64, Slowdown>,
+    pub(crate) slowness: BTreeMap<CommunicatorId, Slowdown>,
     /// By tenant: whose operations were heard of last.
     pub(crate) latest: BTreeMap<String, Latest>,
     /// All facts that went into feeds: what tenants would see if nothing stood between.
     #[cfg(feature = "testing")]
-    pub(crate) facts: Vec<(Duration, u64, Fact)>,
+    pub(crate) facts: Vec<(Duration, CommunicatorId, Fact)>,
 }
 
 /// A tenant's communicators, each with its share in quarters and what it is promised.
-type Own = BTreeMap<u64, (u32, Rate)>;
+type Own = BTreeMap<CommunicatorId, (u32, Rate)>;
 
 #[derive(Debug)]
 struct Reader {
@@ -156,7 +156,7 @@ impl Events {
     }
 
     /// A communicator is about to be forgotten.
-    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         effects.note(ctx, id, Fact::Ended);
         self.best.remove(&id);
         self.slowdowns.remove(&id);
@@ -167,15 +167,15 @@ impl Events {
     /// What tenants run themselves is nobody else's traffic: where that has changed, a communicator's best
     /// becomes what leaves it the share of it that it had. Who starts one communicator beside another would
     /// else be told whether the two meet.
-    fn own_changed(&mut self, ctx: &Ctx<'_>, agreements: &Agreements, planned: &[(u64, f64)]) {
+    fn own_changed(&mut self, ctx: &Ctx<'_>, agreements: &Agreements, planned: &[(CommunicatorId, f64)]) {
         let mut own: BTreeMap<String, Own> = BTreeMap::new();
         for (id, known) in ctx.communicators {
             let terms = (agreements.quarters(*id), agreements.promised(*id));
             own.entry(known.tenant.clone()).or_default().insert(*id, terms);
         }
         let Events { best, own: before, slowdowns, .. } = self;
-        let tenant = |id: u64| ctx.communicators.get(&id).map(|known| &known.tenant);
-        let changed: Vec<u64> = planned
+        let tenant = |id: CommunicatorId| ctx.communicators.get(&id).map(|known| &known.tenant);
+        let changed: Vec<CommunicatorId> = planned
             .iter()
             .map(|(id, _)| *id)
             .filter(|id| tenant(*id).is_some_and(|tenant| own.get(tenant) != before.get(tenant)))
@@ -203,11 +203,11 @@ impl Events {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         agreements: &Agreements,
-        undisturbed: &BTreeMap<u64, f64>,
-    ) -> Vec<u64> {
+        undisturbed: &BTreeMap<CommunicatorId, f64>,
+    ) -> Vec<CommunicatorId> {
         let slowdown = |known: &Communicator| Some(known.current()?.plan.as_ref()?.slowdown);
         let planned = ctx.communicators.iter().filter_map(|(id, known)| Some((*id, slowdown(known)?)));
-        let planned: Vec<(u64, f64)> = planned.collect();
+        let planned: Vec<(CommunicatorId, f64)> = planned.collect();
         self.own_changed(ctx, agreements, &planned);
         let ids = planned.iter().map(|(id, _)| *id).collect();
         for (id, slowdown) in planned {
@@ -233,7 +233,7 @@ impl Events {
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        id: u64,
+        id: CommunicatorId,
         (bytes, took): (u64, u64),
     ) {
         let now = ctx.now;
@@ -260,13 +260,13 @@ impl Events {
     }
 
     /// An agent says that a long queue stands on a path of a communicator.
-    pub(crate) fn queue_stands(&mut self, now: Duration, id: u64) {
+    pub(crate) fn queue_stands(&mut self, now: Duration, id: CommunicatorId) {
         self.slowness.entry(id).or_default().queue_stands(now);
     }
 
     /// A communicator is slowed by others as the last plan says, or as its operations show, whichever is
     /// worse. Always noted where a plan was made, else where it is other than before.
-    fn note_congestion(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, planned: bool) {
+    fn note_congestion(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, planned: bool) {
         let measured = self.slowness.get(&id).map_or(1.0, |known| known.share(ctx.now));
         let share = self.remaining.get(&id).copied().unwrap_or(1.0).min(measured);
         let other = self.slowness.entry(id).or_default().note(share);
@@ -276,7 +276,7 @@ impl Events {
     }
 
     /// A communicator's own tenant runs other things now.
-    fn forget_usual(&mut self, id: u64) {
+    fn forget_usual(&mut self, id: CommunicatorId) {
         if let Some(known) = self.slowness.get_mut(&id) {
             known.forget();
         }
@@ -325,9 +325,9 @@ impl Events {
 }
 
 /// Notes which ranks' hosts are taken away, or will be: of one communicator, or of all.
-pub(crate) fn note_maintenance(ctx: &Ctx<'_>, effects: &mut Effects, one: Option<u64>) {
+pub(crate) fn note_maintenance(ctx: &Ctx<'_>, effects: &mut Effects, one: Option<CommunicatorId>) {
     let hosts = hosts_to_go(ctx);
-    let wanted = |id: &u64| one.is_none_or(|one| one == *id);
+    let wanted = |id: &CommunicatorId| one.is_none_or(|one| one == *id);
     for (id, known) in ctx.communicators.iter().filter(|(id, _)| wanted(id)) {
         let ranks = known.members.iter().filter_map(|member| Some((member, *hosts.get(&member.host)?)));
         let ranks = ranks.flat_map(|(member, at)| member.ranks.iter().map(move |rank| (Rank(*rank), at)));

@@ -11,8 +11,8 @@ use crate::state::job::decisions::Trigger;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::limits::TenantLimits;
 use crate::state::world::iterations::middle;
-use harmonaize_abi::Collective;
 use harmonaize_abi::session::{Expected, Hints};
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{
     Assignment, Bytes, Conditions, HostId, IterationPattern, Job, Nanos, Task, Topology, apply_priorities,
@@ -27,7 +27,7 @@ const ALIKE: f64 = 0.25;
 /// All hints.
 #[derive(Debug, Default)]
 pub(crate) struct AllHints {
-    hints: BTreeMap<u64, HintedCommunicator>,
+    hints: BTreeMap<CommunicatorId, HintedCommunicator>,
     limits: TenantLimits,
 }
 
@@ -51,7 +51,7 @@ enum Became {
 
 impl AllHints {
     /// Forgets a communicator.
-    pub(crate) fn end(&mut self, id: u64) {
+    pub(crate) fn end(&mut self, id: CommunicatorId) {
         self.hints.remove(&id);
     }
 
@@ -60,25 +60,25 @@ impl AllHints {
         self.limits.forget(tenant);
     }
 
-    fn believed(&self, id: u64) -> Option<&Hints> {
+    fn believed(&self, id: CommunicatorId) -> Option<&Hints> {
         let said = self.hints.get(&id).filter(|said| said.became == Became::Believed)?;
         Some(&said.hints)
     }
 
     /// Bytes of the operation that the middle one of all bytes belongs to; 0 where nothing is said, or no
     /// longer believed.
-    pub(crate) fn dominant_bytes(&self, id: u64) -> u64 {
+    pub(crate) fn dominant_bytes(&self, id: CommunicatorId) -> u64 {
         let Some(hints) = self.believed(id) else { return 0 };
         middle(hints.sequence.iter().map(|expected| expected.bytes).collect())
     }
 
     /// The priority of a task.
-    fn priority(&self, id: u64) -> u8 {
+    fn priority(&self, id: CommunicatorId) -> u8 {
         self.hints.get(&id).map_or(0, |said| said.hints.task_priority)
     }
 
     /// For operators: what was said, and what became of it; nothing where nothing was.
-    pub(crate) fn describe_hints(&self, id: u64) -> String {
+    pub(crate) fn describe_hints(&self, id: CommunicatorId) -> String {
         let Some(HintedCommunicator { hints, became, .. }) = self.hints.get(&id) else {
             return String::new();
         };
@@ -130,7 +130,7 @@ impl AllHints {
     }
 
     /// Lays what is measured of a communicator beside what was said of it.
-    pub(crate) fn compare(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn compare(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let (Some(hints), Some(measured)) = (self.believed(id), ctx.iterations.get(&id)) else { return };
         let nothing = hints.period.is_none() && hints.sequence.is_empty();
         // A few of the operations of an iteration may look like iterations of their own.
@@ -164,7 +164,7 @@ impl AllHints {
 
     /// For how long an AllReduce of so many bytes goes on before its tenant waits for it, by hints that
     /// nothing contradicts.
-    pub(crate) fn overlapped(&self, ctx: &Ctx<'_>, id: u64, bytes: f64) -> Duration {
+    pub(crate) fn overlapped(&self, ctx: &Ctx<'_>, id: CommunicatorId, bytes: f64) -> Duration {
         let (Some(said), Some(known)) = (self.hints.get(&id), ctx.communicators.get(&id)) else {
             return Duration::ZERO;
         };

@@ -1,5 +1,6 @@
 //! What a communicator leaves to the one that goes on from it.
 
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Constraints, OnFailure};
 use harmonaize_api::v1;
 use harmonaize_disclose::Watch;
@@ -28,9 +29,9 @@ impl InheritedAgreement {
     }
 
     /// As it is stored: without what was measured.
-    pub(crate) fn record(&self, communicator: u64) -> Stored {
+    pub(crate) fn record(&self, communicator: CommunicatorId) -> Stored {
         Stored {
-            communicator,
+            communicator: communicator.0,
             number: self.number,
             constraints: v1::Constraints::from(&self.constraints).encode_to_vec(),
             rate_bits: self.rate.0,

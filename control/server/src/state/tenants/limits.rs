@@ -1,5 +1,6 @@
 //! How often tenants may ask for something, by communicator and in all.
 
+use harmonaize_abi::CommunicatorId;
 use harmonaize_units::{Gcra, Quota};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,7 +22,7 @@ pub(crate) struct TenantLimits {
 struct RequestRate {
     all: Gcra,
     /// By communicator, those of late.
-    each: BTreeMap<u64, Gcra>,
+    each: BTreeMap<CommunicatorId, Gcra>,
 }
 
 impl TenantLimits {
@@ -29,7 +30,13 @@ impl TenantLimits {
     ///
     /// # Errors
     /// What it is told where this is one too many.
-    pub(crate) fn take(&mut self, now: Duration, tenant: &str, id: u64, what: &str) -> Result<(), String> {
+    pub(crate) fn take(
+        &mut self,
+        now: Duration,
+        tenant: &str,
+        id: CommunicatorId,
+        what: &str,
+    ) -> Result<(), String> {
         let quota = |burst: u32| Quota { interval: PER / burst, burst };
         let (of_one, of_all) = (quota(MOST.0), quota(MOST.1));
         let RequestRate { all, each } = self.tenants.entry(tenant.to_owned()).or_default();
@@ -64,12 +71,16 @@ mod tests {
         let taken = |limits: &mut TenantLimits, now, id| {
             (0..20).filter(|_| limits.take(now, "a", id, "hints").is_ok()).count()
         };
-        assert_eq!((0..20).map(|id| taken(&mut limits, now, id)).sum::<usize>(), 128);
-        assert_eq!(taken(&mut limits, now + PER / 8, 0), 1, "one is earned in an eighth of the time");
-        assert_eq!(taken(&mut limits, now + PER * 2, 0), 8);
-        let refused = limits.take(now + PER * 2, "a", 0, "hints");
+        assert_eq!((0..20).map(|id| taken(&mut limits, now, CommunicatorId(id))).sum::<usize>(), 128);
+        assert_eq!(
+            taken(&mut limits, now + PER / 8, CommunicatorId(0)),
+            1,
+            "one is earned in an eighth of the time"
+        );
+        assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);
+        let refused = limits.take(now + PER * 2, "a", CommunicatorId(0), "hints");
         assert!(refused.is_err_and(|why| why.contains("too many hints") && why.ends_with("the next in 8 s")));
         limits.forget("a");
-        assert_eq!(taken(&mut limits, now + PER * 2, 0), 8);
+        assert_eq!(taken(&mut limits, now + PER * 2, CommunicatorId(0)), 8);
     }
 }

@@ -15,6 +15,7 @@ use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::time::nanos;
 use crate::state::world::operator::Operator;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Budget as Said, OnFailure};
 use harmonaize_api::v1::{self, FailureKind};
 use harmonaize_codec::Budget;
@@ -30,8 +31,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// What could not be stored: of communicators that failed, and that nothing is promised for these any more.
 #[derive(Debug, Default)]
 struct Unstored {
-    pasts: BTreeSet<u64>,
-    agreements: BTreeSet<u64>,
+    pasts: BTreeSet<CommunicatorId>,
+    agreements: BTreeSet<CommunicatorId>,
     /// When it is tried again.
     pub at: Option<Duration>,
 }
@@ -88,10 +89,10 @@ pub(crate) type Key = (String, String);
 /// Communicators that have ended, until none of their ranks is left or the next one is in use.
 #[derive(Debug, Default)]
 pub(crate) struct Pasts {
-    past: BTreeMap<u64, Past>,
+    past: BTreeMap<CommunicatorId, Past>,
     /// Those of which something else may have to be stored than is, and those of which something is.
-    unsaved: BTreeSet<u64>,
-    stored: BTreeSet<u64>,
+    unsaved: BTreeSet<CommunicatorId>,
+    stored: BTreeSet<CommunicatorId>,
     again: Unstored,
     /// Names under which somebody else may be expected now.
     changed: BTreeSet<Key>,
@@ -99,12 +100,12 @@ pub(crate) struct Pasts {
 
 impl Pasts {
     /// Returns one that has ended.
-    pub(crate) fn get(&self, id: u64) -> Option<&Past> {
+    pub(crate) fn get(&self, id: CommunicatorId) -> Option<&Past> {
         self.past.get(&id)
     }
 
     /// Returns the latest under a name.
-    pub(crate) fn latest(&self, key: &Key) -> Option<u64> {
+    pub(crate) fn latest(&self, key: &Key) -> Option<CommunicatorId> {
         self.past.iter().filter(|(_, past)| past.key == *key).map(|(id, _)| *id).max()
     }
 
@@ -130,14 +131,14 @@ impl Pasts {
     }
 
     /// What is set aside for members of communicators that ended: by communicator, along its hosts.
-    pub(crate) fn set_aside(&self) -> impl Iterator<Item = (u64, &[HostId], Rate)> {
+    pub(crate) fn set_aside(&self) -> impl Iterator<Item = (CommunicatorId, &[HostId], Rate)> {
         let kept = self.past.iter().filter(|(_, past)| matches!(past.going, Going::Until { .. }));
         kept.filter_map(|(id, past)| Some((*id, past.hosts.as_slice(), past.agreement.as_ref()?.rate())))
     }
 
     /// Whether a process asks to go on from a communicator that is over; and how long its members had.
     pub(crate) fn over(&self, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<Option<Duration>> {
-        let past = self.past.get(&asked.communicator).filter(|past| past.key == *key)?;
+        let past = self.past.get(&CommunicatorId(asked.communicator)).filter(|past| past.key == *key)?;
         match past.going {
             Going::Over { within } if past.ranks.get(&asked.previous_rank) == Some(&from) => Some(within),
             _ => None,
@@ -145,12 +146,12 @@ impl Pasts {
     }
 
     /// Whether it is known to have ended.
-    pub(crate) fn is_past(&self, id: u64) -> bool {
+    pub(crate) fn is_past(&self, id: CommunicatorId) -> bool {
         self.past.contains_key(&id)
     }
 
     /// A rank has left a communicator; of one that has ended it is no longer expected.
-    pub(crate) fn member_left(&mut self, id: u64, rank: u32, session: SessionId) {
+    pub(crate) fn member_left(&mut self, id: CommunicatorId, rank: u32, session: SessionId) {
         if let Some(past) = self.past.get_mut(&id)
             && past.ranks.get(&rank) == Some(&session)
         {
@@ -169,7 +170,7 @@ impl Pasts {
     /// A host's agent has said of a communicator that has ended which ranks are still there.
     pub(crate) fn back(
         &mut self,
-        id: u64,
+        id: CommunicatorId,
         (host, session): (HostId, SessionId),
         here: impl Iterator<Item = u32>,
     ) {
@@ -221,7 +222,7 @@ impl Pasts {
     pub(crate) fn ended(
         &mut self,
         now: Duration,
-        (id, ended): (u64, &Communicator),
+        (id, ended): (CommunicatorId, &Communicator),
         cause: &EndCause,
         agreement: Option<InheritedAgreement>,
         hosts: &BTreeMap<HostId, SessionId>,
@@ -263,7 +264,7 @@ impl Pasts {
 
     /// What members of a communicator went on in did not come about: they may try again until then, whatever
     /// time they had; but once.
-    pub(crate) fn prolong(&mut self, id: u64, until: Duration) {
+    pub(crate) fn prolong(&mut self, id: CommunicatorId, until: Duration) {
         if let Some(past) = self.past.get_mut(&id)
             && let Going::Until { at, .. } = &mut past.going
             && *at < until
@@ -275,7 +276,7 @@ impl Pasts {
     }
 
     /// What was promised for a communicator that has ended, for the one that goes on from it.
-    pub(crate) fn take_agreement(&mut self, id: u64) -> Option<InheritedAgreement> {
+    pub(crate) fn take_agreement(&mut self, id: CommunicatorId) -> Option<InheritedAgreement> {
         self.unsaved.insert(id);
         self.past.get_mut(&id).and_then(|past| past.agreement.take())
     }
@@ -283,11 +284,11 @@ impl Pasts {
     /// A communicator of this name is in use that went on from none: nothing is kept any more for those
     /// before it.
     pub(crate) fn superseded(&mut self, tenant: &str, name: &str) {
-        self.overtaken(tenant, name, u64::MAX);
+        self.overtaken(tenant, name, CommunicatorId(u64::MAX));
     }
 
     /// The same of a communicator with this number.
-    pub(crate) fn overtaken(&mut self, tenant: &str, name: &str, by: u64) {
+    pub(crate) fn overtaken(&mut self, tenant: &str, name: &str, by: CommunicatorId) {
         let Self { past, unsaved, .. } = self;
         for (id, past) in past.range_mut(..by).filter(|(_, past)| past.key.0 == tenant && past.key.1 == name)
         {
@@ -311,14 +312,19 @@ impl Pasts {
     }
 
     /// A communicator that went on from another under its name is in use.
-    pub(crate) fn succeeded(&mut self, before: u64, key: &Key) {
+    pub(crate) fn succeeded(&mut self, before: CommunicatorId, key: &Key) {
         self.past.remove(&before);
         self.unsaved.insert(before);
         self.mark_due(key);
     }
 
     /// The latest that is kept of a name from before a communicator of it.
-    pub(crate) fn retained_predecessor(&self, tenant: &str, name: &str, id: u64) -> Option<u64> {
+    pub(crate) fn retained_predecessor(
+        &self,
+        tenant: &str,
+        name: &str,
+        id: CommunicatorId,
+    ) -> Option<CommunicatorId> {
         let before = self.past.range(..id).rev();
         let mut kept = before.filter(|(_, past)| matches!(past.going, Going::Until { .. }));
         kept.find(|(_, past)| past.key.0 == tenant && past.key.1 == name).map(|(id, _)| *id)
@@ -343,7 +349,7 @@ impl Pasts {
 
     /// Ends what is kept of a communicator for its members. Returns its name, and how long they had; none
     /// where nothing was kept.
-    pub(crate) fn end_retained(&mut self, id: u64) -> Option<(Key, Duration)> {
+    pub(crate) fn end_retained(&mut self, id: CommunicatorId) -> Option<(Key, Duration)> {
         let past = self.past.get_mut(&id)?;
         let Going::Until { within, .. } = past.going else { return None };
         (past.going, past.agreement) = (Going::Over { within: Some(within) }, None);
@@ -353,23 +359,29 @@ impl Pasts {
     }
 
     /// Communicators that are kept for their members, of which none is about to go on, and until when.
-    pub(crate) fn retained(&self, communicators: &BTreeMap<u64, Communicator>) -> Vec<(u64, Duration)> {
+    pub(crate) fn retained(
+        &self,
+        communicators: &BTreeMap<CommunicatorId, Communicator>,
+    ) -> Vec<(CommunicatorId, Duration)> {
         let kept = self.past.iter().filter_map(|(id, past)| match past.going {
             Going::Until { at, .. } => Some((*id, at)),
             Going::Open | Going::Over { .. } => None,
         });
-        let mut kept: Vec<(u64, Duration)> = kept.collect();
+        let mut kept: Vec<(CommunicatorId, Duration)> = kept.collect();
         // Asked at each turn, and mostly there are none.
         if !kept.is_empty() {
             let next = communicators.values().filter_map(|known| known.succeeds);
-            let next: BTreeSet<u64> = next.collect();
+            let next: BTreeSet<CommunicatorId> = next.collect();
             kept.retain(|(id, _)| !next.contains(id));
         }
         kept
     }
 
     /// Returns when something of those that ended is due.
-    pub(crate) fn next_timeout(&self, communicators: &BTreeMap<u64, Communicator>) -> Option<Duration> {
+    pub(crate) fn next_timeout(
+        &self,
+        communicators: &BTreeMap<CommunicatorId, Communicator>,
+    ) -> Option<Duration> {
         let kept = self.retained(communicators).into_iter().map(|(_, at)| at);
         kept.chain(self.absent_until()).chain(self.again.at).min()
     }
@@ -395,7 +407,7 @@ impl Pasts {
         let again = &mut self.again;
         for change in changes {
             match change {
-                Change::Past(record) => drop(again.pasts.insert(record.communicator)),
+                Change::Past(record) => drop(again.pasts.insert(CommunicatorId(record.communicator))),
                 Change::NoPast(id) => {
                     self.stored.insert(*id);
                     again.pasts.insert(*id);
@@ -419,7 +431,7 @@ impl Pasts {
     }
 
     /// What is to be stored of a communicator that failed; nothing where nothing was agreed on.
-    fn record(&self, ctx: &Ctx<'_>, id: u64) -> Option<Stored> {
+    fn record(&self, ctx: &Ctx<'_>, id: CommunicatorId) -> Option<Stored> {
         let past = self.past.get(&id)?;
         let (within, until_ns) = match past.going {
             Going::Open => return None,
@@ -432,7 +444,7 @@ impl Pasts {
         let lossy = Some(&past.budget).filter(|budget| **budget != Budget::Exact);
         let (tenant, name) = past.key.clone();
         Some(Stored {
-            communicator: id,
+            communicator: id.0,
             tenant,
             name,
             budget: lossy
@@ -452,7 +464,7 @@ impl Pasts {
         &mut self,
         settings: &Settings,
         operator: &Operator,
-        stored: BTreeMap<u64, Stored>,
+        stored: BTreeMap<CommunicatorId, Stored>,
     ) {
         let absent_until = settings.recovery_timeout;
         for (id, record) in stored {
@@ -498,7 +510,7 @@ impl Pasts {
         recipe: &v1::Recipe,
         agreement: InheritedAgreement,
     ) {
-        let id = recipe.communicator;
+        let id = CommunicatorId(recipe.communicator);
         let going = Going::after(ctx.now, FailureKind::RanksLost, Some(&agreement));
         let host = |part: &v1::Participant| ctx.settings.topology.host(&part.host);
         let hosts = recipe.participants.iter().filter_map(host).collect();

@@ -14,8 +14,8 @@ use crate::state::output::{Fact as Logged, SessionId};
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::past::{Going, Key, Pasts};
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::Clause;
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
@@ -44,7 +44,7 @@ struct Came {
     session: SessionId,
     request: u64,
     /// Of which communicator it is a rank, if it is, and which.
-    member: Option<(u64, u32)>,
+    member: Option<(CommunicatorId, u32)>,
     key: u32,
     least: u32,
     until: Duration,
@@ -52,7 +52,7 @@ struct Came {
 
 /// The communicator that a set goes on from.
 struct Before {
-    id: u64,
+    id: CommunicatorId,
     budget: Budget,
     /// Its ranks that are expected to go on.
     expected: BTreeSet<u32>,
@@ -117,8 +117,14 @@ impl Regroups {
     }
 
     /// Which rank a process is, if it is one of a communicator under this name.
-    fn member(&self, ctx: &Ctx<'_>, key: &Key, from: SessionId, asked: &v1::Regroup) -> Option<(u64, u32)> {
-        let (id, rank) = (asked.communicator, asked.previous_rank);
+    fn member(
+        &self,
+        ctx: &Ctx<'_>,
+        key: &Key,
+        from: SessionId,
+        asked: &v1::Regroup,
+    ) -> Option<(CommunicatorId, u32)> {
+        let (id, rank) = (CommunicatorId(asked.communicator), asked.previous_rank);
         let live = ctx.communicators.get(&id).is_some_and(|known| {
             let member = known.member_of(from).filter(|member| member.ranks.contains(&rank));
             (&known.tenant, &known.name) == (&key.0, &key.1) && member.is_some() && known.holds(rank)
@@ -341,7 +347,7 @@ impl Regroups {
     }
 
     /// A communicator that is kept for its members is over. Whether there was one.
-    pub(crate) fn end_retained(&mut self, effects: &mut Effects, id: u64) -> bool {
+    pub(crate) fn end_retained(&mut self, effects: &mut Effects, id: CommunicatorId) -> bool {
         let Some((key, within)) = self.past.end_retained(id) else { return false };
         self.refuse_over(effects, id, &key, Some(within));
         let (tenant, name) = key;
@@ -358,7 +364,7 @@ impl Regroups {
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
-        (id, ended): (u64, &Communicator),
+        (id, ended): (CommunicatorId, &Communicator),
         cause: &EndCause,
         agreement: Option<InheritedAgreement>,
     ) {
@@ -375,10 +381,10 @@ impl Regroups {
         agreement: InheritedAgreement,
     ) {
         self.past.recover(ctx, effects, recipe, agreement);
-        self.keep_or_refuse(effects, recipe.communicator);
+        self.keep_or_refuse(effects, CommunicatorId(recipe.communicator));
     }
 
-    fn keep_or_refuse(&mut self, effects: &mut Effects, id: u64) {
+    fn keep_or_refuse(&mut self, effects: &mut Effects, id: CommunicatorId) {
         let Some((key, going)) = self.past.get(id).map(|past| (past.key.clone(), past.going)) else { return };
         match going {
             Going::Open => {}
@@ -391,7 +397,13 @@ impl Regroups {
     }
 
     /// Refuses those who wait to go on from a communicator that is over.
-    fn refuse_over(&mut self, effects: &mut Effects, id: u64, key: &Key, within: Option<Duration>) {
+    fn refuse_over(
+        &mut self,
+        effects: &mut Effects,
+        id: CommunicatorId,
+        key: &Key,
+        within: Option<Duration>,
+    ) {
         let waiting = self.sets.get(key).into_iter().flatten();
         let members = waiting.filter(|came| came.member.is_some_and(|(of, _)| of == id));
         for came in members.cloned().collect::<Vec<_>>() {

@@ -5,6 +5,7 @@
 //! It is compared with the communicator's own past alone, and only while it is the tenant's only one that
 //! communicates: what a tenant does to itself is nobody's congestion.
 
+use harmonaize_abi::CommunicatorId;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -47,7 +48,7 @@ impl Took {
 }
 
 /// The two of a tenant's communicators that told of an operation last, the latest first, and when.
-pub(crate) type Latest = [Option<(u64, Duration)>; 2];
+pub(crate) type Latest = [Option<(CommunicatorId, Duration)>; 2];
 
 /// One communicator's operations.
 #[derive(Debug, Default)]

@@ -12,6 +12,7 @@ use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Agreements;
 use crate::state::time::nanos;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::{Assignment, Conditions, HostId, InterleaveSlot, Job, plan_interleaving};
 use harmonaize_units::{Gcra, Quota};
@@ -61,13 +62,13 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// All turns.
 #[derive(Debug, Default)]
 pub(crate) struct AllTurns {
-    members: BTreeMap<u64, Member>,
+    members: BTreeMap<CommunicatorId, Member>,
     /// Of each communicator one at most, as they asked.
     queue: Vec<SlotRequest>,
     /// When it was last looked at who may take turns.
     grouped: Duration,
     /// Until when communicators are left out.
-    out: BTreeMap<u64, Duration>,
+    out: BTreeMap<CommunicatorId, Duration>,
     /// By host: what its agent may still say, and how much it said beyond that.
     request_limits: BTreeMap<HostId, (Gcra, u64)>,
 }
@@ -79,7 +80,7 @@ struct Member {
     leader: SessionId,
     message: v1::Interleaving,
     /// With whom it does not communicate at once.
-    beside: BTreeSet<u64>,
+    beside: BTreeSet<CommunicatorId>,
     /// How long its operations take alone.
     busy: Duration,
     /// When it was last found to gain, and for how long that counts.
@@ -131,7 +132,7 @@ fn lasts(busy: Duration) -> Duration {
 
 #[derive(Debug)]
 struct SlotRequest {
-    communicator: u64,
+    communicator: CommunicatorId,
     turn: u64,
     since: Duration,
     given: Option<Duration>,
@@ -158,7 +159,7 @@ impl AllTurns {
     }
 
     /// What an operation waited for its turn.
-    pub(crate) fn waited(&self, id: u64, operation: u64) -> Duration {
+    pub(crate) fn waited(&self, id: CommunicatorId, operation: u64) -> Duration {
         let latest = self.members.get(&id).map(|member| &member.latest);
         let of_it = latest.into_iter().flatten().find(|it| it.turn == operation);
         of_it.map_or(Duration::ZERO, |it| it.waited)
@@ -170,7 +171,7 @@ impl AllTurns {
         let called = told.ranks.iter().map(|rank| rank.called_ns).filter(|at| *at > 0).min();
         let ended = told.ranks.iter().map(|rank| rank.ended_ns).max();
         let lasted = ended.unwrap_or(0).saturating_sub(called.unwrap_or(0));
-        let waited = self.waited(told.communicator, told.operation);
+        let waited = self.waited(CommunicatorId(told.communicator), told.operation);
         !waited.is_zero() && waited > Duration::from_nanos(lasted / DELAYED)
     }
 
@@ -188,7 +189,7 @@ impl AllTurns {
             member.given += 1;
             member.note(asked.turn, now.saturating_sub(asked.since));
             let SlotRequest { communicator, turn, .. } = *asked;
-            given.push((member.leader, v1::GrantSlot { communicator, slot: turn }));
+            given.push((member.leader, v1::GrantSlot { communicator: communicator.0, slot: turn }));
         }
         given
     }
@@ -223,7 +224,7 @@ impl AllTurns {
         // links carry settles it.
         let conditions = Conditions::clear(&ctx.settings.topology);
         let found = plan_interleaving(&ctx.settings.topology, &conditions, &jobs, assignments, &taking);
-        let each: BTreeMap<u64, Duration> =
+        let each: BTreeMap<CommunicatorId, Duration> =
             found.iter().map(|turn| (turn.communicator, lasts(turn.busy.into()))).collect();
         for turn in found {
             let job = jobs.iter().find(|job| job.communicator == turn.communicator);
@@ -235,7 +236,7 @@ impl AllTurns {
                     others.sum::<Duration>().min(LONGEST).min(ctx.settings.operation_timeout / 4);
                 let bulk = ctx.iterations.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
                 let told = v1::Interleaving {
-                    communicator: turn.communicator,
+                    communicator: turn.communicator.0,
                     max_wait_ns: nanos(patience).0,
                     min_bytes: (bulk / SMALL).max(1),
                     max_operations: pattern.operations,
@@ -252,7 +253,7 @@ impl AllTurns {
     }
 
     /// Whether a communicator's leader is there, and nothing else was promised for it.
-    fn may_take_turns(&self, ctx: &Ctx<'_>, agreements: &Agreements, id: u64) -> bool {
+    fn may_take_turns(&self, ctx: &Ctx<'_>, agreements: &Agreements, id: CommunicatorId) -> bool {
         let leads = ctx.leader(id).is_some_and(|leader| ctx.sessions.contains_key(&leader));
         leads && agreements.inherited(id).is_none() && !self.out.contains_key(&id)
     }
@@ -303,9 +304,9 @@ impl AllTurns {
     }
 
     /// A communicator takes no turns any more; its agent is told.
-    fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, why: &str) {
+    fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: &str) {
         let Some(member) = self.members.remove(&id) else { return };
-        let none = v1::Interleaving { communicator: id, ..v1::Interleaving::default() };
+        let none = v1::Interleaving { communicator: id.0, ..v1::Interleaving::default() };
         effects.send(member.leader, to_agent::Message::Interleaving(none));
         let why = why.to_owned();
         if let Some((tenant, name)) = ctx.owner(id) {
@@ -315,7 +316,7 @@ impl AllTurns {
     }
 
     /// A communicator has ended, or takes no turns any more.
-    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         self.members.remove(&id);
         self.queue.retain(|asked| asked.communicator != id);
         self.give_turns(ctx, effects);
@@ -330,6 +331,7 @@ impl AllTurns {
         request: v1::RequestSlot,
     ) -> Result<(), &'static str> {
         let v1::RequestSlot { communicator, slot: turn } = request;
+        let communicator = CommunicatorId(communicator);
         if !self.admit_request(ctx, effects, from, communicator) {
             return Ok(());
         }
@@ -338,7 +340,10 @@ impl AllTurns {
         }
         if self.members.get(&communicator).is_none_or(|member| member.leader != from) {
             // It was told so, but may not have heard it.
-            effects.send(from, to_agent::Message::GrantSlot(v1::GrantSlot { communicator, slot: turn }));
+            effects.send(
+                from,
+                to_agent::Message::GrantSlot(v1::GrantSlot { communicator: communicator.0, slot: turn }),
+            );
             return Ok(());
         }
         // Who was given one and never said that it is over has lost it.
@@ -347,7 +352,7 @@ impl AllTurns {
         }
         self.queue.retain(|asked| asked.communicator != communicator);
         if self.members.contains_key(&communicator) {
-            self.queue.push(SlotRequest { communicator, turn, since: ctx.now, given: None });
+            self.queue.push(SlotRequest { communicator: communicator, turn, since: ctx.now, given: None });
         }
         self.give_turns(ctx, effects);
         Ok(())
@@ -361,14 +366,15 @@ impl AllTurns {
         from: SessionId,
         done: v1::ReleaseSlot,
     ) -> Result<(), &'static str> {
-        if !self.admit_request(ctx, effects, from, done.communicator) {
+        let communicator = CommunicatorId(done.communicator);
+        if !self.admit_request(ctx, effects, from, communicator) {
             return Ok(());
         }
-        if ctx.part(from, done.communicator)?.is_none() {
+        if ctx.part(from, communicator)?.is_none() {
             return Ok(());
         }
-        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (done.communicator, done.slot);
-        let leads = self.members.get_mut(&done.communicator).filter(|member| member.leader == from);
+        let this = |asked: &SlotRequest| (asked.communicator, asked.turn) == (communicator, done.slot);
+        let leads = self.members.get_mut(&communicator).filter(|member| member.leader == from);
         if let (Some(member), Some(asked)) = (leads, self.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
             if asked.given.is_none() {
@@ -380,7 +386,7 @@ impl AllTurns {
                 self.leave_out(
                     ctx,
                     effects,
-                    done.communicator,
+                    communicator,
                     "its operations would wait less if they shared the link",
                 );
             }
@@ -391,7 +397,13 @@ impl AllTurns {
 
     /// Whether an agent may say something of turns once more. If not, what it leads of it takes none for a
     /// while: what is not heard would hold up others, and its own operations.
-    fn admit_request(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, from: SessionId, id: u64) -> bool {
+    fn admit_request(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        from: SessionId,
+        id: CommunicatorId,
+    ) -> bool {
         let Some(host) = ctx.sessions.get(&from).map(|session| session.host) else { return false };
         let (may, dropped) = self.request_limits.entry(host).or_default();
         if may.take(ctx.now, Quota::per_second(MOST_A_SECOND)).is_ok() {
@@ -422,7 +434,7 @@ impl AllTurns {
         self.give_turns(ctx, effects);
     }
 
-    fn lose_turn(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    fn lose_turn(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.lost += 1;
         if member.lost >= MOST_LOST {
@@ -431,15 +443,15 @@ impl AllTurns {
     }
 
     /// A communicator takes no turns for a while.
-    fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64, why: &str) {
+    fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: &str) {
         self.out.insert(id, ctx.now.saturating_add(MIN_EXCLUSION));
         self.leave(ctx, effects, id, why);
     }
 
     /// For operators: with whom a communicator takes turns and what it waited; nothing where it takes none.
-    pub(crate) fn describe(&self, ctx: &Ctx<'_>, id: u64) -> String {
+    pub(crate) fn describe(&self, ctx: &Ctx<'_>, id: CommunicatorId) -> String {
         let Some(member) = self.members.get(&id) else { return String::new() };
-        let name = |id: &u64| {
+        let name = |id: &CommunicatorId| {
             let known = ctx.communicators.get(id)?;
             Some(format!("{}/{}", known.tenant, known.name))
         };

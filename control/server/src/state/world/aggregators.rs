@@ -12,6 +12,7 @@ use crate::state::job::datagrams;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::{Fact, SessionId};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_aggregator::packet::MAX_PAYLOAD;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
@@ -53,7 +54,7 @@ pub(crate) struct Granted {
     /// restarted.
     pub at: BTreeMap<AggregatorId, Option<SentGrant>>,
     /// The communicator; none while no agent has named it since control restarted.
-    pub of: Option<u64>,
+    pub of: Option<CommunicatorId>,
     /// When it is withdrawn.
     pub until: Option<Duration>,
     /// Agents alone have named it since control restarted: when it is void, if no aggregator has by then.
@@ -92,7 +93,7 @@ pub(crate) struct GrantRefusal {
     /// The number of the grant.
     pub grant: u64,
     /// The communicator.
-    pub of: Option<u64>,
+    pub of: Option<CommunicatorId>,
     /// Why, for operators.
     pub reason: String,
 }
@@ -291,7 +292,7 @@ impl Aggregators {
     }
 
     /// Other communicators that an aggregator serves.
-    pub(crate) fn served_beside(&self, id: AggregatorId, communicator: u64) -> u32 {
+    pub(crate) fn served_beside(&self, id: AggregatorId, communicator: CommunicatorId) -> u32 {
         let others = self.grants.values().filter(|granted| {
             granted.at.contains_key(&id)
                 && granted.until.is_none()
@@ -309,7 +310,7 @@ impl Aggregators {
     }
 
     /// An agent says, after a restart of control, that its communicator has this grant.
-    pub(crate) fn recover(&mut self, ctx: &Ctx<'_>, id: u64, grant: Option<u64>) {
+    pub(crate) fn recover(&mut self, ctx: &Ctx<'_>, id: CommunicatorId, grant: Option<u64>) {
         let Some(number) = grant else { return };
         let unclaimed = Some(ctx.now.saturating_add(ctx.settings.recovery_timeout));
         let unknown = || Granted { unclaimed, ..Granted::default() };

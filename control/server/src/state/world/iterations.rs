@@ -1,5 +1,6 @@
 //! When communicators communicate, from what agents tell of their operations.
 
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_planner::{Bytes, IterationPattern, Job, Nanos, Operation};
 use std::collections::{BTreeMap, VecDeque};
@@ -108,7 +109,7 @@ pub(crate) fn middle(mut operations: Vec<u64>) -> u64 {
 
 /// Gives jobs their iterations as they were when all that still run had begun their newest operation, and has
 /// none move.
-pub(crate) fn align(iterations: &BTreeMap<u64, Operations>, jobs: &mut [Job]) {
+pub(crate) fn align(iterations: &BTreeMap<CommunicatorId, Operations>, jobs: &mut [Job]) {
     // Who was heard last tells of later iterations, which say nothing of where the others were then: all are
     // laid together where the records end of those that still run.
     let newest = |job: &Job| iterations.get(&job.communicator).and_then(Operations::newest);

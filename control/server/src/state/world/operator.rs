@@ -4,6 +4,7 @@
 use crate::state::job::decisions::Trigger;
 use crate::state::settings::Settings;
 use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::is_tenant_name;
 use harmonaize_planner::{Drains, HostId};
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
@@ -35,7 +36,7 @@ pub(crate) struct Operator {
     withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
     windows: Windows,
     /// From an earlier start, of communicators that have not come back yet.
-    plans: BTreeMap<u64, Plan>,
+    plans: BTreeMap<CommunicatorId, Plan>,
     /// Until when they may.
     plans_until: Option<Duration>,
 }
@@ -180,12 +181,12 @@ impl Operator {
     }
 
     /// Returns the plans that an earlier start stored of a communicator.
-    pub(crate) fn stored_plan(&self, id: u64) -> Option<&Plan> {
+    pub(crate) fn stored_plan(&self, id: CommunicatorId) -> Option<&Plan> {
         self.plans.get(&id)
     }
 
     /// Returns plans of communicators that did not come back in time; they are to be removed.
-    pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<u64> {
+    pub(crate) fn lost_plans(&mut self, now: Duration) -> Vec<CommunicatorId> {
         if self.plans_until.is_none_or(|until| now < until) {
             return Vec::new();
         }
@@ -204,7 +205,7 @@ impl Operator {
     }
 
     /// Whether a communicator of an earlier start was this tenant's, of this name, and had a part on a host.
-    pub(crate) fn ran(&self, id: u64, tenant: &str, name: &str, host: &str) -> bool {
+    pub(crate) fn ran(&self, id: CommunicatorId, tenant: &str, name: &str, host: &str) -> bool {
         let fits = |plan: &Plan| {
             plan.tenant == tenant && plan.name == name && plan.hosts.iter().any(|known| known == host)
         };

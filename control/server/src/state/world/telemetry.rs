@@ -8,6 +8,7 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, finding_change::Finding};
 use harmonaize_planner::HostId;
 use harmonaize_units::{Gcra, Quota};
@@ -25,7 +26,7 @@ const BURST: u32 = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     pub hosts: BTreeMap<HostId, AgentReports>,
-    pub communicators: BTreeMap<u64, Merging>,
+    pub communicators: BTreeMap<CommunicatorId, Merging>,
     /// Verdicts of control's own.
     pub changes: VecDeque<(Duration, Finding)>,
 }
@@ -162,7 +163,7 @@ impl Telemetry {
         from: SessionId,
         operation: v1::Operation,
     ) -> Option<(u64, u64)> {
-        let id = operation.communicator;
+        let id = CommunicatorId(operation.communicator);
         let communicator = ctx.communicators.get(&id)?;
         let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));
         let (judged, took) = merging.take(operation, from, &communicator.members);
@@ -184,11 +185,11 @@ impl Telemetry {
 /// Whether it tells of the agent's own part alone. What control knows nothing of (any more) is no fault.
 fn belongs(ctx: &Ctx<'_>, from: SessionId, report: &v1::TelemetryReport) -> Result<(), String> {
     for operation in report.operations.iter().chain(&report.open) {
-        let Some(known) = ctx.communicators.get(&operation.communicator) else { continue };
+        let Some(known) = ctx.communicators.get(&CommunicatorId(operation.communicator)) else { continue };
         check::part(operation, from, &known.members)?;
     }
     for one in report.stragglers.iter().filter(|one| one.job.is_empty()) {
-        let Some(known) = ctx.communicators.get(&one.communicator) else { continue };
+        let Some(known) = ctx.communicators.get(&CommunicatorId(one.communicator)) else { continue };
         let own = known.member_of(from).is_some_and(|member| member.ranks.contains(&one.rank));
         if !own {
             return Err(format!("a verdict on rank {}, which is not the agent's", one.rank));

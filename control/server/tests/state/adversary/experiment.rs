@@ -5,8 +5,8 @@ use super::using::STEP;
 use crate::fabric::{CrossTraffic, Fabric};
 use crate::topology::leaf_spine;
 use crate::world::{SECOND, settings_of};
-use harmonaize_abi::CongestionLevel;
 use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Negotiated};
+use harmonaize_abi::{CommunicatorId, CongestionLevel};
 use harmonaize_disclose::{CurrentState, Fact};
 use harmonaize_planner::{HostId, delays};
 use harmonaize_server::state::testing::Testing as _;
@@ -217,7 +217,7 @@ impl Experiment {
             }
         }
         for (at, id, fact) in self.fabric.state.noted_facts().split_off(facts) {
-            let Some(group) = self.groups.get(&id) else { continue };
+            let Some(group) = self.groups.get(&id.0) else { continue };
             if let Fact::Congestion { share } = &fact {
                 least = least.min(*share);
             }
@@ -358,7 +358,7 @@ impl Experiment {
             self.read += facts.len();
             for (_, id, fact) in facts {
                 if let Fact::Congestion { share } | Fact::Capacity { share } = fact {
-                    self.shares.entry(id).or_insert([1.0; 2])
+                    self.shares.entry(id.0).or_insert([1.0; 2])
                         [usize::from(matches!(fact, Fact::Capacity { .. }))] = share;
                 }
             }
@@ -367,7 +367,7 @@ impl Experiment {
             for (id, ranks) in &self.groups {
                 let job = ranks[0] / (RANKS / 2);
                 let share = self.shares.get(id).map_or(1.0, |[one, other]| one.min(*other));
-                let standing = self.fabric.state.feed_of("a").current_state(*id);
+                let standing = self.fabric.state.feed_of("a").current_state(CommunicatorId(*id));
                 sample.jobs[job] = (share, standing, running.contains(id));
                 sample.going[job] = ranks.iter().any(|rank| self.going.contains(&self.hosts[*rank]));
             }

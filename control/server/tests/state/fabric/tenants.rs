@@ -1,6 +1,7 @@
 //! Tenants' processes on the fabric: what they ask of control, what they are answered, and what control keeps of it.
 
 use super::{Fabric, Part};
+use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::{Agreement, Constraints, Hints, Knobs, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
@@ -38,7 +39,7 @@ impl Tenants {
 
 impl Fabric {
     pub(crate) fn ids(&self) -> BTreeSet<u64> {
-        self.state.communicator_ids().into_iter().collect()
+        self.state.communicator_ids().into_iter().map(u64::from).collect()
     }
 
     /// An agent hears that a communicator has ended.
@@ -111,7 +112,7 @@ impl Fabric {
 
     /// An operator ends a communicator; whether there was something to end.
     pub(crate) fn dissolve(&mut self, id: u64) -> bool {
-        let found = self.state.dissolve(self.now, id, "over");
+        let found = self.state.dissolve(self.now, CommunicatorId(id), "over");
         self.run_until_quiet();
         found
     }

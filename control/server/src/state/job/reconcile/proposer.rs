@@ -23,6 +23,7 @@ use crate::state::world::iterations::Operations;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::link_state::ports::{Port, pair_of};
 use crate::state::world::operator::Operator;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
 use harmonaize_planner::{
@@ -56,11 +57,11 @@ pub(crate) struct Proposer<'a> {
     pub settings: &'a Settings,
     pub sessions: &'a BTreeMap<SessionId, Session>,
     pub hosts: &'a BTreeMap<HostId, SessionId>,
-    pub iterations: &'a BTreeMap<u64, Operations>,
+    pub iterations: &'a BTreeMap<CommunicatorId, Operations>,
     pub operator: &'a Operator,
     pub agreements: &'a Agreements,
     pub hints: &'a AllHints,
-    pub communicators: &'a mut BTreeMap<u64, Communicator>,
+    pub communicators: &'a mut BTreeMap<CommunicatorId, Communicator>,
     pub link_state: &'a mut LinkState,
     pub aggregators: &'a mut Aggregators,
     pub random: &'a mut ChaCha20Rng,
@@ -105,7 +106,7 @@ impl Proposer<'_> {
     }
 
     /// Starts the next epoch of a communicator. Returns its number; none where there is no such communicator.
-    pub(super) fn propose(&mut self, id: u64, proposal: Proposal) -> Option<u64> {
+    pub(super) fn propose(&mut self, id: CommunicatorId, proposal: Proposal) -> Option<u64> {
         let Proposal { order, hops, plan, decision, same_links } = proposal;
         let communicator = self.communicators.get(&id)?;
         let epoch = communicator.next_epoch;
@@ -151,7 +152,7 @@ impl Proposer<'_> {
     /// Chooses the ports of all connections of a communicator's next epoch.
     fn connect(
         &mut self,
-        id: u64,
+        id: CommunicatorId,
         hosts: &[HostId],
         (order, hops): (&[u32], &[RingEdge]),
         same_links: bool,
@@ -175,7 +176,7 @@ impl Proposer<'_> {
     /// Decides how the next epoch has large operations summed, and grants it.
     fn choose_aggregation(
         &mut self,
-        id: u64,
+        id: CommunicatorId,
         coding: &CodecChoice,
         planned: Option<&Planned>,
     ) -> Option<AggregationChoice> {
@@ -188,7 +189,12 @@ impl Proposer<'_> {
     }
 
     /// Returns the recipe of each participant that is there, for its agent.
-    fn recipes(&self, id: u64, to: &EpochConfig, links: Vec<Vec<v1::Peer>>) -> Vec<(SessionId, v1::Recipe)> {
+    fn recipes(
+        &self,
+        id: CommunicatorId,
+        to: &EpochConfig,
+        links: Vec<Vec<v1::Peer>>,
+    ) -> Vec<(SessionId, v1::Recipe)> {
         let Some(communicator) = self.communicators.get(&id) else { return Vec::new() };
         let participants: Vec<v1::Participant> = communicator
             .members
@@ -206,7 +212,7 @@ impl Proposer<'_> {
                 .iter()
                 .map(|(rank, request)| v1::LocalRank { rank: *rank, request: *request });
             let recipe = v1::Recipe {
-                communicator: id,
+                communicator: id.0,
                 tenant: communicator.tenant.clone(),
                 name: communicator.name.clone(),
                 epoch: to.epoch,

@@ -8,7 +8,7 @@ use crate::state::effects::{Effects, LearnedPort};
 use crate::state::job::decisions::Noticed;
 use crate::state::output::SessionId;
 use crate::state::world::telemetry::check;
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
 use harmonaize_api::v1;
 use harmonaize_planner::{CongestionReport, Connection, HostId, Path, Rate};
 use harmonaize_units::Quota;
@@ -67,7 +67,7 @@ impl LinkState {
             return Err("a verdict on a path, of what comes in".to_owned());
         }
         let port = u16::try_from(message.source_port).map_err(|_| format!("port {}", message.source_port))?;
-        let Some(known) = ctx.communicators.get(&message.communicator) else { return Ok(()) };
+        let Some(known) = ctx.communicators.get(&CommunicatorId(message.communicator)) else { return Ok(()) };
         let me = known.index_of(from).ok_or("a verdict on a communicator of others")?;
         let peer = known.members.get(message.peer as usize).map(|member| member.host);
         let Some(peer) = peer.filter(|_| message.peer as usize != me) else {
@@ -83,8 +83,8 @@ impl LinkState {
         }
         match self.path_of(host, peer, port).cloned() {
             Some(path) => {
-                let (communicator, from, to) = (message.communicator, host, peer);
-                let connection = Connection { communicator, from, to, port };
+                let (communicator, from, to) = (CommunicatorId(message.communicator), host, peer);
+                let connection = Connection { communicator: communicator, from, to, port };
                 self.consider(ctx, effects, connection, path, &message);
             }
             None if self.reports.unplaced.len() < MOST_UNPLACED => {
@@ -109,7 +109,7 @@ impl LinkState {
         port: u16,
     ) -> bool {
         let most = ctx.settings.paths as usize;
-        let known = ctx.communicators.get(&message.communicator);
+        let known = ctx.communicators.get(&CommunicatorId(message.communicator));
         let Some(current) = known.and_then(|known| known.current()) else { return false };
         let peer = message.peer as usize;
         let ends = (me.min(peer) as u32, me.max(peer) as u32);
@@ -122,7 +122,12 @@ impl LinkState {
         {
             return false;
         }
-        effects.ports.push(LearnedPort { communicator: message.communicator, ends, host: pair.0, port });
+        effects.ports.push(LearnedPort {
+            communicator: CommunicatorId(message.communicator),
+            ends,
+            host: pair.0,
+            port,
+        });
         self.want_traced(ctx, [pair].into_iter());
         true
     }
@@ -149,7 +154,7 @@ impl LinkState {
             cross_traffic: None,
         };
         if level == CongestionLevel::Severe && cause != CongestionCause::Own {
-            effects.queues.push(message.communicator);
+            effects.queues.push(CommunicatorId(message.communicator));
         }
         if level == CongestionLevel::Severe && found.loss {
             // It may be dead: whether it is, a trace tells.

@@ -15,6 +15,7 @@ use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::SessionId;
 use choose::TraceChoice;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_planner::HostId;
 use std::collections::BTreeSet;
@@ -41,7 +42,7 @@ const UNLINKED: Duration = Duration::from_secs(600);
 impl LinkState {
     /// Has the paths between a communicator's hosts traced, first those between hosts next to each other in
     /// its ring: all pairs where those are few, else these alone.
-    pub(crate) fn trace_communicator(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: u64) {
+    pub(crate) fn trace_communicator(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(known) = ctx.communicators.get(&id) else { return };
         let (ring, others) = pairs_of(known);
         self.want_traced(ctx, ring.iter().copied().chain(others));

@@ -3,6 +3,7 @@
 
 use crate::state::job::communicator::Member;
 use crate::state::output::SessionId;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_analysis::straggler::{self, EdgeTimes, Observed, RankTimes};
 use harmonaize_api::v1::{self, StragglerCause};
 use std::collections::{BTreeMap, VecDeque};
@@ -16,7 +17,7 @@ const MOST_RECENT: usize = 64;
 /// What is known of a communicator's operations.
 #[derive(Debug)]
 pub(crate) struct Merging {
-    communicator: u64,
+    communicator: CommunicatorId,
     /// By participant: operations that not all have told of.
     open: BTreeMap<usize, BTreeMap<u64, v1::Operation>>,
     /// The last operation that all have told of.
@@ -31,7 +32,7 @@ pub(crate) struct Merging {
 }
 
 impl Merging {
-    pub(crate) fn new(communicator: u64) -> Self {
+    pub(crate) fn new(communicator: CommunicatorId) -> Self {
         Self {
             communicator,
             open: BTreeMap::new(),
@@ -123,7 +124,7 @@ impl Merging {
     }
 
     fn judge(&mut self, observed: &Observed) -> Vec<v1::Straggler> {
-        self.detector.take(straggler::Subject::Communicator(self.communicator), observed);
+        self.detector.take(straggler::Subject::Communicator(self.communicator.0), observed);
         let turned = std::iter::from_fn(|| self.detector.poll());
         let turned = turned.map(|found| message(self.communicator, &found)).collect();
         let held = self.detector.current();
@@ -187,13 +188,13 @@ fn observe(
     Observed { unit: number, ranks, edges }
 }
 
-fn message(communicator: u64, found: &straggler::Straggler) -> v1::Straggler {
+fn message(communicator: CommunicatorId, found: &straggler::Straggler) -> v1::Straggler {
     let kind = match found.kind {
         straggler::Kind::Compute => StragglerCause::Compute,
         straggler::Kind::Network => StragglerCause::Network,
     };
     v1::Straggler {
-        communicator,
+        communicator: communicator.0,
         rank: found.rank,
         cause: kind.into(),
         since_ns: found.since_ns,
