@@ -4,7 +4,7 @@ use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,7 +45,7 @@ pub(crate) enum Command {
     /// `harmonaize status`.
     Status(Duration, oneshot::Sender<StatusReply>),
     /// `harmonaize reorder`; without hosts, control chooses the order again.
-    Reorder(CommunicatorId, Vec<String>, oneshot::Sender<Result<u64, ReorderError>>),
+    Reorder(CommunicatorId, Vec<String>, oneshot::Sender<Result<Epoch, ReorderError>>),
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
     /// What an operator looks at.

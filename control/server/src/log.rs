@@ -20,10 +20,10 @@ pub(crate) fn log(fact: &Fact) {
             tracing::info!(%tenant, %communicator, %name, ranks, %hosts, "communicator formed");
         }
         Fact::EpochCurrent { communicator, tenant, name, epoch } => {
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, epoch, "epoch in use");
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, %epoch, "epoch in use");
         }
         Fact::EpochAbandoned { communicator, tenant, name, epoch, why } => {
-            tracing::warn!(%tenant, communicator = %id(*communicator), %name, epoch, %why, "epoch given up");
+            tracing::warn!(%tenant, communicator = %id(*communicator), %name, %epoch, %why, "epoch given up");
         }
         Fact::OrderFreed { communicator, tenant, name } => {
             tracing::info!(%tenant, communicator = %id(*communicator), %name, "control chooses the order again");

@@ -252,7 +252,7 @@ impl Provider for Service {
         let outcome =
             self.ask(|answer| Command::Reorder(CommunicatorId(communicator), hosts, answer)).await?;
         match outcome {
-            Ok(epoch) => Ok(Response::new(ReorderReply { epoch })),
+            Ok(epoch) => Ok(Response::new(ReorderReply { epoch: epoch.into() })),
             Err(error @ ReorderError::Unknown) => Err(Status::not_found(error.to_string())),
             Err(error @ ReorderError::Hosts(..)) => Err(Status::invalid_argument(error.to_string())),
             Err(error) => Err(Status::failed_precondition(error.to_string())),

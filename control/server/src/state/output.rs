@@ -1,6 +1,6 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_store::Change;
 use std::time::Duration;
@@ -49,9 +49,9 @@ pub enum Fact {
     /// All ranks have joined.
     Formed { communicator: CommunicatorId, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
     /// An epoch is in use.
-    EpochCurrent { communicator: CommunicatorId, tenant: String, name: String, epoch: u64 },
+    EpochCurrent { communicator: CommunicatorId, tenant: String, name: String, epoch: Epoch },
     /// An epoch was given up.
-    EpochAbandoned { communicator: CommunicatorId, tenant: String, name: String, epoch: u64, why: String },
+    EpochAbandoned { communicator: CommunicatorId, tenant: String, name: String, epoch: Epoch, why: String },
     /// Control chooses a communicator's order again.
     OrderFreed { communicator: CommunicatorId, tenant: String, name: String },
     /// A communicator ended in good order.
@@ -59,7 +59,7 @@ pub enum Fact {
     /// An agent's telemetry, or what it says of turns, was refused or dropped: so often by now.
     TelemetryRefused { host: String, count: u64, why: String },
     /// Control decided on new plans: for which communicators, and their new epochs.
-    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(CommunicatorId, u64)> },
+    Decided { decision: u64, trigger: String, reason: String, changes: Vec<(CommunicatorId, Epoch)> },
     /// A plan did not pass the check, and is not used: so often by now.
     PlanUnfit { count: u64, why: String },
     /// A communicator's operations lose or send otherwise by a codec than was known.

@@ -133,7 +133,7 @@ impl CommunicatorView {
 impl From<&EpochConfig> for EpochView {
     fn from(config: &EpochConfig) -> Self {
         Self {
-            epoch: config.epoch,
+            epoch: config.epoch.into(),
             order: config.order.clone(),
             ports: config.ports.clone(),
             links: config.links.clone(),
@@ -371,7 +371,7 @@ pub trait Testing {
         let pinned = control.communicators.get(&id)?.pinned;
         let epoch = reorder(&mut proposer!(control, now), id, order);
         control.communicators.get_mut(&id)?.pinned = pinned;
-        epoch
+        epoch.map(u64::from)
     }
 
     /// Has what was agreed on for one communicator hold for another.

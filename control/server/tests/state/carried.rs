@@ -49,7 +49,7 @@ fn a_reversed_ring_needs_no_new_link() {
     let order = known.current.unwrap().order;
     let order: Vec<String> =
         order.iter().rev().map(|at| format!("h{}", known.members[*at as usize].host.0)).collect();
-    let epoch = fabric.state.reorder(fabric.now, CommunicatorId(id), &order).unwrap();
+    let epoch = fabric.state.reorder(fabric.now, CommunicatorId(id), &order).unwrap().into();
     let told = reused_links(&mut fabric);
     assert_eq!(told.len(), 28);
     assert!(told.values().all(|ends| *ends == [true, true]), "{told:?}");
@@ -73,7 +73,7 @@ fn an_abandoned_change_keeps_the_ports_in_use() {
     let (mut fabric, id) = Fabric::formed(2, 1, &EVERYONE);
     let before = links(&fabric, id);
     let order: Vec<String> = [0, 4, 1, 5, 2, 6, 3, 7].iter().map(|host| format!("h{host}")).collect();
-    let epoch = fabric.state.reorder(fabric.now, CommunicatorId(id), &order).unwrap();
+    let epoch = fabric.state.reorder(fabric.now, CommunicatorId(id), &order).unwrap().into();
     let session = fabric.session(id, 3);
     let failed = v1::PrepareFailed { communicator: id, epoch, reason: "no".to_owned() };
     fabric.state.message(fabric.now, session, from_agent::Message::PrepareFailed(failed).into());

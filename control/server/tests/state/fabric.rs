@@ -322,7 +322,7 @@ impl Fabric {
                     Output::Keep(changes) => self.keep(&changes),
                     Output::Fact(fact) => {
                         if let Fact::EpochCurrent { communicator, epoch, .. } = &fact
-                            && *epoch > 1
+                            && epoch.0 > 1
                         {
                             self.switches.entry(communicator.0).or_default().push(self.now);
                         }

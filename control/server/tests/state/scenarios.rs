@@ -1,6 +1,7 @@
 //! What control does in each case that an operator or a tenant may meet.
 
 use super::world::{SECOND, World, hello, join_of, settings};
+use harmonaize_abi::Epoch;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{ReorderError, SessionId};
@@ -308,7 +309,7 @@ fn an_epoch_that_cannot_be_had() {
     assert_eq!(world.reorder(id, &["h1", "h0"]), Ok(2));
     let changes = sessions.map(|session| world.recipe(session));
     assert_eq!((changes[0].order.as_slice(), changes[0].epoch), ([1, 0].as_slice(), 2));
-    assert_eq!(world.reorder(id, &["h1", "h0"]), Err(ReorderError::UnderWay(2)));
+    assert_eq!(world.reorder(id, &["h1", "h0"]), Err(ReorderError::UnderWay(Epoch(2))));
     world.send(sessions[0], fail(id, 2));
     for session in sessions {
         let abandon = only!(world.received(session), Abandon);

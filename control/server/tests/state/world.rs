@@ -170,7 +170,7 @@ impl World {
         let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
         let epoch = self.state.reorder(self.now, CommunicatorId(id), &hosts);
         self.run_until_quiet();
-        epoch
+        epoch.map(u64::from)
     }
 
     /// What a communicator runs by.

@@ -11,7 +11,7 @@ use crate::state::job::reconcile::proposer::proposer;
 use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_disclose::Fact as TenantFact;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub enum ReorderError {
     NotRunning(&'static str),
     /// Another change is under way.
     #[error("epoch {0} is under way; try again when it is in use")]
-    UnderWay(u64),
+    UnderWay(Epoch),
     /// The hosts are not exactly those of the communicator.
     #[error("{0}; the communicator's hosts are {1}")]
     Hosts(String, String),
@@ -43,7 +43,7 @@ impl Controller {
         now: Duration,
         id: CommunicatorId,
         hosts: &[String],
-    ) -> Result<u64, ReorderError> {
+    ) -> Result<Epoch, ReorderError> {
         let communicator = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
         match communicator.phase() {
             v1::Phase::Running => {}
@@ -77,7 +77,7 @@ impl Controller {
     ///
     /// # Errors
     /// Where there is no such communicator.
-    pub fn unpin(&mut self, now: Duration, id: CommunicatorId) -> Result<u64, ReorderError> {
+    pub fn unpin(&mut self, now: Duration, id: CommunicatorId) -> Result<Epoch, ReorderError> {
         let communicator = self.communicators.get_mut(&id).ok_or(ReorderError::Unknown)?;
         if std::mem::take(&mut communicator.pinned) {
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
@@ -86,7 +86,7 @@ impl Controller {
             self.act(now);
         }
         let known = self.communicators.get(&id).ok_or(ReorderError::Unknown)?;
-        Ok(known.latest().map_or(0, |latest| latest.epoch))
+        Ok(known.latest().map_or(Epoch(0), |latest| latest.epoch))
     }
 
     pub(crate) fn expire_communicators(&mut self, now: Duration) {
@@ -115,7 +115,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         id: CommunicatorId,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
@@ -145,7 +145,7 @@ impl Controller {
             changed.prepared = Some(now);
         }
         if let Some(known) = self.communicators.get(&id) {
-            let ready = v1::Ready { communicator: id.0, epoch };
+            let ready = v1::Ready { communicator: id.0, epoch: epoch.into() };
             self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Controller {
         now: Duration,
         from: SessionId,
         id: CommunicatorId,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
         let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
@@ -219,18 +219,19 @@ impl Controller {
     ) -> Result<(), &'static str> {
         let id = CommunicatorId(failed.communicator);
         let Some((communicator, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
-        if communicator.change().is_none_or(|change| change.to.epoch != failed.epoch) {
+        let epoch = communicator.pending_epoch();
+        if epoch == Epoch(0) || u64::from(epoch) != failed.epoch {
             return Ok(());
         }
         let host = communicator.members.get(index).map(|member| member.host);
         let host = host.map_or_else(String::new, |host| self.settings.host_name(host));
-        self.give_up(now, id, failed.epoch, &format!("{host}: {}", failed.reason));
+        self.give_up(now, id, epoch, &format!("{host}: {}", failed.reason));
         Ok(())
     }
 
     /// An epoch cannot be had: the communicator ends with its first one, or where some may be using it
     /// already, and otherwise goes on with the one that it has.
-    pub(crate) fn give_up(&mut self, now: Duration, id: CommunicatorId, epoch: u64, why: &str) {
+    pub(crate) fn give_up(&mut self, now: Duration, id: CommunicatorId, epoch: Epoch, why: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = communicator.change().is_some_and(Change::in_use);
         let why: String = why.chars().take(500).collect();
@@ -258,7 +259,7 @@ impl Controller {
         let Some(communicator) = self.communicators.get(&id) else { return };
         let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
         self.outbox.fact(Fact::EpochAbandoned { communicator: id, tenant, name, epoch, why: why.clone() });
-        let abandon = v1::Abandon { communicator: id.0, epoch, reason: why };
+        let abandon = v1::Abandon { communicator: id.0, epoch: epoch.into(), reason: why };
         self.outbox.send_to_members(communicator, &to_agent::Message::Abandon(abandon));
     }
 

@@ -5,7 +5,7 @@ use crate::state::ctx::ctx;
 use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Room;
 use crate::state::view::view;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, from_agent};
 use std::time::Duration;
 
@@ -64,11 +64,21 @@ impl Controller {
             Message::Join(join) => return self.join(now, from, join),
             Message::Leave(leave) => return self.leave(now, from, &leave),
             Message::Prepared(prepared) => {
-                return self.prepared(now, from, CommunicatorId(prepared.communicator), prepared.epoch);
+                return self.prepared(
+                    now,
+                    from,
+                    CommunicatorId(prepared.communicator),
+                    epoch_of(prepared.epoch)?,
+                );
             }
             Message::PrepareFailed(failed) => return self.prepare_failed(now, from, &failed),
             Message::Switched(switched) => {
-                return self.switched(now, from, CommunicatorId(switched.communicator), switched.epoch);
+                return self.switched(
+                    now,
+                    from,
+                    CommunicatorId(switched.communicator),
+                    epoch_of(switched.epoch)?,
+                );
             }
             Message::Failed(failed) => return self.failed(now, from, failed),
             Message::Closed(closed) => return self.closed(now, from, CommunicatorId(closed.communicator)),
@@ -107,4 +117,8 @@ impl Controller {
         }
         Ok(())
     }
+}
+
+fn epoch_of(number: u64) -> Result<Epoch, &'static str> {
+    Epoch::from_wire(number).map_err(|_| "an epoch that control never gives")
 }

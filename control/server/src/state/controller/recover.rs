@@ -10,14 +10,16 @@ use crate::state::job::reduction::AggregationChoice;
 use crate::state::job::refusals::Refusals;
 use crate::state::job::stored::{is_stored_as, take_up_plan};
 use crate::state::output::SessionId;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_planner::{AlgorithmChoice, Bytes, DirectThresholds, HostId, RateLimits, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Epochs that an earlier control may have handed out beyond the one in use.
-const UNSEEN_EPOCHS: u64 = 1;
+const UNSEEN_EPOCHS: u32 = 1;
+/// Epochs that an agent may name: others can follow each.
+const EPOCHS: std::ops::RangeInclusive<u32> = 1..=u32::MAX - UNSEEN_EPOCHS - 2;
 
 impl Controller {
     /// Takes up what an agent says is running. An error is a breach of protocol.
@@ -158,7 +160,7 @@ impl Controller {
             member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
             communicator.members.iter().all(|member| member.session.is_some())
         };
-        let newer = recipe.epoch > communicator.epoch();
+        let newer = epoch_of(recipe) > communicator.epoch();
         if newer && let Some(current) = communicator.lifecycle.current_mut() {
             let config = EpochConfig {
                 ports: std::mem::take(&mut current.ports),
@@ -168,7 +170,7 @@ impl Controller {
                 ..config(recipe)
             };
             communicator.coding.agree(config.codec.budget.clone());
-            communicator.next_epoch = recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1);
+            communicator.next_epoch = unseen_epoch(recipe);
             let before = std::mem::replace(current, config);
             self.aggregators.end(now, &before.aggregation);
         }
@@ -211,7 +213,7 @@ impl Controller {
         self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
         // Whoever missed it when control went down learns that the epoch may be used.
         if let Some(known) = self.communicators.get(&id) {
-            let ready = v1::Ready { communicator: id.0, epoch };
+            let ready = v1::Ready { communicator: id.0, epoch: epoch.into() };
             self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
         }
     }
@@ -257,7 +259,7 @@ fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
 /// What a communicator runs by, as far as an agent's recipe says it.
 fn config(recipe: &v1::Recipe) -> EpochConfig {
     EpochConfig {
-        epoch: recipe.epoch,
+        epoch: epoch_of(recipe),
         order: recipe.order.clone(),
         ports: Vec::new(),
         links: BTreeMap::new(),
@@ -267,6 +269,16 @@ fn config(recipe: &v1::Recipe) -> EpochConfig {
         algorithm: algorithm(recipe),
         aggregation: AggregationChoice::from_recipe(recipe),
     }
+}
+
+/// Returns the epoch of a recipe; 0 where there is none such.
+fn epoch_of(recipe: &v1::Recipe) -> Epoch {
+    Epoch::from_wire(recipe.epoch).unwrap_or_default()
+}
+
+/// Returns the first epoch that an earlier control cannot have handed out.
+fn unseen_epoch(recipe: &v1::Recipe) -> Epoch {
+    Epoch(epoch_of(recipe).0.saturating_add(UNSEEN_EPOCHS + 1))
 }
 
 fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communicator {
@@ -287,7 +299,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         members,
         tuning,
         lifecycle: Lifecycle::Recovering { current: Box::new(config), until },
-        next_epoch: recipe.epoch.saturating_add(UNSEEN_EPOCHS + 1),
+        next_epoch: unseen_epoch(recipe),
         last_change: String::new(),
         pinned: false,
         changes: VecDeque::new(),
@@ -305,7 +317,7 @@ fn check(recipe: &v1::Recipe) -> Result<(), &'static str> {
     let count = recipe.participants.len();
     let mut order = recipe.order.clone();
     order.sort_unstable();
-    if recipe.epoch == 0
+    if !EPOCHS.contains(&epoch_of(recipe).0)
         || count == 0
         || recipe.me as usize >= count
         || !order.into_iter().eq(0..count as u32)

@@ -93,7 +93,8 @@ pub(crate) fn coded_outcome(ctx: &Ctx<'_>, told: &v1::Operation) -> Option<Codec
         known.current()?;
     // What ran by several epochs was coded by several codecs; sums of an aggregator's codes say nothing of
     // the hosts'.
-    if (told.first_epoch, told.last_epoch) != (*epoch, *epoch) || aggregation.is_coded() {
+    if (told.first_epoch, told.last_epoch) != (u64::from(*epoch), u64::from(*epoch)) || aggregation.is_coded()
+    {
         return None;
     }
     let levels = levels_of(ctx, known);

@@ -5,7 +5,7 @@ use crate::state::job::lifecycle::{Change, Completed, EpochConfig, Lifecycle};
 use crate::state::job::refusals::Refusals;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::{Budget, Codec};
 use harmonaize_planner::{AlgorithmPolicy, DirectedLink, HostId, Topology, Tuning, exchange_usage};
@@ -34,7 +34,7 @@ pub(crate) struct Communicator {
     /// Its stage, with the epochs that it runs by.
     pub lifecycle: Lifecycle,
     /// Number that the next epoch gets.
-    pub next_epoch: u64,
+    pub next_epoch: Epoch,
     pub last_change: String,
     /// Whether an operator chose the order: then it is no longer control's to choose.
     pub pinned: bool,
@@ -110,13 +110,13 @@ impl Communicator {
     }
 
     /// Returns the number of the epoch in use as messages have it: 0 while the first is prepared.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.current().map_or(0, |current| current.epoch)
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.current().map_or(Epoch(0), |current| current.epoch)
     }
 
     /// Returns the number of the epoch under way as messages have it: 0 where none is.
-    pub(crate) fn pending_epoch(&self) -> u64 {
-        self.change().map_or(0, |change| change.to.epoch)
+    pub(crate) fn pending_epoch(&self) -> Epoch {
+        self.change().map_or(Epoch(0), |change| change.to.epoch)
     }
 
     /// Returns the codec of the epoch in use.
@@ -199,7 +199,7 @@ impl Communicator {
     /// Checks what holds between calls: an epoch never goes back, and ports and links are of participants
     /// that there are.
     pub(crate) fn check_invariants(&self, topology: &Topology) {
-        let epochs: Vec<u64> = self.lifecycle.configs().map(|config| config.epoch).collect();
+        let epochs: Vec<Epoch> = self.lifecycle.configs().map(|config| config.epoch).collect();
         debug_assert!(epochs.is_sorted_by(|one, next| one < next), "epochs {epochs:?}");
         debug_assert!(
             epochs.iter().all(|epoch| *epoch < self.next_epoch),

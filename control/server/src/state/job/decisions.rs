@@ -1,7 +1,7 @@
 //! What control decided about plans, why, and when each stage was reached: a bounded list, newest last.
 
 use crate::state::reason::Reason;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_planner::Score;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -105,7 +105,7 @@ pub struct Changed {
     /// Which.
     pub communicator: CommunicatorId,
     /// The new epoch.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Why.
     pub reason: Reason,
     /// When the change was sent.
@@ -122,7 +122,7 @@ pub struct Changed {
 
 impl Changed {
     /// A change that was sent just now.
-    pub(crate) fn new(communicator: CommunicatorId, epoch: u64, reason: Reason, sent: Duration) -> Self {
+    pub(crate) fn new(communicator: CommunicatorId, epoch: Epoch, reason: Reason, sent: Duration) -> Self {
         let outcome = Outcome::UnderWay;
         Self {
             communicator,

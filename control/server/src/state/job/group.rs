@@ -6,7 +6,7 @@ use crate::state::job::communicator::{Communicator, Member};
 use crate::state::job::lifecycle::Lifecycle;
 use crate::state::job::refusals::Refusals;
 use crate::state::output::SessionId;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_codec::Budget;
 use harmonaize_planner::{HostId, tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -51,7 +51,7 @@ impl Group {
             members,
             tuning: tuning(&ctx.settings.topology, &hosts),
             lifecycle: Lifecycle::default(),
-            next_epoch: 1,
+            next_epoch: Epoch(1),
             last_change: String::new(),
             pinned: false,
             changes: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! The stages of a communicator's life, and what it runs by in each epoch.
 
 use crate::state::job::reduction::AggregationChoice;
+use harmonaize_abi::Epoch;
 use harmonaize_planner::{AlgorithmChoice, Assignment, CodecChoice, HostId, Nanos, Rate, RateLimits};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -35,7 +36,7 @@ impl From<&Assignment> for Planned {
 #[derive(Clone, Debug)]
 pub(crate) struct EpochConfig {
     /// Its number; the first is 1.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// Participants along the ring.
     pub order: Vec<u32>,
     /// Source ports that its connections hold, by connecting host.
@@ -177,7 +178,7 @@ impl Lifecycle {
     /// Begins a change. The communicator is new, or runs and has none under way.
     pub(crate) fn begin(&mut self, change: Change) {
         let change = Box::new(change);
-        let last = self.current().map_or(0, |current| current.epoch);
+        let last = self.current().map_or(Epoch(0), |current| current.epoch);
         debug_assert!(change.to.epoch > last, "epoch {} after {last}", change.to.epoch);
         *self = match std::mem::take(self) {
             Self::New => Self::Forming(change),
@@ -245,9 +246,9 @@ mod tests {
     use super::*;
     use harmonaize_codec::Budget;
 
-    fn config(epoch: u64) -> EpochConfig {
+    fn config(epoch: u32) -> EpochConfig {
         EpochConfig {
-            epoch,
+            epoch: Epoch(epoch),
             order: vec![0, 1],
             ports: Vec::new(),
             links: BTreeMap::new(),
@@ -259,7 +260,7 @@ mod tests {
         }
     }
 
-    fn change(epoch: u64) -> Change {
+    fn change(epoch: u32) -> Change {
         Change::new(config(epoch), Some(7), Duration::from_secs(1))
     }
 
@@ -271,10 +272,12 @@ mod tests {
         assert!(life.abandon().is_none(), "the first epoch has none to return to");
         assert!(life.complete().is_some_and(|done| done.before.is_none() && done.decision == Some(7)));
         life.begin(change(3));
-        let epochs: Vec<u64> = life.configs().map(|config| config.epoch).collect();
+        let epochs: Vec<u32> = life.configs().map(|config| config.epoch.0).collect();
         assert_eq!((epochs.as_slice(), life.deadline()), ([1, 3].as_slice(), Some(Duration::from_secs(1))));
-        assert!(life.complete().is_some_and(|done| done.before.is_some_and(|before| before.epoch == 1)));
-        assert!(life.complete().is_none() && life.current().is_some_and(|current| current.epoch == 3));
+        assert!(
+            life.complete().is_some_and(|done| done.before.is_some_and(|before| before.epoch == Epoch(1)))
+        );
+        assert!(life.complete().is_none() && life.current().is_some_and(|current| current.epoch == Epoch(3)));
     }
 
     #[test]
@@ -282,8 +285,8 @@ mod tests {
         let mut life = Lifecycle::Running(Box::new(config(2)));
         life.begin(change(3));
         assert_eq!(life.configs_mut().count(), 2);
-        assert!(life.abandon().is_some_and(|change| change.to.epoch == 3));
-        assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == 2));
+        assert!(life.abandon().is_some_and(|change| change.to.epoch == Epoch(3)));
+        assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == Epoch(2)));
     }
 
     #[test]
@@ -292,6 +295,6 @@ mod tests {
         let mut life = Lifecycle::Recovering { current: Box::new(config(4)), until };
         assert_eq!(life.deadline(), Some(until));
         life.recovered();
-        assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == 4));
+        assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == Epoch(4)));
     }
 }

@@ -17,7 +17,7 @@ use crate::state::job::reconcile::proposer::{Proposal, Proposer};
 use crate::state::reason::{RateChange, Reason};
 use crate::state::view::View;
 use crate::state::world::link_state::ports::pair_of;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_planner::{Assignment, Conditions, HostId, Job, LinkUse, Path, Plan, RateLimits, order};
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub(crate) fn form(proposer: &mut Proposer<'_>, id: CommunicatorId, plan: Option
 
 /// Gives a communicator the ring order that an operator chose, which is no longer control's to choose.
 /// Returns the number of the epoch.
-pub(crate) fn reorder(proposer: &mut Proposer<'_>, id: CommunicatorId, order: Vec<u32>) -> Option<u64> {
+pub(crate) fn reorder(proposer: &mut Proposer<'_>, id: CommunicatorId, order: Vec<u32>) -> Option<Epoch> {
     proposer.communicators.get_mut(&id)?.pinned = true;
     let proposal = Proposal { order, ..Proposal::default() };
     let difference = Difference { reason: Reason::Ordered, proposal };

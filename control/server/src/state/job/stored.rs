@@ -4,12 +4,12 @@ use crate::state::job::communicator::Communicator;
 use crate::state::job::lifecycle::{EpochConfig, Planned};
 use crate::state::output::{Fact, Output};
 use crate::state::settings::Settings;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1;
 use harmonaize_api::v1::to_agent::Message;
 use harmonaize_codec::Codec;
 use harmonaize_planner::{HostId, Nanos, Rate, RateLimits, Topology};
-use harmonaize_store::{Change, Connection, Epoch, Link, Loss, Plan};
+use harmonaize_store::{Change, Connection, Epoch as StoredEpoch, Link, Loss, Plan};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn stored_plan(settings: &Settings, id: CommunicatorId, known: &Communicator) ->
         tenant: known.tenant.clone(),
         name: known.name.clone(),
         hosts: known.members.iter().map(|member| settings.host_name(member.host)).collect(),
-        next_epoch: known.next_epoch,
+        next_epoch: known.next_epoch.into(),
         current,
         pending,
         pinned: known.pinned,
@@ -64,7 +64,7 @@ fn stored_plan(settings: &Settings, id: CommunicatorId, known: &Communicator) ->
     }
 }
 
-fn stored_epoch(settings: &Settings, config: &EpochConfig) -> Epoch {
+fn stored_epoch(settings: &Settings, config: &EpochConfig) -> StoredEpoch {
     let EpochConfig { epoch, order, ports, links, plan, .. } = config;
     let planned = plan.as_ref();
     let connection = |(host, port): &(HostId, u16)| Connection {
@@ -76,8 +76,8 @@ fn stored_epoch(settings: &Settings, config: &EpochConfig) -> Epoch {
         high: ends.1,
         source_ports: ports.iter().copied().map(u32::from).collect(),
     };
-    Epoch {
-        epoch: *epoch,
+    StoredEpoch {
+        epoch: (*epoch).into(),
         order: order.clone(),
         connections: ports.iter().map(connection).collect(),
         links: links.iter().map(link).collect(),
@@ -98,7 +98,7 @@ pub(crate) fn take_up_plan(
     plan: &Plan,
     known: &mut Communicator,
 ) -> Vec<(HostId, u16)> {
-    known.next_epoch = known.next_epoch.max(plan.next_epoch);
+    known.next_epoch = known.next_epoch.max(Epoch::from_wire(plan.next_epoch).unwrap_or_default());
     known.pinned = plan.pinned;
     for Loss { codec, loss, bytes } in &plan.losses {
         if let Some(codec) = Codec::named(codec) {
@@ -108,7 +108,7 @@ pub(crate) fn take_up_plan(
     let epochs = || plan.current.iter().chain(&plan.pending);
     // The agents may be one epoch further than what was stored: then both are kept, for theirs is not known.
     let Some(current) = known.lifecycle.current_mut() else { return Vec::new() };
-    let of_epoch = epochs().find(|epoch| epoch.epoch == current.epoch);
+    let of_epoch = epochs().find(|epoch| epoch.epoch == u64::from(current.epoch));
     let kept = of_epoch.map_or_else(|| epochs().collect::<Vec<_>>(), |epoch| vec![epoch]);
     let held = kept.into_iter().flat_map(|epoch| &epoch.connections).filter_map(|connection| {
         Some((topology.host(&connection.host)?, u16::try_from(connection.source_port).ok()?))

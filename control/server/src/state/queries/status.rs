@@ -124,8 +124,8 @@ impl Queries<'_> {
             name: communicator.name.clone(),
             ranks: communicator.ranks,
             phase: communicator.phase().into(),
-            epoch: communicator.epoch(),
-            next_epoch: communicator.pending_epoch(),
+            epoch: communicator.epoch().into(),
+            next_epoch: communicator.pending_epoch().into(),
             participants: communicator
                 .members
                 .iter()

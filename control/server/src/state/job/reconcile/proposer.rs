@@ -23,7 +23,7 @@ use crate::state::world::iterations::Operations;
 use crate::state::world::link_state::LinkState;
 use crate::state::world::link_state::ports::{Port, pair_of};
 use crate::state::world::operator::Operator;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
 use harmonaize_planner::{
@@ -106,7 +106,7 @@ impl Proposer<'_> {
     }
 
     /// Starts the next epoch of a communicator. Returns its number; none where there is no such communicator.
-    pub(super) fn propose(&mut self, id: CommunicatorId, proposal: Proposal) -> Option<u64> {
+    pub(super) fn propose(&mut self, id: CommunicatorId, proposal: Proposal) -> Option<Epoch> {
         let Proposal { order, hops, plan, decision, same_links } = proposal;
         let communicator = self.communicators.get(&id)?;
         let epoch = communicator.next_epoch;
@@ -138,10 +138,10 @@ impl Proposer<'_> {
         let recipes = self.recipes(id, &to, links);
         let deadline = self.now.saturating_add(self.settings.prepare_timeout);
         let communicator = self.communicators.get_mut(&id)?;
-        communicator.next_epoch += 1;
+        communicator.next_epoch = epoch.next();
         communicator.lifecycle.begin(Change::new(to, decision, deadline));
         for (session, recipe) in recipes {
-            let first = epoch == 1;
+            let first = epoch == Epoch(1);
             let message =
                 if first { to_agent::Message::Form(recipe) } else { to_agent::Message::Change(recipe) };
             self.effects.send(session, message);
@@ -215,7 +215,7 @@ impl Proposer<'_> {
                 communicator: id.0,
                 tenant: communicator.tenant.clone(),
                 name: communicator.name.clone(),
-                epoch: to.epoch,
+                epoch: to.epoch.into(),
                 participants: participants.clone(),
                 order: to.order.clone(),
                 me: index as u32,
@@ -225,7 +225,7 @@ impl Proposer<'_> {
                 budget: budget_to_proto(&to.codec.budget),
                 coding: coding(&to.codec),
                 aggregation: to.aggregation.recipe(index as u32),
-                previous_ranks: if to.epoch == 1 { communicator.before.clone() } else { Vec::new() },
+                previous_ranks: if to.epoch == Epoch(1) { communicator.before.clone() } else { Vec::new() },
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }

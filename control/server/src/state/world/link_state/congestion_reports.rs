@@ -73,7 +73,7 @@ impl LinkState {
         let Some(peer) = peer.filter(|_| message.peer as usize != me) else {
             return Err(format!("a verdict on the connection to participant {}", message.peer));
         };
-        if message.epoch == 0 || message.epoch >= known.next_epoch {
+        if message.epoch == 0 || message.epoch >= u64::from(known.next_epoch) {
             return Err(format!("a verdict on epoch {}, which never was", message.epoch));
         }
         let pair = pair_of(host, peer);
@@ -116,7 +116,7 @@ impl LinkState {
         let ports = current.links.get(&ends).map_or(&[][..], Vec::as_slice);
         let room = ports.len() < most || ports.contains(&0);
         if port == 0
-            || message.epoch != current.epoch
+            || message.epoch != u64::from(current.epoch)
             || !room
             || !self.ports.adopt(pair, port, &mut Vec::new())
         {
