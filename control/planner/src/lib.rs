@@ -36,7 +36,9 @@ pub use plan::{
     apply_priorities, check, off_ring_paths, plan,
 };
 pub use policy::algorithm::{AlgorithmChoice, AlgorithmPolicy};
-pub use policy::codec::{CodecChoice, CodecRates, CodecRequest, coded_ratio, common_levels, nonzero_ratio};
+pub use policy::codec::{
+    CodecChoice, CodecRates, CodecReason, CodecRequest, coded_ratio, common_levels, nonzero_ratio,
+};
 pub use policy::codes::{CodeShape, codes_rate};
 pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
 pub use ring_order::{order, ring_crossings};

@@ -28,5 +28,6 @@ pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason};
 pub use settings::{Settings, Terms};
+pub use tenants::turns::TurnsEnd;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

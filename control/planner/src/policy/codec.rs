@@ -1,7 +1,8 @@
 //! In which codec a communicator's tensors travel, by what its ranks let be lost and what the network passes.
 
 use harmonaize_codec::{Budget, Choice, Codec, Controller, Level, Outlook};
-use harmonaize_units::Bytes;
+use harmonaize_units::{Bytes, Nanos};
+use std::fmt;
 use std::time::Duration;
 
 /// Bytes of an operation where agents have told of none.
@@ -18,8 +19,8 @@ pub struct CodecChoice {
     pub codec: Codec,
     /// What may be lost.
     pub budget: Budget,
-    /// Why, as text.
-    pub reason: String,
+    /// Why.
+    pub reason: CodecReason,
     /// The codec of chunks that lose too much by the other.
     pub finer: Option<Codec>,
     /// What it was chosen by, where there was something to choose.
@@ -30,17 +31,87 @@ pub struct CodecChoice {
 
 impl CodecChoice {
     /// Tensors travel as they are, whatever the budget lets be lost; why.
-    pub fn exact(budget: Budget, reason: &str) -> Self {
-        Self::keep(Codec::EXACT, budget, reason.to_owned())
-    }
-
-    fn keep(codec: Codec, budget: Budget, reason: String) -> Self {
-        Self { codec, budget, reason, finer: None, outlook: None, speed: 0 }
+    pub fn exact(budget: Budget, reason: CodecReason) -> Self {
+        Self { codec: Codec::EXACT, budget, reason, finer: None, outlook: None, speed: 0 }
     }
 
     /// Whether agents are told the same of both.
     pub fn same(&self, other: &Self) -> bool {
         self.codec == other.codec && self.budget == other.budget
+    }
+}
+
+/// Why tensors travel in a codec, or as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodecReason {
+    /// Ranks let nothing be lost.
+    Exact,
+    /// An epoch of an earlier control has it.
+    Recovered,
+    /// Its tenant wants contributions added in one order.
+    Ordered,
+    /// An aggregator sums.
+    Aggregated,
+    /// The provider compresses nothing.
+    Disabled,
+    /// There is one host.
+    OneHost,
+    /// Hosts do not send to so many others directly.
+    TooManyHosts,
+    /// Operations of so many bytes gain nothing.
+    SmallOperations(Bytes),
+    /// Agents have no codec in common.
+    NoCommonCodec,
+    /// The network passes nothing now.
+    NothingPasses,
+    /// Operations end before the tenant waits for them.
+    Overlapped,
+    /// Operations of so many bytes are the fastest uncompressed, in this time.
+    FastestExact(Bytes, Nanos),
+    /// Operations of so many bytes take the first time, and uncompressed the second.
+    Fastest(Bytes, Nanos, Nanos),
+}
+
+impl CodecReason {
+    fn of(choice: Choice, bytes: f64) -> Self {
+        let nanos = |seconds: f64| Nanos((seconds * 1e9).round() as u64);
+        let (bytes, exact) = (Bytes(bytes as u64), nanos(choice.exact));
+        match choice.codec {
+            Codec::EXACT if choice.exact <= 0.0 => Self::Overlapped,
+            Codec::EXACT => Self::FastestExact(bytes, exact),
+            _ => Self::Fastest(bytes, nanos(choice.time), exact),
+        }
+    }
+}
+
+impl fmt::Display for CodecReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: &Nanos| time.0 as f64 / 1e6;
+        let mib = |bytes: &Bytes| bytes.0 as f64 / f64::from(1 << 20);
+        let text = match self {
+            Self::Exact => "",
+            Self::Recovered => "as before control restarted",
+            Self::Ordered => "its tenant wants contributions added in one order",
+            Self::Aggregated => "an aggregator sums",
+            Self::Disabled => "compression is switched off",
+            Self::OneHost => "nothing crosses a wire",
+            Self::TooManyHosts => "too many hosts to send to each other directly",
+            Self::SmallOperations(Bytes(bytes)) => {
+                return write!(f, "operations of {bytes} bytes are too small to gain");
+            }
+            Self::NoCommonCodec => "no codec that all agents take",
+            Self::NothingPasses => "nothing passes now",
+            Self::Overlapped => "operations end before the tenant waits for them",
+            Self::FastestExact(bytes, exact) => {
+                let (exact, mib) = (ms(exact), mib(bytes));
+                return write!(f, "nothing within the budget is faster than {exact:.3} ms for {mib:.1} MiB");
+            }
+            Self::Fastest(bytes, time, exact) => {
+                let (time, exact, mib) = (ms(time), ms(exact), mib(bytes));
+                return write!(f, "{time:.3} ms for {mib:.1} MiB, which take {exact:.3} ms exact");
+            }
+        };
+        f.write_str(text)
     }
 }
 
@@ -89,16 +160,16 @@ impl CodecRequest<'_> {
         let budget = self.budget.clone();
         let Bytes(told) = self.operation;
         if told > 0 && told <= self.copy_threshold.0 {
-            let reason = format!("operations of {told} bytes are too small to gain");
-            return CodecChoice::keep(Codec::EXACT, budget, reason);
+            return CodecChoice::exact(budget, CodecReason::SmallOperations(self.operation));
         }
         if self.levels.is_empty() {
-            return CodecChoice::exact(budget, "no codec that all agents take");
+            return CodecChoice::exact(budget, CodecReason::NoCommonCodec);
         }
         let (bytes, hosts) = (self.bytes(), self.hosts as f64);
         let CodecRates { exact, coded, overlapped } = rates(bytes);
         if exact < 1.0 || coded < 1.0 {
-            return CodecChoice::keep(self.current, budget, "nothing passes now".to_owned());
+            let codec = self.current;
+            return CodecChoice { codec, ..CodecChoice::exact(budget, CodecReason::NothingPasses) };
         }
         let outlook = Outlook {
             wire: 2.0 * (hosts - 1.0) / hosts * bytes,
@@ -110,9 +181,9 @@ impl CodecRequest<'_> {
             chunks: bytes / self.chunk.0.max(1) as f64,
         };
         let choice = self.controller.choose(self.now, self.budget, self.current, self.levels, &outlook);
-        let (codec, reason) = (choice.codec, describe_choice(choice, bytes));
+        let (codec, reason) = (choice.codec, CodecReason::of(choice, bytes));
         if codec == Codec::EXACT {
-            return CodecChoice { outlook: Some(outlook), ..CodecChoice::keep(codec, budget, reason) };
+            return CodecChoice { outlook: Some(outlook), ..CodecChoice::exact(budget, reason) };
         }
         let finer = self.controller.finer(self.budget, codec, self.levels, &outlook);
         let speed = (8.0 * bytes / (choice.time + outlook.overlapped).max(1e-9)) as u64;
@@ -157,16 +228,6 @@ pub fn nonzero_ratio(inputs: impl Iterator<Item = Option<u32>>, sum: Option<u32>
     Some((sent?.min(1.0) + part(sum)?) / 2.0 + PLACES)
 }
 
-fn describe_choice(choice: Choice, bytes: f64) -> String {
-    let Choice { codec, time, exact } = choice;
-    let (time, exact, bytes) = (time * 1e3, exact * 1e3, bytes / f64::from(1 << 20));
-    match codec {
-        Codec::EXACT if exact <= 0.0 => "operations end before the tenant waits for them".to_owned(),
-        Codec::EXACT => format!("nothing within the budget is faster than {exact:.3} ms for {bytes:.1} MiB"),
-        _ => format!("{time:.3} ms for {bytes:.1} MiB, which take {exact:.3} ms exact"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,13 +268,15 @@ mod tests {
         let rates = |rate| move |_| CodecRates { exact: rate, coded: rate, overlapped: Duration::ZERO };
         let slow = request.choose(rates(1e7));
         assert_eq!((slow.codec, slow.speed > 0), (levels[0].codec, true), "{slow:?}");
-        for (case, choice) in [
-            ("a fast network", request.choose(rates(1e12))),
-            ("no levels", CodecRequest { levels: &[], ..request }.choose(rates(1e7))),
-            ("small operations", CodecRequest { operation: Bytes(1024), ..request }.choose(rates(1e7))),
-            ("nothing passes", request.choose(rates(0.0))),
+        let small = CodecRequest { operation: Bytes(1024), ..request };
+        for (choice, reason) in [
+            (CodecRequest { levels: &[], ..request }.choose(rates(1e7)), CodecReason::NoCommonCodec),
+            (small.choose(rates(1e7)), CodecReason::SmallOperations(Bytes(1024))),
+            (request.choose(rates(0.0)), CodecReason::NothingPasses),
         ] {
-            assert_eq!((choice.codec, choice.speed), (Codec::EXACT, 0), "{case}: {choice:?}");
+            assert_eq!((choice.codec, choice.speed, choice.reason), (Codec::EXACT, 0, reason));
         }
+        let fast = request.choose(rates(1e12));
+        assert!(matches!(fast.reason, CodecReason::FastestExact(Bytes(TYPICAL), _)), "{fast:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
+use crate::state::tenants::turns::TurnsEnd;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_store::Change;
@@ -73,7 +74,7 @@ pub enum Fact {
         reason: String,
     },
     /// It takes no turns any more.
-    TurnsOver { communicator: CommunicatorId, tenant: String, name: String, why: String },
+    TurnsOver { communicator: CommunicatorId, tenant: String, name: String, why: TurnsEnd },
     /// Something has been promised for a communicator, which takes the place of what was before.
     Agreed { communicator: CommunicatorId, tenant: String, name: String, number: u64, promise: String },
     /// What of an agreement is not kept; nothing: it is again.

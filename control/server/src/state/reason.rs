@@ -1,7 +1,7 @@
 //! Why a communicator gets another epoch.
 
 use harmonaize_codec::Codec;
-use harmonaize_planner::{CodecChoice, Rate};
+use harmonaize_planner::{CodecChoice, CodecReason, Rate};
 use std::fmt;
 
 /// Why a communicator gets another epoch.
@@ -20,7 +20,7 @@ pub enum Reason {
         /// The codec.
         codec: Codec,
         /// Why that one.
-        why: String,
+        why: CodecReason,
     },
     /// Its ranks agreed on another budget.
     Budget {
@@ -29,7 +29,7 @@ pub enum Reason {
         /// The codec within it.
         codec: Codec,
         /// Why that one.
-        why: String,
+        why: CodecReason,
     },
     /// Its tenant was promised another reduction.
     Reduction,

@@ -20,7 +20,9 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
-use harmonaize_planner::{AlgorithmChoice, Bytes, DirectedLink, HostId, LinkId, Rate, RateLimits};
+use harmonaize_planner::{
+    AlgorithmChoice, Bytes, CodecReason, DirectedLink, HostId, LinkId, Rate, RateLimits,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -303,7 +305,7 @@ pub trait Testing {
     }
 
     /// Returns the codec that is best for a communicator now, and why.
-    fn best_codec(&self, now: Duration, id: CommunicatorId) -> (Codec, String) {
+    fn best_codec(&self, now: Duration, id: CommunicatorId) -> (Codec, CodecReason) {
         let current = self.controller().communicators.get(&id).and_then(Communicator::current);
         let choice = choose_coding(
             &view!(self.controller(), now),

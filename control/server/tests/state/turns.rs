@@ -6,8 +6,8 @@ use super::world::{SECOND, operation};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::{DirectedLink, HostId, LinkId};
-use harmonaize_server::state::Fact;
 use harmonaize_server::state::testing::Testing as _;
+use harmonaize_server::state::{Fact, TurnsEnd};
 use rand::RngExt;
 use std::time::Duration;
 
@@ -220,10 +220,10 @@ pub(super) fn run(fabric: &mut Fabric, jobs: &mut [Job], seconds: u32) {
 }
 
 /// When communicators began to take turns, and when they no longer did.
-pub(super) fn groups(fabric: &Fabric) -> (Vec<Duration>, Vec<(Duration, String)>) {
+pub(super) fn groups(fabric: &Fabric) -> (Vec<Duration>, Vec<(Duration, TurnsEnd)>) {
     let begun = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::TakesTurns { .. }));
     let over = fabric.facts.iter().filter_map(|(at, fact)| match fact {
-        Fact::TurnsOver { why, .. } => Some((*at, why.clone())),
+        Fact::TurnsOver { why, .. } => Some((*at, *why)),
         _ => None,
     });
     (begun.map(|(at, _)| *at).collect(), over.collect())
@@ -350,7 +350,7 @@ fn who_never_ends_its_turn_is_left_out() {
         run(&mut fabric, &mut jobs, 30);
         let (begun, over) = groups(&fabric);
         assert!(
-            begun.len() >= 2 && over.iter().any(|(_, why)| why.contains("much longer")),
+            begun.len() >= 2 && over.iter().any(|(_, why)| *why == TurnsEnd::MuchLonger),
             "seed {seed}: {over:?}"
         );
         let worst = jobs[0].done.iter().map(|(began, ended)| ended - began).fold(0.0, f64::max);
@@ -395,7 +395,7 @@ fn who_lies_about_its_turns_costs_others_little() {
         eprintln!(
             "seed {seed}: {mean:.1} ms an iteration, its longest operation {worst:.1} ms; {begun:?} {over:?}"
         );
-        assert!(over.iter().any(|(_, why)| why.contains("would wait less")), "seed {seed}: {over:?}");
+        assert!(over.iter().any(|(_, why)| *why == TurnsEnd::WaitsLess), "seed {seed}: {over:?}");
         assert!(worst < 130.0 + 70.0 + 5.0 * MESSAGE && mean < 135.0, "seed {seed}: {worst} {mean}");
     }
 }
@@ -424,7 +424,7 @@ fn a_flood_of_turn_requests_is_left_out() {
     let noted = fabric.facts.iter().filter(|(_, fact)| noted(fact)).count();
     assert!((1..=18).contains(&noted), "{noted} lines");
     let (_, over) = groups(&fabric);
-    assert!(over.iter().any(|(_, why)| why.contains("faster than it may")), "{over:?}");
+    assert!(over.iter().any(|(_, why)| *why == TurnsEnd::TooFast), "{over:?}");
     run(&mut fabric, &mut jobs, 20);
     assert!(jobs[0].iteration(22_000.0, 40_000.0) < 185.0, "as by sharing fairly");
 }
@@ -446,7 +446,7 @@ fn turns_end_with_what_made_them_pay() {
     (jobs[1].computes, jobs[1].varies) = (400.0, 0.9);
     run(&mut fabric, &mut jobs, 40);
     let (_, over) = groups(&fabric);
-    assert!(over.len() == 2 && over.iter().all(|(_, why)| why.contains("nothing is gained")), "{over:?}");
+    assert!(over.len() == 2 && over.iter().all(|(_, why)| *why == TurnsEnd::NoGain), "{over:?}");
     assert!(!fabric.state.takes_turns());
     let alone = jobs[0].iteration(55_000.0, 60_000.0);
     assert!(alone < 150.0, "{alone}");

@@ -3,7 +3,7 @@
 use harmonaize_abi::session::Budget as Said;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, BudgetError, Codec, Controller, Level};
-use harmonaize_planner::{CodecChoice, DirectedLink};
+use harmonaize_planner::{CodecChoice, CodecReason, DirectedLink};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(crate) fn choice_of(recipe: &v1::Recipe) -> CodecChoice {
     CodecChoice {
         codec: coding.and_then(|coding| Codec::named(&coding.codec)).unwrap_or(Codec::EXACT),
         finer: coding.and_then(|coding| Codec::named(coding.fallback_codec.as_deref()?)),
-        ..CodecChoice::exact(budget, "as before control restarted")
+        ..CodecChoice::exact(budget, CodecReason::Recovered)
     }
 }
 

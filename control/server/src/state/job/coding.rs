@@ -15,8 +15,8 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, Codec, Level};
 use harmonaize_planner::{
-    Bytes, CodecChoice, CodecRates, CodecRequest, DirectedLink, HostId, coded_ratio, common_levels,
-    exchange_rate, line_rate, nonzero_ratio,
+    Bytes, CodecChoice, CodecRates, CodecReason, CodecRequest, DirectedLink, HostId, coded_ratio,
+    common_levels, exchange_rate, line_rate, nonzero_ratio,
 };
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,22 +35,24 @@ pub(crate) struct CodecOutcome {
 /// How the next epoch of a communicator has its tensors travel, by this plan.
 pub(crate) fn choose_coding(view: &View<'_>, id: CommunicatorId, planned: Option<&Planned>) -> CodecChoice {
     let ctx = &view.ctx;
-    let Some(known) = ctx.communicators.get(&id) else { return CodecChoice::exact(Budget::Exact, "") };
+    let Some(known) = ctx.communicators.get(&id) else {
+        return CodecChoice::exact(Budget::Exact, CodecReason::Exact);
+    };
     let CodecState { agreed: budget, controller, usage, .. } = &known.coding;
     let lossless = *budget == Budget::Exact;
     let sums = || known.current().is_some_and(|current| current.aggregation.grant.is_some());
     let exact = if lossless && !controller.has_learned(ctx.now, Codec::NonzeroBlocks) {
-        Some("")
+        Some(CodecReason::Exact)
     } else if view.agreements.reduction_policy(id).ordered {
-        Some("its tenant wants contributions added in one order")
+        Some(CodecReason::Ordered)
     } else if lossless && sums() {
-        Some("an aggregator sums")
+        Some(CodecReason::Aggregated)
     } else if !ctx.settings.compression {
-        Some("compression is switched off")
+        Some(CodecReason::Disabled)
     } else if known.members.len() < 2 {
-        Some("nothing crosses a wire")
+        Some(CodecReason::OneHost)
     } else {
-        (known.members.len() > MOST_DIRECT).then_some("too many hosts to send to each other directly")
+        (known.members.len() > MOST_DIRECT).then_some(CodecReason::TooManyHosts)
     };
     if let Some(reason) = exact {
         return CodecChoice::exact(budget.clone(), reason);

@@ -245,6 +245,7 @@ impl Lifecycle {
 mod tests {
     use super::*;
     use harmonaize_codec::Budget;
+    use harmonaize_planner::CodecReason;
 
     fn config(epoch: u32) -> EpochConfig {
         EpochConfig {
@@ -254,7 +255,7 @@ mod tests {
             links: BTreeMap::new(),
             plan: None,
             rate_limits: RateLimits::default(),
-            codec: CodecChoice::exact(Budget::Exact, ""),
+            codec: CodecChoice::exact(Budget::Exact, CodecReason::Exact),
             algorithm: AlgorithmChoice::default(),
             aggregation: AggregationChoice::default(),
         }

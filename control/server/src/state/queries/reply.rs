@@ -231,7 +231,7 @@ impl Queries<'_> {
         let status = v1::PlanStatus {
             budget: codec.budget.to_string(),
             codec: codec.codec.name().to_owned(),
-            codec_reason: codec.reason.clone(),
+            codec_reason: codec.reason.to_string(),
             one_shot_bytes: algorithm.sizes.one_shot.0,
             two_shot_bytes: algorithm.sizes.two_shot.0,
             algorithm_reason: algorithm.reason.clone(),

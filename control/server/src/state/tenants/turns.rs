@@ -59,6 +59,30 @@ const BETWEEN: Duration = Duration::from_secs(1);
 /// Longest that an operation waits for its turn.
 const LONGEST: Duration = Duration::from_secs(1);
 
+/// Why a communicator takes no turns any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnsEnd {
+    /// Nothing is gained.
+    NoGain,
+    /// Its operations wait longer for turns than others would make them wait.
+    WaitsLess,
+    /// Its agent asks for too many.
+    TooFast,
+    /// Its operations take much longer than was predicted.
+    MuchLonger,
+}
+
+impl std::fmt::Display for TurnsEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::NoGain => "nothing is gained by it any more",
+            Self::WaitsLess => "its operations would wait less if they shared the link",
+            Self::TooFast => "its agent asks for turns faster than it may",
+            Self::MuchLonger => "its operations take much longer than they would alone",
+        })
+    }
+}
+
 /// All turns.
 #[derive(Debug, Default)]
 pub(crate) struct AllTurns {
@@ -248,7 +272,7 @@ impl AllTurns {
         }
         let over = self.members.iter().filter(|(_, member)| member.found + member.keeps <= now);
         for id in over.map(|(id, _)| *id).collect::<Vec<_>>() {
-            self.leave(ctx, effects, id, "nothing is gained by it any more");
+            self.leave(ctx, effects, id, TurnsEnd::NoGain);
         }
     }
 
@@ -304,11 +328,10 @@ impl AllTurns {
     }
 
     /// A communicator takes no turns any more; its agent is told.
-    fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: &str) {
+    fn leave(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: TurnsEnd) {
         let Some(member) = self.members.remove(&id) else { return };
         let none = v1::Interleaving { communicator: id.0, ..v1::Interleaving::default() };
         effects.send(member.leader, to_agent::Message::Interleaving(none));
-        let why = why.to_owned();
         if let Some((tenant, name)) = ctx.owner(id) {
             effects.fact(Fact::TurnsOver { communicator: id, tenant, name, why });
         }
@@ -383,12 +406,7 @@ impl AllTurns {
             let leaves = member.would_rather_share();
             self.queue.retain(|asked| !this(asked));
             if leaves {
-                self.leave_out(
-                    ctx,
-                    effects,
-                    communicator,
-                    "its operations would wait less if they shared the link",
-                );
+                self.leave_out(ctx, effects, communicator, TurnsEnd::WaitsLess);
             }
             self.give_turns(ctx, effects);
         }
@@ -413,7 +431,7 @@ impl AllTurns {
         let count = *dropped;
         effects.unusual(ctx, host, count, "turns are asked for faster than they may be");
         if self.members.get(&id).is_some_and(|member| member.leader == from) {
-            self.leave_out(ctx, effects, id, "its agent asks for turns faster than it may");
+            self.leave_out(ctx, effects, id, TurnsEnd::TooFast);
         }
         false
     }
@@ -438,12 +456,12 @@ impl AllTurns {
         let Some(member) = self.members.get_mut(&id) else { return };
         member.lost += 1;
         if member.lost >= MOST_LOST {
-            self.leave_out(ctx, effects, id, "its operations take much longer than they would alone");
+            self.leave_out(ctx, effects, id, TurnsEnd::MuchLonger);
         }
     }
 
     /// A communicator takes no turns for a while.
-    fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: &str) {
+    fn leave_out(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId, why: TurnsEnd) {
         self.out.insert(id, ctx.now.saturating_add(MIN_EXCLUSION));
         self.leave(ctx, effects, id, why);
     }
