@@ -2,10 +2,10 @@
 //!
 //! `cargo run --release -p harmonaize-planner --example codecs [-- --without NAME,NAME]`; `--without`: what leaving these codecs out costs.
 
-use harmonaize_codec::{Budget, Code, Codec, Controller, Level, Outlook, shared_spread};
+use harmonaize_codec::{Budget, Codec, Controller, Level, Outlook};
 use harmonaize_planner::{
-    AggregatorId, AggregatorOffer, Bytes, Conditions, HostId, Rate, Topology, decide_aggregation,
-    exchange_rate, exchange_usage, line_rate, tuning,
+    AggregatorId, AggregatorOffer, Bytes, CodeShape, CodecRates, Conditions, HostId, Rate, Topology,
+    codes_rate, common_levels, decide_aggregation, exchange_rate, exchange_usage, line_rate, tuning,
 };
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -100,12 +100,11 @@ fn settled(levels: &[Level], budget: &Budget, outlook: &Outlook, tensors: Tensor
 /// What agents say of their codecs, each as slow as this, and control makes of it for so many hosts.
 fn levels(hosts: usize, slower: f64) -> Vec<Level> {
     let of = |(name, encode, decode): &Speeds| {
-        let typical = Level::typical(Codec::named(name)?);
-        let times = if typical.codec.is_unbiased() { 2.0 } else { hosts as f64 + 1.0 };
         let [encode, decode] = [encode, decode].map(|speed| speed * 1e9 / slower);
-        Some(Level { encode, decode, loss: typical.loss * times, ..typical })
+        Some(Level { encode, decode, ..Level::typical(Codec::named(name)?) })
     };
-    SPEEDS.iter().filter_map(of).collect()
+    let each: Vec<Level> = SPEEDS.iter().filter_map(of).collect();
+    common_levels((0..hosts).map(|_| each.as_slice()))
 }
 
 /// Hosts at one switch, or in two racks whose uplinks carry a quarter of what their hosts can send; an aggregator at the switch in the middle.
@@ -133,19 +132,12 @@ fn outlook(topology: &Topology, hosts: usize, bytes: u64) -> Outlook {
     let members: Vec<HostId> = (0..hosts).map(HostId).collect();
     let usage = exchange_usage(topology, &members);
     let direct = exchange_rate(&usage, &Conditions::clear(topology), &BTreeMap::new());
-    let (count, bytes) = (hosts as f64, bytes as f64);
     let ring = line_rate(topology, &members);
     // A ring in the best order crosses an uplink once each way.
     let up = topology.links().iter().map(|link| link.rate.0).min().unwrap_or(ring.0);
-    Outlook {
-        wire: 2.0 * (count - 1.0) / count * bytes,
-        encoded: bytes,
-        decoded: (2.0 * count - 1.0) / count * bytes,
-        rate: ring.0.min(up) as f64 / 8.0,
-        coded_rate: direct.0 as f64 / 8.0,
-        overlapped: 0.0,
-        chunks: bytes / tuning(topology, &members).chunk.0.max(1) as f64,
-    }
+    let [exact, coded] = [ring.0.min(up), direct.0].map(|rate| rate as f64 / 8.0);
+    let rates = CodecRates { exact, coded, overlapped: Duration::ZERO };
+    rates.outlook(hosts, bytes as f64, tuning(topology, &members).chunk)
 }
 
 /// Whether codes of 4 bits that an aggregator adds undecoded are taken before what hosts do by themselves.
@@ -153,18 +145,11 @@ fn shared(
     topology: &Topology,
     hosts: usize,
     bytes: u64,
-    levels: &[Level],
+    coder: Option<Rate>,
     outlook: &Outlook,
     own: &Settled,
 ) -> bool {
-    let block = 2048;
-    let sum =
-        |blocks: usize| Code::Shared { bits: 4, block, ranks: hosts }.bytes(blocks * block).map(|n| n + 8);
-    let blocks =
-        (1..64).take_while(|blocks| sum(*blocks).is_some_and(|bytes| bytes <= 8192)).last().unwrap_or(1);
-    let rotated = levels.iter().find(|level| level.codec.name() == "rotated 4");
-    let Some((level, payload)) = rotated.zip(sum(blocks)) else { return false };
-    let coder = Rate((8.0 / (1.0 / level.encode + 2.0 / level.decode)) as u64);
+    let Some((coder, shape)) = coder.zip(CodeShape::of_codes(8192, hosts)) else { return false };
     let offer = |payload: u64, carries: u64, coder| AggregatorOffer {
         aggregator: AggregatorId(0),
         payload: Bytes(payload),
@@ -174,7 +159,7 @@ fn shared(
         other_communicators: 0,
         supports_parents: false,
     };
-    let coded = offer(payload as u64, (4 * blocks * block) as u64, coder);
+    let coded = offer(shape.bytes.into(), 4 * u64::from(shape.elements), coder);
     let exact = own.codec == Codec::EXACT;
     let offers: Vec<AggregatorOffer> =
         exact.then(|| offer(8192, 8192, Rate(0))).into_iter().chain([coded]).collect();
@@ -257,10 +242,10 @@ fn main() -> Result<(), Box<dyn Error>> {
                 if let Some(finer) = found.finer {
                     counts.entry(finer.name()).or_default().finer += 1;
                 }
-                let Budget::Vnmse(most) = budget else { continue };
-                if 0.0225 * shared_spread(4, hosts as u32) <= *most {
+                let coder = codes_rate(budget, hosts, &levels);
+                if coder.is_some() {
                     allowed += 1;
-                    if shared(&topology, hosts, size, &levels, &outlook, &found) {
+                    if shared(&topology, hosts, size, coder, &outlook, &found) {
                         *shares
                             .entry((found.codec.name(), if small { "up to 64 KiB" } else { "above" }))
                             .or_default() += 1;

@@ -362,14 +362,10 @@ impl AggregatorPath {
 mod tests {
     use super::*;
     use crate::conditions::LinkUse;
+    use crate::topology::tests::star_text;
 
     fn star(hosts: usize, delay: &str, aggregator: &str) -> Topology {
-        let mut text = "[[switch]]\nname = \"s0\"\n".to_owned();
-        for host in 0..hosts {
-            text += &format!(
-                "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s0\"\nrate = \"1Gbit/s\"\ndelay = \"{delay}\"\n"
-            );
-        }
+        let mut text = star_text(hosts, "1Gbit/s", delay);
         text += &format!("[[aggregator]]\nname = \"agg0\"\nswitch = \"s0\"\nrate = \"{aggregator}\"\n");
         Topology::parse(&text).unwrap()
     }

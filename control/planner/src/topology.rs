@@ -346,4 +346,4 @@ impl Topology {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -91,17 +91,11 @@ fn previous_power_of_two(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::tests::star_text;
     use proptest::prelude::*;
 
     fn star(hosts: usize, rate: &str, delay: &str) -> (Topology, Vec<HostId>) {
-        let mut text = "[[switch]]\nname = \"s\"\n".to_owned();
-        for host in 0..hosts {
-            text += &format!("[[host]]\nname = \"h{host}\"\n");
-            text += &format!(
-                "[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n"
-            );
-        }
-        (Topology::parse(&text).unwrap(), (0..hosts).map(HostId).collect())
+        (Topology::parse(&star_text(hosts, rate, delay)).unwrap(), (0..hosts).map(HostId).collect())
     }
 
     #[test]

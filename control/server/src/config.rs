@@ -82,14 +82,14 @@ struct File {
     operation_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
     session_timeout: toml::Spanned<Nanos>,
-    #[serde(default = "paths")]
+    #[serde(default = "number::<1>")]
     paths: toml::Spanned<u32>,
     source_ports: Option<toml::Spanned<String>>,
-    #[serde(default = "most_ranks")]
+    #[serde(default = "number::<MOST_RANKS>")]
     most_ranks: toml::Spanned<u32>,
     #[serde(default = "most_communicators")]
     most_communicators: usize,
-    #[serde(default = "telemetry_interval")]
+    #[serde(default = "time::<1>")]
     telemetry_interval: Nanos,
     #[serde(default = "yes")]
     replan: bool,
@@ -99,9 +99,9 @@ struct File {
     compression: bool,
     #[serde(default)]
     direct: BTreeMap<String, AlgorithmPolicy>,
-    #[serde(default = "most_weight")]
+    #[serde(default = "number::<8>")]
     most_weight: toml::Spanned<u32>,
-    #[serde(default = "longest_regroup")]
+    #[serde(default = "time::<600>")]
     longest_regroup: Nanos,
 }
 
@@ -114,32 +114,20 @@ struct FileTenant {
     weight: Option<toml::Spanned<u32>>,
 }
 
+const fn time<const SECONDS: u64>() -> Nanos {
+    Nanos(SECONDS * 1_000_000_000)
+}
+
 fn seconds<const N: u64>() -> toml::Spanned<Nanos> {
-    toml::Spanned::new(0..0, Nanos(N * 1_000_000_000))
+    toml::Spanned::new(0..0, time::<N>())
 }
 
-const fn longest_regroup() -> Nanos {
-    Nanos(600_000_000_000)
-}
-
-const fn telemetry_interval() -> Nanos {
-    Nanos(1_000_000_000)
-}
-
-fn paths() -> toml::Spanned<u32> {
-    toml::Spanned::new(0..0, 1)
+fn number<const N: u32>() -> toml::Spanned<u32> {
+    toml::Spanned::new(0..0, N)
 }
 
 const fn yes() -> bool {
     true
-}
-
-fn most_weight() -> toml::Spanned<u32> {
-    toml::Spanned::new(0..0, 8)
-}
-
-fn most_ranks() -> toml::Spanned<u32> {
-    toml::Spanned::new(0..0, MOST_RANKS)
 }
 
 const fn most_communicators() -> usize {

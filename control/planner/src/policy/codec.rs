@@ -149,12 +149,23 @@ pub struct CodecRates {
     pub overlapped: Duration,
 }
 
-impl CodecRequest<'_> {
-    /// Returns the bytes that an operation is taken to have.
-    pub fn bytes(&self) -> f64 {
-        if self.operation.0 == 0 { TYPICAL as f64 } else { self.operation.0 as f64 }
+impl CodecRates {
+    /// Returns the outlook on an AllReduce of so many bytes between so many hosts.
+    pub fn outlook(&self, hosts: usize, bytes: f64, chunk: Bytes) -> Outlook {
+        let hosts = hosts as f64;
+        Outlook {
+            wire: 2.0 * (hosts - 1.0) / hosts * bytes,
+            encoded: bytes,
+            decoded: (2.0 * hosts - 1.0) / hosts * bytes,
+            rate: self.exact,
+            coded_rate: self.coded,
+            overlapped: self.overlapped.as_secs_f64(),
+            chunks: bytes / chunk.0.max(1) as f64,
+        }
     }
+}
 
+impl CodecRequest<'_> {
     /// Returns the codec that makes the tenant wait least. `rates` is called where there is something to choose.
     pub fn choose(&self, rates: impl FnOnce(f64) -> CodecRates) -> CodecChoice {
         let budget = self.budget.clone();
@@ -165,21 +176,13 @@ impl CodecRequest<'_> {
         if self.levels.is_empty() {
             return CodecChoice::exact(budget, CodecReason::NoCommonCodec);
         }
-        let (bytes, hosts) = (self.bytes(), self.hosts as f64);
-        let CodecRates { exact, coded, overlapped } = rates(bytes);
-        if exact < 1.0 || coded < 1.0 {
+        let bytes = if told == 0 { TYPICAL as f64 } else { told as f64 };
+        let rates = rates(bytes);
+        if rates.exact < 1.0 || rates.coded < 1.0 {
             let codec = self.current;
             return CodecChoice { codec, ..CodecChoice::exact(budget, CodecReason::NothingPasses) };
         }
-        let outlook = Outlook {
-            wire: 2.0 * (hosts - 1.0) / hosts * bytes,
-            encoded: bytes,
-            decoded: (2.0 * hosts - 1.0) / hosts * bytes,
-            rate: exact,
-            coded_rate: coded,
-            overlapped: overlapped.as_secs_f64(),
-            chunks: bytes / self.chunk.0.max(1) as f64,
-        };
+        let outlook = rates.outlook(self.hosts, bytes, self.chunk);
         let choice = self.controller.choose(self.now, self.budget, self.current, self.levels, &outlook);
         let (codec, reason) = (choice.codec, CodecReason::of(choice, bytes));
         if codec == Codec::EXACT {

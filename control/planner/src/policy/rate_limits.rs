@@ -125,22 +125,13 @@ mod tests {
     use super::*;
     use crate::all_to_all::exchange_usage;
     use crate::topology::HostId;
+    use crate::topology::tests::star_text;
 
     const MB: u64 = 1_000_000;
 
-    fn star() -> Topology {
-        let mut text = "[[switch]]\nname = \"s\"\n".to_owned();
-        for host in 0..4 {
-            text += &format!(
-                "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n"
-            );
-        }
-        Topology::parse(&text).unwrap()
-    }
-
     #[test]
     fn exchanges_leave_what_others_are_promised() {
-        let topology = star();
+        let topology = Topology::parse(&star_text(4, "1Gbit/s", "0us")).unwrap();
         let hosts = [0, 1, 2].map(HostId);
         let exchange = exchange_usage(&topology, &hosts);
         let paths = |from, to| topology.equal_cost_paths(HostId(from), HostId(to));

@@ -32,6 +32,15 @@ rate = "400Mbit/s"
 delay = "1ms"
 "#;
 
+/// Hosts at one switch, as a topology's file has them.
+pub(crate) fn star_text(hosts: usize, rate: &str, delay: &str) -> String {
+    let host = |host| {
+        let link = format!("from = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n");
+        format!("[[host]]\nname = \"h{host}\"\n[[link]]\n{link}")
+    };
+    "[[switch]]\nname = \"s0\"\n".to_owned() + &(0..hosts).map(host).collect::<String>()
+}
+
 #[test]
 fn reads_a_good_file() {
     let topology = Topology::parse(GOOD).unwrap();

@@ -11,7 +11,6 @@ mod operations;
 mod plan;
 mod recover;
 mod session;
-mod status;
 
 use crate::state::ctx::ctx;
 use crate::state::effects::{Effects, LearnedPort};
@@ -197,6 +196,22 @@ impl Controller {
     /// two plans.
     pub fn finished(&mut self, now: Duration) {
         self.plan_request.made(now);
+    }
+
+    /// Asks all agents; [`Output::Status`] follows with the returned number, after `patience` at the latest.
+    pub fn ask_status(&mut self, now: Duration, patience: Duration) -> u64 {
+        let deadline = now.saturating_add(patience);
+        let id = self.questions.ask(&ctx!(self, now), &mut self.outbox, deadline);
+        self.answer_questions(now);
+        id
+    }
+
+    /// Answers the status requests that wait for nobody any more.
+    pub(crate) fn answer_questions(&mut self, now: Duration) {
+        for (id, reports) in self.questions.take_answered(now) {
+            let reply = self.queries(now).status(&reports);
+            self.outbox.outputs.push(Output::Status(id, Box::new(reply)));
+        }
     }
 
     /// Hands what parts did by others to those others.

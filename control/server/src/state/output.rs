@@ -1,6 +1,6 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
-use crate::state::tenants::turns::TurnsEnd;
+use crate::state::reason::TurnsEnd;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_store::Change;

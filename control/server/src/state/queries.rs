@@ -2,7 +2,6 @@
 
 mod dry_run;
 mod fabric;
-mod plan;
 pub(crate) mod questions;
 mod reply;
 mod status;

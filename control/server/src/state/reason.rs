@@ -1,4 +1,4 @@
-//! Why a communicator gets another epoch.
+//! Why a communicator gets another epoch, or takes no turns any more.
 
 use harmonaize_codec::Codec;
 use harmonaize_planner::{CodecChoice, CodecReason, Rate};
@@ -106,5 +106,29 @@ impl fmt::Display for Reason {
             }
             Self::Rates(RateChange::Unlimited) => f.write_str("held to no rate any more"),
         }
+    }
+}
+
+/// Why a communicator takes no turns any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TurnsEnd {
+    /// Nothing is gained.
+    NoGain,
+    /// Its operations wait longer for turns than others would make them wait.
+    WaitsLess,
+    /// Its agent asks for too many.
+    TooFast,
+    /// Its operations take much longer than was predicted.
+    MuchLonger,
+}
+
+impl fmt::Display for TurnsEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoGain => "nothing is gained by it any more",
+            Self::WaitsLess => "its operations would wait less if they shared the link",
+            Self::TooFast => "its agent asks for turns faster than it may",
+            Self::MuchLonger => "its operations take much longer than they would alone",
+        })
     }
 }

@@ -186,10 +186,10 @@ impl Play {
     fn reorder(&mut self) {
         let ids: Vec<CommunicatorId> = self.world.state.communicator_ids();
         if let Some(id) = ids.get(self.rng.random_range(0..ids.len().max(1))) {
-            let members = self.world.state.communicator_view(CommunicatorId(id.0)).unwrap().members;
+            let members = self.world.state.communicator_view(*id).unwrap().members;
             let mut hosts: Vec<String> = members.iter().map(|member| format!("h{}", member.host.0)).collect();
             hosts.reverse();
-            let _ = self.world.state.reorder(self.world.now, CommunicatorId(id.0), &hosts);
+            let _ = self.world.state.reorder(self.world.now, *id, &hosts);
         }
     }
 

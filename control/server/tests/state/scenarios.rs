@@ -157,9 +157,7 @@ fn a_tenant_has_only_so_many_communicators() {
 
 #[test]
 fn a_rank_that_left_may_join_again() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let old = world.form(&sessions, "world");
+    let (mut world, sessions, old) = World::formed::<2>();
     world.join(sessions[0], "world", 0, 2);
     assert_eq!(world.refusal(sessions[0]).kind(), JoinRefusedKind::DuplicateRank);
     world.send(sessions[0], from_agent::Message::Leave(v1::Leave { communicator: old, rank: 0, request: 0 }));
@@ -272,9 +270,7 @@ fn a_sessions_end_ends_its_communicators_alone() {
 
 #[test]
 fn a_failure_is_told_to_the_others() {
-    let mut world = world();
-    let sessions = [0, 1, 2].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<3>();
     let failed = v1::Failed {
         communicator: id,
         kind: FailureKind::Timeout.into(),
@@ -330,9 +326,7 @@ fn an_epoch_that_cannot_be_had() {
 
 #[test]
 fn an_epoch_is_current_when_all_use_it() {
-    let mut world = world();
-    let sessions = [0, 1, 2].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<3>();
     let order = ["h2", "h0", "h1"];
     assert_eq!(world.reorder(id, &order), Ok(2));
     sessions.iter().for_each(|session| drop(world.recipe(*session)));
@@ -352,9 +346,7 @@ fn an_epoch_is_current_when_all_use_it() {
 
 #[test]
 fn orders_that_are_refused() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<2>();
     let mut reorder = |id, names: &[&str]| match world.reorder(id, names) {
         Err(error) => error.to_string(),
         Ok(epoch) => panic!("epoch {epoch}"),
@@ -370,9 +362,7 @@ fn orders_that_are_refused() {
 
 #[test]
 fn an_operator_ends_a_communicator() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<2>();
     assert!(world.dissolve(id));
     for session in sessions {
         assert_eq!(dissolved(&mut world, session), (id, FailureKind::Operator, vec![]));
@@ -462,9 +452,7 @@ fn senseless_recoveries_are_breaches() {
 
 #[test]
 fn status_says_whom_operations_wait_for() {
-    let mut world = world();
-    let sessions = [0, 1, 2].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<3>();
     let asked = world.state.ask_status(world.now, SECOND);
     world.run_until_quiet();
     let operation = |operation, waiting_for: &[u32], age_ns| v1::OperationReport {
@@ -500,9 +488,7 @@ fn status_says_whom_operations_wait_for() {
 
 #[test]
 fn what_an_agent_says_at_length_is_cut() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let communicator = world.form(&sessions, "world");
+    let (mut world, sessions, communicator) = World::formed::<2>();
     let asked = world.state.ask_status(world.now, SECOND);
     world.run_until_quiet();
     let operation = v1::OperationReport {
@@ -532,9 +518,7 @@ fn what_an_agent_says_at_length_is_cut() {
 
 #[test]
 fn what_planning_takes_is_no_pause_between_plans() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    world.form(&sessions, "world");
+    let (mut world, ..) = World::formed::<2>();
     let plans = |world: &mut World, at: Duration| {
         world.state.plan_now(world.now + at);
         world.state.queries(Duration::ZERO).decision_counts().plans
@@ -547,9 +531,7 @@ fn what_planning_takes_is_no_pause_between_plans() {
 
 #[test]
 fn agents_are_told_when_control_goes() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    world.form(&sessions, "world");
+    let (mut world, sessions, _) = World::formed::<2>();
     world.state.shut_down();
     world.run_until_quiet();
     for session in sessions {

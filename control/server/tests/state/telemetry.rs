@@ -172,9 +172,7 @@ fn a_flood_is_dropped_and_counted() {
 
 #[test]
 fn bad_reports_are_refused_in_whole() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<2>();
     let other = world.agent(2);
     let foreign = world.form(&[other], "other");
     let good = TelemetryReport { sequence: 1, links: vec![link("eth0")], ..Default::default() };
@@ -270,9 +268,7 @@ fn iterate(
 
 #[test]
 fn a_late_rank_is_found_over_several_agents() {
-    let mut world = world();
-    let sessions = [0, 1, 2].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<3>();
     iterate(&mut world, &sessions, id, 0..20, [0, 0, 0]);
     let snapshot = fabric(&world);
     assert_eq!(snapshot.stragglers, []);
@@ -306,9 +302,7 @@ fn a_late_rank_is_found_over_several_agents() {
 
 #[test]
 fn an_agents_flood_spoils_only_its_own_reports() {
-    let mut world = world();
-    let sessions = [0, 1, 2].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<3>();
     iterate(&mut world, &sessions, id, 0..5, [0, 0, 0]);
     // Numbers far ahead, which nobody else will tell of.
     let operations: Vec<Operation> =
@@ -331,9 +325,7 @@ fn an_agents_flood_spoils_only_its_own_reports() {
 
 #[test]
 fn what_agents_find_alone_is_shown_beside() {
-    let mut world = world();
-    let sessions = [0, 1].map(|host| world.agent(host));
-    let id = world.form(&sessions, "world");
+    let (mut world, sessions, id) = World::formed::<2>();
     let stragglers = vec![late(id, "", 0), late(0, "3", 5)];
     send_report(&mut world, sessions[0], TelemetryReport { sequence: 1, stragglers, ..Default::default() });
     let found = fabric(&world).stragglers;

@@ -65,6 +65,14 @@ impl World {
         Self { state, now: SECOND, got, ended, status, next: 1 }
     }
 
+    /// The first hosts of four have a communicator in use, with a rank each.
+    pub(super) fn formed<const N: usize>() -> (Self, [SessionId; N], u64) {
+        let mut world = Self::new(settings(4), 7);
+        let sessions = std::array::from_fn(|host| world.agent(host));
+        let id = world.form(&sessions, "world");
+        (world, sessions, id)
+    }
+
     /// Carries out what the state decided.
     pub(super) fn run_until_quiet(&mut self) {
         let mut agreed = Vec::new();

@@ -10,14 +10,6 @@ fn tasks(of: &[(usize, u8)]) -> Vec<Task> {
     of.iter().map(|(tenant, priority)| Task { tenant: *tenant, priority: *priority }).collect()
 }
 
-fn shares(plan: &Plan) -> Vec<u64> {
-    plan.assignments.iter().map(|part| part.share.0 / 1_000_000).collect()
-}
-
-fn rate_limits(plan: &Plan) -> Vec<Option<u64>> {
-    plan.assignments.iter().map(|part| part.rate_limit.map(|pace| pace.0 / 1_000_000)).collect()
-}
-
 #[test]
 fn priority_takes_only_from_the_same_tenant() {
     let topology = leaf_spine(2, 1, 3, 1000, 900);
@@ -31,7 +23,7 @@ fn priority_takes_only_from_the_same_tenant() {
     assert_eq!(shares(&planned(&pairs, &[(0, 0), (0, 0), (1, 0)])), [300, 300, 300]);
     assert_eq!(shares(&planned(&pairs, &[(0, 7), (2, 3), (1, 0)])), [300, 300, 300], "alone with its own");
     let plan = planned(&pairs, &[(0, 2), (0, 1), (1, 7)]);
-    assert_eq!((shares(&plan), rate_limits(&plan)), (vec![525, 75, 300], vec![None, Some(75), None]));
+    assert_eq!((shares(&plan), held(&plan)), (vec![525, 75, 300], vec![None, Some(75), None]));
     let gives = plan.assignments.iter().map(|part| part.yields);
     assert_eq!(gives.collect::<Vec<_>>(), [false, true, false]);
     assert_eq!(plan.assignments[1].time.0 / plan.assignments[2].time.0, 4);

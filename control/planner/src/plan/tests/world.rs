@@ -88,6 +88,16 @@ pub(super) fn planned(request: &Request<'_>) -> Plan {
     plan
 }
 
+/// What each job sends, in Mbit/s.
+pub(super) fn shares(plan: &Plan) -> Vec<u64> {
+    plan.assignments.iter().map(|part| part.share.0 / 1_000_000).collect()
+}
+
+/// What each job is held to, in Mbit/s.
+pub(super) fn held(plan: &Plan) -> Vec<Option<u64>> {
+    plan.assignments.iter().map(|part| part.rate_limit.map(|pace| pace.0 / 1_000_000)).collect()
+}
+
 /// How many connections cross a switch, each way of a pair counted.
 pub(super) fn crossing(topology: &Topology, assignment: &Assignment, switch: &str) -> usize {
     let switch = topology.switch(switch).unwrap();

@@ -2,7 +2,7 @@
 //! waits for it.
 
 use super::Queries;
-use super::plan::{ring, with_plan};
+use super::reply::{ring, with_plan};
 use crate::state::job::lifecycle::Planned;
 use crate::state::job::planning::jobs;
 use crate::state::job::stored::ppm;

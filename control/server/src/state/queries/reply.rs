@@ -1,10 +1,9 @@
 //! What operators are told of the fabric, tenants, plans, decisions and what is withdrawn.
 
 use super::Queries;
-use super::plan::{ring, with_plan};
 use crate::state::job::communicator::Communicator;
 use crate::state::job::decisions::{Changed, Decision, Outcome, Trigger};
-use crate::state::job::lifecycle::EpochConfig;
+use crate::state::job::lifecycle::{EpochConfig, Planned};
 use crate::state::job::stored::ppm;
 use crate::state::world::withdrawals::{Target, find};
 use harmonaize_abi::CommunicatorId;
@@ -361,5 +360,23 @@ impl Queries<'_> {
             remaining: left.unwrap_or(0),
             unknown_paths: if may_cross { crossings.unknown } else { 0 },
         }
+    }
+}
+
+/// The hops of a ring: participants with their hosts; none for a ring of one.
+pub(crate) fn ring(order: &[u32], hosts: &[HostId]) -> Vec<((u32, HostId), (u32, HostId))> {
+    let part = |index: &u32| hosts.get(*index as usize).map(|host| (*index, *host));
+    let parts: Vec<(u32, HostId)> = order.iter().filter_map(part).collect();
+    parts.iter().copied().zip(parts.iter().copied().cycle().skip(1)).collect()
+}
+
+/// What was predicted of a plan, and why it is.
+pub(crate) fn with_plan(status: v1::PlanStatus, planned: &Planned) -> v1::PlanStatus {
+    v1::PlanStatus {
+        predicted_ns: planned.time.0,
+        slowdown_ppm: ppm(planned.slowdown),
+        share_bps: planned.share.0,
+        reason: planned.reason.clone(),
+        ..status
     }
 }

@@ -10,6 +10,7 @@
 use crate::state::ctx::Ctx;
 use crate::state::effects::Effects;
 use crate::state::output::{Fact, SessionId};
+use crate::state::reason::TurnsEnd;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::time::nanos;
 use harmonaize_abi::CommunicatorId;
@@ -58,30 +59,6 @@ const BETWEEN: Duration = Duration::from_secs(1);
 
 /// Longest that an operation waits for its turn.
 const LONGEST: Duration = Duration::from_secs(1);
-
-/// Why a communicator takes no turns any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TurnsEnd {
-    /// Nothing is gained.
-    NoGain,
-    /// Its operations wait longer for turns than others would make them wait.
-    WaitsLess,
-    /// Its agent asks for too many.
-    TooFast,
-    /// Its operations take much longer than was predicted.
-    MuchLonger,
-}
-
-impl std::fmt::Display for TurnsEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::NoGain => "nothing is gained by it any more",
-            Self::WaitsLess => "its operations would wait less if they shared the link",
-            Self::TooFast => "its agent asks for turns faster than it may",
-            Self::MuchLonger => "its operations take much longer than they would alone",
-        })
-    }
-}
 
 /// All turns.
 #[derive(Debug, Default)]
@@ -375,7 +352,7 @@ impl AllTurns {
         }
         self.queue.retain(|asked| asked.communicator != communicator);
         if self.members.contains_key(&communicator) {
-            self.queue.push(SlotRequest { communicator: communicator, turn, since: ctx.now, given: None });
+            self.queue.push(SlotRequest { communicator, turn, since: ctx.now, given: None });
         }
         self.give_turns(ctx, effects);
         Ok(())

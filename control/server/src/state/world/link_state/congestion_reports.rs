@@ -84,7 +84,7 @@ impl LinkState {
         match self.path_of(host, peer, port).cloned() {
             Some(path) => {
                 let (communicator, from, to) = (CommunicatorId(message.communicator), host, peer);
-                let connection = Connection { communicator: communicator, from, to, port };
+                let connection = Connection { communicator, from, to, port };
                 self.consider(ctx, effects, connection, path, &message);
             }
             None if self.reports.unplaced.len() < MOST_UNPLACED => {
