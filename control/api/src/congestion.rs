@@ -25,7 +25,6 @@ macro_rules! converts {
 }
 
 converts!(CongestionLevel, v1::CongestionLevel, None = None, Mild = Mild, Severe = Severe; also Unspecified);
-converts!(CongestionLevel, v1::EventLevel, None = None, Mild = Mild, Severe = Severe);
 converts!(
     CongestionCause,
     v1::CongestionCause,

@@ -3,7 +3,7 @@
 use super::fabric::{CrossTraffic, EVERYONE, Fabric};
 use super::turns::{Job, run};
 use super::world::{SECOND, operation};
-use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, EventKind, EventLevel, from_agent};
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, EventKind, from_agent};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_store::WithdrawalKind;
 
@@ -11,7 +11,7 @@ use harmonaize_store::WithdrawalKind;
 fn read_events(
     fabric: &mut Fabric,
     from: v1::EventCursor,
-) -> (Vec<(EventKind, EventLevel, Vec<u32>)>, v1::EventCursor) {
+) -> (Vec<(EventKind, CongestionLevel, Vec<u32>)>, v1::EventCursor) {
     let (mut events, mut cursor) = (Vec::new(), from);
     for request in 1000.. {
         fabric.read(0, request, "a", Some(cursor), SECOND * 3);
@@ -52,13 +52,13 @@ fn maintenance_events_name_the_ranks_concerned() {
     let window = (now + 60_000_000_000, now + 90_000_000_000);
     fabric.withdraw("h6", WithdrawalKind::Maintenance, window);
     let (events, from) = read_events(&mut fabric, from);
-    assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![2])]);
+    assert_eq!(events, [(EventKind::Maintenance, CongestionLevel::Unspecified, vec![2])]);
     // Of another host, nothing; a second communicator hears of it as it forms.
     fabric.drain("h1");
     fabric.end_drain("h1");
     fabric.restore("h6", WithdrawalKind::Maintenance);
     let (events, _) = read_events(&mut fabric, from);
-    assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![])]);
+    assert_eq!(events, [(EventKind::Maintenance, CongestionLevel::Unspecified, vec![])]);
 }
 
 #[test]
@@ -69,17 +69,17 @@ fn congestion_is_reported_at_onset_and_end() {
     cross_spine(&mut fabric, 0, "spine0", 600_000_000);
     cross_spine(&mut fabric, 1, "spine1", 600_000_000);
     let (events, from) = read_events(&mut fabric, from);
-    let levels = |events: &[(EventKind, EventLevel, Vec<u32>)]| -> Vec<EventLevel> {
+    let levels = |events: &[(EventKind, CongestionLevel, Vec<u32>)]| -> Vec<CongestionLevel> {
         assert!(events.iter().all(|(.., ranks)| ranks.is_empty()), "{events:?}");
         let congestion = events.iter().filter(|(kind, ..)| *kind == EventKind::Congestion);
         congestion.map(|(_, level, _)| *level).collect()
     };
     let last = levels(&events).last().copied();
-    assert!(matches!(last, Some(EventLevel::Mild | EventLevel::Severe)), "{events:?}");
+    assert!(matches!(last, Some(CongestionLevel::Mild | CongestionLevel::Severe)), "{events:?}");
     fabric.calm();
     fabric.run(SECOND * 60);
     let (events, _) = read_events(&mut fabric, from);
-    assert_eq!(levels(&events).last(), Some(&EventLevel::None), "{events:?}");
+    assert_eq!(levels(&events).last(), Some(&CongestionLevel::None), "{events:?}");
     assert!(fabric.ids().contains(&id));
 }
 
@@ -102,7 +102,7 @@ fn a_mostly_computing_job_hears_of_congestion() {
         let mut jobs = [Job::of("a", &mut fabric, 0, (120.0, 30.0, 10.0))];
         run(&mut fabric, &mut jobs, 10);
         let from = fabric.here();
-        let levels = |fabric: &mut Fabric, from| -> (Vec<EventLevel>, v1::EventCursor) {
+        let levels = |fabric: &mut Fabric, from| -> (Vec<CongestionLevel>, v1::EventCursor) {
             let (told, from) = fabric.events_from(from);
             let told = told.iter().filter(|event| event.kind() == EventKind::Congestion);
             (told.map(|event| event.level()).collect(), from)
@@ -111,16 +111,16 @@ fn a_mostly_computing_job_hears_of_congestion() {
         cross_spine(&mut fabric, 0, "spine0", bits);
         run(&mut fabric, &mut jobs, 10);
         let (told, from) = levels(&mut fabric, from);
-        assert!(told.last().is_none_or(|level| *level == EventLevel::None), "seed {seed}: {told:?}");
+        assert!(told.last().is_none_or(|level| *level == CongestionLevel::None), "seed {seed}: {told:?}");
         // What it sends on average passes over what is left of both, and its operations take five times as long.
         cross_spine(&mut fabric, 1, "spine1", bits);
         run(&mut fabric, &mut jobs, 10);
         let (told, from) = levels(&mut fabric, from);
-        assert_eq!(told.last(), Some(&EventLevel::Severe), "seed {seed}: {told:?}");
+        assert_eq!(told.last(), Some(&CongestionLevel::Severe), "seed {seed}: {told:?}");
         fabric.calm();
         run(&mut fabric, &mut jobs, 40);
         let (told, _) = levels(&mut fabric, from);
-        assert_eq!(told.last(), Some(&EventLevel::None), "seed {seed}: {told:?}");
+        assert_eq!(told.last(), Some(&CongestionLevel::None), "seed {seed}: {told:?}");
     }
 }
 
@@ -171,7 +171,7 @@ fn slow_operations_beside_queues_are_congestion() {
     fabric.run(SECOND * 3);
     let mut from = fabric.here();
     let mut report = 0;
-    let mut levels = |fabric: &mut Fabric, ms: u64, queued: bool, seconds: u32| -> Vec<EventLevel> {
+    let mut levels = |fabric: &mut Fabric, ms: u64, queued: bool, seconds: u32| -> Vec<CongestionLevel> {
         for _ in 0..seconds {
             if queued {
                 queue(fabric, id);
@@ -189,8 +189,8 @@ fn slow_operations_beside_queues_are_congestion() {
     // Without a queue it is a slow host's, or its own doing.
     fabric.run(SECOND * 6);
     assert_eq!(levels(&mut fabric, 300, false, 5), []);
-    assert_eq!(levels(&mut fabric, 300, true, 4), [EventLevel::Severe]);
-    assert_eq!(levels(&mut fabric, 30, true, 3), [EventLevel::None]);
+    assert_eq!(levels(&mut fabric, 300, true, 4), [CongestionLevel::Severe]);
+    assert_eq!(levels(&mut fabric, 30, true, 3), [CongestionLevel::None]);
     // Beside another of the tenant's own that communicates too, nobody can say whose doing it is.
     let other = fabric.form("a", "other", &[1, 5]);
     fabric.run(SECOND * 3);
@@ -220,7 +220,7 @@ fn own_communicators_are_no_congestion() {
     let (told, _) = fabric.events_from(from);
     let mut congested: Vec<String> = told
         .into_iter()
-        .filter(|event| event.kind() == EventKind::Congestion && event.level() != EventLevel::None)
+        .filter(|event| event.kind() == EventKind::Congestion && event.level() != CongestionLevel::None)
         .map(|event| event.communicator)
         .collect();
     congested.sort();
@@ -240,7 +240,7 @@ fn a_window_is_announced_two_minutes_before() {
     assert_eq!(events, []);
     fabric.run(SECOND * 20);
     let (events, _) = read_events(&mut fabric, from);
-    assert_eq!(events, [(EventKind::Maintenance, EventLevel::None, vec![1])]);
+    assert_eq!(events, [(EventKind::Maintenance, CongestionLevel::Unspecified, vec![1])]);
 }
 
 #[test]
@@ -252,15 +252,15 @@ fn a_drain_and_cross_traffic_are_told_apart() {
     // Both pairs share the spine that is left.
     fabric.drain("spine0");
     let (events, from) = read_events(&mut fabric, from);
-    let slow = |events: &[(EventKind, EventLevel, Vec<u32>)]| {
-        let slow = |(kind, level, _): &(EventKind, EventLevel, Vec<u32>)| {
+    let slow = |events: &[(EventKind, CongestionLevel, Vec<u32>)]| {
+        let slow = |(kind, level, _): &(EventKind, CongestionLevel, Vec<u32>)| {
             matches!(kind, EventKind::Congestion | EventKind::Capacity).then_some((*kind, *level))
         };
         events.iter().filter_map(slow).collect::<Vec<_>>()
     };
     let drained = slow(&events);
     assert!(
-        matches!(drained.as_slice(), [(EventKind::Capacity, level)] if *level > EventLevel::None),
+        matches!(drained.as_slice(), [(EventKind::Capacity, level)] if *level > CongestionLevel::None),
         "{events:?}"
     );
     let link = fabric.link("leaf0", "spine1");
@@ -271,17 +271,17 @@ fn a_drain_and_cross_traffic_are_told_apart() {
         !congested.is_empty() && congested.iter().all(|(kind, _)| *kind == EventKind::Congestion),
         "{events:?}"
     );
-    assert!(congested.last().is_some_and(|(_, level)| *level > EventLevel::None), "{events:?}");
+    assert!(congested.last().is_some_and(|(_, level)| *level > CongestionLevel::None), "{events:?}");
     fabric.calm();
     fabric.run(SECOND * 60);
     let (events, from) = read_events(&mut fabric, from);
-    assert_eq!(slow(&events).last(), Some(&(EventKind::Congestion, EventLevel::None)), "{events:?}");
+    assert_eq!(slow(&events).last(), Some(&(EventKind::Congestion, CongestionLevel::None)), "{events:?}");
     fabric.end_drain("spine0");
     fabric.run(SECOND * 10);
     let (events, _) = read_events(&mut fabric, from);
     let whole = slow(&events);
-    assert!(whole.contains(&(EventKind::Capacity, EventLevel::None)), "{events:?}");
-    assert!(whole.last().is_some_and(|(_, level)| *level == EventLevel::None), "{events:?}");
+    assert!(whole.contains(&(EventKind::Capacity, CongestionLevel::None)), "{events:?}");
+    assert!(whole.last().is_some_and(|(_, level)| *level == CongestionLevel::None), "{events:?}");
 }
 
 #[test]

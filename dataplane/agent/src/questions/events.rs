@@ -66,7 +66,7 @@ mod tests {
             number,
             communicator: "job".to_owned(),
             kind: kind.into(),
-            level: v1::EventLevel::Severe.into(),
+            level: v1::CongestionLevel::Severe.into(),
             ranks: vec![2],
             at_ns: 5,
             since_ns: 4,

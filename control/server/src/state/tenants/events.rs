@@ -384,23 +384,23 @@ fn to_proto(event: Event) -> v1::TenantEvent {
         EventKind::Congestion(how) => (Told::Congestion, how.into(), Vec::new(), 0),
         EventKind::Capacity(how) => (Told::Capacity, how.into(), Vec::new(), 0),
         EventKind::Failure { ranks, regroup_by_ns } => {
-            (Told::Failure, v1::EventLevel::None, numbers(ranks), regroup_by_ns)
+            (Told::Failure, v1::CongestionLevel::Unspecified, numbers(ranks), regroup_by_ns)
         }
         EventKind::Maintenance { ranks, at_ns } => {
-            (Told::Maintenance, v1::EventLevel::None, numbers(ranks), at_ns)
+            (Told::Maintenance, v1::CongestionLevel::Unspecified, numbers(ranks), at_ns)
         }
-        EventKind::PlanChanged => (Told::PlanChanged, v1::EventLevel::None, Vec::new(), 0),
+        EventKind::PlanChanged => (Told::PlanChanged, v1::CongestionLevel::Unspecified, Vec::new(), 0),
         EventKind::Newcomers { waiting: count } => {
             waiting = count;
-            (Told::Newcomers, v1::EventLevel::None, Vec::new(), 0)
+            (Told::Newcomers, v1::CongestionLevel::Unspecified, Vec::new(), 0)
         }
         EventKind::AgreementBroken { clauses: broken } => {
             clauses = harmonaize_api::clause_numbers(&broken);
-            (Told::AgreementBroken, v1::EventLevel::None, Vec::new(), 0)
+            (Told::AgreementBroken, v1::CongestionLevel::Unspecified, Vec::new(), 0)
         }
         EventKind::AgreementEnded { clauses: lost } => {
             clauses = harmonaize_api::clause_numbers(&lost);
-            (Told::AgreementEnded, v1::EventLevel::None, Vec::new(), 0)
+            (Told::AgreementEnded, v1::CongestionLevel::Unspecified, Vec::new(), 0)
         }
     };
     let (kind, level) = (kind.into(), level.into());
