@@ -19,8 +19,8 @@ pub(crate) fn log(fact: &Fact) {
             let (communicator, hosts) = (id(*communicator), hosts.join(","));
             tracing::info!(%tenant, %communicator, %name, ranks, %hosts, "communicator formed");
         }
-        Fact::EpochCurrent { communicator, tenant, name, epoch } => {
-            tracing::info!(%tenant, communicator = %id(*communicator), %name, %epoch, "epoch in use");
+        Fact::EpochCurrent { communicator, tenant, name, epoch, reason } => {
+            tracing::info!(%tenant, communicator = %id(*communicator), %name, %epoch, reason_code = reason.code(), %reason, "epoch in use");
         }
         Fact::EpochAbandoned { communicator, tenant, name, epoch, why } => {
             tracing::warn!(%tenant, communicator = %id(*communicator), %name, %epoch, %why, "epoch given up");

@@ -1,6 +1,6 @@
 //! What control does: messages, entries of the operator's log, and what is to be stored.
 
-use crate::state::reason::TurnsEnd;
+use crate::state::reason::{Reason, TurnsEnd};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_store::Change;
@@ -50,7 +50,7 @@ pub enum Fact {
     /// All ranks have joined.
     Formed { communicator: CommunicatorId, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
     /// An epoch is in use.
-    EpochCurrent { communicator: CommunicatorId, tenant: String, name: String, epoch: Epoch },
+    EpochCurrent { communicator: CommunicatorId, tenant: String, name: String, epoch: Epoch, reason: Reason },
     /// An epoch was given up.
     EpochAbandoned { communicator: CommunicatorId, tenant: String, name: String, epoch: Epoch, why: String },
     /// Control chooses a communicator's order again.

@@ -4,7 +4,7 @@ use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_abi::Epoch;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
-use harmonaize_server::state::{ReorderError, SessionId};
+use harmonaize_server::state::{Reason, ReorderError, SessionId};
 use std::time::Duration;
 
 fn world() -> World {
@@ -342,6 +342,7 @@ fn an_epoch_is_current_when_all_use_it() {
     let known = world.status().communicators.remove(0);
     assert_eq!((known.phase(), known.epoch, known.next_epoch), (Phase::Running, 2, 0));
     assert_eq!(known.order, [2, 0, 1]);
+    assert_eq!(world.reasons, [Reason::Formed, Reason::Ordered]);
 }
 
 #[test]

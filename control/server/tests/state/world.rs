@@ -6,7 +6,7 @@ use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
 use harmonaize_server::state::testing::{EpochView, Testing as _};
-use harmonaize_server::state::{Controller, Output, ReorderError, SessionId, Settings};
+use harmonaize_server::state::{Controller, Fact, Output, Reason, ReorderError, SessionId, Settings};
 use harmonaize_store::Change;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,6 +55,8 @@ pub(super) struct World {
     pub got: BTreeMap<SessionId, Vec<to_agent::Message>>,
     pub ended: Vec<SessionId>,
     pub status: Vec<v1::StatusReply>,
+    /// Why epochs came to use.
+    pub reasons: Vec<Reason>,
     next: u64,
 }
 
@@ -62,7 +64,7 @@ impl World {
     pub(super) fn new(settings: Settings, seed: u8) -> Self {
         let state = Controller::new(settings, [seed; 32]);
         let (got, ended, status) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Self { state, now: SECOND, got, ended, status, next: 1 }
+        Self { state, now: SECOND, got, ended, status, reasons: Vec::new(), next: 1 }
     }
 
     /// The first hosts of four have a communicator in use, with a rank each.
@@ -84,6 +86,7 @@ impl World {
                 Output::Keep(changes) => {
                     agreed.extend(changes.into_iter().filter(|one| matches!(one, Change::Agreement(_))));
                 }
+                Output::Fact(Fact::EpochCurrent { reason, .. }) => self.reasons.push(reason),
                 Output::Fact(_) => {}
             }
         }

@@ -127,7 +127,9 @@ impl Controller {
             return Ok(());
         }
         let decision = change.decision;
-        if communicator.is_forming() && communicator.complete_change(now).is_some() {
+        if communicator.is_forming()
+            && let Some(Completed { reason, .. }) = communicator.complete_change(now)
+        {
             let before = communicator.succeeds.take();
             let (tenant, name) = (communicator.tenant.clone(), communicator.name.clone());
             match before {
@@ -137,7 +139,7 @@ impl Controller {
                 }
                 None => self.regroups.past.superseded(&tenant, &name),
             }
-            self.outbox.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+            self.outbox.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch, reason });
             self.link_state.active_changed();
             self.outbox.want_plan(Trigger::Communicators);
         }
@@ -184,9 +186,8 @@ impl Controller {
         if !switched {
             return;
         }
-        let Some(Completed { before: Some(mut before), decision }) = communicator.complete_change(now) else {
-            return;
-        };
+        let completed = communicator.complete_change(now);
+        let Some(Completed { before: Some(mut before), reason, decision }) = completed else { return };
         let Some(current) = communicator.lifecycle.current() else { return };
         let moved = before.order != current.order || before.links != current.links;
         let epoch = current.epoch;
@@ -202,7 +203,7 @@ impl Controller {
         self.aggregators.end(now, &before.aggregation);
         let of_tenants = self.decisions.is_of_tenants(decision);
         self.decisions.switched(now, decision, id);
-        self.outbox.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch });
+        self.outbox.fact(Fact::EpochCurrent { communicator: id, tenant, name, epoch, reason });
         // Who starts one communicator beside another would else be told whether the two met.
         if moved && !of_tenants {
             self.outbox.note(&ctx!(self, now), id, TenantFact::PlanChanged);

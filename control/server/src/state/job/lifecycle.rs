@@ -1,6 +1,7 @@
 //! The stages of a communicator's life, and what it runs by in each epoch.
 
 use crate::state::job::reduction::AggregationChoice;
+use crate::state::reason::Reason;
 use harmonaize_abi::Epoch;
 use harmonaize_planner::{AlgorithmChoice, Assignment, CodecChoice, HostId, Nanos, Rate, RateLimits};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +75,8 @@ impl EpochConfig {
 pub(crate) struct Change {
     /// The epoch that is to be in use.
     pub to: EpochConfig,
+    /// Why.
+    pub reason: Reason,
     /// The decision that it is part of.
     pub decision: Option<u64>,
     /// Participants that have prepared it.
@@ -86,9 +89,9 @@ pub(crate) struct Change {
 
 impl Change {
     /// A change that no participant has prepared yet.
-    pub(crate) fn new(to: EpochConfig, decision: Option<u64>, deadline: Duration) -> Self {
+    pub(crate) fn new(to: EpochConfig, reason: Reason, decision: Option<u64>, deadline: Duration) -> Self {
         let (prepared, switched) = (BTreeSet::new(), BTreeSet::new());
-        Self { to, decision, prepared, switched, deadline: Some(deadline) }
+        Self { to, reason, decision, prepared, switched, deadline: Some(deadline) }
     }
 
     /// Whether some participant may use it already.
@@ -102,6 +105,8 @@ impl Change {
 pub(crate) struct Completed {
     /// The epoch that was in use before; none where this is the first.
     pub before: Option<Box<EpochConfig>>,
+    /// Why it was changed.
+    pub reason: Reason,
     /// The decision that the change was part of.
     pub decision: Option<u64>,
 }
@@ -200,9 +205,9 @@ impl Lifecycle {
                 return None;
             }
         };
-        let Change { to, decision, .. } = *change;
+        let Change { to, reason, decision, .. } = *change;
         *self = Self::Running(Box::new(to));
-        Some(Completed { before, decision })
+        Some(Completed { before, reason, decision })
     }
 
     /// Gives the change under way up and returns it; none where no epoch is in use, or none changes.
@@ -262,7 +267,7 @@ mod tests {
     }
 
     fn change(epoch: u32) -> Change {
-        Change::new(config(epoch), Some(7), Duration::from_secs(1))
+        Change::new(config(epoch), Reason::Formed, Some(7), Duration::from_secs(1))
     }
 
     #[test]

@@ -104,7 +104,7 @@ fn begin_change(
     Difference { reason, proposal }: Difference,
     decision: Option<u64>,
 ) -> Option<Changed> {
-    let epoch = proposer.propose(id, Proposal { decision, ..proposal })?;
+    let epoch = proposer.propose(id, Proposal { decision, ..proposal }, reason.clone())?;
     debug_assert!(
         proposer.communicators.get(&id).is_some_and(|known| known.pending_epoch() == epoch),
         "a change that was begun is under way"

@@ -13,6 +13,7 @@ use crate::state::job::link_reuse::carried;
 use crate::state::job::rate_limits::{connection_limits, rate_limits_by};
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::output::SessionId;
+use crate::state::reason::Reason;
 use crate::state::settings::Settings;
 use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::hints::AllHints;
@@ -106,7 +107,7 @@ impl Proposer<'_> {
     }
 
     /// Starts the next epoch of a communicator. Returns its number; none where there is no such communicator.
-    pub(super) fn propose(&mut self, id: CommunicatorId, proposal: Proposal) -> Option<Epoch> {
+    pub(super) fn propose(&mut self, id: CommunicatorId, proposal: Proposal, why: Reason) -> Option<Epoch> {
         let Proposal { order, hops, plan, decision, same_links } = proposal;
         let communicator = self.communicators.get(&id)?;
         let epoch = communicator.next_epoch;
@@ -139,7 +140,7 @@ impl Proposer<'_> {
         let deadline = self.now.saturating_add(self.settings.prepare_timeout);
         let communicator = self.communicators.get_mut(&id)?;
         communicator.next_epoch = epoch.next();
-        communicator.lifecycle.begin(Change::new(to, decision, deadline));
+        communicator.lifecycle.begin(Change::new(to, why, decision, deadline));
         for (session, recipe) in recipes {
             let first = epoch == Epoch(1);
             let message =
