@@ -362,7 +362,7 @@ impl AggregatorPath {
 mod tests {
     use super::*;
     use crate::conditions::LinkUse;
-    use crate::topology::tests::star_text;
+    use crate::topology::tests::{host, link, star_text, switch};
 
     fn star(hosts: usize, delay: &str, aggregator: &str) -> Topology {
         let mut text = star_text(hosts, "1Gbit/s", delay);
@@ -468,23 +468,11 @@ mod tests {
 
     #[test]
     fn racks_share_uplinks_and_spread_over_spines() {
-        let mut text = String::new();
-        for switch in ["spine0", "spine1", "leaf0", "leaf1"] {
-            text += &format!("[[switch]]\nname = \"{switch}\"\n");
+        let mut text = ["spine0", "spine1", "leaf0", "leaf1"].map(switch).concat();
+        for (leaf, spine) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            text += &link(format!("leaf{leaf}"), format!("spine{spine}"), "1Gbit/s", "10us");
         }
-        for leaf in 0..2 {
-            for spine in 0..2 {
-                text += &format!(
-                    "[[link]]\nfrom = \"leaf{leaf}\"\nto = \"spine{spine}\"\nrate = \"1Gbit/s\"\ndelay = \"10us\"\n"
-                );
-            }
-        }
-        for host in 0..8 {
-            let leaf = host / 4;
-            text += &format!(
-                "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"leaf{leaf}\"\nrate = \"1Gbit/s\"\n"
-            );
-        }
+        text += &(0..8).map(|at| host(at, format!("leaf{}", at / 4), "1Gbit/s", "0us")).collect::<String>();
         text += "[[aggregator]]\nname = \"agg0\"\nswitch = \"leaf0\"\nrate = \"8Gbit/s\"\n";
         let topology = Topology::parse(&text).unwrap();
         let conditions = Conditions::clear(&topology);

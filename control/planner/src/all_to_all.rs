@@ -55,25 +55,14 @@ pub fn exchange_rate(
 pub(crate) mod tests {
     use super::*;
     use crate::topology::LinkId;
+    use crate::topology::tests::{host, link, switch};
 
     /// Two racks of `per_rack` hosts at 1 Gbit/s, one spine, uplinks at `uplink`.
     pub(crate) fn racks(per_rack: usize, uplink: &str) -> (Topology, Vec<HostId>) {
-        let mut text = String::new();
-        for switch in ["spine", "leaf0", "leaf1"] {
-            text += &format!("[[switch]]\nname = \"{switch}\"\n");
-        }
-        let mut link = |from: &str, to: &str, rate: &str| {
-            text +=
-                &format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\ndelay = \"50us\"\n");
-        };
-        for leaf in 0..2 {
-            link(&format!("leaf{leaf}"), "spine", uplink);
-        }
-        for host in 0..2 * per_rack {
-            link(&format!("h{host}"), &format!("leaf{}", host / per_rack), "1Gbit/s");
-        }
-        for host in 0..2 * per_rack {
-            text += &format!("[[host]]\nname = \"h{host}\"\n");
+        let mut text = ["spine", "leaf0", "leaf1"].map(switch).concat();
+        text += &["leaf0", "leaf1"].map(|leaf| link(leaf, "spine", uplink, "50us")).concat();
+        for at in 0..2 * per_rack {
+            text += &host(at, format!("leaf{}", at / per_rack), "1Gbit/s", "50us");
         }
         (Topology::parse(&text).unwrap(), (0..2 * per_rack).map(HostId).collect())
     }

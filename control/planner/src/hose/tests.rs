@@ -2,26 +2,21 @@
 
 use super::*;
 use crate::topology::LinkId;
+use crate::topology::tests::{host, link, switch};
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 /// Racks as given for each host, each joined to all spines at 1 Gbit/s like the hosts.
 fn fabric(racks: &[usize], spines: usize) -> Topology {
-    let mut text = String::new();
     let leaves = racks.iter().max().map_or(0, |most| most + 1);
     let names = (0..leaves).map(|leaf| format!("leaf{leaf}"));
-    for name in names.chain((0..spines).map(|spine| format!("spine{spine}"))) {
-        text += &format!("[[switch]]\nname = \"{name}\"\n");
+    let mut text: String =
+        names.chain((0..spines).map(|spine| format!("spine{spine}"))).map(switch).collect();
+    for (at, rack) in racks.iter().enumerate() {
+        text += &host(at, format!("leaf{rack}"), "1Gbit/s", "0us");
     }
-    let link = |from: String, to: String| {
-        format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"1Gbit/s\"\n")
-    };
-    for (host, rack) in racks.iter().enumerate() {
-        text += &format!("[[host]]\nname = \"h{host}\"\n");
-        text += &link(format!("h{host}"), format!("leaf{rack}"));
-    }
-    for leaf in 0..leaves {
-        (0..spines).for_each(|spine| text += &link(format!("leaf{leaf}"), format!("spine{spine}")));
+    for (leaf, spine) in (0..leaves).flat_map(|leaf| (0..spines).map(move |spine| (leaf, spine))) {
+        text += &link(format!("leaf{leaf}"), format!("spine{spine}"), "1Gbit/s", "0us");
     }
     Topology::parse(&text).unwrap()
 }
@@ -99,13 +94,8 @@ fn without_switch_links_hosts_are_the_limit() {
     let room = capacity(&topology, &Conditions::clear(&topology));
     assert_eq!(max_guarantee(&room, &[0, 1], &[(&[0, 2], 300.0)]), 700);
     // Two switches in a row: whatever crosses, crosses one link.
-    let mut text = String::new();
-    for (host, switch) in [(0, "a"), (1, "a"), (2, "b"), (3, "b")] {
-        text += &format!(
-            "[[host]]\nname = \"h{host}\"\n[[link]]\nfrom = \"h{host}\"\nto = \"{switch}\"\nrate = \"1Gbit/s\"\n"
-        );
-    }
-    text += "[[switch]]\nname = \"a\"\n[[switch]]\nname = \"b\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nrate = \"1Gbit/s\"\n";
+    let hosts = [(0, "a"), (1, "a"), (2, "b"), (3, "b")].map(|(at, to)| host(at, to, "1Gbit/s", "0us"));
+    let text = hosts.concat() + &["a", "b"].map(switch).concat() + &link("a", "b", "1Gbit/s", "0us");
     let topology = Topology::parse(&text).unwrap();
     let room = HoseModel::new(&topology).capacity(&Conditions::clear(&topology), 1.0);
     assert_eq!((room.trees, room.tiers.as_slice()), (1, [(2, 1)].as_slice()));

@@ -2,19 +2,15 @@
 
 use super::*;
 use crate::plan::{Plan, Policy, Request, Routes, plan};
+use crate::topology::tests::{host, link, switch};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_units::{Bytes, Rate};
 
 /// `pairs` pairs of hosts on two leaves that one link of 1 Gbit/s joins.
 fn dumbbell(pairs: usize) -> Topology {
-    let mut text = "switch = [{ name = \"a\" }, { name = \"b\" }]\nlink = [{ from = \"a\", to = \"b\", rate = \"1Gbit/s\" }".to_owned();
-    for host in 0..2 * pairs {
-        let leaf = ["a", "b"][host % 2];
-        text += &format!(", {{ from = \"h{host}\", to = \"{leaf}\", rate = \"1Gbit/s\" }}");
-    }
-    text += "]\n";
-    for host in 0..2 * pairs {
-        text += &format!("[[host]]\nname = \"h{host}\"\n");
+    let mut text = ["a", "b"].map(switch).concat() + &link("a", "b", "1Gbit/s", "0us");
+    for at in 0..2 * pairs {
+        text += &host(at, ["a", "b"][at % 2], "1Gbit/s", "0us");
     }
     Topology::parse(&text).unwrap()
 }

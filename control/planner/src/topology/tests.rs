@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::fmt::Display;
 
 const GOOD: &str = r#"
 [[host]]
@@ -32,13 +33,22 @@ rate = "400Mbit/s"
 delay = "1ms"
 "#;
 
-/// Hosts at one switch, as a topology's file has them.
+pub(crate) fn switch(name: impl Display) -> String {
+    format!("[[switch]]\nname = \"{name}\"\n")
+}
+
+pub(crate) fn link(from: impl Display, to: impl Display, rate: &str, delay: &str) -> String {
+    format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n")
+}
+
+/// The host of this number and its link.
+pub(crate) fn host(at: usize, to: impl Display, rate: &str, delay: &str) -> String {
+    format!("[[host]]\nname = \"h{at}\"\n{}", link(format!("h{at}"), to, rate, delay))
+}
+
+/// Hosts at one switch.
 pub(crate) fn star_text(hosts: usize, rate: &str, delay: &str) -> String {
-    let host = |host| {
-        let link = format!("from = \"h{host}\"\nto = \"s0\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n");
-        format!("[[host]]\nname = \"h{host}\"\n[[link]]\n{link}")
-    };
-    "[[switch]]\nname = \"s0\"\n".to_owned() + &(0..hosts).map(host).collect::<String>()
+    switch("s0") + &(0..hosts).map(|at| host(at, "s0", rate, delay)).collect::<String>()
 }
 
 #[test]
