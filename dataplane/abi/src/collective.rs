@@ -124,43 +124,239 @@ wire_enum! {
     }
 }
 
+/// Blocks of [`Signature::count`] elements in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    /// There is no tensor.
+    None,
+    /// One.
+    One,
+    /// One for each rank of the communicator.
+    PerRank,
+}
+
+/// The ranks whose tensor takes part; what the others give is not looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holders {
+    /// Every rank.
+    All,
+    /// The root alone.
+    Root,
+}
+
+/// How data moves between ranks: it decides on the cut into segments, the choice of algorithms, and the costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// A reduction and its distribution: ring, one shot, or two.
+    ReduceDistribute,
+    /// Each rank's block goes to all, or comes from all and is reduced on its way: ring, or one shot.
+    Gather,
+    /// A block between each pair of ranks: pairwise.
+    Pairwise,
+    /// One tensor from one rank to all, part by part: chain, or one shot.
+    Chain,
+    /// No data: dissemination, or one shot.
+    Dissemination,
+}
+
+/// What an aggregator does for a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AggregatorTask {
+    /// It adds the inputs up.
+    Sum,
+    /// It hands on the root's input.
+    Broadcast,
+    /// It waits for all.
+    Barrier,
+}
+
+/// What everybody else asks of a collective: a row of the table in [`Collective::traits`].
+#[derive(Clone, Copy, Debug)]
+pub struct CollectiveTraits {
+    /// A rank's input.
+    pub input: Blocks,
+    /// The ranks whose input matters.
+    pub input_of: Holders,
+    /// A rank's output.
+    pub output: Blocks,
+    /// The ranks whose output is written.
+    pub output_of: Holders,
+    /// Whether elements are reduced.
+    pub reduces: bool,
+    /// Whether it may travel compressed; a reduction only if it adds.
+    pub compressible: bool,
+    /// What an aggregator does for it, if it can.
+    pub aggregator: Option<AggregatorTask>,
+    /// How its data moves.
+    pub pattern: Pattern,
+    /// busbw over algbw, from `1 - 1/ranks`.
+    bus_factor: fn(f64) -> f64,
+}
+
+/// What a block of an output holds in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockContent {
+    /// Nothing that the collective wrote.
+    Unwritten,
+    /// This block of this rank's input.
+    Input(Rank, u32),
+    /// The reduction of this block of all ranks' inputs.
+    Reduction(u32),
+}
+
 impl Collective {
+    /// The table: a row for each collective.
+    pub const fn traits(self) -> CollectiveTraits {
+        use {Blocks::*, Holders::*};
+        match self {
+            Self::AllReduce => CollectiveTraits {
+                input: One,
+                input_of: All,
+                output: One,
+                output_of: All,
+                reduces: true,
+                compressible: true,
+                aggregator: Some(AggregatorTask::Sum),
+                pattern: Pattern::ReduceDistribute,
+                bus_factor: |part| 2.0 * part,
+            },
+            Self::AllToAll => CollectiveTraits {
+                input: PerRank,
+                input_of: All,
+                output: PerRank,
+                output_of: All,
+                reduces: false,
+                compressible: true,
+                aggregator: Option::None,
+                pattern: Pattern::Pairwise,
+                bus_factor: |part| part,
+            },
+            Self::Broadcast => CollectiveTraits {
+                input: One,
+                input_of: Root,
+                output: One,
+                output_of: All,
+                reduces: false,
+                compressible: false,
+                aggregator: Some(AggregatorTask::Broadcast),
+                pattern: Pattern::Chain,
+                bus_factor: |_| 1.0,
+            },
+            Self::Barrier => CollectiveTraits {
+                input: Blocks::None,
+                input_of: All,
+                output: Blocks::None,
+                output_of: All,
+                reduces: false,
+                compressible: false,
+                aggregator: Some(AggregatorTask::Barrier),
+                pattern: Pattern::Dissemination,
+                bus_factor: |_| 0.0,
+            },
+            Self::AllGather => CollectiveTraits {
+                input: One,
+                input_of: All,
+                output: PerRank,
+                output_of: All,
+                reduces: false,
+                compressible: true,
+                aggregator: Option::None,
+                pattern: Pattern::Gather,
+                bus_factor: |part| part,
+            },
+            Self::ReduceScatter => CollectiveTraits {
+                input: PerRank,
+                input_of: All,
+                output: One,
+                output_of: All,
+                reduces: true,
+                compressible: false,
+                aggregator: Option::None,
+                pattern: Pattern::Gather,
+                bus_factor: |part| part,
+            },
+        }
+    }
+
+    /// Whether one rank is the root.
+    pub const fn is_rooted(self) -> bool {
+        let traits = self.traits();
+        matches!((traits.input_of, traits.output_of), (Holders::Root, _) | (_, Holders::Root))
+    }
+
+    /// Whether elements are reduced.
+    pub const fn reduces(self) -> bool {
+        self.traits().reduces
+    }
+
+    /// Whether there are tensors.
+    pub const fn has_data(self) -> bool {
+        !matches!(self.traits().input, Blocks::None)
+    }
+
+    /// Whether all ranks end with the same.
+    pub const fn replicates(self) -> bool {
+        let traits = self.traits();
+        matches!((traits.input, traits.output_of), (Blocks::One, Holders::All))
+    }
+
+    /// Whether a rank can keep in a residual what compression leaves out.
+    pub const fn takes_feedback(self) -> bool {
+        self.reduces() && self.traits().compressible
+    }
+
     /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks.
     pub const fn blocks(self, ranks: u32) -> [u32; 2] {
-        match self {
-            Self::AllReduce | Self::Broadcast => [1, 1],
-            Self::AllToAll => [ranks, ranks],
-            Self::Barrier => [0, 0],
-            Self::AllGather => [1, ranks],
-            Self::ReduceScatter => [ranks, 1],
-        }
+        let traits = self.traits();
+        [traits.input.count(ranks), traits.output.count(ranks)]
     }
 
     /// In place: which block of a rank's input is which block of its output. `None`: it is never in place.
     pub const fn shared_block(self, rank: Rank) -> Option<[u32; 2]> {
-        match self {
-            Self::AllReduce | Self::Broadcast => Some([0, 0]),
-            Self::AllToAll | Self::Barrier => None,
-            Self::AllGather => Some([0, rank.0]),
-            Self::ReduceScatter => Some([rank.0, 0]),
+        let traits = self.traits();
+        match (traits.input, traits.output) {
+            (Blocks::One, Blocks::One) => Some([0, 0]),
+            (Blocks::One, Blocks::PerRank) => Some([0, rank.0]),
+            (Blocks::PerRank, Blocks::One) => Some([rank.0, 0]),
+            (Blocks::PerRank, Blocks::PerRank) | (Blocks::None, _) | (_, Blocks::None) => None,
+        }
+    }
+
+    /// Whether it can be in place.
+    pub const fn can_be_in_place(self) -> bool {
+        self.shared_block(Rank(0)).is_some()
+    }
+
+    /// What a block of a rank's output holds in the end.
+    pub fn content(self, rank: Rank, block: u32, root: Rank) -> BlockContent {
+        let traits = self.traits();
+        let writes = traits.output_of == Holders::All || rank == root;
+        match (traits.input, traits.input_of) {
+            (Blocks::None, _) => BlockContent::Unwritten,
+            _ if !writes => BlockContent::Unwritten,
+            (Blocks::One, _) if traits.reduces => BlockContent::Reduction(block),
+            (Blocks::PerRank, _) if traits.reduces => BlockContent::Reduction(rank.0),
+            (Blocks::One, Holders::All) => BlockContent::Input(Rank(block), 0),
+            (Blocks::PerRank, Holders::All) => BlockContent::Input(Rank(block), rank.0),
+            (Blocks::One, Holders::Root) => BlockContent::Input(root, 0),
+            (Blocks::PerRank, Holders::Root) => BlockContent::Input(root, rank.0),
         }
     }
 
     /// Bus bandwidth over the bytes a second of the larger of a rank's tensors, among so many ranks: how often a byte crosses the slowest
     /// link in the best algorithm. Source: NVIDIA, nccl-tests, doc/PERFORMANCE.md. A Barrier has no bytes.
     pub fn bus_factor(self, ranks: u32) -> f64 {
-        let part = 1.0 - 1.0 / f64::from(ranks.max(1));
-        match self {
-            Self::AllReduce => 2.0 * part,
-            Self::AllToAll | Self::AllGather | Self::ReduceScatter => part,
-            Self::Broadcast => 1.0,
-            Self::Barrier => 0.0,
-        }
+        (self.traits().bus_factor)(1.0 - 1.0 / f64::from(ranks.max(1)))
     }
+}
 
-    /// Whether elements are reduced.
-    pub const fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter)
+impl Blocks {
+    const fn count(self, ranks: u32) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::One => 1,
+            Self::PerRank => ranks,
+        }
     }
 }
 
@@ -175,7 +371,7 @@ pub struct Signature {
     pub dtype: Dtype,
     /// Reduction (`Sum` where the collective does not reduce).
     pub reduce: ReduceOp,
-    /// Root of a Broadcast, else 0.
+    /// The root, where the collective has one, else 0.
     pub root: Rank,
     /// Elements, see above.
     pub count: u64,
@@ -183,20 +379,18 @@ pub struct Signature {
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.collective {
-            Collective::AllReduce => {
-                write!(f, "allreduce({} x {}, {})", self.count, self.dtype, self.reduce)
-            }
-            Collective::AllToAll | Collective::AllGather => {
-                write!(f, "{}({} x {} a rank)", self.collective, self.count, self.dtype)
-            }
-            Collective::ReduceScatter => {
-                write!(f, "reducescatter({} x {} a rank, {})", self.count, self.dtype, self.reduce)
-            }
-            Collective::Broadcast => {
-                write!(f, "broadcast({} x {}, root {})", self.count, self.dtype, self.root)
-            }
-            Collective::Barrier => f.write_str("barrier()"),
+        let Self { collective, dtype, reduce, root, count } = self;
+        if !collective.has_data() {
+            return write!(f, "{collective}()");
         }
+        let each = if collective.blocks(2) == [1, 1] { "" } else { " a rank" };
+        write!(f, "{collective}({count} x {dtype}{each}")?;
+        if collective.reduces() {
+            write!(f, ", {reduce}")?;
+        }
+        if collective.is_rooted() {
+            write!(f, ", root {root}")?;
+        }
+        f.write_str(")")
     }
 }

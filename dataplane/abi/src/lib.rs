@@ -15,7 +15,10 @@ mod status;
 mod units;
 mod view;
 
-pub use collective::{Collective, Dtype, Rank, ReduceOp, Signature};
+pub use collective::{
+    AggregatorTask, BlockContent, Blocks, Collective, CollectiveTraits, Dtype, Holders, Pattern, Rank,
+    ReduceOp, Signature,
+};
 pub use congestion::{CongestionCause, CongestionLevel};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use ids::{CommunicatorId, Epoch, SlotId, Token};

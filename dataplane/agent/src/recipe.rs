@@ -201,27 +201,16 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
     let mut variants = Vec::new();
     for &collective in Collective::ALL {
         for retention in [Retention::KeepInputs, Retention::CopyInputs, Retention::HoldOutputs] {
-            // An AllToAll is never in place.
-            if collective == Collective::AllToAll && retention == Retention::HoldOutputs {
+            if !collective.can_be_in_place() && retention == Retention::HoldOutputs {
                 continue;
             }
-            let can = match collective {
-                Collective::AllReduce | Collective::AllToAll | Collective::AllGather => plan.coding.is_some(),
-                Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
-            };
+            let can = collective.traits().compressible && plan.coding.is_some();
             let exact = |shots| Request { collective, root: Rank(0), coded: false, algorithm: shots };
             let coded = Request { coded: true, ..exact(Algorithm::Ring) };
             let coded = (can && retention != Retention::CopyInputs).then_some(coded);
             // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
-            let shots: &[Algorithm] = match collective {
-                Collective::AllReduce => &[Algorithm::Ring, Algorithm::OneShot, Algorithm::TwoShot],
-                Collective::AllToAll => &[Algorithm::Ring],
-                Collective::AllGather
-                | Collective::ReduceScatter
-                | Collective::Broadcast
-                | Collective::Barrier => &[Algorithm::Ring, Algorithm::OneShot],
-            };
-            let roots = if collective == Collective::Broadcast { roots(plan, me) } else { vec![Rank(0)] };
+            let shots = Algorithm::of(collective.traits().pattern);
+            let roots = if collective.is_rooted() { roots(plan, me) } else { vec![Rank(0)] };
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
                 for root in &roots {
                     let request = Request { root: *root, ..request };
@@ -234,7 +223,7 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
     variants
 }
 
-/// Roots of Broadcasts that are as different as can be to a participant: all its own ranks, and a rank of those who stand just before and
+/// Roots that are as different as can be to a participant: all its own ranks, and a rank of those who stand just before and
 /// after it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on.
 fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
     let (order, all) = (plan.plan.order(), plan.plan.participants());

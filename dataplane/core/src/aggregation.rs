@@ -13,7 +13,7 @@
 //! and stays in staging until everybody has it. When hosts begin such a segment again, its input is the sum of one participant that
 //! has it, and nothing of the others. So all end with the same bits, and whoever has the sum touches no tensor any more.
 
-use harmonaize_abi::{Collective, Dtype, ReduceOp, Signature};
+use harmonaize_abi::{AggregatorTask, Dtype, ReduceOp, Signature};
 use harmonaize_aggregator::{Leader, PayloadFormat, Summation};
 use std::time::Duration;
 
@@ -116,15 +116,15 @@ impl AggregationState {
     pub(crate) fn supports(&self, signature: &Signature) -> bool {
         let Aggregation { min_bytes: least_bytes, broadcast_bytes: broadcasts, barriers, .. } = self.config;
         let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
-        match signature.collective {
-            Collective::AllReduce => {
+        match signature.collective.traits().aggregator {
+            Some(AggregatorTask::Sum) => {
                 bytes >= least_bytes.max(1) && self.config.format_of(signature).is_some()
             }
-            Collective::Broadcast => {
+            Some(AggregatorTask::Broadcast) => {
                 broadcasts.is_some_and(|[least, most]| (least.max(1)..=most).contains(&bytes))
             }
-            Collective::Barrier => barriers && self.config.eager,
-            Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => false,
+            Some(AggregatorTask::Barrier) => barriers && self.config.eager,
+            None => false,
         }
     }
 
@@ -132,14 +132,16 @@ impl AggregationState {
     pub(crate) fn is_eager(&self, signature: &Signature) -> bool {
         let sums =
             matches!(self.config.format_of(signature), Some(PayloadFormat::Tensor { op: ReduceOp::Sum, .. }));
-        self.config.eager && (sums || signature.collective != Collective::AllReduce)
+        self.config.eager && (sums || signature.collective.traits().aggregator != Some(AggregatorTask::Sum))
     }
 
     /// Bytes that a participant sends of so many elements; `root`: of a broadcast, whether it is its own.
     pub(crate) fn bytes(&self, signature: &Signature, elements: u64, root: bool) -> u64 {
-        match signature.collective {
-            Collective::Broadcast if root => elements.saturating_mul(signature.dtype.size() as u64),
-            Collective::AllReduce => self.config.format_of(signature).map_or(0, |form| form.sent(elements)),
+        match signature.collective.traits().aggregator {
+            Some(AggregatorTask::Broadcast) if root => elements.saturating_mul(signature.dtype.size() as u64),
+            Some(AggregatorTask::Sum) => {
+                self.config.format_of(signature).map_or(0, |form| form.sent(elements))
+            }
             _ => 0,
         }
     }

@@ -18,7 +18,7 @@ use crate::report::{self, InFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{Collective, Epoch, Nanos, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, Nanos, Rank, Signature, SlotId, Token};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 
@@ -87,10 +87,10 @@ impl Communicator {
     pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
         self.shared.check_open()?;
         let Call { signature, in_place, .. } = call;
-        if signature.collective == Collective::Broadcast && signature.root.0 >= self.shared.group.ranks() {
+        if signature.collective.is_rooted() && signature.root.0 >= self.shared.group.ranks() {
             return Err(CoreError::BadRoot(signature.root));
         }
-        if signature.collective == Collective::AllToAll && in_place {
+        if in_place && !signature.collective.can_be_in_place() {
             return Err(CoreError::Plan(PlanError::InPlace));
         }
         let idle = self.shared.operations.oldest().is_none();

@@ -3,7 +3,7 @@
 use crate::aggregation::{Aggregation, AggregationState};
 use crate::error::{BadPlan, CoreError};
 use crate::stream::Stream;
-use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Dtype, Epoch, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Algorithm, Buffer, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Plan, Program, Request,
     Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
@@ -175,11 +175,8 @@ impl EpochState {
         let adds = matches!(signature.reduce, ReduceOp::Sum | ReduceOp::Average);
         let large = retention != Retention::CopyInputs && self.config.plan.participants() > 1;
         self.config.coding.filter(|_| {
-            let can = match signature.collective {
-                Collective::AllReduce => adds,
-                Collective::AllToAll | Collective::AllGather => true,
-                Collective::ReduceScatter | Collective::Broadcast | Collective::Barrier => false,
-            };
+            let collective = signature.collective;
+            let can = collective.traits().compressible && (adds || !collective.reduces());
             can && large && signature.dtype == Dtype::F32
         })
     }

@@ -5,7 +5,7 @@ use crate::coded::mix;
 use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, Epoch, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
+use harmonaize_abi::{Epoch, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
 use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
 use harmonaize_core::{CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
@@ -359,8 +359,7 @@ impl<'a> SegmentTensors<'a> {
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;
         let held = self.staged_output(channel, segment, 0, bytes)?.as_view();
         let outputs = self.outputs(segment, &signature, segment.lo, bytes)?;
-        let average = signature.collective == Collective::AllReduce && signature.reduce == ReduceOp::Average;
-        if average {
+        if signature.reduce == ReduceOp::Average {
             let (op, dtype, of) = (signature.reduce, signature.dtype, Some(self.member.ranks));
             return harmonaize_kernels::reduce(op, dtype, &[held], &outputs, of).ok();
         }

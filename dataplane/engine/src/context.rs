@@ -5,7 +5,7 @@ use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::step::{ExecuteError, Located, tensor_range};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, Epoch, Rank, Signature};
+use harmonaize_abi::{Epoch, Holders, Rank, Signature};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_STEP_PEERS, Operand, Participant};
 
@@ -58,9 +58,9 @@ impl<'a> Context<'a> {
     fn resume_source(&self, segment: &Segment, place: Buffer) -> Option<ExtraStaging> {
         let restored = segment.resume?;
         match place {
-            // Of a broadcast it is the root's.
+            // It is the root's where only that counts.
             Buffer::Input(rank) => {
-                let of_root = segment.signature.collective == Collective::Broadcast;
+                let of_root = segment.signature.collective.traits().input_of == Holders::Root;
                 let gives = restored.source && (of_root || self.is_first(rank));
                 Some(if gives { ExtraStaging::Result } else { ExtraStaging::Neutral })
             }

@@ -20,8 +20,7 @@ use crate::validate::{CheckedCall, check};
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, Collective, CommunicatorId, Completion, Epoch, Rank, Signature, Status as Code, Submission,
-    Token,
+    ABI_VERSION, CommunicatorId, Completion, Epoch, Rank, Signature, Status as Code, Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -408,7 +407,7 @@ impl Engine {
         member.completed += 1;
         // Once for all local ranks, whom all the receipt concerns.
         if let Some(coded) = &receipt.coded
-            && receipt.signature.collective == Collective::AllReduce
+            && receipt.signature.collective.reduces()
             && member.locals.first().is_some_and(|first| first.rank == rank)
         {
             self.marks.write(MarkKind::Coded, || of_coded(member, receipt, coded));

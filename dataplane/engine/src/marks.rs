@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::communicator_state::CommunicatorState;
 use crossbeam::queue::ArrayQueue;
-use harmonaize_abi::{Collective, Dtype, Rank, Region, Signature};
+use harmonaize_abi::{Dtype, Rank, Region, Signature};
 use harmonaize_codec::Squares;
 use harmonaize_core::{CodingReport, Header, Receipt};
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
@@ -102,7 +102,7 @@ pub(crate) fn of_end(member: &CommunicatorState, rank: Rank, operation: u64) -> 
 /// else 1 and how many of [`LOOKED`] blocks were zeros. Cost: some 8 bytes a block of a dense tensor.
 pub(crate) fn zeros(attachment: &Attachment, signature: &Signature, tensor: Region, operation: u64) -> u64 {
     let Signature { collective, dtype, .. } = *signature;
-    if (collective, dtype) != (Collective::AllReduce, Dtype::F32) || tensor.bytes < LARGE {
+    if !collective.takes_feedback() || dtype != Dtype::F32 || tensor.bytes < LARGE {
         return 0;
     }
     let view = attachment.end.memory().and_then(|memory| memory.view(tensor.offset, tensor.bytes).ok());

@@ -34,24 +34,23 @@ pub(crate) fn check(
     if submission.root >= ranks {
         return Err(Status::BadRank);
     }
-    let broadcast = collective == Collective::Broadcast;
     let signature = Signature {
         collective,
         dtype,
         reduce: if collective.reduces() { reduce } else { ReduceOp::Sum },
-        root: if broadcast { Rank(submission.root) } else { Rank(0) },
+        root: if collective.is_rooted() { Rank(submission.root) } else { Rank(0) },
         count: submission.count,
     };
     let feedback = (submission.flags & flags::FEEDBACK != 0)
         .then_some([submission.residual_in, submission.residual_out]);
     let right = match feedback {
-        Some(_) => collective == Collective::AllReduce && dtype == Dtype::F32,
+        Some(_) => collective.takes_feedback() && dtype == Dtype::F32,
         None => submission.residual_in == Region::default() && submission.residual_out == Region::default(),
     };
     if !right {
         return Err(Status::BadKind);
     }
-    if collective == Collective::Barrier {
+    if !collective.has_data() {
         let signature = Signature { dtype: Dtype::U8, count: 0, ..signature };
         let none = Region::default();
         return Ok(CheckedCall { signature, in_place: false, input: none, output: none, feedback });
@@ -61,7 +60,7 @@ pub(crate) fn check(
     let [inputs, outputs] = collective.blocks(ranks);
     let (input, output) = (submission.input, submission.output);
     let tensors = [input, output];
-    // Feedback is of an AllReduce, whose tensors are one block.
+    // What takes feedback has tensors of one block.
     let fed = feedback.iter().flatten().map(|region| (region, 1));
     for (region, blocks) in [(&input, inputs), (&output, outputs)].into_iter().chain(fed) {
         let bytes = block.checked_mul(blocks.into()).ok_or(Status::OutOfRange)?;

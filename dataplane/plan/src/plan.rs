@@ -2,7 +2,7 @@
 
 use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
 use crate::{allgather, allreduce, alltoall, barrier, broadcast, direct, one_two_shot, reducescatter};
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::{Collective, Pattern, Rank};
 use serde::{Deserialize, Serialize};
 
 /// A group and the order in which rings and chains visit its participants. The group is the communicator's, the order
@@ -26,9 +26,9 @@ struct Recipe {
 pub struct Request {
     /// Which.
     pub collective: Collective,
-    /// Whose input a Broadcast sends; ignored by the others.
+    /// The root; ignored by those that have none.
     pub root: Rank,
-    /// Whether an AllReduce, an AllToAll or an AllGather between participants is coded; ignored by the others.
+    /// Whether what goes between participants is coded; ignored by what is not [compressible](harmonaize_abi::CollectiveTraits).
     pub coded: bool,
     /// How what is not coded goes between participants; ignored by an AllToAll.
     pub algorithm: Algorithm,
@@ -44,6 +44,17 @@ pub enum Algorithm {
     OneShot,
     /// Straight from each to the owners of the parts, and from these to all. As [`Algorithm::Ring`] but for an AllReduce.
     TwoShot,
+}
+
+impl Algorithm {
+    /// Those that data of a pattern can take.
+    pub const fn of(pattern: Pattern) -> &'static [Self] {
+        match pattern {
+            Pattern::ReduceDistribute => &[Self::Ring, Self::OneShot, Self::TwoShot],
+            Pattern::Pairwise => &[Self::Ring],
+            Pattern::Gather | Pattern::Chain | Pattern::Dissemination => &[Self::Ring, Self::OneShot],
+        }
+    }
 }
 
 /// How operations that may lose something are coded, alike at all participants.
@@ -226,15 +237,15 @@ pub fn edges(program: &Program) -> Edges {
 /// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
 /// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two.
 pub fn algorithm_code(participants: u32, request: Request) -> u8 {
-    match (request.collective, request.algorithm) {
+    let coded = request.coded && request.collective.traits().compressible;
+    match (request.collective.traits().pattern, request.algorithm) {
         _ if participants == 1 => 1,
-        (Collective::AllReduce | Collective::AllGather, _) if request.coded => 6,
-        (Collective::AllToAll, _) => 3,
+        (Pattern::Pairwise, _) => 3,
+        _ if coded => 6,
         (_, Algorithm::OneShot) => 7,
-        (Collective::AllReduce, Algorithm::TwoShot) => 8,
-        (Collective::AllReduce, Algorithm::Ring) => 2,
-        (Collective::AllGather | Collective::ReduceScatter, _) => 2,
-        (Collective::Broadcast, _) => 4,
-        (Collective::Barrier, _) => 5,
+        (Pattern::ReduceDistribute, Algorithm::TwoShot) => 8,
+        (Pattern::ReduceDistribute | Pattern::Gather, _) => 2,
+        (Pattern::Chain, _) => 4,
+        (Pattern::Dissemination, _) => 5,
     }
 }

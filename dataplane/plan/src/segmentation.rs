@@ -2,7 +2,7 @@
 
 use crate::plan::{Algorithm, Plan};
 use crate::program::{Participant, Retention};
-use harmonaize_abi::{Collective, Signature};
+use harmonaize_abi::{Collective, Pattern, Signature};
 use serde::{Deserialize, Serialize};
 
 /// Sizes, in bytes, that all participants share.
@@ -64,10 +64,7 @@ impl Segmentation {
 
 /// Cuts an operation. An operation without elements is one segment of none.
 pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segmentation {
-    let count = match signature.collective {
-        Collective::Barrier => 0,
-        _ => signature.count,
-    };
+    let count = if signature.collective.has_data() { signature.count } else { 0 };
     let size = signature.dtype.size() as u64;
     let most =
         max_elements(plan, signature.collective, select_algorithm(plan, signature, tuning), size, tuning);
@@ -86,19 +83,19 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
     let segment = (u64::from(tuning.segment_bytes) / size).max(1);
     let least = (u64::from(tuning.message_bytes) / size).max(1);
     let of_blocks = |blocks: u64| (segment / blocks.max(1)).max(least).min(chunk);
-    match collective {
-        Collective::AllReduce | Collective::Broadcast if participants == 1 => segment,
-        Collective::AllReduce | Collective::Broadcast if shots == Algorithm::OneShot => segment.min(chunk),
-        Collective::AllReduce => segment.min(chunk.saturating_mul(participants)),
-        Collective::Broadcast => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
-        Collective::AllToAll => {
+    match collective.traits().pattern {
+        Pattern::ReduceDistribute | Pattern::Chain if participants == 1 => segment,
+        Pattern::ReduceDistribute | Pattern::Chain if shots == Algorithm::OneShot => segment.min(chunk),
+        Pattern::ReduceDistribute => segment.min(chunk.saturating_mul(participants)),
+        Pattern::Chain => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
+        Pattern::Pairwise => {
             let group = plan.group();
             let local = (0..plan.participants()).map(|each| group.local(Participant(each)).len()).max();
             let blocks = u64::from(group.ranks()).saturating_mul(local.unwrap_or(1) as u64);
             of_blocks(blocks)
         }
-        Collective::AllGather | Collective::ReduceScatter => of_blocks(u64::from(plan.group().ranks())),
-        Collective::Barrier => 1,
+        Pattern::Gather => of_blocks(u64::from(plan.group().ranks())),
+        Pattern::Dissemination => 1,
     }
 }
 
@@ -106,17 +103,13 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
 pub fn select_algorithm(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Algorithm {
     let bytes = tensor_bytes(plan, signature);
     let within = |most: u64| most > 0 && bytes <= most;
-    match signature.collective {
+    match signature.collective.traits().pattern {
         _ if plan.participants() == 1 => Algorithm::Ring,
-        Collective::Barrier if tuning.one_shot_bytes > 0 => Algorithm::OneShot,
-        Collective::AllReduce | Collective::Broadcast if within(tuning.one_shot_bytes) => Algorithm::OneShot,
-        Collective::AllReduce if within(tuning.two_shot_bytes) => Algorithm::TwoShot,
+        Pattern::Dissemination if tuning.one_shot_bytes > 0 => Algorithm::OneShot,
+        Pattern::ReduceDistribute | Pattern::Chain if within(tuning.one_shot_bytes) => Algorithm::OneShot,
+        Pattern::ReduceDistribute if within(tuning.two_shot_bytes) => Algorithm::TwoShot,
         // As many messages, of as many bytes, as along the ring.
-        Collective::AllGather | Collective::ReduceScatter
-            if within(tuning.one_shot_bytes.max(tuning.two_shot_bytes)) =>
-        {
-            Algorithm::OneShot
-        }
+        Pattern::Gather if within(tuning.one_shot_bytes.max(tuning.two_shot_bytes)) => Algorithm::OneShot,
         _ => Algorithm::Ring,
     }
 }
@@ -134,7 +127,7 @@ pub fn retention(plan: &Plan, signature: &Signature, in_place: bool, tuning: &Tu
     let bytes = tensor_bytes(plan, signature);
     if plan.participants() == 1 {
         Retention::KeepInputs
-    } else if signature.collective == Collective::Barrier {
+    } else if !signature.collective.has_data() {
         // There is nothing to copy, and nobody need wait for the acknowledgement.
         Retention::CopyInputs
     } else if bytes <= tuning.copy_bytes {

@@ -132,7 +132,7 @@ impl Hints {
             return Err(HintsError::Sequence(self.sequence.len()));
         }
         for (index, Expected { collective, bytes, .. }) in self.sequence.iter().enumerate() {
-            let least = u64::from(*collective != Collective::Barrier);
+            let least = u64::from(collective.has_data());
             if !(least..=MAX_EXPECTED_BYTES).contains(bytes) {
                 return Err(HintsError::Bytes(index, *bytes));
             }

@@ -5,7 +5,7 @@ use crate::action::{Action, CodingReport};
 use crate::aggregation::{Aggregation, AggregationState};
 use crate::channel::{Resume, Segment};
 use crate::message::Control;
-use harmonaize_abi::{Collective, Epoch, Nanos};
+use harmonaize_abi::{AggregatorTask, Epoch, Nanos};
 use harmonaize_aggregator::{Agreement, Audience, Leader, Summation};
 use harmonaize_plan::{Participant, Retention};
 use std::time::Duration;
@@ -164,17 +164,14 @@ impl Communicator {
             let Some(segment) = channel.segment().filter(undone) else { continue };
             let (operation, completed) = (segment.operation, segment.number < done);
             let holder = holder.filter(|(_, below, _)| segment.number < *below);
-            let resume = match segment.signature.collective {
+            let resume = match segment.signature.collective.traits().aggregator {
                 _ if segment.retention != Retention::CopyInputs => None,
-                Collective::AllReduce => {
+                Some(AggregatorTask::Sum) => {
                     holder.map(|(_, _, worker)| Resume { source: u32::from(worker) == me, completed })
                 }
                 // The root has what it gave, or still its input.
-                Collective::Broadcast => completed.then_some(Resume { source: true, completed }),
-                Collective::Barrier
-                | Collective::AllToAll
-                | Collective::AllGather
-                | Collective::ReduceScatter => None,
+                Some(AggregatorTask::Broadcast) => completed.then_some(Resume { source: true, completed }),
+                Some(AggregatorTask::Barrier) | None => None,
             };
             if channel.fall_back(resume)
                 && let Some(operation) = self.shared.operations.get_mut(operation)

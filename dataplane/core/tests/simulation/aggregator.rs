@@ -6,7 +6,7 @@ use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Collective, Epoch, Signature};
+use harmonaize_abi::{AggregatorTask, Epoch, Signature};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -127,13 +127,14 @@ impl World {
         let signature = segment.signature;
         self.begin(p, channel, &segment, &signature);
         let bytes = (segment.hi - segment.lo) as usize * signature.dtype.size();
-        let root = self.home(signature.root) == p && signature.collective == Collective::Broadcast;
-        assert!(bytes > 0 || signature.collective == Collective::Barrier, "nothing to sum");
+        let task = signature.collective.traits().aggregator;
+        let root = self.home(signature.root) == p && task == Some(AggregatorTask::Broadcast);
+        assert!(bytes > 0 || !signature.collective.has_data(), "nothing to sum");
         let node = &mut self.nodes[p.0 as usize];
         node.staging[usize::from(channel)].slots = vec![vec![POISON; bytes]];
         node.tracks.insert(segment.number, Track { uncommitted: 1, parts: HashMap::default() });
         node.aggregated.insert(channel, segment.number);
-        let sends = root || signature.collective == Collective::AllReduce;
+        let sends = root || task == Some(AggregatorTask::Sum);
         *node.wire.entry(segment.operation).or_default() += if sends { bytes as u64 } else { 0 };
         let given = root.then(|| {
             let (operation, number) = (segment.operation, segment.number);
@@ -160,7 +161,7 @@ impl World {
         }
         let parts = self.aggregator.parts.entry(submitted).or_default();
         parts.push((p, channel));
-        if signature.collective == Collective::Broadcast {
+        if signature.collective.traits().aggregator == Some(AggregatorTask::Broadcast) {
             // Who asks has it as soon as the root has given it.
             let waiting = if given.is_some() { parts.clone() } else { vec![(p, channel)] };
             self.aggregator.spread.extend(given.map(|given| (submitted, given)));
@@ -225,7 +226,7 @@ impl World {
 
     /// Divided, if it is an average.
     fn divided(&self, signature: &Signature, sum: &[u8]) -> Vec<u8> {
-        if signature.collective != Collective::AllReduce {
+        if !signature.collective.reduces() {
             return sum.to_vec();
         }
         memory::reduce(signature, &[sum], Some(self.scenario.group.ranks()))

@@ -45,11 +45,11 @@ impl Scenario {
         let acts = self.scripts[0].acts.len();
         for index in 0..acts {
             let before = self.scripts[0].acts[index].signature;
-            if rng.random_bool(0.2) || before.collective == Collective::Barrier {
+            if rng.random_bool(0.2) || !before.collective.has_data() {
                 continue;
             }
             let reduce = [ReduceOp::Sum, ReduceOp::Average, ReduceOp::Max][rng.random_range(0..100) % 3];
-            let moves = matches!(before.collective, Collective::AllToAll | Collective::AllGather);
+            let moves = before.collective.traits().compressible && !before.collective.reduces();
             let exchange = moves && rng.random_bool(0.7);
             let collective = if exchange { before.collective } else { Collective::AllReduce };
             let count = if before.collective == collective { before.count } else { 64 };
@@ -261,7 +261,7 @@ impl World {
     ) -> bool {
         let Some(budget) = self.books.budgets.get(&operation).copied() else { return false };
         let first = self.books.results.entry(operation).or_insert_with(|| tensor.output().to_vec());
-        let apart = signature.collective == Collective::AllToAll;
+        let apart = !signature.collective.replicates();
         assert!(apart || first == tensor.output(), "rank {rank} has other bits of operation {operation}");
         let (error, signal) = self.lost(rank, operation, signature, tensor.output());
         let within = budget.is_none_or(|most| error <= most * signal * 1.0001);
@@ -281,7 +281,7 @@ impl World {
         let tensor = &self.tensors[&(rank.0, receipt.operation)];
         let (error, signal) = self.lost(rank, receipt.operation, &receipt.signature, tensor.output());
         // What is exchanged is told for all ranks of a participant.
-        let moved = receipt.signature.collective == Collective::AllToAll;
+        let moved = !receipt.signature.collective.replicates();
         let signal = if moved { f64::INFINITY } else { signal };
         assert!(error <= told.error * 1.0001, "rank {rank} lost {error} and was told {told:?}");
         assert!(told.squares <= signal * 1.0001, "rank {rank} was told of {told:?}, not {signal}");

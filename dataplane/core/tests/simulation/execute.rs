@@ -4,7 +4,7 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{Collective, Dtype, Rank, Signature};
+use harmonaize_abi::{BlockContent, Dtype, Holders, Rank, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -295,7 +295,7 @@ impl World {
         // What is kept, and what adds nothing, lie after the program's slots.
         let kept = context.segment.resume.and_then(|restored| match place {
             Place::Input(rank) => {
-                let of_root = context.signature.collective == Collective::Broadcast;
+                let of_root = context.signature.collective.traits().input_of == Holders::Root;
                 Some(slots + u16::from(!(restored.source && (of_root || first(rank)))))
             }
             Place::Output(_) if restored.completed => Some(slots + 1),
@@ -447,18 +447,14 @@ impl World {
         let Place::Output(rank) = location.place else { return };
         let tensor = &self.tensors[&(rank, context.segment.operation)];
         let shared = self.scenario.group.participants() > 1;
-        let overwrites = match context.signature.collective {
-            Collective::AllReduce | Collective::ReduceScatter => true,
-            // What it decodes to of its own.
-            Collective::AllGather => {
-                let block = location.bytes > 0 && {
-                    let size = context.signature.dtype.size() as u64;
-                    location.offset as u64 / (context.signature.count * size) == u64::from(rank)
-                };
-                context.segment.coding.is_some() && block
-            }
-            Collective::AllToAll | Collective::Broadcast | Collective::Barrier => false,
+        let Signature { collective, dtype, count, root, .. } = context.signature;
+        // What it decodes to of its own.
+        let decodes = || {
+            let block = location.offset as u64 / (count * dtype.size() as u64);
+            matches!(collective.content(Rank(rank), block as u32, root), BlockContent::Input(Rank(of), _) if of == rank)
         };
+        let coded = context.segment.coding.is_some() && location.bytes > 0;
+        let overwrites = collective.reduces() || coded && collective.can_be_in_place() && decodes();
         if tensor.output.is_none() && shared && overwrites {
             let copied = context.segment.program.copying > 0;
             assert!(copied || step.committed, "an input in place is overwritten before it may be");

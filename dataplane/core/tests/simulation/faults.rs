@@ -246,7 +246,7 @@ impl Scenario {
         for rank in ranks {
             let act = &mut self.scripts[rank.0 as usize].acts[first];
             act.signature = wrong;
-            act.in_place &= wrong.collective != Collective::AllToAll;
+            act.in_place &= wrong.collective.can_be_in_place();
         }
         self
     }
@@ -259,12 +259,12 @@ impl Scenario {
                 1 if right.collective.reduces() => {
                     wrong.reduce = ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())];
                 }
-                2 if right.collective == Collective::Broadcast => {
+                2 if right.collective.is_rooted() => {
                     wrong.root = Rank(rng.random_range(0..self.group.ranks()));
                 }
                 _ => wrong = any_signature(rng, &self.plan),
             }
-            let barrier = wrong.collective == Collective::Barrier && wrong.count > 0;
+            let barrier = !wrong.collective.has_data() && wrong.count > 0;
             if wrong != *right && !barrier {
                 return wrong;
             }

@@ -1,6 +1,6 @@
 //! Bytes: tensors and what they must become, and the arithmetic of a step.
 
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{BlockContent, Dtype, Rank, ReduceOp, Signature};
 use std::ops::Range;
 
 /// What memory holds that nobody may rely on.
@@ -85,21 +85,20 @@ pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature
 /// What a rank must end with.
 pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
     let input = |rank| input(seed, operation, rank, signature, ranks);
-    let block = signature.count as usize * signature.dtype.size();
-    let own = rank.0 as usize * block..(rank.0 as usize + 1) * block;
+    let bytes = signature.count as usize * signature.dtype.size();
     let reduced = |part: Range<usize>| {
         let inputs: Vec<_> = (0..ranks).map(|rank| input(Rank(rank))).collect();
         let sources: Vec<&[u8]> = inputs.iter().map(|input| &input[part.clone()]).collect();
         reduce(signature, &sources, Some(ranks))
     };
-    match signature.collective {
-        Collective::Barrier => Vec::new(),
-        Collective::Broadcast => input(signature.root),
-        Collective::AllToAll => (0..ranks).flat_map(|from| input(Rank(from))[own.clone()].to_vec()).collect(),
-        Collective::AllGather => (0..ranks).flat_map(|from| input(Rank(from))).collect(),
-        Collective::AllReduce => reduced(0..block),
-        Collective::ReduceScatter => reduced(own),
-    }
+    let part = |block: u32| block as usize * bytes..(block as usize + 1) * bytes;
+    let [_, blocks] = signature.collective.blocks(ranks);
+    let content = |block| match signature.collective.content(rank, block, signature.root) {
+        BlockContent::Unwritten => vec![POISON; bytes],
+        BlockContent::Input(of, block) => input(of)[part(block)].to_vec(),
+        BlockContent::Reduction(block) => reduced(part(block)),
+    };
+    (0..blocks).flat_map(content).collect()
 }
 
 /// Reduces sources, and divides where the reduction is an average and complete.

@@ -1,6 +1,6 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
-use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, Pattern, Rank, ReduceOp, Signature};
 use harmonaize_core::{EpochPlan, Interleaving, Timeouts};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
@@ -165,27 +165,27 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
         11..=12 => Collective::ReduceScatter,
         _ => Collective::Barrier,
     };
-    let barrier = collective == Collective::Barrier;
+    let barrier = !collective.has_data();
     let dtypes = [Dtype::U64, Dtype::U32, Dtype::F32, Dtype::U8];
     let mut signature = Signature {
         collective,
         dtype: if barrier { Dtype::U8 } else { dtypes[rng.random_range(0..dtypes.len())] },
-        reduce: match collective {
-            reduced if reduced.reduces() => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
-            _ => ReduceOp::Sum,
+        reduce: match collective.reduces() {
+            true => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
+            false => ReduceOp::Sum,
         },
-        root: Rank(if collective == Collective::Broadcast { rng.random_range(0..ranks) } else { 0 }),
+        root: Rank(if collective.is_rooted() { rng.random_range(0..ranks) } else { 0 }),
         count: 0,
     };
     if barrier || rng.random_bool(0.05) {
         return signature;
     }
     let participants = u64::from(plan.plan.participants());
-    let messages = match collective {
-        Collective::AllReduce => 2 * participants * participants,
-        Collective::AllToAll => u64::from(ranks) * u64::from(ranks),
-        Collective::AllGather | Collective::ReduceScatter => participants * u64::from(ranks),
-        _ => 4 * participants,
+    let messages = match collective.traits().pattern {
+        Pattern::ReduceDistribute => 2 * participants * participants,
+        Pattern::Pairwise => u64::from(ranks) * u64::from(ranks),
+        Pattern::Gather => participants * u64::from(ranks),
+        Pattern::Chain | Pattern::Dissemination => 4 * participants,
     };
     let segments = (2500 / messages).clamp(2, 40);
     let mut most = if rng.random_bool(0.3) { 64 } else { 4096 };
@@ -224,7 +224,7 @@ impl Scenario {
         let script = |rng: &mut ChaCha8Rng| {
             let act = |signature: &Signature| Act {
                 signature: *signature,
-                in_place: rng.random_bool(0.5) && signature.collective != Collective::AllToAll,
+                in_place: rng.random_bool(0.5) && signature.collective.can_be_in_place(),
             };
             let acts = acts.iter().map(act).collect();
             Script { acts, leaves: true, depth: rng.random_range(1..=4), think }

@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::feedback;
 use crate::table::Key;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Collective, Epoch};
+use harmonaize_abi::{AggregatorTask, Epoch};
 use harmonaize_aggregator::{PayloadFormat, Task};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_events::MarkKind;
@@ -52,7 +52,8 @@ impl Engine {
         let (task, given) = task_of(member, segment);
         member.bytes_sent += given;
         let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
-        let root = signature.collective == Collective::Broadcast && member.local(signature.root).is_some();
+        let spreads = signature.collective.traits().aggregator == Some(AggregatorTask::Broadcast);
+        let root = spreads && member.local(signature.root).is_some();
         if root && tensors.copy_root_output(channel).is_none() {
             let me = member.core.me().0;
             return member.fail_internal(&format!("participant {me}'s broadcast lies nowhere"));
@@ -107,14 +108,14 @@ impl Engine {
 fn task_of(member: &CommunicatorState, segment: &Segment) -> (Task, u64) {
     let signature = segment.signature;
     let elements = segment.hi - segment.lo;
-    match signature.collective {
-        Collective::Broadcast => {
+    match signature.collective.traits().aggregator {
+        Some(AggregatorTask::Broadcast) => {
             let bytes = elements * signature.dtype.size() as u64;
             let root = member.local(signature.root).is_some();
             (Task::Broadcast { bytes, root }, if root { bytes } else { 0 })
         }
-        Collective::Barrier => (Task::Barrier, 0),
-        Collective::AllReduce | Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter => {
+        Some(AggregatorTask::Barrier) => (Task::Barrier, 0),
+        Some(AggregatorTask::Sum) | None => {
             let path = member.links(segment.epoch).and_then(|links| links.aggregator.as_ref());
             let rules = path.map(|path| path.coder.rules);
             let format = rules.and_then(|rules| rules.format_of(&signature));

@@ -2,7 +2,7 @@
 //! from printed seeds. `HARMONAIZE_SEED=x` runs one.
 
 use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
-use harmonaize_abi::{Collective, Dtype, ReduceOp, Region, Submission, View, ViewMut};
+use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Submission, View, ViewMut};
 use harmonaize_kernels::Isa;
 use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
@@ -95,11 +95,10 @@ fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
 fn regions(call: &Call, rank: usize, ranks: usize) -> [Region; 2] {
     let block = (call.count * call.dtype.size()) as u64;
     let [inputs, outputs] = call.collective.blocks(ranks as u32).map(|blocks| u64::from(blocks) * block);
-    let own = rank as u64 * block;
-    let [from, to] = match (call.in_place[rank], call.collective) {
-        (false, _) => [0, OUTPUT],
-        (true, Collective::AllGather) => [OUTPUT + own, OUTPUT],
-        (true, _) => [OUTPUT, OUTPUT + own],
+    let shared = call.collective.shared_block(Rank(rank as u32)).filter(|_| call.in_place[rank]);
+    let [from, to] = match shared {
+        None => [0, OUTPUT],
+        Some([of_input, of_output]) => [of_output, of_input].map(|at| OUTPUT + u64::from(at) * block),
     };
     [Region { offset: from, bytes: inputs }, Region { offset: to, bytes: outputs }]
 }
@@ -137,7 +136,7 @@ fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
         let expected = reference(asked, rank, &inputs);
         assert!(read(output) == expected, "rank {rank} has another result");
         let mut kept = inputs[rank].clone();
-        if asked.in_place[rank] && asked.collective == Collective::ReduceScatter {
+        if asked.in_place[rank] && asked.collective.reduces() {
             let block = expected.len();
             kept[rank * block..(rank + 1) * block].copy_from_slice(&expected);
         }

@@ -69,10 +69,8 @@ impl<'a> Protocol<'a> {
     /// Of a request whose root is a rank of the group, where it has one.
     pub(super) fn new(plan: &'a Plan, request: Request) -> Self {
         let members = (0..plan.participants()).map(|each| plan.group().local(Participant(each)).len());
-        let root = match request.collective {
-            Collective::Broadcast => plan.group().participant_of(request.root),
-            _ => None,
-        };
+        let root =
+            request.collective.is_rooted().then(|| plan.group().participant_of(request.root)).flatten();
         Self {
             plan,
             request,

@@ -5,7 +5,7 @@ use super::grid::Grid;
 use super::values::{Value, Values};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{Buffer, Encoding, Operand, Part, Participant, Program, Retention, Slot};
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::{Collective, Holders, Rank};
 use std::collections::HashMap;
 
 /// What a step reads or writes: one symbol per range of the grid.
@@ -81,23 +81,19 @@ impl Memory {
             output: vec![None; cells(blocks)],
             ..Default::default()
         };
-        let protected = match (local.retention, request.collective) {
-            (Retention::HoldOutputs, Collective::Broadcast) if several => ProtectedInputs::Root(request.root),
-            (Retention::HoldOutputs, _) if several => ProtectedInputs::All,
+        let collective = request.collective;
+        let protected = match (local.retention, collective.traits().input_of) {
+            (Retention::HoldOutputs, Holders::Root) if several => ProtectedInputs::Root(request.root),
+            (Retention::HoldOutputs, Holders::All) if several => ProtectedInputs::All,
             _ => ProtectedInputs::None,
         };
-        let in_place = match request.collective {
-            // Only its own input is written where it lies.
-            Collective::AllGather if !request.coded => true,
-            Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
-                !several || local.retention != Retention::KeepInputs
-            }
-            Collective::Broadcast => true,
-            Collective::AllToAll | Collective::Barrier => false,
-        };
+        // What is moved uncoded writes its own input where it lies already.
+        let changes = collective.reduces() || request.coded;
+        let in_place = collective.can_be_in_place()
+            && (!changes || !several || local.retention != Retention::KeepInputs);
         Self {
             blocks,
-            collective: request.collective,
+            collective,
             atoms: grid.atoms(),
             ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors())).collect(),
             slots: program.slots.iter().map(|_| Staged::default()).collect(),

@@ -304,7 +304,7 @@ pub fn check_own(
 
 /// Whether there is a root where there must be one.
 fn rooted(plan: &Plan, request: Request) -> Result<(), CheckError> {
-    let needed = request.collective == harmonaize_abi::Collective::Broadcast;
+    let needed = request.collective.is_rooted();
     if needed && plan.group().participant_of(request.root).is_none() {
         return Err(CheckError::Root(request.root));
     }

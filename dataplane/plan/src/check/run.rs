@@ -6,7 +6,7 @@ use super::values::{Value, Values};
 use super::{CheckError, Fault, Found, Report, Usage, Wait};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{Buffer, Participant, Program, Step};
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::{BlockContent, Rank};
 use std::collections::{HashMap, VecDeque};
 
 pub(super) struct Run<'a> {
@@ -163,24 +163,20 @@ impl<'a> Run<'a> {
 
     /// Every output holds its result.
     fn outputs(&mut self) -> Result<(), CheckError> {
-        if self.request.collective == Collective::Barrier {
-            return Ok(());
-        }
+        let Request { collective, root, .. } = self.request;
         let mut reference: HashMap<(u32, u32), Value> = HashMap::new();
         for rank in (0..self.plan.group().ranks()).map(Rank) {
             let me = self.plan.group().participant_of(rank).ok_or(CheckError::Root(rank))?;
             let Some(machine) = self.machines.get(me.0 as usize) else { continue };
             for (block, atom, value) in machine.output(rank) {
                 let wrong = |found| CheckError::Output { rank, block, found };
+                let content = collective.content(rank, block, root);
                 let value = value.ok_or(wrong(Found::Nothing))?;
                 self.encodings = self.encodings.max(self.values.encodings(value));
-                let expected = match self.request.collective {
-                    Collective::AllToAll => self.values.leaf(Rank(block), rank.0, atom),
-                    Collective::Broadcast => self.values.leaf(self.request.root, 0, atom),
-                    Collective::AllGather => self.values.leaf(Rank(block), 0, atom),
-                    Collective::AllReduce | Collective::ReduceScatter | Collective::Barrier => {
-                        let scattered = self.request.collective == Collective::ReduceScatter;
-                        let of = if scattered { rank.0 } else { block };
+                let expected = match content {
+                    BlockContent::Unwritten => continue,
+                    BlockContent::Input(of, part) => self.values.leaf(of, part, atom),
+                    BlockContent::Reduction(of) => {
                         match self.values.complete(value) {
                             (false, _) => return Err(wrong(Found::Other)),
                             (true, false) => return Err(wrong(Found::Unfinished)),
@@ -196,8 +192,7 @@ impl<'a> Run<'a> {
                     return Err(wrong(Found::Other));
                 }
                 // What all ranks end with must be the same bits.
-                let alike = matches!(self.request.collective, Collective::AllReduce | Collective::AllGather);
-                if alike && *reference.entry((block, atom)).or_insert(value) != value {
+                if collective.replicates() && *reference.entry((block, atom)).or_insert(value) != value {
                     return Err(wrong(Found::Different));
                 }
             }

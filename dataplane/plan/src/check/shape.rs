@@ -5,7 +5,7 @@ use crate::plan::{Local, Plan, Request};
 use crate::program::{
     Access, Buffer, Encoding, MAX_SOURCES, Operand, Participant, Program, Retention, Stage, Step, StepKind,
 };
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::Rank;
 
 struct Shape<'a> {
     plan: &'a Plan,
@@ -77,11 +77,7 @@ impl Shape<'_> {
         if !step.sources.iter().chain(&step.destinations).any(coded) {
             return Ok(());
         }
-        let codes = self.request.coded
-            && matches!(
-                self.request.collective,
-                Collective::AllReduce | Collective::AllToAll | Collective::AllGather
-            );
+        let codes = self.request.coded && self.request.collective.traits().compressible;
         if codes && fits(step) { Ok(()) } else { Err(Fault::Encoding) }
     }
 

@@ -7,7 +7,7 @@ use super::values::{Terms, Value, Values};
 use super::{CheckError, Fault, Found, Usage};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{Encoding, MAX_STEP_PEERS, Part, Participant, Program, Stage};
-use harmonaize_abi::{Collective, Rank};
+use harmonaize_abi::{BlockContent, Rank};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub(super) struct SingleCheck<'a> {
@@ -106,9 +106,7 @@ impl<'a> SingleCheck<'a> {
                 false => CheckError::Unreceived { from, to, count },
             });
         }
-        if self.request.collective != Collective::Barrier {
-            self.outputs()?;
-        }
+        self.outputs()?;
         Ok(self.machine.usage(self.program))
     }
 
@@ -124,35 +122,31 @@ impl<'a> SingleCheck<'a> {
             for (block, atom, value) in outputs {
                 let wrong = |found| CheckError::Output { rank, block, found };
                 let value = value.ok_or(wrong(Found::Nothing))?;
-                let (input, scattered) = match collective {
-                    Collective::AllToAll => (Some((Rank(block), rank.0)), false),
-                    Collective::Broadcast => (Some((self.request.root, 0)), false),
-                    Collective::AllGather => (Some((Rank(block), 0)), false),
-                    Collective::AllReduce | Collective::Barrier => (None, false),
-                    Collective::ReduceScatter => (None, true),
-                };
-                if let Some((of, part)) = input {
-                    let leaf = self.values.leaf(of, part, atom);
-                    if self.values.plain(value) != leaf {
-                        return Err(wrong(Found::Other));
-                    }
-                    // What all ranks end with must be the same bits.
-                    let expected = match (collective, owners.get(&of)) {
-                        (Collective::AllToAll, _) => value,
-                        (_, None) => leaf,
-                        (_, Some(owner)) => {
-                            let encoded = self.values.encode(*owner, Stage::Moved, leaf);
-                            encoded.map_err(|_| wrong(Found::Different))?
+                let reduced = match collective.content(rank, block, self.request.root) {
+                    BlockContent::Unwritten => continue,
+                    BlockContent::Reduction(of) => of,
+                    BlockContent::Input(of, part) => {
+                        let leaf = self.values.leaf(of, part, atom);
+                        if self.values.plain(value) != leaf {
+                            return Err(wrong(Found::Other));
                         }
-                    };
-                    if value != expected {
-                        return Err(wrong(Found::Different));
+                        // What all ranks end with must be the same bits.
+                        let expected = match owners.get(&of) {
+                            _ if !collective.replicates() => value,
+                            None => leaf,
+                            Some(owner) => {
+                                let encoded = self.values.encode(*owner, Stage::Moved, leaf);
+                                encoded.map_err(|_| wrong(Found::Different))?
+                            }
+                        };
+                        if value != expected {
+                            return Err(wrong(Found::Different));
+                        }
+                        continue;
                     }
-                    continue;
-                }
-                let place = (if scattered { rank.0 } else { block }, atom);
+                };
                 match self.values.complete(value) {
-                    (true, true) if self.values.position(value) == Some(place) => {}
+                    (true, true) if self.values.position(value) == Some((reduced, atom)) => {}
                     (true, false) => return Err(wrong(Found::Unfinished)),
                     _ => return Err(wrong(Found::Other)),
                 }
@@ -167,7 +161,9 @@ impl<'a> SingleCheck<'a> {
 
     /// Who encodes each rank's input, where that is done once for all.
     fn owners(&self) -> HashMap<Rank, Participant> {
-        if self.request.collective != Collective::AllGather || !self.protocol.codes() {
+        let collective = self.request.collective;
+        let once = collective.replicates() && !collective.reduces();
+        if !once || !self.protocol.codes() {
             return HashMap::new();
         }
         let all = (0..self.plan.participants()).map(Participant);
@@ -175,9 +171,10 @@ impl<'a> SingleCheck<'a> {
         all.flat_map(ranks).collect()
     }
 
-    /// By range of the grid, the result of an AllReduce that all ranks have; nothing where no other participant has any.
+    /// By range of the grid, the reduction that all ranks have; nothing where no other participant has any.
     fn alike(&mut self) -> Option<Vec<Option<Value>>> {
-        if self.request.collective != Collective::AllReduce {
+        let collective = self.request.collective;
+        if !(collective.replicates() && collective.reduces()) {
             return Some(Vec::new());
         }
         let mut alike = vec![None; self.grid.atoms() as usize];

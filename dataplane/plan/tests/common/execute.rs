@@ -3,8 +3,10 @@
 //! the checker.
 
 use super::Case;
-use harmonaize_abi::{Collective, Rank};
-use harmonaize_plan::{Buffer, Encoding, Operand, Part, Participant, Program, Stage, Step, StepKind};
+use harmonaize_abi::{BlockContent, Rank};
+use harmonaize_plan::{
+    Buffer, Encoding, Operand, Part, Participant, Program, Request, Stage, Step, StepKind,
+};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use std::collections::{HashMap, VecDeque};
@@ -331,7 +333,7 @@ impl<'a> World<'a> {
         let (base, messages) = self.channels.get_mut(&(peer.0, me as u32)).ok_or("no channel")?;
         let message = messages.iter_mut().find(|message| message.blocked_on.is_none()).ok_or("no message")?;
         let payload = message.payload.clone().ok_or("message not sent")?;
-        if payload.len() != wanted && self.case.request.collective != Collective::Barrier {
+        if payload.len() != wanted && self.case.request.collective.has_data() {
             return Err(format!("participant {me} wants {wanted} elements, {} came", message.elements));
         }
         message.blocked_on = Some(if hold { index } else { usize::MAX });
@@ -388,12 +390,9 @@ impl<'a> World<'a> {
             && self.shared(rank)
             && content.contains(&POISON)
         {
-            let own = match self.case.request.collective {
-                Collective::Broadcast => rank == self.case.request.root,
-                Collective::AllGather => rank.0 == operand.part.block && !self.case.request.coded,
-                _ => false,
-            };
-            if own {
+            let Request { collective, root, coded, .. } = self.case.request;
+            let content = collective.content(rank, operand.part.block, root);
+            if !coded && matches!(content, BlockContent::Input(of, _) if of == rank) {
                 return Ok(()); // Stores its own input in place: the same bytes all the while.
             }
         }
@@ -419,7 +418,7 @@ impl<'a> World<'a> {
     /// Whether all outputs are right, and the same bits where they must be.
     pub fn verify(&self) -> Result<(), String> {
         let elements = self.elements as usize;
-        let collective = self.case.request.collective;
+        let Request { collective, root, .. } = self.case.request;
         let [_, blocks] = collective.blocks(self.outputs.len() as u32);
         let output = |rank: usize| {
             let [_, at] = self.starts(Rank(rank as u32));
@@ -431,22 +430,17 @@ impl<'a> World<'a> {
                     let inputs = self.originals.iter().map(|input| input[at].0);
                     inputs.fold(0, u64::wrapping_add).wrapping_mul(LAST)
                 };
-                let expected = match collective {
-                    Collective::Barrier => *sum,
-                    Collective::Broadcast => self.originals[self.case.request.root.0 as usize][index].0,
-                    Collective::AllToAll => {
-                        let (block, offset) = (index / elements, index % elements);
-                        self.originals[block][rank * elements + offset].0
-                    }
-                    Collective::AllGather => self.originals[index / elements][index % elements].0,
-                    Collective::AllReduce => reduced(index),
-                    Collective::ReduceScatter => reduced(rank * elements + index),
+                let (block, offset) = ((index / elements) as u32, index % elements);
+                let at = |block: u32| block as usize * elements + offset;
+                let expected = match collective.content(Rank(rank as u32), block, root) {
+                    BlockContent::Unwritten => continue,
+                    BlockContent::Input(of, block) => self.originals[of.0 as usize][at(block)].0,
+                    BlockContent::Reduction(block) => reduced(at(block)),
                 };
                 if *sum != expected {
                     return Err(format!("rank {rank} element {index} is {sum:#x}, not {expected:#x}"));
                 }
-                let alike = matches!(collective, Collective::AllReduce | Collective::AllGather);
-                if alike && *print != output(0)[index].1 {
+                if collective.replicates() && *print != output(0)[index].1 {
                     return Err(format!(
                         "rank {rank} element {index} was computed another way than rank 0's"
                     ));

@@ -89,11 +89,11 @@ pub const RETENTIONS: [Retention; 3] = [Retention::KeepInputs, Retention::HoldOu
 /// Retention of each participant, where `None` means by turns.
 pub fn retention_of(retention: Option<Retention>, request: Request, participant: u32) -> Retention {
     let retention = retention.unwrap_or(RETENTIONS[participant as usize % 3]);
-    match (request.collective, retention) {
-        (Collective::AllToAll, Retention::HoldOutputs) => Retention::KeepInputs,
+    match retention {
+        Retention::HoldOutputs if !request.collective.can_be_in_place() => Retention::KeepInputs,
         // What is coded is too large to be copied.
-        (_, Retention::CopyInputs) if request.coded => Retention::KeepInputs,
-        (_, retention) => retention,
+        Retention::CopyInputs if request.coded => Retention::KeepInputs,
+        retention => retention,
     }
 }
 
@@ -139,14 +139,10 @@ impl Case {
     pub fn in_place(&self, rank: Rank) -> bool {
         let me = self.plan.group().participant_of(rank).unwrap();
         let retention = retention_of(self.retention, self.request, me.0);
-        match self.request.collective {
-            Collective::AllGather if !self.request.coded => true,
-            Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => {
-                self.plan.participants() == 1 || retention != Retention::KeepInputs
-            }
-            Collective::Broadcast => true,
-            _ => false,
-        }
+        let collective = self.request.collective;
+        let changes = collective.reduces() || self.request.coded;
+        let kept = self.plan.participants() > 1 && retention == Retention::KeepInputs;
+        collective.can_be_in_place() && !(changes && kept)
     }
 }
 
@@ -155,22 +151,19 @@ pub fn plain(collective: Collective, root: Rank) -> Request {
     Request { collective, root, coded: false, algorithm: Algorithm::Ring }
 }
 
-/// All requests for so many ranks: each collective, a Broadcast from several roots, an AllReduce, an AllToAll and an AllGather also coded,
-/// and all in every number of shots that they have.
+/// All requests for so many ranks: each collective by each of its algorithms, with several roots if it has one, and coded if it can be.
 pub fn requests(ranks: u32) -> Vec<Request> {
     let mut roots = vec![0, ranks / 3, ranks / 2, ranks - 1];
     roots.dedup();
-    let mut requests: Vec<Request> =
-        roots.iter().map(|root| plain(Collective::Broadcast, Rank(*root))).collect();
-    let others = Collective::ALL.iter().filter(|collective| **collective != Collective::Broadcast);
-    requests.extend(others.map(|collective| plain(*collective, Rank(0))));
-    let one = requests.iter().filter(|request| request.collective != Collective::AllToAll);
-    let one: Vec<Request> =
-        one.map(|request| Request { algorithm: Algorithm::OneShot, ..*request }).collect();
-    requests.extend(one);
-    let sum = plain(Collective::AllReduce, Rank(0));
-    requests.extend([Request { algorithm: Algorithm::TwoShot, ..sum }, Request { coded: true, ..sum }]);
-    let moved = [Collective::AllToAll, Collective::AllGather];
-    requests.extend(moved.map(|collective| Request { coded: true, ..plain(collective, Rank(0)) }));
+    let mut requests = Vec::new();
+    for &collective in Collective::ALL {
+        let traits = collective.traits();
+        for &root in if collective.is_rooted() { roots.as_slice() } else { &[0] } {
+            let plain = plain(collective, Rank(root));
+            let algorithms = Algorithm::of(traits.pattern);
+            requests.extend(algorithms.iter().map(|&algorithm| Request { algorithm, ..plain }));
+            requests.extend(traits.compressible.then_some(Request { coded: true, ..plain }));
+        }
+    }
     requests
 }
