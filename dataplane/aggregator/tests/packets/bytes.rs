@@ -1,6 +1,6 @@
 //! Packets from any bytes: a defined answer, never a panic, and nothing believed that the key's owner did not send.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use crate::{COMMUNICATOR, answers, grant, key, quick};
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::{
     HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, Sealed, VERSION, seal,
@@ -12,9 +12,6 @@ use harmonaize_aggregator::{
 use harmonaize_kernels::codes::Squares;
 use proptest::prelude::*;
 use std::time::Duration;
-
-const COMMUNICATOR: u64 = 0x0102_0304_0506_0708;
-const SECRET: [u8; 32] = [9; 32];
 
 fn kind() -> impl Strategy<Value = Kind> {
     proptest::sample::select(vec![
@@ -56,39 +53,8 @@ fn packet(header: &Header, key: &Key, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn key(worker: u16) -> Key {
-    Key::derive(&SECRET, COMMUNICATOR, worker)
-}
-
-fn grant() -> Grant {
-    Grant {
-        communicator: COMMUNICATOR,
-        secret: SECRET,
-        workers: 3,
-        format: PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
-        elements: 4,
-        ordered: false,
-        share: Share { tenant: 1, weight: 1, guaranteed: 4, most: 8 },
-        parent: None,
-    }
-}
-
 fn worker() -> Worker {
-    Worker::new(WorkerConfig {
-        communicator: COMMUNICATOR,
-        worker: 0,
-        key: key(0),
-        format: PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum },
-        elements: 4,
-        window: 4,
-        segments: 2,
-        codes: Codes::default(),
-        hosts: 3,
-        timeout: Duration::from_millis(20),
-        min_retry: Duration::from_micros(100),
-        max_retry: Duration::from_millis(4),
-        max_loss_permille: 900,
-    })
+    Worker::new(WorkerConfig { window: 4, segments: 2, ..quick(0) })
 }
 
 struct Nothing;
@@ -251,7 +217,8 @@ impl Table {
                 format: form,
                 elements: grant.elements,
                 hosts: grant.workers,
-                ..config()
+                codes: Codes { segment_elements: 1000, ..Codes::default() },
+                ..quick(0)
             });
             worker.begin(Duration::ZERO, 1);
             assert!(worker.submit(0, Task::Sum(total as u64)));
@@ -271,13 +238,7 @@ impl Table {
                 while let Some(bytes) =
                     table.workers[*index].poll_transmit(now, &table.memories[*index], &mut packet)
                 {
-                    let mut sent: Vec<(Recipient, Vec<u8>)> = Vec::new();
-                    table.aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
-                        sent.push((to, packet.to_vec()))
-                    });
-                    for (to, packet) in sent {
-                        let Recipient::Worker { worker, .. } = to else { panic!("no parent") };
-                        let worker = usize::from(worker);
+                    for (worker, packet) in answers(&mut table.aggregator, now, &packet[..bytes]) {
                         table.workers[worker].receive(now, &packet, &mut table.memories[worker]);
                     }
                 }
@@ -285,24 +246,6 @@ impl Table {
         }
         let outputs = table.memories.iter().map(|memory| memory.output.clone()).collect();
         (outputs, table.aggregator.counters(grant.communicator).unwrap())
-    }
-}
-
-fn config() -> WorkerConfig {
-    WorkerConfig {
-        communicator: COMMUNICATOR,
-        worker: 0,
-        key: key(0),
-        format: PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum },
-        elements: 4,
-        window: 8,
-        segments: 2,
-        codes: Codes { segment_elements: 1000, ..Codes::default() },
-        hosts: 3,
-        timeout: Duration::from_millis(20),
-        min_retry: Duration::from_micros(100),
-        max_retry: Duration::from_millis(4),
-        max_loss_permille: 900,
     }
 }
 
@@ -420,9 +363,9 @@ fn bad_packets_are_counted_and_have_no_effect() {
     };
     let as_it_is = |_: &mut Header| ();
     let mut say = |bytes: &[u8]| {
-        let (before, mut answers) = (counts(&aggregator), Vec::new());
-        aggregator
-            .receive(Duration::ZERO, bytes, &mut |_: Recipient, packet: &[u8]| answers.push(packet.to_vec()));
+        let before = counts(&aggregator);
+        let answers: Vec<_> =
+            answers(&mut aggregator, Duration::ZERO, bytes).into_iter().map(|(_, packet)| packet).collect();
         let grown = counts(&aggregator).into_iter().zip(before).filter(|(now, before)| now.1 != before.1);
         let grown: Vec<(&str, u64)> = grown.map(|(now, before)| (now.0, now.1 - before.1)).collect();
         (grown, answers)

@@ -1,16 +1,14 @@
 //! Tenants that share one aggregator's memory, packet by packet in virtual time: what slots are worth in sums. Every packet takes
 //! the same time, so that a communicator's rate is its window's.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::{Dtype, ReduceOp};
+use crate::{SECRET, config, grant};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
+    Aggregator, Grant, Key, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WORKERS: u16 = 2;
 const DELAY: Duration = Duration::from_micros(10);
 
@@ -32,32 +30,21 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
     let mut aggregator = Aggregator::new(7, Pool::new(units, 4));
     let mut workers: BTreeMap<(u64, u16), Worker> = BTreeMap::new();
     for (id, (share, _)) in (1..).zip(shares) {
-        let grant = Grant {
-            communicator: id,
-            secret: [1; 32],
-            workers: WORKERS,
-            format: FORMAT,
-            elements: 1,
-            ordered: false,
-            share: *share,
-            parent: None,
-        };
+        let grant = Grant { communicator: id, workers: WORKERS, elements: 1, share: *share, ..grant() };
         aggregator.grant(grant).unwrap();
         for worker in 0..WORKERS {
             let config = WorkerConfig {
                 communicator: id,
-                worker,
-                key: Key::derive(&[1; 32], id, worker),
-                format: FORMAT,
+                key: Key::derive(&SECRET, id, worker),
                 elements: 1,
                 window,
                 segments: 2,
-                codes: Codes::default(),
                 hosts: WORKERS,
                 timeout: Duration::from_secs(1),
                 min_retry: Duration::from_millis(1),
                 max_retry: Duration::from_millis(50),
                 max_loss_permille: 1000,
+                ..config(worker)
             };
             let sharers = shares.iter().filter(|(other, _)| other.tenant == share.tenant).count();
             let mut worker_of = Worker::new(config);

@@ -1,17 +1,14 @@
 //! An aggregator above another, packet by packet: nothing is held above once all have everything, and who starts again there says so.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::{Dtype, ReduceOp};
+use crate::{COMMUNICATOR, config, grant};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Agreement, Codes, Event, Grant, Key, Leader, Parent, PayloadFormat, Pool, Reason, Recipient,
-    Share, Task, Tensors, Worker, WorkerConfig,
+    Aggregator, Agreement, Event, Grant, Key, Leader, Parent, Pool, Reason, Recipient, Share, Task, Tensors,
+    Worker, WorkerConfig,
 };
 use std::collections::VecDeque;
 use std::time::Duration;
 
-const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
-const COMMUNICATOR: u64 = 5;
 const UNITS: u32 = 64;
 const SECRETS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
 
@@ -37,14 +34,11 @@ fn aggregator(at: usize, incarnation: u64) -> Aggregator {
     let mut aggregator = Aggregator::new(incarnation, Pool::new(UNITS, 16));
     aggregator
         .grant(Grant {
-            communicator: COMMUNICATOR,
             secret: SECRETS[at],
             workers: 2,
-            format: FORMAT,
-            elements: 4,
-            ordered: false,
             share: Share { tenant: 1, weight: 1, guaranteed: 8, most: UNITS },
             parent: (at == 1).then_some(parent),
+            ..grant()
         })
         .unwrap();
     aggregator
@@ -67,19 +61,8 @@ impl Tree {
     fn new() -> Self {
         let worker = |(at, worker): (usize, u16)| {
             Worker::new(WorkerConfig {
-                communicator: COMMUNICATOR,
-                worker,
                 key: Key::derive(&SECRETS[at], COMMUNICATOR, worker),
-                format: FORMAT,
-                elements: 4,
-                window: 8,
-                segments: 4,
-                codes: Codes::default(),
-                hosts: 3,
-                timeout: Duration::from_millis(150),
-                min_retry: Duration::from_millis(4),
-                max_retry: Duration::from_millis(40),
-                max_loss_permille: 500,
+                ..config(worker)
             })
         };
         let mut tree = Self {

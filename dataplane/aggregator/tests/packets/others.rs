@@ -1,16 +1,13 @@
 //! Elements of other types, and other reductions, than a communicator's form says, in the same session as what it says.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use crate::{COMMUNICATOR, answers, grant, quick};
 use harmonaize_abi::{Dtype, ReduceOp};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Reason, Recipient, Share, Task, Tensors,
-    Worker, WorkerConfig,
+    Aggregator, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use std::time::Duration;
 
-const COMMUNICATOR: u64 = 5;
-const SECRET: [u8; 32] = [1; 32];
 const WORKERS: usize = 3;
 const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum };
 
@@ -36,36 +33,14 @@ impl Tensors for Memory {
 
 fn aggregator(elements: u32, ordered: bool) -> Aggregator {
     let mut aggregator = Aggregator::new(7, Pool::new(64, 16));
-    let grant = Grant {
-        communicator: COMMUNICATOR,
-        secret: SECRET,
-        workers: WORKERS as u16,
-        format: FORMAT,
-        elements,
-        ordered,
-        share: Share { tenant: 1, weight: 1, guaranteed: 12, most: 48 },
-        parent: None,
-    };
-    aggregator.grant(grant).unwrap();
+    let share = Share { tenant: 1, weight: 1, guaranteed: 12, most: 48 };
+    aggregator.grant(Grant { format: FORMAT, elements, ordered, share, ..grant() }).unwrap();
     aggregator
 }
 
 fn worker(worker: usize, elements: u32) -> Worker {
-    let mut worker = Worker::new(WorkerConfig {
-        communicator: COMMUNICATOR,
-        worker: worker as u16,
-        key: Key::derive(&SECRET, COMMUNICATOR, worker as u16),
-        format: FORMAT,
-        elements,
-        window: 8,
-        segments: 8,
-        codes: Codes::default(),
-        hosts: WORKERS as u16,
-        timeout: Duration::from_millis(20),
-        min_retry: Duration::from_micros(100),
-        max_retry: Duration::from_millis(4),
-        max_loss_permille: 900,
-    });
+    let mut worker =
+        Worker::new(WorkerConfig { format: FORMAT, elements, segments: 8, ..quick(worker as u16) });
     worker.begin(Duration::ZERO, 1);
     worker
 }
@@ -78,12 +53,7 @@ fn run(aggregator: &mut Aggregator, workers: &mut [Worker], memories: &mut [Memo
         let now = Duration::from_micros(20 * step);
         for index in 0..workers.len() {
             while let Some(bytes) = workers[index].poll_transmit(now, &memories[index], &mut packet) {
-                let mut sent = Vec::new();
-                aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
-                    let Recipient::Worker { worker, .. } = to else { panic!("there is no parent") };
-                    sent.push((usize::from(worker), packet.to_vec()));
-                });
-                for (to, packet) in sent {
+                for (to, packet) in answers(aggregator, now, &packet[..bytes]) {
                     workers[to].receive(now, &packet, &mut memories[to]);
                 }
             }

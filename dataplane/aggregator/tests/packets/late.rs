@@ -1,20 +1,15 @@
 //! Answers that are late are not lost: a whole window is asked for again, and the session goes on. What is lost is found and sent again
 //! without waiting for time-outs, and nothing else is.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::{Dtype, ReduceOp};
+use crate::{answers, config, grant};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
-    Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Reason, Recipient, Share, Task, Tensors,
-    Worker, WorkerConfig,
+    Aggregator, Codes, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Tensors, Worker, WorkerConfig,
 };
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
-const FORMAT: PayloadFormat = PayloadFormat::Tensor { dtype: Dtype::I32, op: ReduceOp::Sum };
 const WINDOW: u16 = 256;
-const COMMUNICATOR: u64 = 5;
-const SECRET: [u8; 32] = [1; 32];
 
 struct Zeros;
 
@@ -35,32 +30,16 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
     let form = PayloadFormat::Shared { bits: 4, block: 64, ranks: 2 };
     let mut aggregator = Aggregator::new(1, Pool::new(64, 512));
     let share = Share { tenant: 1, weight: 1, guaranteed: 64, most: 64 };
-    let grant = Grant {
-        communicator: COMMUNICATOR,
-        secret: SECRET,
-        workers: 2,
-        format: form,
-        elements: 64,
-        ordered: false,
-        share,
-        parent: None,
-    };
+    let grant = Grant { workers: 2, format: form, elements: 64, share, ..grant() };
     aggregator.grant(grant).unwrap();
     let worker = |worker: u16| {
         Worker::new(WorkerConfig {
-            communicator: COMMUNICATOR,
-            worker,
-            key: Key::derive(&SECRET, COMMUNICATOR, worker),
             format: form,
             elements: 64,
             window: 2,
-            segments: 4,
             codes: Codes { segment_elements: 128, ..Codes::default() },
             hosts: 2,
-            timeout: Duration::from_millis(150),
-            min_retry: Duration::from_millis(4),
-            max_retry: Duration::from_millis(40),
-            max_loss_permille: 500,
+            ..config(worker)
         })
     };
     let mut workers = [worker(0), worker(1)];
@@ -76,12 +55,9 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
             }
             let mut packet = [0; HEADER_BYTES + 512];
             while let Some(bytes) = workers[at].poll_transmit(now, &Zeros, &mut packet) {
-                let mut sent = Vec::new();
-                aggregator.receive(now, &packet[..bytes], &mut |to: Recipient, packet: &[u8]| {
-                    let Recipient::Worker { worker, .. } = to else { panic!("no parent") };
-                    sent.push((usize::from(worker), packet.to_vec()));
-                });
-                sent.iter().for_each(|(to, packet)| workers[*to].receive(now, packet, &mut Zeros));
+                for (to, packet) in answers(&mut aggregator, now, &packet[..bytes]) {
+                    workers[to].receive(now, &packet, &mut Zeros);
+                }
             }
             while let Some(Event::Done { .. }) = workers[at].poll_event() {
                 done[at] += 1;
@@ -99,21 +75,7 @@ struct Ends {
 
 impl Ends {
     fn config() -> WorkerConfig {
-        WorkerConfig {
-            communicator: COMMUNICATOR,
-            worker: 0,
-            key: Key::derive(&SECRET, COMMUNICATOR, 0),
-            format: FORMAT,
-            elements: 4,
-            window: WINDOW,
-            segments: 1,
-            codes: Codes::default(),
-            hosts: 1,
-            timeout: Duration::from_millis(150),
-            min_retry: Duration::from_millis(4),
-            max_retry: Duration::from_millis(40),
-            max_loss_permille: 500,
-        }
+        WorkerConfig { window: WINDOW, segments: 1, hosts: 1, ..config(0) }
     }
 
     /// In a session, of which a short chunk has told the worker how fast sums usually come.
@@ -124,17 +86,8 @@ impl Ends {
     fn with(now: Duration, config: WorkerConfig) -> Self {
         let most = 2 * u32::from(WINDOW);
         let mut aggregator = Aggregator::new(1, Pool::new(most, 64));
-        let grant = Grant {
-            communicator: COMMUNICATOR,
-            secret: SECRET,
-            workers: 1,
-            format: FORMAT,
-            elements: 4,
-            ordered: false,
-            share: Share { tenant: 1, weight: 1, guaranteed: most, most },
-            parent: None,
-        };
-        aggregator.grant(grant).unwrap();
+        let share = Share { tenant: 1, weight: 1, guaranteed: most, most };
+        aggregator.grant(Grant { workers: 1, share, ..grant() }).unwrap();
         let mut ends = Self { aggregator, worker: Worker::new(config) };
         ends.worker.begin(now, 1);
         let begin = ends.sent(now);
@@ -157,12 +110,9 @@ impl Ends {
 
     /// The aggregator gets these, and the worker its answers.
     fn answer(&mut self, now: Duration, packets: &[Vec<u8>]) {
-        let mut answers = Vec::new();
-        for packet in packets {
-            self.aggregator
-                .receive(now, packet, &mut |_: Recipient, packet: &[u8]| answers.push(packet.to_vec()));
-        }
-        answers.iter().for_each(|packet| self.worker.receive(now, packet, &mut Zeros));
+        let sums: Vec<_> =
+            packets.iter().flat_map(|packet| answers(&mut self.aggregator, now, packet)).collect();
+        sums.iter().for_each(|(_, packet)| self.worker.receive(now, packet, &mut Zeros));
     }
 }
 
@@ -215,12 +165,10 @@ fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     let mut ends = Ends::in_session(now);
     assert!(ends.worker.submit(1, Task::Sum(4 * 8)));
     let parts = ends.sent(now);
-    let mut sums = Vec::new();
-    for packet in &parts {
-        ends.aggregator.receive(now, packet, &mut |_: Recipient, packet: &[u8]| sums.push(packet.to_vec()));
-    }
+    let mut sums: Vec<_> =
+        parts.iter().flat_map(|packet| answers(&mut ends.aggregator, now, packet)).collect();
     sums.remove(1);
-    sums.iter().for_each(|packet| ends.worker.receive(now, packet, &mut Zeros));
+    sums.iter().for_each(|(_, packet)| ends.worker.receive(now, packet, &mut Zeros));
     let questions = ends.sent(now);
     assert_eq!(kinds(&questions), [Kind::Acknowledge]);
     ends.answer(now, &questions);
@@ -308,12 +256,11 @@ fn through(lost: f64, loss_most: u32) -> Option<Event> {
         assert!(ends.worker.submit(segment, Task::Sum(4 * u64::from(WINDOW))));
         loop {
             now += Duration::from_micros(500);
-            let mut answers = Vec::new();
+            let mut sums = Vec::new();
             for packet in ends.sent(now).into_iter().filter(|_| !drops()) {
-                let mut out = |_: Recipient, packet: &[u8]| answers.push(packet.to_vec());
-                ends.aggregator.receive(now, &packet, &mut out);
+                sums.extend(answers(&mut ends.aggregator, now, &packet));
             }
-            for packet in answers.into_iter().filter(|_| !drops()) {
+            for (_, packet) in sums.into_iter().filter(|_| !drops()) {
                 ends.worker.receive(now, &packet, &mut Zeros);
             }
             match ends.worker.poll_event() {
