@@ -9,20 +9,20 @@ use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+mod chunks;
 mod config;
 mod receive;
+mod silence;
 mod work;
 
+use chunks::Chunks;
 pub use config::{Codes, Event, Reason, Task, Tensors, WorkerConfig, WorkerCounters};
+use silence::Silence;
 use work::{Flight, Work};
 
 /// Windows between the lowest chunk without a sum and the highest that is sent. What is lost holds up nothing but itself for as long as
 /// it takes to ask for it and to send it again.
 pub const MAX_WINDOWS_AHEAD: u32 = 4;
-/// Of its patience a worker has one part of so many with an aggregator of which the network says that nobody is there.
-const REFUSED_TIMEOUT_DIVISOR: u32 = 5;
-/// How often it asks in that time.
-const REFUSED_PROBES: u32 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -38,22 +38,16 @@ pub struct Worker {
     state: State,
     session: u64,
     work: VecDeque<Work>,
-    flights: Vec<Flight>,
+    chunks: Chunks,
     /// Ranges of all hosts, segment after segment in turn; each has room for as many.
     ranges: Vec<u8>,
     /// Elements of a chunk of ranges.
     ranges_chunk: u64,
-    /// All sums below this chunk are there.
-    had: u64,
-    /// No chunk from here on has been made.
-    next: u64,
     /// The first chunk of the segment that is submitted next.
     end: u64,
     window: u64,
     /// How many workers here use one window together.
     sharers: u16,
-    /// Chunks that are made and have no sum.
-    open: u64,
     /// Chunks below were looked at for losses.
     judged: u64,
     sequence: u64,
@@ -62,9 +56,7 @@ pub struct Worker {
     begins: u32,
     /// Nothing is due before.
     due: Duration,
-    unanswered_since: Option<Duration>,
-    /// Since when the network says that nobody is there.
-    refused_since: Option<Duration>,
+    silence: Silence,
     losses: Losses,
     acked: u64,
     /// When the last sum came.
@@ -79,7 +71,10 @@ pub struct Worker {
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut f = f.debug_struct("Worker");
-        f.field("session", &self.session).field("had", &self.had).field("next", &self.next).finish()
+        f.field("session", &self.session)
+            .field("had", &self.chunks.had())
+            .field("next", &self.chunks.next())
+            .finish()
     }
 }
 
@@ -95,20 +90,16 @@ impl Worker {
             state: State::Idle,
             session: 0,
             work: VecDeque::with_capacity(config.segments),
-            flights: vec![Flight::default(); usize::from(config.window.max(1)) * MAX_WINDOWS_AHEAD as usize],
-            had: 0,
-            next: 0,
+            chunks: Chunks::new(usize::from(config.window.max(1)) * MAX_WINDOWS_AHEAD as usize),
             window: 1,
             sharers: 1,
-            open: 0,
             judged: 0,
             sequence: 0,
             last_answered: 0,
             begin_due: Duration::ZERO,
             begins: 0,
             due: Duration::MAX,
-            unanswered_since: None,
-            refused_since: None,
+            silence: Silence::new(config.timeout),
             losses: Losses::new(config.max_loss_permille, config.timeout),
             acked: 0,
             summed: Duration::ZERO,
@@ -124,11 +115,10 @@ impl Worker {
     pub fn begin(&mut self, now: Duration, session: u64) {
         self.work.clear();
         (self.state, self.session, self.ended) = (State::Beginning, session, None);
-        (self.had, self.next, self.end, self.window, self.acked) = (0, 0, 0, 1, 0);
-        self.flights.fill(Flight::default());
-        (self.open, self.judged) = (0, 0);
+        self.chunks.clear();
+        (self.end, self.window, self.acked, self.judged) = (0, 1, 0, 0);
         (self.begin_due, self.begins, self.due) = (now, 0, Duration::MAX);
-        self.note_answer();
+        self.silence.note_answer();
         self.losses.begin(now);
     }
 
@@ -254,7 +244,7 @@ impl Worker {
             State::Beginning => self.begin_due,
             State::Running { .. } => self.ack_timeout().into_iter().fold(self.due, Duration::min),
         };
-        let ends = self.silence_timeout().into_iter().chain(self.refused_timeout());
+        let ends = self.silence.silence_timeout().into_iter().chain(self.silence.refused_timeout());
         let due = ends.fold(due, Duration::min);
         (due != Duration::MAX).then_some(due)
     }
@@ -267,10 +257,10 @@ impl Worker {
         tensors: &impl Tensors,
         packet: &mut [u8],
     ) -> Option<usize> {
-        if self.refused_timeout().is_some_and(|end| now >= end) {
+        if self.silence.refused_timeout().is_some_and(|end| now >= end) {
             self.end(Reason::Refused);
         }
-        if self.silence_timeout().is_some_and(|end| now >= end) {
+        if self.silence.silence_timeout().is_some_and(|end| now >= end) {
             self.end(Reason::Silent);
         }
         match self.state {
@@ -279,7 +269,7 @@ impl Worker {
                 if now < self.begin_due {
                     return None;
                 }
-                self.begin_due = now + self.retry(self.answer_rtt, self.begins);
+                self.begin_due = now + self.silence.retry(self.answer_rtt, self.begins);
                 self.begins += 1;
                 self.note_request(now);
                 self.bare(Kind::Begin, 0, 0, 0, packet)
@@ -292,7 +282,11 @@ impl Worker {
                     return self.part(now, incarnation, chunk, tensors, packet);
                 }
                 let tells = self.ack_timeout().is_some_and(|due| now >= due);
-                if tells { self.bare(Kind::Acknowledge, incarnation, self.had, 0, packet) } else { None }
+                if tells {
+                    self.bare(Kind::Acknowledge, incarnation, self.chunks.had(), 0, packet)
+                } else {
+                    None
+                }
             }
         }
     }
@@ -300,20 +294,8 @@ impl Worker {
     /// When the aggregator is told by a packet of its own that all sums are there; none where there is nothing to tell. Parts that follow tell it
     /// as well, and come before where one operation follows the other.
     fn ack_timeout(&self) -> Option<Duration> {
-        let finished = self.had == self.next && self.acked < self.had;
+        let finished = self.chunks.had() == self.chunks.next() && self.acked < self.chunks.had();
         finished.then(|| self.summed + self.sum_rtt.retry(0))
-    }
-
-    fn flight(&self, chunk: u64) -> Flight {
-        let at = (chunk % self.flights.len().max(1) as u64) as usize;
-        self.flights.get(at).copied().unwrap_or_default()
-    }
-
-    fn set(&mut self, chunk: u64, flight: Flight) {
-        let at = (chunk % self.flights.len().max(1) as u64) as usize;
-        if let Some(to) = self.flights.get_mut(at) {
-            *to = flight;
-        }
     }
 
     /// The lowest chunk that is overdue; if none is, finds out when the next will be.
@@ -322,15 +304,11 @@ impl Worker {
             return None;
         }
         let mut least = Duration::MAX;
-        for chunk in self.had..self.next {
-            let flight = self.flight(chunk);
-            let open = flight.made && !flight.done;
-            if open && flight.due <= now {
+        for (chunk, flight) in self.chunks.all_waiting() {
+            if flight.due <= now {
                 return Some(chunk);
             }
-            if open {
-                least = least.min(flight.due);
-            }
+            least = least.min(flight.due);
         }
         self.due = least;
         None
@@ -340,13 +318,13 @@ impl Worker {
     /// the turn is on their codes. But these never take the last place in flight: others may not have come so far, and wait for codes
     /// from here. Cost: a look at each segment that is submitted.
     fn make(&mut self) -> Option<u64> {
-        if self.open >= self.most_open() {
+        if self.chunks.open() >= self.most_open() {
             return None;
         }
-        let limit = self.had + self.window.min(self.flights.len() as u64);
+        let limit = self.chunks.had() + self.window.min(self.chunks.capacity());
         let of_ranges = self.ranges_chunk;
         let below = |at: u64| (at < limit).then_some(at);
-        let spare = self.open + 1 < self.most_open();
+        let spare = self.chunks.open() + 1 < self.most_open();
         let turn = self.work.iter().position(|work| work.made < work.elements);
         let mut ahead = self.work.iter_mut().enumerate();
         let ahead = ahead.find(|(_, work)| work.ranges_made < work.elements);
@@ -384,61 +362,33 @@ impl Worker {
             let (segment, elements) = (work.segment, elements as usize);
             Some((at, Flight { segment, offset, elements, content, root, ..Flight::default() }))
         })?;
-        self.set(at, Flight { made: true, ..flight });
-        self.next = self.next.max(at + 1);
-        self.open += 1;
+        self.chunks.make(at, flight);
         Some(at)
     }
 
     fn note_request(&mut self, now: Duration) {
-        self.unanswered_since.get_or_insert(now);
+        self.silence.note_request(now);
         if self.losses.record_request(now) {
             self.end(Reason::Losses);
         }
     }
 
-    /// The aggregator has answered: it is there.
-    fn note_answer(&mut self) {
-        (self.unanswered_since, self.refused_since) = (None, None);
-    }
-
-    /// After how long what was sent `attempts` times before now is asked for: sums take long where they wait for others, too, and answers do not.
-    fn retry(&self, of: RttEstimator, attempts: u32) -> Duration {
-        let usual = of.retry(attempts);
-        if self.refused_since.is_some() {
-            usual.min(self.config.timeout / (REFUSED_TIMEOUT_DIVISOR * REFUSED_PROBES))
-        } else {
-            usual
-        }
-    }
-
-    /// When the session ends if nothing is answered until then; none where nothing is asked.
-    fn silence_timeout(&self) -> Option<Duration> {
-        self.unanswered_since.map(|since| since + self.config.timeout)
-    }
-
-    /// The same where the network says that nobody is there.
-    fn refused_timeout(&self) -> Option<Duration> {
-        self.refused_since.map(|since| since + self.config.timeout / REFUSED_TIMEOUT_DIVISOR)
-    }
-
     /// The network says that nobody is where the aggregator was. Whoever can send packets to this host could have said so: the aggregator is
     /// asked at once, and given up if it does not answer within a part of the patience.
     pub fn handle_refused(&mut self, now: Duration) {
-        let open = |chunk: &u64| {
-            let flight = self.flight(*chunk);
-            flight.made && !flight.done
-        };
+        if self.silence.is_refused() {
+            return;
+        }
         match self.state {
-            _ if self.refused_since.is_some() => {}
-            State::Idle | State::Ended => {}
-            State::Beginning => (self.refused_since, self.begin_due) = (Some(now), now),
+            State::Idle | State::Ended => return,
+            State::Beginning => self.begin_due = now,
             State::Running { .. } => {
-                let Some(chunk) = (self.had..self.next).find(open) else { return };
-                self.set(chunk, Flight { due: now, ..self.flight(chunk) });
-                (self.refused_since, self.due) = (Some(now), now);
+                let Some((chunk, flight)) = self.chunks.all_waiting().next() else { return };
+                self.chunks.set(chunk, Flight { due: now, ..flight });
+                self.due = now;
             }
         }
+        self.silence.note_refusal(now);
     }
 
     fn end(&mut self, reason: Reason) {
@@ -460,16 +410,16 @@ impl Worker {
         if self.state == State::Ended {
             return None;
         }
-        let mut flight = self.flight(chunk);
+        let mut flight = self.chunks.flight(chunk);
         if flight.part_received == Some(false) {
             self.counters.retransmits += 1;
             return self.part(now, incarnation, chunk, tensors, packet);
         }
-        flight.due = now + self.retry(self.answer_rtt, flight.requests);
+        flight.due = now + self.silence.retry(self.answer_rtt, flight.requests);
         flight.attempts += 1;
         flight.requests += 1;
         flight.requested_at = Some(now);
-        self.set(chunk, flight);
+        self.chunks.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.bare(Kind::Acknowledge, incarnation, chunk, 1, packet)
     }
@@ -482,7 +432,7 @@ impl Worker {
         tensors: &impl Tensors,
         packet: &mut [u8],
     ) -> Option<usize> {
-        let mut flight = self.flight(chunk);
+        let mut flight = self.chunks.flight(chunk);
         let Flight { segment, offset, elements, content, root, .. } = flight;
         let bytes = self.sizes(&flight).0?;
         let packet = packet.get_mut(..HEADER_BYTES + bytes)?;
@@ -508,9 +458,9 @@ impl Worker {
         flight.requests = 0;
         // Who is answered backs off no more: it is loss that is in the way, not a queue.
         let usual = if flight.retransmitted { self.answer_rtt } else { self.sum_rtt };
-        flight.due = now + self.retry(usual, 0);
+        flight.due = now + self.silence.retry(usual, 0);
         flight.attempts += 1;
-        self.set(chunk, flight);
+        self.chunks.set(chunk, flight);
         self.due = self.due.min(flight.due);
         self.seal(Kind::Contribution, incarnation, chunk, content.note(), packet);
         Some(HEADER_BYTES + bytes)
@@ -540,7 +490,7 @@ impl Worker {
 
     fn seal(&mut self, kind: Kind, incarnation: u64, chunk: u64, note: u8, packet: &mut [u8]) {
         self.sequence += 1;
-        self.acked = self.had;
+        self.acked = self.chunks.had();
         self.counters.sent += 1;
         let header = Header {
             kind,
@@ -551,7 +501,7 @@ impl Worker {
             incarnation,
             sequence: self.sequence,
             chunk,
-            had: self.had,
+            had: self.chunks.had(),
             window: 0,
             note,
         };

@@ -40,7 +40,7 @@ impl Worker {
         // An answer to what was sent after all that was answered before: no replay keeps a dead aggregator alive.
         if header.sequence > self.last_answered && header.sequence <= self.sequence {
             self.last_answered = header.sequence;
-            self.note_answer();
+            self.silence.note_answer();
         }
         // Answers overtake one another; for losses each counts.
         if header.sequence != 0 {
@@ -52,7 +52,7 @@ impl Worker {
                 if self.state == State::Beginning {
                     self.window = u64::from(header.window.max(1));
                     self.state = State::Running { incarnation: header.incarnation };
-                    self.note_answer();
+                    self.silence.note_answer();
                 }
             }
             Kind::Waiting => self.handle_waiting(now, &header),
@@ -63,13 +63,7 @@ impl Worker {
 
     fn handle_waiting(&mut self, now: Duration, header: &Header) {
         self.window = u64::from(header.window.max(1));
-        if header.chunk < self.had || header.chunk >= self.next {
-            return;
-        }
-        let mut flight = self.flight(header.chunk);
-        if flight.done || !flight.made {
-            return;
-        }
+        let Some(mut flight) = self.chunks.waiting(header.chunk) else { return };
         flight.part_received = Some(header.note == 1);
         if flight.root && header.note == 1 {
             return self.finished(now, header.chunk, flight);
@@ -90,7 +84,7 @@ impl Worker {
         flight.due = if lost { now } else { now + self.answer_rtt.retry(flight.waits) };
         flight.waits += u32::from(!lost);
         self.due = self.due.min(flight.due);
-        self.set(header.chunk, flight);
+        self.chunks.set(header.chunk, flight);
     }
 
     fn handle_sum(&mut self, now: Duration, header: &Header, payload: &[u8], tensors: &mut impl Tensors) {
@@ -104,11 +98,10 @@ impl Worker {
             self.counters.wrong += 1;
             return;
         }
-        let flight = self.flight(chunk);
-        if chunk < self.had || chunk >= self.next || !flight.made || flight.done {
+        let Some(flight) = self.chunks.waiting(chunk) else {
             self.counters.duplicates += 1;
             return;
-        }
+        };
         let Flight { segment, offset, elements, .. } = flight;
         if self.sizes(&flight).1 != Some(payload.len()) || content != flight.content {
             self.counters.wrong += 1;
@@ -138,7 +131,7 @@ impl Worker {
     }
 
     /// A chunk is done here.
-    fn finished(&mut self, now: Duration, chunk: u64, mut flight: Flight) {
+    fn finished(&mut self, now: Duration, chunk: u64, flight: Flight) {
         let Flight { segment, elements, content, .. } = flight;
         if content != Content::Ranges
             && let Some(work) = work_of(&mut self.work, segment)
@@ -155,14 +148,8 @@ impl Worker {
         if flight.attempts > 1 {
             self.losses.record_answer();
         }
-        self.note_answer();
-        flight.done = true;
-        self.set(chunk, flight);
-        self.open = self.open.saturating_sub(1);
-        while self.had < self.next && self.flight(self.had).done {
-            self.set(self.had, Flight::default());
-            self.had += 1;
-        }
+        self.silence.note_answer();
+        self.chunks.finish(chunk, flight);
         if content != Content::Ranges {
             self.detect_losses(now, chunk);
         }
@@ -180,12 +167,12 @@ impl Worker {
 
     /// Has what is so far below a sum, and was sent once, asked for at once. Cost: each chunk is looked at once.
     fn detect_losses(&mut self, now: Duration, summed: u64) {
-        self.judged = self.judged.max(self.had);
+        self.judged = self.judged.max(self.chunks.had());
         while self.judged + REORDERING_THRESHOLD <= summed {
-            let mut hole = self.flight(self.judged);
+            let mut hole = self.chunks.flight(self.judged);
             if hole.made && !hole.done && hole.attempts == 1 {
                 hole.due = now;
-                self.set(self.judged, hole);
+                self.chunks.set(self.judged, hole);
                 self.due = now;
             }
             self.judged += 1;
