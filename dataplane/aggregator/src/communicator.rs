@@ -229,7 +229,24 @@ impl Communicator {
             self.release(chunk, pool);
         }
         self.base = least;
+        self.check();
         self.release_surplus(pool);
+    }
+
+    /// Checks that no worker is below the base or above the top, that those at the base are counted, and that all chunks lie between.
+    fn check(&self) {
+        debug_assert!(self.members.iter().all(|member| (self.base..=self.top).contains(&member.had)));
+        debug_assert_eq!(
+            usize::from(self.lagging),
+            self.members.iter().filter(|member| member.had == self.base).count()
+        );
+        debug_assert!(self.top - self.base <= self.entries.len() as u64, "chunks share a place");
+        let used = || self.entries.iter().enumerate().filter(|(_, entry)| entry.stage != Stage::Free);
+        debug_assert!(used().all(|(at, entry)| {
+            self.place(entry.chunk) == at
+                && (self.base..self.top).contains(&entry.chunk)
+                && entry.seen <= self.grant.workers
+        }));
     }
 
     /// Tells the pool once nothing is above the quota.
@@ -298,6 +315,7 @@ impl Communicator {
             member.had = 0;
         }
         (self.base, self.top, self.lagging) = (0, 0, self.grant.workers);
+        self.check();
         if let Some(up) = &mut self.up {
             up.forget();
         }

@@ -60,6 +60,12 @@ impl HysteresisState {
         };
         let mild = rise(&mut self.mild, MILD);
         let severe = rise(&mut self.severe, SEVERE);
+        debug_assert!(self.severe.is_none() || self.mild.is_some(), "what is severe is mild");
+        debug_assert!(
+            self.level != CongestionLevel::None || self.below_ns.is_none(),
+            "there is nothing to leave"
+        );
+        debug_assert!(self.exit_dwell_ns <= limits.max_exit_dwell_ns.max(limits.exit_dwell_ns));
         let reached = match (severe, mild) {
             (Some(since_ns), _) => Some((CongestionLevel::Severe, since_ns)),
             (None, Some(since_ns)) => Some((CongestionLevel::Mild, since_ns)),

@@ -496,6 +496,11 @@ impl Monitor {
         cause: CongestionCause,
         limits: &Limits,
     ) -> bool {
+        debug_assert!(self.measure.own_bytes <= self.measure.bytes, "own bytes are of all bytes");
+        debug_assert!(self.measure.own_part.is_none_or(|part| (0.0..=1.0).contains(&part)));
+        debug_assert!(!self.measure.capacity_confirmed || self.measure.capacity > 0);
+        debug_assert!(self.pending_cause.is_none_or(|(pending, _)| pending != self.cause));
+        debug_assert!(self.cause_dwell_ns <= limits.max_exit_dwell_ns.max(limits.cause_dwell_ns));
         let before = self.hysteresis.level;
         let mut changed = self.hysteresis.step(now_ns, pressure, self.measure.evidence, limits);
         if self.measure.signals.starved {
