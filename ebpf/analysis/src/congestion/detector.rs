@@ -592,7 +592,7 @@ impl Detector {
         let whole = whole.and_then(|whole| self.monitors.get(whole as usize)?.as_ref());
         whole
             .filter(|whole| whole.hysteresis.level != CongestionLevel::None)
-            .map_or(CongestionCause::Unknown, |whole| whole.cause)
+            .map_or(CongestionCause::Unknown, |whole| whole.cause.get())
     }
 }
 

@@ -104,7 +104,7 @@ impl Monitor {
         Congestion {
             link: self.link,
             level: self.hysteresis.level,
-            cause: self.cause,
+            cause: self.cause.get(),
             since_ns: self.hysteresis.since_ns,
             found_ns: now_ns,
             signals: measure.signals,

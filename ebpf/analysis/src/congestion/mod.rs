@@ -45,6 +45,7 @@
 //! as fast as our round trips follow each other; one that was there before us, and left us no rest to compare with, is not found.
 
 mod bins;
+mod cause;
 mod detector;
 mod finding;
 mod flow;

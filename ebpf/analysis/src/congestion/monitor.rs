@@ -1,6 +1,7 @@
 //! What is known of one link, and what that says.
 
 use super::bins::{BIN_NS, BINS, Bins, QueueSample, add};
+use super::cause::CauseState;
 use super::hysteresis::{HysteresisState, MILD};
 use super::starved::{RttHistory, RttSample};
 use super::windowed::WindowedMinMax;
@@ -31,7 +32,7 @@ pub(super) struct Monitor {
     pub(super) link: Link,
     pub(super) bins: Bins,
     pub(super) hysteresis: HysteresisState,
-    pub(super) cause: CongestionCause,
+    pub(super) cause: CauseState,
     pub(super) measure: Measure,
     /// Flows that name it.
     pub(super) flows: u32,
@@ -58,16 +59,11 @@ pub(super) struct Monitor {
     /// Which part of the queue was ours, the newest last.
     shares: [f64; 3],
     evidence: u64,
-    pending_cause: Option<(CongestionCause, u64)>,
-    cause_dwell_ns: u64,
-    cause_changed_ns: u64,
     /// Of a million, the most that it used of what is stated over a while.
     pub(super) max_utilization_ppm: WindowedMinMax,
     pub(super) rtt_history: RttHistory,
     /// Its queue leapt up since it was looked at.
     pub(super) queue_jumped: bool,
-    /// When the path was last starved.
-    starved_ns: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +128,7 @@ impl Monitor {
             link,
             bins: Bins::new(now_ns),
             hysteresis: HysteresisState::new(limits),
-            cause: CongestionCause::Unknown,
+            cause: CauseState::new(limits),
             measure: Measure::default(),
             flows: 0,
             active: false,
@@ -150,13 +146,9 @@ impl Monitor {
             estimated_ns: 0,
             shares: [f64::NAN; 3],
             evidence: 0,
-            pending_cause: None,
-            cause_dwell_ns: limits.cause_dwell_ns,
-            cause_changed_ns: 0,
             max_utilization_ppm: WindowedMinMax::default(),
             rtt_history: RttHistory::default(),
             queue_jumped: false,
-            starved_ns: None,
         }
     }
 
@@ -499,52 +491,19 @@ impl Monitor {
         debug_assert!(self.measure.own_bytes <= self.measure.bytes, "own bytes are of all bytes");
         debug_assert!(self.measure.own_part.is_none_or(|part| (0.0..=1.0).contains(&part)));
         debug_assert!(!self.measure.capacity_confirmed || self.measure.capacity > 0);
-        debug_assert!(self.pending_cause.is_none_or(|(pending, _)| pending != self.cause));
-        debug_assert!(self.cause_dwell_ns <= limits.max_exit_dwell_ns.max(limits.cause_dwell_ns));
         let before = self.hysteresis.level;
         let mut changed = self.hysteresis.step(now_ns, pressure, self.measure.evidence, limits);
         if self.measure.signals.starved {
             changed |= self.hysteresis.begin(now_ns, limits);
         }
-        if self.hysteresis.level == CongestionLevel::None {
-            (self.cause, self.pending_cause) = (CongestionCause::Unknown, None);
-            return changed;
-        }
-        if self.measure.signals.starved {
-            // That is said at once, whatever the state was: others are the cause.
-            let before = self.starved_ns.replace(now_ns);
-            let news = before.is_none_or(|before| now_ns.saturating_sub(before) >= limits.exit_dwell_ns);
-            let turned = std::mem::replace(&mut self.cause, CongestionCause::CrossTraffic)
-                != CongestionCause::CrossTraffic;
-            self.pending_cause = None;
-            return changed | news | turned;
-        }
-        if before == CongestionLevel::None {
-            self.cause = cause;
-            self.pending_cause = None;
-            return changed;
-        }
-        // Without pressure, as after it, nobody is the cause anew.
-        if cause == self.cause || cause == CongestionCause::Unknown || pressure < MILD {
-            self.pending_cause = None;
-            return changed;
-        }
-        let (turning, since_ns) = *self.pending_cause.get_or_insert((cause, now_ns));
-        if turning != cause {
-            self.pending_cause = Some((cause, now_ns));
-        } else if now_ns.saturating_sub(since_ns) >= self.cause_dwell_ns
-            || self.cause == CongestionCause::Unknown
-        {
-            let soon =
-                now_ns.saturating_sub(self.cause_changed_ns) < (16 * self.cause_dwell_ns).max(limits.calm_ns);
-            self.cause_dwell_ns = if soon {
-                (2 * self.cause_dwell_ns).min(limits.max_exit_dwell_ns)
-            } else {
-                limits.cause_dwell_ns
-            };
-            (self.cause, self.pending_cause, self.cause_changed_ns) = (cause, None, now_ns);
-            return true;
-        }
+        changed |= match self.hysteresis.level {
+            CongestionLevel::None => self.cause.clear(),
+            _ if self.measure.signals.starved => self.cause.note_starved(now_ns, limits),
+            _ if before == CongestionLevel::None => self.cause.begin(cause),
+            // Without pressure, as after it, nobody is the cause anew.
+            _ if pressure < MILD => self.cause.step(now_ns, CongestionCause::Unknown, limits),
+            _ => self.cause.step(now_ns, cause, limits),
+        };
         changed
     }
 
@@ -553,7 +512,7 @@ impl Monitor {
         let measure = &self.measure;
         let others = measure.bytes.saturating_sub(measure.own_bytes);
         if measure.bytes == 0 {
-            return self.cause;
+            return self.cause.get();
         }
         if others as f64 >= 0.15 * measure.bytes as f64 {
             return CongestionCause::CrossTraffic;
@@ -567,7 +526,7 @@ impl Monitor {
         match part {
             part if part < 0.65 => CongestionCause::CrossTraffic,
             part if part >= 0.75 => CongestionCause::Own,
-            _ => self.cause,
+            _ => self.cause.get(),
         }
     }
 
@@ -579,7 +538,7 @@ impl Monitor {
         }
         match self.hysteresis.level {
             CongestionLevel::None => !self.hysteresis.is_idle(),
-            _ => self.pending_cause.is_some(),
+            _ => self.cause.is_pending(),
         }
     }
 
