@@ -4,8 +4,8 @@ mod code;
 mod findings;
 
 use anyhow::{Result, bail};
-use code::Room;
-use findings::{Findings, FunctionSize, TypeSize};
+use code::{FunctionInfo, Room};
+use findings::{Findings, TypeSize};
 use harmonaize_testkit::workspace;
 use serde::Serialize;
 use std::fmt::Write;
@@ -35,7 +35,7 @@ struct Report {
     rooms: Vec<Findings>,
     most_methods: Vec<TypeSize>,
     most_fields: Vec<TypeSize>,
-    longest_functions: Vec<FunctionSize>,
+    longest_functions: Vec<FunctionInfo>,
 }
 
 impl Report {
@@ -47,7 +47,7 @@ impl Report {
         let flagged = by_methods.iter().filter(|found| found.flagged).count();
         by_methods.truncate(flagged.max(LISTED));
         by_fields.truncate(LISTED);
-        let mut functions: Vec<FunctionSize> =
+        let mut functions: Vec<FunctionInfo> =
             rooms.iter().flat_map(|room| room.functions.iter().cloned()).collect();
         functions.sort_by_key(|found| std::cmp::Reverse(found.lines));
         functions.truncate(LISTED);

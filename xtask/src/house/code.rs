@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use proc_macro2::Span;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use syn::spanned::Spanned;
@@ -12,6 +13,9 @@ use syn::{Attribute, Expr, Fields, File, FnArg, ImplItem, Item, Pat, Type, UseTr
 pub(super) type ModulePath = Vec<String>;
 /// A type, by the module that defines it and its name.
 pub(super) type TypeKey = (ModulePath, String);
+
+/// A module, or a name in one.
+type Target = (ModulePath, Option<String>);
 
 /// How deep re-exports are followed.
 const DEPTH: usize = 8;
@@ -50,16 +54,16 @@ pub(super) struct ImplInfo {
 }
 
 /// A function with a body.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct FunctionInfo {
-    /// Index of its file.
-    pub(super) file: usize,
+    /// Its name, behind the name of its type.
+    pub(super) name: String,
+    /// Its file.
+    pub(super) file: PathBuf,
     /// Its line, from 1.
     pub(super) line: usize,
     /// Lines from its signature to its closing brace.
     pub(super) lines: usize,
-    /// Its name, behind the name of its type.
-    pub(super) name: String,
 }
 
 /// Why one file needs another.
@@ -70,6 +74,9 @@ pub(super) enum Need {
     /// It calls a method that is implemented in it.
     Calls,
 }
+
+/// By pairs of files: what the first needs of the second, by names.
+pub(super) type Needs = BTreeMap<(usize, usize), BTreeMap<Need, BTreeSet<String>>>;
 
 #[derive(Debug, Default)]
 struct Module {
@@ -216,12 +223,11 @@ impl Room {
         let mut types = None;
         let name = match item {
             Item::Struct(item) => {
-                types = Some((item.ident.to_string(), type_of_struct(file, &item.fields, item.ident.span())));
+                types = Some(type_info(file, Some(&item.fields), &item.ident));
                 Some(&item.ident)
             }
             Item::Enum(item) => {
-                let info = TypeInfo { file, line: line(item.ident.span()), ..TypeInfo::default() };
-                types = Some((item.ident.to_string(), info));
+                types = Some(type_info(file, None, &item.ident));
                 Some(&item.ident)
             }
             Item::Union(item) => Some(&item.ident),
@@ -234,8 +240,8 @@ impl Room {
             Item::Macro(item) => item.ident.as_ref(),
             _ => None,
         };
-        if let Some((name, info)) = types {
-            self.types.insert((module.clone(), name), info);
+        if let (Some(name), Some(info)) = (name, types) {
+            self.types.insert((module.clone(), name.to_string()), info);
         }
         let Some(known) = self.modules.get_mut(module) else { return };
         known.names.extend(name.map(|name| plain(&name.to_string())));
@@ -291,12 +297,7 @@ impl Room {
     }
 
     /// Where a path leads, as written in a module: to a module of the crate, or to a name in one.
-    fn resolve(
-        &self,
-        module: &ModulePath,
-        path: &[String],
-        depth: usize,
-    ) -> Option<(ModulePath, Option<String>)> {
+    fn resolve(&self, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
         let depth = depth.checked_sub(1)?;
         let (first, mut rest) = path.split_first()?;
         let mut at = match first.as_str() {
@@ -318,12 +319,7 @@ impl Room {
     }
 
     /// Where a path leads that begins with a name of a module.
-    fn within(
-        &self,
-        module: &ModulePath,
-        path: &[String],
-        depth: usize,
-    ) -> Option<(ModulePath, Option<String>)> {
+    fn within(&self, module: &ModulePath, path: &[String], depth: usize) -> Option<Target> {
         let depth = depth.checked_sub(1)?;
         let (first, rest) = path.split_first()?;
         let known = self.modules.get(module)?;
@@ -350,8 +346,8 @@ impl Room {
     }
 
     /// Which file needs which other, why, and by what name.
-    pub(super) fn needs(&self) -> BTreeMap<(usize, usize), BTreeMap<Need, BTreeSet<String>>> {
-        let mut needs: BTreeMap<(usize, usize), BTreeMap<Need, BTreeSet<String>>> = BTreeMap::new();
+    pub(super) fn needs(&self) -> Needs {
+        let mut needs = Needs::new();
         let mut note = |from: usize, to: usize, need: Need, name: String| {
             if from != to {
                 needs.entry((from, to)).or_default().entry(need).or_default().insert(name);
@@ -402,7 +398,8 @@ impl Reader<'_> {
         let name = of.map_or(name.clone(), |of| format!("{of}::{name}"));
         let from = line(signature.fn_token.span());
         let lines = (span.end().line + 1).saturating_sub(from);
-        self.room.functions.push(FunctionInfo { file: self.file, line: from, lines, name });
+        let file = self.room.files.get(self.file).cloned().unwrap_or_default();
+        self.room.functions.push(FunctionInfo { name, file, line: from, lines });
         self.typed = Vec::new();
         for input in &signature.inputs {
             if let FnArg::Typed(input) = input
@@ -512,11 +509,13 @@ impl<'ast> Visit<'ast> for TypePaths<'_> {
     }
 }
 
-fn type_of_struct(file: usize, fields: &Fields, span: Span) -> TypeInfo {
+/// A struct with its fields, or an enum.
+fn type_info(file: usize, fields: Option<&Fields>, name: &syn::Ident) -> TypeInfo {
+    let fields: Vec<&syn::Field> = fields.into_iter().flatten().collect();
     let named =
         fields.iter().filter_map(|field| Some((field.ident.as_ref()?.to_string(), path_of(&field.ty)?)));
     let field_types = named.collect();
-    TypeInfo { file, line: line(span), fields: fields.len(), field_types, methods: BTreeMap::new() }
+    TypeInfo { file, line: line(name.span()), fields: fields.len(), field_types, methods: BTreeMap::new() }
 }
 
 /// The path of a type as written, behind references and owning pointers.

@@ -1,6 +1,6 @@
 //! What to look at in a room: pairs and circles of files, impls away from their types, large types, long functions.
 
-use super::code::{ModulePath, Need, Room};
+use super::code::{FunctionInfo, ModulePath, Need, Needs, Room};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -57,19 +57,6 @@ pub(super) struct TypeSize {
     pub(super) flagged: bool,
 }
 
-/// A function and its length.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct FunctionSize {
-    /// Its name, behind its type's.
-    pub(super) name: String,
-    /// Its file.
-    pub(super) file: PathBuf,
-    /// Its line.
-    pub(super) line: usize,
-    /// Lines from signature to closing brace.
-    pub(super) lines: usize,
-}
-
 /// What was found in one room.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Findings {
@@ -88,7 +75,7 @@ pub(super) struct Findings {
     pub(super) types: Vec<TypeSize>,
     /// All functions.
     #[serde(skip)]
-    pub(super) functions: Vec<FunctionSize>,
+    pub(super) functions: Vec<FunctionInfo>,
 }
 
 impl Findings {
@@ -110,12 +97,6 @@ impl Findings {
             })
             .collect();
         types.sort_by_key(|found| std::cmp::Reverse(found.methods));
-        let functions = room.functions.iter().map(|found| FunctionSize {
-            name: found.name.clone(),
-            file: file(found.file),
-            line: found.line,
-            lines: found.lines,
-        });
         Self {
             room: folder,
             files: room.files.len(),
@@ -123,12 +104,10 @@ impl Findings {
             circles: circles(room, &needs),
             stray_impls: stray_impls(room),
             types,
-            functions: functions.collect(),
+            functions: room.functions.clone(),
         }
     }
 }
-
-type Needs = BTreeMap<(usize, usize), BTreeMap<Need, BTreeSet<String>>>;
 
 fn pairs(room: &Room, needs: &Needs) -> Vec<Pair> {
     let file = |index: usize| room.files.get(index).cloned().unwrap_or_default();
