@@ -3,7 +3,7 @@
 use crate::job::{Worker, deploy, run, sockets, succeeded};
 use crate::{STEP, star_with_aggregator};
 use anyhow::{Result, ensure};
-use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
+use harmonaize_client::{Algorithm, Dtype, ReduceOp};
 use harmonaize_testkit::deployment::Deployment;
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub fn sum(worker: &Worker, salt: u64, elements: usize) -> Result<(bool, bool)> 
 /// If one fails: a test cannot go on.
 pub fn rounds(sockets: &[PathBuf], round: impl Fn(&Worker, u64) -> Result<usize> + Sync) -> usize {
     let work = |worker: &Worker| (0..EACH).try_fold(0, |count, salt| Ok(count + round(worker, salt)?));
-    succeeded(run(sockets, "world", 1, |_| Access::Mapped, work)).into_iter().sum()
+    succeeded(run(sockets, "world", 1, work)).into_iter().sum()
 }
 
 /// How far rank 0 is, and how far all may go.
@@ -106,27 +106,21 @@ pub fn through_everything(
     allow(EACH);
     let told = std::thread::scope(|scope| {
         let job = scope.spawn(|| {
-            run(
-                &sockets,
-                "world",
-                1,
-                |_| Access::Mapped,
-                |worker| {
-                    for salt in 0..MOST as u64 {
-                        // The main thread leads; ranks in the middle of an operation are not held up.
-                        course.wait(|(_, allowed)| allowed > salt || over.load(SeqCst))?;
-                        if course.reached.lock().unwrap().1 <= salt {
-                            break;
-                        }
-                        let aggregated = round(worker, salt)?;
-                        if worker.rank == 0 {
-                            served.lock().unwrap().extend(aggregated.then_some(salt));
-                            course.change(|at| at.0 = salt + 1);
-                        }
+            run(&sockets, "world", 1, |worker| {
+                for salt in 0..MOST as u64 {
+                    // The main thread leads; ranks in the middle of an operation are not held up.
+                    course.wait(|(_, allowed)| allowed > salt || over.load(SeqCst))?;
+                    if course.reached.lock().unwrap().1 <= salt {
+                        break;
                     }
-                    Ok(())
-                },
-            )
+                    let aggregated = round(worker, salt)?;
+                    if worker.rank == 0 {
+                        served.lock().unwrap().extend(aggregated.then_some(salt));
+                        course.change(|at| at.0 = salt + 1);
+                    }
+                }
+                Ok(())
+            })
         });
         so_far(EACH);
         let plans = deployment.ask(&["plans"]).unwrap();

@@ -174,15 +174,14 @@ pub fn joined(sockets: &[PathBuf], job: &str) -> Vec<Worker> {
     })
 }
 
-/// Runs a job: a thread per rank, `per_host` ranks on each host in host order; what each said.
+/// Runs a job of mapped ranks: a thread per rank, `per_host` ranks on each host in host order. Returns the result of each.
 pub fn run<T: Send>(
     sockets: &[PathBuf],
     job: &str,
     per_host: u32,
-    access: impl Fn(u32) -> Access + Sync,
     work: impl Fn(&Worker) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
-    run_with(sockets, job, per_host, |rank| options(access(rank), 192), work)
+    run_with(sockets, job, per_host, |_| options(Access::Mapped, 192), work)
 }
 
 /// What all ranks of a job have come to.

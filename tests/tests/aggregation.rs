@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
-use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
+use harmonaize_client::{Algorithm, Constraints, Dtype, Negotiated, Rank, ReduceOp};
 use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::aggregated::{Course, EACH, MOST, rounds, star, sum, through_everything, whole};
 use harmonaize_tests::job::{Worker, joined, run, sockets, succeeded};
@@ -172,25 +172,17 @@ fn a_hog_takes_no_guaranteed_slot() {
             .into_iter()
             .map(|name| {
                 let (hog, course) = (&hog, &course);
-                scope.spawn(move || {
-                    run(hog, name, 1, |_| Access::Mapped, |worker| hoard(worker, course, &through))
-                })
+                scope.spawn(move || run(hog, name, 1, |worker| hoard(worker, course, &through)))
             })
             .collect();
         let begun = course.wait(|(begun, _)| begun == 3 * HOSTS as u64);
-        let outcomes = run(
-            &other,
-            "world",
-            1,
-            |_| Access::Mapped,
-            |worker| {
-                for salt in 0..EACH {
-                    let (given, all) = sum(worker, salt, ELEMENTS)?;
-                    served.fetch_add(usize::from(given && all), SeqCst);
-                }
-                Ok(())
-            },
-        );
+        let outcomes = run(&other, "world", 1, |worker| {
+            for salt in 0..EACH {
+                let (given, all) = sum(worker, salt, ELEMENTS)?;
+                served.fetch_add(usize::from(given && all), SeqCst);
+            }
+            Ok(())
+        });
         course.change(|at| at.1 = 1);
         for outcomes in std::iter::once(outcomes).chain(hogs.into_iter().map(|hog| hog.join().unwrap())) {
             succeeded(outcomes);

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_client::Access;
 use harmonaize_testkit::cross_traffic::CrossTraffic;
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::load::Watch;
@@ -199,8 +198,7 @@ fn plans_follow_congestion_and_results_stay_right() {
     let sockets = sockets(&deployment, "a");
     let progress = Mutex::new(Progress { begun: 0, done: 0, limit: u64::MAX });
     let (played, results) = std::thread::scope(|scope| {
-        let ranks =
-            scope.spawn(|| run(&sockets, "job", 1, |_| Access::Mapped, |worker| work(worker, &progress)));
+        let ranks = scope.spawn(|| run(&sockets, "job", 1, |worker| work(worker, &progress)));
         let played = Scene { deployment: &deployment, progress: &progress }.play();
         let mut progress = progress.lock().unwrap();
         // What one rank has begun, all do.

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use harmonaize_client::{Access, Rank};
-use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets};
 use harmonaize_tests::{STEP, star};
 use std::time::Duration;
 
@@ -36,15 +36,15 @@ fn everything(worker: &Worker) -> Result<()> {
 #[test]
 fn two_agents_run_every_collective_for_mapped_tenants() {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
-    right(run(&sockets(&deployment, "a"), "job", 1, |_| Access::Mapped, everything));
+    right(run(&sockets(&deployment, "a"), "job", 1, everything));
 }
 
 #[test]
 fn tenants_that_map_nothing_get_the_same_results() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), |_| ()) else { return };
     let mixed = |rank: u32| if rank.is_multiple_of(2) { Access::Remote } else { Access::Mapped };
-    right(run(&sockets(&deployment, "a"), "remote", 1, |_| Access::Remote, everything));
-    right(run(&sockets(&deployment, "a"), "mixed", 2, mixed, everything));
+    right(run_with(&sockets(&deployment, "a"), "remote", 1, |_| options(Access::Remote, 192), everything));
+    right(run_with(&sockets(&deployment, "a"), "mixed", 2, |rank| options(mixed(rank), 192), everything));
 }
 
 #[test]
@@ -52,18 +52,10 @@ fn two_tenants_and_several_communicators_share_the_agents() {
     let Some(deployment) = deploy(&star(4, "10Gbit/s"), |_| ()) else { return };
     let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     std::thread::scope(|scope| {
-        let sums = scope.spawn(|| {
-            run(
-                &a,
-                "sums",
-                2,
-                |_| Access::Mapped,
-                |w| (0..20).try_for_each(|i| w.sum(i, 100_000, true, STEP)),
-            )
-        });
-        let other = scope.spawn(|| run(&a, "other", 1, |_| Access::Mapped, everything));
-        let exchanges =
-            run(&b, "sums", 1, |_| Access::Mapped, |w| (0..20).try_for_each(|i| w.exchange(i, 50_000, STEP)));
+        let sums =
+            scope.spawn(|| run(&a, "sums", 2, |w| (0..20).try_for_each(|i| w.sum(i, 100_000, true, STEP))));
+        let other = scope.spawn(|| run(&a, "other", 1, everything));
+        let exchanges = run(&b, "sums", 1, |w| (0..20).try_for_each(|i| w.exchange(i, 50_000, STEP)));
         right(exchanges);
         right(sums.join().unwrap());
         right(other.join().unwrap());
@@ -113,6 +105,6 @@ fn a_running_operation_changes_its_ring_order() {
         worker.communicator.barrier()?.wait(STEP)?;
         Ok(())
     };
-    right(run(&sockets(&deployment, "a"), "job", 1, |_| Access::Mapped, work));
+    right(run(&sockets(&deployment, "a"), "job", 1, work));
     deployment.check().unwrap();
 }

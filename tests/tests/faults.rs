@@ -23,23 +23,17 @@ fn with_undisturbed_tenant(undisturbed: &[PathBuf], scenario: impl FnOnce()) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
-            run(
-                undisturbed,
-                "bystanders",
-                1,
-                |_| Access::Mapped,
-                |worker| {
-                    for round in 0.. {
-                        worker.sum(round, 20_000, round % 2 == 0, STEP)?;
-                        let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
-                        worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
-                        if worker.contents(&stop)? == [1] {
-                            return Ok(round);
-                        }
+            run(undisturbed, "bystanders", 1, |worker| {
+                for round in 0.. {
+                    worker.sum(round, 20_000, round % 2 == 0, STEP)?;
+                    let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
+                    worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
+                    if worker.contents(&stop)? == [1] {
+                        return Ok(round);
                     }
-                    unreachable!("the range has no end")
-                },
-            )
+                }
+                unreachable!("the range has no end")
+            })
         });
         let scenario = std::panic::catch_unwind(std::panic::AssertUnwindSafe(scenario));
         over.store(true, Ordering::SeqCst);
@@ -60,6 +54,20 @@ fn failure(error: &Error) -> (Status, Vec<Rank>, usize) {
         }
         other => panic!("no operation failed with a reason: {other:?}"),
     }
+}
+
+/// Asserts that the operation failed because this rank was lost.
+fn assert_lost<T: std::fmt::Debug>(result: &anyhow::Result<T>, rank: u32) {
+    let error = result.as_ref().expect_err("a rank was lost");
+    let (status, ranks, _) = failure(downcast(error));
+    assert_eq!((status, ranks), (Status::RankLost, vec![Rank(rank)]), "{error:#}");
+}
+
+/// Begins a large AllReduce once all ranks are there.
+fn begin(worker: &Worker, elements: usize) -> anyhow::Result<harmonaize_client::Operation> {
+    let tensor = worker.tensor(&Worker::input(worker.rank, 1, elements))?;
+    worker.communicator.barrier()?.wait(STEP)?;
+    Ok(worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?)
 }
 
 fn downcast(error: &anyhow::Error) -> &Error {
@@ -84,23 +92,17 @@ fn mismatched_calls_name_rank_and_call() {
             ("collective", |w| w.communicator.barrier()),
         ];
         for (what, call) in odd {
-            let results = run(
-                &sockets(&deployment, "a"),
-                what,
-                1,
-                |_| Access::Mapped,
-                |worker| {
-                    worker.sum(1, 500, true, STEP)?;
-                    let tensor = worker.client.tensor(Dtype::U64, 1000)?;
-                    let operation = if worker.rank == 1 {
-                        call(worker)
-                    } else {
-                        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)
-                    };
-                    operation?.wait(STEP)?;
-                    Ok(())
-                },
-            );
+            let results = run(&sockets(&deployment, "a"), what, 1, |worker| {
+                worker.sum(1, 500, true, STEP)?;
+                let tensor = worker.client.tensor(Dtype::U64, 1000)?;
+                let operation = if worker.rank == 1 {
+                    call(worker)
+                } else {
+                    worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)
+                };
+                operation?.wait(STEP)?;
+                Ok(())
+            });
             for (rank, result) in results.iter().enumerate() {
                 let error = result.as_ref().expect_err("a mismatch is an error");
                 let (status, ranks, calls) = failure(downcast(error));
@@ -117,19 +119,13 @@ fn a_timeout_names_missing_ranks() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), shorten_timeouts) else { return };
     with_undisturbed_tenant(&sockets(&deployment, "b"), || {
         let absent = Barrier::new(6);
-        let results = run(
-            &sockets(&deployment, "a"),
-            "late",
-            2,
-            |_| Access::Mapped,
-            |worker| {
-                worker.sum(1, 500, true, STEP)?;
-                let result =
-                    if [3, 4].contains(&worker.rank) { Ok(()) } else { worker.sum(2, 9_000, false, STEP) };
-                absent.wait();
-                result
-            },
-        );
+        let results = run(&sockets(&deployment, "a"), "late", 2, |worker| {
+            worker.sum(1, 500, true, STEP)?;
+            let result =
+                if [3, 4].contains(&worker.rank) { Ok(()) } else { worker.sum(2, 9_000, false, STEP) };
+            absent.wait();
+            result
+        });
         for (rank, result) in results.iter().enumerate().filter(|(rank, _)| ![3, 4].contains(rank)) {
             let error = result.as_ref().expect_err("a time-out");
             let (status, ranks, _) = failure(downcast(error));
@@ -170,27 +166,15 @@ fn a_dead_process_ends_its_communicator_only() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
     with_undisturbed_tenant(&sockets(&deployment, "b"), || {
         let began = Instant::now();
-        let results = run(
-            &sockets(&deployment, "a"),
-            "dies",
-            1,
-            |_| Access::Mapped,
-            |worker| {
-                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 4 << 20))?;
-                worker.communicator.barrier()?.wait(STEP)?;
-                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
-                if worker.rank == 2 {
-                    return Ok(()); // The attachment is dropped with the operation in flight.
-                }
-                operation.wait(STEP)?;
-                Ok(())
-            },
-        );
-        for result in &results[..2] {
-            let error = result.as_ref().expect_err("a rank was lost");
-            let (status, ranks, _) = failure(downcast(error));
-            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{error:#}");
-        }
+        let results = run(&sockets(&deployment, "a"), "dies", 1, |worker| {
+            let mut operation = begin(worker, 4 << 20)?;
+            if worker.rank == 2 {
+                return Ok(()); // The attachment is dropped with the operation in flight.
+            }
+            operation.wait(STEP)?;
+            Ok(())
+        });
+        results[..2].iter().for_each(|result| assert_lost(result, 2));
         assert!(began.elapsed() < STEP);
     });
 }
@@ -200,35 +184,22 @@ fn a_dead_agent_ends_its_communicators_only() {
     let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
     let agent = deployment.agent(2).unwrap().id();
     with_undisturbed_tenant(&sockets(&deployment, "b")[..2], || {
-        let results = run(
-            &sockets(&deployment, "a"),
-            "dies",
-            1,
-            |_| Access::Mapped,
-            |worker| {
-                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 8 << 20))?;
-                worker.communicator.barrier()?.wait(STEP)?;
-                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
-                if worker.rank == 0 {
-                    std::process::Command::new("kill").args(["-9", &agent.to_string()]).status()?;
-                }
-                operation.wait(STEP)?;
-                Ok(())
-            },
-        );
-        for result in &results[..2] {
-            let error = result.as_ref().expect_err("a host was lost");
-            let (status, ranks, _) = failure(downcast(error));
-            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{error:#}");
-        }
+        let results = run(&sockets(&deployment, "a"), "dies", 1, |worker| {
+            let mut operation = begin(worker, 8 << 20)?;
+            if worker.rank == 0 {
+                std::process::Command::new("kill").args(["-9", &agent.to_string()]).status()?;
+            }
+            operation.wait(STEP)?;
+            Ok(())
+        });
+        results[..2].iter().for_each(|result| assert_lost(result, 2));
         let error = results[2].as_ref().expect_err("the agent was lost");
         assert!(matches!(downcast(error), Error::AgentLost { .. }), "{error:#}");
     });
     // It comes back, and its host's tenants go on.
     deployment.start_agent(2).unwrap();
     deployment.wait_until_ready().unwrap();
-    let results =
-        run(&sockets(&deployment, "a"), "again", 1, |_| Access::Mapped, |w| w.sum(3, 1000, true, STEP));
+    let results = run(&sockets(&deployment, "a"), "again", 1, |w| w.sum(3, 1000, true, STEP));
     results.into_iter().for_each(|result| result.unwrap());
 }
 
@@ -236,28 +207,17 @@ fn a_dead_agent_ends_its_communicators_only() {
 fn a_vanished_host_is_detected_by_timeout() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), shorten_timeouts) else { return };
     with_undisturbed_tenant(&sockets(&deployment, "b")[..2], || {
-        let results = run(
-            &sockets(&deployment, "a"),
-            "dark",
-            1,
-            |_| Access::Mapped,
-            |worker| {
-                let tensor = worker.tensor(&Worker::input(worker.rank, 1, 8 << 20))?;
-                worker.communicator.barrier()?.wait(STEP)?;
-                let mut operation = worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
-                if worker.rank == 0 {
-                    deployment.fabric().set_links("h2", false)?;
-                }
-                let began = Instant::now();
-                let result = operation.wait(STEP);
-                anyhow::ensure!(began.elapsed() < Duration::from_secs(5), "too late: {:?}", began.elapsed());
-                Ok(result?)
-            },
-        );
-        for result in &results[..2] {
-            let (status, ranks, _) = failure(downcast(result.as_ref().expect_err("a host was lost")));
-            assert_eq!((status, ranks), (Status::RankLost, vec![Rank(2)]), "{result:?}");
-        }
+        let results = run(&sockets(&deployment, "a"), "dark", 1, |worker| {
+            let mut operation = begin(worker, 8 << 20)?;
+            if worker.rank == 0 {
+                deployment.fabric().set_links("h2", false)?;
+            }
+            let began = Instant::now();
+            let result = operation.wait(STEP);
+            anyhow::ensure!(began.elapsed() < Duration::from_secs(5), "too late: {:?}", began.elapsed());
+            Ok(result?)
+        });
+        results[..2].iter().for_each(|result| assert_lost(result, 2));
     });
 }
 
@@ -265,24 +225,17 @@ fn a_vanished_host_is_detected_by_timeout() {
 fn an_early_leave_fails_the_next_operation() {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), shorten_timeouts) else { return };
     let gone = Barrier::new(2);
-    let results = run(
-        &sockets(&deployment, "a"),
-        "leaves",
-        1,
-        |_| Access::Mapped,
-        |worker| {
-            worker.sum(1, 100_000, true, STEP)?;
-            if worker.rank == 1 {
-                gone.wait();
-                return Ok(());
-            }
+    let results = run(&sockets(&deployment, "a"), "leaves", 1, |worker| {
+        worker.sum(1, 100_000, true, STEP)?;
+        if worker.rank == 1 {
             gone.wait();
-            worker.sum(2, 10, true, STEP)
-        },
-    );
+            return Ok(());
+        }
+        gone.wait();
+        worker.sum(2, 10, true, STEP)
+    });
     assert!(results[1].is_ok(), "{:?}", results[1]);
-    let (status, ranks, _) = failure(downcast(results[0].as_ref().expect_err("nobody is left")));
-    assert_eq!((status, ranks), (Status::RankLost, vec![Rank(1)]));
+    assert_lost(&results[0], 1);
 }
 
 #[test]
@@ -302,27 +255,21 @@ fn status_says_whom_an_operation_waits_for() {
         }
     };
     let seen = Barrier::new(4);
-    let results = run(
-        &sockets(&deployment, "a"),
-        "waits",
-        2,
-        |_| Access::Mapped,
-        |worker| {
-            worker.sum(1, 100, true, STEP)?;
-            let tensor = worker.tensor(&[1; 500])?;
-            let operation =
-                (worker.rank != 3).then(|| worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum));
-            let shown = if worker.rank == 0 { waiting() } else { Ok(()) };
-            seen.wait();
-            shown?;
-            match operation {
-                Some(operation) => operation?,
-                None => worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?,
-            }
-            .wait(STEP)?;
-            Ok(())
-        },
-    );
+    let results = run(&sockets(&deployment, "a"), "waits", 2, |worker| {
+        worker.sum(1, 100, true, STEP)?;
+        let tensor = worker.tensor(&[1; 500])?;
+        let operation =
+            (worker.rank != 3).then(|| worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum));
+        let shown = if worker.rank == 0 { waiting() } else { Ok(()) };
+        seen.wait();
+        shown?;
+        match operation {
+            Some(operation) => operation?,
+            None => worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?,
+        }
+        .wait(STEP)?;
+        Ok(())
+    });
     results.into_iter().for_each(|result| result.unwrap());
 }
 

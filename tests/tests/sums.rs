@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, ensure};
-use harmonaize_client::{Access, Algorithm, Constraints, Dtype, Element, Negotiated, Receipt, ReduceOp};
+use harmonaize_client::{Algorithm, Constraints, Dtype, Element, Negotiated, Receipt, ReduceOp};
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::fabric::Faults;
 use harmonaize_tests::STEP;
@@ -134,7 +134,7 @@ fn ordered_sums_are_bitwise_reproducible() {
                 }
                 Ok(())
             };
-            run(&sockets, "world", 1, |_| Access::Mapped, work)
+            run(&sockets, "world", 1, work)
         });
         course.wait(|(done, _)| done > 0).unwrap();
         let plan = another_epoch(&mut deployment);

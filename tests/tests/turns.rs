@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_client::Access;
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::star;
@@ -81,7 +80,7 @@ fn two_jobs_interleave_on_one_link() {
     let (seen, results) = std::thread::scope(|scope| {
         let job = |index: usize| {
             let (sockets, progress) = (&sockets[index], &progress[index]);
-            scope.spawn(move || run(sockets, "job", 1, |_| Access::Mapped, |worker| work(worker, progress)))
+            scope.spawn(move || run(sockets, "job", 1, |worker| work(worker, progress)))
         };
         let jobs: Vec<_> = (0..TENANTS.len()).map(job).collect();
         let seen = wait_until_interleaved(&deployment);
