@@ -56,9 +56,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("analysis", &["abi", "events"]),
     ("api", &["abi"]),
     ("api-tenant", &[]),
-    ("planner", &["abi", "plan", "units"]),
+    ("planner", &["abi", "plan", "codec", "aggregator", "units"]),
     ("disclose", &["abi", "plan", "planner"]),
-    ("store", &["planner"]),
+    ("store", &["abi", "planner"]),
     (
         "server",
         &[
