@@ -142,7 +142,7 @@ async fn handle_event(thread: &Thread, upwards: ParentConfig, event: Event) -> O
             let (communicator, tenant) = (communicator_text(id), told.tenant.clone());
             let outcome = match grant::read(&told, upwards) {
                 Ok(read) => thread.grant(read).await,
-                Err(error) => Err(error),
+                Err(error) => Err(error.to_string()),
             };
             match &outcome {
                 Ok(()) => {

@@ -1,6 +1,6 @@
 //! From control's recipe to what the engine takes, checked: an agent runs no plan that it has not checked itself.
 
-use crate::aggregation;
+use crate::aggregation::{self, InvalidAggregation};
 use harmonaize_abi::{Collective, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
@@ -62,8 +62,8 @@ enum InvalidRecipe {
     Codec(String),
     #[error("participant {participant}: {field}")]
     Peer { participant: u32, field: &'static str },
-    #[error("{0}")]
-    Aggregation(String),
+    #[error("aggregation: {0}")]
+    Aggregation(#[from] InvalidAggregation),
     #[error("{collective}: not proved within {} s", VERIFY_TIMEOUT.as_secs())]
     VerifyTimeout { collective: Collective },
     #[error("{collective}: {error}")]
@@ -142,7 +142,7 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
     let channels = u16::try_from(tuning.channels).ok().filter(|channels| (1..=4096).contains(channels));
     let told = recipe.aggregation.as_ref();
     let aggregation = told.map(|told| aggregation::read(told, plan.participants(), me)).transpose();
-    let (rules, aggregator) = aggregation.map_err(InvalidRecipe::Aggregation)?.unzip();
+    let (rules, aggregator) = aggregation?.unzip();
     let plan = EpochPlan {
         epoch: Epoch(small("epoch", recipe.epoch)?),
         plan,

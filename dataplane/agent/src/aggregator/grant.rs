@@ -1,6 +1,6 @@
 //! A grant as control tells it, read with care.
 
-use crate::aggregation::parse_format;
+use crate::aggregation::{UnknownFormat, parse_format};
 use harmonaize_aggregator::packet::MAX_WORKERS;
 use harmonaize_aggregator::{Grant, Key, Parent, Share};
 use harmonaize_api::v1;
@@ -26,18 +26,35 @@ pub struct ParentConfig {
     pub retry_after: Duration,
 }
 
+/// What makes no sense in a grant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum InvalidGrant {
+    #[error("a secret of another length")]
+    Secret,
+    #[error("{0} workers")]
+    Workers(u32),
+    #[error(transparent)]
+    Format(#[from] UnknownFormat),
+    #[error("no address of the aggregator above")]
+    ParentAddress,
+    #[error("worker {0} of the aggregator above")]
+    ParentWorker(u32),
+    #[error("a key of another length")]
+    ParentKey,
+}
+
 /// Reads what control said.
 ///
 /// # Errors
-/// What makes no sense, in words.
-pub(super) fn read(told: &v1::GrantAggregation, upwards: ParentConfig) -> Result<TenantGrant, String> {
+/// What makes no sense.
+pub(super) fn read(told: &v1::GrantAggregation, upwards: ParentConfig) -> Result<TenantGrant, InvalidGrant> {
     let (parent, address) = told.parent.as_ref().map(|told| read_parent(told, upwards)).transpose()?.unzip();
     let form = told.form.as_ref().and_then(|form| form.form.as_ref());
     let grant = Grant {
         communicator: told.communicator,
-        secret: told.secret.as_slice().try_into().map_err(|_| "a secret of another length".to_owned())?,
-        workers: u16::try_from(told.workers).map_err(|_| format!("{} workers", told.workers))?,
-        format: parse_format(form.ok_or("no form")?)?,
+        secret: told.secret.as_slice().try_into().map_err(|_| InvalidGrant::Secret)?,
+        workers: u16::try_from(told.workers).map_err(|_| InvalidGrant::Workers(told.workers))?,
+        format: parse_format(form.ok_or(UnknownFormat::Missing)?)?,
         elements: told.chunk_elements,
         ordered: told.ordered,
         share: Share {
@@ -56,17 +73,16 @@ pub(super) fn read(told: &v1::GrantAggregation, upwards: ParentConfig) -> Result
 fn read_parent(
     message: &v1::ParentAggregator,
     ParentConfig { timeout: patience, retry_after: again }: ParentConfig,
-) -> Result<(Parent, SocketAddr), String> {
+) -> Result<(Parent, SocketAddr), InvalidGrant> {
     let address = message
         .address
         .parse::<SocketAddr>()
         .ok()
         .filter(|at| at.port() != 0 && !at.ip().is_unspecified() && !at.ip().is_multicast());
-    let address = address.ok_or("no address of the aggregator above")?;
+    let address = address.ok_or(InvalidGrant::ParentAddress)?;
     let worker = u16::try_from(message.worker).ok().filter(|worker| *worker < MAX_WORKERS);
-    let worker = worker.ok_or_else(|| format!("worker {} of the aggregator above", message.worker))?;
-    let key: [u8; 32] =
-        message.key.as_slice().try_into().map_err(|_| "a key of another length".to_owned())?;
+    let worker = worker.ok_or(InvalidGrant::ParentWorker(message.worker))?;
+    let key: [u8; 32] = message.key.as_slice().try_into().map_err(|_| InvalidGrant::ParentKey)?;
     Ok((Parent { worker, key: Key::new(&key), timeout: patience, retry_after: again }, address))
 }
 
@@ -107,25 +123,25 @@ mod tests {
         assert!(good.grant.parent.is_none() && good.parent.is_none());
         assert_eq!((good.grant.workers, good.grant.elements, good.tenant.as_str()), (4, 256, "a"));
         assert_eq!(good.grant.format, PayloadFormat::Tensor { dtype: Dtype::F32, op: ReduceOp::Sum });
-        type Damage = (&'static str, fn(&mut v1::GrantAggregation));
+        type Damage = (InvalidGrant, fn(&mut v1::GrantAggregation));
+        let unknown = UnknownFormat::Tensor { dtype: "f31".into(), op: "sum".into() };
         let damaged: [Damage; 5] = [
-            ("secret", |told| told.secret = vec![1; 31]),
-            ("workers", |told| told.workers = 1 << 16),
-            ("no form", |told| told.form = None),
-            ("no sums of f31", |told| {
+            (InvalidGrant::Secret, |told| told.secret = vec![1; 31]),
+            (InvalidGrant::Workers(1 << 16), |told| told.workers = 1 << 16),
+            (UnknownFormat::Missing.into(), |told| told.form = None),
+            (unknown.into(), |told| {
                 let form = v1::TensorForm { dtype: "f31".into(), op: "sum".into() };
                 told.form = Some(v1::AggregationForm { form: Some(aggregation_form::Form::Tensor(form)) });
             }),
-            ("codes of 300 bits", |told| {
+            (UnknownFormat::Codes { bits: 300, block: 64, ranks: 4 }.into(), |told| {
                 let form = v1::SharedForm { bits: 300, block: 64, ranks: 4 };
                 told.form = Some(v1::AggregationForm { form: Some(aggregation_form::Form::Shared(form)) });
             }),
         ];
-        for (what, damage) in damaged {
+        for (expected, damage) in damaged {
             let mut told = message();
             damage(&mut told);
-            let error = read(&told).expect_err(what);
-            assert!(error.contains(what), "{what}: {error}");
+            assert_eq!(read(&told).unwrap_err(), expected);
         }
     }
 
@@ -140,17 +156,16 @@ mod tests {
         let parent = good.grant.parent.unwrap();
         assert_eq!((parent.worker, good.parent), (2, Some(([10, 0, 0, 9], 7400).into())));
         assert_eq!((parent.timeout, parent.retry_after), (UPWARDS.timeout, UPWARDS.retry_after));
-        type Damage = (&'static str, fn(&mut v1::ParentAggregator));
+        type Damage = (InvalidGrant, fn(&mut v1::ParentAggregator));
         let damaged: [Damage; 5] = [
-            ("address", |told| told.address = "agg9".into()),
-            ("address", |told| told.address = "10.0.0.9:0".into()),
-            ("address", |told| told.address = "0.0.0.0:7400".into()),
-            ("worker 1024", |told| told.worker = 1024),
-            ("key", |told| told.key.truncate(3)),
+            (InvalidGrant::ParentAddress, |told| told.address = "agg9".into()),
+            (InvalidGrant::ParentAddress, |told| told.address = "10.0.0.9:0".into()),
+            (InvalidGrant::ParentAddress, |told| told.address = "0.0.0.0:7400".into()),
+            (InvalidGrant::ParentWorker(1024), |told| told.worker = 1024),
+            (InvalidGrant::ParentKey, |told| told.key.truncate(3)),
         ];
-        for (what, damage) in damaged {
-            let error = with(damage).expect_err(what);
-            assert!(error.contains(what), "{what}: {error}");
+        for (expected, damage) in damaged {
+            assert_eq!(with(damage).unwrap_err(), expected);
         }
     }
 }
