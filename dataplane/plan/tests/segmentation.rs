@@ -60,7 +60,7 @@ proptest! {
         };
         let signature = signature(collective, dtype, count);
         let cut = segmentation(&plan, &signature, &tuning);
-        let expected = if collective == Collective::Barrier { 0 } else { count };
+        let expected = if collective.has_data() { count } else { 0 };
         prop_assert_eq!(cut.count, expected);
         prop_assert!(cut.segments >= 1);
         prop_assert_eq!(cut.range(0).0, 0);

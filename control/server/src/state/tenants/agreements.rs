@@ -16,7 +16,7 @@ use crate::state::settings::Settings;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::limits::TenantLimits;
 use harmonaize_abi::session::{Agreement, Clause, Constraints, Negotiated, Reason};
-use harmonaize_abi::{Collective, CommunicatorId};
+use harmonaize_abi::{Collective, CommunicatorId, Pattern};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, negotiate, quarters};
@@ -285,13 +285,13 @@ impl Agreements {
                 ring_rate: rate,
                 chunk,
             };
-            match collective {
-                Collective::AllReduce if wanted.ordered => reach.two_shot(Bytes(bytes)),
-                Collective::AllReduce => reach.fastest(Bytes(bytes)),
-                Collective::AllGather | Collective::ReduceScatter => reach.gather(Bytes(bytes)),
-                Collective::AllToAll => reach.exchange(Bytes(bytes.saturating_mul(on_one))),
-                Collective::Broadcast => reach.chain(Bytes(bytes)),
-                Collective::Barrier => reach.barrier(),
+            match collective.traits().pattern {
+                Pattern::ReduceDistribute if wanted.ordered => reach.two_shot(Bytes(bytes)),
+                Pattern::ReduceDistribute => reach.fastest(Bytes(bytes)),
+                Pattern::Gather => reach.gather(Bytes(bytes)),
+                Pattern::Pairwise => reach.exchange(Bytes(bytes.saturating_mul(on_one))),
+                Pattern::Chain => reach.chain(Bytes(bytes)),
+                Pattern::Dissemination => reach.barrier(),
             }
         };
         let house = ProviderState {
