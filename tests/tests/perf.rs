@@ -8,10 +8,15 @@ use harmonaize_tests::star;
 use std::path::Path;
 use std::process::{Command, Output};
 
+/// Two hosts, and the program that measures through them.
+fn two_hosts() -> Option<Deployment> {
+    deploy(&star(2, "1Gbit/s"), |setup| {
+        setup.binaries = Binaries::build_with(Profile::Dev, &["harmonaize-perf"]).unwrap();
+    })
+}
+
 fn perf(deployment: &Deployment, arguments: &str) -> Output {
-    let program =
-        Binaries::build_with(Profile::Dev, &["harmonaize-perf"]).unwrap().path("harmonaize-perf").unwrap();
-    let mut command = Command::new(program);
+    let mut command = Command::new(deployment.binaries().path("harmonaize-perf").unwrap());
     command.args(arguments.split_whitespace());
     for socket in sockets(deployment, "a") {
         command.arg("--agent").arg(socket);
@@ -30,7 +35,7 @@ fn rows(folder: &Path, output: &Output) -> Vec<Vec<String>> {
 
 #[test]
 fn every_collective_sweeps_right() {
-    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let Some(deployment) = two_hosts() else { return };
     let folder = tempfile::tempdir().unwrap();
     let files = format!("--csv {0}/rows.csv --json {0}/rows.json", folder.path().display());
     let common = format!("--ranks 4 -n 3 {files}");
@@ -58,7 +63,7 @@ fn every_collective_sweeps_right() {
 
 #[test]
 fn percentiles_and_no_check() {
-    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let Some(deployment) = two_hosts() else { return };
     let output = perf(&deployment, "all_reduce --ranks 2 -b 1M -e 1M -c 0 --percentiles");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
@@ -67,7 +72,7 @@ fn percentiles_and_no_check() {
 
 #[test]
 fn a_rank_that_fails_ends_the_run() {
-    let Some(deployment) = deploy(&star(2, "1Gbit/s"), |_| {}) else { return };
+    let Some(deployment) = two_hosts() else { return };
     let output = perf(&deployment, "broadcast --ranks 2 -r 7 -b 1K -e 1K");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{error}");

@@ -101,9 +101,7 @@ impl Member<'_> {
         }
         for bytes in self.arguments.sizes() {
             let run = Run::<T>::new(self, bytes, case)?;
-            let places = [false, true].map(|in_place| run.measure(in_place));
-            let [out_of_place, in_place] = places;
-            let (out_of_place, in_place) = (out_of_place?, in_place?);
+            let (out_of_place, in_place) = (run.measure(false)?, run.measure(true)?);
             if let Some(report) = report {
                 report.row(&Row {
                     bytes: run.larger() * size_of::<T>() as u64,
@@ -273,11 +271,12 @@ impl<'a, T: Value> Run<'a, T> {
 
     /// Elements of the output that are not what they must be.
     fn wrong(&self, in_place: bool) -> Result<u64> {
-        let own = self.pattern.collective == Collective::ReduceScatter;
-        let scattered = own && in_place;
-        let (tensor, first, blocks) = match scattered {
-            true => (&self.input, u64::from(self.pattern.rank) * self.pattern.count, 1),
-            false => (&self.output, 0, self.pattern.collective.blocks(self.pattern.ranks)[1]),
+        let [_, blocks] = self.pattern.collective.blocks(self.pattern.ranks);
+        let (tensor, first) = match (self.pattern.collective, in_place) {
+            (Collective::ReduceScatter, true) => {
+                (&self.input, u64::from(self.pattern.rank) * self.pattern.count)
+            }
+            _ => (&self.output, 0),
         };
         let mut found = vec![T::default(); usize::try_from(self.pattern.count)?];
         let mut wrong = 0;
@@ -291,7 +290,7 @@ impl<'a, T: Value> Run<'a, T> {
     /// Times and checks it one way; none where it never runs that way.
     fn measure(&self, in_place: bool) -> Result<Option<Place>> {
         let member = self.member;
-        if in_place && self.pattern.collective == Collective::AllToAll {
+        if in_place && !self.pattern.collective.can_be_in_place() {
             return Ok(None);
         }
         self.fill(in_place)?;
