@@ -66,10 +66,19 @@ fn work() -> Result<u32> {
     for step in &job.steps {
         mark(&Mark::Begin(step.name.clone()));
         let begun = Instant::now();
-        let status = run(step);
+        let mut status = run(step);
+        if !status.fine() {
+            explain();
+        }
+        if !status.fine() && step.repeats {
+            println!("\n{} failed once, and runs a second time", step.name);
+            status = run(step);
+            if !status.fine() {
+                explain();
+            }
+        }
         if !status.fine() {
             failed = failed.saturating_add(1);
-            kernel_messages();
         }
         mark(&Mark::End { name: step.name.clone(), status, seconds: begun.elapsed().as_secs_f64() });
     }
@@ -90,7 +99,7 @@ fn timed(name: &str, work: impl FnOnce() -> Result<()>) -> Result<()> {
     let status = if done.is_ok() { Status::Code(0) } else { Status::Code(1) };
     mark(&Mark::End { name: name.to_owned(), status, seconds: begun.elapsed().as_secs_f64() });
     if done.is_err() {
-        kernel_messages();
+        explain();
     }
     done.with_context(|| format!("in {name}"))
 }
@@ -210,7 +219,25 @@ fn listens(table: &str, port: u16) -> bool {
     })
 }
 
-/// Prints the kernel's last messages, for whoever looks for a cause.
+/// Prints what devices have counted and the kernel's last messages, for whoever looks for a cause.
+fn explain() {
+    device_counters();
+    kernel_messages();
+}
+
+/// Each RDMA device's counters that are not zero.
+fn device_counters() {
+    for device in fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten() {
+        let counters = fs::read_dir(device.path().join("ports/1/hw_counters"));
+        let counted = counters.into_iter().flatten().flatten().filter_map(|counter| {
+            let value = fs::read_to_string(counter.path()).ok()?.trim().to_owned();
+            (value != "0").then(|| format!("{} {value}", counter.file_name().to_string_lossy()))
+        });
+        let (name, counted) = (device.file_name(), counted.collect::<Vec<String>>());
+        println!("{}: {}", name.to_string_lossy(), counted.join(", "));
+    }
+}
+
 fn kernel_messages() {
     let read = || -> std::io::Result<Vec<String>> {
         let flags = rustix::fs::OFlags::NONBLOCK.bits();

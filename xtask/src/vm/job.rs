@@ -50,6 +50,8 @@ pub struct Step {
     pub environment: BTreeMap<String, String>,
     /// The most time for both, in seconds.
     pub limit_s: u64,
+    /// Whether it runs a second time if it failed: what it rests on fails now and then by itself.
+    pub repeats: bool,
 }
 
 /// A step's server.
