@@ -341,7 +341,7 @@ impl Communicator {
             dtype = input.dtype();
             regions = [input.region(), output.region()];
             if let (true, Some([of_input, of_output])) =
-                (Arc::ptr_eq(&input.block, &output.block), collective.shared_block(self.rank()))
+                (std::ptr::eq(input, output), collective.shared_block(self.rank()))
             {
                 // In place, the one begins within the other where they share a block.
                 let bytes = count.saturating_mul(dtype.size() as u64);
@@ -352,7 +352,10 @@ impl Communicator {
                     region.bytes = bytes.saturating_mul(blocks.into());
                 }
             }
-            buffers.tensors = [Some(Arc::clone(&input.block)), Some(Arc::clone(&output.block))];
+            let [read, written] = regions;
+            buffers.tensors =
+                [Some((Arc::clone(&input.block), read)), Some((Arc::clone(&output.block), written))];
+            buffers.sliced = input.is_slice() || output.is_slice();
         }
         let [input, output] = regions;
         let (mut owing, mut bits) = ([Region::default(); 2], 0);

@@ -108,6 +108,12 @@ pub enum Error {
     /// A tensor of another attachment.
     #[error("the tensor belongs to another attachment; tensors and communicator must come from one client")]
     Foreign,
+    /// An operation in flight has elements of the slice, or of the tensor that is sliced, and one of the two writes them.
+    #[error("{bytes} bytes of the slice are in use by an operation in flight; wait for it first")]
+    InUse {
+        /// How many both have.
+        bytes: u64,
+    },
     /// As many operations as the rings hold are in flight or unclaimed.
     #[error(
         "{limit} operations are in flight or not yet waited for; wait for some, or attach with more entries"

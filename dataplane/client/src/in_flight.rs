@@ -2,14 +2,36 @@
 
 use crate::feedback::InUse;
 use crate::tensor::Block;
-use harmonaize_abi::{Completion, Status};
+use harmonaize_abi::{Completion, Region, Status};
 use std::sync::Arc;
+
+/// A tensor of an operation: its piece of the arena, and which bytes are read or written.
+type Used = Option<(Arc<Block>, Region)>;
 
 /// The tensors of an operation, and its feedback.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
-    pub(crate) tensors: [Option<Arc<Block>>; 2],
+    /// What is read, and what is written.
+    pub(crate) tensors: [Used; 2],
+    /// Whether one of them is a part of a tensor.
+    pub(crate) sliced: bool,
     pub(crate) feedback: Option<InUse>,
+}
+
+impl Buffers {
+    /// The bytes that another operation may not have at the same time: those that both use and one of them writes.
+    fn conflict(&self, other: &Self) -> Option<Region> {
+        let [input, output] = &self.tensors;
+        let [their_input, their_output] = &other.tensors;
+        let pairs = [(output, their_output), (output, their_input), (input, their_output)];
+        let shared = |(one, other): (&Used, &Used)| {
+            let ((block, one), (theirs, other)) = one.as_ref().zip(other.as_ref())?;
+            let begin = one.offset.max(other.offset);
+            let end = one.offset.saturating_add(one.bytes).min(other.offset.saturating_add(other.bytes));
+            (Arc::ptr_eq(block, theirs) && begin < end).then(|| Region { offset: begin, bytes: end - begin })
+        };
+        pairs.into_iter().find_map(shared)
+    }
 }
 
 #[derive(Debug)]
@@ -37,12 +59,27 @@ enum State {
 pub(crate) struct InFlight {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Operations submitted that have slices.
+    sliced: u32,
 }
 
 impl InFlight {
     pub(crate) fn new(entries: u32) -> Self {
         let slots = (0..entries).map(|_| Slot { generation: 0, state: State::Free }).collect();
-        Self { slots, free: (0..entries).rev().collect() }
+        Self { slots, free: (0..entries).rev().collect(), sliced: 0 }
+    }
+
+    /// The bytes that an operation must wait for, where a slice is concerned.
+    pub(crate) fn conflict(&self, buffers: &Buffers) -> Option<Region> {
+        if self.sliced == 0 && !buffers.sliced {
+            return None;
+        }
+        self.slots.iter().find_map(|slot| match &slot.state {
+            State::Submitted { buffers: other, .. } if buffers.sliced || other.sliced => {
+                buffers.conflict(other)
+            }
+            _ => None,
+        })
     }
 
     fn slot(&mut self, cookie: u64) -> Option<(u32, &mut Slot)> {
@@ -55,6 +92,7 @@ impl InFlight {
     pub(crate) fn start(&mut self, buffers: Buffers) -> Option<u64> {
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(index as usize)?;
+        self.sliced += u32::from(buffers.sliced);
         slot.generation = slot.generation.wrapping_add(1);
         slot.state = State::Submitted { buffers, abandoned: false };
         Some(u64::from(slot.generation) << 32 | u64::from(index))
@@ -70,7 +108,9 @@ impl InFlight {
 
     /// Forgets an operation that was never submitted.
     pub(crate) fn cancel(&mut self, cookie: u64) {
-        drop(self.release(cookie));
+        if let Some(State::Submitted { buffers, .. }) = self.release(cookie) {
+            self.sliced -= u32::from(buffers.sliced);
+        }
     }
 
     /// Notes how an operation ended. `None`: no such operation is in flight. `Some` brings the buffers.
@@ -78,6 +118,7 @@ impl InFlight {
         let (_, slot) = self.slot(completion.cookie)?;
         match std::mem::replace(&mut slot.state, State::Done(completion)) {
             State::Submitted { buffers, abandoned } => {
+                self.sliced -= u32::from(buffers.sliced);
                 if abandoned {
                     self.release(completion.cookie);
                 }
@@ -124,6 +165,9 @@ mod tests {
             (table.start(Buffers::default()).unwrap(), table.start(Buffers::default()).unwrap());
         assert!(table.start(Buffers::default()).is_none());
         let ended = |cookie| Completion { cookie, ..Default::default() };
+    use crate::tensor::{Pool, Tensor};
+    use harmonaize_abi::Dtype;
+    use harmonaize_shm::Memory;
         assert_eq!(table.claim(first), None);
         assert!(table.complete(ended(first)).is_some());
         assert!(table.complete(ended(first)).is_none());
@@ -140,3 +184,40 @@ mod tests {
         assert!(table.complete(ended(0)).is_none());
     }
 }
+
+    #[test]
+    fn slices_wait_for_what_is_written() {
+        let pool = Pool::new(Memory::private(4096).unwrap());
+        let tensor = Tensor::new(&pool, Dtype::U8, 256).unwrap();
+        let of = |tensor: &Tensor| Some((Arc::clone(&tensor.block), tensor.region()));
+        let part = |range: std::ops::Range<u64>| tensor.slice(range).unwrap();
+        let buffers = |input: &Tensor, output: &Tensor| Buffers {
+            tensors: [of(input), of(output)],
+            sliced: input.is_slice() || output.is_slice(),
+            feedback: None,
+        };
+        let mut table = InFlight::new(8);
+        let conflict = |table: &InFlight, input: &Tensor, output: &Tensor| {
+            table.conflict(&buffers(input, output)).map(|region| region.bytes)
+        };
+        let other = Tensor::new(&pool, Dtype::U8, 256).unwrap();
+        let reads = table.start(buffers(&part(0..64), &other)).unwrap();
+        let third = Tensor::new(&pool, Dtype::U8, 256).unwrap();
+        assert_eq!(conflict(&table, &part(32..96), &third), None, "both read");
+        assert_eq!(conflict(&table, &third, &part(32..96)), Some(32));
+        assert_eq!(conflict(&table, &tensor, &tensor), Some(64), "a whole one has the slice");
+        assert_eq!(conflict(&table, &third, &part(64..256)), None, "they only touch");
+        assert_eq!(conflict(&table, &third, &part(10..10)), None);
+        assert_eq!(conflict(&table, &other.slice(1..2).unwrap(), &third), Some(1), "it is written");
+        assert!(table.complete(Completion { cookie: reads, ..Default::default() }).is_some());
+        assert_eq!(conflict(&table, &third, &part(32..96)), None);
+        let whole = table.start(buffers(&tensor, &tensor)).unwrap();
+        assert_eq!(conflict(&table, &tensor, &tensor), None, "their order is the caller's");
+        assert_eq!(conflict(&table, &part(255..256), &third), Some(1));
+        table.cancel(whole);
+        let sliced = table.start(buffers(&part(0..1), &part(1..2))).unwrap();
+        table.cancel(sliced);
+        assert_eq!(table.sliced, 0);
+        let nested = part(100..200).slice(10..=19).unwrap();
+        assert_eq!((nested.elements(), nested.region().offset - tensor.region().offset), (10, 110));
+    }

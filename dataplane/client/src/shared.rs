@@ -319,3 +319,6 @@ impl State {
         }
     }
 }
+        if let Some(region) = self.in_flight.conflict(&buffers) {
+            return Err(Error::InUse { bytes: region.bytes });
+        }

@@ -4,6 +4,7 @@ use crate::arena::Arena;
 use crate::{Element, Error};
 use harmonaize_abi::{Dtype, Region, View, ViewMut};
 use harmonaize_shm::Memory;
+use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::IntoBytes;
 
@@ -26,11 +27,14 @@ impl Pool {
 }
 
 /// Elements of one type in a piece of the attachment's memory, 64-byte aligned. The piece is free again when the tensor
-/// is dropped and no operation on it is in flight. Contents are unspecified until written. Reading or writing elements that
-/// an operation in flight uses gives torn values, and nothing worse.
+/// and all its [slices](Tensor::slice) are dropped and no operation on it is in flight. Contents are unspecified until written.
+/// Reading or writing elements that an operation in flight uses gives torn values, and nothing worse.
 #[derive(Debug)]
 pub struct Tensor {
     pub(crate) block: Arc<Block>,
+    /// Elements of the block before the first of these.
+    start: u64,
+    elements: u64,
 }
 
 /// A piece of the arena, given back when the last user drops it.
@@ -64,7 +68,63 @@ impl Tensor {
             return Err(Error::NoRoom { requested: asked, arena: pool.memory.bytes() as u64, free, largest });
         };
         drop(free_pieces);
-        Ok(Self { block: Arc::new(Block { pool: Arc::clone(pool), dtype, elements, offset }) })
+        let block = Arc::new(Block { pool: Arc::clone(pool), dtype, elements, offset });
+        Ok(Self { block, start: 0, elements })
+    }
+
+    /// A part of this tensor, by its elements: a tensor that shares their memory, to be used wherever a tensor is. Several slices may be in
+    /// flight at once.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Communicator, Error, ReduceOp, Tensor};
+    /// # use std::time::Duration;
+    /// # fn halves(job: &Communicator, gradients: &Tensor) -> Result<(), Error> {
+    /// let middle = gradients.elements() / 2;
+    /// let (early, late) = (gradients.slice(..middle)?, gradients.slice(middle..)?);
+    /// let mut first = job.all_reduce_in_place(&late, ReduceOp::Sum)?;
+    /// let mut second = job.all_reduce_in_place(&early, ReduceOp::Sum)?;
+    /// first.wait(Duration::from_secs(30))?;
+    /// second.wait(Duration::from_secs(30))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// An operation on a slice is refused with [`Error::InUse`] while one in flight has elements of it and either of the two writes them,
+    /// and so is an operation on a tensor while one on a slice of it is in flight. Operations on whole tensors alone are not
+    /// refused for each other: their order is the caller's.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] where the range ends before it begins, or after the tensor.
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Self, Error> {
+        let first = match range.start_bound() {
+            Bound::Included(first) => *first,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.elements,
+        };
+        match end.checked_sub(first) {
+            Some(elements) if end <= self.elements => {
+                Ok(Self { block: Arc::clone(&self.block), start: self.start + first, elements })
+            }
+            count => {
+                let count = count.unwrap_or(0);
+                Err(Error::OutOfRange { offset: first, count, elements: self.elements })
+            }
+        }
+    }
+
+    /// Whether this is but a part of its block.
+    pub(crate) fn is_slice(&self) -> bool {
+        self.elements < self.block.elements
+    }
+
+    /// Where its memory begins.
+    fn offset(&self) -> u64 {
+        self.block.offset + self.start * self.block.dtype.size() as u64
     }
 
     /// Element type.
@@ -74,16 +134,16 @@ impl Tensor {
 
     /// How many elements.
     pub fn elements(&self) -> u64 {
-        self.block.elements
+        self.elements
     }
 
     /// How many bytes.
     pub fn bytes(&self) -> u64 {
-        self.block.bytes()
+        self.elements * self.block.dtype.size() as u64
     }
 
     pub(crate) fn region(&self) -> Region {
-        Region { offset: self.block.offset, bytes: self.bytes() }
+        Region { offset: self.offset(), bytes: self.bytes() }
     }
 
     fn start<E: Element>(&self, offset: u64, count: usize) -> Result<u64, Error> {
@@ -92,7 +152,7 @@ impl Tensor {
             return Err(Error::Dtype { expected: E::DTYPE, found: self.dtype() });
         }
         match offset.checked_add(count) {
-            Some(end) if end <= elements => Ok(self.block.offset + offset * size_of::<E>() as u64),
+            Some(end) if end <= elements => Ok(self.offset() + offset * size_of::<E>() as u64),
             _ => Err(Error::OutOfRange { offset, count, elements }),
         }
     }
@@ -111,11 +171,11 @@ impl Tensor {
 
     /// The bytes, to read through raw pointers.
     pub fn view(&self) -> Result<View<'_>, Error> {
-        Ok(self.block.pool.memory.view(self.block.offset, self.bytes())?)
+        Ok(self.block.pool.memory.view(self.offset(), self.bytes())?)
     }
 
     /// The bytes, to write through raw pointers.
     pub fn view_mut(&self) -> Result<ViewMut<'_>, Error> {
-        Ok(self.block.pool.memory.view_mut(self.block.offset, self.bytes())?)
+        Ok(self.block.pool.memory.view_mut(self.offset(), self.bytes())?)
     }
 }

@@ -61,6 +61,74 @@ fn operations_complete_end_to_end() {
 }
 
 #[test]
+fn slices_are_tensors_and_wait_for_what_overlaps() {
+    for access in ALL {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let whole = filled(&client, &(0..1000).map(|i| i as f32).collect::<Vec<_>>());
+        let output = filled(&client, &[-1.0; 1000]);
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let mut operations = Vec::new();
+        for at in (0..1000).step_by(333) {
+            let (from, to) = (whole.slice(at..(at + 100).min(1000)), output.slice(at..(at + 100).min(1000)));
+            operations.push(comm.all_reduce(&from.unwrap(), &to.unwrap(), ReduceOp::Sum).unwrap());
+        }
+        let (taken, free) = (output.slice(432..=432).unwrap(), output.slice(433..440).unwrap());
+        let in_use = comm.all_reduce_in_place(&taken, ReduceOp::Sum);
+        assert!(matches!(in_use, Err(Error::InUse { bytes: 4 })), "{in_use:?}");
+        assert!(matches!(comm.broadcast(&whole, Rank(0)), Err(Error::InUse { bytes: 400 })));
+        operations.push(comm.all_reduce(&whole.slice(400..407).unwrap(), &free, ReduceOp::Sum).unwrap());
+        stub.knobs.hold.store(false, Ordering::Relaxed);
+        operations.iter_mut().for_each(|operation| drop(operation.wait(LIMIT).unwrap()));
+        let found = values(&output);
+        assert_eq!((found[99], found[100], found[333], found[999]), (99.0, -1.0, 333.0, 999.0));
+        assert_eq!((found[432], found[433], found[439], found[440]), (432.0, 400.0, 406.0, -1.0));
+        // In place, and in tensors that outlive the whole one.
+        let tail = whole.slice(990..).unwrap();
+        drop((whole, output));
+        comm.all_reduce_in_place(&tail, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+        tail.write(9, &[7.0_f32]).unwrap();
+        assert_eq!(values(&tail)[7..], [997.0, 998.0, 7.0]);
+        // Two slices of the same elements are in place as one tensor is.
+        let (one, other) = (tail.slice(0..5).unwrap(), tail.slice(3..8).unwrap());
+        comm.all_reduce(&tail.slice(0..5).unwrap(), &one, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+        let outside =
+            |range: std::ops::Range<u64>| matches!(tail.slice(range), Err(Error::OutOfRange { .. }));
+        #[expect(clippy::reversed_empty_ranges, reason = "it is refused")]
+        let backwards = 5..4;
+        assert!(outside(0..11) && outside(11..11) && outside(backwards) && outside(1..u64::MAX));
+        assert!(matches!(tail.slice(..=u64::MAX), Err(Error::OutOfRange { .. })));
+        assert_eq!((tail.slice(10..).unwrap().bytes(), other.elements()), (0, 5));
+        assert!(other.read(4, &mut [0.0_f32; 2]).is_err(), "a slice ends where it ends");
+    }
+}
+
+#[test]
+fn threads_share_a_communicator() {
+    for access in ALL {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (client, comm) = (&client, &comm);
+                scope.spawn(move || {
+                    for round in 0..50 {
+                        let value = (thread * 100 + round) as f32;
+                        let (input, output) = (filled(client, &[value; 300]), filled(client, &[0.0; 300]));
+                        let mut operation = comm.all_reduce(&input, &output, ReduceOp::Sum).unwrap();
+                        operation.wait(LIMIT).unwrap();
+                        assert_eq!(values(&output), [value; 300]);
+                    }
+                });
+            }
+        });
+        // One thread begins an operation, another waits for it.
+        let mut operation = comm.barrier().unwrap();
+        std::thread::spawn(move || operation.wait(LIMIT).unwrap()).join().unwrap();
+    }
+}
+
+#[test]
 fn a_process_may_spin_for_ever() {
     for access in ALL {
         let stub = Stub::start();
