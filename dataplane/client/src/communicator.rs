@@ -34,6 +34,9 @@ impl Default for JoinOptions {
 
 /// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
 /// operations are dropped.
+///
+/// Threads may share it and call at the same time: each call is one operation, whole. Which of two comes first is then the caller's
+/// business, for it must be the same at all ranks: threads that call side by side need an order among themselves, or a communicator each.
 #[derive(Debug)]
 pub struct Communicator {
     membership: Arc<Membership>,

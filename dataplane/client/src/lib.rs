@@ -65,3 +65,22 @@ pub use operation::{Algorithm, Operation, Receipt};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
 pub use tensor::Tensor;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the crate's documentation promises.
+    #[test]
+    fn handles_go_to_and_are_used_from_any_thread() {
+        fn any_thread<T: Send + Sync + 'static>() {}
+        any_thread::<Client>();
+        any_thread::<Communicator>();
+        any_thread::<Tensor>();
+        any_thread::<Operation>();
+        any_thread::<Feedback>();
+        any_thread::<Events>();
+        any_thread::<Receipt>();
+        any_thread::<Error>();
+    }
+}
