@@ -136,6 +136,14 @@ impl InFlight {
         }
     }
 
+    /// Whether an operation has ended and [`Self::claim`] will say how.
+    pub(crate) fn has_ended(&self, cookie: u64) -> bool {
+        let slot = self.slots.get(cookie as u32 as usize);
+        slot.is_some_and(|slot| {
+            slot.generation == (cookie >> 32) as u32 && matches!(slot.state, State::Done(_))
+        })
+    }
+
     /// How an operation ended, once; its slot is free then.
     pub(crate) fn claim(&mut self, cookie: u64) -> Option<Completion> {
         let (_, slot) = self.slot(cookie)?;
@@ -157,6 +165,9 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::{Pool, Tensor};
+    use harmonaize_abi::Dtype;
+    use harmonaize_shm::Memory;
 
     #[test]
     fn a_cookie_ends_once() {
@@ -165,9 +176,6 @@ mod tests {
             (table.start(Buffers::default()).unwrap(), table.start(Buffers::default()).unwrap());
         assert!(table.start(Buffers::default()).is_none());
         let ended = |cookie| Completion { cookie, ..Default::default() };
-    use crate::tensor::{Pool, Tensor};
-    use harmonaize_abi::Dtype;
-    use harmonaize_shm::Memory;
         assert_eq!(table.claim(first), None);
         assert!(table.complete(ended(first)).is_some());
         assert!(table.complete(ended(first)).is_none());
@@ -183,7 +191,6 @@ mod tests {
         assert!(table.complete(ended(u64::MAX)).is_none());
         assert!(table.complete(ended(0)).is_none());
     }
-}
 
     #[test]
     fn slices_wait_for_what_is_written() {
@@ -221,3 +228,4 @@ mod tests {
         let nested = part(100..200).slice(10..=19).unwrap();
         assert_eq!((nested.elements(), nested.region().offset - tensor.region().offset), (10, 110));
     }
+}

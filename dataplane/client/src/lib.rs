@@ -32,6 +32,7 @@ mod agreement;
 mod arena;
 mod attach;
 mod communicator;
+mod completions;
 mod element;
 mod error;
 mod events;
@@ -47,6 +48,7 @@ mod tensor;
 pub use address::AgentAddress;
 pub use attach::{AttachOptions, Client};
 pub use communicator::{Communicator, JoinOptions, RegroupOptions};
+pub use completions::Completions;
 pub use element::Element;
 pub use error::Error;
 #[cfg(feature = "async")]
@@ -78,6 +80,7 @@ mod tests {
         any_thread::<Communicator>();
         any_thread::<Tensor>();
         any_thread::<Operation>();
+        any_thread::<Completions>();
         any_thread::<Feedback>();
         any_thread::<Events>();
         any_thread::<Receipt>();

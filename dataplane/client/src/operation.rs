@@ -2,6 +2,8 @@
 
 use crate::Error;
 use crate::communicator::Membership;
+use crate::in_flight::InFlight;
+use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
 use harmonaize_abi::{CODECS, Completion, SEVERAL_CODECS, Signature, Status};
 use std::sync::Arc;
@@ -207,6 +209,74 @@ impl Operation {
                 completion.status
             ))),
         })
+    }
+}
+
+impl Operation {
+    /// Waits until one of these operations of one attachment has ended; which, by its place. One that has ended before is found at once, so
+    /// the caller takes out what it has seen. Its result is what [`Self::wait`] or [`Self::poll`] then give, be it an error.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Error, Operation};
+    /// # use std::time::Duration;
+    /// # fn all(mut operations: Vec<Operation>) -> Result<(), Error> {
+    /// while !operations.is_empty() {
+    ///     let ended = Operation::wait_any(&mut operations, Duration::from_secs(30))?;
+    ///     let receipt = operations.swap_remove(ended).wait(Duration::ZERO)?;
+    ///     println!("operation {} is done", receipt.operation);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::WaitTimeout`] where none has ended in time: all are in flight still. [`Error::AgentLost`], and then all have failed.
+    /// [`Error::Foreign`] where they are of several attachments, [`Error::Shape`] where there are none.
+    pub fn wait_any(operations: &mut [Self], timeout: Duration) -> Result<usize, Error> {
+        Self::await_any(operations, Instant::now().checked_add(timeout), timeout)
+    }
+
+    /// The same until a point in time.
+    ///
+    /// # Errors
+    /// As [`Self::wait_any`].
+    pub fn wait_any_until(operations: &mut [Self], deadline: Instant) -> Result<usize, Error> {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        Self::await_any(operations, Some(deadline), timeout)
+    }
+
+    fn await_any(
+        operations: &mut [Self],
+        deadline: Option<Instant>,
+        waited: Duration,
+    ) -> Result<usize, Error> {
+        let Some(first) = operations.first() else {
+            return Err(Error::Shape("waiting for one of no operations".into()));
+        };
+        let shared = Arc::clone(first.attachment());
+        if operations.iter().any(|operation| !Arc::ptr_eq(operation.attachment(), &shared)) {
+            return Err(Error::Foreign);
+        }
+        let ended = shared.wait(deadline, |state| {
+            operations.iter().position(|operation| operation.has_ended(&state.in_flight))
+        })?;
+        ended.ok_or_else(|| Error::WaitTimeout {
+            what: format!("any of {} operations", operations.len()),
+            waited,
+        })
+    }
+
+    /// What it is an operation of.
+    pub(crate) fn attachment(&self) -> &Arc<Shared> {
+        &self.membership.shared
+    }
+
+    /// Whether waiting for it does not wait for its ranks.
+    pub(crate) fn has_ended(&self, in_flight: &InFlight) -> bool {
+        match self.stage {
+            Stage::InFlight => in_flight.has_ended(self.cookie),
+            Stage::AwaitingDetail(..) | Stage::Ended(..) => true,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! condition variable.
 
 use crate::Error;
+use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
 use crate::session::Session;
 use harmonaize_abi::session::{Answer, Request};
@@ -11,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
     wake: OwnedFd,
     session: OwnedFd,
+    /// Wakes the thread that sleeps in the kernel for what is no work of the agent's. Made when it is first needed.
+    nudge: OnceLock<OwnedFd>,
     spin: Duration,
     /// Entries of the rings.
     pub(crate) entries: u32,
@@ -45,6 +48,8 @@ pub(crate) struct State {
     driving: bool,
     last_poll: Instant,
     lost: Option<String>,
+    /// Who wants to be told of operations' ends.
+    pub(crate) watch: Watch,
 }
 
 /// An answer that someone waits for.
@@ -71,9 +76,10 @@ impl Shared {
             driving: false,
             last_poll: Instant::now(),
             lost: None,
+            watch: Watch::default(),
         };
-        let changed = Condvar::new();
-        Ok(Self { state: Mutex::new(state), changed, wake, session: session_fd, spin, entries })
+        let (changed, nudge) = (Condvar::new(), OnceLock::new());
+        Ok(Self { state: Mutex::new(state), changed, wake, session: session_fd, nudge, spin, entries })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -97,9 +103,19 @@ impl Shared {
     pub(crate) fn wait<T>(
         &self,
         deadline: Option<Instant>,
+        check: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        self.wait_spinning(deadline, self.spin, check)
+    }
+
+    /// The same, spinning for so long.
+    pub(crate) fn wait_spinning<T>(
+        &self,
+        deadline: Option<Instant>,
+        spin: Duration,
         mut check: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<Option<T>, Error> {
-        let spin_until = Instant::now().checked_add(self.spin);
+        let spin_until = Instant::now().checked_add(spin);
         let mut state = self.lock();
         loop {
             if !state.driving {
@@ -160,6 +176,24 @@ impl Shared {
         self.session.try_clone()
     }
 
+    /// Has [`Self::nudge`] wake whoever sleeps from now on.
+    pub(crate) fn prepare_nudge(&self) -> Result<(), Error> {
+        if self.nudge.get().is_none() {
+            // Where another thread was faster, its descriptor stays.
+            let _ = self.nudge.set(eventfd(0)?);
+        }
+        Ok(())
+    }
+
+    /// Has every thread that waits look again.
+    pub(crate) fn nudge(&self) {
+        if let Some(nudge) = self.nudge.get() {
+            // Fails where the counter is at its most: it is readable then.
+            let _ = rustix::io::write(nudge, &1_u64.to_ne_bytes());
+        }
+        self.changed.notify_all();
+    }
+
     /// Waits for the thread that sleeps in the kernel.
     fn follow<'a>(&'a self, state: MutexGuard<'a, State>, left: Option<Duration>) -> MutexGuard<'a, State> {
         match left {
@@ -178,13 +212,20 @@ impl Shared {
             state.driving = true;
             let output = if state.session.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             drop(state);
+            let nudge = self.nudge.get();
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.session.as_fd(), PollFlags::IN | output),
+                PollFd::from_borrowed_fd(nudge.unwrap_or(&self.wake).as_fd(), PollFlags::IN),
             ];
             let timeout = remaining.and_then(|left| Timespec::try_from(left).ok());
-            let ready = rustix::event::poll(&mut fds, timeout.as_ref());
+            let asked = if nudge.is_some() { 3 } else { 2 };
+            let ready = rustix::event::poll(fds.get_mut(..asked).unwrap_or_default(), timeout.as_ref());
             let session = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
+            if let Some(nudge) = nudge.filter(|_| fds.get(2).is_some_and(|fd| !fd.revents().is_empty())) {
+                // What it counted is seen to now.
+                let _ = rustix::io::read(nudge, &mut [0_u8; 8]);
+            }
             state = self.lock();
             state.driving = false;
             if let Err(error) = ready
@@ -207,6 +248,7 @@ impl Shared {
 impl State {
     fn lose(&mut self, reason: String) {
         self.lost.get_or_insert(reason);
+        self.watch.signal();
         self.answers.values_mut().filter_map(|awaited| awaited.task.take()).for_each(Waker::wake);
     }
 
@@ -229,6 +271,7 @@ impl State {
 
     fn try_take(&mut self) -> Result<(), EndError> {
         let served = self.end.progress();
+        let mut ended = false;
         // Whatever arrived before the agent was lost still counts.
         while let Some(completion) = self.end.completion()? {
             if completion.version != ABI_VERSION {
@@ -237,6 +280,10 @@ impl State {
             if self.in_flight.complete(completion).is_none() {
                 return Err(EndError::Protocol("completion of an operation that is not in flight"));
             }
+            ended = true;
+        }
+        if ended {
+            self.watch.signal();
         }
         served.map(|_| ())
     }
@@ -272,6 +319,9 @@ impl State {
         limit: u32,
     ) -> Result<u64, Error> {
         self.alive()?;
+        if let Some(region) = self.in_flight.conflict(&buffers) {
+            return Err(Error::InUse { bytes: region.bytes });
+        }
         let cookie = self.in_flight.start(buffers).ok_or(Error::TooMany { limit })?;
         (submission.version, submission.cookie) = (ABI_VERSION, cookie);
         if let Err(error) = self.end.submit(&submission) {
@@ -280,6 +330,11 @@ impl State {
             self.alive()?;
         }
         Ok(cookie)
+    }
+
+    /// Looks at who is to be told of what.
+    pub(crate) fn watched<T>(&mut self, look: impl FnOnce(&mut Watch, &InFlight) -> T) -> T {
+        look(&mut self.watch, &self.in_flight)
     }
 
     /// How an operation ended, once.
@@ -319,6 +374,3 @@ impl State {
         }
     }
 }
-        if let Some(region) = self.in_flight.conflict(&buffers) {
-            return Err(Error::InUse { bytes: region.bytes });
-        }

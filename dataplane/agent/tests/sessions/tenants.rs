@@ -3,8 +3,8 @@
 use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
     Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
-    Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Priority, Rank,
-    ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
+    Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Operation,
+    Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -79,7 +79,9 @@ fn slices_are_tensors_and_wait_for_what_overlaps() {
         assert!(matches!(comm.broadcast(&whole, Rank(0)), Err(Error::InUse { bytes: 400 })));
         operations.push(comm.all_reduce(&whole.slice(400..407).unwrap(), &free, ReduceOp::Sum).unwrap());
         stub.knobs.hold.store(false, Ordering::Relaxed);
-        operations.iter_mut().for_each(|operation| drop(operation.wait(LIMIT).unwrap()));
+        for operation in &mut operations {
+            operation.wait(LIMIT).unwrap();
+        }
         let found = values(&output);
         assert_eq!((found[99], found[100], found[333], found[999]), (99.0, -1.0, 333.0, 999.0));
         assert_eq!((found[432], found[433], found[439], found[440]), (432.0, 400.0, 406.0, -1.0));
@@ -125,6 +127,133 @@ fn threads_share_a_communicator() {
         // One thread begins an operation, another waits for it.
         let mut operation = comm.barrier().unwrap();
         std::thread::spawn(move || operation.wait(LIMIT).unwrap()).join().unwrap();
+    }
+}
+
+#[test]
+fn one_of_several_operations_is_waited_for() {
+    for access in ALL {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let mut operations: Vec<_> = (0..5).map(|_| comm.barrier().unwrap()).collect();
+        let timeout = Duration::from_millis(5);
+        let early = Operation::wait_any(&mut operations, timeout);
+        assert!(matches!(early, Err(Error::WaitTimeout { waited, .. }) if waited == timeout), "{early:?}");
+        let late = Operation::wait_any_until(&mut operations, Instant::now() + timeout);
+        assert!(matches!(late, Err(Error::WaitTimeout { .. })));
+        stub.knobs.hold.store(false, Ordering::Relaxed);
+        let mut ended = Vec::new();
+        while !operations.is_empty() {
+            let at = Operation::wait_any(&mut operations, LIMIT).unwrap();
+            assert_eq!(Operation::wait_any(&mut operations, Duration::ZERO).unwrap(), at, "it stays ended");
+            ended.push(operations.swap_remove(at).wait(Duration::ZERO).unwrap().operation);
+        }
+        ended.sort_unstable();
+        assert_eq!(ended, [0, 1, 2, 3, 4]);
+        assert!(matches!(Operation::wait_any(&mut [], LIMIT), Err(Error::Shape(_))));
+        let (_other, elsewhere) = attach(&stub, access);
+        let mut mixed = [comm.barrier().unwrap(), elsewhere.barrier().unwrap()];
+        assert!(matches!(Operation::wait_any(&mut mixed, LIMIT), Err(Error::Foreign)));
+        stub.knobs.fail.store(true, Ordering::Relaxed);
+        let mut failed = [comm.barrier().unwrap()];
+        assert_eq!(Operation::wait_any(&mut failed, LIMIT).unwrap(), 0);
+        assert!(matches!(failed[0].wait(LIMIT), Err(Error::Operation { .. })));
+        drop(client);
+    }
+}
+
+#[test]
+fn callbacks_run_one_after_the_other_on_a_thread_of_their_own() {
+    for access in ALL {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let (tell, told) = std::sync::mpsc::channel();
+        for number in 0..20 {
+            let tell = tell.clone();
+            let called = move |result: Result<harmonaize_client::Receipt, Error>| {
+                let thread = std::thread::current().name().map(str::to_owned);
+                tell.send((result.unwrap().operation, thread)).unwrap();
+                assert_ne!(number, 3, "one callback panics");
+            };
+            comm.barrier().unwrap().on_completion(called).unwrap();
+        }
+        for number in 0..20 {
+            let (operation, thread) = told.recv_timeout(LIMIT).unwrap();
+            assert_eq!((operation, thread.as_deref()), (number, Some("harmonaize-completions")));
+        }
+        // One that has ended already, and one that begins the next.
+        let mut done = comm.barrier().unwrap();
+        done.wait(LIMIT).unwrap();
+        let comm = std::sync::Arc::new(comm);
+        let (again, last) = (std::sync::Arc::clone(&comm), tell.clone());
+        done.on_completion(move |_| {
+            let next = again.barrier().unwrap();
+            next.on_completion(move |result| last.send((result.unwrap().operation, None)).unwrap()).unwrap();
+        })
+        .unwrap();
+        assert_eq!(told.recv_timeout(LIMIT).unwrap(), (21, None));
+        stub.knobs.fail.store(true, Ordering::Relaxed);
+        let (tell, told) = std::sync::mpsc::channel();
+        comm.barrier().unwrap().on_completion(move |result| tell.send(result).unwrap()).unwrap();
+        let failed = told.recv_timeout(LIMIT).unwrap();
+        assert!(matches!(failed, Err(Error::Operation { status: Status::Mismatch, .. })), "{failed:?}");
+        drop((client, comm));
+        stub.knobs.expect("detached");
+    }
+}
+
+#[test]
+fn callbacks_hear_that_the_agent_is_lost() {
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    stub.knobs.hold.store(true, Ordering::Relaxed);
+    let completions = client.completions().unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    comm.barrier().unwrap().on_completion(move |result| tell.send(result).unwrap()).unwrap();
+    completions.clear();
+    drop(stub);
+    assert!(matches!(told.recv_timeout(LIMIT).unwrap(), Err(Error::AgentLost { .. })));
+    assert!(readable(&completions, LIMIT));
+}
+
+fn readable(completions: &harmonaize_client::Completions, within: Duration) -> bool {
+    let mut fds = [rustix::event::PollFd::new(completions, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&within.try_into().unwrap())).unwrap() == 1
+}
+
+#[test]
+fn a_descriptor_says_that_operations_have_ended() {
+    for access in ALL {
+        let stub = Stub::start();
+        let (client, comm) = attach(&stub, access);
+        let completions = client.completions().unwrap();
+        assert!(readable(&completions, Duration::ZERO), "for what had ended before");
+        completions.clear();
+        for round in 0..20 {
+            stub.knobs.hold.store(true, Ordering::Relaxed);
+            let mut operation = comm.barrier().unwrap();
+            let mut other = comm.barrier().unwrap();
+            assert!(!readable(&completions, Duration::from_millis(1)), "round {round}");
+            std::thread::scope(|scope| {
+                // A thread that waits takes nothing from the descriptor.
+                scope.spawn(|| other.wait(LIMIT).unwrap());
+                stub.knobs.hold.store(false, Ordering::Relaxed);
+                while operation.poll().unwrap().is_none() {
+                    assert!(readable(&completions, LIMIT));
+                    completions.clear();
+                }
+            });
+            completions.clear();
+        }
+        let second = client.completions().unwrap();
+        second.clear();
+        comm.barrier().unwrap().wait(LIMIT).unwrap();
+        assert!(readable(&second, LIMIT) && readable(&completions, LIMIT));
+        drop((client, comm, second));
+        assert!(!stub.knobs.log.lock().unwrap().iter().any(|line| line.contains("detached")));
+        drop(completions);
+        stub.knobs.expect("detached");
     }
 }
 
