@@ -124,9 +124,10 @@ impl Client {
     /// [`Error::Agreement`] where the knobs make no sense or no such communicator runs, [`Error::TooOften`] as [`Client::propose`].
     pub fn iteration(&self, communicator: &str, knobs: &Knobs) -> Result<Choice, Error> {
         let chosen = || self.choices().lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.shared().lock()?);
         let recalled = chosen().get(Instant::now(), communicator, knobs);
         if let Some(choice) = recalled {
-            self.shared().poll().alive()?;
+            self.shared().poll()?.alive()?;
             return Ok(choice);
         }
         let (communicator, knobs) = (communicator.to_owned(), *knobs);
@@ -174,12 +175,13 @@ impl Client {
 
     fn answered(&self, request: impl FnOnce(u64) -> Request) -> Result<Answer, Error> {
         let shared = self.shared();
-        let id = shared.lock().request(request)?;
+        let id = shared.lock()?.request(request)?;
         let answer = shared.wait(Instant::now().checked_add(TIMEOUT), |state| state.answer(id))?;
-        answer.ok_or_else(|| {
-            shared.lock().forget(id);
-            Error::Agreement(format!("no answer from the agent within {TIMEOUT:?}"))
-        })
+        if let Some(answer) = answer {
+            return Ok(answer);
+        }
+        shared.lock()?.forget(id);
+        Err(Error::Agreement(format!("no answer from the agent within {TIMEOUT:?}")))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::tensor::{Pool, Tensor};
 use crate::{Access, AgentAddress, Error};
 use harmonaize_abi::session::{Hello, Regrouping};
 use harmonaize_abi::{Dtype, Rank};
-use harmonaize_shm::{MappedTenant, RemoteTenant, TenantEnd};
+use harmonaize_shm::{ForkGuard, MappedTenant, RemoteTenant, TenantEnd};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,6 +48,9 @@ impl Default for AttachOptions {
 }
 
 /// An attachment to the agent. Ends when it, its communicators and its operations are dropped.
+///
+/// It belongs to the process that attached. A child of that process by `fork` may drop what it has inherited, which does nothing; every
+/// other call there fails with [`Error::Forked`], so that it cannot harm the parent's. The child may attach itself.
 #[derive(Debug)]
 pub struct Client {
     shared: Arc<Shared>,
@@ -81,8 +84,9 @@ impl Client {
             #[cfg(not(feature = "rdma"))]
             Access::Rdma => return Err(Error::NoRdma),
         };
-        let pool = Pool::new(Arc::clone(end.memory()));
-        let shared = Shared::new(end, opening.into_session(), options.spin)?;
+        let guard = ForkGuard::new()?;
+        let pool = Pool::new(Arc::clone(end.memory()), Arc::clone(&guard));
+        let shared = Shared::new(end, opening.into_session(), options.spin, guard)?;
         Ok(Self { shared: Arc::new(shared), pool, choices: Mutex::default() })
     }
 

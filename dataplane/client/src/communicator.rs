@@ -56,7 +56,9 @@ pub(crate) struct Membership {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.shared.lock().leave(self.handle);
+        if let Ok(mut state) = self.shared.lock() {
+            state.leave(self.handle);
+        }
     }
 }
 
@@ -105,7 +107,7 @@ impl<'a> PendingJoin<'a> {
         options: &JoinOptions,
     ) -> Result<Self, Error> {
         let timeout = options.timeout;
-        let id = shared.lock().request(|id| Request::Join {
+        let id = shared.lock()?.request(|id| Request::Join {
             id,
             name: name.to_owned(),
             rank,
@@ -127,7 +129,7 @@ impl<'a> PendingJoin<'a> {
         let RegroupOptions { timeout, min_ranks: least, .. } = *options;
         let timeout_ns = nanos(timeout);
         let id =
-            shared.lock().request(|id| Request::Regroup { id, who, key, min_ranks: least, timeout_ns })?;
+            shared.lock()?.request(|id| Request::Regroup { id, who, key, min_ranks: least, timeout_ns })?;
         Ok(Self { shared, pool, name, place: None, timeout, id })
     }
 
@@ -149,7 +151,7 @@ impl<'a> PendingJoin<'a> {
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
             Some(_) => Err(Error::Protocol("the agent answered a join with something else".into())),
             None => {
-                self.shared.lock().forget(self.id);
+                self.shared.lock()?.forget(self.id);
                 let text =
                     format!("no answer from the agent within {:?}", self.timeout.saturating_add(GRACE));
                 Err(refused(JoinRefusal::Timeout, text, Vec::new()))
@@ -203,7 +205,7 @@ impl Communicator {
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
         let (shared, communicator) = (&self.membership.shared, self.membership.handle);
         let budget = budget.clone();
-        let id = shared.lock().request(|id| Request::SetBudget { id, communicator, budget })?;
+        let id = shared.lock()?.request(|id| Request::SetBudget { id, communicator, budget })?;
         let answer = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| state.answer(id))?;
         match answer {
             Some(Answer::BudgetSet { refused: None, .. }) => Ok(()),
@@ -212,7 +214,7 @@ impl Communicator {
             }
             Some(_) => Err(Error::Protocol("the agent answered a budget with something else".into())),
             None => {
-                shared.lock().forget(id);
+                shared.lock()?.forget(id);
                 Err(Error::Budget(format!("no answer from the agent within {BUDGET_WITHIN:?}")))
             }
         }
@@ -386,7 +388,7 @@ impl Communicator {
             ..Default::default()
         };
         let shared = &self.membership.shared;
-        let cookie = shared.poll().submit(submission, buffers, shared.entries)?;
+        let cookie = shared.poll()?.submit(submission, buffers, shared.entries)?;
         let signature = Signature { collective, dtype, reduce, root, count };
         Ok(Operation::new(Arc::clone(&self.membership), cookie, signature))
     }

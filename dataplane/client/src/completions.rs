@@ -61,7 +61,7 @@ impl Watch {
 /// Has the thread see to one wish more.
 fn add(shared: &Arc<Shared>, wish: impl FnOnce(&mut Watch)) -> Result<(), Error> {
     shared.prepare_nudge()?;
-    let mut state = shared.lock();
+    let mut state = shared.lock()?;
     if !state.watch.runs {
         let shared = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("harmonaize-completions".into());
@@ -80,9 +80,9 @@ fn run(shared: &Shared) {
         match task {
             Ok(Some(Task::Call(ended))) => ended.into_iter().for_each(call),
             Ok(Some(Task::End)) => return,
-            // The agent is lost: everything has ended.
+            // The agent is lost: everything has ended. Or a callback has forked, and this is the child.
             Ok(None) | Err(_) => {
-                let mut state = shared.lock();
+                let Ok(mut state) = shared.lock() else { return };
                 let ended = std::mem::take(&mut state.watch.callbacks);
                 state.watch.runs = !ended.is_empty();
                 let over = ended.is_empty();
@@ -176,7 +176,11 @@ impl Client {
 
 impl Completions {
     /// Makes it unreadable until the next end. To be called before operations are looked at: what ends in between makes it readable again.
+    /// In a forked child nothing: the descriptor is the parent's.
     pub fn clear(&self) {
+        if self.shared.lock().is_err() {
+            return;
+        }
         // Fails where nothing has ended.
         let _ = rustix::io::read(&self.descriptor, &mut [0_u8; 8]);
     }
@@ -190,7 +194,7 @@ impl AsFd for Completions {
 
 impl Drop for Completions {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let Ok(mut state) = self.shared.lock() else { return };
         state.watch.descriptors.retain(|kept| !Arc::ptr_eq(kept, &self.descriptor));
         drop(state);
         self.shared.nudge();

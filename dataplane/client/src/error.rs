@@ -59,6 +59,9 @@ pub enum Error {
         /// What was seen.
         reason: String,
     },
+    /// This process is a child by `fork` of the one that attached, and has only inherited the handle. Attach in this one.
+    #[error("this attachment belongs to the process that this one was forked from; attach anew here")]
+    Forked,
     /// The kernel refused something.
     #[error("{call}: {source}")]
     System {

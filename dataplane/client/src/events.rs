@@ -75,7 +75,7 @@ impl Events {
             let (id, stale) = self.ask(left)?;
             let deadline = Instant::now().checked_add(left).and_then(|at| at.checked_add(GRACE));
             let Some(answer) = self.shared.wait(deadline, |state| state.answer(id))? else {
-                self.shared.lock().abandoned = Some(id);
+                self.shared.lock()?.abandoned = Some(id);
                 return Err(Error::Events(format!("no answer from the agent within {GRACE:?}")));
             };
             if stale {
@@ -99,7 +99,7 @@ impl Events {
     /// The number of a request that is to be answered next, and whether it is one that a reader before this one has left: its answer
     /// is nobody's, and then it is to be asked again.
     fn ask(&self, wait: Duration) -> Result<(u64, bool), Error> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.lock()?;
         if let Some(id) = state.abandoned.take() {
             return Ok((id, true));
         }

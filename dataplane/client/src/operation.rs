@@ -151,7 +151,7 @@ impl Operation {
     /// The result, if the operation has ended. Never blocks.
     pub fn poll(&mut self) -> Result<Option<Receipt>, Error> {
         if matches!(self.stage, Stage::InFlight) {
-            let mut state = self.membership.shared.poll();
+            let mut state = self.membership.shared.poll()?;
             match state.claim(self.cookie) {
                 Some(completion) => {
                     drop(state);
@@ -161,7 +161,7 @@ impl Operation {
             }
         }
         if let Stage::AwaitingDetail(completion, id, until) = self.stage {
-            let mut state = self.membership.shared.poll();
+            let mut state = self.membership.shared.poll()?;
             let (answer, lost) = (state.answer(id), state.alive().is_err());
             drop(state);
             if answer.is_some() || lost || Instant::now() >= until {
@@ -175,7 +175,8 @@ impl Operation {
         let communicator = self.membership.handle;
         let asked = match Status::from_code(completion.status) {
             Some(status) if has_detail(status) => {
-                self.membership.shared.lock().request(|id| Request::Detail { id, communicator }).ok()
+                let state = self.membership.shared.lock();
+                state.and_then(|mut state| state.request(|id| Request::Detail { id, communicator })).ok()
             }
             _ => None,
         };
@@ -186,7 +187,9 @@ impl Operation {
     }
 
     fn explained(&mut self, completion: Completion, id: u64, answer: Option<Answer>) {
-        self.membership.shared.lock().forget(id);
+        if let Ok(mut state) = self.membership.shared.lock() {
+            state.forget(id);
+        }
         let detail = match answer {
             Some(Answer::Detail { detail, .. }) => detail.map(Box::new),
             _ => None,
@@ -282,7 +285,7 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        let mut state = self.membership.shared.lock();
+        let Ok(mut state) = self.membership.shared.lock() else { return };
         match self.stage {
             Stage::InFlight => state.in_flight.abandon(self.cookie),
             Stage::AwaitingDetail(_, id, _) => state.forget(id),

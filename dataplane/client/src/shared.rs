@@ -7,12 +7,13 @@ use crate::in_flight::{Buffers, InFlight};
 use crate::session::Session;
 use harmonaize_abi::session::{Answer, Request};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
-use harmonaize_shm::{EndError, TenantEnd};
+use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::Shutdown;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
+    guard: Arc<ForkGuard>,
     changed: Condvar,
     /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
     wake: OwnedFd,
@@ -36,7 +38,7 @@ pub(crate) struct Shared {
 /// Behind the lock.
 #[derive(Debug)]
 pub(crate) struct State {
-    end: Box<dyn TenantEnd>,
+    end: DroppedByOwner<Box<dyn TenantEnd>>,
     session: Session,
     pub(crate) in_flight: InFlight,
     /// Requests whose answers someone waits for.
@@ -61,13 +63,18 @@ struct PendingAnswer {
 }
 
 impl Shared {
-    pub(crate) fn new(end: Box<dyn TenantEnd>, session: Session, spin: Duration) -> Result<Self, Error> {
+    pub(crate) fn new(
+        end: Box<dyn TenantEnd>,
+        session: Session,
+        spin: Duration,
+        guard: Arc<ForkGuard>,
+    ) -> Result<Self, Error> {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
         };
         let (wake, session_fd, entries) = (copy(end.wake_fd())?, copy(session.fd())?, end.entries());
         let state = State {
-            end,
+            end: DroppedByOwner::new(end, &guard),
             session,
             in_flight: InFlight::new(entries),
             answers: HashMap::new(),
@@ -79,23 +86,32 @@ impl Shared {
             watch: Watch::default(),
         };
         let (changed, nudge) = (Condvar::new(), OnceLock::new());
-        Ok(Self { state: Mutex::new(state), changed, wake, session: session_fd, nudge, spin, entries })
+        Ok(Self { state: Mutex::new(state), guard, changed, wake, session: session_fd, nudge, spin, entries })
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    /// The state, in the process that attached. In a child of it nobody would ever unlock what another thread had locked.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, State>, Error> {
+        if self.guard.is_inherited() {
+            return Err(Error::Forked);
+        }
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same after a wait.
+    fn lock_again(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what has arrived, without waiting, and gives the state to look at.
-    pub(crate) fn poll(&self) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
+    pub(crate) fn poll(&self) -> Result<MutexGuard<'_, State>, Error> {
+        let mut state = self.lock()?;
         if !state.driving {
             state.take();
             if state.last_poll.elapsed() >= POLL_INTERVAL {
                 state.receive();
             }
         }
-        state
+        Ok(state)
     }
 
     /// Waits until `check` finds something, the agent is lost, or the deadline (`None`: never) has passed (`Ok(None)`).
@@ -116,7 +132,7 @@ impl Shared {
         mut check: impl FnMut(&mut State) -> Option<T>,
     ) -> Result<Option<T>, Error> {
         let spin_until = Instant::now().checked_add(spin);
-        let mut state = self.lock();
+        let mut state = self.lock()?;
         loop {
             if !state.driving {
                 state.take();
@@ -135,7 +151,7 @@ impl Shared {
                 }
                 drop(state);
                 std::thread::yield_now();
-                state = self.lock();
+                state = self.lock_again();
                 continue;
             }
             let left = deadline.map(|deadline| deadline - now);
@@ -152,7 +168,10 @@ impl Shared {
         id: u64,
     ) -> std::task::Poll<Result<Answer, Error>> {
         use std::task::Poll;
-        let mut state = self.lock();
+        let mut state = match self.lock() {
+            Ok(state) => state,
+            Err(error) => return Poll::Ready(Err(error)),
+        };
         if !state.driving {
             state.take();
             state.receive();
@@ -226,7 +245,7 @@ impl Shared {
                 // What it counted is seen to now.
                 let _ = rustix::io::read(nudge, &mut [0_u8; 8]);
             }
-            state = self.lock();
+            state = self.lock_again();
             state.driving = false;
             if let Err(error) = ready
                 && error != Errno::INTR
@@ -242,6 +261,15 @@ impl Shared {
         state.take();
         self.changed.notify_all();
         state
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            // The agent sees the end though children may have copies of the socket.
+            let _ = rustix::net::shutdown(&self.session, Shutdown::Both);
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::arena::Arena;
 use crate::{Element, Error};
 use harmonaize_abi::{Dtype, Region, View, ViewMut};
-use harmonaize_shm::Memory;
+use harmonaize_shm::{ForkGuard, Memory};
 use std::ops::{Bound, RangeBounds};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::IntoBytes;
@@ -12,17 +12,24 @@ use zerocopy::IntoBytes;
 #[derive(Debug)]
 pub(crate) struct Pool {
     memory: Arc<Memory>,
+    guard: Arc<ForkGuard>,
     free: Mutex<Arena>,
 }
 
 impl Pool {
-    pub(crate) fn new(memory: Arc<Memory>) -> Arc<Self> {
+    pub(crate) fn new(memory: Arc<Memory>, guard: Arc<ForkGuard>) -> Arc<Self> {
         let free = Mutex::new(Arena::new(memory.bytes() as u64));
-        Arc::new(Self { memory, free })
+        Arc::new(Self { memory, guard, free })
     }
 
-    fn free(&self) -> MutexGuard<'_, Arena> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The memory, in the process that attached: a child by `fork` would write into its tensors.
+    fn memory(&self) -> Result<&Memory, Error> {
+        if self.guard.is_inherited() { Err(Error::Forked) } else { Ok(&self.memory) }
+    }
+
+    fn free(&self) -> Result<MutexGuard<'_, Arena>, Error> {
+        self.memory()?;
+        Ok(self.free.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -48,7 +55,9 @@ pub(crate) struct Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.pool.free().give_back(self.offset, self.bytes());
+        if let Ok(mut free) = self.pool.free() {
+            free.give_back(self.offset, self.bytes());
+        }
     }
 }
 
@@ -60,7 +69,7 @@ impl Block {
 
 impl Tensor {
     pub(crate) fn new(pool: &Arc<Pool>, dtype: Dtype, elements: u64) -> Result<Self, Error> {
-        let mut free_pieces = pool.free();
+        let mut free_pieces = pool.free()?;
         let bytes = elements.checked_mul(dtype.size() as u64);
         let Some(offset) = bytes.and_then(|bytes| free_pieces.take(bytes)) else {
             let (free, largest) = free_pieces.room();
@@ -160,22 +169,22 @@ impl Tensor {
     /// Copies elements in, from element `offset` of the tensor on.
     pub fn write<E: Element>(&self, offset: u64, from: &[E]) -> Result<(), Error> {
         let start = self.start::<E>(offset, from.len())?;
-        Ok(self.block.pool.memory.write(start, from.as_bytes())?)
+        Ok(self.block.pool.memory()?.write(start, from.as_bytes())?)
     }
 
     /// Copies elements out, from element `offset` of the tensor on.
     pub fn read<E: Element>(&self, offset: u64, into: &mut [E]) -> Result<(), Error> {
         let start = self.start::<E>(offset, into.len())?;
-        Ok(self.block.pool.memory.read(start, into.as_mut_bytes())?)
+        Ok(self.block.pool.memory()?.read(start, into.as_mut_bytes())?)
     }
 
     /// The bytes, to read through raw pointers.
     pub fn view(&self) -> Result<View<'_>, Error> {
-        Ok(self.block.pool.memory.view(self.offset(), self.bytes())?)
+        Ok(self.block.pool.memory()?.view(self.offset(), self.bytes())?)
     }
 
     /// The bytes, to write through raw pointers.
     pub fn view_mut(&self) -> Result<ViewMut<'_>, Error> {
-        Ok(self.block.pool.memory.view_mut(self.offset(), self.bytes())?)
+        Ok(self.block.pool.memory()?.view_mut(self.offset(), self.bytes())?)
     }
 }

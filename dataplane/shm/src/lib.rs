@@ -6,6 +6,7 @@
 
 mod doorbell;
 mod end;
+mod fork;
 mod mapped;
 mod memory;
 mod passing;
@@ -14,6 +15,7 @@ mod ring;
 mod segment;
 
 pub use end::{AgentEnd, EndError, TenantEnd};
+pub use fork::{DroppedByOwner, ForkGuard};
 pub use mapped::{MappedEnd, MappedTenant};
 pub use memory::{Memory, MemoryError, Pin, Span, check_range};
 pub use passing::{receive_with_descriptors, send_with_descriptors};

@@ -1,6 +1,8 @@
 //! The agent's socket and address, and all kinds of attachment from a process's side, with a stub for the engine.
 
 #[cfg(test)]
+mod forked;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod network;

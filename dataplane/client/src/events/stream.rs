@@ -127,8 +127,10 @@ impl Stream for EventStream {
 
 impl Drop for EventStream {
     fn drop(&mut self) {
-        if let Some((id, _)) = self.request {
-            self.events.shared.lock().abandoned = Some(id);
+        if let Some((id, _)) = self.request
+            && let Ok(mut state) = self.events.shared.lock()
+        {
+            state.abandoned = Some(id);
         }
     }
 }
