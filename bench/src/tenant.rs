@@ -144,7 +144,7 @@ impl Participant {
         ensure!(seat.rank < seat.ranks, "rank {} of {}", seat.rank, seat.ranks);
         let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
         let client = seat.attach(bytes)?;
-        let options = JoinOptions { timeout: JOIN, budget };
+        let options = JoinOptions { timeout: JOIN, budget, ..JoinOptions::default() };
         let communicator = client.join_with(&seat.name, Rank(rank), ranks, &options)?;
         Ok(Self { client, communicator, rank: seat.rank, ranks: seat.ranks })
     }

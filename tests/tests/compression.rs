@@ -24,7 +24,7 @@ fn ranks<T: Send>(
 ) -> Vec<Result<T>> {
     let one = |rank: u32, socket: &PathBuf| {
         let client = Client::attach(socket, options(Access::Mapped, 64))?;
-        let within = JoinOptions { timeout: STEP, budget: budget.clone() };
+        let within = JoinOptions { timeout: STEP, budget: budget.clone(), ..JoinOptions::default() };
         let communicator = client.join_with(job, Rank(rank), sockets.len() as u32, &within)?;
         work(&Worker { client, communicator, rank, ranks: sockets.len() as u32 })
     };
@@ -179,7 +179,7 @@ fn lossy_sums_stay_within_their_budget() {
     let (a, b) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let lossy = |worker: &Worker| -> Result<Vec<Vec<u32>>> {
         // A class of tensors with a budget of its own is a communicator of its own.
-        let within = JoinOptions { timeout: STEP, budget: Budget::Exact };
+        let within = JoinOptions { timeout: STEP, ..JoinOptions::default() };
         let norms = worker.client.join_with("norms", Rank(worker.rank), worker.ranks, &within)?;
         let mut found = Vec::new();
         for salt in 0..3 {
@@ -324,7 +324,8 @@ fn a_differing_budget_is_refused() {
     let wanted = [Budget::MatchBf16, Budget::Vnmse(BOUND)];
     let join = &|rank: usize| -> Result<bool> {
         let client = Client::attach(&sockets[rank], options(Access::Mapped, 64))?;
-        let within = |budget: &Budget| JoinOptions { timeout: STEP, budget: budget.clone() };
+        let within =
+            |budget: &Budget| JoinOptions { timeout: STEP, budget: budget.clone(), ..JoinOptions::default() };
         let join = |budget| client.join_with("job", Rank(rank as u32), 2, &within(budget));
         let (communicator, told) = match join(&wanted[rank]) {
             Ok(communicator) => (communicator, false),

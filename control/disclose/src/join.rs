@@ -84,8 +84,34 @@ pub enum JoinFailure {
         /// How long its members had to go on, if they could.
         within: Option<Duration>,
     },
-    /// The tenant has as many communicators as it may.
+    /// Not all ranks called split in time.
+    SplitTimeout {
+        /// Size of the communicator.
+        ranks: u32,
+        /// Who did not.
+        missing: Vec<Rank>,
+    },
+    /// The rank waits for its split already.
+    SplitTwice {
+        /// Which.
+        rank: Rank,
+    },
+    /// Ranks without which the communicator cannot split are gone.
+    SplitLost {
+        /// Which.
+        ranks: Vec<Rank>,
+    },
+    /// The communicator that was to split is over.
+    SplitOver,
+    /// The split is done, and the rank wanted to be in none.
+    LeftOut,
+    /// The job has as many communicators as it may.
     TooManyCommunicators {
+        /// Most that it may have.
+        max: usize,
+    },
+    /// The tenant has communicators of as many jobs as it may.
+    TooManyJobs {
         /// Most that it may have.
         max: usize,
     },
@@ -163,9 +189,27 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             vec![],
             format!("the communicator is over: its members had {within:?} to regroup, as it was agreed on"),
         ),
-        JoinFailure::TooManyCommunicators { max: most } => {
-            (vec![], format!("the tenant has {most} communicators, the most that the provider allows"))
+        JoinFailure::SplitTimeout { ranks, missing } => {
+            let have = verb(missing, "has", "have");
+            let text = format!("{} of {ranks} {have} not called split in time", list(missing));
+            (sorted(missing).into_iter().take(MAX_RANKS).collect(), text)
         }
+        JoinFailure::SplitTwice { rank } => {
+            (vec![*rank], format!("rank {rank} waits for a split of this communicator already"))
+        }
+        JoinFailure::SplitLost { ranks } => {
+            let text = format!("{} {} gone, and all must call split", list(ranks), verb(ranks, "is", "are"));
+            (sorted(ranks).into_iter().take(MAX_RANKS).collect(), text)
+        }
+        JoinFailure::SplitOver => (vec![], "the communicator that was to split is over".to_owned()),
+        JoinFailure::LeftOut => (vec![], "the rank named no color".to_owned()),
+        JoinFailure::TooManyCommunicators { max: most } => {
+            (vec![], format!("the job has {most} communicators, the most that the provider allows"))
+        }
+        JoinFailure::TooManyJobs { max: most } => (
+            vec![],
+            format!("the tenant has communicators of {most} jobs, the most that the provider allows"),
+        ),
         JoinFailure::Maintenance { rank } => (
             vec![*rank],
             format!("the provider takes no new communicators where rank {rank} runs: maintenance"),

@@ -45,6 +45,17 @@ pub const MAX_TEXT: usize = 1024;
 /// Most reasons of a refused proposal.
 pub const MAX_REASONS: usize = 16;
 
+/// What a communicator is called wherever one is named: `job/name`, or `name` without a job. Those of a split are called after the one
+/// before: `name#1.7` is of its first split, and of color 7.
+pub fn full_name(job: &str, name: &str) -> String {
+    if job.is_empty() { String::from(name) } else { [job, "/", name].concat() }
+}
+
+/// The job in a [full name](full_name); empty without one.
+pub fn job_of(full_name: &str) -> &str {
+    full_name.split_once('/').map_or("", |(job, _)| job)
+}
+
 /// How the agent reaches the tenant's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Access {
@@ -131,7 +142,9 @@ pub enum Request {
     Join {
         /// Comes back.
         id: u64,
-        /// The communicator's name, common to its ranks; at most [`MAX_NAME`] bytes.
+        /// Name of the job; empty without one. Communicators of different jobs are different ones.
+        job: String,
+        /// The communicator's name, common to its ranks. With the job's at most [`MAX_NAME`] bytes; see [`full_name`].
         name: String,
         /// This rank, below `ranks`.
         rank: Rank,
@@ -153,6 +166,20 @@ pub enum Request {
         /// Fewest ranks that it goes on with.
         min_ranks: u32,
         /// How long to wait for members; then it goes on with those who came, if they are enough. A newcomer waits so long for them.
+        timeout_ns: u64,
+    },
+    /// Become a rank of a new communicator with those of one's own that name the same color, while that one goes on. Answered once all
+    /// its ranks have asked, as a join is: of a rank without color with [`JoinRefusal::LeftOut`].
+    Split {
+        /// Comes back.
+        id: u64,
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+        /// Who names the same is in the same.
+        color: Option<u32>,
+        /// New ranks ascend by this; where it is the same by rank.
+        key: u32,
+        /// How long to wait for the others, in nanoseconds.
         timeout_ns: u64,
     },
     /// Leave a communicator. Its operations in flight complete with an error.
@@ -240,6 +267,8 @@ pub enum Answer {
         id: u64,
         /// Names the communicator in submissions of this attachment.
         communicator: u32,
+        /// Its [full name](full_name).
+        name: String,
         /// This process's rank.
         rank: Rank,
         /// How many there are.
@@ -343,8 +372,10 @@ pub enum JoinRefusal {
     Internal,
     /// The budget makes no sense, or ranks name different ones.
     Budget,
-    /// The communicator to go on from is over, by what its tenant agreed on for failures.
+    /// The communicator to go on from is over, by what its tenant agreed on for failures; or the one that was to split.
     Over,
+    /// No error: the rank named no color in a split that has ended well.
+    LeftOut,
 }
 
 /// Why joining failed.

@@ -203,6 +203,16 @@ impl Agent {
                     v1::Join { tenant, communicator: name, timeout_ns, regroup, ..v1::Join::default() };
                 self.join(attachment, join, reply);
             }
+            SessionRequest::Split { attachment, communicator: handle, color, key, timeout, reply } => {
+                let who = Regrouping::Member { communicator: handle };
+                let Some((tenant, name, communicator, rank)) = self.regrouping(attachment, who) else {
+                    return refuse(reply, JoinRefusal::Over, Vec::new(), FORGOTTEN);
+                };
+                let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+                let split = Some(v1::Split { communicator, rank, color, key });
+                let join = v1::Join { tenant, communicator: name, timeout_ns, split, ..v1::Join::default() };
+                self.join(attachment, join, reply);
+            }
             SessionRequest::SetBudget { attachment, communicator, budget } => {
                 self.set_budget(attachment, communicator, &budget);
             }
@@ -231,7 +241,7 @@ impl Agent {
         }
         let request = self.next_request;
         self.next_request += 1;
-        let rank = join.regroup.is_none().then_some(Rank(join.rank));
+        let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
         self.pending_joins.insert(request, PendingJoin { attachment, rank, reply });
         self.send_to_control(from_agent::Message::Join(v1::Join { request, ..join }));
     }

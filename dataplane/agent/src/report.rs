@@ -19,6 +19,8 @@ pub(crate) fn refusal(kind: v1::JoinRefusedKind) -> JoinRefusal {
         v1::JoinRefusedKind::Limit => JoinRefusal::Quota,
         v1::JoinRefusedKind::Budget => JoinRefusal::Budget,
         v1::JoinRefusedKind::Over => JoinRefusal::Over,
+        v1::JoinRefusedKind::RankLost => JoinRefusal::RankLost,
+        v1::JoinRefusedKind::LeftOut => JoinRefusal::LeftOut,
         v1::JoinRefusedKind::UnknownTenant
         | v1::JoinRefusedKind::Unavailable
         | v1::JoinRefusedKind::Unspecified => JoinRefusal::Unavailable,

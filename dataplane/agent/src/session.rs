@@ -125,6 +125,8 @@ impl Default for Quota {
 pub struct Joined {
     /// Its handle for descriptors of this attachment.
     pub communicator: u32,
+    /// Its full name within the tenant.
+    pub name: String,
     /// The process's rank.
     pub rank: Rank,
     /// How many there are.
@@ -150,7 +152,7 @@ pub enum SessionRequest {
     Join {
         /// Which attachment.
         attachment: AttachmentId,
-        /// The communicator's name within the tenant.
+        /// The communicator's full name within the tenant.
         name: String,
         /// Which rank.
         rank: Rank,
@@ -174,6 +176,22 @@ pub enum SessionRequest {
         key: u32,
         /// Fewest ranks to go on with.
         min_ranks: u32,
+        /// How long the process is ready to wait for the others.
+        timeout: Duration,
+        /// What it has become, or why not.
+        reply: oneshot::Sender<Result<Joined, JoinRefused>>,
+    },
+    /// Become a rank of a new communicator with those of one that was joined that name the same color. If `reply` is closed, nobody waits
+    /// any more.
+    Split {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Handle from joining.
+        communicator: u32,
+        /// Who names the same is in the same.
+        color: Option<u32>,
+        /// What new ranks ascend by.
+        key: u32,
         /// How long the process is ready to wait for the others.
         timeout: Duration,
         /// What it has become, or why not.

@@ -198,7 +198,14 @@ fn feedback_is_kept_however_a_rank_is_attached() {
         let access = [Access::Rdma, Access::Rdma, Access::Remote, Access::Mapped][rank as usize];
         let client = provider.attach((rank % 2) as usize, access, rank == 0).unwrap();
         let budget = Budget::Codecs(vec!["int4".to_owned()]);
-        let job = client.join_with("fed", Rank(rank), 4, &JoinOptions { timeout: LIMIT, budget }).unwrap();
+        let job = client
+            .join_with(
+                "fed",
+                Rank(rank),
+                4,
+                &JoinOptions { timeout: LIMIT, budget, ..JoinOptions::default() },
+            )
+            .unwrap();
         let tensor = || client.tensor(Dtype::F32, ELEMENTS as u64).unwrap();
         let (input, output, feedback) = (tensor(), tensor(), client.feedback(ELEMENTS as u64).unwrap());
         // What was given, less what was received by the first rank and is owed by any.

@@ -23,12 +23,15 @@ pub struct JoinOptions {
     pub timeout: Duration,
     /// What may be lost of the tensors; all ranks must say the same.
     pub budget: Budget,
+    /// The job: communicators of two of the tenant's jobs never meet, though they are named alike. Empty where it has but one. From then on
+    /// the communicator is called `job/name`: [`Communicator::name`].
+    pub job: String,
 }
 
 impl Default for JoinOptions {
-    /// 60 s, exact.
+    /// 60 s, exact, without a job.
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), budget: Budget::Exact }
+        Self { timeout: Duration::from_secs(60), budget: Budget::Exact, job: String::new() }
     }
 }
 
@@ -109,6 +112,7 @@ impl<'a> PendingJoin<'a> {
         let timeout = options.timeout;
         let id = shared.lock()?.request(|id| Request::Join {
             id,
+            job: options.job.clone(),
             name: name.to_owned(),
             rank,
             ranks,
@@ -133,6 +137,18 @@ impl<'a> PendingJoin<'a> {
         Ok(Self { shared, pool, name, place: None, timeout, id })
     }
 
+    fn split(
+        shared: &'a Arc<Shared>,
+        pool: &'a Arc<Pool>,
+        (name, communicator): (&'a str, u32),
+        (color, key): (Option<u32>, u32),
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        let timeout_ns = nanos(timeout);
+        let id = shared.lock()?.request(|id| Request::Split { id, communicator, color, key, timeout_ns })?;
+        Ok(Self { shared, pool, name, place: None, timeout, id })
+    }
+
     pub(crate) fn wait(self) -> Result<Communicator, Error> {
         let deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
         let refused = |kind, text, concerned| {
@@ -143,8 +159,8 @@ impl<'a> PendingJoin<'a> {
             }
         };
         match self.shared.wait(deadline, |state| state.answer(self.id))? {
-            Some(Answer::Joined { communicator: handle, rank, ranks, before, .. }) => {
-                let (shared, name) = (Arc::clone(self.shared), self.name.to_owned());
+            Some(Answer::Joined { communicator: handle, name, rank, ranks, before, .. }) => {
+                let shared = Arc::clone(self.shared);
                 let member = Arc::new(Membership { shared, handle, name, rank, ranks, before });
                 Ok(Communicator { membership: member, pool: Arc::clone(self.pool) })
             }
@@ -171,6 +187,13 @@ impl Communicator {
         self.membership.ranks
     }
 
+    /// What it is called in calls and events that name a communicator, and by the provider: the name that it was joined by, after `job/`
+    /// where a [job](JoinOptions::job) was named. Of a [split](Self::split), the one before's with `#`, the number of the split, `.` and
+    /// the color.
+    pub fn name(&self) -> &str {
+        &self.membership.name
+    }
+
     /// Where it goes on from another ([`Communicator::regroup`]): by rank, the rank there, and nothing for newcomers. Empty where it does
     /// not, and where it has more than 1,024 ranks.
     pub fn before(&self) -> &[Option<Rank>] {
@@ -193,6 +216,42 @@ impl Communicator {
         let Membership { shared, handle, name, rank, .. } = &*self.membership;
         let who = Regrouping::Member { communicator: *handle };
         PendingJoin::regroup(shared, &self.pool, name, who, options.key.unwrap_or(rank.0), options)?.wait()
+    }
+
+    /// Splits this communicator: ranks that name the same color become one of their own, ordered by `key` and then by their ranks here.
+    /// This one goes on. Every rank calls it, at the same place in the order of its splits; one without a color gets no
+    /// communicator. Blocks until all have called. Those that come of it are full ones: with a place among those of the job,
+    /// to be split and regrouped, with the budget of this one.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Communicator, Error};
+    /// # use std::time::Duration;
+    /// # fn grid(job: &Communicator) -> Result<(), Error> {
+    /// // Eight ranks of tensor parallelism beside each other, and one of data parallelism across.
+    /// let (rank, within) = (job.rank().0, Duration::from_secs(60));
+    /// let tensor = job.split(Some(rank / 8), rank, within)?;
+    /// let data = job.split(Some(rank % 8), rank, within)?;
+    /// // The first four ranks alone.
+    /// let first = job.split((rank < 4).then_some(0), rank, within)?;
+    /// assert_eq!(first.is_some(), rank < 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Split`], at all ranks that have called alike: [`JoinRefusal::Timeout`] with those that have not, after the least timeout of
+    /// those that have; [`JoinRefusal::RankLost`] where a rank is gone, [`JoinRefusal::Over`] where this one is over,
+    /// [`JoinRefusal::Quota`] where there would be too many. [`JoinRefusal::Taken`] where this process calls it twice at once.
+    pub fn split(&self, color: Option<u32>, key: u32, timeout: Duration) -> Result<Option<Self>, Error> {
+        let Membership { shared, handle, name, .. } = &*self.membership;
+        match PendingJoin::split(shared, &self.pool, (name, *handle), (color, key), timeout)?.wait() {
+            Ok(communicator) => Ok(Some(communicator)),
+            Err(Error::Regroup { kind: JoinRefusal::LeftOut, .. }) => Ok(None),
+            Err(Error::Regroup { name, kind, text, concerned }) => {
+                Err(Error::Split { name, kind, text, concerned })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Wants another budget for this communicator from now on. It is in effect once all ranks have asked for the same, from the

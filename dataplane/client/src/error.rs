@@ -156,6 +156,18 @@ pub enum Error {
         /// Members that did not come.
         concerned: Vec<Rank>,
     },
+    /// A communicator does not split. It goes on as it was, unless it is over.
+    #[error("cannot split \"{name}\": {text}{}", listed(", ranks concerned: ", concerned))]
+    Split {
+        /// The communicator.
+        name: String,
+        /// For programs.
+        kind: JoinRefusal,
+        /// The agent's words.
+        text: String,
+        /// Those that never called, or are gone.
+        concerned: Vec<Rank>,
+    },
     /// A budget was not taken.
     #[error("the budget was not taken: {0}")]
     Budget(String),

@@ -27,6 +27,7 @@ use crate::state::tenants::events::{Events, note_maintenance};
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::regroup::Regroups;
+use crate::state::tenants::splits::Splits;
 use crate::state::tenants::turns::AllTurns;
 use crate::state::world::agents::Session;
 use crate::state::world::aggregators::Aggregators;
@@ -65,6 +66,7 @@ pub struct Controller {
     pub(crate) turns: AllTurns,
     pub(crate) joins: Joins,
     pub(crate) regroups: Regroups,
+    pub(crate) splits: Splits,
     // Operators.
     pub(crate) questions: Questions,
     // Its own.
@@ -103,6 +105,7 @@ impl Controller {
             turns: AllTurns::default(),
             joins: Joins::default(),
             regroups: Regroups::default(),
+            splits: Splits::default(),
             questions: Questions::default(),
             random,
             boot,
@@ -130,6 +133,7 @@ impl Controller {
         });
         let parts = [
             self.joins.next_timeout(),
+            self.splits.next_timeout(),
             self.questions.next_timeout(),
             self.operator.next_timeout(),
             self.link_state.next_timeout(&ctx),
@@ -146,6 +150,7 @@ impl Controller {
     /// Ends what has waited long enough.
     pub fn expire(&mut self, now: Duration) {
         self.joins.expire(now, &mut self.outbox);
+        self.splits.expire(&ctx!(self, now), &mut self.outbox);
         let groups = self.regroups.expire_past(&ctx!(self, now), &mut self.outbox);
         groups.into_iter().for_each(|group| self.form(now, group));
         let groups = self.regroups.expire(&ctx!(self, now), &mut self.outbox);

@@ -9,4 +9,5 @@ pub(crate) mod limits;
 pub(crate) mod past;
 pub(crate) mod regroup;
 pub(crate) mod slowdown;
+pub(crate) mod splits;
 pub(crate) mod turns;

@@ -211,6 +211,11 @@ pub trait Testing {
         self.controller().regroups.processes()
     }
 
+    /// Returns how many ranks have called a split that waits for others.
+    fn splitting_ranks(&self) -> usize {
+        self.controller().splits.ranks()
+    }
+
     /// Whether nothing is kept of communicators that failed.
     fn keeps_no_past(&self) -> bool {
         self.controller().regroups.past.is_empty()

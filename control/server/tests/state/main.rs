@@ -46,6 +46,7 @@ mod recovered;
 mod regroup;
 mod scale;
 mod scenarios;
+mod splits;
 mod sums;
 mod targets;
 mod telemetry;

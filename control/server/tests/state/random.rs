@@ -99,14 +99,13 @@ impl Play {
             rank: self.rng.random_range(0..most),
             ranks,
             timeout_ns: if self.rng.random_bool(0.2) { self.rng.random_range(1..30_000_000_000) } else { 0 },
-            budget: None,
-            regroup: None,
+            ..v1::Join::default()
         };
         agent.open.insert(self.request);
         self.world.send(agent.session, from_agent::Message::Join(join));
     }
 
-    /// A member of one that runs or has ended goes on, or a newcomer comes; sometimes a member leaves after all.
+    /// A member of one that runs or has ended splits it or goes on, or a newcomer comes; sometimes a member leaves after all.
     fn regroup(&mut self, host: usize) {
         let Some(agent) = self.agents.get_mut(&host) else { return };
         let live = agent.ranks.iter().flat_map(|(id, ranks)| ranks.iter().map(move |rank| (*id, *rank)));
@@ -132,8 +131,14 @@ impl Play {
             tenant,
             communicator,
             timeout_ns: self.rng.random_range(1..30_000_000_000),
-            regroup: Some(v1::Regroup { communicator: id, previous_rank: rank, key, min_ranks: least }),
             ..v1::Join::default()
+        };
+        let join = if member.is_some() && self.rng.random_bool(0.5) {
+            let color = self.rng.random_bool(0.8).then(|| self.rng.random_range(0..2));
+            v1::Join { split: Some(v1::Split { communicator: id, rank, color, key }), ..join }
+        } else {
+            let regroup = v1::Regroup { communicator: id, previous_rank: rank, key, min_ranks: least };
+            v1::Join { regroup: Some(regroup), ..join }
         };
         agent.open.insert(self.request);
         self.world.send(agent.session, from_agent::Message::Join(join));
@@ -292,7 +297,7 @@ impl Play {
         }
         assert_eq!(state.open_sessions().len(), self.agents.len());
         let joined = state.waiting_ranks();
-        let waiting = joined.iter().sum::<usize>() + state.regrouping_processes();
+        let waiting = joined.iter().sum::<usize>() + state.regrouping_processes() + state.splitting_ranks();
         assert_eq!(waiting, self.agents.values().map(|agent| agent.open.len()).sum::<usize>());
         assert!(!joined.contains(&0));
         // A link that goes on has its ports in both epochs.
@@ -367,7 +372,7 @@ fn play(seed: u64) -> usize {
     }
     let state = &play.world.state;
     assert!(state.waiting_ranks().is_empty());
-    assert_eq!(state.regrouping_processes(), 0);
+    assert_eq!((state.regrouping_processes(), state.splitting_ranks()), (0, 0));
     let mut ids = state.communicator_ids().into_iter();
     assert!(ids.all(|id| state.communicator_view(id).unwrap().current.is_some()));
     assert_eq!(state.open_questions(), 0);

@@ -148,8 +148,9 @@ impl Agent {
         for member in members {
             if let Some(reply) = member.reply.take() {
                 let (communicator, rank, before) = (member.handle, member.rank, before());
+                let name = recipe.name.clone();
                 // Nobody hears it if the process went away; its end shows as a detachment.
-                let _ = reply.send(Ok(Joined { communicator, rank, ranks, before }));
+                let _ = reply.send(Ok(Joined { communicator, name, rank, ranks, before }));
             }
         }
     }

@@ -7,7 +7,8 @@ use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED,
-    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, RequestError, decode, encode, length,
+    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, RequestError, decode, encode, full_name,
+    length,
 };
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,6 +24,9 @@ const MAX_ANSWERS: usize = 64;
 
 /// For who asks where control cannot be asked.
 const AWAY: &str = "the provider cannot be asked now; ask again later";
+
+/// For who names a handle that it has not joined.
+const UNKNOWN: &str = "no such communicator on this attachment";
 
 /// What a process may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,12 +158,12 @@ impl AttachedSession {
     fn handle(&mut self, request: Request) -> Handled {
         let attachment = self.attachment;
         match request {
-            Request::Join { id, name, rank, ranks, timeout_ns, budget } => {
-                let (checked, timeout) =
-                    (self.check_join(&name, rank, ranks, &budget), Duration::from_nanos(timeout_ns));
+            Request::Join { id, job, name, rank, ranks, timeout_ns, budget } => {
+                let checked = self.check_join((&job, &name), rank, ranks, &budget);
+                let timeout = Duration::from_nanos(timeout_ns);
                 self.join(id, checked, |reply| SessionRequest::Join {
                     attachment,
-                    name,
+                    name: full_name(&job, &name),
                     rank,
                     ranks,
                     timeout,
@@ -179,6 +183,17 @@ impl AttachedSession {
                     reply,
                 })
             }
+            Request::Split { id, communicator, color, key, timeout_ns } => {
+                let (checked, timeout) = (self.check_split(communicator), Duration::from_nanos(timeout_ns));
+                self.join(id, checked, |reply| SessionRequest::Split {
+                    attachment,
+                    communicator,
+                    color,
+                    key,
+                    timeout,
+                    reply,
+                })
+            }
             Request::Leave { id, communicator } if self.joined.remove(&communicator) => {
                 Handled::Both(SessionRequest::Leave { attachment, communicator }, Answer::Left { id })
             }
@@ -193,7 +208,7 @@ impl AttachedSession {
             Request::Detail { id, .. } => Handled::Answered(Answer::Detail { id, detail: None }),
             Request::SetBudget { id, communicator, budget } => {
                 let known = self.joined.contains(&communicator);
-                let unknown = || "no such communicator on this attachment".to_owned();
+                let unknown = || UNKNOWN.to_owned();
                 let refused = nonsense(&budget).or_else(|| (!known).then(unknown)).map(RequestError::from);
                 match refused.map_or_else(|| self.paced(), Err) {
                     Ok(()) => Handled::Both(
@@ -282,9 +297,9 @@ impl AttachedSession {
         }
         Handled::PassedOn(request(self.await_reply(RequestKind::Join, move |joined| {
             match joined.unwrap_or_else(|_| Err(dropped())) {
-                Ok(Joined { communicator, rank, ranks, before }) => {
+                Ok(Joined { communicator, name, rank, ranks, before }) => {
                     let before = if before.len() > MAX_LISTED { Vec::new() } else { before };
-                    Answer::Joined { id, communicator, rank, ranks, before }
+                    Answer::Joined { id, communicator, name, rank, ranks, before }
                 }
                 Err(refused) => Answer::JoinRefused { id, refused: refused.bounded() },
             }
@@ -323,11 +338,18 @@ impl AttachedSession {
         match who {
             Regrouping::Newcomer { name } => check_name(name)?,
             Regrouping::Member { communicator } if !self.joined.contains(communicator) => {
-                return refused(JoinRefusal::Name, "no such communicator on this attachment".to_owned());
+                return refused(JoinRefusal::Name, UNKNOWN.to_owned());
             }
             Regrouping::Member { .. } => {}
         }
         self.check_room(least)
+    }
+
+    fn check_split(&self, communicator: u32) -> Result<(), JoinRefused> {
+        if !self.joined.contains(&communicator) {
+            return refused(JoinRefusal::Name, UNKNOWN.to_owned());
+        }
+        self.check_room(0)
     }
 
     /// Whether one more communicator, of so many ranks, is within the tenant's quota.
@@ -346,8 +368,18 @@ impl AttachedSession {
         Ok(())
     }
 
-    fn check_join(&self, name: &str, rank: Rank, ranks: u32, budget: &Budget) -> Result<(), JoinRefused> {
-        check_name(name)?;
+    fn check_join(
+        &self,
+        (job, name): (&str, &str),
+        rank: Rank,
+        ranks: u32,
+        budget: &Budget,
+    ) -> Result<(), JoinRefused> {
+        if name.is_empty() || [job, name].iter().any(|part| part.contains(['/', '#'])) {
+            let text = "the names of a job and of its communicators have no `/` and no `#`, and the latter are not empty";
+            return refused(JoinRefusal::Name, text.to_owned());
+        }
+        check_name(&full_name(job, name))?;
         if rank.0 >= ranks {
             return refused(JoinRefusal::Rank, format!("rank {rank} of {ranks}; ranks count from 0"));
         }

@@ -249,11 +249,11 @@ impl Engine {
                     knobs.log_line("join given up".into());
                 });
             }
-            SessionRequest::Join { rank, ranks, reply, .. } => {
+            SessionRequest::Join { name, rank, ranks, reply, .. } => {
                 self.next += 1;
                 let missing: Vec<Rank> = (0..ranks).map(Rank).filter(|other| *other != rank).collect();
                 let answer = match ranks {
-                    1 => Ok(Joined { communicator: self.next, rank, ranks, before: Vec::new() }),
+                    1 => Ok(Joined { communicator: self.next, name, rank, ranks, before: Vec::new() }),
                     _ => Err(JoinRefused {
                         kind: JoinRefusal::Timeout,
                         text: "some ranks never came".into(),
@@ -266,7 +266,27 @@ impl Engine {
                 self.knobs.log_line(format!("regroup {who:?} by {key}, {least} at least"));
                 self.next += 1;
                 let before = vec![Some(Rank(1)), None];
-                let _ = reply.send(Ok(Joined { communicator: self.next, rank: Rank(0), ranks: 2, before }));
+                let _ = reply.send(Ok(Joined {
+                    communicator: self.next,
+                    name: "job".into(),
+                    rank: Rank(0),
+                    ranks: 2,
+                    before,
+                }));
+            }
+            SessionRequest::Split { communicator, color, key, reply, .. } => {
+                self.knobs.log_line(format!("split {communicator} by {color:?} and {key}"));
+                self.next += 1;
+                let (kind, text) = (JoinRefusal::LeftOut, "the rank named no color".to_owned());
+                let refused = JoinRefused { kind, text, ranks: Vec::new() };
+                let joined = color.map(|color| Joined {
+                    communicator: self.next,
+                    name: format!("job#1.{color}"),
+                    rank: Rank(0),
+                    ranks: 1,
+                    before: Vec::new(),
+                });
+                let _ = reply.send(joined.ok_or(refused));
             }
             SessionRequest::Leave { communicator, .. } => {
                 self.knobs.log_line(format!("left {communicator}"));

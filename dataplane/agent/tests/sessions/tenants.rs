@@ -258,6 +258,44 @@ fn a_descriptor_says_that_operations_have_ended() {
 }
 
 #[test]
+fn a_rank_without_color_gets_no_communicator() {
+    let stub = Stub::with(|rules| rules.quota.communicators = 2);
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let part = comm.split(Some(7), 3, LIMIT).unwrap().unwrap();
+    assert_eq!((part.name(), part.rank(), part.ranks()), ("job#1.7", Rank(0), 1));
+    stub.knobs.expect("by Some(7) and 3");
+    part.barrier().unwrap().wait(LIMIT).unwrap();
+    let many = comm.split(Some(1), 0, LIMIT).unwrap_err();
+    assert!(matches!(many, Error::Split { kind: JoinRefusal::Quota, .. }), "{many}");
+    drop(part);
+    assert!(comm.split(None, 0, LIMIT).unwrap().is_none());
+    drop((client, comm));
+}
+
+#[test]
+fn jobs_are_part_of_a_communicators_name() {
+    let stub = Stub::start();
+    let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();
+    let join = |job: &str, name: &str| {
+        let options = JoinOptions { timeout: LIMIT, job: job.to_owned(), ..JoinOptions::default() };
+        client.join_with(name, Rank(0), 1, &options).map(|comm| comm.name().to_owned())
+    };
+    assert_eq!(join("", "world").unwrap(), "world");
+    assert_eq!(join("7", "world").unwrap(), "7/world");
+    let (half, whole) = ("x".repeat(64), "x".repeat(128));
+    let bad =
+        [("a/b", "c"), ("a", "b/c"), ("", "a/b"), ("a#", "b"), ("", "a#1.0"), ("a", ""), (&half, &half)];
+    for (job, name) in bad.into_iter().chain([("a\n", "b")]) {
+        let refused = join(job, name).unwrap_err();
+        assert!(
+            matches!(refused, Error::Join { kind: JoinRefusal::Name, .. }),
+            "{job:?} {name:?}: {refused}"
+        );
+    }
+    assert_eq!(join("", &whole).unwrap(), whole);
+}
+
+#[test]
 fn a_process_may_spin_for_ever() {
     for access in ALL {
         let stub = Stub::start();
@@ -590,7 +628,10 @@ fn members_and_newcomers_regroup_and_are_told_who_is_in() {
 fn budgets_are_looked_at_before_anybody_hears_of_them() {
     let stub = Stub::start();
     let (client, comm) = attach(&stub, Access::Mapped);
-    let join = |budget| client.join_with("other", Rank(0), 1, &JoinOptions { timeout: LIMIT, budget });
+    let join = |budget| {
+        let options = JoinOptions { timeout: LIMIT, budget, ..JoinOptions::default() };
+        client.join_with("other", Rank(0), 1, &options)
+    };
     for (budget, words) in [
         (Budget::Vnmse(f64::NAN), "a bound of NaN"),
         (Budget::Vnmse(2.0), "a bound of 2 on vNMSE"),

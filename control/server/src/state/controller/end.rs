@@ -50,6 +50,7 @@ impl Controller {
         let detail = cause.detail.chars().take(DETAIL_CHARS).collect();
         let cause = EndCause { detail, ..cause };
         if cause.kind == FailureKind::RanksLost {
+            self.splits.lost(&mut self.outbox, id, &cause.ranks);
             let policy = self.agreements.inherited(id).and_then(|left| left.on_failure());
             let within = policy.and_then(|policy| match policy {
                 OnFailure::Regroup { within } => Some(within),
@@ -91,6 +92,7 @@ impl Controller {
         self.events.forget(ctx, &mut self.outbox, id);
         self.agreements.end(&mut self.outbox, id);
         self.hints.end(id);
+        self.splits.over(&mut self.outbox, id);
         let mut communicator = self.communicators.remove(&id)?;
         for config in communicator.lifecycle.configs_mut() {
             self.aggregators.end(now, &config.aggregation);

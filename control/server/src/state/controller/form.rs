@@ -16,24 +16,39 @@ use std::time::Duration;
 impl Controller {
     /// All ranks have joined.
     pub(crate) fn form(&mut self, now: Duration, group: Group) {
-        self.formed = self.formed.wrapping_add(1);
-        let id = CommunicatorId(u64::from(self.boot) << 32 | u64::from(self.formed));
-        let formed = group.into_communicator(&ctx!(self, now));
-        let hosts: Vec<HostId> = formed.members.iter().map(|member| member.host).collect();
-        self.outbox.fact(Fact::Formed {
-            communicator: id,
-            tenant: formed.tenant.clone(),
-            name: formed.name.clone(),
-            ranks: formed.ranks,
-            hosts: hosts.iter().map(|host| self.settings.host_name(*host)).collect(),
-        });
+        self.form_all(now, vec![group]);
+    }
+
+    /// All ranks of several communicators have joined: one plan for all of them.
+    pub(crate) fn form_all(&mut self, now: Duration, groups: Vec<Group>) {
+        let (mut formed, mut planned) = (Vec::new(), Vec::new());
+        for group in groups {
+            self.formed = self.formed.wrapping_add(1);
+            let id = CommunicatorId(u64::from(self.boot) << 32 | u64::from(self.formed));
+            let known = group.into_communicator(&ctx!(self, now));
+            let hosts: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
+            self.outbox.fact(Fact::Formed {
+                communicator: id,
+                tenant: known.tenant.clone(),
+                name: known.name.clone(),
+                ranks: known.ranks,
+                hosts: hosts.iter().map(|host| self.settings.host_name(*host)).collect(),
+            });
+            formed.push((id, known));
+            planned.push((id, hosts));
+        }
+        if formed.is_empty() {
+            return;
+        }
         let view = view!(self, now);
-        let (jobs, conditions) = (jobs_with(&view, id, hosts), view.conditions());
+        let (jobs, conditions) = (jobs_with(&view, planned), view.conditions());
         let plan = if self.settings.replan { self.fit_plan(&jobs, &conditions) } else { None };
-        self.communicators.insert(id, formed);
-        note_maintenance(&ctx!(self, now), &mut self.outbox, Some(id));
-        reconcile::form(&mut proposer!(self, now), id, plan.as_ref());
-        self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
+        for (id, known) in formed {
+            self.communicators.insert(id, known);
+            note_maintenance(&ctx!(self, now), &mut self.outbox, Some(id));
+            reconcile::form(&mut proposer!(self, now), id, plan.as_ref());
+            self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
+        }
         self.settle(now);
     }
 

@@ -5,6 +5,7 @@ use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::job::stored::plan_change;
 use crate::state::tenants::events::note_maintenance;
+use crate::state::world::agents::OpenJoin;
 use crate::state::world::operator::Instruction;
 use crate::state::world::withdrawals::InstructionError;
 use harmonaize_abi::CommunicatorId;
@@ -96,7 +97,11 @@ impl Controller {
     /// meanwhile ends.
     fn forget_tenant(&mut self, now: Duration, name: &str) {
         let joins = self.sessions.iter().flat_map(|(session, known)| {
-            let own = known.joins.iter().filter(move |(_, (key, _))| key.0 == name);
+            let own = known.joins.iter().filter(move |(_, join)| match join {
+                OpenJoin::Rank(key, _) | OpenJoin::Regroup(key) => key.0 == name,
+                // Told when the communicator ends.
+                OpenJoin::Split(_) => false,
+            });
             own.map(move |(request, join)| ((*session, *request), join.clone()))
         });
         for ((session, request), join) in joins.collect::<Vec<_>>() {

@@ -23,8 +23,14 @@ impl Controller {
             self.regroups.regroup(ctx, &mut self.outbox, &self.joins, from, (join, asked));
             return Ok(());
         }
-        let others = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
-        if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, others) {
+        if let Some(asked) = join.split.take() {
+            let of_job = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
+            let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), of_job)?;
+            self.form_all(now, groups);
+            return Ok(());
+        }
+        let room = self.regroups.check_room(ctx, &self.joins, &join.tenant, &join.communicator);
+        if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, room) {
             self.form(now, group);
         }
         Ok(())
@@ -52,6 +58,7 @@ impl Controller {
             return Err("a rank of others left");
         }
         member.departed.insert(leave.rank);
+        self.splits.lost(&mut self.outbox, id, &[leave.rank]);
         member.closed |= member.departed.len() == member.ranks.len();
         self.close_if_over(now, id);
         Ok(())
@@ -67,6 +74,7 @@ impl Controller {
         let known = self.communicators.get_mut(&id);
         if let Some(member) = known.and_then(|known| known.members.get_mut(index)) {
             member.closed = true;
+            self.splits.lost(&mut self.outbox, id, &member.ranks);
         }
         self.close_if_over(now, id);
         Ok(())
@@ -84,10 +92,11 @@ impl Controller {
     }
 
     /// Takes back an open join of an agent, whatever it was for.
-    pub(crate) fn withdraw_join(&mut self, (session, request): (SessionId, u64), (key, rank): OpenJoin) {
-        match rank {
-            Some(rank) => self.joins.withdraw(&key, rank),
-            None => self.regroups.withdraw(&key, session, request),
+    pub(crate) fn withdraw_join(&mut self, (session, request): (SessionId, u64), join: OpenJoin) {
+        match join {
+            OpenJoin::Rank(key, rank) => self.joins.withdraw(&key, rank),
+            OpenJoin::Regroup(key) => self.regroups.withdraw(&key, session, request),
+            OpenJoin::Split(id) => self.splits.withdraw(id, session, request),
         }
     }
 }

@@ -86,11 +86,11 @@ pub(crate) fn checked(
     check(&request, &plan).map(|()| plan)
 }
 
-/// Returns the jobs of a plan in which a communicator forms: all others stay as they are for now.
-pub(crate) fn jobs_with(view: &View<'_>, id: CommunicatorId, hosts: Vec<HostId>) -> Vec<Job> {
+/// Returns the jobs of a plan in which communicators form on these hosts: all others stay as they are for now.
+pub(crate) fn jobs_with(view: &View<'_>, formed: Vec<(CommunicatorId, Vec<HostId>)>) -> Vec<Job> {
     let mut jobs = jobs(view);
     jobs.iter_mut().for_each(|job| job.movable = false);
-    jobs.push(Job {
+    jobs.extend(formed.into_iter().map(|(id, hosts)| Job {
         communicator: id,
         hosts,
         connections: view.ctx.settings.paths,
@@ -101,7 +101,7 @@ pub(crate) fn jobs_with(view: &View<'_>, id: CommunicatorId, hosts: Vec<HostId>)
         iteration_pattern: None,
         current: None,
         movable: true,
-    });
+    }));
     jobs
 }
 

@@ -5,6 +5,7 @@ use crate::state::effects::Effects;
 use crate::state::job::codec::budget;
 use crate::state::job::group::Group;
 use crate::state::output::SessionId;
+use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::Rank;
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::{Budget, BudgetError};
@@ -61,18 +62,18 @@ impl Joins {
         self.waiting.values().map(Waiting::next_deadline).min()
     }
 
-    /// Takes a join in, or refuses it. Returns the ranks that are complete with it. `others` counts what its
-    /// tenant has of communicators beside those under this name.
+    /// Takes a join in, or refuses it. Returns the ranks that are complete with it. `room` says whether its
+    /// tenant may have one more communicator.
     pub(crate) fn join(
         &mut self,
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         from: SessionId,
         join: v1::Join,
-        others: usize,
+        room: Result<(), JoinFailure>,
     ) -> Option<Group> {
         let drained = ctx.sessions.get(&from).is_some_and(|session| ctx.is_withdrawn(session.host));
-        let budget = match self.check_join(ctx, &join, others) {
+        let budget = match self.check_join(ctx, &join, room) {
             Ok(budget) => budget,
             Err((kind, failure)) => {
                 effects.refuse_join(from, join.request, kind, &failure);
@@ -102,7 +103,7 @@ impl Joins {
             waiting.patience.insert(join.rank, until);
         }
         let complete = waiting.joined.len() == waiting.ranks as usize;
-        effects.joins_open.push((from, join.request, (key.clone(), Some(join.rank))));
+        effects.joins_open.push((from, join.request, OpenJoin::Rank(key.clone(), join.rank)));
         let Waiting { joined, budget, .. } = complete.then(|| self.waiting.remove(&key))??;
         effects.joins_over.extend(joined.values().copied());
         Some(Group { key, joined, budget, before: Vec::new(), succeeds: None })
@@ -113,7 +114,7 @@ impl Joins {
         &self,
         ctx: &Ctx<'_>,
         join: &v1::Join,
-        others: usize,
+        room: Result<(), JoinFailure>,
     ) -> Result<Budget, (JoinRefusedKind, JoinFailure)> {
         use JoinRefusedKind as Kind;
         let (rank, ranks, most) = (Rank(join.rank), join.ranks, ctx.settings.most_ranks);
@@ -135,11 +136,7 @@ impl Joins {
             return Err((Kind::DuplicateRank, JoinFailure::DuplicateRank { rank }));
         }
         let Some(waiting) = waiting else {
-            let most = ctx.settings.most_communicators;
-            if others >= most {
-                return Err((Kind::Limit, JoinFailure::TooManyCommunicators { max: most }));
-            }
-            return Ok(budget);
+            return room.map(|()| budget).map_err(|failure| (Kind::Limit, failure));
         };
         if waiting.ranks != ranks {
             let first = waiting.joined.keys().next().copied().map_or(Rank(0), Rank);

@@ -14,13 +14,17 @@ use crate::state::output::{Fact as Logged, SessionId};
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::past::{Going, Key, Pasts};
-use harmonaize_abi::session::Clause;
+use crate::state::world::agents::OpenJoin;
+use harmonaize_abi::session::{Clause, job_of};
 use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, JoinRefusedKind};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Fact, JoinFailure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// Most jobs of which a tenant has communicators at once.
+const MOST_JOBS: usize = 64;
 
 /// Who wants to go on, and what is left of communicators that ended.
 #[derive(Debug, Default)]
@@ -111,7 +115,7 @@ impl Regroups {
         if let Err((kind, failure)) = self.check_regroup(ctx, joins, &key, &came) {
             return effects.refuse_join(from, join.request, kind, &failure);
         }
-        effects.joins_open.push((from, join.request, (key.clone(), None)));
+        effects.joins_open.push((from, join.request, OpenJoin::Regroup(key.clone())));
         self.sets.entry(key.clone()).or_default().push(came);
         self.mark_due(&key);
     }
@@ -160,24 +164,57 @@ impl Regroups {
             return Err((Kind::Unavailable, JoinFailure::Maintenance { rank }));
         }
         let anew = set.is_empty() && !self.has_place(ctx, joins, key);
-        if anew && self.communicators_of(ctx, joins, tenant, name) >= ctx.settings.most_communicators {
-            let most = ctx.settings.most_communicators;
-            return Err((Kind::Limit, JoinFailure::TooManyCommunicators { max: most }));
+        if anew {
+            self.check_room(ctx, joins, tenant, name).map_err(|failure| (Kind::Limit, failure))?;
         }
         Ok(())
     }
 
-    /// What a tenant has of communicators, each once: those that run or form, sets that wait for ranks, and
+    /// Whether a tenant may have one more communicator, of this name.
+    ///
+    /// # Errors
+    /// Where its job has as many as one may, or the tenant has ones of as many jobs.
+    pub(crate) fn check_room(
+        &self,
+        ctx: &Ctx<'_>,
+        joins: &Joins,
+        tenant: &str,
+        name: &str,
+    ) -> Result<(), JoinFailure> {
+        let most = ctx.settings.most_communicators;
+        if self.communicators_of(ctx, joins, tenant, name) >= most {
+            return Err(JoinFailure::TooManyCommunicators { max: most });
+        }
+        let live = ctx.communicators.values().filter(|known| known.tenant == tenant);
+        let sets = joins.waiting().keys().chain(self.sets.keys()).filter(|(of, _)| of == tenant);
+        let kept = self.past.retained_names(tenant);
+        let names = live.map(|known| known.name.as_str()).chain(sets.map(|(_, name)| name.as_str()));
+        let jobs: BTreeSet<&str> = names.chain(kept.into_iter().map(String::as_str)).map(job_of).collect();
+        if jobs.len() >= MOST_JOBS && !jobs.contains(job_of(name)) {
+            return Err(JoinFailure::TooManyJobs { max: MOST_JOBS });
+        }
+        Ok(())
+    }
+
+    /// What a tenant's job has of communicators, each once: those that run or form, sets that wait for ranks, and
     /// those that are kept for their members. Of the latter not one whose place is taken by what forms or
-    /// waits under its name, or is about to under this one.
+    /// waits under its name, or is about to under this one. The job is that of `name`.
     pub(crate) fn communicators_of(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, name: &str) -> usize {
-        let live = ctx.communicators.values().filter(|known| known.tenant == tenant).count();
-        let sets = || joins.waiting().keys().chain(self.sets.keys()).filter(|(of, _)| of == tenant);
-        let forming = ctx.communicators.values().filter(|known| known.is_forming() && known.tenant == tenant);
+        let job = job_of(name);
+        let own = || {
+            let live = ctx.communicators.values();
+            live.filter(|known| known.tenant == tenant && job_of(&known.name) == job)
+        };
+        let sets = || {
+            let sets = joins.waiting().keys().chain(self.sets.keys());
+            sets.filter(|(of, name)| of == tenant && job_of(name) == job)
+        };
+        let forming = own().filter(|known| known.is_forming());
         let coming: BTreeSet<&str> =
             forming.map(|known| known.name.as_str()).chain(sets().map(|(_, name)| name.as_str())).collect();
-        let kept = self.past.retained_names(tenant).into_iter().filter(|kept| *kept != name);
-        live + sets().count() + kept.filter(|kept| !coming.contains(kept.as_str())).count()
+        let kept = self.past.retained_names(tenant).into_iter();
+        let kept = kept.filter(|kept| *kept != name && job_of(kept) == job);
+        own().count() + sets().count() + kept.filter(|kept| !coming.contains(kept.as_str())).count()
     }
 
     /// Whether a communicator forms under a name, or ranks wait for one.

@@ -1,6 +1,7 @@
 //! Agents that have a session, and what they can do.
 
 use crate::state::job::codec::levels;
+use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::Level;
 use harmonaize_planner::HostId;
@@ -24,8 +25,16 @@ pub(crate) struct Session {
     pub joins: BTreeMap<u64, OpenJoin>,
 }
 
-/// A join that waits: tenant and name, and the rank, if it is not for control to say.
-pub(crate) type OpenJoin = ((String, String), Option<u32>);
+/// A join that waits.
+#[derive(Clone, Debug)]
+pub(crate) enum OpenJoin {
+    /// For the other ranks of this tenant and name, as this one.
+    Rank((String, String), u32),
+    /// To regroup, under this tenant and name.
+    Regroup((String, String)),
+    /// For the other ranks of the communicator that splits.
+    Split(CommunicatorId),
+}
 
 /// What an agent can do where its host, device and configuration allow it.
 #[derive(Clone, Debug, Default)]
