@@ -71,6 +71,30 @@ fn percentiles_and_no_check() {
 }
 
 #[test]
+fn a_page_and_a_line_of_json_tell_the_rows() {
+    let Some(deployment) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.html");
+    let output = perf(
+        &deployment,
+        &format!("all_reduce --ranks 2 -b 1K -e 64K -f 4 -n 3 --json - --html {}", path.display()),
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    let line = text.lines().find(|line| line.starts_with('{')).unwrap();
+    let json: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!(json["results"].as_array().unwrap().len(), 4);
+    let html = std::fs::read_to_string(path).unwrap();
+    assert!(html.matches("<svg").count() == 2 && html.contains("Rank  1"), "{html}");
+    for socket in sockets(&deployment, "a") {
+        assert!(html.contains(&*socket.to_string_lossy()), "{html}");
+    }
+    for outside in ["http:", "https:", "src=", "href=", "url("] {
+        assert!(!html.contains(outside), "{outside}");
+    }
+}
+
+#[test]
 fn a_rank_that_fails_ends_the_run() {
     let Some(deployment) = two_hosts() else { return };
     let output = perf(&deployment, "broadcast --ranks 2 -r 7 -b 1K -e 1K");

@@ -17,7 +17,6 @@ pub mod part;
 pub mod peers;
 pub mod perftest;
 pub mod pictures;
-pub mod plot;
 mod processors;
 pub mod rdma;
 pub mod report;

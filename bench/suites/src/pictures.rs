@@ -1,8 +1,8 @@
 //! Pictures of a suite: how far each row is from its bar, and how figures of runs are spread.
 
 use super::row::Row;
-use crate::plot::{Chart, Lane, Scale, Series, write_lanes};
 use anyhow::Result;
+use harmonaize_plot::{Axes, Chart, Lane, Scale, Series, write_lanes};
 use std::path::Path;
 
 /// Times the bar at which the scale of [`of_rows`] ends.
@@ -75,7 +75,7 @@ pub fn shares(name: &str, values: &[f64]) -> Series {
 
 /// A chart with linear axes.
 pub fn chart(title: String, (x, y): (&str, &str), series: Vec<Series>, marks: Vec<f64>) -> Chart {
-    Chart { title, x: x.to_owned(), y: y.to_owned(), logarithmic: false, series, marks }
+    Chart { title, x: x.to_owned(), y: y.to_owned(), axes: Axes::Linear, series, marks }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
       eight ranks, the first four at one agent and the others at another
   torchrun --no-python --nproc-per-node 4 harmonaize-perf all_gather --agent /run/harmonaize/a/agent.sock
       ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
-  harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --json rows.json";
+  harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --html report.html";
 
 /// Measures a collective through the provider's agents, over sizes, as nccl-tests does
 ///
@@ -76,9 +76,12 @@ pub(crate) struct Arguments {
     /// Writes a row for each size and place as comma-separated values
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Writes configuration, ranks and rows as JSON
+    /// Writes configuration, ranks and rows as JSON; `-` prints them on a line of standard output
     #[arg(short = 'J', long = "json", value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Writes a page of one file: charts of time and bus bandwidth by size, the rows, and where they were measured
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Seconds until ranks give each other up, and an operation
     #[arg(short = 'T', long, default_value_t = 60)]
     pub(crate) timeout: u64,

@@ -5,6 +5,7 @@
 
 mod arguments;
 mod launch;
+mod page;
 mod pattern;
 mod report;
 mod sweep;

@@ -1,10 +1,12 @@
-//! What rank 0 prints and writes: nccl-tests' text, rows as comma-separated values, and all as JSON.
+//! What rank 0 prints and writes: nccl-tests' text, rows as comma-separated values, all as JSON, and a page.
 
 use crate::arguments::Arguments;
+use crate::page::{Environment, page};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// One size one way: microseconds, and GB/s of 1e9 bytes.
@@ -51,8 +53,10 @@ const CSV: &str = "size,count,type,redop,root,place,time_us,algbw_gbs,busbw_gbs,
 pub(crate) struct Report {
     percentiles: bool,
     csv: Option<File>,
-    json: Option<(File, Value)>,
-    rows: Vec<Value>,
+    /// None: standard output.
+    json: Option<(Option<File>, Value)>,
+    html: Option<(File, Environment)>,
+    rows: Vec<Row>,
     busbw: (f64, u32),
     wrong: u64,
     program: String,
@@ -61,11 +65,10 @@ pub(crate) struct Report {
 impl Report {
     /// Prints the heading. `lines` are the ranks' about themselves.
     pub(crate) fn begin(arguments: &Arguments, ranks: u32, lines: &[String]) -> Result<Self> {
-        let create = |path: &std::path::PathBuf| {
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))
-        };
+        let create =
+            |path: &Path| File::create(path).with_context(|| format!("cannot write {}", path.display()));
         let program = format!("{}_perf", arguments.collective.name());
-        let mut csv = arguments.csv.as_ref().map(create).transpose()?;
+        let mut csv = arguments.csv.as_deref().map(create).transpose()?;
         if let Some(csv) = &mut csv {
             writeln!(csv, "{CSV}")?;
         }
@@ -81,32 +84,27 @@ impl Report {
             "blocking_collectives": arguments.blocking,
             "devices": lines,
         });
-        let json = arguments.json.as_ref().map(create).transpose()?.map(|file| (file, config));
+        let file = |path| if path == Path::new("-") { Ok(None) } else { create(path).map(Some) };
+        let json = arguments.json.as_deref().map(file).transpose()?.map(|file| (file, config));
+        let html = arguments.html.as_deref().map(create).transpose()?;
+        let html = html.map(|file| (file, Environment::here(arguments, &program, ranks, lines)));
         print(&heading(arguments, &program, lines))?;
         let percentiles = arguments.percentiles;
-        Ok(Self { percentiles, csv, json, rows: Vec::new(), busbw: (0.0, 0), wrong: 0, program })
+        Ok(Self { percentiles, csv, json, html, rows: Vec::new(), busbw: (0.0, 0), wrong: 0, program })
     }
 
     /// Prints a row.
-    pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
-        print(&text(row, self.percentiles))?;
+    pub(crate) fn row(&mut self, row: Row) -> Result<()> {
+        print(&text(&row, self.percentiles))?;
         for (name, place) in [("out_of_place", &row.out_of_place), ("in_place", &row.in_place)] {
             let Some(place) = place else { continue };
             self.busbw = (self.busbw.0 + place.busbw, self.busbw.1 + 1);
             self.wrong += u64::from(place.wrong.unwrap_or(0) > 0);
             if let Some(csv) = &mut self.csv {
-                writeln!(csv, "{}", comma_separated(row, name, place))?;
+                writeln!(csv, "{}", comma_separated(&row, name, place))?;
             }
         }
-        self.rows.push(json!({
-            "size": row.bytes,
-            "count": row.count,
-            "type": row.type_name,
-            "redop": row.op_name,
-            "root": row.root,
-            "out_of_place": row.out_of_place.map(|place| object(&place)),
-            "in_place": row.in_place.map(|place| object(&place)),
-        }));
+        self.rows.push(row);
         Ok(())
     }
 
@@ -122,14 +120,20 @@ impl Report {
             general(average),
             self.program
         ))?;
-        if let Some((mut file, config)) = self.json {
+        if let Some((file, config)) = self.json {
             let all = json!({
                 "config": config,
-                "results": self.rows,
+                "results": self.rows.iter().map(object).collect::<Vec<_>>(),
                 "out_of_bounds": { "count": self.wrong, "okay": self.wrong == 0 },
                 "average_bus_bandwidth": { "bandwidth": average },
             });
-            writeln!(file, "{}", serde_json::to_string_pretty(&all)?)?;
+            match file {
+                Some(mut file) => writeln!(file, "{}", serde_json::to_string_pretty(&all)?)?,
+                None => print(&format!("{all}\n"))?,
+            }
+        }
+        if let Some((mut file, environment)) = self.html {
+            file.write_all(page(&environment, &self.rows, self.wrong)?.as_bytes())?;
         }
         Ok(if self.wrong > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
@@ -254,7 +258,19 @@ fn comma_separated(row: &Row, name: &str, place: &Place) -> String {
     )
 }
 
-fn object(place: &Place) -> Value {
+fn object(row: &Row) -> Value {
+    json!({
+        "size": row.bytes,
+        "count": row.count,
+        "type": row.type_name,
+        "redop": row.op_name,
+        "root": row.root,
+        "out_of_place": row.out_of_place.as_ref().map(of_place),
+        "in_place": row.in_place.as_ref().map(of_place),
+    })
+}
+
+fn of_place(place: &Place) -> Value {
     json!({
         "time": place.time_us,
         "alg_bw": place.algbw,

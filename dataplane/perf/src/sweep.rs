@@ -103,7 +103,7 @@ impl Member<'_> {
             let run = Run::<T>::new(self, bytes, case)?;
             let (out_of_place, in_place) = (run.measure(false)?, run.measure(true)?);
             if let Some(report) = report {
-                report.row(&Row {
+                report.row(Row {
                     bytes: run.larger() * size_of::<T>() as u64,
                     count: run.pattern.count,
                     type_name: case.type_name.to_owned(),

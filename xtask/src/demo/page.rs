@@ -4,17 +4,9 @@ use super::changes::Changes;
 use super::timeline::Timeline;
 use super::views::{View, Views};
 use anyhow::Result;
-use harmonaize_suites::plot::{Chart, Series};
+use harmonaize_plot::{Axes, Chart, Series, figure};
 use harmonaize_testkit::summary::{Round, Step, Summary, TOLERANCE, WHY};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
-
-const STYLE: &str = "
-:root{color-scheme:light dark;--paper:#fff;--ink:#1a1a1a;--soft:#555;--grid:#ddd;--good:#00704f;--bad:#b00020}
-@media (prefers-color-scheme:dark){:root{--paper:#16181c;--ink:#e8e8e8;--soft:#aaa;--grid:#3a3d44;--good:#3ddc97;--bad:#ff6b81}}
-figure{margin:1rem 0}figure svg{width:100%;height:auto}
-body{background:var(--paper);color:var(--ink);font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;padding:.25rem .9rem .25rem 0;border-bottom:1px solid var(--grid)}
-td.n{text-align:right;font-variant-numeric:tabular-nums}.good{color:var(--good)}.bad{color:var(--bad)}small{color:var(--soft)}";
+use maud::{Markup, html};
 
 /// The rows of the table at the demo's end: what, figure.
 pub fn rows(verdict: &Summary) -> Vec<(String, String)> {
@@ -47,18 +39,15 @@ fn series(name: &str, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series { name: name.to_owned(), points: points.collect() }
 }
 
-/// A chart of the page, with its heading for those who do not see it.
+/// A chart of the page.
 fn chart(
     (title, x, y): (&str, &str, &str),
-    logarithmic: bool,
+    axes: Axes,
     series: Vec<Series>,
     marks: &[f64],
 ) -> Result<Markup> {
-    let [name, x, y] = [title, x, y].map(str::to_owned);
-    let chart = Chart { title: name, x, y, logarithmic, series, marks: marks.to_vec() };
-    // Inside a page an SVG names no outside resource, not even its namespace.
-    let svg = chart.svg()?.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
-    Ok(html! { figure role="img" aria-label=(title) { (PreEscaped(svg)) } })
+    let [title, x, y] = [title, x, y].map(str::to_owned);
+    figure(&Chart { title, x, y, axes, series, marks: marks.to_vec() })
 }
 
 fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
@@ -82,13 +71,13 @@ fn charts(verdict: &Summary) -> Result<Vec<Markup>> {
         series("AllToAll algbw", exchanged.map(|round| (round.at, algbw(round)))),
     ];
     [
-        (("Loss", "step", "mean cross entropy"), true, loss),
-        (("Difference of the two curves", "step", "relative difference of loss"), true, differences),
-        (("Communication a step", "step", "milliseconds"), false, times),
-        (("Bandwidth over time", "seconds", "MB/s"), false, rates),
+        (("Loss", "step", "mean cross entropy"), Axes::LogY, loss),
+        (("Difference of the two curves", "step", "relative difference of loss"), Axes::LogY, differences),
+        (("Communication a step", "step", "milliseconds"), Axes::Linear, times),
+        (("Bandwidth over time", "seconds", "MB/s"), Axes::Linear, rates),
     ]
     .into_iter()
-    .map(|(names, logarithmic, series)| chart(names, logarithmic, series, &[]))
+    .map(|(names, axes, series)| chart(names, axes, series, &[]))
     .collect()
 }
 
@@ -108,7 +97,7 @@ fn timeline(verdict: &Summary, timeline: &Timeline) -> Result<Markup> {
         ("Load of the links to and from the spines", "Mbit/s", loads.collect()),
         ("Plans of the training", "epoch", vec![series("epoch", timeline.epochs.iter().copied())]),
     ]
-    .map(|(title, y, series)| chart((title, "seconds", y), false, series, &marks));
+    .map(|(title, y, series)| chart((title, "seconds", y), Axes::Linear, series, &marks));
     Ok(html! {
         h2 { "Cross traffic on a spine" }
         p { (timeline.story) }
@@ -147,7 +136,7 @@ fn changes(changes: &Changes) -> Result<Markup> {
         ("What it accumulates", "micro-batches a rank", &changes.accumulated),
     ]
     .map(|(title, y, points)| {
-        chart((title, "seconds", y), false, vec![series(y, points.iter().copied())], &changes.marks)
+        chart((title, "seconds", y), Axes::Linear, vec![series(y, points.iter().copied())], &changes.marks)
     });
     Ok(html! {
         h2 { "A tenant that reacts, and one that adopts nothing" }
@@ -192,52 +181,41 @@ pub fn page(
         (true, false) => ("good", "All results right, with a warning."),
         (false, _) => ("bad", "A check failed."),
     };
-    let page = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width,initial-scale=1";
-                title { "harmonaize demo" }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                h1 { "Four tenants on " (summary.hosts) " hosts" }
-                p {
-                    "Tenant A trains a classifier of handwritten digits on " (summary.workers) " workers; its gradients go through \
-                     the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests by \
-                     small AllReduces. Then tenant A trains the same model so that it reacts to what it is told, beside tenant D, \
-                     which adopts nothing."
-                }
-                p class=(class) { strong { (word) } }
-                table {
-                    @for check in &summary.checks {
-                        tr {
-                            td class=(if check.passed { "good" } else { "bad" }) { (check.label()) }
-                            td { (check.what) br; small { (check.found) } }
-                        }
-                    }
-                }
-                h2 { "Figures" }
-                (figures(&rows(summary)))
-                (self::timeline(summary, timeline)?)
-                (self::views(views))
-                (self::changes(changes)?)
-                @for chart in charts(summary)? { (chart) }
-                h2 { "Why " (format!("{TOLERANCE:e}")) }
-                p { (WHY) }
-                h2 { "How it ran" }
-                ul { @for sentence in setting { li { (sentence) } } }
-                p {
-                    small {
-                        "Data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning \
-                         Repository, doi 10.24432/C50P49, CC BY 4.0."
-                    }
+    let body = html! {
+        h1 { "Four tenants on " (summary.hosts) " hosts" }
+        p {
+            "Tenant A trains a classifier of handwritten digits on " (summary.workers) " workers; its gradients go through \
+             the provider's AllReduce. Tenant B keeps exchanging by AllToAll on the same links, tenant C answers requests by \
+             small AllReduces. Then tenant A trains the same model so that it reacts to what it is told, beside tenant D, \
+             which adopts nothing."
+        }
+        p class=(class) { strong { (word) } }
+        table {
+            @for check in &summary.checks {
+                tr {
+                    td class=(if check.passed { "good" } else { "bad" }) { (check.label()) }
+                    td { (check.what) br; small { (check.found) } }
                 }
             }
         }
+        h2 { "Figures" }
+        (figures(&rows(summary)))
+        (self::timeline(summary, timeline)?)
+        (self::views(views))
+        (self::changes(changes)?)
+        @for chart in charts(summary)? { (chart) }
+        h2 { "Why " (format!("{TOLERANCE:e}")) }
+        p { (WHY) }
+        h2 { "How it ran" }
+        ul { @for sentence in setting { li { (sentence) } } }
+        p {
+            small {
+                "Data: Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning \
+                 Repository, doi 10.24432/C50P49, CC BY 4.0."
+            }
+        }
     };
-    Ok(page.into_string())
+    Ok(harmonaize_plot::page("harmonaize demo", &body))
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
-    ("perf", &["client"]),
+    ("perf", &["client", "plot"]),
     ("nccl", &["abi", "client"]),
     ("python", &["abi", "client"]),
     ("events", &[]),
@@ -77,8 +77,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis"]),
     ("testkit", &["planner"]),
-    ("suites", &["testkit"]),
-    ("xtask", &["testkit", "suites"]),
+    ("plot", &[]),
+    ("suites", &["testkit", "plot"]),
+    ("xtask", &["testkit", "suites", "plot"]),
 ];
 
 /// Rooms of which a tenant runs or reads the code.

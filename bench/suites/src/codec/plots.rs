@@ -1,8 +1,8 @@
 //! The suite's figures: speed beside memcpy, and what is lost over the bits that are sent.
 
 use super::Measured;
-use crate::plot::{Chart, Lane, Scale, Series, write_lanes};
 use anyhow::Result;
+use harmonaize_plot::{Axes, Chart, Lane, Scale, Series, write_lanes};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -42,7 +42,7 @@ fn loss(lines: &[Measured], tensor: &str, what: &str) -> Chart {
         title: format!("What is lost of {what}"),
         x: "bits of an element on the wire".to_owned(),
         y: "vNMSE".to_owned(),
-        logarithmic: true,
+        axes: Axes::LogY,
         series: series.into(),
         marks: Vec::new(),
     }

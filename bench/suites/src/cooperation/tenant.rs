@@ -4,9 +4,9 @@
 use super::{RATE, Suite, case};
 use crate::figures::summary;
 use crate::pictures::chart;
-use crate::plot::{Chart, Series};
 use crate::row::{Better, Row, median};
 use anyhow::{Context, Result};
+use harmonaize_plot::{Chart, Series};
 use harmonaize_testkit::bystander::Bystander;
 use harmonaize_testkit::elastic::disturbances::{Happened, Moments, Places};
 use harmonaize_testkit::elastic::{self, Course, Line, Recipe};

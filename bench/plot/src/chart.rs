@@ -11,12 +11,17 @@ const HEIGHT: u32 = 300;
 /// Most points drawn of a series; of longer ones every k-th stretch is drawn by its least and greatest value.
 const MOST_POINTS: usize = 1200;
 /// Colours of lines (Okabe and Ito's), each with a dash and a gap in pixels; a gap of 0 is a solid line.
-const LINES: [(RGBColor, u32, u32); 5] = [
+const LINES: [(RGBColor, u32, u32); 10] = [
     (RGBColor(0, 114, 178), 0, 0),
     (RGBColor(213, 94, 0), 6, 4),
     (RGBColor(0, 158, 115), 2, 3),
     (RGBColor(204, 121, 167), 8, 3),
     (RGBColor(86, 180, 233), 1, 4),
+    (RGBColor(230, 159, 0), 10, 4),
+    (RGBColor(0, 0, 0), 3, 3),
+    (RGBColor(213, 94, 0), 1, 3),
+    (RGBColor(0, 158, 115), 8, 6),
+    (RGBColor(119, 119, 119), 4, 8),
 ];
 const SOFT: RGBColor = RGBColor(119, 119, 119);
 const FONT: (&str, u32) = ("sans-serif", 12);
@@ -33,6 +38,17 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
+/// The scales of a chart's axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axes {
+    /// Both linear.
+    Linear,
+    /// x linear, y logarithmic.
+    LogY,
+    /// Both logarithmic, where x is a size in bytes; its ticks are powers of 4.
+    Sizes,
+}
+
 /// A line chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
@@ -42,8 +58,8 @@ pub struct Chart {
     pub x: String,
     /// What y is, with its unit.
     pub y: String,
-    /// Whether y is logarithmic.
-    pub logarithmic: bool,
+    /// Their scales.
+    pub axes: Axes,
     /// The lines.
     pub series: Vec<Series>,
     /// The x of what happened: upright lines, numbered in this order.
@@ -106,10 +122,22 @@ fn number(value: f64) -> String {
     }
 }
 
+/// A size in bytes, short.
+fn size(bytes: f64) -> String {
+    let units = [(1u64 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    let unit = units.into_iter().find(|(unit, _)| bytes.round() >= *unit as f64);
+    let (unit, name) = unit.unwrap_or((1, ""));
+    format!("{}{name}", number((bytes / unit as f64 * 100.0).round() / 100.0))
+}
+
 impl Chart {
     fn shown<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (f64, f64)> + 'a {
-        let drawable =
-            |&(x, y): &(f64, f64)| x.is_finite() && y.is_finite() && (!self.logarithmic || y > 0.0);
+        let drawable = |&(x, y): &(f64, f64)| {
+            x.is_finite()
+                && y.is_finite()
+                && (self.axes == Axes::Linear || y > 0.0)
+                && (self.axes != Axes::Sizes || x > 0.0)
+        };
         series.points.iter().copied().filter(drawable)
     }
 
@@ -128,17 +156,22 @@ impl Chart {
     pub fn svg(&self) -> Result<String> {
         let all = || self.series.iter().flat_map(|series| self.shown(series));
         let [x, y] = [all().map(|(x, _)| x).collect(), all().map(|(_, y)| y).collect::<Vec<f64>>()].map(ends);
-        drawn((WIDTH, HEIGHT), |area| {
-            if self.logarithmic {
-                self.draw(area, x, (y.0..y.1 * 1.01).log_scale())
-            } else {
-                self.draw(area, x, y.0.min(0.0)..y.1)
+        let logarithmic = (y.0..y.1 * 1.01).log_scale();
+        drawn((WIDTH, HEIGHT), |area| match self.axes {
+            Axes::Linear => self.draw(area, x, x.0..x.1, y.0.min(0.0)..y.1, number),
+            Axes::LogY => self.draw(area, x, x.0..x.1, logarithmic, number),
+            // A little more at either end, so that the least size has its tick whatever was rounded.
+            Axes::Sizes => {
+                self.draw(area, x, (x.0 * 0.99..x.1 * 1.01).log_scale().base(4.0), logarithmic, size)
             }
         })
     }
 
-    fn draw<Y>(&self, area: &Area<'_>, x: (f64, f64), y: Y) -> Result<()>
+    /// `ends` are those of x, `name` names its ticks.
+    fn draw<X, Y>(&self, area: &Area<'_>, ends: (f64, f64), x: X, y: Y, name: fn(f64) -> String) -> Result<()>
     where
+        X: AsRangedCoord<Value = f64>,
+        X::CoordDescType: ValueFormatter<f64>,
         Y: AsRangedCoord<Value = f64>,
         Y::CoordDescType: ValueFormatter<f64>,
     {
@@ -147,11 +180,14 @@ impl Chart {
             .margin(8)
             .x_label_area_size(38)
             .y_label_area_size(64)
-            .build_cartesian_2d(x.0..x.1, y)?;
-        let format = |value: &f64| number(*value);
+            .build_cartesian_2d(x, y)?;
+        let (name, format) = (|value: &f64| name(*value), |value: &f64| number(*value));
         let mut mesh = chart.configure_mesh();
         mesh.disable_x_mesh().light_line_style(TRANSPARENT).label_style(FONT);
-        mesh.x_labels(8).y_labels(6).x_label_formatter(&format).y_label_formatter(&format);
+        mesh.x_labels(if self.axes == Axes::Sizes { 12 } else { 8 })
+            .y_labels(6)
+            .x_label_formatter(&name)
+            .y_label_formatter(&format);
         mesh.x_desc(&self.x).y_desc(&self.y).draw()?;
         for (series, (colour, dash, gap)) in self.series.iter().zip(LINES.iter().cycle()) {
             let points = thinned(&self.shown(series).collect::<Vec<_>>());
@@ -163,7 +199,7 @@ impl Chart {
             line.label(&series.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
         }
         let (_, height) = area.dim_in_pixel();
-        for (place, mark) in self.marks.iter().enumerate().filter(|(_, at)| (x.0..=x.1).contains(*at)) {
+        for (place, mark) in self.marks.iter().enumerate().filter(|(_, at)| (ends.0..=ends.1).contains(*at)) {
             let at = chart.as_coord_spec().translate(&(*mark, f64::MAX)).0;
             area.draw(&PathElement::new([(at, 30), (at, height as i32 - 46)], SOFT))?;
             // Numbers take turns in height: marks are often close together.
@@ -252,15 +288,15 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
 
-    fn chart(points: Vec<(f64, f64)>, logarithmic: bool) -> Chart {
+    fn chart(points: Vec<(f64, f64)>, axes: Axes) -> Chart {
         let series = vec![Series { name: "a <b>".into(), points }];
         let [x, y] = ["x", "y"].map(str::to_owned);
-        Chart { title: "T & \"t\"".into(), x, y, logarithmic, series, marks: vec![5.0, 50.0] }
+        Chart { title: "T & \"t\"".into(), x, y, axes, series, marks: vec![5.0, 50.0] }
     }
 
     #[test]
     fn a_line_is_drawn_with_its_marks() {
-        let svg = chart(vec![(0.0, 0.0), (5.0, 5.0), (10.0, 10.0)], false).svg().unwrap();
+        let svg = chart(vec![(0.0, 0.0), (5.0, 5.0), (10.0, 10.0)], Axes::Linear).svg().unwrap();
         assert!(svg.contains("a &lt;b&gt;") && svg.contains("T &amp; "), "{svg}");
         let numbered = |number: &str| svg.lines().filter(|line| line.trim() == number).count();
         assert_eq!(numbered("1"), 1, "{svg}");
@@ -270,7 +306,8 @@ mod tests {
 
     #[test]
     fn a_logarithmic_axis_leaves_out_what_it_cannot_show() {
-        let svg = chart(vec![(0.0, 0.0), (1.0, 1.0), (2.0, f64::NAN), (3.0, 100.0)], true).svg().unwrap();
+        let svg =
+            chart(vec![(0.0, 0.0), (1.0, 1.0), (2.0, f64::NAN), (3.0, 100.0)], Axes::LogY).svg().unwrap();
         assert!(!svg.contains("NaN"));
         for tick in ["1", "10", "100"] {
             assert!(svg.lines().any(|line| line.trim() == tick), "{tick}: {svg}");
@@ -278,10 +315,20 @@ mod tests {
     }
 
     #[test]
+    fn sizes_have_ticks_at_powers_of_four() {
+        let svg =
+            chart(vec![(1024.0, 1.0), (65536.0, 10.0), (268435456.0, 900.0)], Axes::Sizes).svg().unwrap();
+        for tick in ["1K", "4K", "64K", "1M", "256M", "10", "100"] {
+            assert!(svg.lines().any(|line| line.trim() == tick), "{tick}: {svg}");
+        }
+        assert_eq!((size(8.0), size(1008.0), size(1.5e6)), ("8".into(), "1008".into(), "1.43M".into()));
+    }
+
+    #[test]
     fn nothing_and_one_value_are_drawn_without_nonsense() {
         for points in [vec![], vec![(3.0, 3.0)], vec![(1.0, 0.0), (2.0, 0.0)]] {
-            for logarithmic in [false, true] {
-                let svg = chart(points.clone(), logarithmic).svg().unwrap();
+            for axes in [Axes::Linear, Axes::LogY, Axes::Sizes] {
+                let svg = chart(points.clone(), axes).svg().unwrap();
                 assert!(!svg.contains("NaN") && !svg.contains("inf"), "{points:?}: {svg}");
             }
         }
