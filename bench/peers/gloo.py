@@ -1,6 +1,10 @@
-"""One rank of torch.distributed with Gloo: AllReduce (sum) of f32 in place, timed; rank 0 prints a line of JSON.
+"""One rank of torch.distributed with Gloo: a collective of f32, checked and timed over sizes; rank 0 prints a line of JSON a size.
 
-Usage: gloo.py STORE RANK RANKS BYTES WARMUP ITERATIONS (STORE: a file that does not exist yet, the same for all ranks)
+AllReduce and Broadcast are in place, for torch has no other way. Its time is the greatest of the ranks' medians of single operations.
+
+Usage: gloo.py STORE RANK RANKS COLLECTIVE BUDGET_US BYTES:ITERATIONS... (STORE: a file that does not exist yet, the same for all ranks;
+COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor, ITERATIONS at most: at least three, and fewer than that where they
+would take longer than the budget)
 """
 
 import json
@@ -8,32 +12,79 @@ import sys
 import time
 import warnings
 
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+RUN = {
+    "all_reduce": lambda input, output: dist.all_reduce(output),
+    "all_gather": lambda input, output: dist.all_gather_into_tensor(output, input),
+    "reduce_scatter": lambda input, output: dist.reduce_scatter_tensor(output, input),
+    "alltoall": lambda input, output: dist.all_to_all_single(output, input),
+    "broadcast": lambda input, output: dist.broadcast(output, 0),
+}
 
-def main():
-    store, rank, ranks, size, warmup, iterations = sys.argv[1], *map(int, sys.argv[2:])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    tensor = torch.full((size // 4,), float(rank + 1), dtype=torch.float32)
-    dist.all_reduce(tensor)
-    wrong = int((tensor != ranks * (ranks + 1) / 2).sum())
+
+def values(rank, first, count):
+    """Values that tell ranks and places apart, exact in f32."""
+    period = torch.arange((rank + 1) * 7, (rank + 1) * 7 + 1021, dtype=torch.float32)
+    return period.repeat((first % 1021 + count) // 1021 + 1)[first % 1021 :][:count]
+
+
+def expected(collective, rank, ranks, block):
+    match collective:
+        case "all_gather":
+            return torch.cat([values(other, 0, block) for other in range(ranks)])
+        case "alltoall":
+            return torch.cat([values(other, rank * block, block) for other in range(ranks)])
+        case "broadcast":
+            return values(0, 0, block)
+        case _:
+            first = rank * block if collective == "reduce_scatter" else 0
+            return sum(values(other, first, block) for other in range(ranks))
+
+
+def measure(collective, rank, ranks, budget_us, size, iterations):
+    run = RUN[collective]
+    whole = collective in ("all_reduce", "broadcast")
+    # As nccl-tests: several blocks are multiples of 16 bytes each.
+    block = size // 4 if whole else size // 4 // ranks // 4 * 4
+    input = values(rank, 0, block * (ranks if collective in ("reduce_scatter", "alltoall") else 1))
+    output = input.clone() if whole else torch.empty(block * (1 if collective == "reduce_scatter" else ranks))
+    run(input, output)
+    wrong = torch.tensor([(output != expected(collective, rank, ranks, block)).sum()])
     # Zeros stay zeros, however often they are added.
-    tensor.fill_(0.0)
+    output.fill_(0.0)
+    warmup = min(max(iterations // 10, 1), 20)
+    dist.barrier()
+    began = time.perf_counter_ns()
     for _ in range(warmup):
-        dist.all_reduce(tensor)
+        run(input, output)
+    affordable = budget_us / ((time.perf_counter_ns() - began) / 1e3 / warmup)
+    chosen = torch.tensor([min(iterations, max(int(affordable), 3))])
+    dist.broadcast(chosen, 0)
     dist.barrier()
     times = []
-    for _ in range(iterations):
-        began = time.perf_counter_ns()
-        dist.all_reduce(tensor)
-        times.append((time.perf_counter_ns() - began) / 1e3)
+    for _ in range(int(chosen)):
+        at = time.perf_counter_ns()
+        run(input, output)
+        times.append((time.perf_counter_ns() - at) / 1e3)
     dist.barrier()
+    p50 = torch.tensor([sorted(times)[(len(times) + 1) // 2 - 1]], dtype=torch.float64)
+    dist.all_reduce(p50, op=dist.ReduceOp.MAX)
+    dist.all_reduce(wrong)
     if rank == 0:
-        print(json.dumps({"times_us": times, "wrong": wrong}), flush=True)
+        print(json.dumps({"bytes": size, "p50_us": p50.item(), "wrong": wrong.item()}), flush=True)
+
+
+def main():
+    store, rank, ranks, collective, budget_us = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    for pair in sys.argv[6:]:
+        measure(collective, rank, ranks, budget_us, *map(int, pair.split(":")))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -1,14 +1,22 @@
-/* One rank of MPI, or with CCL defined (as C++) of oneCCL over it: Allreduce (sum) of f32, timed; rank 0 prints a line of JSON.
- * Usage: mpi BYTES WARMUP ITERATIONS IN_PLACE (0 or 1), under mpirun. */
+/* One rank of MPI, or with CCL defined (as C++) of oneCCL over it: a collective of f32, out of place, checked and timed over sizes; rank 0
+ * prints a line of JSON a size. Its time is the greatest of the ranks' medians of single operations.
+ * Usage: mpi COLLECTIVE BUDGET_US BYTES:ITERATIONS... under mpirun. COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor,
+ * ITERATIONS at most: at least three, and fewer than that where they would take longer than the budget. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, KINDS };
+static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast"};
+static int rank, ranks;
 
 #ifdef CCL
 #include <oneapi/ccl.hpp>
+#include <vector>
 static ccl::communicator *communicator;
 
-static void begin(int rank, int ranks)
+static void begin(void)
 {
     ccl::init();
     ccl::kvs::address_type address;
@@ -23,61 +31,150 @@ static void begin(int rank, int ranks)
     communicator = new ccl::communicator(ccl::create_communicator(ranks, rank, kvs));
 }
 
-static void reduce(const float *input, float *output, int count)
+static void run(int kind, float *input, float *output, int count)
 {
-    ccl::allreduce(input, output, (size_t)count, ccl::reduction::sum, *communicator).wait();
+    size_t block = (size_t)count;
+    switch (kind) {
+    case ALL_REDUCE:
+        ccl::allreduce(input, output, block, ccl::reduction::sum, *communicator).wait();
+        break;
+    case ALL_GATHER:
+        ccl::allgatherv(input, block, output, std::vector<size_t>((size_t)ranks, block), *communicator).wait();
+        break;
+    case REDUCE_SCATTER:
+        ccl::reduce_scatter(input, output, block, ccl::reduction::sum, *communicator).wait();
+        break;
+    case ALLTOALL:
+        ccl::alltoall(input, output, block, *communicator).wait();
+        break;
+    default:
+        ccl::broadcast(output, block, 0, *communicator).wait();
+    }
 }
 #else
-static void begin(int rank, int ranks) { (void)rank, (void)ranks; }
+static void begin(void) {}
 
-static void reduce(const float *input, float *output, int count)
+static void run(int kind, float *input, float *output, int count)
 {
-    const void *from = input == output ? MPI_IN_PLACE : (const void *)input;
-    MPI_Allreduce(from, output, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    switch (kind) {
+    case ALL_REDUCE:
+        MPI_Allreduce(input, output, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    case ALL_GATHER:
+        MPI_Allgather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    case REDUCE_SCATTER:
+        MPI_Reduce_scatter_block(input, output, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        break;
+    case ALLTOALL:
+        MPI_Alltoall(input, count, MPI_FLOAT, output, count, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
+    default:
+        MPI_Bcast(output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
+    }
 }
 #endif
 
+/* Values that tell ranks and places apart, exact in f32. */
+static float value(int of, long element) { return (float)((of + 1) * 7 + element % 1021); }
+
+static float expected(int kind, long block, long element)
+{
+    float sum = 0;
+    long of = element / block, within = element % block;
+    switch (kind) {
+    case ALL_GATHER:
+        return value((int)of, within);
+    case ALLTOALL:
+        return value((int)of, rank * block + within);
+    case BROADCAST:
+        return value(0, element);
+    default:
+        for (int r = 0; r < ranks; r++)
+            sum += value(r, kind == REDUCE_SCATTER ? rank * block + element : element);
+        return sum;
+    }
+}
+
+static int order(const void *a, const void *b)
+{
+    double one = *(const double *)a, other = *(const double *)b;
+    return (one > other) - (one < other);
+}
+
+static float *room(long elements)
+{
+    float *made = (float *)aligned_alloc(4096, ((size_t)elements * 4 + 4095) / 4096 * 4096 + 4096);
+    if (!made)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+    return made;
+}
+
+static void measure(int kind, double budget_us, long bytes, int iterations)
+{
+    int blocks = kind == ALL_REDUCE || kind == BROADCAST ? 1 : ranks;
+    /* As nccl-tests: several blocks are multiples of 16 bytes each. */
+    long block = blocks == 1 ? bytes / 4 : bytes / 4 / ranks / 4 * 4, wrong = 0;
+    long of_input = block * (kind == ALL_GATHER ? 1 : blocks), of_output = block * (kind == REDUCE_SCATTER ? 1 : blocks);
+    float *input = room(of_input), *output = room(of_output);
+    for (long i = 0; i < of_input; i++)
+        input[i] = value(rank, i);
+    for (long i = 0; i < of_output; i++)
+        output[i] = kind == BROADCAST ? value(rank, i) : -1.0f;
+    run(kind, input, output, (int)block);
+    for (long i = 0; i < of_output; i++)
+        wrong += output[i] != expected(kind, block, i);
+    int warmup = iterations / 10 < 1 ? 1 : iterations / 10 > 20 ? 20 : iterations / 10;
+    MPI_Barrier(MPI_COMM_WORLD);
+    double began = MPI_Wtime();
+    for (int i = 0; i < warmup; i++)
+        run(kind, input, output, (int)block);
+    double affordable = budget_us / ((MPI_Wtime() - began) * 1e6 / warmup + 0.01);
+    if (affordable < iterations)
+        iterations = affordable < 3 ? 3 : (int)affordable;
+    MPI_Bcast(&iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    double *times = (double *)malloc(sizeof(double) * (size_t)iterations);
+    if (!times)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = 0; i < iterations; i++) {
+        double at = MPI_Wtime();
+        run(kind, input, output, (int)block);
+        times[i] = (MPI_Wtime() - at) * 1e6;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    qsort(times, (size_t)iterations, sizeof *times, order);
+    double own = times[(iterations + 1) / 2 - 1], p50 = 0;
+    long all_wrong = 0;
+    MPI_Reduce(&own, &p50, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&wrong, &all_wrong, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
+    if (rank == 0) {
+        printf("{\"bytes\": %ld, \"p50_us\": %.3f, \"wrong\": %ld}\n", bytes, p50, all_wrong);
+        fflush(stdout);
+    }
+    free(times);
+    free(input);
+    free(output);
+}
+
 int main(int argc, char **argv)
 {
-    int rank, ranks;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 5) {
-        fprintf(stderr, "usage: mpi BYTES WARMUP ITERATIONS IN_PLACE\n");
+    int kind = 0;
+    while (kind < KINDS && (argc < 4 || strcmp(argv[1], names[kind])))
+        kind++;
+    if (kind == KINDS) {
+        fprintf(stderr, "usage: mpi COLLECTIVE BUDGET_US BYTES:ITERATIONS...\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
-    begin(rank, ranks);
-    int count = atoi(argv[1]) / 4, warmup = atoi(argv[2]), iterations = atoi(argv[3]), in_place = atoi(argv[4]);
-    size_t room = ((size_t)count * 4 + 4095) / 4096 * 4096;
-    float *output = (float *)aligned_alloc(4096, room);
-    float *input = in_place ? output : (float *)aligned_alloc(4096, room);
-    double *times = (double *)malloc(sizeof(double) * (size_t)(iterations + 1));
-    if (!output || !input || !times)
-        MPI_Abort(MPI_COMM_WORLD, 3);
-    for (int i = 0; i < count; i++)
-        output[i] = input[i] = (float)(rank + 1);
-    reduce(input, output, count);
-    long wrong = 0;
-    for (int i = 0; i < count; i++)
-        wrong += output[i] != (float)(ranks * (ranks + 1) / 2);
-    /* Zeros stay zeros, however often they are added. */
-    for (int i = 0; i < count; i++)
-        output[i] = input[i] = 0.0f;
-    for (int i = 0; i < warmup; i++)
-        reduce(input, output, count);
-    MPI_Barrier(MPI_COMM_WORLD);
-    for (int i = 0; i < iterations; i++) {
-        double began = MPI_Wtime();
-        reduce(input, output, count);
-        times[i] = (MPI_Wtime() - began) * 1e6;
-    }
-    MPI_Barrier(MPI_COMM_WORLD);
-    if (rank == 0) {
-        printf("{\"times_us\": [");
-        for (int i = 0; i < iterations; i++)
-            printf("%s%.3f", i ? ", " : "", times[i]);
-        printf("], \"wrong\": %ld}\n", wrong);
+    begin();
+    for (int i = 3; i < argc; i++) {
+        long bytes = 0;
+        int iterations = 0;
+        if (sscanf(argv[i], "%ld:%d", &bytes, &iterations) == 2 && iterations > 0)
+            measure(kind, atof(argv[2]), bytes, iterations);
     }
     MPI_Finalize();
     return 0;

@@ -8,6 +8,7 @@ use harmonaize_suites::report::Report;
 use harmonaize_suites::stale;
 use harmonaize_suites::suite::{Request, Run};
 use harmonaize_suites::suites::{self, SUITES};
+use harmonaize_suites::sweep;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -23,7 +24,8 @@ const RESULTS: &str = "docs/performance/README.md";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   cargo xtask bench shaped                     a table on standard output
-  cargo xtask bench intra --yes --json out.json installs peers when missing
+  cargo xtask bench sweep --yes                installs peers when missing; target/sweep/sweep.html and sweep.csv
+  cargo xtask bench sweep --only host --ranks 4 --collectives all_reduce,alltoall --sizes 64K,64M
   cargo xtask bench rdma --hosts testbed.toml  hosts that are reached by ssh
   cargo xtask bench --report                   marks stale rows of the page of results
   cargo xtask bench codec gradients.npy        codecs, on a recorded tensor too
@@ -48,7 +50,8 @@ pub struct Args {
     /// Suite codec: float32 files of NumPy to code besides
     #[arg(value_name = "FILE.npy")]
     pub files: Vec<PathBuf>,
-    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation and codec show besides
+    /// Draw each row against its bar into this folder, as SVG, and what suite control, compression, aggregation, cooperation and codec show besides;
+    /// suite sweep writes its page and its runs there, and into target/sweep without it
     #[arg(long, value_name = "FOLDER")]
     pub figures: Option<PathBuf>,
     /// Write the rows with their provenance as JSON too; `-` prints it on a line of standard output
@@ -57,16 +60,16 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites rdma, telemetry, control, compression, aggregation, small, sweep, cooperation and codec: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
     /// These parts alone; the other suites have none. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small, cooperation and codec: show that all programs run, in a short round; no bar is held against it
+    /// Suites rdma, telemetry, control, compression, aggregation, small, sweep, cooperation and codec: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
@@ -78,6 +81,15 @@ pub struct Args {
     /// Suite telemetry: keep the traces and logs of trainings whose verdicts on stragglers are wrong in this folder
     #[arg(long, value_name = "FOLDER")]
     pub wrong: Option<PathBuf>,
+    /// Suite sweep: sizes in bytes, with K, M or G; 1K to 256M by 4 without it
+    #[arg(long, value_delimiter = ',', value_name = "SIZE", value_parser = sweep::size)]
+    pub sizes: Vec<u64>,
+    /// Suite sweep: numbers of ranks on one host; 2, 3, 4 and 8 without it
+    #[arg(long, value_delimiter = ',', value_name = "NUMBER", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(2..=64))]
+    pub ranks: Vec<usize>,
+    /// Suite sweep: which collectives; all without it
+    #[arg(long, value_delimiter = ',', value_parser = collectives())]
+    pub collectives: Vec<String>,
     /// More runs, and rows that last longer
     #[arg(long)]
     pub full: bool,
@@ -89,6 +101,11 @@ pub struct Args {
 /// The suites' names.
 fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(SUITES.iter().map(|suite| PossibleValue::new(suite.name).help(suite.about)))
+}
+
+/// The names of the sweep's collectives.
+fn collectives() -> PossibleValuesParser {
+    PossibleValuesParser::new(sweep::COLLECTIVES.iter().map(|collective| collective.name))
 }
 
 impl Args {
@@ -104,6 +121,9 @@ impl Args {
             hosts: self.hosts.clone(),
             traces: self.traces.clone(),
             wrong: self.wrong.clone(),
+            sizes: self.sizes.clone(),
+            ranks: self.ranks.clone(),
+            collectives: self.collectives.clone(),
             consent: Consent::from_flag(self.yes),
         }
     }
@@ -123,6 +143,11 @@ pub fn run(args: &Args) -> Result<()> {
     if suite.name != "codec" && args.pytorch {
         bail!("only the suite codec compares with PyTorch so");
     }
+    if suite.name != "sweep"
+        && !(args.sizes.is_empty() && args.ranks.is_empty() && args.collectives.is_empty())
+    {
+        bail!("only the suite sweep takes --sizes, --ranks and --collectives");
+    }
     let run = match suite.run {
         Run::Alone(run) => {
             let began = Instant::now();
@@ -138,7 +163,7 @@ pub fn run(args: &Args) -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     eprintln!("Building (minutes, the first time)");
-    let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench"])?;
+    let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench", "harmonaize-perf"])?;
     let began = Instant::now();
     let outcome = run(request, binaries, stop)?;
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());
@@ -223,7 +248,7 @@ mod tests {
         for line in lines {
             assert!(wrong(line).contains("has no part"), "{line}");
         }
-        for suite in ["shaped", "service", "intra", "small", "codec"] {
+        for suite in ["shaped", "service", "small", "codec"] {
             let expected = format!("the suite {suite} has no parts; leave --only out");
             assert_eq!(wrong(&format!("{suite} --only large")), expected);
         }

@@ -38,7 +38,7 @@ enum Task {
     /// Build the fabric that a topology file describes, with control and agents, and keep it up
     Emulate(crate::emulate::Args),
     /// Run a suite of benchmarks and compare each with its bar
-    Bench(crate::bench::Args),
+    Bench(Box<crate::bench::Args>),
     /// Build for the offload unit's architecture, and run tests of the result under emulation
     Aarch64(crate::aarch64::Args),
     /// Run the agent on emulated offload units of another architecture, for tenants on their hosts

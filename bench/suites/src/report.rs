@@ -49,12 +49,22 @@ impl Provenance {
         }
     }
 
-    fn lines(&self) -> String {
+    /// Names with what they stand for.
+    pub(crate) fn facts(&self) -> [(&'static str, String); 6] {
         let Self { command, date, commit, machine, profile, runs: [fewest, most] } = self;
         let runs = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
-        format!(
-            "- command: `{command}`\n- date: {date}\n- commit: `{commit}`\n- machine: {machine}\n- profile: {profile}\n- runs: {runs}\n"
-        )
+        [
+            ("command", format!("`{command}`")),
+            ("date", date.clone()),
+            ("commit", format!("`{commit}`")),
+            ("machine", machine.clone()),
+            ("profile", profile.clone()),
+            ("runs", runs),
+        ]
+    }
+
+    fn lines(&self) -> String {
+        self.facts().iter().map(|(name, what)| format!("- {name}: {what}\n")).collect()
     }
 }
 

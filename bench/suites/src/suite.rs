@@ -35,6 +35,12 @@ pub struct Request {
     pub traces: Option<PathBuf>,
     /// Suite telemetry: the folder that keeps trainings with wrong verdicts.
     pub wrong: Option<PathBuf>,
+    /// Suite sweep: sizes, ranks on one host and collectives; its own where none is given.
+    pub sizes: Vec<u64>,
+    /// See `sizes`.
+    pub ranks: Vec<usize>,
+    /// See `sizes`.
+    pub collectives: Vec<String>,
     /// Whether to ask before installing.
     pub consent: Consent,
 }

@@ -5,7 +5,9 @@ use crate::part::{self, Outcome};
 use crate::row::Row;
 use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
-use crate::{aggregation, codec, compression, control, cooperation, dataplane, rdma, small, telemetry};
+use crate::{
+    aggregation, codec, compression, control, cooperation, dataplane, rdma, small, sweep, telemetry,
+};
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
 use harmonaize_testkit::workspace::Binaries;
@@ -33,12 +35,13 @@ pub const SUITES: &[Suite] = &[
         "Two ranks on one host: what agent and rings add to the plan alone",
         Run::Built(|request, binaries, stop| on_a_star(1, &request, binaries, stop, dataplane::service)),
     ),
-    Suite::whole(
-        "intra",
-        AGENTS,
-        "Four ranks on one host against Gloo, Open MPI, MPICH, Intel MPI and oneCCL",
-        Run::Built(|request, binaries, stop| on_a_star(1, &request, binaries, stop, dataplane::intra)),
-    ),
+    Suite {
+        name: "sweep",
+        rooms: AGENTS,
+        about: "Sizes swept over each collective, beside Open MPI, MPICH, Intel MPI, oneCCL and Gloo: one host, and four namespaces",
+        parts: |_| sweep::parts(),
+        run: Run::Built(|request, binaries, stop| sweep::run(&request, &binaries, &stop)),
+    },
     Suite {
         name: "rdma",
         rooms: CARRIED,

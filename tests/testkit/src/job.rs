@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -62,15 +62,29 @@ impl Spaces {
         arguments: &[String],
         logs: &Path,
     ) -> Result<Process> {
+        let title = format!("rank {label} of tenant {}'s {name}", self.tenant);
+        let log = logs.join(format!("{}-{name}-{label}.log", self.tenant));
+        self.start_command(&title, host, program, &log, |command, socket| {
+            command.arg("--socket").arg(socket).args(["--name", name]).args(arguments);
+        })
+    }
+
+    /// Starts a program on a host as the tenant; `arguments` adds what it takes, given the agent's socket.
+    pub fn start_command(
+        &self,
+        title: &str,
+        host: usize,
+        program: &Path,
+        log: &Path,
+        arguments: impl FnOnce(&mut Command, &Path),
+    ) -> Result<Process> {
         let (space, socket) =
             self.spaces.get(host).with_context(|| format!("there is no host number {host}"))?;
         let mut command = space.command(program);
         // Ranks share few cores: each computes on one.
-        command.arg("--socket").arg(socket).env("RAYON_NUM_THREADS", "1");
-        command.args(["--name", name]).args(arguments);
-        let title = format!("rank {label} of tenant {}'s {name}", self.tenant);
-        let log = logs.join(format!("{}-{name}-{label}.log", self.tenant));
-        Process::start(&title, &mut command, &space.namespace, &log)
+        command.env("RAYON_NUM_THREADS", "1");
+        arguments(&mut command, socket);
+        Process::start(title, &mut command, &space.namespace, log)
     }
 }
 
@@ -94,17 +108,7 @@ impl Job {
 
     /// Whether all ranks have ended well; an error with its last lines when one has not.
     pub fn ended(&mut self) -> Result<bool> {
-        let mut all = true;
-        for rank in &mut self.ranks {
-            match rank.status()? {
-                None => all = false,
-                Some(status) if status.success() => {}
-                Some(status) => {
-                    bail!("{} ended with {status}; its last lines:\n{}", rank.name(), rank.log_tail(2048))
-                }
-            }
-        }
-        Ok(all)
+        ended(&mut self.ranks)
     }
 
     /// Asks all ranks to stop.
@@ -113,21 +117,44 @@ impl Job {
     }
 
     /// Waits until all ranks have ended well; `check` is asked meanwhile whether to go on.
-    pub fn wait(&mut self, limit: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let deadline = Instant::now() + limit;
-        while !self.ended()? {
-            check()?;
-            if Instant::now() > deadline {
-                let late = self.ranks.iter_mut().find_map(|rank| match rank.status() {
-                    Ok(None) => Some(format!("{}:\n{}", rank.name(), rank.log_tail(2048))),
-                    _ => None,
-                });
-                bail!("not ended within {limit:?}: {}", late.unwrap_or_default());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        Ok(())
+    pub fn wait(&mut self, limit: Duration, check: impl FnMut() -> Result<()>) -> Result<()> {
+        wait(&mut self.ranks, limit, check)
     }
+}
+
+/// Whether all processes have ended well; an error with its last lines when one has not.
+fn ended(processes: &mut [Process]) -> Result<bool> {
+    let mut all = true;
+    for process in processes {
+        match process.status()? {
+            None => all = false,
+            Some(status) if status.success() => {}
+            Some(status) => {
+                bail!("{} ended with {status}; its last lines:\n{}", process.name(), process.log_tail(2048))
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// Waits until all processes have ended well; `check` is asked meanwhile whether to go on.
+///
+/// # Errors
+/// Where one has not, with its last lines.
+pub fn wait(processes: &mut [Process], limit: Duration, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while !ended(processes)? {
+        check()?;
+        if Instant::now() > deadline {
+            let late = processes.iter_mut().find_map(|process| match process.status() {
+                Ok(None) => Some(format!("{}:\n{}", process.name(), process.log_tail(2048))),
+                _ => None,
+            });
+            bail!("not ended within {limit:?}: {}", late.unwrap_or_default());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
 }
 
 /// Programs where a tenant's user may run them: as they are, or a copy when a folder above is closed to others.
@@ -182,7 +209,7 @@ impl Drop for Programs {
 }
 
 /// Runs a program outside any fabric and returns what it printed; an error carries what it said on its other stream.
-pub fn printed(command: &mut std::process::Command) -> Result<String> {
+pub fn printed(command: &mut Command) -> Result<String> {
     let shown = crate::workspace::describe(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start `{shown}`"))?;
     if !output.status.success() {

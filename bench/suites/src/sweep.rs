@@ -1,0 +1,480 @@
+//! Suite sweep: sizes swept over each collective, ours beside every peer that installs by name, on one host and over four network
+//! namespaces, a round of each contestant in turn. [The method](../../../docs/performance/sweep.md).
+
+use crate::lab::Lab;
+use crate::part::Outcome;
+use crate::report::Report;
+use crate::row::{Case, Row, median};
+use crate::runs::interleave;
+use crate::suite::Request;
+use anyhow::{Context, Result};
+use harmonaize_testkit::workspace::{self, Binaries};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+mod contestant;
+mod nodes;
+mod page;
+
+use contestant::{Contestant, Peers};
+use nodes::Nodes;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+/// Hosts of the two fabrics, a rank each.
+const APART: usize = 4;
+/// Numbers of ranks on one host.
+const RANKS: [usize; 4] = [2, 3, 4, 8];
+/// The share of the links' and the sockets' bounds that ours must reach.
+const OF_STREAM: f64 = 0.99;
+const OF_RING: f64 = 0.85;
+
+/// A collective of the sweep.
+#[derive(Debug)]
+pub struct Collective {
+    /// The name that `harmonaize-perf` has for it.
+    pub name: &'static str,
+    /// busbw over algbw, of the part of the tensor that other ranks have.
+    bus: fn(f64) -> f64,
+    /// How often a ring goes round, if a ring does it.
+    rounds: Option<usize>,
+    /// Whether its tensor has a block for each rank.
+    blocks: bool,
+}
+
+/// What is swept.
+pub const COLLECTIVES: [Collective; 5] = [
+    Collective { name: "all_reduce", bus: |part| 2.0 * part, rounds: Some(2), blocks: false },
+    Collective { name: "all_gather", bus: |part| part, rounds: Some(1), blocks: true },
+    Collective { name: "reduce_scatter", bus: |part| part, rounds: Some(1), blocks: true },
+    Collective { name: "alltoall", bus: |part| part, rounds: None, blocks: true },
+    Collective { name: "broadcast", bus: |_| 1.0, rounds: None, blocks: false },
+];
+
+impl Collective {
+    /// Bytes that the slowest link carries, of a tensor of about `bytes`: of several blocks each is a multiple of 16 bytes, as in
+    /// nccl-tests.
+    fn on_the_bus(&self, bytes: u64, ranks: usize) -> f64 {
+        let count = ranks as u64;
+        let whole = if self.blocks { bytes / 4 / count / 4 * 16 * count } else { bytes / 4 * 4 };
+        whole as f64 * (self.bus)(1.0 - 1.0 / ranks as f64)
+    }
+}
+
+/// Reads a size: a number of bytes with K, M or G for powers of 1024.
+///
+/// # Errors
+/// Where it is none, or none that tensors of f32 have.
+pub fn size(text: &str) -> Result<u64, String> {
+    let units = [("K", KIB), ("M", MIB), ("G", 1 << 30)];
+    let unit = units.into_iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, unit)));
+    let (digits, unit) = unit.unwrap_or((text, 1));
+    let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    let fine = bytes.filter(|bytes| (KIB..=1 << 30).contains(bytes) && bytes.is_multiple_of(4));
+    fine.ok_or_else(|| format!("{text:?} is no size from 1K to 1G, a multiple of 4 bytes"))
+}
+
+/// Where the ranks are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Site {
+    Host,
+    Shaped,
+    Unshaped,
+}
+
+/// The parts of the suite.
+const SITES: [(&str, Site); 3] =
+    [("host", Site::Host), ("shaped", Site::Shaped), ("unshaped", Site::Unshaped)];
+
+/// The parts' names.
+pub fn parts() -> Vec<&'static str> {
+    SITES.iter().map(|(name, _)| *name).collect()
+}
+
+impl Site {
+    fn title(self) -> &'static str {
+        match self {
+            Self::Host => "one host",
+            Self::Shaped => "four namespaces, 1 Gbit/s",
+            Self::Unshaped => "four namespaces, unshaped",
+        }
+    }
+
+    fn lab(self, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Lab> {
+        match self {
+            Self::Host => Lab::build(1, "1Gbit/s", binaries, stop),
+            Self::Shaped => Lab::build(APART, "1Gbit/s", binaries, stop),
+            Self::Unshaped => {
+                // What control believes of links that nothing shapes.
+                let lab = Lab::build(APART, "10Gbit/s", binaries, stop)?;
+                lab.fabric().hosts().iter().try_for_each(|host| lab.fabric().set_rate(&host.name, None))?;
+                Ok(lab)
+            }
+        }
+    }
+
+    /// How many times as fast as the best peer ours must be, where that is asked.
+    fn bar(self, collective: &str, ranks: usize, bytes: u64) -> Option<f64> {
+        let bar = match (self, collective, ranks) {
+            (Self::Host, "all_reduce", 4) if bytes >= 64 * KIB => 1.7,
+            (Self::Host, "all_reduce", 4) if bytes == KIB => 1.0,
+            (Self::Host, "all_reduce", 2) if bytes >= 64 * KIB => 1.0,
+            (Self::Host, "all_reduce", 2) if bytes == KIB || bytes == 16 * KIB => 0.5,
+            (Self::Host, "alltoall" | "all_gather", 4) if bytes >= 256 * KIB => 1.5,
+            (Self::Host, ..) if bytes == 64 * MIB => 1.0,
+            (Self::Unshaped, "all_reduce", _) if bytes >= 64 * KIB => 1.3,
+            _ => return None,
+        };
+        Some(bar)
+    }
+
+    /// The share of a limit that ours must reach, where that is asked.
+    fn share(self, collective: &str, bytes: u64, limit: &Entry) -> Option<f64> {
+        match (self, limit.role) {
+            (Self::Shaped, Role::Stream) if collective == "all_reduce" && bytes >= MIB => Some(OF_STREAM),
+            (Self::Unshaped, Role::Ring) if collective == "all_reduce" && bytes >= 64 * KIB => Some(OF_RING),
+            _ => None,
+        }
+    }
+}
+
+/// What a contestant is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Ours,
+    Peer,
+    /// A ring of bare sockets.
+    Ring,
+    /// What one TCP stream takes for the bytes on the bus.
+    Stream,
+    /// What a copy of the tensor takes.
+    Memcpy,
+}
+
+/// A contestant's figures of one setting.
+#[derive(Debug)]
+struct Entry {
+    /// Its name, with the way that it waits.
+    name: String,
+    /// Its name without.
+    library: String,
+    role: Role,
+    /// A round's microseconds by size.
+    rounds: Vec<BTreeMap<u64, f64>>,
+    /// Why it was given up, if it was.
+    failed: Option<String>,
+}
+
+impl Entry {
+    fn times(&self, bytes: u64) -> Vec<f64> {
+        self.rounds.iter().filter_map(|round| round.get(&bytes).copied()).collect()
+    }
+
+    fn median(&self, bytes: u64) -> Option<f64> {
+        median(&self.times(bytes))
+    }
+
+    /// A peer that has not failed.
+    fn is_peer(&self) -> bool {
+        self.role == Role::Peer && self.failed.is_none()
+    }
+}
+
+/// One place, number of ranks and collective.
+#[derive(Debug)]
+struct Setting {
+    site: Site,
+    ranks: usize,
+    collective: &'static Collective,
+    sizes: Vec<u64>,
+    entries: Vec<Entry>,
+}
+
+impl Setting {
+    fn title(&self) -> String {
+        format!("{}, {}, {} ranks", self.collective.name, self.site.title(), self.ranks)
+    }
+
+    /// GB/s of 1e9 bytes on the bus; of a copy, of what is copied.
+    fn busbw(&self, entry: &Entry, bytes: u64, time_us: f64) -> f64 {
+        let moved = match entry.role {
+            Role::Memcpy => bytes as f64,
+            _ => self.collective.on_the_bus(bytes, self.ranks),
+        };
+        moved / time_us / 1e3
+    }
+
+    /// The peer with the least median.
+    fn best(&self, bytes: u64) -> Option<&Entry> {
+        let peers = self.entries.iter().filter(|entry| entry.is_peer());
+        let timed = peers.filter_map(|entry| Some((entry, entry.median(bytes)?)));
+        timed.min_by(|one, other| one.1.total_cmp(&other.1)).map(|(entry, _)| entry)
+    }
+
+    /// A row for each size against the best peer, one for each limit that has a bar, and one for each contestant that failed.
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let ours = |bytes| {
+            let own = self.entries.iter().find(|entry| entry.role == Role::Ours);
+            own.map(|entry| entry.times(bytes)).unwrap_or_default()
+        };
+        let case = |bytes, times: f64| {
+            Case::less("sweep", format!("{}: p50 us", self.title()), 1.0 / times).of(bytes, self.ranks)
+        };
+        for bytes in &self.sizes {
+            let bar = self.site.bar(self.collective.name, self.ranks, *bytes);
+            let case_of_peers = bar.map_or_else(|| case(*bytes, 1.0).stated(), |bar| case(*bytes, bar));
+            rows.push(match self.best(*bytes) {
+                Some(best) => case_of_peers.compare(&ours(*bytes), &best.times(*bytes), &best.name),
+                None => case_of_peers.missing("any peer", "none has run"),
+            });
+            for limit in &self.entries {
+                if let Some(share) = self.site.share(self.collective.name, *bytes, limit) {
+                    rows.push(case(*bytes, share).compare(&ours(*bytes), &limit.times(*bytes), &limit.name));
+                }
+            }
+        }
+        let failed = self.entries.iter().filter_map(|entry| Some((entry, entry.failed.as_ref()?)));
+        rows.extend(failed.map(|(entry, why)| {
+            Case::more("sweep", format!("{}: it runs", self.title()), 1.0)
+                .of(0, self.ranks)
+                .missing(&entry.name, why)
+        }));
+        rows
+    }
+}
+
+/// How much is measured.
+#[derive(Debug)]
+struct Budget {
+    rounds: usize,
+    sizes: Vec<u64>,
+    ranks: Vec<usize>,
+    collectives: Vec<&'static Collective>,
+}
+
+impl Budget {
+    fn of(request: &Request) -> Self {
+        let or = |given: &[u64], own: &[u64]| if given.is_empty() { own.to_vec() } else { given.to_vec() };
+        let usual: Vec<u64> = (0..10).map(|power| KIB << (2 * power)).collect();
+        let sizes = if request.smoke { &[KIB, MIB][..] } else { &usual };
+        let ranks = if request.smoke { &RANKS[..1] } else { &RANKS };
+        let named = |collective: &&Collective| match request.collectives.as_slice() {
+            [] if request.smoke => collective.name == "all_reduce",
+            [] => true,
+            chosen => chosen.iter().any(|name| name == collective.name),
+        };
+        Self {
+            rounds: if request.smoke { 1 } else { request.rounds() },
+            sizes: or(&request.sizes, sizes),
+            ranks: if request.ranks.is_empty() { ranks.to_vec() } else { request.ranks.clone() },
+            collectives: COLLECTIVES.iter().filter(named).collect(),
+        }
+    }
+}
+
+/// The most timed operations of a size.
+fn iterations(bytes: u64) -> u32 {
+    u32::try_from(64 * MIB / bytes.max(1)).unwrap_or(u32::MAX).clamp(4, 200)
+}
+
+/// Sweeps. What was measured is written after each setting, so that an interruption leaves what was finished.
+///
+/// # Errors
+/// Where the report cannot be written. A site that fails is a problem of the outcome, and a contestant that fails a row.
+pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Result<Outcome> {
+    let budget = Budget::of(request);
+    let folder = request.figures.clone().unwrap_or_else(|| workspace::target().join("sweep"));
+    let peers = Peers::prepare(request.consent);
+    let mut settings = Vec::new();
+    let mut outcome = Outcome::default();
+    for (name, site) in SITES {
+        if !request.only.is_empty() && !request.only.iter().any(|only| only == name) {
+            continue;
+        }
+        let mut sweep = Sweep { budget: &budget, peers: &peers, folder: &folder, settings: &mut settings };
+        if let Err(error) = sweep.site(site, binaries, stop) {
+            eprintln!("error: {name}: {error:#}");
+            outcome.problems.push(format!("{name}: {error:#}"));
+        }
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    outcome.rows = settings.iter().flat_map(Setting::rows).collect();
+    Ok(outcome)
+}
+
+/// One run of the suite.
+struct Sweep<'a> {
+    budget: &'a Budget,
+    peers: &'a Peers,
+    folder: &'a Path,
+    settings: &'a mut Vec<Setting>,
+}
+
+impl Sweep<'_> {
+    fn site(&mut self, site: Site, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Result<()> {
+        let mut lab = site.lab(binaries.clone(), Arc::clone(stop))?;
+        let nodes = Nodes::prepare(lab.fabric())?;
+        let of_site: &[usize] = if site == Site::Host { &self.budget.ranks } else { &[APART] };
+        for ranks in of_site {
+            for collective in &self.budget.collectives {
+                let setting = self.setting(site, *ranks, collective, &mut lab, &nodes)?;
+                self.settings.push(setting);
+                let [csv, html] = self.write()?;
+                eprintln!("written: {} and {}", csv.display(), html.display());
+            }
+        }
+        Ok(())
+    }
+
+    fn setting(
+        &self,
+        site: Site,
+        ranks: usize,
+        collective: &'static Collective,
+        lab: &mut Lab,
+        nodes: &Nodes,
+    ) -> Result<Setting> {
+        let sizes = self.budget.sizes.clone();
+        let (contestants, entries) = self.peers.contestants(site, collective).into_iter().unzip();
+        let contestants: Vec<Result<Contestant, String>> = contestants;
+        let mut setting = Setting { site, ranks, collective, sizes, entries };
+        let hosts: Vec<usize> = (0..ranks).map(|rank| if site == Site::Host { 0 } else { rank }).collect();
+        let efforts: Vec<(u64, u32)> = setting.sizes.iter().map(|size| (*size, iterations(*size))).collect();
+        eprintln!("{}", setting.title());
+        let mut order = Vec::new();
+        interleave(self.budget.rounds, contestants.len(), |which| {
+            order.push(which);
+            Ok(())
+        })?;
+        for which in order {
+            let (Some(contestant), Some(entry)) = (contestants.get(which), setting.entries.get_mut(which))
+            else {
+                continue;
+            };
+            if entry.failed.is_some() {
+                continue;
+            }
+            let taken = match contestant {
+                Ok(contestant) => contestant.run(collective, &hosts, &efforts, lab, nodes),
+                Err(why) => Err(anyhow::anyhow!("{why}")),
+            };
+            // An interruption, or an agent that has ended, is nobody else's failure.
+            lab.check()?;
+            match taken {
+                Ok(times) => {
+                    let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
+                    eprintln!("  {}: {} us", entry.name, shown.join(" "));
+                    entry.rounds.push(times);
+                }
+                Err(error) => {
+                    eprintln!("  FAILED: {}: {error:#}", entry.name);
+                    entry.failed = Some(format!("{error:#}"));
+                }
+            }
+        }
+        Ok(setting)
+    }
+
+    /// Writes what was measured: `sweep.csv` with each run, and `sweep.html`.
+    fn write(&self) -> Result<[PathBuf; 2]> {
+        std::fs::create_dir_all(self.folder)
+            .with_context(|| format!("cannot make {}", self.folder.display()))?;
+        let rows = self.settings.iter().flat_map(Setting::rows).collect();
+        let files = [
+            ("sweep.csv", page::comma_separated(self.settings)),
+            ("sweep.html", page::page(self.settings, &Report::new(rows))?),
+        ];
+        let mut paths = Vec::new();
+        for (name, text) in files {
+            let path = self.folder.join(name);
+            std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            paths.push(path);
+        }
+        <[PathBuf; 2]>::try_from(paths).ok().context("two files")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries by name, role and the microseconds of each round at 64 KiB.
+    pub(super) fn setting(site: Site, entries: &[(&str, Role, &[f64])]) -> Setting {
+        let entries = entries.iter().map(|(name, role, times)| Entry {
+            name: (*name).to_owned(),
+            library: name.split(',').next().unwrap().to_owned(),
+            role: *role,
+            rounds: times.iter().map(|time| BTreeMap::from([(64 * KIB, *time)])).collect(),
+            failed: None,
+        });
+        let collective = &COLLECTIVES[0];
+        Setting { site, ranks: 4, collective, sizes: vec![64 * KIB], entries: entries.collect() }
+    }
+
+    #[test]
+    fn ours_is_held_against_the_best_peer() {
+        let entries: [(&str, Role, &[f64]); 4] = [
+            ("ours", Role::Ours, &[10.0, 10.0, 11.0]),
+            ("slow", Role::Peer, &[40.0, 40.0, 40.0]),
+            ("fast, yielding", Role::Peer, &[18.0, 17.0, 19.0]),
+            ("memcpy", Role::Memcpy, &[1.0, 1.0, 1.0]),
+        ];
+        let rows = setting(Site::Host, &entries).rows();
+        let [row] = rows.as_slice() else { panic!("{rows:?}") };
+        assert_eq!((row.reference_name.as_str(), row.ratio), ("fast, yielding", Some(1.8)));
+        assert!(row.passed() && (row.bar.unwrap() - 1.7).abs() < 1e-9, "{row:?}");
+        assert_eq!(setting(Site::Shaped, &entries).rows()[0].pass, None, "no bar at this size");
+    }
+
+    #[test]
+    fn a_contestant_that_fails_fails_a_row_and_is_not_the_best() {
+        let mut setting = setting(
+            Site::Host,
+            &[("ours", Role::Ours, &[10.0]), ("a", Role::Peer, &[1.0]), ("b", Role::Peer, &[20.0])],
+        );
+        setting.entries[1].failed = Some("no package".into());
+        let rows = setting.rows();
+        assert!(rows[0].reference_name == "b" && rows[0].passed(), "{rows:?}");
+        assert!(rows[1].failed() && rows[1].reference_name.contains("a (missing: no package)"), "{rows:?}");
+        setting.entries[2].failed = Some("gone".into());
+        assert!(setting.rows()[0].failed(), "no peer is left");
+    }
+
+    #[test]
+    fn the_ring_is_a_limit_over_namespaces() {
+        let entries: [(&str, Role, &[f64]); 3] =
+            [("ours", Role::Ours, &[100.0]), ("p", Role::Peer, &[131.0]), ("ring", Role::Ring, &[84.0])];
+        let rows = setting(Site::Unshaped, &entries).rows();
+        assert!(rows[0].passed(), "{rows:?}");
+        assert!(rows[1].failed() && rows[1].reference_name == "ring", "0.84 is less than 0.85: {rows:?}");
+    }
+
+    #[test]
+    fn bars_are_those_of_the_sizes_that_they_name() {
+        let bar = |site: Site, name: &str, ranks, bytes| site.bar(name, ranks, bytes);
+        assert_eq!(bar(Site::Host, "all_reduce", 4, 256 * MIB), Some(1.7));
+        assert_eq!(bar(Site::Host, "all_reduce", 4, 16 * KIB), None);
+        assert_eq!(bar(Site::Host, "all_reduce", 2, 16 * KIB), Some(0.5));
+        assert_eq!(bar(Site::Host, "alltoall", 4, MIB), Some(1.5));
+        assert_eq!(bar(Site::Host, "broadcast", 8, 64 * MIB), Some(1.0));
+        assert_eq!(bar(Site::Unshaped, "all_reduce", 4, 64 * KIB), Some(1.3));
+        assert_eq!(bar(Site::Shaped, "all_reduce", 4, MIB), None, "a share of the stream is asked there");
+    }
+
+    #[test]
+    fn sizes_are_read_and_bytes_counted_in_whole_blocks() {
+        assert_eq!([size("1K"), size("256M"), size("4096")].map(Result::unwrap), [KIB, 256 * MIB, 4096]);
+        for bad in ["", "K", "512", "2G", "1025", "x"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        // 85 elements a rank, of which 84 are whole blocks of 16 bytes.
+        assert_eq!(COLLECTIVES[3].on_the_bus(KIB, 3), 1008.0 * (1.0 - 1.0 / 3.0));
+        assert_eq!(COLLECTIVES[0].on_the_bus(KIB, 4), 1536.0);
+        assert_eq!([KIB, MIB, 256 * MIB].map(iterations), [200, 64, 4]);
+    }
+}
