@@ -56,14 +56,14 @@ def measure(collective, rank, ranks, budget_us, size, iterations):
     wrong = torch.tensor([(output != expected(collective, rank, ranks, block)).sum()])
     # Zeros stay zeros, however often they are added.
     output.fill_(0.0)
-    warmup = min(max(iterations // 10, 1), 20)
     dist.barrier()
     began = time.perf_counter_ns()
-    for _ in range(warmup):
-        run(input, output)
-    affordable = budget_us / ((time.perf_counter_ns() - began) / 1e3 / warmup)
+    run(input, output)
+    affordable = budget_us / ((time.perf_counter_ns() - began) / 1e3)
     chosen = torch.tensor([min(iterations, max(int(affordable), 3))])
     dist.broadcast(chosen, 0)
+    for _ in range(int(chosen) // 10):
+        run(input, output)
     dist.barrier()
     times = []
     for _ in range(int(chosen)):

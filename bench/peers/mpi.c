@@ -124,15 +124,15 @@ static void measure(int kind, double budget_us, long bytes, int iterations)
     run(kind, input, output, (int)block);
     for (long i = 0; i < of_output; i++)
         wrong += output[i] != expected(kind, block, i);
-    int warmup = iterations / 10 < 1 ? 1 : iterations / 10 > 20 ? 20 : iterations / 10;
     MPI_Barrier(MPI_COMM_WORLD);
     double began = MPI_Wtime();
-    for (int i = 0; i < warmup; i++)
-        run(kind, input, output, (int)block);
-    double affordable = budget_us / ((MPI_Wtime() - began) * 1e6 / warmup + 0.01);
+    run(kind, input, output, (int)block);
+    double affordable = budget_us / ((MPI_Wtime() - began) * 1e6 + 0.01);
     if (affordable < iterations)
         iterations = affordable < 3 ? 3 : (int)affordable;
     MPI_Bcast(&iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    for (int i = 0; i < iterations / 10; i++)
+        run(kind, input, output, (int)block);
     double *times = (double *)malloc(sizeof(double) * (size_t)iterations);
     if (!times)
         MPI_Abort(MPI_COMM_WORLD, 3);

@@ -137,12 +137,13 @@ impl Ring {
             this.run(block, steps)?;
             Ok(began.elapsed().as_secs_f64() * 1e6)
         };
-        let mut first = Vec::new();
-        for _ in 0..=(rounds / 10).clamp(1, 20) {
-            first.push(time(self)?);
+        time(self)?;
+        let first = time(self)?;
+        let first = self.greatest(first)?;
+        let rounds = rounds.min(((budget_us / first) as usize).max(3));
+        for _ in 0..rounds / 10 {
+            time(self)?;
         }
-        let mean = self.greatest(first.iter().sum::<f64>() / first.len() as f64)?;
-        let rounds = rounds.min(((budget_us / mean) as usize).max(3));
         self.greatest(0.0)?;
         let mut times = Vec::with_capacity(rounds);
         for _ in 0..rounds {

@@ -3,17 +3,20 @@
 use super::nodes::{INTERFACE, Nodes};
 use super::{Collective, Entry, Role, Site};
 use crate::lab::Lab;
-use crate::peers::{Gloo, MPI_PEERS, Mpi, PeerRun, figures};
+use crate::peers::{Figure, Gloo, MPI_PEERS, Mpi, PeerRun, figures};
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::job;
 use harmonaize_testkit::packages::Consent;
 use harmonaize_testkit::process::Process;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// How long one run of a contestant may take.
 const LIMIT: Duration = Duration::from_secs(600);
+/// How long it may take to end once it has measured.
+const GRACE: Duration = Duration::from_secs(5);
 /// Where the ring's ranks listen.
 const RING_PORT: u16 = 7600;
 /// How long copies are timed, a size.
@@ -104,7 +107,7 @@ impl Contestant {
             Self::Ours => ours(&run, hosts, lab),
             Self::Mpi(library, yields) => {
                 let command = library.command(&run, *yields, nodes.apart().as_ref());
-                finish(lab, vec![start(lab, nodes, 0, "peer", &command)?])
+                finish(lab, vec![start(lab, nodes, 0, "peer", &command)?], sizes.len())
             }
             Self::Gloo(gloo) => {
                 // A file that all ranks see, wherever they are.
@@ -116,7 +119,7 @@ impl Contestant {
                     start(lab, nodes, *host, &format!("gloo-{rank}"), &command)
                 };
                 let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
-                finish(lab, ranks)
+                finish(lab, ranks, sizes.len())
             }
             Self::Ring => ring(&run, hosts, lab, nodes),
             Self::Stream => {
@@ -156,19 +159,42 @@ fn ring(run: &PeerRun<'_>, hosts: &[usize], lab: &mut Lab, nodes: &Nodes) -> Res
         start(lab, nodes, *host, &format!("ring-{rank}"), &command)
     };
     let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
-    finish(lab, ranks)
+    finish(lab, ranks, run.sizes.len())
 }
 
 fn start(lab: &Lab, nodes: &Nodes, host: usize, name: &str, command: &Command) -> Result<Process> {
     nodes.start(host, name, command, &lab.logs().join(format!("sweep-{name}.log")))
 }
 
-/// Waits for the processes, of which the first prints the figures.
-fn finish(lab: &mut Lab, mut processes: Vec<Process>) -> Result<BTreeMap<u64, f64>> {
-    job::wait(&mut processes, LIMIT, || lab.check())?;
-    let log = processes.first().context("no rank")?.log();
-    let figures = figures(&std::fs::read_to_string(log)?)?;
+/// Waits for the processes, of which the first prints a figure for each size. One that has printed all and does not end, or ends badly, has
+/// still measured.
+fn finish(lab: &mut Lab, mut processes: Vec<Process>, sizes: usize) -> Result<BTreeMap<u64, f64>> {
+    let log = processes.first().context("no rank")?.log().to_path_buf();
+    let mut complete: Option<Instant> = None;
+    let waited = job::wait(&mut processes, LIMIT, || {
+        lab.check()?;
+        if complete.is_none() && printed(&log).is_ok_and(|figures| figures.len() >= sizes) {
+            complete = Some(Instant::now());
+        }
+        ensure!(complete.is_none_or(|since| since.elapsed() < GRACE), "it has measured and does not end");
+        Ok(())
+    });
+    let figures = match (printed(&log), waited) {
+        (Ok(figures), Err(error)) if figures.len() >= sizes => {
+            lab.check()?;
+            eprintln!("  after its figures: {error:#}");
+            figures
+        }
+        (figures, waited) => {
+            waited?;
+            figures?
+        }
+    };
     Ok(figures.into_iter().map(|figure| (figure.bytes, figure.p50_us)).collect())
+}
+
+fn printed(log: &Path) -> Result<Vec<Figure>> {
+    figures(&std::fs::read_to_string(log)?)
 }
 
 /// The median of copies of so many bytes, in microseconds.
