@@ -94,6 +94,7 @@ impl Apart {
         let interfaces = [
             "OMPI_MCA_btl_tcp_if_include",
             "OMPI_MCA_oob_tcp_if_include",
+            "PRTE_MCA_prte_if_include",
             "HYDRA_IFACE",
             "I_MPI_HYDRA_IFACE",
             "FI_TCP_IFACE",
