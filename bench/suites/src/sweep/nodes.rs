@@ -4,6 +4,7 @@ use crate::peers::Apart;
 use anyhow::{Context, Result};
 use harmonaize_testkit::fabric::{Fabric, Host};
 use harmonaize_testkit::process::Process;
+use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +22,8 @@ pub(super) struct Nodes {
     hosts: Vec<Host>,
     addresses: PathBuf,
     shell: PathBuf,
+    folder: PathBuf,
+    started: Cell<usize>,
 }
 
 impl Nodes {
@@ -35,7 +38,7 @@ impl Nodes {
         std::fs::write(&addresses, format!("127.0.0.1 localhost\n{}", named.collect::<String>()))?;
         std::fs::write(&shell, shell_text(fabric.name(), &addresses))?;
         std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o755))?;
-        Ok(Self { hosts, addresses, shell })
+        Ok(Self { hosts, addresses, shell, folder, started: Cell::new(0) })
     }
 
     /// A host by its place.
@@ -52,10 +55,15 @@ impl Nodes {
     /// Starts a command on a host. All that it starts, wherever, ends with it: they have a process namespace of their own.
     pub(super) fn start(&self, place: usize, title: &str, command: &Command, log: &Path) -> Result<Process> {
         let host = self.host(place)?;
+        self.started.set(self.started.get() + 1);
+        // Open MPI's daemons name folders by process, and in a new namespace the same numbers come again.
+        let temporary = self.folder.join(self.started.get().to_string());
+        std::fs::create_dir(&temporary).with_context(|| format!("cannot make {}", temporary.display()))?;
         let mut outer = Command::new("unshare");
         outer.args(["--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "sh", "-c", NAMED, "named"]);
         outer.arg(&host.name).arg(&self.addresses).arg(command.get_program()).args(command.get_args());
         outer.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        outer.env("TMPDIR", temporary);
         Process::start(title, &mut outer, &host.namespace, log)
     }
 }
