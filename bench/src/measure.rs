@@ -59,22 +59,22 @@ pub fn busy() -> f64 {
 }
 
 impl Kind {
-    /// busbw over algbw.
-    pub fn bus_factor(self, ranks: usize) -> f64 {
-        let collective = match self {
+    fn collective(self) -> Collective {
+        match self {
             Self::Allreduce => Collective::AllReduce,
             Self::Alltoall => Collective::AllToAll,
             Self::Allgather => Collective::AllGather,
             Self::Reducescatter => Collective::ReduceScatter,
-        };
-        collective.bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX))
+        }
+    }
+
+    /// busbw over algbw.
+    pub fn bus_factor(self, ranks: usize) -> f64 {
+        self.collective().bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX))
     }
 
     fn reduction_name(self) -> &'static str {
-        match self {
-            Self::Allreduce | Self::Reducescatter => "sum",
-            Self::Alltoall | Self::Allgather => "none",
-        }
+        if self.collective().reduces() { "sum" } else { "none" }
     }
 }
 

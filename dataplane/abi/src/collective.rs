@@ -135,13 +135,22 @@ pub enum Blocks {
     PerRank,
 }
 
-/// The ranks whose tensor takes part; what the others give is not looked at.
+/// The ranks that have a tensor; what the others give is not looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holders {
     /// Every rank.
     All,
     /// The root alone.
     Root,
+}
+
+impl Holders {
+    const fn include(self, rank: Rank, root: Rank) -> bool {
+        match self {
+            Self::All => true,
+            Self::Root => rank.0 == root.0,
+        }
+    }
 }
 
 /// How data moves between ranks: it decides on the cut into segments, the choice of algorithms, and the costs.
@@ -305,15 +314,27 @@ impl Collective {
         self.reduces() && self.traits().compressible
     }
 
-    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks.
-    pub const fn blocks(self, ranks: u32) -> [u32; 2] {
+    /// Blocks of [`Signature::count`] elements of a rank's input and of its output, among so many ranks; 0 of a tensor that it does not
+    /// have.
+    pub const fn blocks(self, ranks: u32, rank: Rank, root: Rank) -> [u32; 2] {
         let traits = self.traits();
-        [traits.input.count(ranks), traits.output.count(ranks)]
+        let input = if traits.input_of.include(rank, root) { traits.input.count(ranks) } else { 0 };
+        let output = if traits.output_of.include(rank, root) { traits.output.count(ranks) } else { 0 };
+        [input, output]
     }
 
-    /// In place: which block of a rank's input is which block of its output. `None`: it is never in place.
-    pub const fn shared_block(self, rank: Rank) -> Option<[u32; 2]> {
+    /// Blocks of the largest tensor of any rank.
+    pub const fn max_blocks(self, ranks: u32) -> u32 {
+        let [input, output] = self.blocks(ranks, Rank(0), Rank(0));
+        if input > output { input } else { output }
+    }
+
+    /// In place: which block of a rank's input is which block of its output. `None`: this rank is never in place.
+    pub const fn shared_block(self, rank: Rank, root: Rank) -> Option<[u32; 2]> {
         let traits = self.traits();
+        if !(traits.input_of.include(rank, root) && traits.output_of.include(rank, root)) {
+            return None;
+        }
         match (traits.input, traits.output) {
             (Blocks::One, Blocks::One) => Some([0, 0]),
             (Blocks::One, Blocks::PerRank) => Some([0, rank.0]),
@@ -322,18 +343,17 @@ impl Collective {
         }
     }
 
-    /// Whether it can be in place.
+    /// Whether it can be in place, at some rank.
     pub const fn can_be_in_place(self) -> bool {
-        self.shared_block(Rank(0)).is_some()
+        self.shared_block(Rank(0), Rank(0)).is_some()
     }
 
     /// What a block of a rank's output holds in the end.
     pub fn content(self, rank: Rank, block: u32, root: Rank) -> BlockContent {
         let traits = self.traits();
-        let writes = traits.output_of == Holders::All || rank == root;
         match (traits.input, traits.input_of) {
             (Blocks::None, _) => BlockContent::Unwritten,
-            _ if !writes => BlockContent::Unwritten,
+            _ if !traits.output_of.include(rank, root) => BlockContent::Unwritten,
             (Blocks::One, _) if traits.reduces => BlockContent::Reduction(block),
             (Blocks::PerRank, _) if traits.reduces => BlockContent::Reduction(rank.0),
             (Blocks::One, Holders::All) => BlockContent::Input(Rank(block), 0),
@@ -360,9 +380,8 @@ impl Blocks {
     }
 }
 
-/// What all ranks of a communicator must agree on for one operation. `count` is in elements: of the whole tensor for
-/// AllReduce and Broadcast, 0 for Barrier, and of one block for the others, whose larger tensors have `ranks * count`
-/// ([`Collective::blocks`]).
+/// What all ranks of a communicator must agree on for one operation. `count` is in elements of one block ([`Collective::blocks`]): of
+/// the whole tensor where none has a block for each rank, and 0 where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// Which collective.
@@ -383,7 +402,7 @@ impl fmt::Display for Signature {
         if !collective.has_data() {
             return write!(f, "{collective}()");
         }
-        let each = if collective.blocks(2) == [1, 1] { "" } else { " a rank" };
+        let each = if collective.max_blocks(2) == 1 { "" } else { " a rank" };
         write!(f, "{collective}({count} x {dtype}{each}")?;
         if collective.reduces() {
             write!(f, ", {reduce}")?;

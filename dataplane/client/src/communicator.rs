@@ -284,7 +284,7 @@ impl Communicator {
     pub fn all_reduce(&self, input: &Tensor, output: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
         same_shape(input, output)?;
         let count = input.elements();
-        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)), None)
+        self.submit(Collective::AllReduce, reduce, Rank(0), count, [Some(input), Some(output)], None)
     }
 
     /// Starts the same with error feedback: what fewer bits leave out of this sum is added to the next one with this feedback. It belongs
@@ -305,7 +305,14 @@ impl Communicator {
             return Err(Error::Dtype { expected: Dtype::F32, found: input.dtype() });
         }
         let count = input.elements();
-        self.submit(Collective::AllReduce, reduce, Rank(0), count, Some((input, output)), Some(feedback))
+        self.submit(
+            Collective::AllReduce,
+            reduce,
+            Rank(0),
+            count,
+            [Some(input), Some(output)],
+            Some(feedback),
+        )
     }
 
     /// Starts an AllReduce of `tensor` in place.
@@ -318,7 +325,7 @@ impl Communicator {
     pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<Operation, Error> {
         same_shape(input, output)?;
         let count = self.block_of(Collective::AllToAll, input)?;
-        self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, Some((input, output)), None)
+        self.submit(Collective::AllToAll, ReduceOp::Sum, Rank(0), count, [Some(input), Some(output)], None)
     }
 
     /// Starts an AllGather: block `r` of every rank's `output` becomes rank `r`'s `input`. Of the same type, `output` with as many
@@ -326,14 +333,14 @@ impl Communicator {
     pub fn all_gather(&self, input: &Tensor, output: &Tensor) -> Result<Operation, Error> {
         let count = self.block_of(Collective::AllGather, output)?;
         one_block(Collective::AllGather, input, output, count)?;
-        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, Some((input, output)), None)
+        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, [Some(input), Some(output)], None)
     }
 
     /// Starts an AllGather in place: this rank's input is the block of `tensor` with its number. The tensor has a multiple of the number
     /// of ranks of elements.
     pub fn all_gather_in_place(&self, tensor: &Tensor) -> Result<Operation, Error> {
         let count = self.block_of(Collective::AllGather, tensor)?;
-        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, Some((tensor, tensor)), None)
+        self.submit(Collective::AllGather, ReduceOp::Sum, Rank(0), count, [Some(tensor); 2], None)
     }
 
     /// Starts a ReduceScatter: `output` becomes the reduction of all ranks' block of `input` with this rank's number. Of the same type,
@@ -346,33 +353,55 @@ impl Communicator {
     ) -> Result<Operation, Error> {
         let count = self.block_of(Collective::ReduceScatter, input)?;
         one_block(Collective::ReduceScatter, output, input, count)?;
-        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, Some((input, output)), None)
+        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, [Some(input), Some(output)], None)
     }
 
     /// Starts a ReduceScatter in place: the result is the block of `tensor` with this rank's number; the others stay as they are. The
     /// tensor has a multiple of the number of ranks of elements.
     pub fn reduce_scatter_in_place(&self, tensor: &Tensor, reduce: ReduceOp) -> Result<Operation, Error> {
         let count = self.block_of(Collective::ReduceScatter, tensor)?;
-        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, Some((tensor, tensor)), None)
+        self.submit(Collective::ReduceScatter, reduce, Rank(0), count, [Some(tensor); 2], None)
     }
 
     /// Starts a Broadcast: every rank's `tensor` becomes the root's.
     pub fn broadcast(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
-        self.broadcast_into(tensor, tensor, root)
+        self.broadcast_into(Some(tensor), tensor, root)
     }
 
-    /// Starts a Broadcast: every rank's `output` becomes the root's `input`. Both of the same type and size.
-    pub fn broadcast_into(&self, input: &Tensor, output: &Tensor, root: Rank) -> Result<Operation, Error> {
-        same_shape(input, output)?;
-        if root.0 >= self.ranks() {
-            return Err(Error::Shape(format!("root {root} of a communicator of {} ranks", self.ranks())));
-        }
-        self.submit(Collective::Broadcast, ReduceOp::Sum, root, input.elements(), Some((input, output)), None)
+    /// Starts a Broadcast: every rank's `output` becomes the root's `input`. Both of the same type and size; only the root needs an input.
+    pub fn broadcast_into(
+        &self,
+        input: Option<&Tensor>,
+        output: &Tensor,
+        root: Rank,
+    ) -> Result<Operation, Error> {
+        let input = self.of_root(Collective::Broadcast, root, input)?;
+        input.map_or(Ok(()), |input| same_shape(input, output))?;
+        let count = output.elements();
+        self.submit(Collective::Broadcast, ReduceOp::Sum, root, count, [input, Some(output)], None)
     }
 
     /// Starts a Barrier: ends when every rank has started it.
     pub fn barrier(&self) -> Result<Operation, Error> {
-        self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, None, None)
+        self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, [None; 2], None)
+    }
+
+    /// What the root alone gives: nothing at the others.
+    fn of_root<'a>(
+        &self,
+        collective: Collective,
+        root: Rank,
+        tensor: Option<&'a Tensor>,
+    ) -> Result<Option<&'a Tensor>, Error> {
+        match tensor {
+            _ if root.0 >= self.ranks() => {
+                Err(Error::Shape(format!("root {root} of a communicator of {} ranks", self.ranks())))
+            }
+            None if root == self.rank() => Err(Error::Shape(format!(
+                "{collective} at its root {root} without the tensor that a root gives"
+            ))),
+            given => Ok(given.filter(|_| root == self.rank())),
+        }
     }
 
     /// Elements of each rank's block of a tensor.
@@ -392,36 +421,34 @@ impl Communicator {
         reduce: ReduceOp,
         root: Rank,
         count: u64,
-        tensors: Option<(&Tensor, &Tensor)>,
+        tensors: [Option<&Tensor>; 2],
         feedback: Option<&Feedback>,
     ) -> Result<Operation, Error> {
-        let (mut dtype, mut regions, mut buffers) = (Dtype::U8, [Region::default(); 2], Buffers::default());
-        if let Some((input, output)) = tensors {
-            for tensor in [input, output] {
-                if !Arc::ptr_eq(&tensor.block.pool, &self.pool) {
-                    return Err(Error::Foreign);
-                }
+        if tensors.iter().flatten().any(|tensor| !Arc::ptr_eq(&tensor.block.pool, &self.pool)) {
+            return Err(Error::Foreign);
+        }
+        let dtype = tensors.iter().flatten().next().map_or(Dtype::U8, |tensor| tensor.dtype());
+        let mut regions = tensors.map(|tensor| tensor.map(Tensor::region).unwrap_or_default());
+        if let [Some(input), Some(output)] = tensors
+            && std::ptr::eq(input, output)
+            && let Some([of_input, of_output]) = collective.shared_block(self.rank(), root)
+        {
+            // In place, the one begins within the other where they share a block.
+            let bytes = count.saturating_mul(dtype.size() as u64);
+            let blocks = collective.blocks(self.ranks(), self.rank(), root);
+            for ((region, other), blocks) in regions.iter_mut().zip([of_output, of_input]).zip(blocks) {
+                region.offset = region.offset.saturating_add(bytes.saturating_mul(other.into()));
+                region.bytes = bytes.saturating_mul(blocks.into());
             }
-            dtype = input.dtype();
-            regions = [input.region(), output.region()];
-            if let (true, Some([of_input, of_output])) =
-                (std::ptr::eq(input, output), collective.shared_block(self.rank()))
-            {
-                // In place, the one begins within the other where they share a block.
-                let bytes = count.saturating_mul(dtype.size() as u64);
-                for ((region, other), blocks) in
-                    regions.iter_mut().zip([of_output, of_input]).zip(collective.blocks(self.ranks()))
-                {
-                    region.offset = region.offset.saturating_add(bytes.saturating_mul(other.into()));
-                    region.bytes = bytes.saturating_mul(blocks.into());
-                }
-            }
-            let [read, written] = regions;
-            buffers.tensors =
-                [Some((Arc::clone(&input.block), read)), Some((Arc::clone(&output.block), written))];
-            buffers.sliced = input.is_slice() || output.is_slice();
         }
         let [input, output] = regions;
+        let used = |tensor: Option<&Tensor>, region| tensor.map(|tensor| (Arc::clone(&tensor.block), region));
+        let [read, written] = tensors;
+        let mut buffers = Buffers {
+            tensors: [used(read, input), used(written, output)],
+            sliced: tensors.iter().flatten().any(|tensor| tensor.is_slice()),
+            ..Buffers::default()
+        };
         let (mut owing, mut bits) = ([Region::default(); 2], 0);
         if let Some(feedback) = feedback {
             if !Arc::ptr_eq(feedback.pool(), &self.pool) {

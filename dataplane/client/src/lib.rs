@@ -60,7 +60,9 @@ pub use harmonaize_abi::session::{
     EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Negotiated, OnFailure,
     Priority, Reason, Record, RefusalKind, Secret, Target,
 };
-pub use harmonaize_abi::{Collective, CongestionLevel, Dtype, Rank, ReduceOp, Signature, Status};
+pub use harmonaize_abi::{
+    BlockContent, Collective, CongestionLevel, Dtype, Rank, ReduceOp, Signature, Status,
+};
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
 pub use operation::{Algorithm, Operation, Receipt};

@@ -7,7 +7,7 @@
 mod common;
 
 use common::{World, call, loopback, reduce, tcp};
-use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
+use harmonaize_abi::{Collective, Rank, ReduceOp, Region, Submission};
 use harmonaize_codec::Codec;
 use harmonaize_plan::{Coding, Tuning};
 use std::time::{Duration, Instant};
@@ -79,7 +79,7 @@ fn coded(name: &str, runs: usize) {
 }
 
 fn once(world: &mut World, collective: Collective, bytes: u64, output: u64) -> Duration {
-    let [inputs, outputs] = collective.blocks(2).map(u64::from);
+    let [inputs, outputs] = collective.blocks(2, Rank(0), Rank(0)).map(u64::from);
     let block = bytes / inputs.max(outputs);
     let [input, output] =
         [(0, inputs), (output, outputs)].map(|(offset, blocks)| Region { offset, bytes: blocks * block });

@@ -427,7 +427,7 @@ impl Engine {
             segment: segment(),
             ..of_end(member, rank, receipt.operation)
         });
-        let blocks = receipt.signature.collective.blocks(member.ranks).into_iter().max().unwrap_or(1);
+        let blocks = receipt.signature.collective.max_blocks(member.ranks);
         let elements = receipt.signature.count.saturating_mul(blocks.into()).max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;

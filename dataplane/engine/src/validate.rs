@@ -57,9 +57,11 @@ pub(crate) fn check(
     }
     let size = dtype.size() as u64;
     let block = submission.count.checked_mul(size).ok_or(Status::OutOfRange)?;
-    let [inputs, outputs] = collective.blocks(ranks);
-    let (input, output) = (submission.input, submission.output);
-    let tensors = [input, output];
+    let blocks = collective.blocks(ranks, rank, signature.root);
+    // What is not there is not looked at.
+    let there = |region: Region, blocks: u32| if blocks > 0 { region } else { Region::default() };
+    let [inputs, outputs] = blocks;
+    let tensors @ [input, output] = [there(submission.input, inputs), there(submission.output, outputs)];
     // What takes feedback has tensors of one block.
     let fed = feedback.iter().flatten().map(|region| (region, 1));
     for (region, blocks) in [(&input, inputs), (&output, outputs)].into_iter().chain(fed) {
@@ -73,7 +75,7 @@ pub(crate) fn check(
     let shared = |[of_input, of_output]: [u32; 2]| {
         input.offset + block * u64::from(of_input) == output.offset + block * u64::from(of_output)
     };
-    let in_place = block > 0 && collective.shared_block(rank).is_some_and(shared);
+    let in_place = block > 0 && collective.shared_block(rank, signature.root).is_some_and(shared);
     let apart = |one: &Region, other: &Region| {
         one.offset + one.bytes <= other.offset || other.offset + other.bytes <= one.offset
     };
@@ -177,12 +179,44 @@ mod tests {
 
     /// Among four ranks, with the one tensor of 2 elements and the other of 8.
     fn blocks(collective: Collective, input: u64, output: u64) -> Submission {
-        let [inputs, outputs] = collective.blocks(4).map(|blocks| u64::from(blocks) * 8);
+        let [inputs, outputs] = collective.blocks(4, Rank(0), Rank(0)).map(|blocks| u64::from(blocks) * 8);
         Submission {
             collective: collective.code(),
             input: Region { offset: input, bytes: inputs },
             output: Region { offset: output, bytes: outputs },
             ..sum(2, 0, 0)
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_a_rank_does_not_have_is_not_looked_at() {
+        let nowhere = Region { offset: u64::MAX, bytes: 3 };
+        for collective in Collective::ALL.iter().copied().filter(|one| one.is_rooted()) {
+            let of = |submission: Submission, root| {
+                check(&Submission { root, ..submission }, 128, (Rank(1), 4)).map(|call| (call, call.in_place))
+            };
+            let region = |blocks: u32, offset| match blocks {
+                0 => nowhere,
+                _ => Region { offset, bytes: u64::from(blocks) * 8 },
+            };
+            let [inputs, outputs] = collective.blocks(4, Rank(1), Rank(0));
+            assert_eq!([inputs, outputs].iter().filter(|blocks| **blocks == 0).count(), 1, "{collective}");
+            let submission = Submission {
+                input: region(inputs, 0),
+                output: region(outputs, 64),
+                ..blocks(collective, 0, 64)
+            };
+            let (checked, in_place) = of(submission, 0).unwrap();
+            assert!(!in_place && checked.signature.root == Rank(0));
+            let there = |region| if region == nowhere { Region::default() } else { region };
+            assert_eq!((checked.input, checked.output), (there(submission.input), there(submission.output)));
+            assert_eq!(of(submission, 1).map(|_| ()), Err(Status::OutOfRange), "{collective}'s root");
+            assert_eq!(of(submission, 4).map(|_| ()), Err(Status::BadRank), "{collective}");
+            let [input, output] =
+                collective.shared_block(Rank(1), Rank(1)).unwrap().map(|at| u64::from(at) * 8);
+            let shared = blocks(collective, output, input);
+            assert!(of(shared, 1).unwrap().1, "{collective} in place at its root");
+            assert!(!of(submission, 0).unwrap().1, "{collective} in place elsewhere");
         }
     }
 

@@ -1,7 +1,7 @@
 //! The command line.
 
 use anyhow::{Result, bail, ensure};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use harmonaize_client::{Collective, Dtype, ReduceOp};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -22,9 +22,8 @@ const EXAMPLES: &str = "Examples:
 #[derive(Parser, Clone, Debug)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Which collective
-    #[arg(value_enum)]
-    pub(crate) collective: Kind,
+    /// Which collective: all_reduce, all_gather, reduce_scatter, alltoall or broadcast
+    pub(crate) collective: Program,
     /// The agent's socket for this tenant; several share the ranks out in equal parts
     #[arg(long, required = true)]
     pub(crate) agent: Vec<PathBuf>,
@@ -58,7 +57,7 @@ pub(crate) struct Arguments {
     /// Reduction: sum, prod, max, min, avg or all
     #[arg(short = 'o', long, default_value = "sum")]
     pub(crate) op: Choice<ReduceOp>,
-    /// Root of a broadcast; -1 for each rank in turn
+    /// Root, where the collective has one; -1 for each rank in turn
     #[arg(short = 'r', long, default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) root: i64,
     /// 0: up to eight operations in flight; 1: wait and barrier after each; 2: wait, no barrier; 3: as 1, the time without it
@@ -87,38 +86,23 @@ pub(crate) struct Arguments {
     pub(crate) timeout: u64,
 }
 
-/// What nccl-tests has a program each for.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    #[value(name = "alltoall")]
-    AllToAll,
-    Broadcast,
+/// What nccl-tests has a program for, by its name without the end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    pub(crate) collective: Collective,
 }
 
-impl Kind {
-    /// The name of nccl-tests' program, without its end.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "alltoall",
-            Self::Broadcast => "broadcast",
-        }
-    }
+impl FromStr for Program {
+    type Err = String;
 
-    pub(crate) fn collective(self) -> Collective {
-        match self {
-            Self::AllReduce => Collective::AllReduce,
-            Self::AllGather => Collective::AllGather,
-            Self::ReduceScatter => Collective::ReduceScatter,
-            Self::AllToAll => Collective::AllToAll,
-            Self::Broadcast => Collective::Broadcast,
-        }
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = <Collective as Named>::ALL;
+        let found = known.iter().find(|(name, _)| *name == text);
+        found.map(|&(name, collective)| Self { name, collective }).ok_or_else(|| {
+            let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+            format!("{text:?} is none of {}", names.join(", "))
+        })
     }
 }
 
@@ -165,6 +149,16 @@ impl<T: Named> FromStr for Choice<T> {
         }
         Ok(Self(chosen))
     }
+}
+
+impl Named for Collective {
+    const ALL: &[(&str, Self)] = &[
+        ("all_reduce", Self::AllReduce),
+        ("all_gather", Self::AllGather),
+        ("reduce_scatter", Self::ReduceScatter),
+        ("alltoall", Self::AllToAll),
+        ("broadcast", Self::Broadcast),
+    ];
 }
 
 impl Named for Dtype {
@@ -256,6 +250,19 @@ mod tests {
             let error = parsed(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn collectives_go_by_the_names_of_nccl_tests() {
+        let named = |name| Arguments::try_parse_from(["harmonaize-perf", name, "--agent", "a"]);
+        for (name, collective) in <Collective as Named>::ALL {
+            let program = named(name).unwrap().collective;
+            assert_eq!((program.name, program.collective), (*name, *collective));
+        }
+        let measured = |one: &Collective| <Collective as Named>::ALL.iter().any(|(_, known)| known == one);
+        assert!(Collective::ALL.iter().filter(|one| one.has_data()).all(measured));
+        let error = named("allreduce").unwrap_err().to_string();
+        assert!(error.contains("none of all_reduce, all_gather"), "{error}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What ranks put into their tensors, and what must come out: small integers that every element type holds exactly.
 
 use half::{bf16, f16};
-use harmonaize_client::{Collective, Element, ReduceOp};
+use harmonaize_client::{BlockContent, Collective, Element, Rank, ReduceOp};
 
 /// After so many elements values repeat, so that what is expected is a table, not a sum an element.
 const PERIOD: u64 = 61;
@@ -45,7 +45,7 @@ pub(crate) struct Pattern {
     pub(crate) root: u32,
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    /// Elements of a block: a whole tensor of AllReduce and Broadcast.
+    /// Elements of a block.
     pub(crate) count: u64,
 }
 
@@ -86,14 +86,12 @@ impl Pattern {
 
     /// How many elements of a block that the collective wrote are wrong. `block` counts those of the output.
     pub(crate) fn wrong<T: Value>(&self, block: u32, found: &[T]) -> u64 {
-        let first = |block: u32| u64::from(block) * self.count;
+        let content = self.collective.content(Rank(self.rank), block, Rank(self.root));
         let expected = |at: u64| -> T {
-            match self.collective {
-                Collective::AllReduce => self.reduced(at),
-                Collective::ReduceScatter => self.reduced(first(self.rank) + at),
-                Collective::AllGather => T::of(self.input(block, at)),
-                Collective::AllToAll => T::of(self.input(block, first(self.rank) + at)),
-                _ => T::of(self.input(self.root, at)),
+            match content {
+                BlockContent::Unwritten => T::default(),
+                BlockContent::Input(of, block) => T::of(self.input(of.0, u64::from(block) * self.count + at)),
+                BlockContent::Reduction(block) => self.reduced(u64::from(block) * self.count + at),
             }
         };
         let table: Vec<f64> = (0..PERIOD).map(|at| expected(at).value()).collect();

@@ -67,7 +67,7 @@ impl Report {
     pub(crate) fn begin(arguments: &Arguments, ranks: u32, lines: &[String]) -> Result<Self> {
         let create =
             |path: &Path| File::create(path).with_context(|| format!("cannot write {}", path.display()));
-        let program = format!("{}_perf", arguments.collective.name());
+        let program = format!("{}_perf", arguments.collective.name);
         let mut csv = arguments.csv.as_deref().map(create).transpose()?;
         if let Some(csv) = &mut csv {
             writeln!(csv, "{CSV}")?;

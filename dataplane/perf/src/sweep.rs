@@ -1,6 +1,6 @@
 //! One rank's part: each size out of place and in place, timed as nccl-tests does, checked, and told to rank 0.
 
-use crate::arguments::{Arguments, Kind};
+use crate::arguments::Arguments;
 use crate::launch::Seat;
 use crate::pattern::{Pattern, Value};
 use crate::report::{Place, Report, Row};
@@ -29,13 +29,13 @@ pub(crate) fn run(arguments: &Arguments, seat: &Seat) -> Result<ExitCode> {
     let member = Member { arguments, seat, client, communicator };
     let lines = member.lines()?;
     let mut report = (seat.rank == 0).then(|| Report::begin(arguments, seat.ranks, &lines)).transpose()?;
-    let collective = arguments.collective.collective();
+    let collective = arguments.collective.collective;
     let reductions =
         if collective.reduces() { arguments.op.0.clone() } else { vec![("none", ReduceOp::Sum)] };
-    let roots = match (arguments.collective, arguments.root) {
-        (Kind::Broadcast, -1) => (0..seat.ranks).map(i64::from).collect(),
-        (Kind::Broadcast, root) => vec![root],
-        _ => vec![-1],
+    let roots = match arguments.root {
+        _ if !collective.is_rooted() => vec![-1],
+        -1 => (0..seat.ranks).map(i64::from).collect(),
+        root => vec![root],
     };
     for (type_name, dtype) in &arguments.datatype.0 {
         for (op_name, reduce) in &reductions {
@@ -210,15 +210,15 @@ struct Run<'a, T> {
 
 impl<'a, T: Value> Run<'a, T> {
     fn new(member: &'a Member<'a>, bytes: u64, case: &Case<'_>) -> Result<Self> {
-        let collective = member.arguments.collective.collective();
+        let collective = member.arguments.collective.collective;
         let (elements, ranks) = (bytes / size_of::<T>() as u64, member.seat.ranks);
-        let [of_input, of_output] = collective.blocks(ranks);
         // As nccl-tests: blocks are multiples of 16 bytes.
         let align = 16 / size_of::<T>() as u64;
-        let count =
-            if of_input.max(of_output) == 1 { elements } else { elements / u64::from(ranks) / align * align };
+        let whole = collective.max_blocks(ranks) == 1;
+        let count = if whole { elements } else { elements / u64::from(ranks) / align * align };
         let root = u32::try_from(case.root).unwrap_or(0);
         let (rank, reduce) = (member.seat.rank, case.reduce);
+        let [of_input, of_output] = collective.blocks(ranks, Rank(rank), Rank(root));
         let pattern = Pattern { collective, reduce, root, rank, ranks, count };
         let tensor = |blocks: u32| member.client.tensor(T::DTYPE, count * u64::from(blocks));
         Ok(Self {
@@ -230,54 +230,61 @@ impl<'a, T: Value> Run<'a, T> {
         })
     }
 
-    /// Elements of the larger tensor.
+    /// Elements of the largest tensor of any rank.
     fn larger(&self) -> u64 {
-        self.input.elements().max(self.output.elements())
+        self.pattern.count * u64::from(self.pattern.collective.max_blocks(self.pattern.ranks))
+    }
+
+    /// What stands for both tensors in place: the larger one.
+    fn both(&self) -> &Tensor {
+        if self.input.elements() > self.output.elements() { &self.input } else { &self.output }
+    }
+
+    /// Where input and output are, and from which element on.
+    fn places(&self, in_place: bool) -> [(&Tensor, u64); 2] {
+        let Pattern { collective, rank, root, count, .. } = self.pattern;
+        if !in_place {
+            return [(&self.input, 0), (&self.output, 0)];
+        }
+        let [of_input, of_output] = collective.shared_block(Rank(rank), Rank(root)).unwrap_or_default();
+        [of_output, of_input].map(|at| (self.both(), u64::from(at) * count))
     }
 
     /// Submits the operation; none where there is nothing to move, or it is never in place.
     fn start(&self, in_place: bool) -> Result<Option<Operation>> {
         let (communicator, reduce) = (&self.member.communicator, self.pattern.reduce);
-        let (input, output, root) = (&self.input, &self.output, Rank(self.pattern.root));
+        let (input, output, both) = (&self.input, &self.output, self.both());
+        let root = Rank(self.pattern.root);
         if self.pattern.count == 0 {
             return Ok(None);
         }
         Ok(Some(match (self.pattern.collective, in_place) {
             (Collective::AllReduce, false) => communicator.all_reduce(input, output, reduce)?,
-            (Collective::AllReduce, true) => communicator.all_reduce_in_place(output, reduce)?,
+            (Collective::AllReduce, true) => communicator.all_reduce_in_place(both, reduce)?,
             (Collective::AllGather, false) => communicator.all_gather(input, output)?,
-            (Collective::AllGather, true) => communicator.all_gather_in_place(output)?,
+            (Collective::AllGather, true) => communicator.all_gather_in_place(both)?,
             (Collective::ReduceScatter, false) => communicator.reduce_scatter(input, output, reduce)?,
-            (Collective::ReduceScatter, true) => communicator.reduce_scatter_in_place(input, reduce)?,
-            (Collective::Broadcast, false) => communicator.broadcast_into(input, output, root)?,
-            (Collective::Broadcast, true) => communicator.broadcast(output, root)?,
+            (Collective::ReduceScatter, true) => communicator.reduce_scatter_in_place(both, reduce)?,
+            (Collective::Broadcast, false) => communicator.broadcast_into(Some(input), output, root)?,
+            (Collective::Broadcast, true) => communicator.broadcast(both, root)?,
             (Collective::AllToAll, false) => communicator.all_to_all(input, output)?,
             _ => return Ok(None),
         }))
     }
 
-    /// Puts the input where the operation looks for it.
+    /// Clears the output, and puts the input where the operation looks for it.
     fn fill(&self, in_place: bool) -> Result<()> {
-        let values = self.pattern.write::<T>(self.input.elements());
-        match (self.pattern.collective, in_place) {
-            (_, false) | (Collective::ReduceScatter, true) => self.input.write(0, &values)?,
-            (Collective::AllGather, true) => {
-                self.output.write(u64::from(self.pattern.rank) * self.pattern.count, &values)?;
-            }
-            _ => self.output.write(0, &values)?,
-        }
+        let [(input, first), (output, start)] = self.places(in_place);
+        output.write(start, &vec![T::default(); usize::try_from(self.output.elements())?])?;
+        input.write(first, &self.pattern.write::<T>(self.input.elements()))?;
         Ok(())
     }
 
     /// Elements of the output that are not what they must be.
     fn wrong(&self, in_place: bool) -> Result<u64> {
-        let [_, blocks] = self.pattern.collective.blocks(self.pattern.ranks);
-        let (tensor, first) = match (self.pattern.collective, in_place) {
-            (Collective::ReduceScatter, true) => {
-                (&self.input, u64::from(self.pattern.rank) * self.pattern.count)
-            }
-            _ => (&self.output, 0),
-        };
+        let Pattern { collective, ranks, rank, root, .. } = self.pattern;
+        let [_, blocks] = collective.blocks(ranks, Rank(rank), Rank(root));
+        let [_, (tensor, first)] = self.places(in_place);
         let mut found = vec![T::default(); usize::try_from(self.pattern.count)?];
         let mut wrong = 0;
         for block in 0..blocks {

@@ -23,18 +23,18 @@ pub(crate) fn program(
 ) -> Result<Program, PlanError> {
     let ranks = plan.group().local(me);
     match plan.participants() {
-        1 => within(ranks, local),
+        1 => within(ranks, ranks, local),
         _ => Ring::program(plan, position, ranks, local),
     }
 }
 
-/// One participant: from all inputs straight to all outputs, safe in place.
-fn within(ranks: &[Rank], local: &Local<'_>) -> Result<Program, PlanError> {
+/// One participant: from all inputs straight to the outputs of some ranks, safe in place.
+pub(crate) fn within(ranks: &[Rank], to: &[Rank], local: &Local<'_>) -> Result<Program, PlanError> {
     let mut builder = Builder::default();
     let direct = ranks.len() <= MAX_SOURCES && remote_count(ranks, local) == 0;
     let of = if direct { 1 } else { STAGED_PARTS };
     let parts = parts(of);
-    let mut landing = Landing::new(&mut builder, ranks, local, of, false)?;
+    let mut landing = Landing::new(&mut builder, to, local, of, false)?;
     let mut contributions = Contributions::new(&mut builder, ranks, local, &parts, false)?;
     for part in parts {
         let landed = landing.next(part)?;
@@ -113,12 +113,77 @@ impl<'a> Landing<'a> {
     }
 }
 
-/// What this participant adds to each chunk.
-enum LocalContribution<'a> {
+/// What this participant adds to each part.
+pub(crate) enum LocalContribution<'a> {
     /// The local ranks' inputs.
     Inputs(Contributions<'a>),
-    /// Their reduction, copied beforehand; by chunk.
+    /// Their reduction, copied beforehand; by part.
     Copies(Vec<Slot>),
+}
+
+impl<'a> LocalContribution<'a> {
+    /// Of all parts, which must be asked for in the order of `used`. `carried`: whether what a peer sends is reduced along.
+    pub(crate) fn new(
+        builder: &mut Builder,
+        ranks: &'a [Rank],
+        local: &'a Local<'a>,
+        used: &[Part],
+        carried: bool,
+    ) -> Result<Self, PlanError> {
+        match local.retention {
+            // By part, not in the order of their use: the copies lie in the same slots in every order.
+            Retention::CopyInputs => {
+                Ok(Self::Copies(copy_inputs(builder, ranks, local, &parts(used.len() as u32))?))
+            }
+            _ => Ok(Self::Inputs(Contributions::new(builder, ranks, local, used, carried)?)),
+        }
+    }
+
+    /// Whether it can be sent from where it lies.
+    pub(crate) fn is_single(&self) -> bool {
+        match self {
+            Self::Copies(_) => true,
+            Self::Inputs(contributions) => contributions.single(),
+        }
+    }
+
+    /// Sends it from where it lies.
+    pub(crate) fn send(
+        &mut self,
+        builder: &mut Builder,
+        part: Part,
+        to: Participant,
+    ) -> Result<(), PlanError> {
+        match self {
+            Self::Copies(slots) => builder.send(copy_of(slots, part)?, to),
+            Self::Inputs(contributions) => contributions.pass_on(builder, part, vec![peer(to, part)])?,
+        }
+        Ok(())
+    }
+
+    /// Adds it to what has arrived, if anything should have.
+    pub(crate) fn add(
+        &mut self,
+        builder: &mut Builder,
+        arrived: Option<Operand>,
+        part: Part,
+        last: bool,
+        destinations: Vec<Operand>,
+    ) -> Result<(), PlanError> {
+        match self {
+            Self::Copies(slots) => {
+                let sources = arrived.into_iter().chain([copy_of(slots, part)?]).collect();
+                builder.push(StepKind::Reduce { last }, sources, destinations);
+                Ok(())
+            }
+            Self::Inputs(contributions) => contributions.reduce(builder, arrived, part, last, destinations),
+        }
+    }
+}
+
+fn copy_of(slots: &[Slot], part: Part) -> Result<Operand, PlanError> {
+    let slot = slots.get(part.index as usize).ok_or(PlanError::Inconsistent)?;
+    Ok(staged(*slot, part))
 }
 
 struct Ring<'a> {
@@ -142,20 +207,11 @@ impl<'a> Ring<'a> {
     ) -> Result<Program, PlanError> {
         let chunks = plan.participants();
         let mut builder = Builder::default();
-        // By chunk, not by position: the copies lie in the same slots in every order.
-        let copies = match local.retention {
-            Retention::CopyInputs => copy_inputs(&mut builder, ranks, local, &parts(chunks))?,
-            _ => Vec::new(),
-        };
+        let used: Vec<Part> = (0..chunks).map(|round| chunk(position, round, chunks)).collect();
+        let own = LocalContribution::new(&mut builder, ranks, local, &used, true)?;
         let hold = local.retention == Retention::HoldOutputs;
         let landing = Landing::new(&mut builder, ranks, local, chunks, hold)?;
         let partial = if hold { None } else { Some(Rotation::new(&mut builder, 2, chunks)?) };
-        let own = if copies.is_empty() {
-            let parts: Vec<Part> = (0..chunks).map(|round| chunk(position, round, chunks)).collect();
-            LocalContribution::Inputs(Contributions::new(&mut builder, ranks, local, &parts, true)?)
-        } else {
-            LocalContribution::Copies(copies)
-        };
         let (next, previous) = (plan.at(position, 1)?, plan.at(position, chunks - 1)?);
         let mut ring = Self { builder, chunks, position, next, previous, own, landing, partial };
         ring.reduce_scatter()?;
@@ -172,11 +228,12 @@ impl<'a> Ring<'a> {
             let arrived = peer(self.previous, part);
             if round + 1 < self.chunks {
                 let partial = self.partial(part)?;
-                self.add(arrived, part, false, vec![partial])?;
+                self.own.add(&mut self.builder, Some(arrived), part, false, vec![partial])?;
                 self.builder.send(partial, self.next);
             } else {
                 let landed = self.landing.next(part)?;
-                self.add(arrived, part, true, landed.destinations.clone())?;
+                let destinations = landed.destinations.clone();
+                self.own.add(&mut self.builder, Some(arrived), part, true, destinations)?;
                 self.pass_on(&landed, true)?;
             }
         }
@@ -205,44 +262,13 @@ impl<'a> Ring<'a> {
 
     /// Sends the own contribution to a chunk that nobody else has added to.
     fn start(&mut self, part: Part) -> Result<(), PlanError> {
-        match &mut self.own {
-            LocalContribution::Copies(slots) => {
-                let slot = *slots.get(part.index as usize).ok_or(PlanError::Inconsistent)?;
-                self.builder.send(staged(slot, part), self.next);
-                Ok(())
-            }
-            LocalContribution::Inputs(contributions) if contributions.single() => {
-                contributions.pass_on(&mut self.builder, part, vec![peer(self.next, part)])
-            }
-            LocalContribution::Inputs(_) => {
-                let partial = self.partial(part)?;
-                if let LocalContribution::Inputs(contributions) = &mut self.own {
-                    contributions.reduce(&mut self.builder, None, part, false, vec![partial])?;
-                }
-                self.builder.send(partial, self.next);
-                Ok(())
-            }
+        if self.own.is_single() {
+            return self.own.send(&mut self.builder, part, self.next);
         }
-    }
-
-    fn add(
-        &mut self,
-        arrived: Operand,
-        part: Part,
-        last: bool,
-        destinations: Vec<Operand>,
-    ) -> Result<(), PlanError> {
-        match &mut self.own {
-            LocalContribution::Inputs(contributions) => {
-                contributions.reduce(&mut self.builder, Some(arrived), part, last, destinations)
-            }
-            LocalContribution::Copies(slots) => {
-                let slot = *slots.get(part.index as usize).ok_or(PlanError::Inconsistent)?;
-                let sources = vec![arrived, staged(slot, part)];
-                self.builder.push(StepKind::Reduce { last }, sources, destinations);
-                Ok(())
-            }
-        }
+        let partial = self.partial(part)?;
+        self.own.add(&mut self.builder, None, part, false, vec![partial])?;
+        self.builder.send(partial, self.next);
+        Ok(())
     }
 
     /// Where the incomplete `part` waits to be sent.

@@ -5,7 +5,7 @@ use crate::builder::{Builder, Feeder, Rotation, input, outputs, peer, remote_cou
 use crate::one_two_shot;
 use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
 use crate::program::{Access, Operand, Part, Participant, Program, Retention, Slot, StepKind};
-use crate::segmentation::BROADCAST_PARTS;
+use crate::segmentation::CHAIN_PARTS;
 use harmonaize_abi::Rank;
 
 /// Slots in which remote ranks' parts wait.
@@ -28,8 +28,7 @@ pub(crate) fn program(
     local: &Local<'_>,
 ) -> Result<Program, PlanError> {
     let (participants, root) = (plan.participants(), request.root);
-    let unknown = PlanError::Root { root, ranks: plan.group().ranks() };
-    let first = plan.group().participant_of(root).and_then(|first| plan.position(first)).ok_or(unknown)?;
+    let first = plan.position_of_root(root)?;
     let one = request.algorithm == Algorithm::OneShot;
     // How many get it straight from here, and how far back is who it comes from.
     let (next, back) = match (position + participants - first) % participants {
@@ -38,7 +37,7 @@ pub(crate) fn program(
         distance => (u32::from(distance + 1 < participants), 1),
     };
     let next = (1..=next).map(|distance| plan.at(position, distance)).collect::<Result<_, _>>()?;
-    let of = if one { 1 } else { BROADCAST_PARTS };
+    let of = if one { 1 } else { CHAIN_PARTS };
     let link = Link { ranks: plan.group().local(me), local, of, next };
     let mut builder = Builder::default();
     if position != first {

@@ -18,9 +18,10 @@ use crate::program::{
 };
 use harmonaize_abi::Rank;
 
-/// An AllReduce in one shot: the program of the participant at `position`, of several.
+/// An AllReduce in one shot, or a Reduce to a root alone: the program of the participant at `position`, of several.
 pub(crate) fn one_shot(
     plan: &Plan,
+    root: Option<Rank>,
     position: u32,
     me: Participant,
     local: &Local<'_>,
@@ -28,21 +29,18 @@ pub(crate) fn one_shot(
     let (ranks, whole) = (plan.group().local(me), Part::whole(0));
     let mut builder = Builder::default();
     let hold = local.retention == Retention::HoldOutputs;
-    let own = match (local.retention, ranks) {
-        (Retention::CopyInputs, _) => {
-            let slots = copy_inputs(&mut builder, ranks, local, &[whole])?;
-            staged(*slots.first().ok_or(PlanError::Inconsistent)?, whole)
+    let mut own = LocalContribution::new(&mut builder, ranks, local, [whole].into_iter())?;
+    let own = own.take(&mut builder, whole)?;
+    match root.and_then(|root| plan.group().participant_of(root)) {
+        None => send(&mut builder, own, &others(plan, position)?),
+        Some(end) if end == me => {}
+        Some(end) => {
+            builder.send(own, end);
+            return builder.finish();
         }
-        (_, [rank]) if (local.access)(*rank) == Access::Mapped => input(*rank, whole),
-        _ => {
-            let own = staged(builder.slot(1)?, whole);
-            let mut contributions = Contributions::new(&mut builder, ranks, local, &[whole], false)?;
-            contributions.pass_on(&mut builder, whole, vec![own])?;
-            own
-        }
-    };
-    let mut landing = Landing::new(&mut builder, ranks, local, 1, hold)?;
-    send(&mut builder, own, &others(plan, position)?);
+    }
+    let to = root.as_ref().map_or(ranks, core::slice::from_ref);
+    let mut landing = Landing::new(&mut builder, to, local, 1, hold)?;
     let partial = partial(&mut builder, plan, 1)?;
     let landed = landing.next(whole)?;
     add_up(&mut builder, plan, (me, own), partial, landed.destinations.clone())?;

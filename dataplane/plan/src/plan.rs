@@ -157,6 +157,13 @@ impl Plan {
         self.order.iter().position(|other| *other == participant).map(|position| position as u32)
     }
 
+    /// Where the participant that drives the root stands.
+    pub(crate) fn position_of_root(&self, root: Rank) -> Result<u32, PlanError> {
+        let participant = self.group.participant_of(root);
+        let unknown = PlanError::Root { root, ranks: self.group.ranks() };
+        participant.and_then(|participant| self.position(participant)).ok_or(unknown)
+    }
+
     /// Who stands `distance` places after `position`, counted round the ring.
     pub(crate) fn at(&self, position: u32, distance: u32) -> Result<Participant, PlanError> {
         let index = (u64::from(position) + u64::from(distance)) % u64::from(self.participants().max(1));
@@ -192,7 +199,7 @@ pub fn program(
         }
         Collective::AllReduce if plan.participants() > 1 => match request.algorithm {
             Algorithm::Ring => allreduce::program(plan, position, me, local),
-            Algorithm::OneShot => one_two_shot::one_shot(plan, position, me, local),
+            Algorithm::OneShot => one_two_shot::one_shot(plan, None, position, me, local),
             Algorithm::TwoShot => one_two_shot::two_shot(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),

@@ -35,8 +35,8 @@ pub struct Segmentation {
     pub count: u64,
 }
 
-/// Parts of a Broadcast's segment that follow one another down the chain.
-pub(crate) const BROADCAST_PARTS: u32 = 4;
+/// Parts of a segment that follow one another down a chain.
+pub(crate) const CHAIN_PARTS: u32 = 4;
 
 /// Segments start at multiples of this many bytes where that is possible.
 const ALIGNMENT: u64 = 64;
@@ -87,7 +87,7 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
         Pattern::ReduceDistribute | Pattern::Chain if participants == 1 => segment,
         Pattern::ReduceDistribute | Pattern::Chain if shots == Algorithm::OneShot => segment.min(chunk),
         Pattern::ReduceDistribute => segment.min(chunk.saturating_mul(participants)),
-        Pattern::Chain => segment.min(chunk.saturating_mul(u64::from(BROADCAST_PARTS))),
+        Pattern::Chain => segment.min(chunk.saturating_mul(u64::from(CHAIN_PARTS))),
         Pattern::Pairwise => {
             let group = plan.group();
             let local = (0..plan.participants()).map(|each| group.local(Participant(each)).len()).max();
@@ -116,9 +116,8 @@ pub fn select_algorithm(plan: &Plan, signature: &Signature, tuning: &Tuning) -> 
 
 /// Bytes of the larger of a rank's tensors.
 fn tensor_bytes(plan: &Plan, signature: &Signature) -> u64 {
-    let [input, output] = signature.collective.blocks(plan.group().ranks());
-    let blocks = u64::from(input.max(output));
-    signature.count.saturating_mul(blocks).saturating_mul(signature.dtype.size() as u64)
+    let blocks = signature.collective.max_blocks(plan.group().ranks());
+    signature.count.saturating_mul(blocks.into()).saturating_mul(signature.dtype.size() as u64)
 }
 
 /// The retention for an operation of which at least one local rank is in place, or none. One participant needs none, and

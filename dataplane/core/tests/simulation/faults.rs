@@ -67,14 +67,15 @@ impl Scenario {
                 ),
                 false => (dtype, reduce),
             };
-            for script in &mut self.scripts {
+            for (rank, script) in (0..).map(Rank).zip(&mut self.scripts) {
                 let Some(act) = script.acts.get_mut(at) else { continue };
                 let collective = act.signature.collective;
                 if !taken {
                     // Half of what is never aggregated makes way for what may be.
-                    if collective == Collective::ReduceScatter {
+                    if collective.traits().aggregator.is_none() && at % 2 == 0 {
                         (act.signature.collective, act.signature.reduce) =
                             (Collective::Broadcast, ReduceOp::Sum);
+                        act.in_place &= rank == act.signature.root;
                     }
                     continue;
                 }
@@ -246,7 +247,7 @@ impl Scenario {
         for rank in ranks {
             let act = &mut self.scripts[rank.0 as usize].acts[first];
             act.signature = wrong;
-            act.in_place &= wrong.collective.can_be_in_place();
+            act.in_place &= wrong.collective.shared_block(rank, wrong.root).is_some();
         }
         self
     }

@@ -28,11 +28,12 @@ impl Tensor {
     ) -> Self {
         let input = input(seed, operation, rank, signature, ranks);
         let block = signature.count as usize * signature.dtype.size();
-        let [inputs, outputs] = signature.collective.blocks(ranks).map(|blocks| blocks as usize * block);
-        if !in_place {
+        let blocks = signature.collective.blocks(ranks, rank, signature.root);
+        let [inputs, outputs] = blocks.map(|blocks| blocks as usize * block);
+        let shared = signature.collective.shared_block(rank, signature.root).filter(|_| in_place);
+        let Some([of_input, of_output]) = shared else {
             return Self { input, output: Some(vec![POISON; outputs]), lies: [0..inputs, 0..outputs] };
-        }
-        let [of_input, of_output] = signature.collective.shared_block(rank).unwrap_or_default();
+        };
         let [from, to] = [of_output, of_input].map(|at| at as usize * block);
         let mut memory = vec![POISON; inputs.max(outputs)];
         memory[from..from + inputs].copy_from_slice(&input);
@@ -63,7 +64,7 @@ fn mix(mut x: u64) -> u64 {
 
 /// A rank's input: any integers; for floats small ones whose sums and products are exact.
 pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
-    let [blocks, _] = signature.collective.blocks(ranks).map(u64::from);
+    let [blocks, _] = signature.collective.blocks(ranks, rank, signature.root).map(u64::from);
     let base = mix(seed ^ mix(operation ^ mix(u64::from(rank.0) + 1)));
     let mut bytes = Vec::with_capacity((signature.count * blocks) as usize * signature.dtype.size());
     for i in 0..signature.count * blocks {
@@ -92,7 +93,7 @@ pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signat
         reduce(signature, &sources, Some(ranks))
     };
     let part = |block: u32| block as usize * bytes..(block as usize + 1) * bytes;
-    let [_, blocks] = signature.collective.blocks(ranks);
+    let [_, blocks] = signature.collective.blocks(ranks, rank, signature.root);
     let content = |block| match signature.collective.content(rank, block, signature.root) {
         BlockContent::Unwritten => vec![POISON; bytes],
         BlockContent::Input(of, block) => input(of)[part(block)].to_vec(),

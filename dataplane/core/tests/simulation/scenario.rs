@@ -157,13 +157,9 @@ pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: Epoch
 /// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
 pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
-    let collective = match rng.random_range(0..14) {
-        0..=4 => Collective::AllReduce,
-        5..=6 => Collective::AllToAll,
-        7..=8 => Collective::Broadcast,
-        9..=10 => Collective::AllGather,
-        11..=12 => Collective::ReduceScatter,
-        _ => Collective::Barrier,
+    let collective = match rng.random_range(0..4) {
+        0 => Collective::AllReduce,
+        _ => Collective::ALL[rng.random_range(0..Collective::ALL.len())],
     };
     let barrier = !collective.has_data();
     let dtypes = [Dtype::U64, Dtype::U32, Dtype::F32, Dtype::U8];
@@ -221,15 +217,15 @@ impl Scenario {
         let acts: Vec<Signature> =
             (0..rng.random_range(2..=7)).map(|_| any_signature(&mut rng, &plan)).collect();
         let think = [0, 20 * MICROSECOND, MILLISECOND][rng.random_range(0..3)];
-        let script = |rng: &mut ChaCha8Rng| {
-            let act = |signature: &Signature| Act {
-                signature: *signature,
-                in_place: rng.random_bool(0.5) && signature.collective.can_be_in_place(),
+        let script = |rng: &mut ChaCha8Rng, rank: Rank| {
+            let act = |signature: &Signature| {
+                let shared = signature.collective.shared_block(rank, signature.root);
+                Act { signature: *signature, in_place: rng.random_bool(0.5) && shared.is_some() }
             };
             let acts = acts.iter().map(act).collect();
             Script { acts, leaves: true, depth: rng.random_range(1..=4), think }
         };
-        let scripts = (0..group.ranks()).map(|_| script(&mut rng)).collect();
+        let scripts = (0..group.ranks()).map(|rank| script(&mut rng, Rank(rank))).collect();
         Self {
             seed,
             access,

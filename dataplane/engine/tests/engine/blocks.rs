@@ -1,8 +1,8 @@
-//! AllGathers and ReduceScatters of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
+//! Collectives of every type, reduction and size, however ranks are spread over engines and reached, beside a scalar reference:
 //! from printed seeds. `HARMONAIZE_SEED=x` runs one.
 
 use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Submission, View, ViewMut};
+use harmonaize_abi::{BlockContent, Collective, Dtype, Rank, ReduceOp, Region, Submission, View, ViewMut};
 use harmonaize_kernels::Isa;
 use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
@@ -18,6 +18,7 @@ struct Call {
     collective: Collective,
     dtype: Dtype,
     reduce: ReduceOp,
+    root: Rank,
     count: usize,
     in_place: Vec<bool>,
 }
@@ -75,27 +76,35 @@ fn half(small: f32) -> u16 {
 }
 
 fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
-    if call.collective == Collective::AllGather {
-        return inputs.concat();
-    }
     let block = call.count * call.dtype.size();
-    let mut sum = vec![0; block];
     if block == 0 {
-        return sum;
+        return Vec::new();
     }
-    let sources: Vec<View<'_>> =
-        inputs.iter().map(|input| View::from(&input[rank * block..(rank + 1) * block])).collect();
-    let divide = (call.reduce == ReduceOp::Average).then_some(inputs.len() as u32);
-    let to = ViewMut::from(&mut sum[..]);
-    harmonaize_kernels::reduce_with(Isa::Scalar, call.reduce, call.dtype, &sources, &[to], divide).unwrap();
-    sum
+    let part = |input: usize, at: u32| &inputs[input][at as usize * block..][..block];
+    let [_, blocks] = call.collective.blocks(inputs.len() as u32, Rank(rank as u32), call.root);
+    let content = |at| match call.collective.content(Rank(rank as u32), at, call.root) {
+        BlockContent::Unwritten => panic!("an output that is not written"),
+        BlockContent::Input(of, at) => part(of.0 as usize, at).to_vec(),
+        BlockContent::Reduction(at) => {
+            let sources: Vec<_> = (0..inputs.len()).map(|input| View::from(part(input, at))).collect();
+            let divide = (call.reduce == ReduceOp::Average).then_some(inputs.len() as u32);
+            let mut sum = vec![0; block];
+            let to = ViewMut::from(&mut sum[..]);
+            harmonaize_kernels::reduce_with(Isa::Scalar, call.reduce, call.dtype, &sources, &[to], divide)
+                .unwrap();
+            sum
+        }
+    };
+    (0..blocks).flat_map(content).collect()
 }
 
 /// The call's regions at a rank: those of input and output.
 fn regions(call: &Call, rank: usize, ranks: usize) -> [Region; 2] {
     let block = (call.count * call.dtype.size()) as u64;
-    let [inputs, outputs] = call.collective.blocks(ranks as u32).map(|blocks| u64::from(blocks) * block);
-    let shared = call.collective.shared_block(Rank(rank as u32)).filter(|_| call.in_place[rank]);
+    let me = Rank(rank as u32);
+    let blocks = call.collective.blocks(ranks as u32, me, call.root);
+    let [inputs, outputs] = blocks.map(|blocks| u64::from(blocks) * block);
+    let shared = call.collective.shared_block(me, call.root).filter(|_| call.in_place[rank]);
     let [from, to] = match shared {
         None => [0, OUTPUT],
         Some([of_input, of_output]) => [of_output, of_input].map(|at| OUTPUT + u64::from(at) * block),
@@ -105,9 +114,9 @@ fn regions(call: &Call, rank: usize, ranks: usize) -> [Region; 2] {
 
 fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
     let ranks = world.tenants.len();
-    let [blocks, _] = asked.collective.blocks(ranks as u32);
+    let blocks = |rank| asked.collective.blocks(ranks as u32, Rank(rank as u32), asked.root);
     let inputs: Vec<Vec<u8>> = (0..ranks)
-        .map(|_| values(asked.dtype, asked.reduce, asked.count * blocks as usize, random))
+        .map(|rank| values(asked.dtype, asked.reduce, asked.count * blocks(rank)[0] as usize, random))
         .collect();
     for (rank, values) in inputs.iter().enumerate() {
         let [input, output] = regions(asked, rank, ranks);
@@ -120,7 +129,7 @@ fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
             count: asked.count as u64,
             input,
             output,
-            ..call(asked.collective, 0, 0, 0, 0, 0)
+            ..call(asked.collective, 0, 0, 0, 0, asked.root.0)
         };
         world.submit(rank, submission);
     }
@@ -136,9 +145,11 @@ fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
         let expected = reference(asked, rank, &inputs);
         assert!(read(output) == expected, "rank {rank} has another result");
         let mut kept = inputs[rank].clone();
-        if asked.in_place[rank] && asked.collective.reduces() {
-            let block = expected.len();
-            kept[rank * block..(rank + 1) * block].copy_from_slice(&expected);
+        let shared = asked.collective.shared_block(Rank(rank as u32), asked.root);
+        if let Some(shared) = shared.filter(|_| asked.in_place[rank]) {
+            let block = asked.count * asked.dtype.size();
+            let [of_input, of_output] = shared.map(|at| at as usize * block);
+            kept[of_input..][..block].copy_from_slice(&expected[of_output..][..block]);
         }
         assert!(read(input) == kept, "rank {rank}'s input has changed");
     }
@@ -165,16 +176,19 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
     );
     let ranks = world.tenants.len();
     for _ in 0..12 {
+        let with_data: Vec<_> = Collective::ALL.iter().filter(|one| one.has_data()).collect();
         let asked = Call {
-            collective: *[Collective::AllGather, Collective::ReduceScatter].choose(random).unwrap(),
+            collective: **with_data.choose(random).unwrap(),
             dtype: *Dtype::ALL.choose(random).unwrap(),
             reduce: *ReduceOp::ALL.choose(random).unwrap(),
+            root: Rank(random.random_range(0..ranks) as u32),
             count: *[0, 1, 2, 3, 17, 200, 1500, 9000].choose(random).unwrap(),
             in_place: (0..ranks).map(|_| random.random()).collect(),
         };
-        let Call { collective, dtype, reduce, count, in_place } = &asked;
-        let what =
-            format!("seed {seed}: {collective} of {count} x {dtype}, {reduce}, {in_place:?}, {groups:?}");
+        let Call { collective, dtype, reduce, root, count, in_place } = &asked;
+        let what = format!(
+            "seed {seed}: {collective} of {count} x {dtype}, {reduce}, root {root}, {in_place:?}, {groups:?}"
+        );
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(&mut world, &asked, random)));
         algorithms.insert(ran.unwrap_or_else(|_| panic!("{what}")));
     }
@@ -187,8 +201,8 @@ fn every_block_is_where_it_belongs_and_what_it_must_be() {
         Ok(seed) => one(seed.parse().unwrap(), &mut algorithms),
         Err(_) => {
             (0..150).for_each(|seed| one(seed, &mut algorithms));
-            // Within a host, along the ring, in one shot.
-            assert_eq!(algorithms, BTreeSet::from([1, 2, 7]));
+            // Within a host, along the ring, pairwise, by chain, in one shot, and in two.
+            assert_eq!(algorithms, BTreeSet::from([1, 2, 3, 4, 7, 8]));
         }
     }
 }
@@ -202,6 +216,7 @@ fn tensors_that_overlap_otherwise_are_refused() {
             collective,
             dtype: Dtype::U64,
             reduce: ReduceOp::Sum,
+            root: Rank(0),
             count: 100,
             in_place: vec![true, true],
         };

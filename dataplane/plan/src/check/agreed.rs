@@ -7,7 +7,7 @@
 use crate::direct::AHEAD;
 use crate::plan::{Algorithm, Plan, PlanError, Request};
 use crate::program::{Encoding, Part, Participant, Stage};
-use crate::segmentation::BROADCAST_PARTS;
+use crate::segmentation::CHAIN_PARTS;
 use harmonaize_abi::{Collective, Rank};
 
 /// A message over a link.
@@ -303,7 +303,7 @@ impl Link<'_> {
         match self.protocol.request.algorithm {
             Algorithm::OneShot if hops == 0 => vec![AgreedMessage::at(0, holds)],
             Algorithm::Ring | Algorithm::TwoShot if self.distance == 1 && hops + 1 < self.all() => {
-                let of = BROADCAST_PARTS;
+                let of = CHAIN_PARTS;
                 let part = |index| Part { block: 0, index, of };
                 let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
                 (0..of).map(|index| AgreedMessage::at(sent(index), holds).part(part(index))).collect()

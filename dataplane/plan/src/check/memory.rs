@@ -5,34 +5,26 @@ use super::grid::Grid;
 use super::values::{Value, Values};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{Buffer, Encoding, Operand, Part, Participant, Program, Retention, Slot};
-use harmonaize_abi::{Collective, Holders, Rank};
+use harmonaize_abi::{Collective, Rank};
 use std::collections::HashMap;
 
 /// What a step reads or writes: one symbol per range of the grid.
 pub(super) type Content = Vec<Value>;
 
 pub(super) struct Memory {
-    /// Of an output.
-    blocks: u32,
     collective: Collective,
+    root: Rank,
     atoms: u32,
     ranks: HashMap<Rank, Tensors>,
     slots: Vec<Staged>,
     /// Whether outputs may be inputs at the same time.
     in_place: bool,
-    /// Whose inputs must not be overwritten before the acknowledgement.
-    protected: ProtectedInputs,
+    /// Whether inputs must not be overwritten before the acknowledgement.
+    protected: bool,
     copied: bool,
     copying: u32,
     /// By step: known to have completed.
     done: Vec<bool>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ProtectedInputs {
-    None,
-    All,
-    Root(Rank),
 }
 
 /// One rank's tensors, block after block.
@@ -73,32 +65,25 @@ impl Memory {
         local: &Local<'_>,
         grid: &Grid,
     ) -> Self {
-        let [inputs, blocks] = request.collective.blocks(plan.group().ranks());
-        let cells = |blocks: u32| blocks as usize * grid.atoms() as usize;
+        let Request { collective, root, .. } = request;
         let several = plan.participants() > 1;
-        let tensors = || Tensors {
-            overwritten: vec![false; cells(inputs)],
-            output: vec![None; cells(blocks)],
-            ..Default::default()
-        };
-        let collective = request.collective;
-        let protected = match (local.retention, collective.traits().input_of) {
-            (Retention::HoldOutputs, Holders::Root) if several => ProtectedInputs::Root(request.root),
-            (Retention::HoldOutputs, Holders::All) if several => ProtectedInputs::All,
-            _ => ProtectedInputs::None,
+        let tensors = |rank: Rank| {
+            let blocks = collective.blocks(plan.group().ranks(), rank, root);
+            let [inputs, outputs] = blocks.map(|blocks| blocks as usize * grid.atoms() as usize);
+            Tensors { overwritten: vec![false; inputs], output: vec![None; outputs], ..Default::default() }
         };
         // What is moved uncoded writes its own input where it lies already.
         let changes = collective.reduces() || request.coded;
         let in_place = collective.can_be_in_place()
             && (!changes || !several || local.retention != Retention::KeepInputs);
         Self {
-            blocks,
             collective,
+            root,
             atoms: grid.atoms(),
-            ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors())).collect(),
+            ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors(*rank))).collect(),
             slots: program.slots.iter().map(|_| Staged::default()).collect(),
             in_place,
-            protected,
+            protected: several && local.retention == Retention::HoldOutputs,
             copied: several && local.retention == Retention::CopyInputs,
             copying: program.copying,
             done: vec![false; program.steps.len()],
@@ -200,7 +185,8 @@ impl Memory {
         for (cell, value) in cells.iter_mut().zip(content) {
             *cell = Some(*value);
         }
-        let shared = self.collective.shared_block(rank).filter(|[_, of]| *of == operand.part.block);
+        let shared =
+            self.collective.shared_block(rank, self.root).filter(|[_, of]| *of == operand.part.block);
         let Some([input, _]) = shared.filter(|_| self.in_place) else { return Ok(()) };
         let start = input as usize * self.atoms as usize;
         for (value, atom) in content.iter().zip(grid.range(operand.part)) {
@@ -208,9 +194,7 @@ impl Memory {
             if *value == values.leaf(rank, input, atom) {
                 continue; // Its own input: in place, nothing changes.
             }
-            if !committed
-                && (self.protected == ProtectedInputs::All || self.protected == ProtectedInputs::Root(rank))
-            {
+            if self.protected && !committed {
                 return Err(Fault::Uncommitted(rank));
             }
             unused(&mut tensors.input_reads, &self.done, cell, cell + 1)?;
@@ -285,7 +269,8 @@ impl Memory {
 
     /// What a rank's output holds, by block and range of the grid.
     pub(super) fn output(&self, rank: Rank) -> impl Iterator<Item = (u32, u32, Option<Value>)> {
-        let cells = (0..self.blocks).flat_map(|block| (0..self.atoms).map(move |atom| (block, atom)));
+        let atoms = self.atoms.max(1);
+        let cells = (0_u32..).map(move |cell| (cell / atoms, cell % atoms));
         let output = self.ranks.get(&rank).map_or([].as_slice(), |tensors| tensors.output.as_slice());
         cells.zip(output).map(|((block, atom), value)| (block, atom, *value))
     }

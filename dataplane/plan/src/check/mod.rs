@@ -314,8 +314,8 @@ fn rooted(plan: &Plan, request: Request) -> Result<(), CheckError> {
 /// The grid of programs whose participants drive so many ranks.
 fn grid(plan: &Plan, request: Request, programs: &[Program], ranks: u32) -> Result<grid::Grid, CheckError> {
     let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
-    let [input, output] = request.collective.blocks(plan.group().ranks());
-    let tensor = u64::from(input.max(output)) * u64::from(grid.atoms());
+    let blocks = request.collective.max_blocks(plan.group().ranks());
+    let tensor = u64::from(blocks) * u64::from(grid.atoms());
     if tensor.saturating_mul(u64::from(ranks)) > MAX_CELLS {
         return Err(CheckError::TooFine);
     }

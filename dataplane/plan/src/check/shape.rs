@@ -14,8 +14,6 @@ struct Shape<'a> {
     ranks: &'a [Rank],
     local: &'a Local<'a>,
     slots: &'a [u32],
-    /// Of an input, and of an output.
-    blocks: [u32; 2],
 }
 
 /// Checks every step of a participant's program by itself.
@@ -26,9 +24,8 @@ pub(super) fn check(
     program: &Program,
     local: &Local<'_>,
 ) -> Result<(), CheckError> {
-    let blocks = request.collective.blocks(plan.group().ranks());
     let ranks = plan.group().local(me);
-    let shape = Shape { plan, request, me, ranks, local, slots: &program.slots, blocks };
+    let shape = Shape { plan, request, me, ranks, local, slots: &program.slots };
     let copies = local.retention == Retention::CopyInputs && plan.participants() > 1;
     let mut committed = false;
     for (step, index) in program.steps.iter().zip(0..) {
@@ -97,7 +94,8 @@ impl Shape<'_> {
                 if operand.encoding != Encoding::Exact {
                     return Err(Fault::Encoding);
                 }
-                let [input, output] = self.blocks;
+                let Request { collective, root, .. } = self.request;
+                let [input, output] = collective.blocks(self.plan.group().ranks(), rank, root);
                 if matches!(operand.buffer, Buffer::Input(_)) { input } else { output }
             }
             Buffer::Staging(slot) => match self.slots.get(usize::from(slot.0)) {

@@ -62,13 +62,12 @@ impl<'a> World<'a> {
         random: &mut ChaCha8Rng,
     ) -> Self {
         let ranks = case.plan.group().ranks() as usize;
-        let [inputs, outputs] = case.request.collective.blocks(ranks as u32);
-        let length = inputs as usize * elements as usize;
-        // In place, the larger tensor stands for both.
-        let longest = inputs.max(outputs) as usize * elements as usize;
+        let Request { collective, root, .. } = case.request;
+        let blocks = |rank: usize| collective.blocks(ranks as u32, Rank(rank as u32), root);
+        let lengths = |rank: usize| blocks(rank).map(|blocks| blocks as usize * elements as usize);
         let originals: Vec<Vec<Element>> = (0..ranks)
-            .map(|_| {
-                (0..length)
+            .map(|rank| {
+                (0..lengths(rank)[0])
                     .map(|_| {
                         let value: u64 = random.random();
                         (value, value)
@@ -83,7 +82,8 @@ impl<'a> World<'a> {
             aliased,
             lazy: random.random(),
             inputs: originals.clone(),
-            outputs: vec![vec![POISON; longest]; ranks],
+            // In place, the larger tensor stands for both.
+            outputs: (0..ranks).map(|rank| vec![POISON; *lengths(rank).iter().max().unwrap()]).collect(),
             originals,
             actors: Vec::new(),
             channels: HashMap::new(),
@@ -351,7 +351,8 @@ impl<'a> World<'a> {
 
     /// Where a rank's input and output begin in the memory that they share.
     fn starts(&self, rank: Rank) -> [usize; 2] {
-        let shared = self.case.request.collective.shared_block(rank).filter(|_| self.shared(rank));
+        let Request { collective, root, .. } = self.case.request;
+        let shared = collective.shared_block(rank, root).filter(|_| self.shared(rank));
         let [of_input, of_output] = shared.unwrap_or_default();
         [of_output, of_input].map(|block| block as usize * self.elements as usize)
     }
@@ -419,8 +420,8 @@ impl<'a> World<'a> {
     pub fn verify(&self) -> Result<(), String> {
         let elements = self.elements as usize;
         let Request { collective, root, .. } = self.case.request;
-        let [_, blocks] = collective.blocks(self.outputs.len() as u32);
         let output = |rank: usize| {
+            let [_, blocks] = collective.blocks(self.outputs.len() as u32, Rank(rank as u32), root);
             let [_, at] = self.starts(Rank(rank as u32));
             &self.outputs[rank][at..at + blocks as usize * elements]
         };

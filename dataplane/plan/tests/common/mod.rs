@@ -142,7 +142,7 @@ impl Case {
         let collective = self.request.collective;
         let changes = collective.reduces() || self.request.coded;
         let kept = self.plan.participants() > 1 && retention == Retention::KeepInputs;
-        collective.can_be_in_place() && !(changes && kept)
+        collective.shared_block(rank, self.request.root).is_some() && !(changes && kept)
     }
 }
 
