@@ -93,6 +93,38 @@ impl Worker {
         Ok(())
     }
 
+    /// A Reduce in place or not, checked bit for bit.
+    pub fn reduce(
+        &self,
+        salt: u64,
+        count: usize,
+        root: Rank,
+        in_place: bool,
+        within: Duration,
+    ) -> Result<()> {
+        let (mine, sum) = (Self::input(self.rank, salt, count), harmonaize_client::ReduceOp::Sum);
+        let input = self.tensor(&mine)?;
+        let at_root = self.rank == root.0;
+        let output = if at_root && !in_place { Some(self.tensor(&vec![0; count])?) } else { None };
+        match in_place {
+            true => self.communicator.reduce_in_place(&input, sum, root)?.wait(within)?,
+            false => self.communicator.reduce(&input, output.as_ref(), sum, root)?.wait(within)?,
+        };
+        let mut expected = vec![0_u64; count];
+        for rank in 0..self.ranks {
+            let values = Self::input(rank, salt, count);
+            expected.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+        }
+        if at_root {
+            let found = self.contents(output.as_ref().unwrap_or(&input))?;
+            ensure!(found == expected, "root {root}: wrong sum of {count}");
+        }
+        if !(at_root && in_place) {
+            ensure!(self.contents(&input)? == mine, "rank {}: its input has changed", self.rank);
+        }
+        Ok(())
+    }
+
     /// An AllToAll, checked bit for bit; `count` elements a block.
     pub fn exchange(&self, salt: u64, count: usize, within: Duration) -> Result<()> {
         let ranks = self.ranks as usize;

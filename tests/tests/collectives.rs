@@ -25,6 +25,9 @@ fn everything(worker: &Worker) -> Result<()> {
             worker.scatter(salt, count.min(40_000), in_place, STEP)?;
         }
         let root = Rank(salt as u32 % worker.ranks);
+        for in_place in [false, true] {
+            worker.reduce(salt, count, root, in_place, STEP)?;
+        }
         let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
         worker.communicator.broadcast(&tensor, root)?.wait(STEP)?;
         anyhow::ensure!(worker.contents(&tensor)? == Worker::input(root.0, salt, count), "wrong broadcast");
@@ -45,6 +48,38 @@ fn tenants_that_map_nothing_get_the_same_results() {
     let mixed = |rank: u32| if rank.is_multiple_of(2) { Access::Remote } else { Access::Mapped };
     right(run_with(&sockets(&deployment, "a"), "remote", 1, |_| options(Access::Remote, 192), everything));
     right(run_with(&sockets(&deployment, "a"), "mixed", 2, |rank| options(mixed(rank), 192), everything));
+}
+
+/// A rank without the tensor that its root gives, roots that are none, and tensors of other sizes are refused at once; ranks that call another
+/// root or another size end with an error that says so.
+#[test]
+fn rooted_calls_that_do_not_fit_are_refused() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let sum = harmonaize_client::ReduceOp::Sum;
+    let refused = |worker: &Worker| -> Result<()> {
+        let (ten, eleven) = (worker.tensor(&[1; 10])?, worker.tensor(&[1; 11])?);
+        let communicator = &worker.communicator;
+        let shape = |what: Result<_, harmonaize_client::Error>| {
+            anyhow::ensure!(matches!(what, Err(harmonaize_client::Error::Shape(_))), "{:?}", what.err());
+            Ok(())
+        };
+        shape(communicator.reduce(&ten, Some(&ten), sum, Rank(2)))?;
+        shape(communicator.reduce(&ten, None, sum, Rank(worker.rank)))?;
+        shape(communicator.reduce(&ten, Some(&eleven), sum, Rank(worker.rank)))?;
+        shape(communicator.broadcast_into(None, &ten, Rank(worker.rank)))?;
+        worker.reduce(1, 10, Rank(1), false, STEP)
+    };
+    right(run(&sockets(&deployment, "a"), "right", 1, refused));
+    for (name, of_root) in [("roots", true), ("sizes", false)] {
+        let failed = |worker: &Worker| -> Result<String> {
+            let (more, root) = if of_root { (0, worker.rank) } else { (worker.rank as usize, 0) };
+            let error = worker.reduce(1, 10 + more, Rank(root), true, STEP).err();
+            Ok(format!("{:#}", error.ok_or_else(|| anyhow::anyhow!("it went through"))?))
+        };
+        for error in right(run(&sockets(&deployment, "a"), name, 1, failed)) {
+            assert!(error.contains("ranks called different operations"), "{name}: {error}");
+        }
+    }
 }
 
 #[test]

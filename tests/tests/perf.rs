@@ -46,6 +46,7 @@ fn every_collective_sweeps_right() {
         ("all_gather", "-z 2", 10 * 2 * 2),
         ("broadcast", "-r -1 -z 3", 10 * 4 * 2 * 2),
         ("alltoall", "", 10 * 2),
+        ("reduce", "-r 1 -z 1", 10 * 5 * 2 * 2),
     ];
     for (collective, more, expected) in cases {
         let output =

@@ -121,6 +121,8 @@ wire_enum! {
         AllGather = 4, "allgather";
         /// Rank `r` ends with the reduction of block `r` of all ranks' inputs.
         ReduceScatter = 5, "reducescatter";
+        /// The root ends with the reduction of all ranks' inputs.
+        Reduce = 6, "reduce";
     }
 }
 
@@ -162,7 +164,7 @@ pub enum Pattern {
     Gather,
     /// A block between each pair of ranks: pairwise.
     Pairwise,
-    /// One tensor from one rank to all, part by part: chain, or one shot.
+    /// One tensor from the root to all, or from all to the root and reduced on its way, part by part: chain, or one shot.
     Chain,
     /// No data: dissemination, or one shot.
     Dissemination,
@@ -283,6 +285,17 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Gather,
                 bus_factor: |part| part,
+            },
+            Self::Reduce => CollectiveTraits {
+                input: One,
+                input_of: All,
+                output: One,
+                output_of: Root,
+                reduces: true,
+                compressible: false,
+                aggregator: Option::None,
+                pattern: Pattern::Chain,
+                bus_factor: |_| 1.0,
             },
         }
     }

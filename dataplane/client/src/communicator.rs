@@ -381,6 +381,25 @@ impl Communicator {
         self.submit(Collective::Broadcast, ReduceOp::Sum, root, count, [input, Some(output)], None)
     }
 
+    /// Starts a Reduce: the root's `output` becomes the reduction of all ranks' `input`. Both of the same type and size, and may be the
+    /// same tensor; only the root needs an output.
+    pub fn reduce(
+        &self,
+        input: &Tensor,
+        output: Option<&Tensor>,
+        reduce: ReduceOp,
+        root: Rank,
+    ) -> Result<Operation, Error> {
+        let output = self.of_root(Collective::Reduce, root, output)?;
+        output.map_or(Ok(()), |output| same_shape(input, output))?;
+        self.submit(Collective::Reduce, reduce, root, input.elements(), [Some(input), output], None)
+    }
+
+    /// Starts a Reduce in place: the root's `tensor` becomes the reduction of all ranks'; the others' stay as they are.
+    pub fn reduce_in_place(&self, tensor: &Tensor, reduce: ReduceOp, root: Rank) -> Result<Operation, Error> {
+        self.reduce(tensor, Some(tensor), reduce, root)
+    }
+
     /// Starts a Barrier: ends when every rank has started it.
     pub fn barrier(&self) -> Result<Operation, Error> {
         self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, [None; 2], None)

@@ -158,6 +158,7 @@ impl Named for Collective {
         ("reduce_scatter", Self::ReduceScatter),
         ("alltoall", Self::AllToAll),
         ("broadcast", Self::Broadcast),
+        ("reduce", Self::Reduce),
     ];
 }
 

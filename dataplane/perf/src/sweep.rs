@@ -267,6 +267,8 @@ impl<'a, T: Value> Run<'a, T> {
             (Collective::ReduceScatter, true) => communicator.reduce_scatter_in_place(both, reduce)?,
             (Collective::Broadcast, false) => communicator.broadcast_into(Some(input), output, root)?,
             (Collective::Broadcast, true) => communicator.broadcast(both, root)?,
+            (Collective::Reduce, false) => communicator.reduce(input, Some(output), reduce, root)?,
+            (Collective::Reduce, true) => communicator.reduce_in_place(both, reduce, root)?,
             (Collective::AllToAll, false) => communicator.all_to_all(input, output)?,
             _ => return Ok(None),
         }))

@@ -15,6 +15,7 @@ mod direct;
 mod one_two_shot;
 mod plan;
 mod program;
+mod reduce;
 mod reducescatter;
 mod segmentation;
 

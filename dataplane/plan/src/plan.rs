@@ -1,7 +1,9 @@
 //! A plan (who takes part, in which order), and the expansion of a request into each participant's program.
 
 use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
-use crate::{allgather, allreduce, alltoall, barrier, broadcast, direct, one_two_shot, reducescatter};
+use crate::{
+    allgather, allreduce, alltoall, barrier, broadcast, direct, one_two_shot, reduce, reducescatter,
+};
 use harmonaize_abi::{Collective, Pattern, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -207,6 +209,7 @@ pub fn program(
         Collective::AllGather => allgather::program(plan, request, position, me, local),
         Collective::ReduceScatter => reducescatter::program(plan, request.algorithm, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request, position, me, local),
+        Collective::Reduce => reduce::program(plan, request, position, me, local),
         Collective::Barrier if request.algorithm == Algorithm::OneShot => {
             one_two_shot::barrier(plan, position)
         }

@@ -255,6 +255,38 @@ fn every_broadcast_is_right() {
 }
 
 #[test]
+fn every_reduce_is_right() {
+    sweep(Collective::Reduce, false, Algorithm::Ring);
+}
+
+#[test]
+fn every_reduce_in_one_shot_is_right() {
+    sweep(Collective::Reduce, false, Algorithm::OneShot);
+}
+
+/// Of 8 participants each sends a tensor, in four parts, but the root's, which receives one; along the chain as far as the root, or each
+/// straight to it, which adds in the order of participants.
+#[test]
+fn a_reduce_brings_one_tensor_to_the_root() {
+    let group = Grouping::PerHost(1).plan(8).group().clone();
+    let plan = Plan::new(group, [3, 4, 5, 6, 7, 0, 1, 2].map(Participant).to_vec()).unwrap();
+    for (shots, hops, parts) in [(Algorithm::Ring, 7, 4), (Algorithm::OneShot, 1, 1)] {
+        let request = Request { algorithm: shots, ..plain(Collective::Reduce, Rank(5)) };
+        let retention = Some(Retention::KeepInputs);
+        let case = Case { plan: plan.clone(), request, retention, reach: Reach::Mapped };
+        let programs = case.programs();
+        let report = case.check(&programs, 1).unwrap();
+        let sent: Vec<u64> = report.usage.iter().map(|usage| usage.sent).collect();
+        assert_eq!(sent, [parts, parts, parts, parts, parts, 0, parts, parts]);
+        let received: Vec<u64> = report.usage.iter().map(|usage| usage.received).collect();
+        let along =
+            if shots == Algorithm::Ring { [4, 4, 4, 4, 4, 4, 0, 4] } else { [0, 0, 0, 0, 0, 7, 0, 0] };
+        assert_eq!(received, along);
+        assert_eq!(longest_path(&programs), hops, "{shots:?}");
+    }
+}
+
+#[test]
 fn every_barrier_is_right() {
     sweep(Collective::Barrier, false, Algorithm::Ring);
 }
@@ -368,9 +400,9 @@ fn algorithm_classes_are_those_of_the_receipt() {
         algorithm_code(4, Request { algorithm: shots, ..plain(*collective, Rank(0)) })
     };
     let classes = |shots| Collective::ALL.iter().map(|each| class(shots, each)).collect::<Vec<_>>();
-    assert_eq!(classes(Algorithm::Ring), [2, 3, 4, 5, 2, 2]);
-    assert_eq!(classes(Algorithm::OneShot), [7, 3, 7, 7, 7, 7]);
-    assert_eq!(classes(Algorithm::TwoShot), [8, 3, 4, 5, 2, 2]);
+    assert_eq!(classes(Algorithm::Ring), [2, 3, 4, 5, 2, 2, 4]);
+    assert_eq!(classes(Algorithm::OneShot), [7, 3, 7, 7, 7, 7, 7]);
+    assert_eq!(classes(Algorithm::TwoShot), [8, 3, 4, 5, 2, 2, 4]);
     assert_eq!(algorithm_code(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(algorithm_code(4, coded), 6);
@@ -397,7 +429,9 @@ fn wrong_plans_and_requests_are_refused() {
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
     let make = |collective, root, me| program(&plan, plain(collective, root), Participant(me), &local);
     let root = PlanError::Root { root: Rank(3), ranks: 3 };
-    assert_eq!(make(Collective::Broadcast, Rank(3), 0), Err(root));
+    for collective in Collective::ALL.iter().filter(|one| one.is_rooted()) {
+        assert_eq!(make(*collective, Rank(3), 0), Err(root.clone()));
+    }
     assert_eq!(make(Collective::AllReduce, Rank(0), 2), Err(PlanError::Participant(Participant(2))));
     assert_eq!(make(Collective::AllToAll, Rank(0), 0), Err(PlanError::InPlace));
 }

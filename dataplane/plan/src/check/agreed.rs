@@ -107,6 +107,7 @@ impl<'a> Protocol<'a> {
             (Collective::ReduceScatter, Algorithm::OneShot) => Ok(link.scattered()),
             (Collective::ReduceScatter, _) if next => link.scattered_round(),
             (Collective::Broadcast, _) => Ok(link.broadcast()),
+            (Collective::Reduce, _) => Ok(link.reduced()),
             (Collective::Barrier, Algorithm::OneShot) => {
                 Ok(vec![AgreedMessage::at(0, AgreedContent::Nothing)])
             }
@@ -294,6 +295,25 @@ impl Link<'_> {
             AgreedMessage::at(sent, AgreedContent::Sum(sum))
         };
         Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
+    }
+
+    /// Reduce: from everybody to the root, or each to the next as far as there, part by part.
+    fn reduced(&self) -> Vec<AgreedMessage> {
+        let hops = self.back(self.protocol.root);
+        match self.protocol.request.algorithm {
+            _ if hops == 0 => Vec::new(),
+            Algorithm::OneShot if hops + self.distance == self.all() => {
+                vec![self.contribution(0, Part::whole(0), 0)]
+            }
+            Algorithm::Ring | Algorithm::TwoShot if self.distance == 1 => {
+                let sum = Sum { by: self.from, block: 0, start: self.back(hops - 1), count: hops };
+                let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
+                let message = |index| AgreedMessage::at(sent(index), AgreedContent::Sum(sum));
+                let of = CHAIN_PARTS;
+                (0..of).map(|index| message(index).part(Part { block: 0, index, of })).collect()
+            }
+            _ => Vec::new(),
+        }
     }
 
     /// Broadcast: from the root to everybody, or each to the next but the last, part by part.

@@ -1,0 +1,64 @@
+//! Reduce: a chain along the ring order that ends at the root's participant, down which the parts of a segment follow one another and
+//! gather contributions; or in one shot, from everybody straight to there. Either way the root's participant receives, and each other
+//! sends, at most a tensor at a time; along the chain nobody receives more.
+//!
+//! Along the chain a part is added up in the ring's order, beginning after the root's participant; in one shot in the order of
+//! participants, as AllReduce.
+//!
+//! A message is consumed before the next is sent: one landing slot a peer is enough.
+
+use crate::allreduce::{Landing, LocalContribution, parts, within};
+use crate::builder::{Builder, Rotation, peer, staged};
+use crate::one_two_shot::one_shot;
+use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
+use crate::program::{Participant, Program, Retention};
+use crate::segmentation::CHAIN_PARTS;
+
+/// Slots for sums that wait to be sent.
+const STAGED: u32 = 2;
+
+/// The program of the participant at `position`.
+pub(crate) fn program(
+    plan: &Plan,
+    request: Request,
+    position: u32,
+    me: Participant,
+    local: &Local<'_>,
+) -> Result<Program, PlanError> {
+    let (ranks, root, all) = (plan.group().local(me), request.root, plan.participants());
+    let end = plan.position_of_root(root)?;
+    if all == 1 {
+        return within(ranks, &[root], local);
+    }
+    if request.algorithm == Algorithm::OneShot {
+        return one_shot(plan, Some(root), position, me, local);
+    }
+    let (next, previous) = (plan.at(position, 1)?, plan.at(position, all - 1)?);
+    let previous = ((end + 1) % all != position).then_some(previous);
+    let (mut builder, parts) = (Builder::default(), parts(CHAIN_PARTS));
+    let mut own = LocalContribution::new(&mut builder, ranks, local, &parts, previous.is_some())?;
+    let arrived = |part| previous.map(|previous| peer(previous, part));
+    if position == end {
+        let hold = local.retention == Retention::HoldOutputs;
+        let to = [root];
+        let mut landing = Landing::new(&mut builder, &to, local, CHAIN_PARTS, hold)?;
+        for part in parts {
+            let landed = landing.next(part)?;
+            own.add(&mut builder, arrived(part), part, true, landed.destinations.clone())?;
+            landing.store(&mut builder, &landed);
+        }
+        landing.commit(&mut builder);
+    } else if previous.is_none() && own.is_single() {
+        for part in parts {
+            own.send(&mut builder, part, next)?;
+        }
+    } else {
+        let mut partial = Rotation::new(&mut builder, STAGED, CHAIN_PARTS)?;
+        for part in parts {
+            let sum = staged(partial.next()?, part);
+            own.add(&mut builder, arrived(part), part, false, vec![sum])?;
+            builder.send(sum, next);
+        }
+    }
+    builder.finish()
+}
