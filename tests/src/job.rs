@@ -125,6 +125,48 @@ impl Worker {
         Ok(())
     }
 
+    /// A Gather and a Scatter in place or not, checked bit for bit; `count` elements a block.
+    pub fn gather_and_scatter(
+        &self,
+        salt: u64,
+        count: usize,
+        root: Rank,
+        in_place: bool,
+        within: Duration,
+    ) -> Result<()> {
+        let (at_root, own) = (self.rank == root.0, self.rank as usize * count);
+        let mine = Self::input(self.rank, salt, count);
+        let all: Vec<u64> = (0..self.ranks).flat_map(|rank| Self::input(rank, salt, count)).collect();
+        let one = self.tensor(&mine)?;
+        // At the root, in place, all but its own block is still to come.
+        let begun = |(at, value): (usize, &u64)| if (own..own + count).contains(&at) { *value } else { 0 };
+        let begun: Vec<u64> = all.iter().enumerate().map(begun).collect();
+        let many = if at_root { Some(self.tensor(&begun)?) } else { None };
+        match (in_place, &many) {
+            (true, _) => {
+                self.communicator.gather_in_place(many.as_ref().unwrap_or(&one), root)?.wait(within)?
+            }
+            (false, _) => self.communicator.gather(&one, many.as_ref(), root)?.wait(within)?,
+        };
+        if let Some(many) = &many {
+            ensure!(self.contents(many)? == all, "root {root}: wrong blocks of {count}");
+        }
+        one.write(0, &vec![0; count])?;
+        match (in_place, &many) {
+            (true, _) => {
+                self.communicator.scatter_in_place(many.as_ref().unwrap_or(&one), root)?.wait(within)?
+            }
+            (false, _) => self.communicator.scatter(many.as_ref(), &one, root)?.wait(within)?,
+        };
+        if !(at_root && in_place) {
+            ensure!(self.contents(&one)? == mine, "rank {}: wrong block of {count}", self.rank);
+        }
+        if let Some(many) = &many {
+            ensure!(self.contents(many)? == all, "root {root}: its input has changed");
+        }
+        Ok(())
+    }
+
     /// An AllToAll, checked bit for bit; `count` elements a block.
     pub fn exchange(&self, salt: u64, count: usize, within: Duration) -> Result<()> {
         let ranks = self.ranks as usize;

@@ -27,6 +27,7 @@ fn everything(worker: &Worker) -> Result<()> {
         let root = Rank(salt as u32 % worker.ranks);
         for in_place in [false, true] {
             worker.reduce(salt, count, root, in_place, STEP)?;
+            worker.gather_and_scatter(salt, count.min(40_000), root, in_place, STEP)?;
         }
         let tensor = worker.tensor(&Worker::input(worker.rank, salt, count))?;
         worker.communicator.broadcast(&tensor, root)?.wait(STEP)?;
@@ -67,6 +68,13 @@ fn rooted_calls_that_do_not_fit_are_refused() {
         shape(communicator.reduce(&ten, None, sum, Rank(worker.rank)))?;
         shape(communicator.reduce(&ten, Some(&eleven), sum, Rank(worker.rank)))?;
         shape(communicator.broadcast_into(None, &ten, Rank(worker.rank)))?;
+        shape(communicator.gather(&ten, None, Rank(worker.rank)))?;
+        shape(communicator.gather(&ten, Some(&eleven), Rank(worker.rank)))?;
+        shape(communicator.gather(&ten, Some(&ten), Rank(worker.rank)))?;
+        shape(communicator.gather_in_place(&eleven, Rank(worker.rank)))?;
+        shape(communicator.scatter(None, &ten, Rank(worker.rank)))?;
+        shape(communicator.scatter(Some(&ten), &ten, Rank(worker.rank)))?;
+        shape(communicator.scatter_in_place(&ten, Rank(2)))?;
         worker.reduce(1, 10, Rank(1), false, STEP)
     };
     right(run(&sockets(&deployment, "a"), "right", 1, refused));

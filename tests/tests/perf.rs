@@ -47,6 +47,8 @@ fn every_collective_sweeps_right() {
         ("broadcast", "-r -1 -z 3", 10 * 4 * 2 * 2),
         ("alltoall", "", 10 * 2),
         ("reduce", "-r 1 -z 1", 10 * 5 * 2 * 2),
+        ("gather", "-r -1", 10 * 4 * 2 * 2),
+        ("scatter", "-r 3 -z 2", 10 * 2 * 2),
     ];
     for (collective, more, expected) in cases {
         let output =

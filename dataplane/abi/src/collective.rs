@@ -123,6 +123,10 @@ wire_enum! {
         ReduceScatter = 5, "reducescatter";
         /// The root ends with the reduction of all ranks' inputs.
         Reduce = 6, "reduce";
+        /// The root ends with all ranks' inputs, in rank order.
+        Gather = 7, "gather";
+        /// Rank `r` ends with block `r` of the root's input.
+        Scatter = 8, "scatter";
     }
 }
 
@@ -147,7 +151,8 @@ pub enum Holders {
 }
 
 impl Holders {
-    const fn include(self, rank: Rank, root: Rank) -> bool {
+    /// Whether a rank is one of them.
+    pub const fn include(self, rank: Rank, root: Rank) -> bool {
         match self {
             Self::All => true,
             Self::Root => rank.0 == root.0,
@@ -162,7 +167,7 @@ pub enum Pattern {
     ReduceDistribute,
     /// Each rank's block goes to all, or comes from all and is reduced on its way: ring, or one shot.
     Gather,
-    /// A block between each pair of ranks: pairwise.
+    /// A block from each rank that has an input to each that has an output: pairwise.
     Pairwise,
     /// One tensor from the root to all, or from all to the root and reduced on its way, part by part: chain, or one shot.
     Chain,
@@ -296,6 +301,28 @@ impl Collective {
                 aggregator: Option::None,
                 pattern: Pattern::Chain,
                 bus_factor: |_| 1.0,
+            },
+            Self::Gather => CollectiveTraits {
+                input: One,
+                input_of: All,
+                output: PerRank,
+                output_of: Root,
+                reduces: false,
+                compressible: false,
+                aggregator: Option::None,
+                pattern: Pattern::Pairwise,
+                bus_factor: |part| part,
+            },
+            Self::Scatter => CollectiveTraits {
+                input: PerRank,
+                input_of: Root,
+                output: One,
+                output_of: All,
+                reduces: false,
+                compressible: false,
+                aggregator: Option::None,
+                pattern: Pattern::Pairwise,
+                bus_factor: |part| part,
             },
         }
     }

@@ -42,7 +42,7 @@ pub struct Submission {
     pub priority: u8,
     /// Communicator handle of this attachment, from joining.
     pub communicator: u32,
-    /// Root rank of a Broadcast.
+    /// Root rank, where the collective has one.
     pub root: u32,
     /// The submitter's own number for this operation; comes back in the completion.
     pub cookie: u64,

@@ -400,6 +400,42 @@ impl Communicator {
         self.reduce(tensor, Some(tensor), reduce, root)
     }
 
+    /// Starts a Gather: block `r` of the root's `output` becomes rank `r`'s `input`. Of the same type, `output` with as many elements as all
+    /// inputs together; only the root needs an output.
+    pub fn gather(&self, input: &Tensor, output: Option<&Tensor>, root: Rank) -> Result<Operation, Error> {
+        let output = self.of_root(Collective::Gather, root, output)?;
+        if let Some(all) = output {
+            one_block(Collective::Gather, input, all, self.block_of(Collective::Gather, all)?)?;
+        }
+        self.submit(Collective::Gather, ReduceOp::Sum, root, input.elements(), [Some(input), output], None)
+    }
+
+    /// Starts a Gather in place: at the root `tensor` is the output, whose block of the root's number is its input; at the others it is the
+    /// input.
+    pub fn gather_in_place(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
+        let all = self.of_root(Collective::Gather, root, Some(tensor))?;
+        let count = all.map_or(Ok(tensor.elements()), |all| self.block_of(Collective::Gather, all))?;
+        self.submit(Collective::Gather, ReduceOp::Sum, root, count, [Some(tensor), all], None)
+    }
+
+    /// Starts a Scatter: rank `r`'s `output` becomes block `r` of the root's `input`. Of the same type, `input` with as many elements as all
+    /// outputs together; only the root needs an input.
+    pub fn scatter(&self, input: Option<&Tensor>, output: &Tensor, root: Rank) -> Result<Operation, Error> {
+        let input = self.of_root(Collective::Scatter, root, input)?;
+        if let Some(all) = input {
+            one_block(Collective::Scatter, output, all, self.block_of(Collective::Scatter, all)?)?;
+        }
+        self.submit(Collective::Scatter, ReduceOp::Sum, root, output.elements(), [input, Some(output)], None)
+    }
+
+    /// Starts a Scatter in place: at the root `tensor` is the input, whose block of the root's number is its output, and stays as it is; at the
+    /// others it is the output.
+    pub fn scatter_in_place(&self, tensor: &Tensor, root: Rank) -> Result<Operation, Error> {
+        let all = self.of_root(Collective::Scatter, root, Some(tensor))?;
+        let count = all.map_or(Ok(tensor.elements()), |all| self.block_of(Collective::Scatter, all))?;
+        self.submit(Collective::Scatter, ReduceOp::Sum, root, count, [all, Some(tensor)], None)
+    }
+
     /// Starts a Barrier: ends when every rank has started it.
     pub fn barrier(&self) -> Result<Operation, Error> {
         self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, [None; 2], None)

@@ -159,6 +159,8 @@ impl Named for Collective {
         ("alltoall", Self::AllToAll),
         ("broadcast", Self::Broadcast),
         ("reduce", Self::Reduce),
+        ("gather", Self::Gather),
+        ("scatter", Self::Scatter),
     ];
 }
 

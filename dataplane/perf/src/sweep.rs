@@ -269,6 +269,10 @@ impl<'a, T: Value> Run<'a, T> {
             (Collective::Broadcast, true) => communicator.broadcast(both, root)?,
             (Collective::Reduce, false) => communicator.reduce(input, Some(output), reduce, root)?,
             (Collective::Reduce, true) => communicator.reduce_in_place(both, reduce, root)?,
+            (Collective::Gather, false) => communicator.gather(input, Some(output), root)?,
+            (Collective::Gather, true) => communicator.gather_in_place(both, root)?,
+            (Collective::Scatter, false) => communicator.scatter(Some(input), output, root)?,
+            (Collective::Scatter, true) => communicator.scatter_in_place(both, root)?,
             (Collective::AllToAll, false) => communicator.all_to_all(input, output)?,
             _ => return Ok(None),
         }))

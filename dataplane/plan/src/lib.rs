@@ -6,13 +6,13 @@
 
 mod allgather;
 mod allreduce;
-mod alltoall;
 mod barrier;
 mod broadcast;
 mod builder;
 mod check;
 mod direct;
 mod one_two_shot;
+mod pairwise;
 mod plan;
 mod program;
 mod reduce;

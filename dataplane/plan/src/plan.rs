@@ -2,9 +2,9 @@
 
 use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
 use crate::{
-    allgather, allreduce, alltoall, barrier, broadcast, direct, one_two_shot, reduce, reducescatter,
+    allgather, allreduce, barrier, broadcast, direct, one_two_shot, pairwise, reduce, reducescatter,
 };
-use harmonaize_abi::{Collective, Pattern, Rank};
+use harmonaize_abi::{Blocks, Collective, Pattern, Rank};
 use serde::{Deserialize, Serialize};
 
 /// A group and the order in which rings and chains visit its participants. The group is the communicator's, the order
@@ -32,8 +32,23 @@ pub struct Request {
     pub root: Rank,
     /// Whether what goes between participants is coded; ignored by what is not [compressible](harmonaize_abi::CollectiveTraits).
     pub coded: bool,
-    /// How what is not coded goes between participants; ignored by an AllToAll.
+    /// How what is not coded goes between participants; ignored by what goes pairwise.
     pub algorithm: Algorithm,
+}
+
+impl Request {
+    /// Whether what goes between several participants is coded.
+    pub(crate) fn codes(&self) -> bool {
+        self.coded && self.collective.traits().compressible
+    }
+
+    /// Where data moves pairwise: which block of the one's input is which block of the other's output; nothing if none is.
+    pub(crate) fn pair(&self, from: Rank, to: Rank) -> Option<[u32; 2]> {
+        let traits = self.collective.traits();
+        let moves = traits.input_of.include(from, self.root) && traits.output_of.include(to, self.root);
+        let block = |blocks: Blocks, other: Rank| if blocks == Blocks::PerRank { other.0 } else { 0 };
+        moves.then_some([block(traits.input, to), block(traits.output, from)])
+    }
 }
 
 /// In how many hops an operation goes from everybody to everybody.
@@ -205,7 +220,9 @@ pub fn program(
             Algorithm::TwoShot => one_two_shot::two_shot(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
-        Collective::AllToAll => alltoall::program(plan, request.coded, position, me, local),
+        Collective::AllToAll | Collective::Gather | Collective::Scatter => {
+            pairwise::program(plan, request, position, me, local)
+        }
         Collective::AllGather => allgather::program(plan, request, position, me, local),
         Collective::ReduceScatter => reducescatter::program(plan, request.algorithm, position, me, local),
         Collective::Broadcast => broadcast::program(plan, request, position, me, local),
@@ -247,7 +264,7 @@ pub fn edges(program: &Program) -> Edges {
 /// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
 /// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two.
 pub fn algorithm_code(participants: u32, request: Request) -> u8 {
-    let coded = request.coded && request.collective.traits().compressible;
+    let coded = request.codes();
     match (request.collective.traits().pattern, request.algorithm) {
         _ if participants == 1 => 1,
         (Pattern::Pairwise, _) => 3,

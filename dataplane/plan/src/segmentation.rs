@@ -91,6 +91,8 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
         Pattern::Pairwise => {
             let group = plan.group();
             let local = (0..plan.participants()).map(|each| group.local(Participant(each)).len()).max();
+            // Of all local ranks, or of the root.
+            let local = local.filter(|_| !collective.is_rooted());
             let blocks = u64::from(group.ranks()).saturating_mul(local.unwrap_or(1) as u64);
             of_blocks(blocks)
         }

@@ -82,7 +82,7 @@ impl<'a> Protocol<'a> {
 
     /// Whether complete sums are made of what was encoded.
     pub(super) fn codes(&self) -> bool {
-        self.request.coded && self.all > 1
+        self.request.codes() && self.all > 1
     }
 
     /// Every message from the participant at `position` to the one `distance` places on, in order.
@@ -101,7 +101,7 @@ impl<'a> Protocol<'a> {
             (Collective::AllReduce, Algorithm::OneShot) => Ok(vec![link.contribution(0, Part::whole(0), 0)]),
             (Collective::AllReduce, Algorithm::TwoShot) => Ok(link.sums()),
             (Collective::AllReduce, Algorithm::Ring) if next => link.ring(),
-            (Collective::AllToAll, _) => Ok(link.blocks()),
+            (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) => Ok(link.blocks()),
             (Collective::AllGather, _) if straight => Ok(link.gathered()),
             (Collective::AllGather, _) if next => link.gathered_round(),
             (Collective::ReduceScatter, Algorithm::OneShot) => Ok(link.scattered()),
@@ -237,14 +237,16 @@ impl Link<'_> {
         (0..2 * (of - 1)).map(message).collect()
     }
 
-    /// AllToAll: a message for each pair of ranks, in the round of this distance.
+    /// AllToAll, Gather and Scatter: a message for each pair of ranks, in the round of this distance.
     fn blocks(&self) -> Vec<AgreedMessage> {
         let most = u64::from(self.protocol.most);
         let round = u64::from(self.distance) * 2 * most * most;
         let to = self.ranks(self.to);
-        let pairs = self.ranks(self.from).iter().flat_map(|from| to.iter().map(move |to| (*from, to.0)));
-        let message = |(count, (from, to)): (u64, (Rank, u32))| {
-            AgreedMessage::at(round + 2 * count, AgreedContent::Input(from, to))
+        let pairs = self.ranks(self.from).iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
+        let request = self.protocol.request;
+        let pairs = pairs.filter_map(|(from, to)| request.pair(from, to).map(|[block, _]| (from, block)));
+        let message = |(count, (from, block)): (u64, (Rank, u32))| {
+            AgreedMessage::at(round + 2 * count, AgreedContent::Input(from, block))
         };
         (0_u64..).zip(pairs).map(message).map(|message| self.moved(message)).collect()
     }

@@ -74,8 +74,7 @@ impl Shape<'_> {
         if !step.sources.iter().chain(&step.destinations).any(coded) {
             return Ok(());
         }
-        let codes = self.request.coded && self.request.collective.traits().compressible;
-        if codes && fits(step) { Ok(()) } else { Err(Fault::Encoding) }
+        if self.request.codes() && fits(step) { Ok(()) } else { Err(Fault::Encoding) }
     }
 
     fn operand(&self, kind: StepKind, operand: &Operand) -> Result<(), Fault> {

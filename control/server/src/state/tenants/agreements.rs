@@ -289,6 +289,7 @@ impl Agreements {
                 Pattern::ReduceDistribute if wanted.ordered => reach.two_shot(Bytes(bytes)),
                 Pattern::ReduceDistribute => reach.fastest(Bytes(bytes)),
                 Pattern::Gather => reach.gather(Bytes(bytes)),
+                Pattern::Pairwise if collective.is_rooted() => reach.exchange(Bytes(bytes)),
                 Pattern::Pairwise => reach.exchange(Bytes(bytes.saturating_mul(on_one))),
                 Pattern::Chain => reach.chain(Bytes(bytes)),
                 Pattern::Dissemination => reach.barrier(),

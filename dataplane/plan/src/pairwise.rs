@@ -1,12 +1,15 @@
-//! AllToAll, pairwise: in round `d` each participant sends to the one `d` places on and receives from the one `d` places
-//! back, a message per source and destination rank. Within a participant, blocks are copied between the messages. Where it is coded,
-//! each message is encoded once and decoded once; what stays within a participant stays exact.
+//! AllToAll, Gather and Scatter, pairwise: in round `d` each participant sends to the one `d` places on and receives from the one `d`
+//! places back, a message per source and destination rank. Of a Gather the root is the only destination, of a Scatter the only source: each
+//! block crosses one link, once. Within a participant, blocks are copied between the messages. Where it is coded, each message is
+//! encoded once and decoded once; what stays within a participant stays exact.
+//!
+//! In place the root's own block is written over by itself alone: nothing needs to be held back.
 //!
 //! Sends and receives of a round alternate, send first: with one landing slot a peer, a second send may wait for what the
 //! peer receives after its own first send, but never for more than that.
 
 use crate::builder::{Builder, Feeder, Rotation, coded, coded_peer, input, peer, remote_count, staged};
-use crate::plan::{Local, Plan, PlanError};
+use crate::plan::{Local, Plan, PlanError, Request};
 use crate::program::{Access, Buffer, Operand, Part, Participant, Program, Retention, Slot, Stage, StepKind};
 use harmonaize_abi::Rank;
 use std::collections::HashMap;
@@ -27,19 +30,22 @@ enum Action {
 /// The program of the participant at `position`.
 pub(crate) fn program(
     plan: &Plan,
-    coded: bool,
+    request: Request,
     position: u32,
     me: Participant,
     local: &Local<'_>,
 ) -> Result<Program, PlanError> {
-    let coded = coded && plan.participants() > 1;
+    if request.collective.is_rooted() {
+        plan.position_of_root(request.root)?;
+    }
+    let coded = request.codes() && plan.participants() > 1;
     if coded && local.retention == Retention::CopyInputs {
         return Err(PlanError::Copied);
     }
-    if local.retention == Retention::HoldOutputs {
+    if local.retention == Retention::HoldOutputs && !request.collective.can_be_in_place() {
         return Err(PlanError::InPlace);
     }
-    let actions = actions(plan, position, me)?;
+    let actions = actions(plan, request, position, me)?;
     let copied = local.retention == Retention::CopyInputs && plan.participants() > 1;
     let (sends, copies): (Vec<_>, Vec<_>) =
         actions.iter().partition(|action| matches!(action, Action::Send { .. } | Action::Receive { .. }));
@@ -47,7 +53,7 @@ pub(crate) fn program(
     let stores = remote_count(plan.group().local(me), local) > 0;
     let stores = if stores { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
     let encoded = if coded { Some(Rotation::new(&mut builder, ENCODED, 1)?) } else { None };
-    let mut exchange = Exchange { local, stores, encoded, feeder: None, copies: HashMap::new() };
+    let mut exchange = Exchange { request, local, stores, encoded, feeder: None, copies: HashMap::new() };
     if copied {
         exchange.copy(&mut builder, &sends)?;
         exchange.feed(&mut builder, &copies)?;
@@ -62,11 +68,12 @@ pub(crate) fn program(
 }
 
 /// Everything that this participant does, in order.
-fn actions(plan: &Plan, position: u32, me: Participant) -> Result<Vec<Action>, PlanError> {
+fn actions(plan: &Plan, request: Request, position: u32, me: Participant) -> Result<Vec<Action>, PlanError> {
     let group = plan.group();
     let mine = group.local(me);
     let pairs = |from: &[Rank], to: &[Rank]| -> Vec<(Rank, Rank)> {
-        from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to))).collect()
+        let pairs = from.iter().flat_map(|from| to.iter().map(move |to| (*from, *to)));
+        pairs.filter(|(from, to)| request.pair(*from, *to).is_some()).collect()
     };
     let mut copies = pairs(mine, mine).into_iter().map(|(from, to)| Action::Copy { from, to });
     let mut actions = Vec::new();
@@ -90,6 +97,7 @@ fn actions(plan: &Plan, position: u32, me: Participant) -> Result<Vec<Action>, P
 }
 
 struct Exchange<'a> {
+    request: Request,
     local: &'a Local<'a>,
     /// Where blocks for remote ranks wait to be stored.
     stores: Option<Rotation>,
@@ -102,16 +110,24 @@ struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
+    /// Where the block that one has for the other lies, and where it belongs.
+    fn places(&self, from: Rank, to: Rank) -> Result<[Operand; 2], PlanError> {
+        let [of_input, of_output] = self.request.pair(from, to).ok_or(PlanError::Inconsistent)?;
+        Ok([input(from, Part::whole(of_input)), Operand::exact(Buffer::Output(to), Part::whole(of_output))])
+    }
+
     /// Fetches what the actions will need of remote ranks.
     fn feed(&mut self, builder: &mut Builder, actions: &[Action]) -> Result<(), PlanError> {
-        let fetches = actions.iter().filter_map(|action| match action {
-            Action::Send { from, to, .. } | Action::Copy { from, to } => {
-                let remote = (self.local.access)(*from) == Access::Remote;
-                remote.then(|| input(*from, Part::whole(to.0)))
+        let mut fetches = Vec::new();
+        for action in actions {
+            if let Action::Send { from, to, .. } | Action::Copy { from, to } = *action
+                && (self.local.access)(from) == Access::Remote
+            {
+                let [block, _] = self.places(from, to)?;
+                fetches.push(block);
             }
-            Action::Receive { .. } => None,
-        });
-        self.feeder = Some(Feeder::new(builder, fetches.collect(), STAGED as usize, 1)?);
+        }
+        self.feeder = Some(Feeder::new(builder, fetches, STAGED as usize, 1)?);
         Ok(())
     }
 
@@ -132,8 +148,8 @@ impl Exchange<'_> {
                 Access::Mapped => StepKind::Move,
                 Access::Remote => StepKind::Fetch,
             };
-            let block = Part::whole(to.0);
-            builder.push(kind, vec![input(from, block)], vec![staged(slot, block)]);
+            let [block, _] = self.places(from, to)?;
+            builder.push(kind, vec![block], vec![staged(slot, block.part)]);
             self.copies.insert((from, to), slot);
         }
         Ok(())
@@ -174,8 +190,9 @@ impl Exchange<'_> {
         if let Some(slot) = self.copies.get(&(from, to)) {
             return Ok(staged(*slot, Part::whole(0)));
         }
+        let [block, _] = self.places(from, to)?;
         match (self.local.access)(from) {
-            Access::Mapped => Ok(input(from, Part::whole(to.0))),
+            Access::Mapped => Ok(block),
             Access::Remote => self.feeder.as_mut().ok_or(PlanError::Inconsistent)?.take(),
         }
     }
@@ -196,7 +213,7 @@ impl Exchange<'_> {
         from: Rank,
         to: Rank,
     ) -> Result<(), PlanError> {
-        let output = Operand::exact(Buffer::Output(to), Part::whole(from.0));
+        let [_, output] = self.places(from, to)?;
         if (self.local.access)(to) == Access::Mapped {
             builder.copy(source, vec![output]);
             return Ok(());
