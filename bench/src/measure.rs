@@ -18,17 +18,10 @@ pub struct Repetitions {
     pub iterations: usize,
 }
 
-/// Which collective a benchmark runs.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// AllReduce, sum.
-    Allreduce,
-    /// AllToAll.
-    Alltoall,
-    /// AllGather.
-    Allgather,
-    /// ReduceScatter, sum.
-    Reducescatter,
+/// A collective by its name.
+pub fn collective(text: &str) -> Result<Collective, String> {
+    let names = || Collective::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ");
+    text.parse().map_err(|()| format!("none of {}", names()))
 }
 
 /// One size's result, as in the line of JSON. `bytes` is a rank's larger tensor, as in nccl-tests.
@@ -58,54 +51,34 @@ pub fn busy() -> f64 {
     (ticks.iter().sum::<f64>() - idle) / 100.0 / processors as f64
 }
 
-impl Kind {
-    fn collective(self) -> Collective {
-        match self {
-            Self::Allreduce => Collective::AllReduce,
-            Self::Alltoall => Collective::AllToAll,
-            Self::Allgather => Collective::AllGather,
-            Self::Reducescatter => Collective::ReduceScatter,
-        }
-    }
-
-    /// busbw over algbw.
-    pub fn bus_factor(self, ranks: usize) -> f64 {
-        self.collective().bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX))
-    }
-
-    fn reduction_name(self) -> &'static str {
-        if self.collective().reduces() { "sum" } else { "none" }
-    }
-}
-
 impl Measured {
     /// The columns' heading.
     pub const HEADING: &'static str =
         "    size(B)       count   type  redop    time(us)  algbw(GB/s)  busbw(GB/s)  wrong";
 
     /// A line under the heading: the median operation.
-    pub fn columns(&self, kind: Kind, ranks: usize) -> String {
+    pub fn columns(&self, collective: Collective, ranks: usize) -> String {
         let time = median(&mut self.times_us.clone());
         let algbw = if time > 0.0 { self.bytes as f64 / time / 1e3 } else { 0.0 };
         format!(
             "{:>11} {:>11}  float {:>6} {:>11.1} {:>12.3} {:>12.3} {:>6}",
             self.bytes,
             self.bytes / 4,
-            kind.reduction_name(),
+            if collective.reduces() { "sum" } else { "none" },
             time,
             algbw,
-            algbw * kind.bus_factor(ranks),
+            algbw * collective.bus_factor(u32::try_from(ranks).unwrap_or(u32::MAX)),
             self.wrong
         )
     }
 
     /// Prints it one way or the other.
-    pub fn print(&self, json: bool, kind: Kind, ranks: usize) -> Result<()> {
+    pub fn print(&self, json: bool, collective: Collective, ranks: usize) -> Result<()> {
         let mut out = std::io::stdout().lock();
         if json {
             writeln!(out, "{}", serde_json::to_string(self)?)?;
         } else {
-            writeln!(out, "{}", self.columns(kind, ranks))?;
+            writeln!(out, "{}", self.columns(collective, ranks))?;
         }
         Ok(out.flush()?)
     }
@@ -116,14 +89,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn collectives_go_by_their_names() {
+        assert!(Collective::ALL.iter().all(|one| collective(one.name()) == Ok(*one)));
+        assert!(collective("sum").unwrap_err().contains("allreduce, alltoall"));
+    }
+
+    #[test]
     fn columns_are_nccl_tests() {
         let measured =
             Measured { bytes: 8_000_000, times_us: vec![1000.0, 9000.0, 2000.0], ..Measured::default() };
-        let line = measured.columns(Kind::Allreduce, 4);
+        let line = measured.columns(Collective::AllReduce, 4);
         let columns: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(columns, ["8000000", "2000000", "float", "sum", "2000.0", "4.000", "6.000", "0"]);
-        assert_eq!(Kind::Alltoall.bus_factor(4), 0.75);
-        assert_eq!([Kind::Allgather, Kind::Reducescatter].map(|kind| kind.bus_factor(4)), [0.75; 2]);
-        assert_eq!(Kind::Allreduce.bus_factor(1), 0.0);
     }
 }

@@ -211,30 +211,12 @@ impl Participant {
         Ok(self.communicator.all_reduce_in_place(tensor, reduce)?)
     }
 
-    /// Runs an AllToAll, and times it from submission to completion.
-    pub fn all_to_all(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
-        timed(|| self.communicator.all_to_all(input, output))
-    }
-
-    /// Runs an AllGather, in place where both are the same tensor, and times it from submission to completion.
-    pub fn all_gather(&self, input: &Tensor, output: &Tensor) -> Result<(Receipt, Duration)> {
-        if std::ptr::eq(input, output) {
-            return timed(|| self.communicator.all_gather_in_place(output));
-        }
-        timed(|| self.communicator.all_gather(input, output))
-    }
-
-    /// Runs a ReduceScatter, in place where both are the same tensor, and times it from submission to completion.
-    pub fn reduce_scatter(
+    /// Runs an operation, and times it from submission to completion.
+    pub fn run(
         &self,
-        input: &Tensor,
-        output: &Tensor,
-        reduce: ReduceOp,
+        start: impl FnOnce(&harmonaize_client::Communicator) -> Result<Operation, harmonaize_client::Error>,
     ) -> Result<(Receipt, Duration)> {
-        if std::ptr::eq(input, output) {
-            return timed(|| self.communicator.reduce_scatter_in_place(input, reduce));
-        }
-        timed(|| self.communicator.reduce_scatter(input, output, reduce))
+        timed(|| start(&self.communicator))
     }
 
     /// Waits until all ranks are here.

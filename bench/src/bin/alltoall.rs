@@ -69,7 +69,8 @@ impl Exchange {
         let input = self.participant.tensor::<u8>(self.bytes.len())?;
         let output = self.participant.tensor::<u8>(self.bytes.len())?;
         input.write(0, &self.bytes)?;
-        let (receipt, took) = self.participant.all_to_all(&input, &output).context("AllToAll")?;
+        let (receipt, took) =
+            self.participant.run(|all| all.all_to_all(&input, &output)).context("AllToAll")?;
         // What was sent must not pass for what was received.
         self.bytes.fill(0);
         output.read(0, &mut self.bytes)?;

@@ -4,7 +4,8 @@
 use anyhow::{Result, ensure};
 use clap::Parser;
 use harmonaize_bench::direct::Direct;
-use harmonaize_bench::measure::{Kind, Measured, Repetitions};
+use harmonaize_bench::measure::{Measured, Repetitions};
+use harmonaize_client::Collective;
 use std::time::Instant;
 
 /// Times an AllReduce without agent, rings or engine.
@@ -42,7 +43,7 @@ fn main() -> Result<()> {
             times_us.push(began.elapsed().as_secs_f64() * 1e6);
         }
         let measured = Measured { bytes: *bytes as u64, times_us, wrong, ..Measured::default() };
-        measured.print(arguments.json, Kind::Allreduce, arguments.ranks as usize)?;
+        measured.print(arguments.json, Collective::AllReduce, arguments.ranks as usize)?;
         ensure!(wrong == 0, "{wrong} elements are wrong");
     }
     Ok(())

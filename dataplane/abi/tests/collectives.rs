@@ -51,9 +51,14 @@ fn every_block_of_an_output_has_a_content() {
             for block in 0..outputs {
                 let content = collective.content(rank, block, ROOT);
                 let reduces = matches!(content, BlockContent::Reduction(_));
-                assert!(content != BlockContent::Unwritten && reduces == collective.reduces(), "{collective}");
+                assert!(
+                    content != BlockContent::Unwritten && reduces == collective.reduces(),
+                    "{collective}"
+                );
             }
-            if let Some([input, output]) = collective.shared_block(rank, ROOT).filter(|_| !collective.reduces()) {
+            if let Some([input, output]) =
+                collective.shared_block(rank, ROOT).filter(|_| !collective.reduces())
+            {
                 assert_eq!(collective.content(rank, output, ROOT), BlockContent::Input(rank, input));
             }
         }

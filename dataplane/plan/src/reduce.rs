@@ -48,14 +48,17 @@ pub(crate) fn program(
             landing.store(&mut builder, &landed);
         }
         landing.commit(&mut builder);
-    } else if previous.is_none() && own.is_single() {
-        for part in parts {
-            own.send(&mut builder, part, next)?;
-        }
     } else {
-        let mut partial = Rotation::new(&mut builder, STAGED, CHAIN_PARTS)?;
+        // Wherever in the order this participant stands: slots are the same in every order.
+        let waits = all > 2 || !own.is_single();
+        let mut partial = waits.then(|| Rotation::new(&mut builder, STAGED, CHAIN_PARTS)).transpose()?;
         for part in parts {
-            let sum = staged(partial.next()?, part);
+            if previous.is_none() && own.is_single() {
+                own.send(&mut builder, part, next)?;
+                continue;
+            }
+            let slot = partial.as_mut().ok_or(PlanError::Inconsistent)?.next()?;
+            let sum = staged(slot, part);
             own.add(&mut builder, arrived(part), part, false, vec![sum])?;
             builder.send(sum, next);
         }

@@ -90,6 +90,13 @@ impl Communicator {
                 self.handle_as_leader(now, epoch, from, agreement);
                 self.shared.is_leader()
             }
+            // What everybody has acknowledged stays done.
+            Agreement::Resume { from: first, .. }
+                if generation != self.shared.acknowledgements.generation()
+                    && first < self.shared.acknowledgements.acked_by_all() =>
+            {
+                false
+            }
             Agreement::Stop { .. } | Agreement::HaveSums { .. } | Agreement::Resume { .. } => {
                 let leads = from == self.shared.leader();
                 if leads {
