@@ -151,7 +151,7 @@ impl Worker {
         if let Some(many) = &many {
             ensure!(self.contents(many)? == all, "root {root}: wrong blocks of {count}");
         }
-        one.write(0, &vec![0; count])?;
+        one.write(0, &vec![0_u64; count])?;
         match (in_place, &many) {
             (true, _) => {
                 self.communicator.scatter_in_place(many.as_ref().unwrap_or(&one), root)?.wait(within)?
