@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_client::{
-    Access, Client, Dtype, Error, EventKind, JoinRefusal, Rank, ReduceOp, RegroupOptions, Status,
+    Access, Client, Dtype, Error, EventKind, JoinOptions, JoinRefusal, OperationOptions, Rank, ReduceOp,
+    RegroupOptions, Status,
 };
 use harmonaize_testkit::deployment::Setup;
 use harmonaize_tests::job::{Worker, deploy, joined, options, run, sockets};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Times short enough for a test.
 fn shorten_timeouts(setup: &mut Setup) {
-    setup.control = "operation_timeout = \"1s\"\njoin_timeout = \"2s\"\n".into();
+    setup.control = "join_timeout = \"2s\"\n".into();
+    setup.tenant += "\noperation_timeout = \"1s\"\n";
     setup.agent = "peer_timeout = \"1s\"\n".into();
 }
 
@@ -63,11 +65,16 @@ fn assert_lost<T: std::fmt::Debug>(result: &anyhow::Result<T>, rank: u32) {
     assert_eq!((status, ranks), (Status::RankLost, vec![Rank(rank)]), "{error:#}");
 }
 
+/// Begins an AllReduce.
+fn begin_sum(worker: &Worker, elements: usize) -> anyhow::Result<harmonaize_client::Operation> {
+    let tensor = worker.tensor(&Worker::input(worker.rank, 1, elements))?;
+    Ok(worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?)
+}
+
 /// Begins a large AllReduce once all ranks are there.
 fn begin(worker: &Worker, elements: usize) -> anyhow::Result<harmonaize_client::Operation> {
-    let tensor = worker.tensor(&Worker::input(worker.rank, 1, elements))?;
     worker.communicator.barrier()?.wait(STEP)?;
-    Ok(worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?)
+    begin_sum(worker, elements)
 }
 
 fn downcast(error: &anyhow::Error) -> &Error {
@@ -131,6 +138,164 @@ fn a_timeout_names_missing_ranks() {
             let (status, ranks, _) = failure(downcast(error));
             assert_eq!((status, ranks), (Status::Timeout, vec![Rank(3), Rank(4)]), "rank {rank}: {error:#}");
             assert!(error.to_string().contains("operation 1"), "{error:#}");
+        }
+    });
+}
+
+/// Options with a time-out of so many seconds.
+fn timeout(seconds: u64) -> OperationOptions {
+    OperationOptions { timeout: Some(Duration::from_secs(seconds)), ..OperationOptions::default() }
+}
+
+/// Rank 0 calls a Barrier and waits so long in vain; then rank 1 comes, and both succeed.
+fn wait_for_a_late_rank(sockets: &[PathBuf], job: &str, late: Duration, options: OperationOptions) {
+    let late_now = Barrier::new(2);
+    let results = run(sockets, job, 1, |worker| {
+        let communicator = worker.communicator.with(options)?;
+        if worker.rank == 1 {
+            late_now.wait();
+            communicator.barrier()?.wait(STEP)?;
+            return Ok(());
+        }
+        let mut operation = communicator.barrier()?;
+        let waited = operation.wait(late);
+        late_now.wait();
+        anyhow::ensure!(matches!(waited, Err(Error::WaitTimeout { .. })), "{waited:?}");
+        operation.wait(STEP)?;
+        Ok(())
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn an_operation_has_the_timeout_of_its_call_or_of_the_join() {
+    let ceiling = Duration::from_secs(20);
+    let adjust = |setup: &mut Setup| setup.tenant += "\noperation_timeout = \"20s\"\n";
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), adjust) else { return };
+    let sockets = sockets(&deployment, "a");
+    wait_for_a_late_rank(&sockets, "patient", Duration::from_millis(1500), timeout(15));
+    let (joined, over) = (Barrier::new(2), Barrier::new(2));
+    std::thread::scope(|scope| {
+        let (sockets, joined, over) = (&sockets, &joined, &over);
+        let rank = |rank: usize, operation_timeout| {
+            let client = Client::attach(&sockets[rank], options(Access::Mapped, 1)).unwrap();
+            let options = JoinOptions { timeout: STEP, operation_timeout, ..JoinOptions::default() };
+            let job = client.join_with("ranks differ", Rank(rank as u32), 2, &options).unwrap();
+            joined.wait();
+            (client, job)
+        };
+        let impatient = scope.spawn(move || {
+            let (_client, job) = rank(0, Some(Duration::from_millis(500)));
+            // The call's own time-out is longer than the join's.
+            let mut operation = job.with(timeout(15)).unwrap().barrier().unwrap();
+            let waited = operation.wait(Duration::from_millis(1000));
+            assert!(matches!(waited, Err(Error::WaitTimeout { .. })), "{waited:?}");
+            over.wait();
+            operation.wait(STEP).unwrap();
+            let result = job.barrier().unwrap().wait(STEP);
+            over.wait();
+            result.unwrap_err()
+        });
+        let (client, job) = rank(1, None);
+        over.wait();
+        job.barrier().unwrap().wait(STEP).unwrap();
+        over.wait();
+        // The other did not wait for as long as this one would have.
+        let mut errors = vec![job.barrier().unwrap().wait(STEP).unwrap_err()];
+        errors.push(impatient.join().unwrap());
+        for error in &errors {
+            assert_eq!(failure(error), (Status::Timeout, vec![Rank(1)], 0), "{error}");
+        }
+        let asked = ceiling + Duration::from_millis(1);
+        let more = JoinOptions { operation_timeout: Some(asked), ..JoinOptions::default() };
+        for refused in [
+            client.join_with("too patient", Rank(0), 1, &more).unwrap_err(),
+            job.with(OperationOptions { timeout: Some(asked), ..Default::default() }).unwrap_err(),
+        ] {
+            let Error::TimeoutTooLong { longest, .. } = refused else { panic!("{refused}") };
+            assert_eq!(longest, ceiling);
+        }
+    });
+}
+
+#[test]
+#[ignore = "takes a minute; cargo xtask soak --suite late runs it"]
+fn an_operation_waits_a_minute_for_a_late_rank() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let usual = OperationOptions::default();
+    wait_for_a_late_rank(&sockets(&deployment, "a"), "late", Duration::from_secs(60), usual);
+}
+
+#[test]
+fn whoever_waits_for_a_late_rank_hears_soon_that_its_host_is_gone() {
+    let adjust = |setup: &mut Setup| setup.agent = "peer_timeout = \"1s\"\n".into();
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), adjust) else { return };
+    let over = Barrier::new(3);
+    let results = run(&sockets(&deployment, "a"), "dark", 1, |worker| {
+        worker.sum(1, 1000, true, STEP)?;
+        if worker.rank == 2 {
+            over.wait();
+            return Ok(());
+        }
+        let mut operation = worker.communicator.barrier()?;
+        if worker.rank == 0 {
+            deployment.fabric().set_links("h2", false)?;
+        }
+        // Not as long as the operation may wait.
+        let result = operation.wait(STEP);
+        over.wait();
+        Ok(result.map(drop)?)
+    });
+    results[..2].iter().for_each(|result| assert_lost(result, 2));
+}
+
+#[test]
+fn an_abort_frees_all_ranks_whoever_they_wait_for() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| ()) else { return };
+    with_undisturbed_tenant(&sockets(&deployment, "b"), || {
+        let (called, aborted) = (Barrier::new(6), std::sync::Mutex::new(None));
+        let results = run(&sockets(&deployment, "a"), "aborts", 2, |worker| {
+            worker.sum(1, 500, true, STEP)?;
+            let job = &worker.communicator;
+            // Rank 1 never calls it.
+            let operation = (worker.rank != 1).then(|| begin_sum(worker, 100_000)).transpose()?;
+            called.wait();
+            let error = std::thread::scope(|scope| {
+                let waiting = operation.map(|mut operation| {
+                    scope.spawn(move || operation.wait(STEP).expect_err("it was aborted"))
+                });
+                if worker.rank == 4 {
+                    *aborted.lock().unwrap() = Some(Instant::now());
+                    job.abort();
+                }
+                waiting.map(|thread| thread.join().unwrap())
+            });
+            let (seen, by) = (Instant::now(), |error: &Error| match error {
+                Error::Aborted { by } => Ok(*by),
+                other => Err(anyhow::anyhow!("{other:?}")),
+            });
+            // Whoever did not wait finds it out by its next call.
+            let error = match error {
+                Some(error) => error,
+                None => job.barrier()?.wait(STEP).expect_err("it was aborted"),
+            };
+            anyhow::ensure!(by(&error)? == Some(Rank(4)), "{error}");
+            let again = match job.barrier() {
+                Ok(mut operation) => operation.wait(STEP).expect_err("it is over"),
+                Err(error) => error,
+            };
+            anyhow::ensure!(by(&again)? == Some(Rank(4)), "{again}");
+            job.abort();
+            let next = job.regroup(&RegroupOptions { timeout: STEP, ..Default::default() })?;
+            next.barrier()?.wait(STEP)?;
+            Ok(seen)
+        });
+        let aborted = aborted.lock().unwrap().unwrap();
+        for (rank, seen) in results.into_iter().enumerate() {
+            let took = seen.unwrap_or_else(|error| panic!("rank {rank}: {error:#}")) - aborted;
+            println!("rank {rank} heard of the abort after {took:?}");
+            // A second is promised; a busy machine may take longer.
+            assert!(took < Duration::from_secs(10), "rank {rank} heard of the abort after {took:?}");
         }
     });
 }

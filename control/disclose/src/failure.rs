@@ -40,6 +40,11 @@ pub enum Failure {
         /// For the operator.
         detail: String,
     },
+    /// A rank aborted the communicator.
+    Aborted {
+        /// Who.
+        rank: Rank,
+    },
     /// A rank destroyed the communicator with operations in flight.
     Destroyed {
         /// Who, where it is known.
@@ -89,7 +94,10 @@ pub fn disclose(failure: &Failure) -> TenantError {
             error(Status::RankLost, None, ranks, text)
         }
         Failure::Dissolved { detail: _ } => {
-            error(Status::Aborted, None, &[], "the provider ended the communicator".to_owned())
+            error(Status::Dissolved, None, &[], "the provider ended the communicator".to_owned())
+        }
+        Failure::Aborted { rank } => {
+            error(Status::Aborted, None, &[*rank], format!("{} aborted the communicator", list(&[*rank])))
         }
         Failure::Destroyed { ranks } if ranks.is_empty() => {
             error(Status::Destroyed, None, &[], "the communicator was destroyed".to_owned())
@@ -158,6 +166,10 @@ mod tests {
 
         let told = disclose(&Failure::RanksLost { ranks: vec![Rank(5)], detail: String::new() });
         assert_eq!((told.status, told.text.as_str()), (Status::RankLost, "rank 5 was lost"));
+
+        let told = disclose(&Failure::Aborted { rank: Rank(2) });
+        assert_eq!((told.status, told.ranks.as_slice()), (Status::Aborted, [Rank(2)].as_slice()));
+        assert_eq!(told.text, "rank 2 aborted the communicator");
     }
 
     #[test]

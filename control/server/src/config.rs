@@ -78,8 +78,6 @@ struct File {
     prepare_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<30>")]
     recovery_timeout: toml::Spanned<Nanos>,
-    #[serde(default = "seconds::<30>")]
-    operation_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
     session_timeout: toml::Spanned<Nanos>,
     #[serde(default = "number::<1>")]
@@ -143,7 +141,6 @@ impl Config {
     /// join_timeout = "60s"          # how long the first rank to join waits for the last
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
     /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
-    /// operation_timeout = "30s"     # how long an operation waits for ranks that have not arrived
     /// session_timeout = "5s"        # how long a silent agent's session lives
     /// paths = 1                     # connections between two agents of a communicator
     /// source_ports = "20000-29999"  # that they connect from; any where absent
@@ -245,7 +242,6 @@ impl File {
             join_timeout: time("join_timeout", self.join_timeout)?,
             prepare_timeout: time("prepare_timeout", self.prepare_timeout)?,
             recovery_timeout: time("recovery_timeout", self.recovery_timeout)?,
-            operation_timeout: time("operation_timeout", self.operation_timeout)?,
             paths,
             source_ports: source_ports.transpose()?,
             most_ranks,
@@ -316,7 +312,7 @@ name = "a"
             change("1.5s", "0s"),
             "control.toml: line 3, column 16: join_timeout must be longer than nothing",
         );
-        for time in ["prepare_timeout", "recovery_timeout", "operation_timeout", "session_timeout"] {
+        for time in ["prepare_timeout", "recovery_timeout", "session_timeout"] {
             let wrong = format!(
                 "control.toml: line 1, column {}: {time} must be longer than nothing",
                 time.len() + 4

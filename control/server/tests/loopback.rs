@@ -29,7 +29,6 @@ fn config() -> Config {
         join_timeout: Duration::from_secs(60),
         prepare_timeout: Duration::from_secs(60),
         recovery_timeout: Duration::from_secs(60),
-        operation_timeout: Duration::from_secs(30),
         paths: 1,
         source_ports: None,
         most_ranks: 64,

@@ -60,8 +60,10 @@ pub struct Submission {
     pub residual_in: Region,
     /// With [`flags::FEEDBACK`]: where what is owed after a successful operation goes; all of it is written. Overlaps no other region. Else zero.
     pub residual_out: Region,
+    /// How long the operation may make no progress, in nanoseconds; 0: 10 min, or as long as the operator allows. More than that is refused.
+    pub timeout_ns: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 /// The end of one operation at one rank. 64 bytes.

@@ -101,6 +101,8 @@ pub struct Welcome {
     pub entries: u32,
     /// Most communicators that this attachment may be in at once.
     pub communicators: u32,
+    /// The longest time-out that an operation may have, in nanoseconds.
+    pub operation_timeout_ns: u64,
 }
 
 /// Why an attachment was refused.
@@ -184,6 +186,13 @@ pub enum Request {
     },
     /// Leave a communicator. Its operations in flight complete with an error.
     Leave {
+        /// Comes back.
+        id: u64,
+        /// Handle from [`Answer::Joined`].
+        communicator: u32,
+    },
+    /// Abort a communicator: its operations end at all ranks, with an error that names this one. Of one that is over, nothing.
+    Abort {
         /// Comes back.
         id: u64,
         /// Handle from [`Answer::Joined`].
@@ -288,6 +297,11 @@ pub enum Answer {
         /// Of the request.
         id: u64,
     },
+    /// The agent ends the communicator, if this attachment is in it and it is not over.
+    Aborted {
+        /// Of the request.
+        id: u64,
+    },
     /// Why the communicator ended; nothing if it has not, or is not known.
     Detail {
         /// Of the request.
@@ -339,6 +353,7 @@ impl Answer {
             Self::Joined { id, .. }
             | Self::JoinRefused { id, .. }
             | Self::Left { id }
+            | Self::Aborted { id }
             | Self::Detail { id, .. }
             | Self::BudgetSet { id, .. }
             | Self::Events { id, .. }
@@ -398,7 +413,7 @@ pub struct FailureDetail {
     pub operation: u64,
     /// What this rank had called, if it had.
     pub signature: Option<Signature>,
-    /// The ranks concerned: those that never arrived, or were lost.
+    /// The ranks concerned: those that never arrived, were lost, or aborted it.
     pub ranks: Vec<Rank>,
     /// Who called what, where ranks called different operations.
     pub calls: Vec<(Rank, Signature)>,

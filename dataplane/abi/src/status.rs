@@ -49,9 +49,13 @@ statuses! {
     /// The communicator was destroyed with the operation in flight.
     Destroyed = 11, "communicator destroyed";
     /// The provider ended the communicator.
-    Aborted = 12, "ended by the provider";
+    Dissolved = 12, "ended by the provider";
     /// A bug or broken invariant in the agent; the communicator has ended.
     Internal = 13, "internal error of the agent";
+    /// A rank aborted the communicator.
+    Aborted = 14, "aborted by a rank";
+    /// The operation's time-out is longer than the operator allows.
+    TimeoutTooLong = 15, "time-out longer than the operator allows";
 }
 
 impl core::fmt::Display for Status {

@@ -169,11 +169,12 @@ impl Agent {
     /// Takes in what a tenant's process wants.
     pub fn handle_request(&mut self, request: SessionRequest) {
         match request {
-            SessionRequest::Attached { attachment, tenant, end } => {
+            SessionRequest::Attached { attachment, tenant, end, operation_timeout } => {
                 tracing::info!(%attachment, tenant, "attached");
                 self.attachments
                     .insert(attachment, Attachment { tenant, joined: HashMap::new(), next_handle: 1 });
-                self.command(Command::Attach { attachment: engine_id(attachment), end });
+                let attachment = engine_id(attachment);
+                self.command(Command::Attach { attachment, end, operation_timeout });
             }
             SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply } => {
                 let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else {
@@ -222,6 +223,7 @@ impl Agent {
                     self.leave(communicator, rank);
                 }
             }
+            SessionRequest::Abort { attachment, communicator } => self.abort(attachment, communicator),
             SessionRequest::Detail { attachment, communicator, reply } => {
                 self.detail(attachment, communicator, reply);
             }
@@ -280,6 +282,14 @@ impl Agent {
             rank: rank.0,
             request: 0,
         }));
+    }
+
+    fn abort(&mut self, attachment: AttachmentId, handle: u32) {
+        let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
+        let Some((id, rank)) = joined else { return };
+        tracing::info!(communicator = %format_args!("{id:016x}"), %rank, "aborted");
+        let failure = Failure::Aborted { rank };
+        self.command(Command::Dissolve { communicator: CommunicatorId(id), failure });
     }
 
     fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
@@ -409,7 +419,7 @@ impl Agent {
         }
         tracing::info!(communicator = %format_args!("{id:016x}"), reason = dissolved.reason, "dissolved by control");
         let failure = report::failure_from(dissolved);
-        if dissolved.kind() != v1::FailureKind::Operator {
+        if !matches!(dissolved.kind(), v1::FailureKind::Operator | v1::FailureKind::Aborted) {
             // Whoever told control may itself be what the others have lost; what links and peers say here counts more.
             self.dissolving.push((Instant::now() + DISSOLVE_GRACE, id, failure, dissolved.reason.clone()));
             return;

@@ -4,7 +4,7 @@ use crate::aggregation::{self, InvalidAggregation};
 use harmonaize_abi::{Collective, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
-use harmonaize_core::{EpochPlan, Timeouts};
+use harmonaize_core::EpochPlan;
 use harmonaize_engine::{Aggregator, Peer};
 use harmonaize_plan::{
     Access, Algorithm, CheckError, Coding, Group, Local, Participant, Plan, PlanError, Request, Retention,
@@ -13,9 +13,6 @@ use harmonaize_plan::{
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-
-/// Longest that participants have to answer before a time-out is declared.
-const MAX_INQUIRY: Duration = Duration::from_secs(1);
 
 /// A recipe that can be executed.
 #[derive(Debug)]
@@ -28,8 +25,6 @@ pub struct ExpandedRecipe {
     pub peers: Vec<Peer>,
     /// The aggregator, if there is one.
     pub aggregator: Option<Aggregator>,
-    /// Times.
-    pub timeouts: Timeouts,
 }
 
 /// Why a recipe cannot be executed, for the operator.
@@ -159,11 +154,9 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
         coding: recipe.coding.as_ref().map(coding).transpose()?,
         aggregation: rules,
     };
-    let operation = Duration::from_nanos(tuning.operation_timeout_ns);
-    let timeouts = Timeouts { operation, inquiry: (operation / 4).min(MAX_INQUIRY) };
     proved.verify(&plan, me)?;
     let peers = recipe.peers.iter().map(introduce).collect::<Result<_, _>>()?;
-    Ok(ExpandedRecipe { plan, me, peers, aggregator, timeouts })
+    Ok(ExpandedRecipe { plan, me, peers, aggregator })
 }
 
 /// Expands every algorithm as this participant runs it, for mapped and for remote tensors and each way of keeping inputs, and has
@@ -309,8 +302,6 @@ pub(crate) mod tests {
                 segment_bytes: 262_144,
                 copy_bytes: 4096,
                 landing_slots: 2,
-                operation_timeout_ns: 30_000_000_000,
-                peer_timeout_ns: 5_000_000_000,
                 one_shot_bytes: 8192,
                 two_shot_bytes: 262_144,
             }),

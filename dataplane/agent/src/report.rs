@@ -40,6 +40,10 @@ pub(crate) fn failure_from(dissolved: &v1::Dissolved) -> Failure {
     match dissolved.kind() {
         v1::FailureKind::RanksLost => Failure::RanksLost { ranks: ranks(&dissolved.ranks) },
         v1::FailureKind::Internal => Failure::Internal { ranks: ranks(&dissolved.ranks) },
+        v1::FailureKind::Aborted => match dissolved.ranks.first() {
+            Some(rank) => Failure::Aborted { rank: Rank(*rank) },
+            None => Failure::Dissolved,
+        },
         _ => Failure::Dissolved,
     }
 }
@@ -53,6 +57,7 @@ pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::
         }
         Failure::RanksLost { ranks } => (v1::FailureKind::RanksLost, numbers(ranks)),
         Failure::Dissolved => (v1::FailureKind::Operator, Vec::new()),
+        Failure::Aborted { rank } => (v1::FailureKind::Aborted, vec![rank.0]),
         Failure::Internal { ranks } => (v1::FailureKind::Internal, numbers(ranks)),
     };
     let detail = if detail.is_empty() { failure.to_string() } else { format!("{failure}; {detail}") };
@@ -71,6 +76,7 @@ pub(crate) fn detail(failure: &Failure, detail: &str) -> FailureDetail {
         }
         Failure::Mismatch { operation, calls } => (disclose::Failure::Mismatch { operation, calls }, None),
         Failure::Dissolved => (disclose::Failure::Dissolved { detail }, None),
+        Failure::Aborted { rank } => (disclose::Failure::Aborted { rank }, None),
         Failure::Internal { .. } => (disclose::Failure::Internal { detail }, None),
     };
     let told = disclose::disclose(&known);

@@ -111,12 +111,21 @@ pub struct Quota {
     pub communicators: u32,
     /// Ranks of one communicator.
     pub ranks: u32,
+    /// The longest time-out of an operation.
+    pub operation_timeout: Duration,
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 256 entries, 64 communicators, 1024 ranks.
+    /// 64 attachments, 16 GiB, 256 entries, 64 communicators, 1024 ranks, 1 h.
     fn default() -> Self {
-        Self { attachments: 64, arena_bytes: 16 << 30, entries: 256, communicators: 64, ranks: 1024 }
+        Self {
+            attachments: 64,
+            arena_bytes: 16 << 30,
+            entries: 256,
+            communicators: 64,
+            ranks: 1024,
+            operation_timeout: Duration::from_secs(3600),
+        }
     }
 }
 
@@ -146,6 +155,8 @@ pub enum SessionRequest {
         tenant: String,
         /// Its data path.
         end: Box<dyn AgentEnd>,
+        /// The longest time-out that its operations may have.
+        operation_timeout: Duration,
     },
     /// Become a rank of a communicator. Name, rank, size and budget are checked. If `reply` is closed, nobody waits any more: the
     /// process went away.
@@ -199,6 +210,13 @@ pub enum SessionRequest {
     },
     /// Leave a communicator that was joined.
     Leave {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// Handle from joining.
+        communicator: u32,
+    },
+    /// Abort a communicator that was joined.
+    Abort {
         /// Which attachment.
         attachment: AttachmentId,
         /// Handle from joining.

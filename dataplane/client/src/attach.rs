@@ -86,7 +86,7 @@ impl Client {
         };
         let guard = ForkGuard::new()?;
         let pool = Pool::new(Arc::clone(end.memory()), Arc::clone(&guard));
-        let shared = Shared::new(end, opening.into_session(), options.spin, guard)?;
+        let shared = Shared::new(end, opening.into_session(), options.spin, guard, &welcome)?;
         Ok(Self { shared: Arc::new(shared), pool, choices: Mutex::default() })
     }
 
@@ -115,7 +115,11 @@ impl Client {
         self.join_with(name, rank, ranks, &JoinOptions { timeout, ..JoinOptions::default() })
     }
 
-    /// The same with options: what may be lost of tensors, so that operations on slow links can end sooner.
+    /// The same with options: what may be lost of tensors, so that operations on slow links can end sooner; and how long operations wait
+    /// for late ranks.
+    ///
+    /// # Errors
+    /// [`Error::TimeoutTooLong`] where that time-out is longer than the operator allows.
     pub fn join_with(
         &self,
         name: &str,
@@ -135,7 +139,7 @@ impl Client {
     pub fn enter(&self, name: &str, options: &RegroupOptions) -> Result<Communicator, Error> {
         let who = Regrouping::Newcomer { name: name.to_owned() };
         let key = options.key.unwrap_or(u32::MAX);
-        PendingJoin::regroup(&self.shared, &self.pool, name, who, key, options)?.wait()
+        PendingJoin::regroup(&self.shared, &self.pool, name, who, (key, 0), options)?.wait()
     }
 }
 

@@ -8,6 +8,7 @@ use crate::{Error, Operation};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission, flags};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How much longer than the agent the client waits, so that the agent's better answer comes first.
@@ -26,13 +27,37 @@ pub struct JoinOptions {
     /// The job: communicators of two of the tenant's jobs never meet, though they are named alike. Empty where it has but one. From then on
     /// the communicator is called `job/name`: [`Communicator::name`].
     pub job: String,
+    /// This rank's time-out of operations ([`OperationOptions::timeout`]) that do not have their own. None: 10 min, or as long as the
+    /// operator allows. Ranks need not say the same.
+    pub operation_timeout: Option<Duration>,
 }
 
 impl Default for JoinOptions {
-    /// 60 s, exact, without a job.
+    /// 60 s, exact, without a job, the usual time-out of operations.
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), budget: Budget::Exact, job: String::new() }
+        Self {
+            timeout: Duration::from_secs(60),
+            budget: Budget::Exact,
+            job: String::new(),
+            operation_timeout: None,
+        }
     }
+}
+
+/// What a rank says of an operation beside what it computes ([`Communicator::with`]). Ranks need not say the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationOptions {
+    /// How long the communicator may make no progress while the operation is in flight; then it ends at all ranks, with an error that
+    /// names those that have not called. Time counts from the call, or from the last progress if that is later. None: as at the join.
+    pub timeout: Option<Duration>,
+    /// Relative priority: 0 normal, more is more urgent. Intent, never a command.
+    pub priority: u8,
+    /// Class of the tensor, by the job's own numbers: 0 unspecified. Intent.
+    pub class: u8,
+    /// Wanted time from call to end; none is wanted otherwise. Intent: nothing happens to an operation that is late.
+    pub deadline: Option<Duration>,
+    /// The training or inference step that the operation belongs to: 0 unknown. A hint.
+    pub iteration: u64,
 }
 
 /// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
@@ -44,6 +69,7 @@ impl Default for JoinOptions {
 pub struct Communicator {
     membership: Arc<Membership>,
     pool: Arc<Pool>,
+    options: OperationOptions,
 }
 
 /// Membership, shared by the communicator and its operations.
@@ -55,6 +81,21 @@ pub(crate) struct Membership {
     rank: Rank,
     ranks: u32,
     before: Vec<Option<Rank>>,
+    /// Of operations that do not have their own, in nanoseconds; 0: the usual.
+    timeout_ns: u64,
+    aborted: AtomicBool,
+}
+
+impl Membership {
+    /// Whether this process has aborted the communicator.
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    /// The error of what this process has aborted.
+    pub(crate) fn aborted(&self) -> Error {
+        Error::Aborted { by: Some(self.rank) }
+    }
 }
 
 impl Drop for Membership {
@@ -76,12 +117,14 @@ pub struct RegroupOptions {
     /// New ranks ascend by this: a member's rank if nothing is said, and a newcomer's comes last. Where two are the same members
     /// come first, by rank, then newcomers as they came.
     pub key: Option<u32>,
+    /// This rank's time-out of operations, as [`JoinOptions::operation_timeout`]. None: a member's is the one before's.
+    pub operation_timeout: Option<Duration>,
 }
 
 impl Default for RegroupOptions {
     /// 60 s, with whoever is left, in the order of ranks.
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(60), min_ranks: 1, key: None }
+        Self { timeout: Duration::from_secs(60), min_ranks: 1, key: None, operation_timeout: None }
     }
 }
 
@@ -93,10 +136,12 @@ pub(crate) struct PendingJoin<'a> {
     /// Which rank of how many, if it is not for the provider to say.
     place: Option<(Rank, u32)>,
     timeout: Duration,
+    /// Of operations, in nanoseconds; 0: the usual.
+    operation_timeout_ns: u64,
     id: u64,
 }
 
-fn nanos(timeout: Duration) -> u64 {
+pub(crate) fn nanos(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -110,6 +155,7 @@ impl<'a> PendingJoin<'a> {
         options: &JoinOptions,
     ) -> Result<Self, Error> {
         let timeout = options.timeout;
+        let operation_timeout_ns = shared.operation_timeout_ns(options.operation_timeout)?;
         let id = shared.lock()?.request(|id| Request::Join {
             id,
             job: options.job.clone(),
@@ -119,7 +165,7 @@ impl<'a> PendingJoin<'a> {
             timeout_ns: nanos(timeout),
             budget: options.budget.clone(),
         })?;
-        Ok(Self { shared, pool, name, place: Some((rank, ranks)), timeout, id })
+        Ok(Self { shared, pool, name, place: Some((rank, ranks)), timeout, operation_timeout_ns, id })
     }
 
     pub(crate) fn regroup(
@@ -127,14 +173,18 @@ impl<'a> PendingJoin<'a> {
         pool: &'a Arc<Pool>,
         name: &'a str,
         who: Regrouping,
-        key: u32,
+        (key, before_ns): (u32, u64),
         options: &RegroupOptions,
     ) -> Result<Self, Error> {
+        let operation_timeout_ns = match options.operation_timeout {
+            None => before_ns,
+            asked => shared.operation_timeout_ns(asked)?,
+        };
         let RegroupOptions { timeout, min_ranks: least, .. } = *options;
         let timeout_ns = nanos(timeout);
         let id =
             shared.lock()?.request(|id| Request::Regroup { id, who, key, min_ranks: least, timeout_ns })?;
-        Ok(Self { shared, pool, name, place: None, timeout, id })
+        Ok(Self { shared, pool, name, place: None, timeout, operation_timeout_ns, id })
     }
 
     fn split(
@@ -143,10 +193,11 @@ impl<'a> PendingJoin<'a> {
         (name, communicator): (&'a str, u32),
         (color, key): (Option<u32>, u32),
         timeout: Duration,
+        operation_timeout_ns: u64,
     ) -> Result<Self, Error> {
         let timeout_ns = nanos(timeout);
         let id = shared.lock()?.request(|id| Request::Split { id, communicator, color, key, timeout_ns })?;
-        Ok(Self { shared, pool, name, place: None, timeout, id })
+        Ok(Self { shared, pool, name, place: None, timeout, operation_timeout_ns, id })
     }
 
     pub(crate) fn wait(self) -> Result<Communicator, Error> {
@@ -161,8 +212,10 @@ impl<'a> PendingJoin<'a> {
         match self.shared.wait(deadline, |state| state.answer(self.id))? {
             Some(Answer::Joined { communicator: handle, name, rank, ranks, before, .. }) => {
                 let shared = Arc::clone(self.shared);
-                let member = Arc::new(Membership { shared, handle, name, rank, ranks, before });
-                Ok(Communicator { membership: member, pool: Arc::clone(self.pool) })
+                let (timeout_ns, aborted) = (self.operation_timeout_ns, AtomicBool::new(false));
+                let member = Membership { shared, handle, name, rank, ranks, before, timeout_ns, aborted };
+                let (membership, pool) = (Arc::new(member), Arc::clone(self.pool));
+                Ok(Communicator { membership, pool, options: OperationOptions::default() })
             }
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
             Some(_) => Err(Error::Protocol("the agent answered a join with something else".into())),
@@ -200,6 +253,33 @@ impl Communicator {
         &self.membership.before
     }
 
+    /// The same membership, whose operations have these options. It costs two reference counts: make one for each call, or keep it.
+    ///
+    /// # Errors
+    /// [`Error::TimeoutTooLong`] where the time-out is longer than the operator allows.
+    pub fn with(&self, options: OperationOptions) -> Result<Self, Error> {
+        self.membership.shared.operation_timeout_ns(options.timeout)?;
+        let (membership, pool) = (Arc::clone(&self.membership), Arc::clone(&self.pool));
+        Ok(Self { membership, pool, options })
+    }
+
+    /// Ends the communicator at all ranks. Whoever waits in this process for one of its operations has [`Error::Aborted`] at once, as
+    /// does every later call on it. Other ranks' operations end, within a second, with the same error, which names this rank. From any
+    /// thread; once more it does nothing, and on a communicator that has ended nothing for others. Members may
+    /// [regroup](Self::regroup).
+    ///
+    /// An operation that was in flight may still read and write its tensors until the agent has heard. Its memory is not given to
+    /// other tensors until then.
+    pub fn abort(&self) {
+        let Membership { shared, handle, aborted, .. } = &*self.membership;
+        let Ok(mut state) = shared.lock() else { return };
+        if !aborted.swap(true, Ordering::AcqRel) {
+            state.abort(*handle);
+            drop(state);
+            shared.nudge();
+        }
+    }
+
     /// Goes on without ranks that are gone, and with processes that [wait](crate::Client::enter) to be taken in, as a new communicator of
     /// the same name. Every member that stays calls this, at the same place in the order of operations; one that leaves drops its
     /// communicator instead, one whose process or host is lost is not waited for, and one whose host is in maintenance is
@@ -213,9 +293,10 @@ impl Communicator {
     /// [`Error::Regroup`] where too few have come in time, or the communicator is over by its
     /// [policy](crate::Constraints::on_failure): [`JoinRefusal::Over`].
     pub fn regroup(&self, options: &RegroupOptions) -> Result<Self, Error> {
-        let Membership { shared, handle, name, rank, .. } = &*self.membership;
+        let Membership { shared, handle, name, rank, timeout_ns, .. } = &*self.membership;
         let who = Regrouping::Member { communicator: *handle };
-        PendingJoin::regroup(shared, &self.pool, name, who, options.key.unwrap_or(rank.0), options)?.wait()
+        let key = options.key.unwrap_or(rank.0);
+        PendingJoin::regroup(shared, &self.pool, name, who, (key, *timeout_ns), options)?.wait()
     }
 
     /// Splits this communicator: ranks that name the same color become one of their own, ordered by `key` and then by their ranks here.
@@ -243,8 +324,10 @@ impl Communicator {
     /// those that have; [`JoinRefusal::RankLost`] where a rank is gone, [`JoinRefusal::Over`] where this one is over,
     /// [`JoinRefusal::Quota`] where there would be too many. [`JoinRefusal::Taken`] where this process calls it twice at once.
     pub fn split(&self, color: Option<u32>, key: u32, timeout: Duration) -> Result<Option<Self>, Error> {
-        let Membership { shared, handle, name, .. } = &*self.membership;
-        match PendingJoin::split(shared, &self.pool, (name, *handle), (color, key), timeout)?.wait() {
+        let Membership { shared, handle, name, timeout_ns, .. } = &*self.membership;
+        let split =
+            PendingJoin::split(shared, &self.pool, (name, *handle), (color, key), timeout, *timeout_ns)?;
+        match split.wait() {
             Ok(communicator) => Ok(Some(communicator)),
             Err(Error::Regroup { kind: JoinRefusal::LeftOut, .. }) => Ok(None),
             Err(Error::Regroup { name, kind, text, concerned }) => {
@@ -262,11 +345,18 @@ impl Communicator {
     /// [`Error::Budget`] where it makes no sense or the communicator has ended, [`Error::TooOften`] where the tenant has asked the
     /// provider too much lately.
     pub fn set_budget(&self, budget: &Budget) -> Result<(), Error> {
-        let (shared, communicator) = (&self.membership.shared, self.membership.handle);
+        let (membership, communicator) = (&*self.membership, self.membership.handle);
+        let shared = &membership.shared;
+        if membership.is_aborted() {
+            return Err(membership.aborted());
+        }
         let budget = budget.clone();
         let id = shared.lock()?.request(|id| Request::SetBudget { id, communicator, budget })?;
-        let answer = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| state.answer(id))?;
-        match answer {
+        let answered = shared.wait(Instant::now().checked_add(BUDGET_WITHIN), |state| {
+            let answer = state.answer(id);
+            (answer.is_some() || membership.is_aborted()).then_some(answer)
+        })?;
+        match answered.flatten() {
             Some(Answer::BudgetSet { refused: None, .. }) => Ok(()),
             Some(Answer::BudgetSet { refused: Some(why), .. }) => {
                 Err(Error::from_request_error(why, Error::Budget))
@@ -274,6 +364,9 @@ impl Communicator {
             Some(_) => Err(Error::Protocol("the agent answered a budget with something else".into())),
             None => {
                 shared.lock()?.forget(id);
+                if membership.is_aborted() {
+                    return Err(membership.aborted());
+                }
                 Err(Error::Budget(format!("no answer from the agent within {BUDGET_WITHIN:?}")))
             }
         }
@@ -479,6 +572,9 @@ impl Communicator {
         tensors: [Option<&Tensor>; 2],
         feedback: Option<&Feedback>,
     ) -> Result<Operation, Error> {
+        if self.membership.is_aborted() {
+            return Err(self.membership.aborted());
+        }
         if tensors.iter().flatten().any(|tensor| !Arc::ptr_eq(&tensor.block.pool, &self.pool)) {
             return Err(Error::Foreign);
         }
@@ -514,6 +610,7 @@ impl Communicator {
             buffers.feedback = Some(in_use);
         }
         let [owed, left_out] = owing;
+        let OperationOptions { timeout, priority, class, deadline, iteration } = self.options;
         let submission = Submission {
             collective: collective.code(),
             dtype: dtype.code(),
@@ -526,6 +623,11 @@ impl Communicator {
             output,
             residual_in: owed,
             residual_out: left_out,
+            tensor_class: class,
+            priority,
+            deadline_ns: deadline.map_or(0, nanos),
+            iteration,
+            timeout_ns: timeout.map_or(self.membership.timeout_ns, |timeout| nanos(timeout).max(1)),
             ..Default::default()
         };
         let shared = &self.membership.shared;

@@ -60,7 +60,6 @@ impl Watch {
 
 /// Has the thread see to one wish more.
 fn add(shared: &Arc<Shared>, wish: impl FnOnce(&mut Watch)) -> Result<(), Error> {
-    shared.prepare_nudge()?;
     let mut state = shared.lock()?;
     if !state.watch.runs {
         let shared = Arc::clone(shared);

@@ -168,6 +168,20 @@ pub enum Error {
         /// Those that never called, or are gone.
         concerned: Vec<Rank>,
     },
+    /// A time-out of operations that the operator does not allow.
+    #[error("a time-out of {asked:?} for operations; the operator allows {longest:?}")]
+    TimeoutTooLong {
+        /// What was asked for.
+        asked: Duration,
+        /// The operator's ceiling.
+        longest: Duration,
+    },
+    /// A rank has [aborted](crate::Communicator::abort) the communicator.
+    #[error("the communicator was aborted{}", by.map_or_else(String::new, |rank| format!(" by rank {rank}")))]
+    Aborted {
+        /// Which; none if the agent did not say.
+        by: Option<Rank>,
+    },
     /// A budget was not taken.
     #[error("the budget was not taken: {0}")]
     Budget(String),

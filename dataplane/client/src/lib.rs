@@ -47,7 +47,7 @@ mod tensor;
 
 pub use address::AgentAddress;
 pub use attach::{AttachOptions, Client};
-pub use communicator::{Communicator, JoinOptions, RegroupOptions};
+pub use communicator::{Communicator, JoinOptions, OperationOptions, RegroupOptions};
 pub use completions::Completions;
 pub use element::Element;
 pub use error::Error;

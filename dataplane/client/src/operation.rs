@@ -27,6 +27,8 @@ enum Stage {
     /// Failed; the agent was asked why.
     AwaitingDetail(Completion, u64, Instant),
     Ended(Completion, Option<Box<FailureDetail>>),
+    /// This process has aborted the communicator before the operation had ended.
+    Aborted,
 }
 
 /// Which kind of algorithm ran.
@@ -114,7 +116,7 @@ impl Receipt {
 
 /// Whether the agent knows more than the status says: the communicator has ended.
 fn has_detail(status: Status) -> bool {
-    status.code() >= Status::Mismatch.code()
+    status.code() >= Status::Mismatch.code() && status != Status::TimeoutTooLong
 }
 
 impl Operation {
@@ -132,9 +134,14 @@ impl Operation {
     pub fn wait(&mut self, timeout: Duration) -> Result<Receipt, Error> {
         let deadline = Instant::now().checked_add(timeout);
         if matches!(self.stage, Stage::InFlight) {
-            let cookie = self.cookie;
-            match self.membership.shared.wait(deadline, |state| state.claim(cookie))? {
-                Some(completion) => self.ended(completion),
+            let (cookie, membership) = (self.cookie, &*self.membership);
+            let waited = membership.shared.wait(deadline, |state| {
+                let completion = state.claim(cookie);
+                (completion.is_some() || membership.is_aborted()).then_some(completion)
+            });
+            match waited? {
+                Some(Some(completion)) => self.ended(completion),
+                Some(None) => self.abandon(),
                 None => {
                     let what = self.signature.to_string();
                     return Err(Error::WaitTimeout { what, waited: timeout });
@@ -142,8 +149,12 @@ impl Operation {
             }
         }
         if let Stage::AwaitingDetail(completion, id, until) = self.stage {
-            let answer = self.membership.shared.wait(Some(until), |state| state.answer(id));
-            self.explained(completion, id, answer.ok().flatten());
+            let membership = &*self.membership;
+            let answer = membership.shared.wait(Some(until), |state| {
+                let answer = state.answer(id);
+                (answer.is_some() || membership.is_aborted()).then_some(answer)
+            });
+            self.explained(completion, id, answer.ok().flatten().flatten());
         }
         self.result().unwrap_or_else(|| Err(Error::Protocol("operation neither in flight nor ended".into())))
     }
@@ -156,6 +167,10 @@ impl Operation {
                 Some(completion) => {
                     drop(state);
                     self.ended(completion);
+                }
+                None if self.membership.is_aborted() => {
+                    drop(state);
+                    self.abandon();
                 }
                 None => return state.alive().map(|()| None),
             }
@@ -186,6 +201,14 @@ impl Operation {
         };
     }
 
+    /// Nobody waits for the completion any more.
+    fn abandon(&mut self) {
+        if let Ok(mut state) = self.membership.shared.lock() {
+            state.in_flight.abandon(self.cookie);
+        }
+        self.stage = Stage::Aborted;
+    }
+
     fn explained(&mut self, completion: Completion, id: u64, answer: Option<Answer>) {
         if let Ok(mut state) = self.membership.shared.lock() {
             state.forget(id);
@@ -198,9 +221,17 @@ impl Operation {
     }
 
     fn result(&self) -> Option<Result<Receipt, Error>> {
-        let Stage::Ended(completion, detail) = &self.stage else { return None };
+        let (completion, detail) = match &self.stage {
+            Stage::Ended(completion, detail) => (completion, detail),
+            Stage::Aborted => return Some(Err(self.membership.aborted())),
+            Stage::InFlight | Stage::AwaitingDetail(..) => return None,
+        };
         Some(match Status::from_code(completion.status) {
             Some(Status::Ok) => Ok(Receipt::new(completion)),
+            Some(Status::Aborted) if self.membership.is_aborted() => Err(self.membership.aborted()),
+            Some(Status::Aborted) => {
+                Err(Error::Aborted { by: detail.as_ref().and_then(|detail| detail.ranks.first().copied()) })
+            }
             Some(status) => Err(Error::Operation {
                 status,
                 operation: completion.operation,
@@ -277,8 +308,8 @@ impl Operation {
     /// Whether waiting for it does not wait for its ranks.
     pub(crate) fn has_ended(&self, in_flight: &InFlight) -> bool {
         match self.stage {
-            Stage::InFlight => in_flight.has_ended(self.cookie),
-            Stage::AwaitingDetail(..) | Stage::Ended(..) => true,
+            Stage::InFlight => in_flight.has_ended(self.cookie) || self.membership.is_aborted(),
+            Stage::AwaitingDetail(..) | Stage::Ended(..) | Stage::Aborted => true,
         }
     }
 }
@@ -289,7 +320,7 @@ impl Drop for Operation {
         match self.stage {
             Stage::InFlight => state.in_flight.abandon(self.cookie),
             Stage::AwaitingDetail(_, id, _) => state.forget(id),
-            Stage::Ended(..) => {}
+            Stage::Ended(..) | Stage::Aborted => {}
         }
     }
 }

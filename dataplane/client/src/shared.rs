@@ -2,10 +2,11 @@
 //! condition variable.
 
 use crate::Error;
+use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
 use crate::session::Session;
-use harmonaize_abi::session::{Answer, Request};
+use harmonaize_abi::session::{Answer, Request, Welcome};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -13,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -28,11 +29,13 @@ pub(crate) struct Shared {
     /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
     wake: OwnedFd,
     session: OwnedFd,
-    /// Wakes the thread that sleeps in the kernel for what is no work of the agent's. Made when it is first needed.
-    nudge: OnceLock<OwnedFd>,
+    /// Wakes the thread that sleeps in the kernel for what is no work of the agent's.
+    nudge: OwnedFd,
     spin: Duration,
     /// Entries of the rings.
     pub(crate) entries: u32,
+    /// The longest time-out that the operator allows operations.
+    longest_timeout: Duration,
 }
 
 /// Behind the lock.
@@ -68,6 +71,7 @@ impl Shared {
         session: Session,
         spin: Duration,
         guard: Arc<ForkGuard>,
+        welcome: &Welcome,
     ) -> Result<Self, Error> {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
@@ -85,8 +89,26 @@ impl Shared {
             lost: None,
             watch: Watch::default(),
         };
-        let (changed, nudge) = (Condvar::new(), OnceLock::new());
-        Ok(Self { state: Mutex::new(state), guard, changed, wake, session: session_fd, nudge, spin, entries })
+        Ok(Self {
+            state: Mutex::new(state),
+            guard,
+            changed: Condvar::new(),
+            wake,
+            session: session_fd,
+            nudge: eventfd(0)?,
+            spin,
+            entries,
+            longest_timeout: Duration::from_nanos(welcome.operation_timeout_ns),
+        })
+    }
+
+    /// The time-out of operations in a descriptor's nanoseconds: 0 for the usual one.
+    pub(crate) fn operation_timeout_ns(&self, asked: Option<Duration>) -> Result<u64, Error> {
+        let longest = self.longest_timeout;
+        match asked {
+            Some(asked) if asked > longest => Err(Error::TimeoutTooLong { asked, longest }),
+            asked => Ok(asked.map_or(0, |asked| nanos(asked).max(1))),
+        }
     }
 
     /// The state, in the process that attached. In a child of it nobody would ever unlock what another thread had locked.
@@ -195,21 +217,10 @@ impl Shared {
         self.session.try_clone()
     }
 
-    /// Has [`Self::nudge`] wake whoever sleeps from now on.
-    pub(crate) fn prepare_nudge(&self) -> Result<(), Error> {
-        if self.nudge.get().is_none() {
-            // Where another thread was faster, its descriptor stays.
-            let _ = self.nudge.set(eventfd(0)?);
-        }
-        Ok(())
-    }
-
     /// Has every thread that waits look again.
     pub(crate) fn nudge(&self) {
-        if let Some(nudge) = self.nudge.get() {
-            // Fails where the counter is at its most: it is readable then.
-            let _ = rustix::io::write(nudge, &1_u64.to_ne_bytes());
-        }
+        // Fails where the counter is at its most: it is readable then.
+        let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());
         self.changed.notify_all();
     }
 
@@ -231,19 +242,17 @@ impl Shared {
             state.driving = true;
             let output = if state.session.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             drop(state);
-            let nudge = self.nudge.get();
             let mut fds = [
                 PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.session.as_fd(), PollFlags::IN | output),
-                PollFd::from_borrowed_fd(nudge.unwrap_or(&self.wake).as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
             ];
             let timeout = remaining.and_then(|left| Timespec::try_from(left).ok());
-            let asked = if nudge.is_some() { 3 } else { 2 };
-            let ready = rustix::event::poll(fds.get_mut(..asked).unwrap_or_default(), timeout.as_ref());
+            let ready = rustix::event::poll(&mut fds, timeout.as_ref());
             let session = fds.get(1).is_some_and(|fd| !fd.revents().is_empty());
-            if let Some(nudge) = nudge.filter(|_| fds.get(2).is_some_and(|fd| !fd.revents().is_empty())) {
+            if fds.get(2).is_some_and(|fd| !fd.revents().is_empty()) {
                 // What it counted is seen to now.
-                let _ = rustix::io::read(nudge, &mut [0_u8; 8]);
+                let _ = rustix::io::read(&self.nudge, &mut [0_u8; 8]);
             }
             state = self.lock_again();
             state.driving = false;
@@ -395,9 +404,19 @@ impl State {
 
     /// Leaves a communicator without waiting for the answer.
     pub(crate) fn leave(&mut self, communicator: u32) {
+        self.tell(|id| Request::Leave { id, communicator });
+    }
+
+    /// Has the agent abort a communicator, without waiting for the answer.
+    pub(crate) fn abort(&mut self, communicator: u32) {
+        self.tell(|id| Request::Abort { id, communicator });
+    }
+
+    /// Sends a request whose answer nobody waits for.
+    fn tell(&mut self, request: impl FnOnce(u64) -> Request) {
         let id = self.next_id;
         self.next_id += 1;
-        if let Err(error) = self.session.send(&Request::Leave { id, communicator }) {
+        if let Err(error) = self.session.send(&request(id)) {
             self.lose(error.to_string());
         }
     }

@@ -63,8 +63,8 @@ impl Admission {
         }
     }
 
-    /// An operation that has not begun could begin.
-    pub(crate) fn admit(&mut self, now: Nanos, operation: u64, bytes: u64) -> Decision {
+    /// An operation that has not begun could begin. It waits no longer than `patience` for its slot.
+    pub(crate) fn admit(&mut self, now: Nanos, operation: u64, bytes: u64, patience: Duration) -> Decision {
         match (&mut self.state, self.rules) {
             // It was let in before, and could not begin for other reasons.
             (SlotState::Active { last, .. }, _) if operation <= *last => Decision::Admitted,
@@ -83,7 +83,7 @@ impl Admission {
                 Decision::Admitted
             }
             (SlotState::Idle, Some(rules)) if bytes >= rules.min_bytes.max(1) => {
-                let until = now.after(rules.max_wait);
+                let until = now.after(rules.max_wait.min(patience));
                 self.state = SlotState::Waiting { slot: operation, until, granted: false };
                 Decision::SlotNeeded
             }
@@ -129,6 +129,8 @@ impl Admission {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::MAX;
+
     const RULES: Interleaving = Interleaving {
         max_wait: Duration::from_nanos(100),
         min_bytes: 8,
@@ -143,31 +145,31 @@ mod tests {
     #[test]
     fn a_slot_is_requested_once_and_kept_for_what_follows() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 0, 7), Decision::Admitted, "too small to ask");
-        assert_eq!(admission.admit(Nanos(0), 1, 8), Decision::SlotNeeded);
-        assert_eq!(admission.admit(Nanos(99), 1, 8), Decision::Blocked);
+        assert_eq!(admission.admit(Nanos(0), 0, 7, LONG), Decision::Admitted, "too small to ask");
+        assert_eq!(admission.admit(Nanos(0), 1, 8, LONG), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(99), 1, 8, LONG), Decision::Blocked);
         assert_eq!(admission.poll_timeout(), Some(Nanos(100)));
         admission.grant(1);
-        assert_eq!(admission.admit(Nanos(99), 1, 8), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(99), 1, 8, LONG), Decision::Admitted);
         assert_eq!(
-            admission.admit(Nanos(99), 1, 8),
+            admission.admit(Nanos(99), 1, 8, LONG),
             Decision::Admitted,
             "it was not begun yet, for other reasons"
         );
         assert_eq!(admission.take_over(Nanos(200), true, (1, true)), None, "it is still under way");
         assert_eq!(admission.take_over(Nanos(200), true, (2, false)), None, "another may follow");
         assert_eq!(admission.poll_timeout(), Some(Nanos(210)));
-        assert_eq!(admission.admit(Nanos(205), 2, 8), Decision::Admitted);
-        assert_eq!(admission.admit(Nanos(206), 3, 8), Decision::Blocked, "two are a slot");
+        assert_eq!(admission.admit(Nanos(205), 2, 8, LONG), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(206), 3, 8, LONG), Decision::Blocked, "two are a slot");
         assert_eq!(admission.take_over(Nanos(300), true, (3, true)), Some(1));
-        assert_eq!(admission.admit(Nanos(300), 3, 8), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(300), 3, 8, LONG), Decision::SlotNeeded);
     }
 
     #[test]
     fn waiting_ends_and_so_does_an_idle_slot() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 5, 8), Decision::SlotNeeded);
-        assert_eq!(admission.admit(Nanos(100), 5, 8), Decision::Admitted, "nobody gave it");
+        assert_eq!(admission.admit(Nanos(0), 5, 8, LONG), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(100), 5, 8, LONG), Decision::Admitted, "nobody gave it");
         assert_eq!(
             (
                 admission.take_over(Nanos(150), true, (6, false)),
@@ -187,14 +189,14 @@ mod tests {
     #[test]
     fn withdrawn_rules_block_nobody() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 5, 8), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(0), 5, 8, LONG), Decision::SlotNeeded);
         admission.set_rules(None);
-        assert_eq!(admission.admit(Nanos(1), 5, 8), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(1), 5, 8, LONG), Decision::Admitted);
         assert_eq!(
             admission.take_over(Nanos(2), true, (6, false)),
             Some(5),
             "whoever grants slots hears of its end all the same"
         );
-        assert_eq!(admission.admit(Nanos(3), 6, 1 << 40), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(3), 6, 1 << 40, LONG), Decision::Admitted);
     }
 }

@@ -7,7 +7,7 @@ use crate::action::{Action, CodingReport};
 use crate::admission::{Admission, Interleaving};
 use crate::channel::Segment;
 use crate::departures::Departures;
-use crate::epoch::{EpochPlan, Timeouts};
+use crate::epoch::EpochPlan;
 use crate::epoch_set::EpochSet;
 use crate::error::{BadPlan, CoreError};
 use crate::failure::Failure;
@@ -21,6 +21,7 @@ use crate::stream::Arrival;
 use harmonaize_abi::{Epoch, Nanos, Rank, Signature, SlotId, Token};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
+use std::time::Duration;
 
 /// The parts that a communicator is made from.
 #[derive(Clone, Debug)]
@@ -31,8 +32,8 @@ pub struct Config {
     pub plan: EpochPlan,
     /// The access to each local rank's memory.
     pub access: Vec<(Rank, Access)>,
-    /// How long it waits for others.
-    pub timeouts: Timeouts,
+    /// How long others have at most to say what they called, before an operation fails for its time-out.
+    pub inquiry: Duration,
     /// Operations in flight at once; a call beyond them is refused.
     pub operations: usize,
 }
@@ -65,7 +66,7 @@ pub struct Communicator {
 impl Communicator {
     /// A communicator whose links are up.
     pub fn new(config: Config) -> Result<Self, CoreError> {
-        let Config { me, plan, access, timeouts, operations } = config;
+        let Config { me, plan, access, inquiry, operations } = config;
         let group = plan.plan.group().clone();
         let (participants, channels) = (group.participants(), plan.channels);
         if group.local(me).is_empty() {
@@ -77,7 +78,7 @@ impl Communicator {
             shared: Shared::new(me, group, epochs, operations, channels),
             admission: Admission::default(),
             scheduler: Scheduler::new(channels, participants),
-            inquiries: Inquiries::new(timeouts),
+            inquiries: Inquiries::new(inquiry),
             departures: Departures::default(),
             last_calls: vec![None; participants as usize],
         })
@@ -93,7 +94,6 @@ impl Communicator {
         if in_place && !signature.collective.can_be_in_place() {
             return Err(CoreError::Plan(PlanError::InPlace));
         }
-        let idle = self.shared.operations.oldest().is_none();
         let number = match self.shared.operations.call(now, rank, call) {
             CallOutcome::Accepted(number) => number,
             CallOutcome::Full => return Err(CoreError::Full),
@@ -104,9 +104,6 @@ impl Communicator {
                 return Err(CoreError::Ended(failure));
             }
         };
-        if idle {
-            self.inquiries.restart(now);
-        }
         let other = (0..).map(Participant).zip(&self.last_calls).find_map(|(peer, last)| {
             last.filter(|(operation, theirs)| *operation == number && *theirs != signature)
                 .map(|last| (peer, last.1))
@@ -319,7 +316,7 @@ impl Communicator {
         self.departures.refuse_impossible(&mut self.shared, self.scheduler.begun());
     }
 
-    /// The provider ends the communicator.
+    /// The provider ends the communicator, or a local rank aborts it.
     pub fn dissolve(&mut self, failure: Failure) {
         self.shared.fail(failure);
     }

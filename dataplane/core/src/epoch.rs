@@ -9,7 +9,6 @@ use harmonaize_plan::{
     Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
 };
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Control's decision for a communicator in an epoch.
 #[derive(Clone, Debug)]
@@ -28,15 +27,6 @@ pub struct EpochPlan {
     pub coding: Option<Coding>,
     /// The operations that an aggregator on the path sums; `None`: there is none.
     pub aggregation: Option<Aggregation>,
-}
-
-/// How long a communicator waits for others.
-#[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
-    /// An operation in flight fails after this long without progress.
-    pub operation: Duration,
-    /// How long participants have to answer before it does.
-    pub inquiry: Duration,
 }
 
 /// An epoch at this participant.

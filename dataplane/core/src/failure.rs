@@ -33,6 +33,12 @@ pub enum Failure {
     /// The provider ended it.
     #[error("ended by the provider")]
     Dissolved,
+    /// A rank aborted it.
+    #[error("aborted by rank {rank}")]
+    Aborted {
+        /// Who.
+        rank: Rank,
+    },
     /// A participant broke the protocol or ran into a bug.
     #[error("internal error at the participant of ranks {ranks:?}")]
     Internal {
@@ -53,7 +59,7 @@ impl Failure {
             | Self::RanksLost { ranks: list }
             | Self::Internal { ranks: list } => halve(list),
             Self::Mismatch { calls, .. } => halve(calls),
-            Self::Dissolved => false,
+            Self::Dissolved | Self::Aborted { .. } => false,
         }
     }
 }

@@ -1,11 +1,11 @@
 //! Before a time-out is declared, everyone is asked who has called what, so that the error can name the missing.
 
-use crate::epoch::Timeouts;
 use crate::failure::Failure;
 use crate::message::Control;
 use crate::shared::Shared;
 use harmonaize_abi::{Nanos, Rank, Signature};
 use harmonaize_plan::{Group, Participant};
+use std::time::Duration;
 
 /// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
 const MAX_LOWERED: u32 = 8;
@@ -72,17 +72,18 @@ impl Inquiry {
 /// When something last moved, and the inquiry that is under way when nothing does.
 #[derive(Debug)]
 pub(crate) struct Inquiries {
-    timeouts: Timeouts,
+    /// The most that one may take.
+    longest: Duration,
     open: Option<Inquiry>,
     last_progress: Nanos,
 }
 
 impl Inquiries {
-    pub(crate) fn new(timeouts: Timeouts) -> Self {
-        Self { timeouts, open: None, last_progress: Nanos(0) }
+    pub(crate) fn new(longest: Duration) -> Self {
+        Self { longest, open: None, last_progress: Nanos(0) }
     }
 
-    /// Notes that time counts from now: the first operation was called, or a step was issued.
+    /// Notes that time counts from now: a step was issued.
     pub(crate) fn restart(&mut self, now: Nanos) {
         debug_assert!(now >= self.last_progress, "time goes back");
         self.last_progress = now;
@@ -100,7 +101,7 @@ impl Inquiries {
         }
         match &self.open {
             Some(inquiry) => Some(inquiry.deadline),
-            None => shared.operations.oldest().map(|_| self.last_progress.after(self.timeouts.operation)),
+            None => shared.operations.expiry(self.last_progress).map(|(due, _)| due),
         }
     }
 
@@ -110,8 +111,9 @@ impl Inquiries {
         }
         if let Some(inquiry) = self.open.take() {
             shared.fail(inquiry.failure(&shared.group));
-        } else if let Some(number) = shared.operations.oldest().map(|operation| operation.number) {
-            self.inquire(shared, now.after(self.timeouts.inquiry), number, None);
+        } else if let Some((_, timeout)) = shared.operations.expiry(self.last_progress) {
+            let deadline = now.after(self.longest.min(timeout / 4));
+            self.inquire(shared, deadline, shared.operations.bounds().0, None);
         }
     }
 
@@ -142,7 +144,7 @@ impl Inquiries {
         if self.open.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
             let operation = operation.min(shared.operations.bounds().1);
             let first = shared.operations.oldest_remembered().min(operation);
-            self.inquire(shared, now.after(self.timeouts.inquiry), first, Some((peer, operation)));
+            self.inquire(shared, now.after(self.longest), first, Some((peer, operation)));
         }
     }
 
@@ -161,7 +163,7 @@ impl Inquiries {
         } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MAX_LOWERED
         {
             let lowered = inquiry.lowered + 1;
-            self.inquire(shared, now.after(self.timeouts.inquiry), operation, None);
+            self.inquire(shared, now.after(self.longest), operation, None);
             if let Some(inquiry) = &mut self.open {
                 inquiry.lowered = lowered;
             }

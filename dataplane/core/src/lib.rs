@@ -36,7 +36,7 @@ pub use admission::Interleaving;
 pub use aggregation::{Aggregation, AggregationReport};
 pub use channel::{Resume, Segment};
 pub use communicator::{Communicator, Config};
-pub use epoch::{EpochPlan, Timeouts};
+pub use epoch::EpochPlan;
 pub use error::{BadPlan, CoreError};
 pub use failure::Failure;
 pub use harmonaize_abi::{Epoch, Nanos, SlotId, Token};

@@ -3,6 +3,7 @@
 use crate::action::CodingReport;
 use harmonaize_abi::{Nanos, Rank, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
+use std::time::Duration;
 
 /// One rank's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,16 @@ pub struct Call {
     pub in_place: bool,
     /// The caller's name for the call; its completion carries the same.
     pub token: Token,
+    /// How long this communicator may make no progress while the call is in flight. Then it ends.
+    pub timeout: Duration,
+}
+
+/// A local rank's call in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Called {
+    token: Token,
+    at: Nanos,
+    timeout: Duration,
 }
 
 /// An operation that at least one local rank has called.
@@ -21,8 +32,8 @@ pub(crate) struct Operation {
     pub(crate) number: u64,
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
-    /// By local rank: its token, once it has called.
-    pub(crate) calls: Vec<Option<Token>>,
+    /// By local rank: its call, once it has called.
+    pub(crate) calls: Vec<Option<Called>>,
     /// When the first rank called.
     pub(crate) since: Nanos,
     /// Set when the first segment begins.
@@ -39,7 +50,12 @@ pub(crate) struct Operation {
 impl Operation {
     /// The token of a local rank's call, given by its index.
     pub(crate) fn token(&self, local: usize) -> Option<Token> {
-        *self.calls.get(local)?
+        Some((*self.calls.get(local)?)?.token)
+    }
+
+    /// The shortest time-out of its calls.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.calls.iter().flatten().map(|call| call.timeout).min().unwrap_or(Duration::MAX)
     }
 }
 
@@ -225,8 +241,8 @@ impl Operations {
         }
         if let Some(operation) = self.get_mut(number) {
             operation.in_place |= call.in_place;
-            if let Some(token) = operation.calls.get_mut(local) {
-                *token = Some(call.token);
+            if let Some(called) = operation.calls.get_mut(local) {
+                *called = Some(Called { token: call.token, at: now, timeout: call.timeout });
             }
         }
         if let Some(called) = self.called.get_mut(local) {
@@ -241,7 +257,7 @@ impl Operations {
     pub(crate) fn report_next(&mut self) -> Option<(Rank, Token)> {
         let operation = self.get(self.first)?;
         let calls = operation.calls.iter().zip(&self.ranks).enumerate().skip(self.reported_ranks);
-        let open = calls.into_iter().find_map(|(local, (token, rank))| Some((local, *rank, (*token)?)));
+        let open = calls.into_iter().find_map(|(local, (call, rank))| Some((local, *rank, (*call)?.token)));
         match open {
             Some((local, rank, token)) => {
                 self.reported_ranks = local + 1;
@@ -260,6 +276,13 @@ impl Operations {
     pub(crate) fn awaits_completion(&self, rank: Rank, called: u64) -> bool {
         let reported = self.local(rank).is_some_and(|local| local < self.reported_ranks);
         called > self.first + u64::from(reported)
+    }
+
+    /// When the first call in flight has waited for its time-out without progress, and that time-out. Time counts from the call, or from
+    /// the last progress if that is later.
+    pub(crate) fn expiry(&self, last_progress: Nanos) -> Option<(Nanos, Duration)> {
+        let calls = self.iter().flat_map(|operation| operation.calls.iter().flatten());
+        calls.map(|call| (call.at.max(last_progress).after(call.timeout), call.timeout)).min()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Operation> {

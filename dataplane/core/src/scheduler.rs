@@ -197,7 +197,7 @@ impl Scheduler {
         let signature = operation.signature;
         if operation.run.is_none() {
             let bytes = signature.count.saturating_mul(signature.dtype.size() as u64);
-            match admission.admit(now, self.cursor, bytes) {
+            match admission.admit(now, self.cursor, bytes, operation.timeout() / 4) {
                 Decision::Admitted => {}
                 Decision::Blocked => return None,
                 Decision::SlotNeeded => {

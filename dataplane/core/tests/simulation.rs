@@ -36,6 +36,7 @@ use scenario::{Incident, MILLISECOND, SECOND, Scenario, nanos};
 use seeds::{Seed, seeds};
 use statistics::Statistics;
 use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
 use world::World;
 
 /// Runs a family: builds each seed's scenario, runs it, judges it, and prints what it came to.
@@ -63,7 +64,7 @@ fn family(
 /// Everything ended well, and everybody has closed.
 fn well(world: &World) {
     // Later than this, only an inquiry can have moved what had stopped.
-    let bound = nanos(world.scenario.timeouts.operation);
+    let bound = nanos(world.scenario.timeouts[0]);
     assert!(world.last < bound, "it took until {}\n{}", world.last, world.describe());
     for (index, node) in world.nodes.iter().enumerate() {
         assert!(node.closed, "participant {index} never finished\n{}", world.describe());
@@ -407,13 +408,21 @@ fn death_during_change() {
     });
 }
 
+/// The longest time-out of a rank's calls.
+fn patience(world: &World) -> Duration {
+    world.scenario.timeouts.iter().copied().max().unwrap()
+}
+
 #[test]
 fn never_called() {
     family(
         "never_called",
         150,
         true,
-        |seed| Scenario::of_two_ranks(seed).sometimes_changing().silent(),
+        |seed| {
+            let scenario = Scenario::of_two_ranks(seed).sometimes_changing().silent();
+            if seed % 2 == 0 { scenario } else { scenario.differently_patient() }
+        },
         |world| {
             let lengths = world.scenario.scripts.iter().map(|script| script.acts.len());
             let first = lengths.min().unwrap();
@@ -437,8 +446,8 @@ fn never_called() {
             let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(operation as usize));
             let expected =
                 Failure::Timeout { operation, signature: caller.map(|act| act.signature), missing };
-            let timeouts = world.scenario.timeouts;
-            let bound = world.active + nanos(timeouts.operation) + nanos(timeouts.inquiry) + 50 * MILLISECOND;
+            let bound =
+                world.active + nanos(patience(world)) + nanos(world.scenario.inquiry) + 50 * MILLISECOND;
             for node in &world.nodes {
                 let (failure, at) =
                     node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
@@ -529,6 +538,60 @@ fn process_dies() {
     );
 }
 
+/// Everybody who had not ended well names one that aborted, or one that died, within a bounded time; nobody hangs.
+fn aborted(world: &World) {
+    agreed(world);
+    let (mut who, mut dead, mut last) = (BTreeSet::<Rank>::new(), BTreeSet::<Rank>::new(), 0);
+    for (at, incident) in &world.scenario.incidents {
+        match incident {
+            Incident::Abort(rank) => who.extend([rank]),
+            Incident::Kill(p) => dead.extend(world.scenario.group.local(*p)),
+            _ => continue,
+        }
+        last = last.max(*at);
+    }
+    for (index, node) in world.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+        let Some((failure, at)) = &node.failure else {
+            assert!(node.closed, "participant {index} hangs\n{}", world.describe());
+            continue;
+        };
+        let right = match failure {
+            Failure::Aborted { rank } => who.contains(rank),
+            Failure::RanksLost { ranks } => ranks.iter().all(|rank| dead.contains(rank)),
+            _ => false,
+        };
+        assert!(right, "participant {index} fails: {failure}\n{}", world.describe());
+        let bound = last + world::NOTICE + 200 * MILLISECOND;
+        assert!(*at <= bound, "participant {index} learns of it only at {at}, after {bound}");
+    }
+}
+
+#[test]
+fn abort() {
+    let build = |seed| {
+        let scenario = Scenario::of_two_ranks(seed).rough();
+        match seed % 4 {
+            0 => scenario.aborting(),
+            1 => scenario.changing().aborting(),
+            2 => scenario.changing().carrying().aborting(),
+            _ => scenario.aborting().aggregating(true),
+        }
+    };
+    let sum = family("abort", 300, true, build, aborted);
+    assert!(sum.failures > 0 && sum.switches > 0 && sum.aggregated > 0, "{sum}");
+}
+
+#[test]
+fn abort_beside_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.aborting().killing()
+    };
+    let sum = family("abort_beside_death", 200, true, build, aborted);
+    assert!(sum.failures > 0, "{sum}");
+}
+
 #[test]
 fn hostile_peer() {
     family(
@@ -544,10 +607,9 @@ fn hostile_peer() {
             }
         },
         |world| {
-            let timeouts = world.scenario.timeouts;
             let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);
             let bound =
-                world.active.max(incidents) + 2 * (nanos(timeouts.operation) + nanos(timeouts.inquiry));
+                world.active.max(incidents) + 2 * (nanos(patience(world)) + nanos(world.scenario.inquiry));
             for node in &world.nodes {
                 assert!(node.failure.as_ref().is_none_or(|(_, at)| *at <= bound), "an end comes late");
             }

@@ -6,11 +6,17 @@ use crate::transfer::{PendingTransfer, untag};
 use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Status, Submission};
 use harmonaize_shm::{AgentEnd, EndError};
 use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The time-out of operations that ask for none.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
 pub(crate) struct Attachment {
     pub(crate) id: AttachmentId,
     pub(crate) end: Box<dyn AgentEnd>,
+    /// The longest time-out that its operations may have.
+    operation_timeout: Duration,
     joined: Vec<JoinedCommunicator>,
     in_flight: u32,
     unflushed: bool,
@@ -30,10 +36,11 @@ struct JoinedCommunicator {
 }
 
 impl Attachment {
-    pub(crate) fn new(id: AttachmentId, end: Box<dyn AgentEnd>) -> Self {
+    pub(crate) fn new(id: AttachmentId, end: Box<dyn AgentEnd>, operation_timeout: Duration) -> Self {
         Self {
             id,
             end,
+            operation_timeout,
             joined: Vec::new(),
             in_flight: 0,
             unflushed: false,
@@ -64,6 +71,15 @@ impl Attachment {
         let joined =
             self.joined.iter().find(|joined| joined.handle == handle).ok_or(Status::BadCommunicator)?;
         joined.ended.map_or(Ok((joined.communicator, joined.rank)), Err)
+    }
+
+    /// The time-out of an operation that asks for so many nanoseconds; for none, the usual one.
+    pub(crate) fn timeout(&self, asked_ns: u64) -> Result<Duration, Status> {
+        match Duration::from_nanos(asked_ns) {
+            Duration::ZERO => Ok(OPERATION_TIMEOUT.min(self.operation_timeout)),
+            asked if asked > self.operation_timeout => Err(Status::TimeoutTooLong),
+            asked => Ok(asked),
+        }
     }
 
     /// Of communicators that are not over.
@@ -140,11 +156,27 @@ mod tests {
     use harmonaize_shm::{Memory, REMOTE_DEPTH, RemoteEnd, RemoteTenant, Span, TenantEnd};
 
     #[test]
+    fn a_timeout_is_the_asked_one_up_to_the_longest() {
+        let of = |longest, asked_ns| {
+            let (end, _socket) = RemoteEnd::create(1 << 16, 4).unwrap();
+            Attachment::new(AttachmentId(1), Box::new(end), longest).timeout(asked_ns)
+        };
+        let hour = Duration::from_secs(3600);
+        assert_eq!(of(hour, 0), Ok(OPERATION_TIMEOUT));
+        assert_eq!(of(Duration::from_secs(1), 0), Ok(Duration::from_secs(1)));
+        assert_eq!(of(hour, 1), Ok(Duration::from_nanos(1)));
+        assert_eq!(of(hour, 3_600_000_000_000), Ok(hour));
+        for asked_ns in [3_600_000_000_001, u64::MAX] {
+            assert_eq!(of(hour, asked_ns), Err(Status::TimeoutTooLong));
+        }
+    }
+
+    #[test]
     fn nothing_is_stored_any_more_for_a_communicator_that_has_ended() {
         let (over, other) = (Key { index: 0, generation: 1 }, Key { index: 1, generation: 1 });
         let (end, socket) = RemoteEnd::create(1 << 16, 4).unwrap();
         let mut tenant = RemoteTenant::open(socket, 1 << 16, 4).unwrap();
-        let mut attachment = Attachment::new(AttachmentId(1), Box::new(end));
+        let mut attachment = Attachment::new(AttachmentId(1), Box::new(end), Duration::from_secs(1));
         let memory = Memory::private(1).unwrap();
         memory.write(0, &[1]).unwrap();
         let store = |communicator: Key, offset: u64| PendingTransfer {
@@ -160,7 +192,7 @@ mod tests {
             attachment.transfer(store(over, offset)).unwrap();
         }
         attachment.transfer(store(other, depth + 1)).unwrap();
-        attachment.mark_ended(over, Status::Aborted);
+        attachment.mark_ended(over, Status::Dissolved);
         loop {
             let served = attachment.end.progress(&mut |_| {}).unwrap() + tenant.progress().unwrap();
             if served + attachment.transfer_waiting().unwrap() == 0 {

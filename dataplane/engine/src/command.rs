@@ -1,12 +1,13 @@
 //! Commands to an engine, and its notices.
 
 use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
-use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, Timeouts};
+use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving};
 use harmonaize_plan::Participant;
 use harmonaize_shm::AgentEnd;
 use harmonaize_transport::datagram::RdmaAddress;
 use harmonaize_transport::{Flow, Introduction};
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// An attachment of a tenant's process, numbered by the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,12 +73,10 @@ pub struct Formation {
     pub aggregator: Option<Aggregator>,
     /// The local ranks.
     pub locals: Vec<LocalRank>,
-    /// How long it waits for others.
-    pub timeouts: Timeouts,
 }
 
 /// The longest that an operation waits for its interleave slot.
-pub const MAX_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+pub const MAX_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A request to the engine.
 #[derive(Debug)]
@@ -88,6 +87,8 @@ pub enum Command {
         attachment: AttachmentId,
         /// The agent's end.
         end: Box<dyn AgentEnd>,
+        /// The longest time-out that its operations may have.
+        operation_timeout: Duration,
     },
     /// It is gone; its ranks leave.
     Detach {

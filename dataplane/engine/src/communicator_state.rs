@@ -446,7 +446,8 @@ pub(crate) fn status_of(failure: &Failure) -> Status {
         Failure::Timeout { .. } => Status::Timeout,
         Failure::Mismatch { .. } => Status::Mismatch,
         Failure::RanksLost { .. } => Status::RankLost,
-        Failure::Dissolved => Status::Aborted,
+        Failure::Dissolved => Status::Dissolved,
+        Failure::Aborted { .. } => Status::Aborted,
         Failure::Internal { .. } => Status::Internal,
     }
 }

@@ -584,8 +584,9 @@ fn submit(
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
     let checked = check(submission, attachment.end.arena_bytes(), (rank, member.ranks))?;
+    let timeout = attachment.timeout(submission.timeout_ns)?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
-    let call = Call { signature: checked.signature, in_place: checked.in_place, token };
+    let call = Call { signature: checked.signature, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);
     if result.is_err() {
         member.forget(token);

@@ -12,6 +12,10 @@ use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::{LinkId, Ring, Transport};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+/// How long others have at most to say what they called, before an operation fails for its time-out.
+const MAX_INQUIRY: Duration = Duration::from_secs(1);
 
 /// Opens the links of an epoch, all at once, and gives each its landing rings, one per channel; those that go on are taken over
 /// from the epoch before with their rings. On an error, what was opened is closed.
@@ -150,7 +154,7 @@ pub(crate) fn form(
         me: formation.me,
         plan: plan.clone(),
         access,
-        timeouts: formation.timeouts,
+        inquiry: MAX_INQUIRY,
         operations: calls as usize,
     };
     let core = Communicator::new(config).map_err(|error| error.to_string())?;

@@ -24,7 +24,7 @@ pub(crate) fn check(
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
-    let known = submission.flags & !flags::ALL == 0 && submission.reserved.iter().all(|word| *word == 0);
+    let known = submission.flags & !flags::ALL == 0 && submission.reserved == 0;
     let collective = Collective::from_code(submission.collective);
     let dtype = Dtype::from_code(submission.dtype);
     let reduce = ReduceOp::from_code(submission.reduce);
@@ -142,7 +142,7 @@ mod tests {
             ("dtype", Submission { dtype: 200, ..right }, Status::BadKind),
             ("reduction", Submission { reduce: 200, ..right }, Status::BadKind),
             ("flags", Submission { flags: 0x80, ..right }, Status::BadKind),
-            ("reserved", Submission { reserved: [0, 1], ..right }, Status::BadKind),
+            ("reserved", Submission { reserved: 1, ..right }, Status::BadKind),
             ("root", Submission { root: 2, ..right }, Status::BadRank),
             ("count overflows", Submission { count: u64::MAX, ..right }, Status::OutOfRange),
             ("beyond the arena", sum(16, 0, 65), Status::OutOfRange),

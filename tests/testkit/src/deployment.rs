@@ -35,7 +35,7 @@ pub struct Setup {
     pub binaries: Binaries,
     /// The tenants, on every host.
     pub tenants: Vec<Tenant>,
-    /// More lines for control's configuration, for example `operation_timeout = "2s"`.
+    /// More lines for control's configuration, for example `join_timeout = "2s"`.
     pub control: String,
     /// More lines for each agent's configuration; `{folder}` in them stands for the host's run folder.
     pub agent: String,

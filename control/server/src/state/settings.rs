@@ -17,8 +17,6 @@ pub struct Settings {
     pub prepare_timeout: Duration,
     /// How long control waits for agents of communicators that outlived its restart.
     pub recovery_timeout: Duration,
-    /// How long an operation waits for ranks that have not arrived.
-    pub operation_timeout: Duration,
     /// Paths of a link.
     pub paths: u32,
     /// Source ports that links take, first and last; any where absent.

@@ -108,13 +108,14 @@ fn a_hanging_operation_counts_as_late() {
 #[test]
 fn only_the_providers_failures_break_a_promise() {
     use v1::FailureKind as Kind;
-    let cases: [(Kind, &[u32], bool); 5] = [
+    let cases: [(Kind, &[u32], bool); 6] = [
         (Kind::Timeout, &[], true),
         (Kind::Internal, &[0], true),
-        // A rank that never called, one that is lost, and calls that differ.
+        // A rank that never called, one that is lost, calls that differ, and an abort.
         (Kind::Timeout, &[1], false),
         (Kind::RanksLost, &[1], false),
         (Kind::Mismatch, &[0, 1], false),
+        (Kind::Aborted, &[1], false),
     ];
     for (kind, ranks, breaks) in cases {
         let (mut fabric, ids) = formed(16, &[("a", &[0, 4])]);

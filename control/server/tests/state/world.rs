@@ -32,7 +32,6 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         join_timeout: SECOND * 60,
         prepare_timeout: SECOND * 10,
         recovery_timeout: SECOND * 30,
-        operation_timeout: SECOND * 30,
         paths: 2,
         source_ports: Some((20000, 20999)),
         most_ranks: 64,

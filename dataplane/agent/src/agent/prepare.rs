@@ -104,7 +104,6 @@ impl Agent {
             peers: expanded.peers,
             aggregator: expanded.aggregator,
             locals: locals.collect(),
-            timeouts: expanded.timeouts,
         };
         self.communicators
             .insert(communicator, Communicator { recipe, members, ended: None, detail_requests: Vec::new() });

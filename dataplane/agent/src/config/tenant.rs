@@ -4,7 +4,7 @@ use super::Rdma;
 use crate::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
 use harmonaize_api::is_tenant_name;
-use harmonaize_units::Bytes;
+use harmonaize_units::{Bytes, Nanos};
 use rustix::fs::OFlags;
 use serde::Deserialize;
 use std::io::Read;
@@ -35,6 +35,7 @@ pub(super) struct FileTenant {
     arena: Option<Bytes>,
     attachments: Option<u32>,
     communicators: Option<u32>,
+    operation_timeout: Option<Nanos>,
 }
 
 /// Checks the tables and reads the secrets, whose paths are relative to `folder`.
@@ -65,6 +66,9 @@ impl FileTenant {
         }
         if self.communicators == Some(0) {
             return wrong("`communicators` is 0, nobody could join any");
+        }
+        if self.operation_timeout == Some(Nanos(0)) {
+            return wrong("`operation_timeout` is 0, no operation could end well");
         }
         if self.rdma && rdma.is_none() {
             return wrong("`rdma` is true, but there is no table [rdma]");
@@ -109,6 +113,7 @@ impl FileTenant {
                 attachments: self.attachments.unwrap_or(usual.attachments),
                 arena_bytes: self.arena.map_or(usual.arena_bytes, |bytes| bytes.0),
                 communicators: self.communicators.unwrap_or(usual.communicators),
+                operation_timeout: self.operation_timeout.map_or(usual.operation_timeout, Duration::from),
                 ..usual
             },
             remote: self.remote,

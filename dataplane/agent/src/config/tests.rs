@@ -10,12 +10,13 @@ fn error(text: &str) -> String {
 
 #[test]
 fn defaults_and_units() {
-    let tenant = "[[tenant]]\nname = \"a\"\nsocket = \"/run/a.sock\"\nuids = [1000]\narena = \"256MiB\"\n";
+    let tenant = "[[tenant]]\nname = \"a\"\nsocket = \"/run/a.sock\"\nuids = [1000]\narena = \"256MiB\"\noperation_timeout = \"2h\"\n";
     let text = format!("{GOOD}spin = \"20us\"\n{tenant}");
     let config = Config::parse(Path::new("agent.toml"), &text).unwrap();
     assert_eq!(config.spin, Duration::from_micros(20));
     assert_eq!(config.peer_timeout, Duration::from_secs(5));
     assert_eq!(config.tenants[0].quota.arena_bytes, 256 << 20);
+    assert_eq!(config.tenants[0].quota.operation_timeout, Duration::from_secs(7200));
 }
 
 #[test]
@@ -71,6 +72,8 @@ fn values_that_make_no_sense_are_refused() {
         let expected = format!("agent.toml: tenant `{name}`: not a usable name: ");
         assert!(said.starts_with(&expected), "{said}");
     }
+    let said = error(&format!("{GOOD}{SOCKET}operation_timeout = \"0s\"\n"));
+    assert_eq!(said, "agent.toml: tenant `a`: `operation_timeout` is 0, no operation could end well");
     for key in ["attachments", "communicators"] {
         let said = error(&format!("{GOOD}{SOCKET}{key} = 0\n"));
         assert!(said.starts_with(&format!("agent.toml: tenant `a`: `{key}` is 0, nobody could ")), "{said}");

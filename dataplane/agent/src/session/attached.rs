@@ -198,6 +198,10 @@ impl AttachedSession {
                 Handled::Both(SessionRequest::Leave { attachment, communicator }, Answer::Left { id })
             }
             Request::Leave { id, .. } => Handled::Answered(Answer::Left { id }),
+            Request::Abort { id, communicator } if self.joined.contains(&communicator) => {
+                Handled::Both(SessionRequest::Abort { attachment, communicator }, Answer::Aborted { id })
+            }
+            Request::Abort { id, .. } => Handled::Answered(Answer::Aborted { id }),
             Request::Detail { id, communicator } if self.joined.contains(&communicator) => {
                 let reply = self.await_reply(RequestKind::Detail, move |detail| {
                     let detail: Option<FailureDetail> = detail.ok().flatten();

@@ -118,7 +118,8 @@ impl Connection {
             }
         };
         let (attachment, tenant) = (AttachmentId::next(), self.tenant.rules.tenant.clone());
-        permit.send(SessionRequest::Attached { attachment, tenant, end });
+        let operation_timeout = self.tenant.rules.quota.operation_timeout;
+        permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout });
         Ok((attachment, grant))
     }
 
@@ -147,7 +148,13 @@ impl Connection {
         }
         let page = rustix::param::page_size() as u64;
         let arena_bytes = hello.arena_bytes.checked_next_multiple_of(page).unwrap_or(u64::MAX);
-        Ok(Welcome { arena_bytes, entries: hello.entries, communicators: quota.communicators })
+        let operation_timeout_ns = u64::try_from(quota.operation_timeout.as_nanos()).unwrap_or(u64::MAX);
+        Ok(Welcome {
+            arena_bytes,
+            entries: hello.entries,
+            communicators: quota.communicators,
+            operation_timeout_ns,
+        })
     }
 
     async fn create(&self, access: Access, welcome: &Welcome) -> Result<End, Refused> {

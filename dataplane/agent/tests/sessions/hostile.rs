@@ -114,7 +114,12 @@ fn nonsense_after_the_handshake_ends_the_attachment_alone() {
 fn requests_about_strangers_communicators_go_nowhere() {
     let stub = Stub::start();
     let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
-    for request in [Request::Leave { id: 1, communicator: 2 }, Request::Detail { id: 2, communicator: 2 }] {
+    let communicator = 2;
+    for request in [
+        Request::Leave { id: 1, communicator },
+        Request::Detail { id: 2, communicator },
+        Request::Abort { id: 3, communicator },
+    ] {
         stream.write_all(&encode(&request).unwrap()).unwrap();
         let mut prefix = [0; 4];
         stream.read_exact(&mut prefix).unwrap();
@@ -123,7 +128,8 @@ fn requests_about_strangers_communicators_go_nowhere() {
     }
     drop(stream);
     stub.knobs.expect("detached");
-    assert!(!stub.knobs.log.lock().unwrap().iter().any(|line| line.contains("left")));
+    let log = stub.knobs.log.lock().unwrap();
+    assert!(!log.iter().any(|line| line.contains("left") || line.contains("aborted")), "{log:?}");
 }
 
 /// Answers that nobody reads hold up the connection that they are for, and nobody else.

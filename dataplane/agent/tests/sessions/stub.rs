@@ -231,7 +231,7 @@ impl Engine {
 
     fn request(&mut self, request: SessionRequest) {
         match request {
-            SessionRequest::Attached { attachment, tenant, end } => {
+            SessionRequest::Attached { attachment, tenant, end, .. } => {
                 self.seen.push(attachment);
                 self.knobs.log_line(format!("attached {} of {tenant}", self.seen.len()));
                 let (held, moving) = (Vec::new(), HashMap::new());
@@ -294,6 +294,9 @@ impl Engine {
                     let cursor = EventCursor { feed: 0, next: 0 };
                     let _ = reader.send(Ok(EventBatch { missed: 0, events: Vec::new(), cursor }));
                 }
+            }
+            SessionRequest::Abort { communicator, .. } => {
+                self.knobs.log_line(format!("aborted {communicator}"));
             }
             SessionRequest::SetBudget { communicator, budget, .. } => {
                 self.knobs.log_line(format!("budget of {communicator}: {budget:?}"));
@@ -382,6 +385,12 @@ impl Attachment {
         while let Some(submission) = self.end.submission()? {
             done += 1;
             knobs.taken.fetch_add(1, Ordering::Relaxed);
+            let Submission { iteration, tensor_class, priority, deadline_ns, timeout_ns, .. } = submission;
+            if iteration > 0 {
+                knobs.log_line(format!(
+                    "iteration {iteration}: class {tensor_class}, priority {priority}, deadline {deadline_ns}, time-out {timeout_ns}"
+                ));
+            }
             self.pending.push(submission);
         }
         if !knobs.hold.load(Ordering::Relaxed) {

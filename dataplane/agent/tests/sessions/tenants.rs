@@ -4,7 +4,7 @@ use crate::stub::{LIMIT, Stub};
 use harmonaize_client::{
     Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
     Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Operation,
-    Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
+    OperationOptions, Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
 };
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -368,6 +368,84 @@ fn memory_of_an_operation_given_up_stays_taken_until_its_end() {
 }
 
 #[test]
+fn options_of_an_operation_reach_the_agent() {
+    let stub = Stub::start();
+    let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();
+    let join = |timeout| {
+        let options = JoinOptions { timeout: LIMIT, operation_timeout: timeout, ..JoinOptions::default() };
+        client.join_with("job", Rank(0), 1, &options)
+    };
+    let (hour, second) = (Duration::from_secs(3600), Duration::from_secs(1));
+    let comm = join(Some(hour)).unwrap();
+    let options = OperationOptions { class: 3, priority: 4, deadline: Some(second), ..Default::default() };
+    let call = |options| comm.with(options).unwrap().barrier().unwrap().wait(LIMIT).unwrap();
+    call(OperationOptions { iteration: 7, ..options });
+    stub.knobs.expect("iteration 7: class 3, priority 4, deadline 1000000000, time-out 3600000000000");
+    call(OperationOptions { iteration: 8, timeout: Some(second), ..Default::default() });
+    stub.knobs.expect("iteration 8: class 0, priority 0, deadline 0, time-out 1000000000");
+    // No time at all is not the usual time.
+    call(OperationOptions { iteration: 9, timeout: Some(Duration::ZERO), ..Default::default() });
+    stub.knobs.expect("iteration 9: class 0, priority 0, deadline 0, time-out 1");
+    let next = comm.regroup(&RegroupOptions { timeout: LIMIT, ..Default::default() }).unwrap();
+    next.with(OperationOptions { iteration: 10, ..Default::default() }).unwrap().barrier().unwrap();
+    stub.knobs.expect("iteration 10: class 0, priority 0, deadline 0, time-out 3600000000000");
+
+    let more = hour + Duration::from_nanos(1);
+    for refused in [
+        join(Some(more)).unwrap_err(),
+        comm.with(OperationOptions { timeout: Some(more), ..options }).unwrap_err(),
+        comm.regroup(&RegroupOptions { operation_timeout: Some(more), ..Default::default() }).unwrap_err(),
+    ] {
+        let Error::TimeoutTooLong { asked, longest } = refused else { panic!("{refused}") };
+        assert_eq!((asked, longest), (more, hour));
+    }
+}
+
+#[test]
+fn an_abort_wakes_whoever_waits_although_the_agent_says_nothing() {
+    for access in ALL {
+        let stub = Stub::start();
+        let options = AttachOptions { spin: Duration::ZERO, ..stub.options(access) };
+        let client = Client::attach(&stub.path, options).unwrap();
+        stub.knobs.hold.store(true, Ordering::Relaxed);
+        let is_ours = |error: &Error| matches!(error, Error::Aborted { by: Some(Rank(0)) });
+        for round in 0..20 {
+            let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+            let mut operations = [comm.barrier().unwrap(), comm.barrier().unwrap()];
+            let mut polled = comm.barrier().unwrap();
+            assert!(polled.poll().unwrap().is_none());
+            // One sleeps in the kernel, if it comes to that, and the other waits for it.
+            let start = Instant::now();
+            let errors = std::thread::scope(|scope| {
+                let waiting = operations.each_mut().map(|operation| scope.spawn(|| operation.wait(LIMIT)));
+                (0..round * 5).for_each(|_| std::thread::yield_now());
+                comm.abort();
+                comm.abort();
+                waiting.map(|thread| thread.join().unwrap().unwrap_err())
+            });
+            assert!(errors.iter().all(is_ours) && start.elapsed() < LIMIT, "{errors:?}");
+            for operation in &mut operations {
+                assert!(is_ours(&operation.wait(LIMIT).unwrap_err()));
+            }
+            assert!(is_ours(&polled.poll().unwrap_err()));
+            assert!(is_ours(&comm.barrier().unwrap_err()));
+            assert!(is_ours(&comm.set_budget(&Budget::Exact).unwrap_err()));
+            // The agent still ends them, and nothing is lost by then.
+            drop((operations, polled));
+            stub.knobs.hold.store(false, Ordering::Relaxed);
+            let other = client.join("other", Rank(0), 1, LIMIT).unwrap();
+            other.barrier().unwrap().wait(LIMIT).unwrap();
+            stub.knobs.hold.store(true, Ordering::Relaxed);
+        }
+        let told = |line: &&String| line.starts_with("aborted");
+        stub.knobs.expect("aborted");
+        drop(client);
+        stub.knobs.expect("detached");
+        assert_eq!(stub.knobs.log.lock().unwrap().iter().filter(told).count(), 20);
+    }
+}
+
+#[test]
 fn waiting_in_vain_ends_and_can_be_repeated() {
     let stub = Stub::start();
     let (_client, comm) = attach(&stub, Access::Mapped);
@@ -607,7 +685,7 @@ fn who_comes_after_a_stream_that_was_dropped_gets_its_turn() {
 fn members_and_newcomers_regroup_and_are_told_who_is_in() {
     let stub = Stub::start();
     let (client, comm) = attach(&stub, Access::Mapped);
-    let options = RegroupOptions { timeout: LIMIT, min_ranks: 2, key: None };
+    let options = RegroupOptions { timeout: LIMIT, min_ranks: 2, ..RegroupOptions::default() };
     let next = comm.regroup(&options).unwrap();
     stub.knobs.expect("regroup Member { communicator: 2 } by 0, 2 at least");
     assert_eq!((next.rank(), next.ranks(), next.before()), (Rank(0), 2, &[Some(Rank(1)), None][..]));

@@ -12,7 +12,6 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         join_timeout: limit,
         prepare_timeout: limit,
         recovery_timeout: limit,
-        operation_timeout: limit,
         paths: 1,
         source_ports: None,
         most_ranks: 64,

@@ -6,7 +6,7 @@ use super::scenario::{
 };
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::PayloadFormat;
-use harmonaize_core::{Aggregation, Timeouts};
+use harmonaize_core::Aggregation;
 use harmonaize_plan::{Access, Participant, Tuning};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -194,10 +194,8 @@ impl Scenario {
     }
 
     fn impatient(&mut self) {
-        self.timeouts = Timeouts {
-            operation: Duration::from_nanos(500 * MILLISECOND),
-            inquiry: Duration::from_nanos(100 * MILLISECOND),
-        };
+        self.timeouts.fill(Duration::from_nanos(500 * MILLISECOND));
+        self.inquiry = Duration::from_nanos(100 * MILLISECOND);
     }
 
     /// Some ranks never call some operation, nor any later one.
@@ -213,6 +211,26 @@ impl Scenario {
             let rank = rng.random_range(0..self.group.ranks()) as usize;
             self.scripts[rank].acts.truncate(first);
             self.scripts[rank].leaves = false;
+        }
+        self
+    }
+
+    /// Each rank has a patience of its own, up to the usual one.
+    pub(crate) fn differently_patient(mut self) -> Self {
+        let mut rng = generator(self.seed, 31);
+        for timeout in &mut self.timeouts {
+            *timeout = timeout.mul_f64(rng.random_range(0.5..=1.0));
+        }
+        self
+    }
+
+    /// Ranks abort, one or several, at any time.
+    pub(crate) fn aborting(mut self) -> Self {
+        let mut rng = generator(self.seed, 32);
+        for _ in 0..rng.random_range(1..=2) {
+            let rank = Rank(rng.random_range(0..self.group.ranks()));
+            let at = any_time(&mut rng);
+            self.incidents.push((at, Incident::Abort(rank)));
         }
         self
     }

@@ -91,7 +91,7 @@ impl Node {
             me,
             plan: scenario.plan.clone(),
             access: access.collect(),
-            timeouts: scenario.timeouts,
+            inquiry: scenario.inquiry,
             operations: scenario.operations,
         };
         Self {

@@ -1,7 +1,7 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
 use harmonaize_abi::{Collective, Dtype, Epoch, Pattern, Rank, ReduceOp, Signature};
-use harmonaize_core::{EpochPlan, Interleaving, Timeouts};
+use harmonaize_core::{EpochPlan, Interleaving};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -53,6 +53,8 @@ pub(crate) enum Incident {
     Kill(Participant),
     /// A rank's process is gone.
     RankGone(Rank),
+    /// A rank aborts.
+    Abort(Rank),
     /// A peer sends what it likes.
     Inject(Participant),
     /// The aggregator dies, or comes back.
@@ -74,7 +76,10 @@ pub(crate) struct Scenario {
     pub(crate) paths: u16,
     pub(crate) operations: usize,
     pub(crate) weather: Weather,
-    pub(crate) timeouts: Timeouts,
+    /// By rank: of its calls.
+    pub(crate) timeouts: Vec<Duration>,
+    /// The longest that an inquiry takes.
+    pub(crate) inquiry: Duration,
     /// By rank.
     pub(crate) scripts: Vec<Script>,
     pub(crate) incidents: Vec<(u64, Incident)>,
@@ -232,10 +237,8 @@ impl Scenario {
             paths: rng.random_range(1..=4),
             operations: rng.random_range(1..=6),
             weather: Weather { delay: 20 * MICROSECOND, stalls: 0.0, stall: 0 },
-            timeouts: Timeouts {
-                operation: Duration::from_nanos(60 * SECOND),
-                inquiry: Duration::from_nanos(SECOND),
-            },
+            timeouts: vec![Duration::from_nanos(60 * SECOND); group.ranks() as usize],
+            inquiry: Duration::from_nanos(SECOND),
             scripts,
             incidents: Vec::new(),
             hostile: None,

@@ -9,7 +9,7 @@ use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
 use harmonaize_abi::{Epoch, Rank, Token};
 use harmonaize_core::{
-    Action, BadPlan, Call, CoreError, EpochPlan, Interleaving, Message, Nanos, Payload, Receipt,
+    Action, BadPlan, Call, CoreError, EpochPlan, Failure, Interleaving, Message, Nanos, Payload, Receipt,
 };
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -61,6 +61,7 @@ pub(crate) enum Input {
     AllPrepared(Epoch),
     Abandon(Epoch),
     Left(Rank),
+    Abort(Rank),
     Summed(Submitted),
     SessionEnded { epoch: Epoch, session: u64 },
     Turns(Option<Interleaving>),
@@ -291,6 +292,11 @@ impl World {
                     self.input(self.home(rank), Input::Left(rank));
                 }
             }
+            Incident::Abort(rank) => {
+                if !self.ranks[rank.0 as usize].gone {
+                    self.input(self.home(rank), Input::Abort(rank));
+                }
+            }
             Incident::Aggregator { dead } => self.aggregator(dead),
             Incident::Despair => self.despair(),
             Incident::Turns(p, rules) => self.input(p, Input::Turns(rules)),
@@ -392,6 +398,7 @@ impl World {
                 self.ranks[rank.0 as usize].gone = true;
                 node.core.handle_rank_departed(rank);
             }
+            Input::Abort(rank) => node.core.dissolve(Failure::Aborted { rank }),
             Input::Summed(of) => self.take_sum(p, of),
             Input::SessionEnded { epoch, session } => self.session_ended(p, epoch, session),
             Input::Turns(rules) => node.core.set_interleaving(rules),
@@ -457,7 +464,8 @@ impl World {
         let number = state.called as u64;
         let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
         let token = Token(u64::from(rank.0) << 32 | number);
-        let call = Call { signature: act.signature, in_place: act.in_place, token };
+        let timeout = self.scenario.timeouts[rank.0 as usize];
+        let call = Call { signature: act.signature, in_place: act.in_place, token, timeout };
         match self.nodes[p.0 as usize].core.handle_call(Nanos(self.now), rank, call) {
             Ok(taken) => {
                 assert_eq!(taken, number, "rank {rank}'s call got another number");

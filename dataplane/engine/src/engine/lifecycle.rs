@@ -18,11 +18,11 @@ impl Engine {
     /// Carries out a command.
     pub fn handle_command(&mut self, command: Command) {
         match command {
-            Command::Attach { attachment, end } => {
+            Command::Attach { attachment, end, operation_timeout } => {
                 let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
                 let entered = watched.and_then(|()| {
                     self.attachments
-                        .insert(Attachment::new(attachment, end))
+                        .insert(Attachment::new(attachment, end, operation_timeout))
                         .ok_or("too many attachments".into())
                 });
                 match entered {
@@ -241,7 +241,7 @@ impl Engine {
         let reason = std::mem::take(&mut member.detail);
         if member.epochs.len() == 1 {
             (self.notify)(Notice::PrepareFailed { communicator, epoch, reason });
-            self.forget_communicator(key, Code::Aborted);
+            self.forget_communicator(key, Code::Dissolved);
         } else {
             member.core.abandon(epoch);
             self.drop_links(communicator, epoch);

@@ -1,13 +1,14 @@
 //! Whole operations through engines, rings and transports, in one process.
 
-use crate::common::{SMALL, World, call, loopback, reduce, tcp};
+use crate::common::{LONGEST, SMALL, World, call, loopback, reduce, tcp};
 use crate::counting::counting;
-use harmonaize_abi::{Collective, Rank, ReduceOp, Status};
+use harmonaize_abi::{Collective, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::{Participant, Tuning};
 use harmonaize_transport::Transport;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 fn groupings() -> Vec<Vec<Vec<u32>>> {
     vec![
@@ -217,6 +218,72 @@ fn bad_calls_are_refused_and_hurt_nobody() {
 }
 
 #[test]
+fn a_timeout_beyond_the_longest_is_refused_and_hurts_nobody() {
+    let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
+    let right = call(Collective::AllReduce, 100, 1, 0, 4096, 0);
+    let longest = LONGEST.as_nanos() as u64;
+    for timeout_ns in [longest + 1, u64::MAX] {
+        world.submit(0, Submission { timeout_ns, ..right });
+        let mut refused = None;
+        world.until("refusal", |world| {
+            refused = world.tenants[0].end.completion().unwrap();
+            refused.is_some()
+        });
+        assert_eq!(refused.map(|c| c.status), Some(Status::TimeoutTooLong.code()));
+    }
+    (0..2).for_each(|rank| world.submit(rank, Submission { timeout_ns: longest, ..right }));
+    assert!(world.completions().iter().all(|c| c.status == Status::Ok.code()));
+}
+
+#[test]
+fn the_shortest_timeout_of_ranks_ends_the_operation_for_all() {
+    let mut world = World::new(loopback(3), &[vec![0, 1], vec![2], vec![3]], SMALL);
+    let right = call(Collective::AllReduce, 100, 1, 0, 4096, 0);
+    let began = Instant::now();
+    for (rank, timeout_ns) in [(0, 0), (1, 100_000_000), (2, 0)] {
+        world.submit(rank, Submission { timeout_ns, ..right });
+    }
+    world.until("the end", |world| {
+        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
+    });
+    assert!(began.elapsed() < LONGEST, "the others' would not have ended it yet");
+    for heard in &world.notices {
+        let heard = heard.lock().unwrap();
+        let failure = heard.iter().find_map(|n| match n {
+            Notice::Ended { failure, .. } => Some(failure.clone()),
+            _ => None,
+        });
+        let Some(Failure::Timeout { operation: 0, missing, .. }) = failure else { panic!("{failure:?}") };
+        assert_eq!(missing, [Rank(3)]);
+    }
+    for rank in 0..3 {
+        let completion = world.tenants[rank].end.completion().unwrap().unwrap();
+        assert_eq!(completion.status, Status::Timeout.code(), "rank {rank}");
+    }
+}
+
+#[test]
+fn an_abort_ends_what_others_wait_for() {
+    let mut world = World::new(loopback(3), &[vec![0], vec![1], vec![2]], SMALL);
+    (0..2).for_each(|rank| world.submit(rank, call(Collective::AllReduce, 100, 1, 0, 4096, 0)));
+    let abort =
+        || Command::Dissolve { communicator: CommunicatorId(1), failure: Failure::Aborted { rank: Rank(2) } };
+    // Again, and of what is not there: nothing.
+    let other = Command::Dissolve { communicator: CommunicatorId(9), failure: Failure::Dissolved };
+    [abort(), abort(), other].into_iter().for_each(|command| world.engines[2].handle_command(command));
+    world.until("the end", |world| {
+        world.notices.iter().all(|n| n.lock().unwrap().iter().any(|n| matches!(n, Notice::Ended { .. })))
+    });
+    world.submit(2, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
+    assert!(world.completions().iter().all(|c| c.status == Status::Aborted.code()));
+    for heard in &world.notices {
+        let heard = heard.lock().unwrap();
+        let by = |n: &Notice| matches!(n, Notice::Ended { failure: Failure::Aborted { rank: Rank(2) }, .. });
+        assert_eq!(heard.iter().filter(|n| by(n)).count(), 1, "{heard:?}");
+    }
+}
+
+#[test]
 fn different_calls_end_the_communicator_at_both() {
     let mut world = World::new(loopback(2), &[vec![0], vec![1]], SMALL);
     world.submit(0, call(Collective::AllReduce, 100, 1, 0, 4096, 0));
@@ -256,7 +323,7 @@ fn a_rank_can_leave_a_communicator_that_is_over() {
         let completions = world.completions();
         assert!(completions.iter().all(|c| c.status == status.code()), "{completions:?}");
     };
-    refused(&mut world, Status::Aborted);
+    refused(&mut world, Status::Dissolved);
     for (rank, engine) in (0..).map(Rank).zip(&mut world.engines) {
         engine.handle_command(Command::Leave { communicator, rank });
     }

@@ -1,7 +1,7 @@
 //! Engines and tenants in one process, driven by hand: no thread, no agent, no control.
 
 use harmonaize_abi::{ABI_VERSION, Collective, Completion, Dtype, Rank, ReduceOp, Region, Submission};
-use harmonaize_core::{Aggregation, EpochPlan, Timeouts};
+use harmonaize_core::{Aggregation, EpochPlan};
 use harmonaize_engine::{
     Aggregator, AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, MarkReader,
     Notice, Peer,
@@ -51,9 +51,8 @@ pub(crate) struct World {
     pub(crate) aggregation: Option<Aggregation>,
 }
 
-pub(crate) fn timeouts() -> Timeouts {
-    Timeouts { operation: Duration::from_secs(2), inquiry: Duration::from_millis(500) }
-}
+/// The longest time-out of an operation, and so that of one that asks for none.
+pub(crate) const LONGEST: Duration = Duration::from_secs(5);
 
 impl World {
     /// An engine per transport; `ranks[i]` are the ranks at engine `i`, all in communicator 1.
@@ -139,7 +138,8 @@ impl World {
             for &rank in ranks {
                 let (end, tenant) = if away(rank) { distant(arena) } else { near(arena) };
                 tenants[rank as usize] = Some(Tenant { end: tenant, communicator: 7 });
-                engine.handle_command(Command::Attach { attachment: AttachmentId(rank.into()), end });
+                let attachment = AttachmentId(rank.into());
+                engine.handle_command(Command::Attach { attachment, end, operation_timeout: LONGEST });
             }
         }
         let tenants = tenants.into_iter().map(Option::unwrap).collect();
@@ -171,7 +171,6 @@ impl World {
                 peers: world.peers(Epoch(1), me),
                 aggregator: aggregators.get(index).cloned(),
                 locals: locals.collect(),
-                timeouts: timeouts(),
             };
             world.engines[index].handle_command(Command::Form(Box::new(formation)));
         }

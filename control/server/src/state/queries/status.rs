@@ -135,7 +135,7 @@ impl Queries<'_> {
                 })
                 .collect(),
             order: current.map_or_else(Vec::new, |current| current.order.clone()),
-            tuning: Some(tuning_message(self.ctx.settings, communicator.tuning, sizes)),
+            tuning: Some(tuning_message(communicator.tuning, sizes)),
             in_flight: merge(&answered),
             operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),

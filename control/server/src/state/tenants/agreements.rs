@@ -514,7 +514,9 @@ impl Agreements {
             // Those that never called; without any the data did not move.
             FailureKind::Timeout => cause.ranks.is_empty(),
             FailureKind::Prepare | FailureKind::Internal | FailureKind::Unspecified => true,
-            FailureKind::Mismatch | FailureKind::RanksLost | FailureKind::Operator => false,
+            FailureKind::Mismatch | FailureKind::RanksLost | FailureKind::Operator | FailureKind::Aborted => {
+                false
+            }
         };
         if let Some(kept) = self.promises.get_mut(&id).filter(|_| providers) {
             kept.watch.failed();

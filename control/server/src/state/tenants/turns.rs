@@ -233,8 +233,7 @@ impl AllTurns {
                 // Who waits longer than it takes itself would lose more than by sharing.
                 let own = each.get(&turn.communicator);
                 let others = turn.contenders.iter().filter_map(|id| each.get(id).min(own));
-                let patience: Duration =
-                    others.sum::<Duration>().min(LONGEST).min(ctx.settings.operation_timeout / 4);
+                let patience = others.sum::<Duration>().min(LONGEST);
                 let bulk = ctx.iterations.get(&turn.communicator).map_or(0, |known| known.dominant_bytes());
                 let told = v1::Interleaving {
                     communicator: turn.communicator.0,

@@ -205,7 +205,7 @@ impl Proposer<'_> {
                 host: self.settings.host_name(member.host),
             })
             .collect();
-        let tuning = tuning_message(self.settings, communicator.tuning, to.algorithm.sizes);
+        let tuning = tuning_message(communicator.tuning, to.algorithm.sizes);
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {
             let local = member
@@ -370,16 +370,13 @@ impl Proposer<'_> {
 }
 
 /// Returns how a communicator is tuned, as recipes have it.
-pub(crate) fn tuning_message(settings: &Settings, tuning: Tuning, direct: DirectThresholds) -> v1::Tuning {
-    let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+pub(crate) fn tuning_message(tuning: Tuning, direct: DirectThresholds) -> v1::Tuning {
     v1::Tuning {
         channels: tuning.channels,
         chunk_bytes: tuning.chunk.0,
         segment_bytes: tuning.segment.0,
         copy_bytes: tuning.copy_threshold.0,
         landing_slots: tuning.landing_slots,
-        operation_timeout_ns: nanos(settings.operation_timeout),
-        peer_timeout_ns: 0,
         one_shot_bytes: direct.one_shot.0,
         two_shot_bytes: direct.two_shot.0,
     }
