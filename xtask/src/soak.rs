@@ -37,7 +37,8 @@ pub struct Args {
     /// This suite alone: core (communicators in virtual time), aggregation (workers and aggregators in virtual time), plan
     /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
     /// seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
-    /// hours of simulation, from the round's first seed) or dpu (two hosts with offload units, in virtual machines)
+    /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank) or dpu (two hosts
+    /// with offload units, in virtual machines)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
@@ -142,6 +143,15 @@ const SUITES: &[Suite] = &[
             test: "congestion",
             long: true,
             environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "late",
+        work: Work::Tests {
+            package: "harmonaize-tests",
+            test: "faults",
+            long: true,
+            environment: |_| Vec::new(),
         },
     },
     Suite { name: "dpu", work: Work::OffloadUnits },

@@ -2,7 +2,7 @@
 
 use harmonaize_client::{
     AttachOptions, Checkpoint, Client, Collective, Communicator, CongestionLevel, Constraints, Dtype, Error,
-    EventKind, Hints, Knobs, Negotiated, Priority, Rank, ReduceOp,
+    EventKind, Hints, Knobs, Negotiated, OperationOptions, Priority, Rank, ReduceOp, Tensor,
 };
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -75,6 +75,14 @@ fn choose(client: &Client, job: &Communicator, saved: Instant) -> Result<(u32, b
     Ok((chosen[0] as u32, chosen[1] == 1))
 }
 
+/// Adds the gradients up, however late another rank is within a minute.
+fn sum(job: &Communicator, gradients: &Tensor, step: u64) -> Result<(), Error> {
+    let timeout = Some(Duration::from_secs(60));
+    let options = OperationOptions { timeout, iteration: step, ..OperationOptions::default() };
+    job.with(options)?.all_reduce_in_place(gradients, ReduceOp::Sum)?.wait(Duration::MAX)?;
+    Ok(())
+}
+
 /// Trains for some steps as one rank.
 pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<TrainingReport, Error> {
     let client = Client::attach(socket, AttachOptions::default())?;
@@ -86,7 +94,7 @@ pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<
         hint(&client)?;
     }
     let (mut saved, gradients) = (Instant::now(), client.tensor(Dtype::F32, 1 << 16)?);
-    for _ in 0..steps {
+    for step in 0..steps {
         let warned = handle_events(&mut events)?;
         let (accumulate, checkpoint) = choose(&client, &job, saved)?;
         if checkpoint {
@@ -97,7 +105,7 @@ pub(crate) fn train(socket: &Path, rank: u32, ranks: u32, steps: u32) -> Result<
         }
         // Run `accumulate` micro-batches here, and add their gradients up.
         gradients.write(0, &vec![accumulate as f32; 1 << 16])?;
-        job.all_reduce_in_place(&gradients, ReduceOp::Sum)?.wait(Duration::from_secs(30))?;
+        sum(&job, &gradients, 1 + u64::from(step))?;
         told.batches += accumulate;
     }
     let mut sum = [0.0_f32];
