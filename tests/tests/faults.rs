@@ -253,7 +253,7 @@ fn whoever_waits_for_a_late_rank_hears_soon_that_its_host_is_gone() {
 fn an_abort_frees_all_ranks_whoever_they_wait_for() {
     let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| ()) else { return };
     with_undisturbed_tenant(&sockets(&deployment, "b"), || {
-        let (called, aborted) = (Barrier::new(6), std::sync::Mutex::new(None));
+        let (called, heard, aborted) = (Barrier::new(6), Barrier::new(6), std::sync::Mutex::new(None));
         let results = run(&sockets(&deployment, "a"), "aborts", 2, |worker| {
             worker.sum(1, 500, true, STEP)?;
             let job = &worker.communicator;
@@ -270,11 +270,13 @@ fn an_abort_frees_all_ranks_whoever_they_wait_for() {
                 }
                 waiting.map(|thread| thread.join().unwrap())
             });
-            let (seen, by) = (Instant::now(), |error: &Error| match error {
+            let seen = Instant::now();
+            let by = |error: &Error| match error {
                 Error::Aborted { by } => Ok(*by),
                 other => Err(anyhow::anyhow!("{other:?}")),
-            });
-            // Whoever did not wait finds it out by its next call.
+            };
+            // Whoever did not wait finds it out by its next call, which is another one than the others': it must not come first.
+            heard.wait();
             let error = match error {
                 Some(error) => error,
                 None => job.barrier()?.wait(STEP).expect_err("it was aborted"),

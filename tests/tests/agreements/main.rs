@@ -51,6 +51,19 @@ fn the_tutorials_program_does_what_it_says() {
 }
 
 #[test]
+fn the_tutorials_calls_do_what_they_say() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let sockets = sockets(&deployment, "a");
+    std::thread::scope(|scope| {
+        let calls = |rank: u32, socket: &PathBuf| tutorial::calls(socket, rank, 3).unwrap();
+        let spawn = |(rank, socket)| scope.spawn(move || calls(rank, socket));
+        let ranks: Vec<_> = (0..3).zip(&sockets).map(spawn).collect();
+        // Three ranks, summed three times.
+        ranks.into_iter().for_each(|rank| assert_eq!(rank.join().unwrap(), 27.0));
+    });
+}
+
+#[test]
 fn promises_bind_others_and_outlive_control() {
     let store = |setup: &mut harmonaize_testkit::deployment::Setup| {
         setup.control += "store = \"control.redb\"\n";
