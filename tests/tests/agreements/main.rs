@@ -22,7 +22,9 @@ fn lines(text: &str) -> Vec<&str> {
 #[test]
 fn the_tutorial_quotes_its_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let program = std::fs::read_to_string(root.join("tests/tests/agreements/tutorial.rs")).unwrap();
+    // What is said of slices, waiting and splits is run beside the tests of splits.
+    let programs = ["tests/tests/agreements/tutorial.rs", "tests/tests/splits.rs"];
+    let program = programs.map(|program| std::fs::read_to_string(root.join(program)).unwrap()).concat();
     let tutorial = std::fs::read_to_string(root.join("docs/tenants.md")).unwrap();
     let (program, mut quoted) = (lines(&program), 0);
     for block in tutorial.split("```rust\n").skip(1) {
