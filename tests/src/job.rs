@@ -78,17 +78,23 @@ impl Worker {
         (0..count as u64).map(|i| (seed ^ i).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(31)).collect()
     }
 
+    /// The sum of all ranks' inputs.
+    fn summed(&self, salt: u64, count: usize) -> Vec<u64> {
+        let mut sums = vec![0_u64; count];
+        for rank in 0..self.ranks {
+            let values = Self::input(rank, salt, count);
+            sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
+        }
+        sums
+    }
+
     /// An AllReduce in place or not, checked bit for bit.
     pub fn sum(&self, salt: u64, count: usize, in_place: bool, within: Duration) -> Result<()> {
         let input = self.tensor(&Self::input(self.rank, salt, count))?;
         let other = if in_place { None } else { Some(self.tensor(&vec![0; count])?) };
         let output = other.as_ref().unwrap_or(&input);
         self.communicator.all_reduce(&input, output, harmonaize_client::ReduceOp::Sum)?.wait(within)?;
-        let mut expected = vec![0_u64; count];
-        for rank in 0..self.ranks {
-            let values = Self::input(rank, salt, count);
-            expected.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
-        }
+        let expected = self.summed(salt, count);
         ensure!(self.contents(output)? == expected, "rank {}: wrong sum of {count}", self.rank);
         Ok(())
     }
@@ -110,11 +116,7 @@ impl Worker {
             true => self.communicator.reduce_in_place(&input, sum, root)?.wait(within)?,
             false => self.communicator.reduce(&input, output.as_ref(), sum, root)?.wait(within)?,
         };
-        let mut expected = vec![0_u64; count];
-        for rank in 0..self.ranks {
-            let values = Self::input(rank, salt, count);
-            expected.iter_mut().zip(values).for_each(|(sum, value)| *sum = sum.wrapping_add(value));
-        }
+        let expected = self.summed(salt, count);
         if at_root {
             let found = self.contents(output.as_ref().unwrap_or(&input))?;
             ensure!(found == expected, "root {root}: wrong sum of {count}");
