@@ -9,7 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is taken from the package: the image, and the modules that a network of machines may need.
+/// What is taken from the package: the image, and the modules that a network of virtual machines may need. A star stands for
+/// no `/`; what matches and is a folder is taken with all in it.
 const MEMBERS: &[&str] = &[
     "./boot/vmlinuz-*",
     "./lib/modules/*/modules.builtin",
@@ -18,8 +19,9 @@ const MEMBERS: &[&str] = &[
     "./lib/modules/*/kernel/fs/configfs/*",
     "./lib/modules/*/kernel/lib/*",
     "./lib/modules/*/kernel/net/*",
-    "./lib/modules/*/kernel/drivers/infiniband/*",
-    "./lib/modules/*/kernel/drivers/net/*",
+    "./lib/modules/*/kernel/drivers/infiniband/core",
+    "./lib/modules/*/kernel/drivers/infiniband/sw",
+    "./lib/modules/*/kernel/drivers/net/*.ko",
     "./lib/modules/*/kernel/drivers/virtio/*",
 ];
 
@@ -154,7 +156,7 @@ fn unpack(archive: &Path, folder: &Path) -> Result<()> {
     let mut contents = contents.spawn().context("cannot start dpkg-deb")?;
     let pipe = contents.stdout.take().context("dpkg-deb has no output")?;
     let mut tar = Command::new("tar");
-    tar.args(["--extract", "--wildcards", "--directory"]).arg(folder).args(MEMBERS).stdin(pipe);
+    tar.args(["--extract", "--wildcards", "--no-wildcards-match-slash", "--directory"]).arg(folder).args(MEMBERS).stdin(pipe);
     let unpacked = workspace::run(&mut tar);
     let status = contents.wait()?;
     unpacked?;
