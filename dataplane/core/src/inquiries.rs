@@ -1,4 +1,5 @@
-//! Before a time-out is declared, everyone is asked who has called what, so that the error can name the missing.
+//! Where nothing moves, everyone is asked who has called what: soon, and again ever more rarely, since ranks that called
+//! different things wait for each other; and before a time-out is declared, so that the error can name the missing.
 
 use crate::failure::Failure;
 use crate::message::Control;
@@ -10,6 +11,9 @@ use std::time::Duration;
 /// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
 const MAX_LOWERED: u32 = 8;
 
+/// Most doublings of the time after which to ask early: 1,024 times the longest inquiry. Later ones are that far apart.
+const MAX_DOUBLINGS: u32 = 10;
+
 type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
 
 /// An inquiry under way.
@@ -19,14 +23,23 @@ struct Inquiry {
     deadline: Nanos,
     /// Whose messages made no sense, and in which operation. If up to that one nobody called anything else, it is to blame.
     suspect: Option<(Participant, u64)>,
+    /// Whether it ends in a failure whatever the answers are. An early one ends so only if calls differ.
+    last: bool,
     /// How often it went back to an earlier operation.
     lowered: u32,
     answers: Vec<Option<Answer>>,
 }
 
 impl Inquiry {
-    fn new(operation: u64, deadline: Nanos, suspect: Option<(Participant, u64)>, participants: u32) -> Self {
-        Self { operation, deadline, suspect, lowered: 0, answers: vec![None; participants as usize] }
+    fn new(
+        operation: u64,
+        deadline: Nanos,
+        suspect: Option<(Participant, u64)>,
+        last: bool,
+        participants: u32,
+    ) -> Self {
+        let answers = vec![None; participants as usize];
+        Self { operation, deadline, suspect, last, lowered: 0, answers }
     }
 
     fn answer(&mut self, from: Participant, missing: Vec<Rank>, call: Option<(Rank, Signature)>) {
@@ -76,17 +89,20 @@ pub(crate) struct Inquiries {
     longest: Duration,
     open: Option<Inquiry>,
     last_progress: Nanos,
+    /// Early inquiries since then.
+    early: u32,
 }
 
 impl Inquiries {
     pub(crate) fn new(longest: Duration) -> Self {
-        Self { longest, open: None, last_progress: Nanos(0) }
+        Self { longest, open: None, last_progress: Nanos(0), early: 0 }
     }
 
     /// Notes that time counts from now: a step was issued.
     pub(crate) fn restart(&mut self, now: Nanos) {
         debug_assert!(now >= self.last_progress, "time goes back");
         self.last_progress = now;
+        self.early = 0;
     }
 
     /// Notes that something has moved: nobody need be asked.
@@ -101,8 +117,21 @@ impl Inquiries {
         }
         match &self.open {
             Some(inquiry) => Some(inquiry.deadline),
-            None => shared.operations.expiry(self.last_progress).map(|(due, _)| due),
+            None => self.due(shared).map(|(due, _)| due),
         }
+    }
+
+    /// When to ask next, and how long to wait for answers before the operation fails; none for an early inquiry.
+    fn due(&self, shared: &Shared) -> Option<(Nanos, Option<Duration>)> {
+        let (expiry, timeout) = shared.operations.expiry(self.last_progress)?;
+        let quiet_since =
+            shared.operations.oldest().map_or(Nanos(0), |oldest| oldest.since).max(self.last_progress);
+        let early = quiet_since.after(self.longest.saturating_mul(1 << self.early.min(MAX_DOUBLINGS)));
+        // Its answers are there before the last one begins.
+        if early.after(self.longest) < expiry {
+            return Some((early, None));
+        }
+        Some((expiry, Some(self.longest.min(timeout / 4))))
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Nanos, shared: &mut Shared) {
@@ -110,10 +139,13 @@ impl Inquiries {
             return;
         }
         if let Some(inquiry) = self.open.take() {
-            shared.fail(inquiry.failure(&shared.group));
-        } else if let Some((_, timeout)) = shared.operations.expiry(self.last_progress) {
-            let deadline = now.after(self.longest.min(timeout / 4));
-            self.inquire(shared, deadline, shared.operations.bounds().0, None);
+            if inquiry.last {
+                shared.fail(inquiry.failure(&shared.group));
+            }
+        } else if let Some((_, wait)) = self.due(shared) {
+            self.early = self.early.saturating_add(1);
+            let deadline = now.after(wait.unwrap_or(self.longest));
+            self.inquire(shared, deadline, shared.operations.bounds().0, None, wait.is_some());
         }
     }
 
@@ -124,8 +156,10 @@ impl Inquiries {
         deadline: Nanos,
         operation: u64,
         suspect: Option<(Participant, u64)>,
+        last: bool,
     ) {
-        let mut inquiry = Inquiry::new(operation, deadline, suspect, shared.group.participants());
+        let participants = shared.group.participants();
+        let mut inquiry = Inquiry::new(operation, deadline, suspect, last, participants);
         let operations = &shared.operations;
         inquiry.answer(shared.me, operations.missing(operation), operations.caller(operation));
         self.open = Some(inquiry);
@@ -144,7 +178,7 @@ impl Inquiries {
         if self.open.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
             let operation = operation.min(shared.operations.bounds().1);
             let first = shared.operations.oldest_remembered().min(operation);
-            self.inquire(shared, now.after(self.longest), first, Some((peer, operation)));
+            self.inquire(shared, now.after(self.longest), first, Some((peer, operation)), true);
         }
     }
 
@@ -162,8 +196,9 @@ impl Inquiries {
             self.conclude(shared);
         } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MAX_LOWERED
         {
-            let lowered = inquiry.lowered + 1;
-            self.inquire(shared, now.after(self.longest), operation, None);
+            let (lowered, last) = (inquiry.lowered + 1, inquiry.last);
+            let deadline = if last { now.after(self.longest) } else { inquiry.deadline };
+            self.inquire(shared, deadline, operation, None, last);
             if let Some(inquiry) = &mut self.open {
                 inquiry.lowered = lowered;
             }
@@ -177,8 +212,9 @@ impl Inquiries {
         match (&failure, inquiry.suspect) {
             // Segments are counted wrongly from the first operation on that differs.
             (Failure::Internal { .. }, Some((suspect, last))) if next <= last => {
-                self.inquire(shared, inquiry.deadline, next, Some((suspect, last)));
+                self.inquire(shared, inquiry.deadline, next, Some((suspect, last)), true);
             }
+            (Failure::Timeout { .. }, None) if !inquiry.last => {}
             _ => shared.fail(failure),
         }
     }

@@ -473,9 +473,11 @@ fn mismatch() {
                     .any(|script| script.acts[*operation].signature != scripts[0].acts[*operation].signature)
             };
             let first = (0..scripts[0].acts.len()).find(differs).unwrap();
+            let bound = world.active + 10 * nanos(world.scenario.inquiry);
             for node in &world.nodes {
-                let (failure, _) =
+                let (failure, at) =
                     node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                assert!(*at <= bound, "at {at}, not by {bound}\n{}", world.describe());
                 let Failure::Mismatch { operation, calls } = failure else {
                     panic!("{failure}\n{}", world.describe());
                 };

@@ -156,7 +156,10 @@ fn unpack(archive: &Path, folder: &Path) -> Result<()> {
     let mut contents = contents.spawn().context("cannot start dpkg-deb")?;
     let pipe = contents.stdout.take().context("dpkg-deb has no output")?;
     let mut tar = Command::new("tar");
-    tar.args(["--extract", "--wildcards", "--no-wildcards-match-slash", "--directory"]).arg(folder).args(MEMBERS).stdin(pipe);
+    tar.args(["--extract", "--wildcards", "--no-wildcards-match-slash", "--directory"])
+        .arg(folder)
+        .args(MEMBERS)
+        .stdin(pipe);
     let unpacked = workspace::run(&mut tar);
     let status = contents.wait()?;
     unpacked?;
