@@ -1,0 +1,155 @@
+//! A local authority: makes certificates for a deployment that has none.
+
+use crate::folder::read;
+use crate::{Error, Folder};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, SanType,
+};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use time::{Duration, OffsetDateTime};
+
+/// How long an authority is trusted.
+const AUTHORITY_AGE: Duration = Duration::days(3650);
+/// How long another certificate is good.
+const CERTIFICATE_AGE: Duration = Duration::days(365);
+/// How far clocks may be behind.
+const SKEW: Duration = Duration::days(1);
+
+/// What a certificate is for: nobody can be control by an agent's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Control's end of sessions.
+    Control,
+    /// The end of an agent, an aggregator or an operator.
+    Session,
+}
+
+/// An authority, with its key.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: String,
+    key: String,
+}
+
+impl Authority {
+    /// A new one, which nobody trusts yet.
+    ///
+    /// # Errors
+    /// If the system gives no randomness.
+    pub fn create() -> Result<Self, Error> {
+        let made = || {
+            let key = KeyPair::generate()?;
+            let params = authority_params()?;
+            let certificate = params.self_signed(&key)?.pem();
+            let text = key.serialize_pem();
+            Ok(Self { issuer: Issuer::new(params, key), certificate, key: text })
+        };
+        made().map_err(|error| cannot(Path::new("authority"), &error))
+    }
+
+    /// The one of a folder, `ca.crt` and `ca.key`.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or the key is none.
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let text = |path: PathBuf| {
+            let bytes = read(&path)?;
+            String::from_utf8(bytes).map_err(|_| Error::Content { path, why: "this is no PEM".to_owned() })
+        };
+        let key = text(folder.join("ca.key"))?;
+        let certificate = text(folder.join("ca.crt"))?;
+        let issuer = KeyPair::from_pem(&key).and_then(|pair| Ok(Issuer::new(authority_params()?, pair)));
+        let issuer = issuer.map_err(|error| cannot(&folder.join("ca.key"), &error))?;
+        Ok(Self { issuer, certificate, key })
+    }
+
+    /// Writes `ca.crt` and `ca.key` into a folder, which is made.
+    ///
+    /// # Errors
+    /// If one cannot be written.
+    pub fn save(&self, folder: &Path) -> Result<(), Error> {
+        write(&folder.join("ca.key"), &self.key, 0o600)?;
+        write(&folder.join("ca.crt"), &self.certificate, 0o644)
+    }
+
+    /// Makes the three files of an identity, in a folder that is made. Those that are there are replaced one by one: who reads
+    /// them meanwhile may find a key that is not the certificate's, and tries again.
+    ///
+    /// # Errors
+    /// If the name is none that a certificate can have, or a file cannot be written.
+    pub fn issue(&self, name: &str, purpose: Use, folder: &Folder) -> Result<(), Error> {
+        let made = || {
+            let key = KeyPair::generate()?;
+            let mut params = dated(CERTIFICATE_AGE);
+            params.distinguished_name = named(name);
+            params.subject_alt_names = vec![SanType::DnsName(name.try_into()?)];
+            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+            params.extended_key_usages = vec![match purpose {
+                Use::Control => ExtendedKeyUsagePurpose::ServerAuth,
+                Use::Session => ExtendedKeyUsagePurpose::ClientAuth,
+            }];
+            params.use_authority_key_identifier_extension = true;
+            let certificate = params.signed_by(&key, &self.issuer)?;
+            Ok((certificate.pem(), key.serialize_pem()))
+        };
+        let (certificate, key) = made().map_err(|error| cannot(&folder.0, &error))?;
+        write(&folder.authorities(), &self.certificate, 0o644)?;
+        write(&folder.key(), &key, 0o600)?;
+        write(&folder.certificate(), &certificate, 0o644)
+    }
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority").finish_non_exhaustive()
+    }
+}
+
+/// The same at each start, so that what a reopened authority signs names the same signer.
+fn authority_params() -> Result<CertificateParams, rcgen::Error> {
+    let mut params = dated(AUTHORITY_AGE);
+    params.distinguished_name = named("harmonaize authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
+}
+
+fn dated(age: Duration) -> CertificateParams {
+    let now = OffsetDateTime::now_utc();
+    let mut params = CertificateParams::default();
+    params.not_before = now - SKEW;
+    params.not_after = now + age;
+    params
+}
+
+fn named(name: &str) -> DistinguishedName {
+    let mut distinguished = DistinguishedName::new();
+    distinguished.push(DnType::CommonName, name);
+    distinguished
+}
+
+fn cannot(path: &Path, error: &rcgen::Error) -> Error {
+    Error::Content { path: path.to_owned(), why: error.to_string() }
+}
+
+/// Writes a file whole or not at all.
+fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
+    let part = path.with_extension("part");
+    let written = || {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        match std::fs::remove_file(&part) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&part)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&part, path)
+    };
+    written().map_err(|source| Error::File { path: path.to_owned(), source })
+}

@@ -1,0 +1,54 @@
+//! Who agents, aggregators, operators and control are to each other: certificates, and connections that check them.
+//!
+//! Each has a folder with three files, named as in a Kubernetes secret of type `tls`: `ca.crt`, `tls.crt` and `tls.key`, all
+//! PEM. Control's certificate has the DNS name `control`. That of an agent or aggregator has the name that the topology
+//! gives it, that of an operator his own; a SPIFFE ID that ends in `/host/NAME` or `/operator/NAME` says the same.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "authority")]
+mod authority;
+mod folder;
+mod name;
+#[cfg(feature = "session")]
+mod session;
+
+#[cfg(feature = "authority")]
+pub use authority::{Authority, Use};
+pub use folder::{Folder, Protection};
+pub use name::Identity;
+#[cfg(feature = "session")]
+pub use session::{Connection, Peer, endpoint, serve};
+
+use std::path::PathBuf;
+
+/// The DNS name in control's certificate.
+pub const CONTROL: &str = "control";
+
+/// Why there is no identity, or no connection by it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A file is there, and not what it should be.
+    #[error("{}: {why}", path.display())]
+    Content {
+        /// Which file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The address cannot be connected to by anybody.
+    #[error("bad address `{address}`: {why}")]
+    Address {
+        /// Which.
+        address: String,
+        /// What is wrong.
+        why: String,
+    },
+}

@@ -1,0 +1,274 @@
+//! Connections with control, both ends of them.
+
+use crate::folder::read;
+use crate::{CONTROL, Error, Folder, Identity, Protection};
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring::default_provider;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::server::TlsStream;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
+
+/// Handshakes under way at once; more wait in the kernel.
+const HANDSHAKES: usize = 256;
+/// How long one may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// The pause after the system gave no connection, as when there are too many open files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where control is connected to: its certificate must have the name [`CONTROL`]. The files are read now: who calls this for
+/// each connection has new certificates as soon as they are there.
+///
+/// # Errors
+/// If a file cannot be read or is none, or the address cannot be one.
+pub fn endpoint(protection: &Protection, address: &str) -> Result<Endpoint, Error> {
+    let bad =
+        |error: tonic::transport::Error| Error::Address { address: address.to_owned(), why: source(&error) };
+    match protection {
+        Protection::InsecureLoopback => Endpoint::from_shared(format!("http://{address}")).map_err(bad),
+        Protection::Mutual(folder) => {
+            let authorities = Certificate::from_pem(read(&folder.authorities())?);
+            let certificate = read(&folder.certificate())?;
+            let identity = tonic::transport::Identity::from_pem(certificate, read(&folder.key())?);
+            let tls =
+                ClientTlsConfig::new().ca_certificate(authorities).identity(identity).domain_name(CONTROL);
+            let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(bad)?;
+            endpoint
+                .tls_config(tls)
+                .map_err(|error| Error::Content { path: folder.0.clone(), why: source(&error) })
+        }
+    }
+}
+
+/// What is at the bottom of an error.
+fn source(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(next) = error.source() {
+        error = next;
+    }
+    error.to_string()
+}
+
+/// Who connected, and from where. Each request's extensions have it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Who.
+    pub identity: Identity,
+    /// From where.
+    pub address: SocketAddr,
+}
+
+/// A connection with somebody who is known.
+#[derive(Debug)]
+pub struct Connection {
+    stream: Stream,
+    peer: Peer,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// Accepts connections until the stream is dropped. Handshakes run beside each other; one that fails or takes longer than
+/// five seconds is logged, and nobody else waits for it. Certificates are read again when their files have changed.
+///
+/// # Errors
+/// If a file cannot be read or is not what it should be.
+pub fn serve(
+    listener: TcpListener,
+    protection: &Protection,
+) -> Result<ReceiverStream<io::Result<Connection>>, Error> {
+    let acceptor = match protection {
+        Protection::Mutual(folder) => Some(Arc::new(Acceptor::new(folder.clone())?)),
+        Protection::InsecureLoopback => None,
+    };
+    let (sink, stream) = mpsc::channel(1);
+    tokio::spawn(accept(listener, acceptor, sink));
+    Ok(ReceiverStream::new(stream))
+}
+
+async fn accept(
+    listener: TcpListener,
+    acceptor: Option<Arc<Acceptor>>,
+    sink: mpsc::Sender<io::Result<Connection>>,
+) {
+    let places = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, accepted) = tokio::select! {
+            next = next => next,
+            () = sink.closed() => return,
+        };
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "no connection could be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (acceptor, sink) = (acceptor.clone(), sink.clone());
+        tokio::spawn(async move {
+            let _place = place;
+            let made = tokio::time::timeout(HANDSHAKE, shake_hands(acceptor.as_deref(), stream, address));
+            match made.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                Ok(connection) => drop(sink.send(Ok(connection)).await),
+                Err(error) => tracing::warn!(target: "audit", from = %address, %error, "handshake refused"),
+            }
+        });
+    }
+}
+
+async fn shake_hands(
+    acceptor: Option<&Acceptor>,
+    stream: TcpStream,
+    address: SocketAddr,
+) -> io::Result<Connection> {
+    stream.set_nodelay(true)?;
+    let Some(acceptor) = acceptor else {
+        let peer = Peer { identity: Identity::Local, address };
+        return Ok(Connection { stream: Stream::Plain(stream), peer });
+    };
+    let stream = acceptor.current().accept(stream).await?;
+    let (_, session) = stream.get_ref();
+    let certificate = session.peer_certificates().and_then(|chain| chain.first());
+    let none = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
+    let identity = identity(certificate.ok_or_else(none)?)?;
+    Ok(Connection { stream: Stream::Tls(Box::new(stream)), peer: Peer { identity, address } })
+}
+
+fn identity(certificate: &CertificateDer<'_>) -> io::Result<Identity> {
+    let parsed = webpki::EndEntityCert::try_from(certificate);
+    let parsed = parsed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(Identity::new(parsed.valid_dns_names(), parsed.valid_uri_names()))
+}
+
+/// When each file was changed last.
+type Stamps = [Option<SystemTime>; 3];
+
+/// Control's end of handshakes.
+struct Acceptor {
+    folder: Folder,
+    current: Mutex<(Stamps, TlsAcceptor)>,
+}
+
+impl Acceptor {
+    fn new(folder: Folder) -> Result<Self, Error> {
+        let stamps = stamps(&folder);
+        let current = Mutex::new((stamps, load(&folder)?));
+        Ok(Self { folder, current })
+    }
+
+    /// By the files as they are now, or by those before where these are no good.
+    fn current(&self) -> TlsAcceptor {
+        let stamps = stamps(&self.folder);
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.0 != stamps {
+            match load(&self.folder) {
+                Ok(acceptor) => {
+                    tracing::info!(folder = %self.folder.0.display(), "certificates were read again");
+                    *current = (stamps, acceptor);
+                }
+                Err(error) => tracing::warn!(%error, "certificates stay as they were"),
+            }
+        }
+        current.1.clone()
+    }
+}
+
+fn stamps(folder: &Folder) -> Stamps {
+    folder.files().map(|file| std::fs::metadata(file).and_then(|file| file.modified()).ok())
+}
+
+fn load(folder: &Folder) -> Result<TlsAcceptor, Error> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(&folder.authorities())? {
+        roots.add(certificate).map_err(|error| wrong(&folder.authorities(), error))?;
+    }
+    let chain = certificates(&folder.certificate())?;
+    let key = folder.key();
+    let private = PrivateKeyDer::from_pem_slice(&read(&key)?).map_err(|error| wrong(&key, error))?;
+    let provider = Arc::new(default_provider());
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+    let verifier = verifier.map_err(|error| wrong(&folder.authorities(), error))?;
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| wrong(&folder.0, error))?.with_client_cert_verifier(verifier);
+    let mut config =
+        config.with_single_cert(chain, private).map_err(|error| wrong(&folder.certificate(), error))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+    let bytes = read(path)?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(wrong(path, "there is no certificate in it")),
+        Err(error) => Err(wrong(path, error)),
+    }
+}
+
+fn wrong(path: &Path, why: impl std::fmt::Display) -> Error {
+    Error::Content { path: path.to_owned(), why: why.to_string() }
+}

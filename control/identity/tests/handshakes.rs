@@ -1,0 +1,131 @@
+//! Who gets a connection with control, and as whom.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests alone
+
+use harmonaize_identity::{
+    Authority, CONTROL, Connection, Folder, Identity, Peer, Protection, Use, endpoint, serve,
+};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn issued(authority: &Authority, name: &str, purpose: Use, folder: &Path) -> Protection {
+    let folder = Folder(folder.join(name));
+    authority.issue(name, purpose, &folder).unwrap();
+    Protection::Mutual(folder)
+}
+
+async fn listen(protection: &Protection) -> (SocketAddr, ReceiverStream<std::io::Result<Connection>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    (listener.local_addr().unwrap(), serve(listener, protection).unwrap())
+}
+
+/// Who the server says is there; none where it was refused.
+async fn seen(
+    client: &Protection,
+    address: SocketAddr,
+    incoming: &mut ReceiverStream<std::io::Result<Connection>>,
+) -> Option<Peer> {
+    let endpoint = endpoint(client, &address.to_string()).unwrap();
+    let client = tokio::spawn(async move { endpoint.connect().await.map(drop) });
+    let peer = tokio::select! {
+        connection = incoming.next() => Some(connection.unwrap().unwrap().connect_info()),
+        () = tokio::time::sleep(Duration::from_secs(1)) => None,
+    };
+    client.abort();
+    peer
+}
+
+#[tokio::test]
+async fn only_the_authoritys_certificates_connect_and_each_as_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
+    let (authority, stranger) = (Authority::create().unwrap(), Authority::create().unwrap());
+    let control = issued(&authority, CONTROL, Use::Control, &ours);
+    let (address, mut incoming) = listen(&control).await;
+    let host = issued(&authority, "h0", Use::Session, &ours);
+    let peer = seen(&host, address, &mut incoming).await.expect("an agent of ours");
+    assert!(peer.identity.may_be_host("h0") && !peer.identity.may_be_host("h1"), "{}", peer.identity);
+    // Another authority's, with our authority as what it trusts; and a certificate that is control's own.
+    let strange = issued(&stranger, "h0", Use::Session, &theirs);
+    std::fs::copy(ours.join("h0/ca.crt"), theirs.join("h0/ca.crt")).unwrap();
+    assert!(seen(&strange, address, &mut incoming).await.is_none(), "a stranger");
+    assert!(seen(&control, address, &mut incoming).await.is_none(), "no certificate for this");
+    // Nothing at all.
+    let mut bare = TcpStream::connect(address).await.unwrap();
+    bare.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let mut rest = Vec::new();
+    tokio::time::timeout(LIMIT, bare.read_to_end(&mut rest)).await.unwrap().ok();
+    let next = tokio::time::timeout(Duration::from_millis(200), incoming.next()).await;
+    assert!(next.is_err(), "nobody without a certificate");
+}
+
+#[tokio::test]
+async fn nobody_is_control_by_another_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let (authority, stranger) = (Authority::create().unwrap(), Authority::create().unwrap());
+    let host = issued(&authority, "h0", Use::Session, folder.path());
+    let other = folder.path().join("other");
+    for (what, protection) in [
+        ("an agent named control", issued(&authority, CONTROL, Use::Session, &other.join("agent"))),
+        ("another server of the authority", issued(&authority, "web", Use::Control, &other)),
+        ("another authority's control", issued(&stranger, CONTROL, Use::Control, &other)),
+    ] {
+        let (address, _incoming) = listen(&protection).await;
+        let endpoint = endpoint(&host, &address.to_string()).unwrap();
+        let connected = tokio::time::timeout(LIMIT, endpoint.connect()).await.unwrap();
+        assert!(connected.is_err(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn new_certificates_count_from_the_next_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let (old, new) = (Authority::create().unwrap(), Authority::create().unwrap());
+    let control = issued(&old, CONTROL, Use::Control, folder.path());
+    let (address, mut incoming) = listen(&control).await;
+    let host = issued(&old, "h0", Use::Session, folder.path());
+    assert!(seen(&host, address, &mut incoming).await.is_some(), "before");
+    // A broken file changes nothing.
+    std::fs::write(folder.path().join("control/tls.crt"), "nothing").unwrap();
+    assert!(seen(&host, address, &mut incoming).await.is_some(), "by those before");
+    issued(&new, CONTROL, Use::Control, folder.path());
+    assert!(seen(&host, address, &mut incoming).await.is_none(), "the old authority is not trusted");
+    let host = issued(&new, "h0", Use::Session, folder.path());
+    assert!(seen(&host, address, &mut incoming).await.is_some(), "after");
+}
+
+#[tokio::test]
+async fn a_reopened_authority_signs_for_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    Authority::create().unwrap().save(folder.path()).unwrap();
+    let open = || Authority::open(folder.path()).unwrap();
+    let control = issued(&open(), CONTROL, Use::Control, folder.path());
+    let host = issued(&open(), "h0", Use::Session, folder.path());
+    let (address, mut incoming) = listen(&control).await;
+    assert!(seen(&host, address, &mut incoming).await.is_some());
+    std::fs::write(folder.path().join("ca.key"), "no key").unwrap();
+    assert!(Authority::open(folder.path()).unwrap_err().to_string().contains("ca.key"));
+}
+
+#[tokio::test]
+async fn who_has_no_certificate_is_anyone_on_the_loopback() {
+    let (address, mut incoming) = listen(&Protection::InsecureLoopback).await;
+    let peer = seen(&Protection::InsecureLoopback, address, &mut incoming).await.unwrap();
+    assert_eq!(peer.identity, Identity::Local);
+}
+
+#[test]
+fn missing_and_broken_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = Protection::Mutual(Folder(folder.path().join("none")));
+    assert!(endpoint(&nowhere, "10.0.0.1:7000").unwrap_err().to_string().contains("ca.crt: No such file"));
+    let authority = Authority::create().unwrap();
+    assert!(authority.issue("ä", Use::Session, &Folder(folder.path().join("x"))).is_err());
+}
