@@ -110,11 +110,12 @@ fn two_tenants_and_several_communicators_share_the_agents() {
 fn a_running_operation_changes_its_ring_order() {
     let Some(mut deployment) = deploy(&star(4, "1Gbit/s"), |_| ()) else { return };
     let control = deployment.control_address();
+    let operator = deployment.operator();
     let namespace = deployment.fabric().control();
     let harmonaize = deployment.binaries().path("harmonaize").unwrap();
     let command = move |arguments: &[&str]| {
         let mut command = std::process::Command::new(&harmonaize);
-        command.arg("--control").arg(control.to_string()).args(arguments);
+        command.arg("--control").arg(control.to_string()).arg("--tls").arg(&operator).args(arguments);
         let output = namespace.enter(|| command.output()).unwrap().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()

@@ -448,7 +448,7 @@ fn a_missing_privilege_is_named_with_remedy() {
     let config = folder.path().join("agent.toml");
     let socket = folder.path().join("a.sock");
     let text = format!(
-        "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\nlisten = \"127.0.0.1:0\"\n\
+        "host = \"h0\"\ncontrol = \"127.0.0.1:1\"\ninsecure_loopback = true\nlisten = \"127.0.0.1:0\"\n\
          [[tenant]]\nname = \"a\"\nsocket = \"{}\"\nuids = [4711]\n",
         socket.display()
     );

@@ -2,6 +2,7 @@
 
 use crate::aarch64::{self, toolchain::Prepared, toolchain::Toolchain};
 use anyhow::{Context, Result, bail};
+use harmonaize_identity::Authority;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
 use layout::{MachineSpec, Order};
@@ -84,7 +85,8 @@ pub fn run(args: &Args) -> Result<()> {
     let guests = guests::Guests::prepare(&toolchain)?;
     let folder = Folder::make()?;
     let secret = secret()?;
-    let places = order.places(&folder.sockets);
+    let mut places = order.places(&folder.sockets);
+    layout::certify(&mut places, &Authority::create()?)?;
     let images = places.iter().map(|place| guests.image(place, &secret)).collect::<Result<Vec<Image>>>()?;
     println!("Prepared in {:.1} s.", begun.elapsed().as_secs_f64());
     let booted = Instant::now();

@@ -129,9 +129,10 @@ fn describe_programs(deployment: &Deployment, binaries: &Binaries) -> Result<()>
     let cli = binaries.path("harmonaize")?;
     println!("\nControl listens at {control} on the management network:");
     println!(
-        "  ip netns exec {} {} --control http://{control} status",
+        "  ip netns exec {} {} --control {control} --tls {} status",
         fabric.control().name(),
-        cli.display()
+        cli.display(),
+        deployment.operator().display()
     );
     println!("Logs and configurations: {}", fabric.folder().display());
     for tenant in deployment.tenants() {

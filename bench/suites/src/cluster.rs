@@ -4,11 +4,12 @@ use super::lab::Measured;
 use super::launcher::Remote;
 use super::testbed::{Host, Testbed};
 use anyhow::{Context, Result, bail, ensure};
+use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use harmonaize_testkit::topology::star;
 use serde::Deserialize;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long control and agents may take to come up, and ranks to join.
@@ -58,6 +59,14 @@ fn ports(testbed: &Testbed, carrier: Carrier) -> u16 {
     testbed.ports.saturating_add(more)
 }
 
+/// Gives a host the certificate of a name, in the folder `tls-NAME` beside its configuration.
+fn certify(authority: &Authority, host: &Host, folder: &Path, name: &str, purpose: Use) -> Result<()> {
+    let folder = Folder(folder.join(format!("tls-{name}")));
+    let issued = authority.issue(name, purpose)?;
+    let mut files = issued.files(&folder).into_iter();
+    files.try_for_each(|(path, text, mode)| host.launcher.write(&path, text.as_bytes(), mode))
+}
+
 impl Cluster {
     /// Starts control on the first host and an agent on each. Agents give up a silent peer after `peer_timeout`.
     pub fn start(testbed: &Testbed, carrier: Carrier, peer_timeout: Duration) -> Result<Self> {
@@ -65,15 +74,18 @@ impl Cluster {
         let control = SocketAddr::from((testbed.control, port));
         let folder = testbed.folder.join(carrier.as_str());
         let first = testbed.hosts.first().context("no host")?;
-        let text =
-            format!("listen = \"{control}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n");
+        let text = format!(
+            "listen = \"{control}\"\ntls = \"tls-control\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n"
+        );
         let mut topology = star(testbed.hosts.len(), &testbed.rate);
         for (index, host) in testbed.hosts.iter().enumerate() {
             topology = topology.replace(&format!("\"h{index}\""), &format!("\"host {}\"", host.name));
         }
         let topology = topology.replace("\"host ", "\"");
-        first.launcher.write(&folder.join("topology.toml"), topology.as_bytes(), false)?;
-        first.launcher.write(&folder.join("control.toml"), text.as_bytes(), false)?;
+        let authority = Authority::create()?;
+        certify(&authority, first, &folder, CONTROL, Use::Control)?;
+        first.launcher.write(&folder.join("topology.toml"), topology.as_bytes(), 0o644)?;
+        first.launcher.write(&folder.join("control.toml"), text.as_bytes(), 0o644)?;
         let deadline = Instant::now() + START;
         let start = |host: &Host, name: &str, config: &str| {
             let program = programs(testbed).join(name).display().to_string();
@@ -88,8 +100,9 @@ impl Cluster {
         for host in &testbed.hosts {
             let user = host.launcher.shell("id -u", &[], b"")?;
             let config = cluster.agent(host, &control, user.trim(), peer_timeout)?;
+            certify(&authority, host, &folder, &host.name, Use::Session)?;
             let name = format!("agent-{}.toml", host.name);
-            host.launcher.write(&folder.join(&name), config.as_bytes(), false)?;
+            host.launcher.write(&folder.join(&name), config.as_bytes(), 0o644)?;
             cluster.agents.push(start(host, "harmonaize-agent", &name)?);
         }
         for agent in &mut cluster.agents {
@@ -101,7 +114,8 @@ impl Cluster {
     fn agent(&self, host: &Host, control: &SocketAddr, user: &str, peer_timeout: Duration) -> Result<String> {
         let listen = SocketAddr::from((host.address, ports(&self.testbed, self.carrier) + 1));
         let mut text = format!(
-            "host = \"{}\"\ncontrol = \"{control}\"\nlisten = \"{listen}\"\npeer_timeout = \"{}ms\"\nconnect_timeout = \"30s\"\n",
+            "host = \"{}\"\ncontrol = \"{control}\"\ntls = \"tls-{}\"\nlisten = \"{listen}\"\npeer_timeout = \"{}ms\"\nconnect_timeout = \"30s\"\n",
+            host.name,
             host.name,
             peer_timeout.as_millis()
         );

@@ -88,11 +88,10 @@ impl Launcher {
         Ok(printed)
     }
 
-    /// Writes a file there, with folders above it.
-    pub fn write(&self, path: &Path, contents: &[u8], program: bool) -> Result<()> {
-        let script = r#"mkdir -p "${1%/*}" && cat > "$1.part" && chmod "$2" "$1.part" && mv "$1.part" "$1""#;
-        let mode = if program { "755" } else { "644" };
-        self.shell(script, &[&path.to_string_lossy(), mode], contents).map(drop)
+    /// Writes a file there, of this mode, with folders above it.
+    pub fn write(&self, path: &Path, contents: &[u8], mode: u32) -> Result<()> {
+        let script = r#"mkdir -p "${1%/*}" && umask 077 && cat > "$1.part" && chmod "$2" "$1.part" && mv "$1.part" "$1""#;
+        self.shell(script, &[&path.to_string_lossy(), &format!("{mode:o}")], contents).map(drop)
     }
 
     /// Starts a program; `name` is for messages.
@@ -300,7 +299,7 @@ mod tests {
     fn files_come_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
-        local().write(&path, b"#!/bin/sh\necho ran\n", true).unwrap();
+        local().write(&path, b"#!/bin/sh\necho ran\n", 0o755).unwrap();
         assert_eq!(local().shell("\"$1\"", &[&path.to_string_lossy()], b"").unwrap(), "ran\n");
     }
 

@@ -247,7 +247,7 @@ fn install(testbed: &Testbed) -> Result<()> {
         let program = std::fs::read(binaries.path(name)?)?;
         for host in &testbed.hosts {
             eprintln!("copying {name} to {}", host.name);
-            host.launcher.write(&folder.join(name), &program, true)?;
+            host.launcher.write(&folder.join(name), &program, 0o755)?;
         }
     }
     Ok(())

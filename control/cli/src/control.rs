@@ -6,11 +6,13 @@ use harmonaize_api::v1::{
     DissolveRequest, FabricSnapshot, ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
 };
 use harmonaize_api::{communicator_from_text, communicator_text};
+use harmonaize_identity::{Protection, endpoint};
 use harmonaize_planner::Nanos;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 use tokio::time::Instant;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 /// How long a connection may take.
@@ -72,6 +74,39 @@ impl Reordered {
     }
 }
 
+/// Where control is, and who asks it.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ControlArguments {
+    /// Where control listens.
+    #[arg(
+        long,
+        global = true,
+        env = "HARMONAIZE_CONTROL",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:7000"
+    )]
+    control: String,
+    /// Folder with your certificate: ca.crt, tls.crt and tls.key, as `harmonaize init` makes them.
+    #[arg(
+        long,
+        global = true,
+        env = "HARMONAIZE_TLS",
+        value_name = "FOLDER",
+        default_value = "/etc/harmonaize/tls"
+    )]
+    tls: PathBuf,
+    /// Control runs on this machine, without certificates.
+    #[arg(long, global = true, conflicts_with = "tls")]
+    insecure_loopback: bool,
+}
+
+impl ControlArguments {
+    fn protection(&self) -> Result<Protection, Failure> {
+        let tls = (!self.insecure_loopback).then(|| self.tls.clone());
+        Protection::choose(tls, self.insecure_loopback, &self.control).map_err(Failure::Usage)
+    }
+}
+
 /// A connection.
 pub(crate) struct Control {
     channel: Channel,
@@ -80,12 +115,12 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) async fn connect(address: &str) -> Result<Self, Failure> {
-        let address = address.strip_prefix("http://").unwrap_or(address).to_owned();
+    pub(crate) async fn connect(at: &ControlArguments) -> Result<Self, Failure> {
+        let address = at.control.clone();
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
-        let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint =
-            endpoint.map_err(|error| unreachable(error.to_string()))?.connect_timeout(CONNECT_TIMEOUT);
+            endpoint(&at.protection()?, &address).map_err(|error| unreachable(error.to_string()))?;
+        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
         let channel = endpoint.connect().await.map_err(|error| unreachable(cause(&error)))?;
         let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);
         Ok(Self { channel, client, address })

@@ -8,6 +8,7 @@ mod flows;
 #[cfg(test)]
 mod golden;
 mod help;
+mod init;
 mod operate;
 mod perfetto;
 mod phases;
@@ -21,7 +22,7 @@ mod trace;
 
 use agent::Socket;
 use clap::{Parser, Subcommand, ValueEnum};
-use control::{Control, Target};
+use control::{Control, ControlArguments, Target};
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
 use std::io::Write;
@@ -31,6 +32,7 @@ use std::str::FromStr;
 
 const EXAMPLES: &str = "\
 Examples:
+  harmonaize init tls --topology topology.toml --operator alice    certificates for a first deployment
   harmonaize status                           what is connected, formed and in flight
   harmonaize status --json | jq .tenants      the same, complete, for programs
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
@@ -58,15 +60,8 @@ Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 control or the agent 
 #[derive(Parser)]
 #[command(name = "harmonaize", version, after_help = EXAMPLES)]
 struct Arguments {
-    /// Where control listens.
-    #[arg(
-        long,
-        global = true,
-        env = "HARMONAIZE_CONTROL",
-        value_name = "HOST:PORT",
-        default_value = "127.0.0.1:7000"
-    )]
-    control: String,
+    #[command(flatten)]
+    control: ControlArguments,
     #[command(subcommand)]
     command: Command,
 }
@@ -81,6 +76,9 @@ struct AgentArguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Makes an authority and certificates for control, each host and operators.
+    #[command(after_help = init::HELP)]
+    Init(init::Init),
     /// Shows agents, tenants, communicators, operations in flight and whom they wait for, bytes and errors.
     #[command(after_help = help::STATUS)]
     Status {
@@ -419,6 +417,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         Command::Topology { file: Some(file), action, json: _ } => {
             topology::run(&file, action == TopologyAction::Show)
         }
+        Command::Init(asked) => asked.run(),
         Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {
@@ -462,7 +461,7 @@ impl AgentArguments {
 }
 
 /// What operators ask of control beyond its status.
-async fn operate(control: &str, command: Command) -> Result<String, Failure> {
+async fn operate(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Operate::connect(control).await?;
     match command {
         Command::Topology { json, .. } => control.topology(json).await,
@@ -485,7 +484,7 @@ async fn operate(control: &str, command: Command) -> Result<String, Failure> {
 }
 
 /// What is asked of control.
-async fn ask(control: &str, command: Command) -> Result<String, Failure> {
+async fn ask(control: &ControlArguments, command: Command) -> Result<String, Failure> {
     let mut control = Control::connect(control).await?;
     match command {
         Command::Status { json, patience } => {

@@ -5,7 +5,7 @@ mod tests;
 mod text;
 
 use crate::Failure;
-use crate::control::{Control, Target};
+use crate::control::{Control, ControlArguments, Target};
 use crate::text::page;
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
@@ -129,8 +129,8 @@ pub(crate) struct Operate {
 }
 
 impl Operate {
-    pub(crate) async fn connect(address: &str) -> Result<Self, Failure> {
-        let control = Control::connect(address).await?;
+    pub(crate) async fn connect(at: &ControlArguments) -> Result<Self, Failure> {
+        let control = Control::connect(at).await?;
         let client = OperatorClient::new(control.channel()).max_decoding_message_size(64 << 20);
         Ok(Self { control, client })
     }

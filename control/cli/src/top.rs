@@ -11,6 +11,7 @@ mod view;
 
 use crate::Failure;
 use crate::agent::{Agent, Socket};
+use crate::control::ControlArguments;
 use crate::operate::Operate;
 use harmonaize_api::v1::{FabricSnapshot, Snapshot};
 use harmonaize_planner::Nanos;
@@ -38,7 +39,7 @@ pub(crate) enum Source {
     /// One agent's.
     Agent(Socket),
     /// All hosts', as control knows it.
-    Control(String),
+    Control(ControlArguments),
 }
 
 /// What `top` was asked for.
@@ -68,8 +69,8 @@ impl Stream {
                 let stream = agent.watch(options.interval, options.flows).await?;
                 Ok(Self::Agent(agent, stream))
             }
-            Source::Control(address) => {
-                let mut control = Operate::connect(address).await?;
+            Source::Control(at) => {
+                let mut control = Operate::connect(at).await?;
                 let stream = control.watch(options.interval).await?;
                 Ok(Self::Control(Box::new(control), stream))
             }

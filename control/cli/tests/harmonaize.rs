@@ -20,6 +20,7 @@ fn harmonaize(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_harmonaize"))
         .args(arguments)
         .env_remove("HARMONAIZE_CONTROL")
+        .env_remove("HARMONAIZE_TLS")
         .output()
         .unwrap()
 }
@@ -33,8 +34,10 @@ fn outcome(output: &Output) -> (i32, String, String) {
 async fn ask(control: SocketAddr, arguments: &'static [&'static str]) -> (i32, String, String) {
     let run = move || {
         let control = control.to_string();
-        let arguments: Vec<&str> =
-            ["--control", &control].into_iter().chain(arguments.iter().copied()).collect();
+        let arguments: Vec<&str> = ["--insecure-loopback", "--control", &control]
+            .into_iter()
+            .chain(arguments.iter().copied())
+            .collect();
         outcome(&harmonaize(&arguments))
     };
     tokio::task::spawn_blocking(run).await.unwrap()
@@ -44,7 +47,7 @@ async fn serve() -> SocketAddr {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("topology.toml"), TOPOLOGY).unwrap();
     let path = folder.path().join("control.toml");
-    let config = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\ntenant = [{ name = \"a\" }]\n";
+    let config = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\ntenant = [{ name = \"a\" }]\n";
     std::fs::write(&path, config).unwrap();
     let server = Server::bind(Config::load(&path).unwrap()).await.unwrap();
     let address = server.local_address();
@@ -317,7 +320,7 @@ fn reports_unreachable_control() {
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();
     drop(socket);
-    let (code, out, err) = outcome(&harmonaize(&["--control", &address, "status"]));
+    let (code, out, err) = outcome(&harmonaize(&["--insecure-loopback", "--control", &address, "status"]));
     assert_eq!((code, out.as_str()), (3, ""));
     assert!(err.starts_with(&format!("harmonaize: control at {address} cannot be reached: ")), "{err}");
 }
@@ -396,4 +399,53 @@ fn help_and_usage() {
     }
     assert_eq!(outcome(&harmonaize(&["dissolve", "no id"])).0, 2);
     assert_eq!(outcome(&harmonaize(&["reorder", "12ab", "h0", "--wait", "10"])).0, 2);
+}
+
+/// A first deployment: certificates, a control that wants them, and an operator who has one.
+#[tokio::test]
+async fn init_makes_what_control_and_its_operators_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    std::fs::write(at("topology.toml"), TOPOLOGY).unwrap();
+    let (tls, topology) = (at("tls"), at("topology.toml"));
+    let init = |more: &[&str]| {
+        let fixed = ["init", &tls, "--topology", &topology];
+        outcome(&harmonaize(&[&fixed, more].concat()))
+    };
+    let (code, out, err) = init(&["--operator", "alice"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("operators/alice: made") && out.contains("hosts/h0: made"), "{out}");
+    let key = std::fs::read(at("tls/operators/alice/tls.key")).unwrap();
+    // Again: what is there stays.
+    let (code, out, err) = init(&["--operator", "alice", "--operator", "bob"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("operators/alice: there already") && out.contains("operators/bob: made"), "{out}");
+    assert_eq!(std::fs::read(at("tls/operators/alice/tls.key")).unwrap(), key);
+    let (code, _, err) = init(&["--operator", "h0"]);
+    assert_eq!(code, 2, "{err}");
+    let config = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\ntls = \"tls/control\"\n\
+                  [[operator]]\nname = \"alice\"\nrole = \"viewer\"\n";
+    std::fs::write(at("control.toml"), config).unwrap();
+    let server = Server::bind(Config::load(at("control.toml").as_ref()).unwrap()).await.unwrap();
+    let control = server.local_address().to_string();
+    tokio::spawn(server.run(std::future::pending()));
+    let ask = |operator: String, arguments: &'static [&'static str]| {
+        let (control, tls) = (control.clone(), at(&format!("tls/operators/{operator}")));
+        let run =
+            move || outcome(&harmonaize(&[&["--control", &control, "--tls", &tls], arguments].concat()));
+        tokio::task::spawn_blocking(run)
+    };
+    let (code, out, err) = ask("alice".into(), &["status", "--json"]).await.unwrap();
+    assert_eq!(code, 0, "{out}{err}");
+    let (code, _, err) = ask("alice".into(), &["tenants", "add", "b"]).await.unwrap();
+    assert_eq!((code, err.contains("alice has the role of viewer")), (1, true), "{err}");
+    let (code, _, err) = ask("bob".into(), &["status"]).await.unwrap();
+    assert_eq!((code, err.contains("bob is no operator")), (1, true), "{err}");
+    let (code, _, err) = ask("carol".into(), &["status"]).await.unwrap();
+    assert_eq!((code, err.contains("carol/ca.crt: No such file")), (3, true), "{err}");
+    // Renewed, while control runs.
+    assert_eq!(init(&["--operator", "alice", "--renew"]).0, 0);
+    assert_ne!(std::fs::read(at("tls/operators/alice/tls.key")).unwrap(), key);
+    let (code, out, err) = ask("alice".into(), &["status", "--json"]).await.unwrap();
+    assert_eq!(code, 0, "{out}{err}");
 }

@@ -75,12 +75,11 @@ impl Authority {
         write(&folder.join("ca.crt"), &self.certificate, 0o644)
     }
 
-    /// Makes the three files of an identity, in a folder that is made. Those that are there are replaced one by one: who reads
-    /// them meanwhile may find a key that is not the certificate's, and tries again.
+    /// Makes a certificate with a DNS name, and its key.
     ///
     /// # Errors
-    /// If the name is none that a certificate can have, or a file cannot be written.
-    pub fn issue(&self, name: &str, purpose: Use, folder: &Folder) -> Result<(), Error> {
+    /// If the name is none that a certificate can have.
+    pub fn issue(&self, name: &str, purpose: Use) -> Result<Issued, Error> {
         let made = || {
             let key = KeyPair::generate()?;
             let mut params = dated(CERTIFICATE_AGE);
@@ -95,10 +94,41 @@ impl Authority {
             let certificate = params.signed_by(&key, &self.issuer)?;
             Ok((certificate.pem(), key.serialize_pem()))
         };
-        let (certificate, key) = made().map_err(|error| cannot(&folder.0, &error))?;
-        write(&folder.authorities(), &self.certificate, 0o644)?;
-        write(&folder.key(), &key, 0o600)?;
-        write(&folder.certificate(), &certificate, 0o644)
+        let (certificate, key) = made().map_err(|error| cannot(Path::new(name), &error))?;
+        Ok(Issued { authorities: self.certificate.clone(), certificate, key })
+    }
+}
+
+/// What an identity's folder holds, all PEM.
+pub struct Issued {
+    authorities: String,
+    certificate: String,
+    key: String,
+}
+
+impl Issued {
+    /// Each file's path in a folder, text and mode.
+    pub fn files(&self, folder: &Folder) -> [(PathBuf, &str, u32); 3] {
+        [
+            (folder.authorities(), &self.authorities, 0o644),
+            (folder.key(), &self.key, 0o600),
+            (folder.certificate(), &self.certificate, 0o644),
+        ]
+    }
+
+    /// Writes them into a folder, which is made. Those that are there are replaced one by one: who reads them meanwhile may find
+    /// a key that is not the certificate's, and tries again.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write(&self, folder: &Folder) -> Result<(), Error> {
+        self.files(folder).into_iter().try_for_each(|(path, text, mode)| write(&path, text, mode))
+    }
+}
+
+impl std::fmt::Debug for Issued {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Issued").finish_non_exhaustive()
     }
 }
 

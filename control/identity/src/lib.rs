@@ -13,7 +13,7 @@ mod name;
 mod session;
 
 #[cfg(feature = "authority")]
-pub use authority::{Authority, Use};
+pub use authority::{Authority, Issued, Use};
 pub use folder::{Folder, Protection};
 pub use name::Identity;
 #[cfg(feature = "session")]

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 fn issued(authority: &Authority, name: &str, purpose: Use, folder: &Path) -> Protection {
     let folder = Folder(folder.join(name));
-    authority.issue(name, purpose, &folder).unwrap();
+    authority.issue(name, purpose).unwrap().write(&folder).unwrap();
     Protection::Mutual(folder)
 }
 
@@ -127,5 +127,5 @@ fn missing_and_broken_files_are_named() {
     let nowhere = Protection::Mutual(Folder(folder.path().join("none")));
     assert!(endpoint(&nowhere, "10.0.0.1:7000").unwrap_err().to_string().contains("ca.crt: No such file"));
     let authority = Authority::create().unwrap();
-    assert!(authority.issue("ä", Use::Session, &Folder(folder.path().join("x"))).is_err());
+    assert!(authority.issue("ä", Use::Session).is_err());
 }

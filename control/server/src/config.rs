@@ -1,11 +1,13 @@
 //! Control's configuration file, and the topology that it names.
 
+use crate::access::{Access, Role};
 use crate::state::{Settings, Terms};
 use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_api::is_tenant_name;
+use harmonaize_identity::Protection;
 use harmonaize_planner::{AlgorithmPolicy, Nanos, Position, TextError, Topology, TopologyError, parse_toml};
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,6 +22,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How long a silent session lives.
     pub session_timeout: Duration,
+    /// Who may do what.
+    pub access: Access,
     /// Everything that steers decisions.
     pub settings: Settings,
     /// What outlives a restart, and where; nothing does where absent.
@@ -70,6 +74,11 @@ struct File {
     listen: SocketAddr,
     topology: PathBuf,
     store: Option<PathBuf>,
+    tls: Option<PathBuf>,
+    #[serde(default)]
+    insecure_loopback: bool,
+    #[serde(default)]
+    operator: Vec<FileOperator>,
     #[serde(default)]
     tenant: Vec<FileTenant>,
     #[serde(default = "seconds::<60>")]
@@ -110,6 +119,14 @@ struct FileTenant {
     #[serde(default = "yes")]
     aggregation: bool,
     weight: Option<toml::Spanned<u32>>,
+    hosts: Option<Vec<toml::Spanned<String>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileOperator {
+    name: toml::Spanned<String>,
+    role: Role,
 }
 
 const fn time<const SECONDS: u64>() -> Nanos {
@@ -138,6 +155,7 @@ impl Config {
     /// listen = "10.0.0.1:7000"
     /// topology = "topology.toml"
     /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
+    /// tls = "tls/control"           # folder with ca.crt, tls.crt and tls.key; `insecure_loopback = true` for one machine alone
     /// join_timeout = "60s"          # how long the first rank to join waits for the last
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
     /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
@@ -157,6 +175,10 @@ impl Config {
     /// name = "a"
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
     /// weight = 1                    # where tenants compete for an aggregator's memory
+    /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
+    /// [[operator]]
+    /// name = "alice"                # as in the operator's certificate
+    /// role = "admin"                # or "operator", who adds no tenants, or "viewer", who changes nothing
     /// ```
     ///
     /// # Errors
@@ -176,7 +198,7 @@ impl Config {
             .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
         let store = file.store.as_ref().map(|store| folder.join(store));
         let store = store.map(|path| StoreConfig { path, topology: topology_text });
-        file.into_config(&text, topology, store).map_err(wrong)
+        file.into_config(&text, folder, topology, store).map_err(wrong)
     }
 }
 
@@ -184,10 +206,27 @@ impl File {
     fn into_config(
         self,
         text: &str,
+        folder: &Path,
         topology: Topology,
         store: Option<StoreConfig>,
     ) -> Result<Config, TextError> {
         let wrong = |byte: usize, message: String| TextError { at: Position::of(text, byte), message };
+        let listen = self.listen.to_string();
+        let tls = self.tls.map(|tls| folder.join(tls));
+        let protection = Protection::choose(tls, self.insecure_loopback, &listen);
+        let protection = protection.map_err(|message| wrong(0, message))?;
+        let mut access = Access { protection, operators: BTreeMap::new(), hosts: BTreeMap::new() };
+        for FileOperator { name, role } in self.operator {
+            let (at, name) = (name.span().start, name.into_inner());
+            if topology.host(&name).is_some() || topology.aggregator(&name).is_some() {
+                let message =
+                    format!("`{name}` is a host or an aggregator, whose certificate is no operator's");
+                return Err(wrong(at, message));
+            }
+            if access.operators.insert(name.clone(), role).is_some() {
+                return Err(wrong(at, format!("operator `{name}` is there already")));
+            }
+        }
         let (mut tenants, mut terms): (Vec<String>, BTreeMap<String, Terms>) = Default::default();
         for tenant in self.tenant {
             let (at, name) = (tenant.name.span().start, tenant.name.into_inner());
@@ -206,6 +245,15 @@ impl File {
             }
             let own = Terms { allowed: tenant.aggregation, weight };
             terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
+            if let Some(hosts) = tenant.hosts {
+                let unknown = hosts.iter().find(|host| topology.host(host.get_ref()).is_none());
+                if let Some(unknown) = unknown {
+                    let message = format!("the topology has no host `{}`", unknown.get_ref());
+                    return Err(wrong(unknown.span().start, message));
+                }
+                let hosts: BTreeSet<String> = hosts.into_iter().map(toml::Spanned::into_inner).collect();
+                access.hosts.insert(name.clone(), hosts);
+            }
             tenants.push(name);
         }
         let (at, paths) = (self.paths.span().start, self.paths.into_inner());
@@ -255,7 +303,7 @@ impl File {
             most_weight,
             longest_regroup: self.longest_regroup.into(),
         };
-        Ok(Config { listen: self.listen, session_timeout, settings, store })
+        Ok(Config { listen: self.listen, session_timeout, access, settings, store })
     }
 }
 
@@ -277,9 +325,34 @@ mod tests {
 topology = "topology.toml"
 join_timeout = "1.5s"
 source_ports = "20000-29999"
+insecure_loopback = true
 [[tenant]]
 name = "a"
 "#;
+
+    #[test]
+    fn says_who_may_do_what() {
+        let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
+        let more = "hosts = [\"h0\"]\n[[operator]]\nname = \"alice\"\nrole = \"admin\"\n";
+        let access = load(&format!("{secured}{more}")).unwrap().access;
+        let Protection::Mutual(folder) = &access.protection else { panic!("{access:?}") };
+        assert!(folder.0.is_absolute() && folder.0.ends_with("tls"), "{folder:?}");
+        assert_eq!(access.operators.get("alice"), Some(&Role::Admin));
+        assert!(access.hosts["a"].contains("h0"));
+        let wrong =
+            |from: &str, to: &str| load(&format!("{secured}{more}").replacen(from, to, 1)).unwrap_err();
+        for (error, expected) in [
+            (wrong("tls = \"tls\"", ""), "`tls` is missing"),
+            (wrong("tls = \"tls\"", "tls = \"tls\"\ninsecure_loopback = true"), "not both"),
+            (wrong("[\"h0\"]", "[\"h1\"]"), "no host `h1`"),
+            (wrong("alice", "h0"), "`h0` is a host"),
+            (wrong("\"admin\"", "\"root\""), "unknown variant `root`"),
+        ] {
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
+        let open = GOOD.replace("127.0.0.1", "10.0.0.1");
+        assert!(load(&open).unwrap_err().contains("for a loopback address alone"));
+    }
 
     #[test]
     fn reads_a_good_file() {
@@ -328,15 +401,15 @@ name = "a"
         assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3 }));
         expect(
             load(&format!("{GOOD}weight = 0\n")).unwrap_err(),
-            "control.toml: line 7, column 10: a weight must be 1 to 1000",
+            "control.toml: line 8, column 10: a weight must be 1 to 1000",
         );
         for name in ["a b", "a/b", ""] {
-            let wrong = format!("control.toml: line 6, column 8: `{name}` is not a usable name");
+            let wrong = format!("control.toml: line 7, column 8: `{name}` is not a usable name");
             expect(change("\"a\"", &format!("\"{name}\"")), &wrong);
         }
         expect(
             load(&format!("{GOOD}[[tenant]]\nname = \"a\"\n")).unwrap_err(),
-            "control.toml: line 8, column 8: tenant `a`",
+            "control.toml: line 9, column 8: tenant `a`",
         );
         expect(
             load(&format!("paths = 0\n{GOOD}")).unwrap_err(),

@@ -3,6 +3,7 @@
 //! [`state`] decides, without socket or clock; [`Server`] is the thin layer that carries messages to it and from it.
 #![forbid(unsafe_code)]
 
+mod access;
 mod actor;
 mod config;
 mod keeper;
@@ -12,5 +13,6 @@ mod service;
 pub mod state;
 mod thread;
 
+pub use access::{Access, Role};
 pub use config::{Config, ConfigError, StoreConfig};
 pub use service::{RunError, Server, StartError};

@@ -21,10 +21,14 @@ Examples:
 
 A configuration:
   listen = \"10.0.0.1:7000\"         # where agents and tools connect
-  topology = \"topology.toml\"       # relative to this file, as is the store
+  tls = \"tls/control\"             # made by `harmonaize init`; relative to this file, as are the others
+  topology = \"topology.toml\"
   store = \"control.redb\"           # may be left out: what outlives a restart
   [[tenant]]
-  name = \"a\""
+  name = \"a\"
+  [[operator]]
+  name = \"alice\"
+  role = \"admin\""
 )]
 struct Arguments {
     /// Configuration file (TOML).

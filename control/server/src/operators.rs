@@ -1,11 +1,13 @@
 //! What operators ask: looks at the state, and instructions that are kept before they are answered.
 
+use crate::access::{Access, Role};
 use crate::actor::{Command, Refusal};
 use crate::state::{Controller, Instruction, InstructionError};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Request, Response, Status};
@@ -13,13 +15,14 @@ use tonic::{Request, Response, Status};
 /// The service.
 pub(crate) struct Operators {
     commands: mpsc::Sender<Command>,
+    access: Arc<Access>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Operators {
-    pub(crate) fn new(commands: mpsc::Sender<Command>) -> Self {
-        Self { commands }
+    pub(crate) fn new(commands: mpsc::Sender<Command>, access: Arc<Access>) -> Self {
+        Self { commands, access }
     }
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
@@ -72,16 +75,20 @@ fn kind(kind: WithdrawalKind) -> Result<Kind, Status> {
 
 #[tonic::async_trait]
 impl Operator for Operators {
-    async fn topology(&self, _: Request<v1::TopologyRequest>) -> Answer<v1::TopologyReply> {
+    async fn topology(&self, request: Request<v1::TopologyRequest>) -> Answer<v1::TopologyReply> {
+        self.access.caller(&request, Role::Viewer, "topology")?;
         Ok(Response::new(self.query(|state, now| state.queries(now).topology()).await?))
     }
 
-    async fn tenants(&self, _: Request<v1::TenantsRequest>) -> Answer<v1::TenantsReply> {
+    async fn tenants(&self, request: Request<v1::TenantsRequest>) -> Answer<v1::TenantsReply> {
+        self.access.caller(&request, Role::Viewer, "tenants")?;
         Ok(Response::new(self.query(|state, now| state.queries(now).tenants()).await?))
     }
 
     async fn add_tenant(&self, request: Request<v1::AddTenantRequest>) -> Answer<v1::AddTenantReply> {
-        self.instruct(Instruction::AddTenant { name: request.into_inner().name }).await?;
+        let caller = self.access.caller(&request, Role::Admin, "tenants add")?;
+        let v1::AddTenantRequest { name } = request.into_inner();
+        caller.log(&name, self.instruct(Instruction::AddTenant { name: name.clone() }).await)?;
         Ok(Response::new(v1::AddTenantReply {}))
     }
 
@@ -89,17 +96,21 @@ impl Operator for Operators {
         &self,
         request: Request<v1::RemoveTenantRequest>,
     ) -> Answer<v1::RemoveTenantReply> {
-        self.instruct(Instruction::RemoveTenant { name: request.into_inner().name }).await?;
+        let caller = self.access.caller(&request, Role::Admin, "tenants remove")?;
+        let v1::RemoveTenantRequest { name } = request.into_inner();
+        caller.log(&name, self.instruct(Instruction::RemoveTenant { name: name.clone() }).await)?;
         Ok(Response::new(v1::RemoveTenantReply {}))
     }
 
     async fn plans(&self, request: Request<v1::PlansRequest>) -> Answer<v1::PlansReply> {
+        self.access.caller(&request, Role::Viewer, "plans")?;
         let id = request.into_inner().communicator;
         let reply = self.query(move |state, now| state.queries(now).plans(CommunicatorId(id))).await?;
         reply.map(Response::new).ok_or_else(unknown)
     }
 
     async fn explain(&self, request: Request<v1::ExplainRequest>) -> Answer<v1::ExplainReply> {
+        self.access.caller(&request, Role::Viewer, "explain")?;
         let v1::ExplainRequest { communicator, last } = request.into_inner();
         Ok(Response::new(
             self.query(move |state, now| state.queries(now).explain(CommunicatorId(communicator), last))
@@ -108,6 +119,7 @@ impl Operator for Operators {
     }
 
     async fn dry_run(&self, request: Request<v1::DryRunRequest>) -> Answer<v1::DryRunReply> {
+        self.access.caller(&request, Role::Viewer, "plan")?;
         let targets = request.into_inner().targets;
         let run = self.query(move |state, now| state.dry_run(now, &targets)).await?;
         let run = run.map_err(|error| senseless(&error))?;
@@ -117,24 +129,29 @@ impl Operator for Operators {
     }
 
     async fn withdraw(&self, request: Request<v1::WithdrawRequest>) -> Answer<v1::WithdrawReply> {
+        let caller = self.access.caller(&request, Role::Operator, "withdraw")?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
-        let v1::WithdrawRequest { targets, from_ns, until_ns, reason, .. } = request;
+        let v1::WithdrawRequest { targets, from_ns, until_ns, reason, .. } = request.clone();
         let named = targets.clone();
-        self.instruct(Instruction::Withdraw { targets, kind, from_ns, until_ns, reason }).await?;
+        let done = self.instruct(Instruction::Withdraw { targets, kind, from_ns, until_ns, reason }).await;
+        caller.log(&request, done)?;
         let withdrawals =
             self.query(move |state, now| state.queries(now).withdrawals(Some((&named, kind)))).await?;
         Ok(Response::new(v1::WithdrawReply { withdrawals }))
     }
 
     async fn restore(&self, request: Request<v1::RestoreRequest>) -> Answer<v1::RestoreReply> {
+        let caller = self.access.caller(&request, Role::Operator, "restore")?;
         let request = request.into_inner();
         let kind = kind(request.kind())?;
-        self.instruct(Instruction::Restore { targets: request.targets, kind }).await?;
+        let targets = request.targets.clone();
+        caller.log(&request, self.instruct(Instruction::Restore { targets, kind }).await)?;
         Ok(Response::new(v1::RestoreReply {}))
     }
 
-    async fn withdrawals(&self, _: Request<v1::WithdrawalsRequest>) -> Answer<v1::WithdrawalsReply> {
+    async fn withdrawals(&self, request: Request<v1::WithdrawalsRequest>) -> Answer<v1::WithdrawalsReply> {
+        self.access.caller(&request, Role::Viewer, "withdrawals")?;
         let withdrawals = self.query(|state, now| state.queries(now).withdrawals(None)).await?;
         Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
     }

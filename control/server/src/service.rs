@@ -1,5 +1,6 @@
 //! The gRPC layer: streams and calls become commands to the actor.
 
+use crate::access::{Access, Role, Speaker, Verdict, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
 use crate::config::{Config, StoreConfig};
 use crate::keeper::Keeper;
@@ -13,6 +14,7 @@ use harmonaize_api::v1::{
     DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, ReorderReply, ReorderRequest, StatusReply,
     StatusRequest, WatchTelemetryRequest,
 };
+use harmonaize_identity as identity;
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -23,7 +25,6 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Commands that wait for the actor.
@@ -47,7 +48,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A control server that listens.
 pub struct Server {
-    listener: TcpListener,
+    connections: ReceiverStream<std::io::Result<identity::Connection>>,
     address: SocketAddr,
     config: Config,
     seed: [u8; 32],
@@ -83,6 +84,9 @@ pub enum StartError {
     /// What an earlier start left cannot be had, or this start's number not be kept.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Control has no identity.
+    #[error(transparent)]
+    Identity(#[from] identity::Error),
 }
 
 impl Server {
@@ -99,7 +103,8 @@ impl Server {
         let listen = |source| StartError::Listen { address: config.listen, source };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        Ok(Self { listener, address, config, seed, store, stored })
+        let connections = identity::serve(listener, &config.access.protection)?;
+        Ok(Self { connections, address, config, seed, store, stored })
     }
 
     /// Where agents and tools connect.
@@ -127,10 +132,12 @@ impl Server {
         let keeper = Keeper::start(self.store).map_err(RunError::Thread)?;
         let actor = Actor::new(self.config.settings, self.seed, self.stored, keeper);
         let running = Running::start(actor, queue).map_err(RunError::Thread)?;
-        let operators = OperatorServer::new(Operators::new(commands.clone()));
+        let access = Arc::new(self.config.access);
+        let operators = OperatorServer::new(Operators::new(commands.clone(), Arc::clone(&access)));
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let service = Service {
             commands,
+            access,
             sessions: AtomicU64::new(0),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
             hello_timeout: self.config.session_timeout,
@@ -141,7 +148,7 @@ impl Server {
             .http2_keepalive_timeout(Some(half))
             .add_service(ProviderServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
             .add_service(operators)
-            .serve_with_incoming_shutdown(TcpIncoming::from(self.listener).with_nodelay(Some(true)), async {
+            .serve_with_incoming_shutdown(self.connections, async {
                 let _ = stopped.await;
             });
         tokio::pin!(serve);
@@ -187,6 +194,7 @@ fn open(config: Option<&StoreConfig>, first: u32) -> Result<(Box<dyn Store>, Sto
 
 struct Service {
     commands: mpsc::Sender<Command>,
+    access: Arc<Access>,
     sessions: AtomicU64,
     watchers: Arc<Semaphore>,
     hello_timeout: Duration,
@@ -210,6 +218,7 @@ impl Provider for Service {
         &self,
         request: Request<WatchTelemetryRequest>,
     ) -> Result<Response<Self::WatchTelemetryStream>, Status> {
+        self.access.caller(&request, Role::Viewer, "watch telemetry")?;
         let full = |_| Status::resource_exhausted("too many watch telemetry already");
         let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(full)?;
         let interval = match request.into_inner().interval_ns {
@@ -229,17 +238,20 @@ impl Provider for Service {
         &self,
         request: Request<Streaming<FromAgent>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
+        let speaker = Speaker::new(peer(&request)?);
         let session = SessionId(self.sessions.fetch_add(1, Ordering::Relaxed));
         let (agent, stream) = mpsc::channel(SESSION_QUEUE);
         let (ended, end) = oneshot::channel();
+        let admission = Admission { access: Arc::clone(&self.access), speaker, agent: agent.downgrade() };
         let open = Command::Open { session, agent, ended };
         self.commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
         let upstream = request.into_inner();
-        tokio::spawn(read(upstream, session, self.commands.clone(), end, self.hello_timeout));
+        tokio::spawn(read(upstream, session, admission, self.commands.clone(), end, self.hello_timeout));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        self.access.caller(&request, Role::Viewer, "status")?;
         let patience = match request.into_inner().patience_ns {
             0 => PATIENCE.0,
             wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
@@ -248,23 +260,29 @@ impl Provider for Service {
     }
 
     async fn reorder(&self, request: Request<ReorderRequest>) -> Result<Response<ReorderReply>, Status> {
-        let ReorderRequest { communicator, hosts } = request.into_inner();
+        let caller = self.access.caller(&request, Role::Operator, "reorder")?;
+        let request = request.into_inner();
+        let ReorderRequest { communicator, hosts } = request.clone();
         let outcome =
             self.ask(|answer| Command::Reorder(CommunicatorId(communicator), hosts, answer)).await?;
-        match outcome {
-            Ok(epoch) => Ok(Response::new(ReorderReply { epoch: epoch.into() })),
-            Err(error @ ReorderError::Unknown) => Err(Status::not_found(error.to_string())),
-            Err(error @ ReorderError::Hosts(..)) => Err(Status::invalid_argument(error.to_string())),
-            Err(error) => Err(Status::failed_precondition(error.to_string())),
-        }
+        let outcome = outcome.map_err(|error| match error {
+            ReorderError::Unknown => Status::not_found(error.to_string()),
+            ReorderError::Hosts(..) => Status::invalid_argument(error.to_string()),
+            _ => Status::failed_precondition(error.to_string()),
+        });
+        let epoch = caller.log(&request, outcome)?;
+        Ok(Response::new(ReorderReply { epoch: epoch.into() }))
     }
 
     async fn dissolve(&self, request: Request<DissolveRequest>) -> Result<Response<DissolveReply>, Status> {
-        let DissolveRequest { communicator, reason } = request.into_inner();
-        match self.ask(|answer| Command::Dissolve(CommunicatorId(communicator), reason, answer)).await? {
-            true => Ok(Response::new(DissolveReply {})),
-            false => Err(Status::not_found("no such communicator; it may have ended")),
-        }
+        let caller = self.access.caller(&request, Role::Operator, "dissolve")?;
+        let request = request.into_inner();
+        let DissolveRequest { communicator, reason } = request.clone();
+        let found =
+            self.ask(|answer| Command::Dissolve(CommunicatorId(communicator), reason, answer)).await?;
+        let none = || Status::not_found("no such communicator; it may have ended");
+        caller.log(&request, found.then_some(()).ok_or_else(none))?;
+        Ok(Response::new(DissolveReply {}))
     }
 }
 
@@ -293,10 +311,31 @@ async fn watch(
     }
 }
 
+/// What an agent may say, and where it is told what it may not.
+struct Admission {
+    access: Arc<Access>,
+    speaker: Speaker,
+    agent: mpsc::WeakSender<Downstream>,
+}
+
+impl Admission {
+    /// Whether a message goes on; none where the session ends.
+    async fn admit(&mut self, message: &FromAgent) -> Option<bool> {
+        let (said, goes_on) = match self.speaker.admit(&self.access, message) {
+            Verdict::Pass => return Some(true),
+            Verdict::Answer(message) => (Ok(message.into()), Some(false)),
+            Verdict::End(status) => (Err(status), None),
+        };
+        self.agent.upgrade()?.send(said).await.ok()?;
+        goes_on
+    }
+}
+
 /// Carries a stream's messages to the actor until either of the two ends it.
 async fn read(
     mut upstream: Streaming<FromAgent>,
     session: SessionId,
+    mut admission: Admission,
     commands: mpsc::Sender<Command>,
     mut end: oneshot::Receiver<()>,
     hello_timeout: Duration,
@@ -321,6 +360,11 @@ async fn read(
         };
         // Only Hello is waited for with a limit; afterwards the connection's keepalive tells a dead agent.
         patience = Duration::from_secs(u64::from(u32::MAX));
+        match admission.admit(&message).await {
+            Some(true) => {}
+            Some(false) => continue,
+            None => break,
+        }
         if commands.send(Command::Message(session, Box::new(message))).await.is_err() {
             return;
         }

@@ -68,7 +68,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
         let path = folder.path().join("control.toml");
-        let text = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n";
+        let text = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n";
         std::fs::write(&path, text).unwrap();
         let config = Config::load(&path).unwrap();
         let keeper = Keeper::start(Box::new(Memory::new())).unwrap();

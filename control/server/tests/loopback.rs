@@ -6,7 +6,7 @@ use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
 use harmonaize_server::state::Settings;
-use harmonaize_server::{Config, Server};
+use harmonaize_server::{Access, Config, Server};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -43,7 +43,13 @@ fn config() -> Config {
         longest_regroup: Duration::from_secs(600),
     };
     let listen = "127.0.0.1:0".parse().unwrap();
-    Config { listen, session_timeout: Duration::from_secs(10), settings, store: None }
+    Config {
+        listen,
+        access: Access::insecure_loopback(),
+        session_timeout: Duration::from_secs(10),
+        settings,
+        store: None,
+    }
 }
 
 struct Control {

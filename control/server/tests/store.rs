@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-const CONFIG: &str = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\nstore = \"control.redb\"\n\
+const CONFIG: &str = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\nstore = \"control.redb\"\n\
                       [[tenant]]\nname = \"a\"\n";
 
 const TOPOLOGY: &str = r#"

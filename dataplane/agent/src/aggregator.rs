@@ -93,7 +93,7 @@ pub async fn run_on(
         granted: Vec::new(),
         datagrams,
     };
-    let settings = Settings::new(config.control, config.name.clone(), address);
+    let settings = Settings::new(config.control, config.protection, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
     let (closing, closed) = watch::channel(false);
     if let Some(metrics) = config.metrics {

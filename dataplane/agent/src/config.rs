@@ -12,6 +12,7 @@ pub(crate) use telemetry::check_name;
 pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
+use harmonaize_identity::Protection;
 use harmonaize_units::{Nanos, TextError, parse_toml};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -29,6 +30,8 @@ pub struct Config {
     pub host: String,
     /// Where control listens, "host:port".
     pub control: String,
+    /// How the session with control is protected.
+    pub protection: Protection,
     /// Where other agents connect; the address also leaves in the introduction.
     pub listen: SocketAddr,
     /// How long the poll loop looks for work before it sleeps.
@@ -83,6 +86,9 @@ pub enum ConfigError {
 struct File {
     host: String,
     control: String,
+    tls: Option<PathBuf>,
+    #[serde(default)]
+    insecure_loopback: bool,
     listen: SocketAddr,
     spin: Option<Nanos>,
     peer_timeout: Option<Nanos>,
@@ -128,7 +134,8 @@ impl Config {
         if connect_timeout.is_zero() {
             return Err(value("`connect_timeout` must be longer than nothing".into()));
         }
-        let control = control_address(&file.control).map_err(value)?;
+        let (control, protection) =
+            control_session(path, file.control, file.tls, file.insecure_loopback).map_err(value)?;
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         file.rdma.iter().try_for_each(Rdma::check).map_err(value)?;
         let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
@@ -137,6 +144,7 @@ impl Config {
         Ok(Self {
             host: file.host,
             control,
+            protection,
             listen: file.listen,
             spin: or(file.spin, Duration::from_micros(50)),
             peer_timeout,
@@ -150,14 +158,20 @@ impl Config {
     }
 }
 
-/// Where control listens, "host:port", from what a configuration says.
-pub(crate) fn control_address(told: &str) -> Result<String, String> {
-    let address = told.trim_start_matches("http://").trim_end_matches('/');
+/// Where control listens, "host:port", and how the session with it is protected, from keys of the configuration at `path`.
+pub(crate) fn control_session(
+    path: &Path,
+    address: String,
+    tls: Option<PathBuf>,
+    insecure_loopback: bool,
+) -> Result<(String, Protection), String> {
     let complete = address.rsplit_once(':').is_some_and(|(host, port)| {
         !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
     });
     if !complete || Endpoint::from_shared(format!("http://{address}")).is_err() {
-        return Err(format!("`control` is `{told}`; give address and port, such as \"10.0.0.1:7000\""));
+        return Err(format!("`control` is `{address}`; give address and port, such as \"10.0.0.1:7000\""));
     }
-    Ok(address.to_owned())
+    let tls = tls.map(|folder| path.parent().unwrap_or(Path::new(".")).join(folder));
+    let protection = Protection::choose(tls, insecure_loopback, &address)?;
+    Ok((address, protection))
 }

@@ -7,6 +7,7 @@ mod ledger;
 
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
+use harmonaize_identity::{Protection, endpoint};
 use ledger::Ledger;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,6 +34,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// Where control listens, "host:port".
     pub control: String,
+    /// How the session is protected.
+    pub protection: Protection,
     /// Name of this host in control's topology.
     pub host: String,
     /// Where other agents connect to this one.
@@ -51,9 +54,10 @@ pub struct Settings {
 
 impl Settings {
     /// The usual times.
-    pub fn new(control: String, host: String, listen: SocketAddr) -> Self {
+    pub fn new(control: String, protection: Protection, host: String, listen: SocketAddr) -> Self {
         Self {
             control,
+            protection,
             host,
             listen,
             retry: (Duration::from_millis(100), Duration::from_secs(3)),
@@ -225,9 +229,8 @@ impl Session {
 
     fn endpoint(&self) -> Result<Endpoint, String> {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.settings.control));
-        let endpoint =
-            endpoint.map_err(|error| format!("bad address `{}`: {error}", self.settings.control))?;
+        let endpoint = endpoint(&self.settings.protection, &self.settings.control);
+        let endpoint = endpoint.map_err(|error| error.to_string())?;
         let endpoint = endpoint.connect_timeout(self.settings.session_timeout).tcp_nodelay(true);
         Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
     }

@@ -24,6 +24,7 @@ Examples:
 A configuration:
   host = \"h0\"                      # this host's name in control's topology
   control = \"10.0.0.1:7000\"
+  tls = \"tls/h0\"                 # made by `harmonaize init`; relative to this file
   listen = \"10.1.0.1:7100\"         # where other agents connect
   [[tenant]]
   name = \"a\"
@@ -57,6 +58,7 @@ To measure what crosses this host's interfaces:
 An aggregator, on an offload unit or a machine near the switch that control's topology says it hangs on:
   name = \"agg0\"                    # this aggregator's name in control's topology
   control = \"10.0.0.1:7000\"
+  tls = \"tls/agg0\"
   listen = \"10.1.0.9:7400\"         # UDP; where workers send their parts
   # The rest may be left out:
   pool = \"8MiB\"                    # memory for sums; else half of the last-level cache

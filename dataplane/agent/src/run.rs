@@ -130,7 +130,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
     // Tensors that only a device reaches cannot be added up into packets.
     let aggregation = config.rdma.is_none();
-    let settings = Settings::new(config.control, config.host.clone(), address);
+    let settings = Settings::new(config.control, config.protection, config.host.clone(), address);
     let mut control = control::connect(Settings {
         abilities: v1::Capabilities { codecs, aggregation, datagram_bytes, ..abilities },
         ..settings

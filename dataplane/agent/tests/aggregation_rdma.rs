@@ -8,6 +8,7 @@ use harmonaize_agent::config::Verbs;
 use harmonaize_client::{
     Access, Algorithm, AttachOptions, Client, Communicator, Dtype, JoinOptions, Rank, ReduceOp,
 };
+use harmonaize_identity::Protection;
 use harmonaize_verbs::Call;
 use harmonaize_verbs::fake::{Fabric, Fault};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -42,6 +43,7 @@ fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
     let config = AggregatorConfig {
         name: "agg0".to_owned(),
         control: control.to_string(),
+        protection: Protection::InsecureLoopback,
         listen: "127.0.0.1:0".parse().unwrap(),
         pool: 4 << 20,
         mtu: 9000,

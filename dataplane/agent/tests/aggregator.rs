@@ -10,7 +10,8 @@ use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{Codes, Event as Done, Key, PayloadFormat, Task, Tensors, Worker, WorkerConfig};
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_server::{Config, Server, state};
+use harmonaize_identity::Protection;
+use harmonaize_server::{Access, Config, Server, state};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use settings::settings;
 use std::net::SocketAddr;
@@ -36,7 +37,13 @@ fn control() -> Config {
     }
     topology += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n";
     let settings = state::Settings { telemetry_interval: Duration::ZERO, ..settings(&topology, LIMIT) };
-    Config { listen: any(), session_timeout: LIMIT, settings, store: None }
+    Config {
+        listen: any(),
+        access: Access::insecure_loopback(),
+        session_timeout: LIMIT,
+        settings,
+        store: None,
+    }
 }
 
 /// An aggregator that runs until its end is dropped, and where it tells its metrics.
@@ -46,6 +53,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
     let config = AggregatorConfig {
         name: "agg0".to_owned(),
         control: control.to_string(),
+        protection: Protection::InsecureLoopback,
         listen: any(),
         pool: 1 << 20,
         mtu: 1500,
@@ -65,7 +73,8 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
 
 fn agent(control: SocketAddr, host: usize) -> Control {
     let listen = "127.0.0.1:9".parse().unwrap();
-    let mut settings = Settings::new(control.to_string(), format!("h{host}"), listen);
+    let mut settings =
+        Settings::new(control.to_string(), Protection::InsecureLoopback, format!("h{host}"), listen);
     settings.abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
     connect(settings)
 }

@@ -6,7 +6,8 @@ mod settings;
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
-use harmonaize_server::{Config, Server};
+use harmonaize_identity::Protection;
+use harmonaize_server::{Access, Config, Server};
 use settings::settings;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,7 +24,7 @@ fn config(listen: SocketAddr) -> Config {
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
     let settings = settings(&topology, LIMIT);
-    Config { listen, session_timeout: LIMIT, settings, store: None }
+    Config { listen, access: Access::insecure_loopback(), session_timeout: LIMIT, settings, store: None }
 }
 
 struct Server0 {
@@ -59,7 +60,12 @@ fn any() -> SocketAddr {
 }
 
 fn agent(control: SocketAddr, host: &str) -> Control {
-    let mut settings = Settings::new(control.to_string(), host.to_owned(), "127.0.0.1:9".parse().unwrap());
+    let mut settings = Settings::new(
+        control.to_string(),
+        Protection::InsecureLoopback,
+        host.to_owned(),
+        "127.0.0.1:9".parse().unwrap(),
+    );
     settings.retry = (Duration::from_millis(5), Duration::from_millis(50));
     connect(settings)
 }
@@ -192,7 +198,12 @@ async fn refuses_joins_when_control_stays_away() {
     let control = Server0::start(any()).await;
     let address = control.address;
     control.stop().await;
-    let mut settings = Settings::new(address.to_string(), "h0".to_owned(), "127.0.0.1:9".parse().unwrap());
+    let mut settings = Settings::new(
+        address.to_string(),
+        Protection::InsecureLoopback,
+        "h0".to_owned(),
+        "127.0.0.1:9".parse().unwrap(),
+    );
     settings.retry = (Duration::from_millis(5), Duration::from_millis(10));
     settings.join_timeout = Duration::from_millis(50);
     let mut lonely = connect(settings);

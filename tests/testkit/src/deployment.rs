@@ -4,6 +4,7 @@ use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail};
+use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,8 @@ const CONTROL_PORT: u16 = 7100;
 const AGENT_PORT: u16 = 7200;
 /// Where an aggregator takes datagrams, on its machine.
 const AGGREGATOR_PORT: u16 = 7400;
+/// The name of the operator who may do everything.
+const OPERATOR: &str = "operator";
 /// How long control and agents may take to be ready.
 const READY: Duration = Duration::from_secs(20);
 
@@ -80,6 +83,7 @@ pub struct Deployment {
 impl Deployment {
     /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
+        certify(&fabric)?;
         let mut deployment =
             Self { agents: Vec::new(), aggregators: Vec::new(), control: None, setup, fabric };
         deployment.start_control()?;
@@ -98,7 +102,7 @@ impl Deployment {
     /// Starts control, or starts it again: a running one is ended first.
     pub fn start_control(&mut self) -> Result<()> {
         self.control = None;
-        let folder = self.fabric.folder().join("_control");
+        let folder = control_folder(&self.fabric);
         make_folder(&folder)?;
         write(&folder.join("topology.toml"), &self.fabric.described()?)?;
         let config = folder.join("control.toml");
@@ -196,6 +200,11 @@ impl Deployment {
         control_address(&self.fabric)
     }
 
+    /// The folder with the certificate of an operator who may do everything.
+    pub fn operator(&self) -> PathBuf {
+        tls(&control_folder(&self.fabric)).with_file_name(OPERATOR)
+    }
+
     /// An error with the end of its log when control or an agent has ended. Aggregators may.
     pub fn check(&mut self) -> Result<()> {
         for process in self.control.iter_mut().chain(&mut self.agents) {
@@ -230,7 +239,8 @@ impl Deployment {
     /// Runs `harmonaize` beside control, and returns what it printed.
     pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
-        command.arg("--control").arg(format!("http://{}", self.control_address())).args(arguments);
+        command.arg("--control").arg(self.control_address().to_string());
+        command.arg("--tls").arg(self.operator()).args(arguments);
         let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
         if !output.status.success() {
             bail!("harmonaize {arguments:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -301,6 +311,27 @@ pub fn socket(host: &Host, tenant: &str) -> PathBuf {
     tenant_folder(host, tenant).join("agent.sock")
 }
 
+fn control_folder(fabric: &Fabric) -> PathBuf {
+    fabric.folder().join("_control")
+}
+
+/// Where a program whose configuration is in `folder` has its certificate.
+fn tls(folder: &Path) -> PathBuf {
+    folder.join("tls")
+}
+
+/// Makes an authority that lives as long as this call, and a certificate for everything that talks to control.
+fn certify(fabric: &Fabric) -> Result<()> {
+    let authority = Authority::create()?;
+    let control = tls(&control_folder(fabric));
+    authority.issue(OPERATOR, Use::Session)?.write(&Folder(control.with_file_name(OPERATOR)))?;
+    authority.issue(CONTROL, Use::Control)?.write(&Folder(control))?;
+    for machine in fabric.hosts().iter().chain(fabric.aggregators()) {
+        authority.issue(&machine.name, Use::Session)?.write(&Folder(tls(&machine.folder)))?;
+    }
+    Ok(())
+}
+
 fn control_address(fabric: &Fabric) -> SocketAddr {
     SocketAddr::from((fabric.control_address(), CONTROL_PORT))
 }
@@ -328,7 +359,10 @@ fn remove(path: &Path) -> Result<()> {
 
 fn control_config(fabric: &Fabric, setup: &Setup) -> String {
     let address = control_address(fabric);
-    let mut text = format!("listen = \"{address}\"\ntopology = \"topology.toml\"\n{}\n", setup.control);
+    let mut text = format!(
+        "listen = \"{address}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
+        setup.control
+    );
     for tenant in &setup.tenants {
         text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
     }
@@ -338,7 +372,7 @@ fn control_config(fabric: &Fabric, setup: &Setup) -> String {
 fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
     let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
     let mut text = format!(
-        "host = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
+        "host = \"{}\"\ncontrol = \"{}\"\ntls = \"tls\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
         host.name,
         control_address(fabric),
         setup.agent.replace("{folder}", &host.folder.to_string_lossy())
@@ -356,7 +390,7 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
 fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
     let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
     Ok(format!(
-        "name = \"{}\"\ncontrol = \"{}\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
+        "name = \"{}\"\ncontrol = \"{}\"\ntls = \"tls\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
         machine.name,
         control_address(fabric),
         fabric.topology().mtu,

@@ -40,7 +40,7 @@ fn aggregated_collectives_are_right_over_datagrams() {
     let Some(provider) = provider else { return };
     let host = Host(0);
     let text = format!(
-        "name = \"agg0\"\ncontrol = \"{CONTROL}\"\nlisten = \"{}:7400\"\nmtu = 4200\npool = \"1MiB\"\n\
+        "name = \"agg0\"\ncontrol = \"{CONTROL}\"\ninsecure_loopback = true\nlisten = \"{}:7400\"\nmtu = 4200\npool = \"1MiB\"\n\
          packets_per_second = 10_000_000\n[verbs]\ndevices = [{:?}]\n",
         host.address(),
         host.device(),

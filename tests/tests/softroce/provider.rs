@@ -110,8 +110,9 @@ impl Provider {
         let secret = folder.path().join(SECRET);
         std::fs::write(&secret, "tenant a and the agents of this test").unwrap();
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600)).unwrap();
-        let text =
-            format!("listen = \"{CONTROL}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n");
+        let text = format!(
+            "listen = \"{CONTROL}\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n"
+        );
         let config = folder.path().join("control.toml");
         let control = Program::start(&mut program("harmonaize-control"), &config, &text);
         until("control does not listen", || TcpStream::connect(CONTROL).is_ok());
@@ -166,7 +167,7 @@ fn rdma(host: usize) -> String {
 pub(crate) fn configuration(host: Host, verbs: &str, socket: &Path) -> String {
     let (Host(number), address) = (host, host.address());
     format!(
-        "host = \"h{number}\"\ncontrol = \"{CONTROL}\"\nlisten = \"{address}:7200\"\npeer_timeout = \"10s\"\n\
+        "host = \"h{number}\"\ncontrol = \"{CONTROL}\"\ninsecure_loopback = true\nlisten = \"{address}:7200\"\npeer_timeout = \"10s\"\n\
          connect_timeout = \"30s\"\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
          remote = true\n"
     )

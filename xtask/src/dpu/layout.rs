@@ -2,6 +2,8 @@
 
 use crate::vm::job::{Job, Link, Server, Step};
 use crate::vm::machine::{Card, Wire};
+use anyhow::Result;
+use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use std::path::Path;
 use std::time::Duration;
 
@@ -153,7 +155,7 @@ impl Order {
     fn agent(&self, pair: u32) -> String {
         // Emulated processors are slow: nobody is given up early.
         format!(
-            "host = \"{}\"\ncontrol = \"{}:{CONTROL_PORT}\"\nlisten = \"{}:{AGENT_PORT}\"\npeer_timeout = \"30s\"\n\
+            "host = \"{}\"\ncontrol = \"{}:{CONTROL_PORT}\"\ntls = \"tls\"\nlisten = \"{}:{AGENT_PORT}\"\npeer_timeout = \"30s\"\n\
              connect_timeout = \"60s\"\n[verbs]\n[rdma]\nlisten = \"{}:{TENANT_PORT}\"\n[[tenant]]\nname = \"a\"\n\
              socket = \"/run/a.sock\"\nuids = [0]\nrdma = true\nsecret = \"{SECRET}\"\naddresses = [\"{}\"]\n",
             unit_name(pair),
@@ -176,7 +178,9 @@ impl Order {
 
 fn control() -> String {
     let address = fabric_address(0);
-    format!("listen = \"{address}:{CONTROL_PORT}\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n")
+    format!(
+        "listen = \"{address}:{CONTROL_PORT}\"\ntls = \"tls-control\"\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n"
+    )
 }
 
 fn daemon(name: &str) -> Vec<String> {
@@ -219,6 +223,22 @@ fn ping(device: &str, port: u16, to: Option<&str>) -> Vec<String> {
 
 fn strs(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
+}
+
+/// Gives control and each unit's agent a certificate.
+pub(super) fn certify(places: &mut [MachineSpec], authority: &Authority) -> Result<()> {
+    let units = places.iter_mut().filter(|place| place.side == Side::Unit);
+    for (pair, place) in (0..).zip(units) {
+        let control = (pair == 0).then_some((CONTROL, Use::Control, "tls-control"));
+        let agent = unit_name(pair);
+        for (name, purpose, folder) in control.into_iter().chain([(agent.as_str(), Use::Session, "tls")]) {
+            let issued = authority.issue(name, purpose)?;
+            let files = issued.files(&Folder(Path::new(SETTINGS).join(folder)));
+            let files = files.map(|(path, text, _)| (path.display().to_string(), text.to_owned()));
+            place.files.extend(files);
+        }
+    }
+    Ok(())
 }
 
 /// The most time that one machine's job may take, without its boot.

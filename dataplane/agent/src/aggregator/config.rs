@@ -1,12 +1,13 @@
 //! The configuration file of an aggregator.
 
 use super::grant::ParentConfig;
-use crate::config::{ConfigError, Verbs, control_address};
+use crate::config::{ConfigError, Verbs, control_session};
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
+use harmonaize_identity::Protection;
 use harmonaize_units::{Bytes, Nanos, parse_toml};
 use serde::Deserialize;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Bytes of the headers of IP and UDP, of the two versions of IP.
@@ -33,6 +34,8 @@ pub struct AggregatorConfig {
     pub name: String,
     /// Where control listens, "host:port".
     pub control: String,
+    /// How the session with control is protected.
+    pub protection: Protection,
     /// Where workers' datagrams come, UDP.
     pub listen: SocketAddr,
     /// Bytes of memory for sums.
@@ -56,6 +59,9 @@ pub struct AggregatorConfig {
 struct File {
     name: String,
     control: String,
+    tls: Option<PathBuf>,
+    #[serde(default)]
+    insecure_loopback: bool,
     listen: SocketAddr,
     pool: Option<Bytes>,
     mtu: Option<u32>,
@@ -108,9 +114,12 @@ impl AggregatorConfig {
             ));
         }
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
+        let (control, protection) =
+            control_session(path, file.control, file.tls, file.insecure_loopback).map_err(value)?;
         Ok(Self {
             name: file.name,
-            control: control_address(&file.control).map_err(value)?,
+            control,
+            protection,
             listen: file.listen,
             pool,
             mtu,
@@ -160,7 +169,8 @@ fn cache_bytes(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const GOOD: &str = "name = \"agg0\"\ncontrol = \"http://10.0.0.1:7000\"\nlisten = \"10.1.0.9:7400\"\n";
+    const GOOD: &str =
+        "name = \"agg0\"\ncontrol = \"10.0.0.1:7000\"\ntls = \"tls\"\nlisten = \"10.1.0.9:7400\"\n";
 
     fn parse(text: &str) -> Result<AggregatorConfig, String> {
         AggregatorConfig::parse(Path::new("a.toml"), text).map_err(|error| error.to_string())
@@ -188,7 +198,7 @@ mod tests {
             ("mtu = 100", "`mtu` must be 576 to 9216"),
             ("pool = \"1KiB\"", "`pool` must be"),
             ("[verbs]\nmtu = 1000", "mtu"),
-            ("slots = 7", "line 4, column 1: unknown field `slots`"),
+            ("slots = 7", "line 5, column 1: unknown field `slots`"),
             ("again = \"1us\"", "`patience` and `again` must be"),
             ("patience = \"1ms\"", "`patience` and `again` must be"),
         ] {

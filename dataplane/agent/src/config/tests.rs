@@ -1,8 +1,10 @@
 //! What a configuration says, and what is wrong with it.
 
 use super::*;
+use harmonaize_identity::Folder;
 
-const GOOD: &str = "host = \"h0\"\ncontrol = \"127.0.0.1:7000\"\nlisten = \"127.0.0.1:0\"\n";
+const GOOD: &str =
+    "host = \"h0\"\ncontrol = \"127.0.0.1:7000\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
 
 fn error(text: &str) -> String {
     Config::parse(Path::new("agent.toml"), text).unwrap_err().to_string()
@@ -56,16 +58,27 @@ fn values_that_make_no_sense_are_refused() {
     ] {
         assert_eq!(error(&format!("{GOOD}{line}\n")), format!("agent.toml: {expected}"));
     }
-    for control in ["10.0.0.1", "10.0.0.1:", ":7000", "10.0.0.1:0", "https://h0:7000", "a b:1"] {
+    for control in
+        ["10.0.0.1", "10.0.0.1:", ":7000", "10.0.0.1:0", "http://h0:7000", "https://h0:7000", "a b:1"]
+    {
         let said = error(&GOOD.replace("127.0.0.1:7000", control));
         assert_eq!(
             said,
             format!("agent.toml: `control` is `{control}`; give address and port, such as \"10.0.0.1:7000\"")
         );
     }
-    for (control, address) in [("http://c0:7000/", "c0:7000"), ("[fd00::1]:7000", "[fd00::1]:7000")] {
+    for control in ["c0:7000", "[fd00::1]:7000"] {
         let text = GOOD.replace("127.0.0.1:7000", control);
-        assert_eq!(Config::parse(Path::new("agent.toml"), &text).unwrap().control, address);
+        let secured = text.replace("insecure_loopback = true", "tls = \"tls\"");
+        let config = Config::parse(Path::new("/etc/agent.toml"), &secured).unwrap();
+        assert_eq!(
+            (config.control.as_str(), config.protection),
+            (control, Protection::Mutual(Folder("/etc/tls".into())))
+        );
+        let said = error(&text);
+        assert!(said.contains("for a loopback address alone"), "{said}");
+        let said = error(&text.replace("insecure_loopback = true\n", ""));
+        assert!(said.contains("`tls` is missing"), "{said}");
     }
     for name in ["", "a/b", "a b", &"a".repeat(64)] {
         let said = error(&format!("{GOOD}{}", SOCKET.replace("\"a\"", &format!("{name:?}"))));

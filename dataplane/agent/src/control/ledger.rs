@@ -276,8 +276,12 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
 
     fn ledger() -> Ledger {
-        let mut settings =
-            Settings::new("127.0.0.1:1".to_owned(), "h0".to_owned(), ([127, 0, 0, 1], 1).into());
+        let mut settings = Settings::new(
+            "127.0.0.1:1".to_owned(),
+            harmonaize_identity::Protection::InsecureLoopback,
+            "h0".to_owned(),
+            ([127, 0, 0, 1], 1).into(),
+        );
         settings.join_timeout = PATIENCE;
         Ledger::new(&settings)
     }

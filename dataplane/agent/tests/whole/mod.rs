@@ -43,7 +43,13 @@ pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) 
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
         let listen = "127.0.0.1:0".parse().unwrap();
-        let config = harmonaize_server::Config { listen, session_timeout: LIMIT, settings, store: None };
+        let config = harmonaize_server::Config {
+            listen,
+            access: harmonaize_server::Access::insecure_loopback(),
+            session_timeout: LIMIT,
+            settings,
+            store: None,
+        };
         let server = Server::bind(config).await.unwrap();
         sender.send(server.local_address()).unwrap();
         server.run(async { drop(stop.await) }).await.unwrap();
@@ -73,6 +79,7 @@ impl Agent {
         let config = Config {
             host: host.into(),
             control: control.to_string(),
+            protection: harmonaize_identity::Protection::InsecureLoopback,
             listen: "127.0.0.1:0".parse().unwrap(),
             spin: Duration::from_micros(50),
             peer_timeout: LIMIT,

@@ -1,0 +1,79 @@
+//! `harmonaize init`: certificates for a deployment that has no authority of its own.
+
+use crate::Failure;
+use harmonaize_identity::{Authority, CONTROL, Folder, Use};
+use harmonaize_planner::Topology;
+use std::path::PathBuf;
+
+pub(crate) const HELP: &str = "\
+Examples:
+  harmonaize init tls --topology topology.toml --operator alice
+  harmonaize init tls --topology topology.toml          again: for hosts that are new, nothing else changes
+  harmonaize init tls --topology topology.toml --renew  new certificates for all, by the same authority
+
+It makes:
+  tls/authority/       the authority; keep its key where no host can read it
+  tls/control/         for control.toml: tls = \"tls/control\"
+  tls/hosts/NAME/      for the agent or aggregator of that name in the topology
+  tls/operators/NAME/  for who uses this program: --tls tls/operators/NAME, or HARMONAIZE_TLS
+Certificates are good for a year. Control and agents read new ones by themselves, while operations run.";
+
+/// What `harmonaize init` takes.
+#[derive(clap::Args)]
+pub(crate) struct Init {
+    /// Where to put everything; made if need be.
+    folder: PathBuf,
+    /// Control's topology, whose hosts and aggregators get certificates.
+    #[arg(long, value_name = "FILE")]
+    topology: PathBuf,
+    /// An operator who gets one; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    operator: Vec<String>,
+    /// Replace certificates that are there.
+    #[arg(long)]
+    renew: bool,
+}
+
+impl Init {
+    pub(crate) fn run(&self) -> Result<String, Failure> {
+        let refused = |error: String| Failure::Refused(error);
+        let path = self.topology.display();
+        let text = std::fs::read_to_string(&self.topology)
+            .map_err(|error| Failure::Usage(format!("{path}: {error}")))?;
+        let topology = Topology::parse(&text).map_err(|error| Failure::Usage(format!("{path}: {error}")))?;
+        let hosts = topology.hosts().iter().map(|host| host.name.as_str());
+        let machines: Vec<&str> =
+            hosts.chain(topology.aggregators().iter().map(|aggregator| aggregator.name.as_str())).collect();
+        let operators: Vec<&str> = self.operator.iter().map(String::as_str).collect();
+        for operator in &operators {
+            if machines.contains(operator) || operator.contains('/') {
+                return Err(Failure::Usage(format!(
+                    "`{operator}` cannot be an operator's name: a host has it, or it has a slash"
+                )));
+            }
+        }
+        let folder = self.folder.join("authority");
+        let authority = if folder.exists() {
+            Authority::open(&folder).map_err(|error| refused(error.to_string()))?
+        } else {
+            let made = Authority::create().and_then(|made| made.save(&folder).map(|()| made));
+            made.map_err(|error| refused(error.to_string()))?
+        };
+        let control = [(CONTROL, Use::Control, self.folder.join("control"))];
+        let at = |kind: &str, name: &str| self.folder.join(kind).join(name);
+        let machines = machines.iter().map(|name| (*name, Use::Session, at("hosts", name)));
+        let operators = operators.iter().map(|name| (*name, Use::Session, at("operators", name)));
+        let mut said = String::new();
+        for (name, purpose, folder) in control.into_iter().chain(machines).chain(operators) {
+            if folder.exists() && !self.renew {
+                said += &format!("{}: there already\n", folder.display());
+                continue;
+            }
+            let folder = Folder(folder);
+            let made = authority.issue(name, purpose).and_then(|issued| issued.write(&folder));
+            made.map_err(|error| refused(error.to_string()))?;
+            said += &format!("{}: made\n", folder.0.display());
+        }
+        Ok(said)
+    }
+}

@@ -1,0 +1,170 @@
+//! Who may ask what of control, and the log of what was asked.
+//!
+//! An agent or aggregator speaks for the host that its certificate names. An operator may do what his role says. Whatever
+//! would change something, and whatever is refused, is logged with the target `audit`: who, from where, what, the outcome.
+
+use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
+use harmonaize_identity::{Identity, Peer, Protection};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use tonic::{Request, Status};
+
+/// What an operator may do. Each may do what those before it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Look at everything.
+    Viewer,
+    /// Change plans, drain, and end communicators.
+    Operator,
+    /// Add and remove tenants.
+    Admin,
+}
+
+/// Who may do what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// How sessions and calls are protected.
+    pub protection: Protection,
+    /// Operators by the names in their certificates.
+    pub operators: BTreeMap<String, Role>,
+    /// Hosts on which a tenant's processes may be; every one for a tenant that is not named.
+    pub hosts: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl Access {
+    /// Anyone on this machine may do everything.
+    pub fn insecure_loopback() -> Self {
+        Self { protection: Protection::InsecureLoopback, operators: BTreeMap::new(), hosts: BTreeMap::new() }
+    }
+
+    /// Who calls, if a role of at least `least` is his.
+    pub(crate) fn caller<T>(
+        &self,
+        request: &Request<T>,
+        least: Role,
+        what: &'static str,
+    ) -> Result<Caller, Status> {
+        let peer = peer(request)?;
+        let role = match &peer.identity {
+            Identity::Local => Some(Role::Admin),
+            Identity::Certified { operators, .. } => {
+                operators.iter().filter_map(|name| self.operators.get(name)).max().copied()
+            }
+        };
+        let caller = Caller { peer, what };
+        match role {
+            Some(role) if role >= least => Ok(caller),
+            Some(role) => Err(caller.refused(format!(
+                "{} has the role of {}; {what} takes that of {}",
+                caller.peer.identity,
+                named(role),
+                named(least)
+            ))),
+            None => {
+                let who = &caller.peer.identity;
+                Err(caller.refused(format!("{who} is no operator; those are in control's configuration")))
+            }
+        }
+    }
+}
+
+fn named(role: Role) -> &'static str {
+    match role {
+        Role::Viewer => "viewer",
+        Role::Operator => "operator",
+        Role::Admin => "admin",
+    }
+}
+
+/// Who is at the other end of a request's connection.
+pub(crate) fn peer<T>(request: &Request<T>) -> Result<Peer, Status> {
+    let peer = request.extensions().get::<Peer>();
+    peer.cloned().ok_or_else(|| Status::unauthenticated("nobody is known to be at the other end"))
+}
+
+/// An operator who may do what he asks for.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    peer: Peer,
+    what: &'static str,
+}
+
+impl Caller {
+    fn refused(&self, why: String) -> Status {
+        let Peer { identity, address } = &self.peer;
+        tracing::warn!(target: "audit", who = %identity, from = %address, what = self.what, %why, "refused");
+        Status::permission_denied(why)
+    }
+
+    /// Logs what came of a change. `about` is what it was to change.
+    pub(crate) fn log<T>(&self, about: &impl Debug, outcome: Result<T, Status>) -> Result<T, Status> {
+        let Peer { identity, address } = &self.peer;
+        let (who, from, what) = (identity, address, self.what);
+        match &outcome {
+            Ok(_) => tracing::info!(target: "audit", %who, %from, what, about = ?about, "done"),
+            Err(status) => {
+                let why = status.message();
+                tracing::warn!(target: "audit", %who, %from, what, about = ?about, %why, "not done");
+            }
+        }
+        outcome
+    }
+}
+
+/// An agent's or aggregator's end of a session, and for whom it has spoken.
+#[derive(Debug)]
+pub(crate) struct Speaker {
+    pub(crate) peer: Peer,
+    host: Option<String>,
+}
+
+/// What is to become of a message.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    /// It goes on.
+    Pass,
+    /// It does not; its sender is told so, and may go on.
+    Answer(to_agent::Message),
+    /// It does not, and the session ends.
+    End(Status),
+}
+
+impl Speaker {
+    pub(crate) fn new(peer: Peer) -> Self {
+        Self { peer, host: None }
+    }
+
+    /// Whether an agent may say this.
+    pub(crate) fn admit(&mut self, access: &Access, message: &v1::FromAgent) -> Verdict {
+        let Peer { identity, address } = &self.peer;
+        match &message.message {
+            Some(from_agent::Message::Hello(hello)) => {
+                if !identity.may_be_host(&hello.host) {
+                    let why = format!("the certificate is of {identity}, and not of {}", hello.host);
+                    tracing::warn!(target: "audit", who = %identity, from = %address, host = hello.host, "session refused");
+                    return Verdict::End(Status::permission_denied(why));
+                }
+                self.host = Some(hello.host.clone());
+                Verdict::Pass
+            }
+            Some(from_agent::Message::Join(join)) => {
+                let allowed = access.hosts.get(&join.tenant);
+                let host = self.host.as_deref().unwrap_or_default();
+                if allowed.is_none_or(|allowed| allowed.contains(host)) {
+                    return Verdict::Pass;
+                }
+                let tenant = &join.tenant;
+                tracing::warn!(target: "audit", who = %identity, from = %address, tenant, "join refused");
+                Verdict::Answer(to_agent::Message::JoinRefused(v1::JoinRefused {
+                    request: join.request,
+                    kind: JoinRefusedKind::UnknownTenant.into(),
+                    text: "the provider serves this tenant elsewhere".to_owned(),
+                    ranks: Vec::new(),
+                }))
+            }
+            _ => Verdict::Pass,
+        }
+    }
+}

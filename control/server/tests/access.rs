@@ -1,0 +1,216 @@
+//! Who may say and ask what of control, over real connections with certificates.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests alone
+
+use harmonaize_api::PROTOCOL_VERSION;
+use harmonaize_api::v1::operator_client::OperatorClient;
+use harmonaize_api::v1::provider_client::ProviderClient;
+use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
+use harmonaize_identity::{Authority, CONTROL, Folder, Protection, Use, endpoint};
+use harmonaize_server::{Config, Server};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+const CONFIG: &str = r#"
+listen = "127.0.0.1:0"
+tls = "control"
+topology = "topology.toml"
+[[tenant]]
+name = "a"
+hosts = ["h0"]
+[[operator]]
+name = "ada"
+role = "admin"
+[[operator]]
+name = "otto"
+role = "operator"
+[[operator]]
+name = "vera"
+role = "viewer"
+"#;
+
+const TOPOLOGY: &str = "host = [{ name = \"h0\" }, { name = \"h1\" }]\nswitch = [{ name = \"s\" }]\n\
+    aggregator = [{ name = \"agg0\", switch = \"s\", rate = \"1Gbit/s\" }]\n\
+    link = [{ from = \"h0\", to = \"s\", rate = \"1Gbit/s\" }, { from = \"h1\", to = \"s\", rate = \"1Gbit/s\" }]\n";
+
+struct Provider {
+    folder: tempfile::TempDir,
+    authority: Authority,
+    address: SocketAddr,
+}
+
+impl Provider {
+    async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create().unwrap();
+        let control = Folder(folder.path().join("control"));
+        authority.issue(CONTROL, Use::Control).unwrap().write(&control).unwrap();
+        std::fs::write(folder.path().join("topology.toml"), TOPOLOGY).unwrap();
+        let config = folder.path().join("control.toml");
+        std::fs::write(&config, CONFIG).unwrap();
+        let server = Server::bind(Config::load(&config).unwrap()).await.unwrap();
+        let address = server.local_address();
+        tokio::spawn(server.run(std::future::pending()));
+        Self { folder, authority, address }
+    }
+
+    /// A connection of who holds a certificate of this name.
+    async fn connect(&self, name: &str) -> Channel {
+        let protection = issued(&self.authority, name, self.folder.path());
+        endpoint(&protection, &self.address.to_string()).unwrap().connect().await.unwrap()
+    }
+
+    /// What control says to an agent whose certificate has `name`, and which says that it is `host`.
+    async fn hello(&self, name: &str, host: &str) -> (mpsc::Sender<v1::FromAgent>, Streaming<v1::ToAgent>) {
+        let (up, stream) = mpsc::channel(16);
+        let mut client = ProviderClient::new(self.connect(name).await);
+        let down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
+        let listen = "127.0.0.1:9".to_owned();
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: host.to_owned(),
+            listen,
+            ..v1::Hello::default()
+        };
+        up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
+        (up, down)
+    }
+}
+
+fn issued(authority: &Authority, name: &str, folder: &Path) -> Protection {
+    let folder = Folder(folder.join(name));
+    authority.issue(name, Use::Session).unwrap().write(&folder).unwrap();
+    Protection::Mutual(folder)
+}
+
+async fn heard(down: &mut Streaming<v1::ToAgent>) -> Result<to_agent::Message, Status> {
+    let message = timeout(LIMIT, down.message()).await.expect("control says nothing")?;
+    Ok(message.expect("the stream ended").message.expect("an empty message"))
+}
+
+#[tokio::test]
+async fn an_agent_speaks_for_its_own_host_alone() {
+    let provider = Provider::start().await;
+    for (name, host) in [("h1", "h0"), ("ada", "h0"), ("agg0", "h0"), ("h0", "agg0"), ("h0", "")] {
+        let (_up, mut down) = provider.hello(name, host).await;
+        let error = heard(&mut down).await.unwrap_err();
+        assert_eq!(error.code(), Code::PermissionDenied, "{name} as {host}: {error}");
+        assert!(error.message().contains(name), "{error}");
+    }
+    // Those were nobody's session: the host's own agent is let in.
+    let (_up, mut down) = provider.hello("h0", "h0").await;
+    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+}
+
+#[tokio::test]
+async fn a_tenant_joins_where_the_operator_lets_it() {
+    let provider = Provider::start().await;
+    let join = |request| v1::Join {
+        request,
+        tenant: "a".into(),
+        communicator: "c".into(),
+        rank: 0,
+        ranks: 1,
+        ..v1::Join::default()
+    };
+    let (up, mut down) = provider.hello("h1", "h1").await;
+    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    for request in [7, 8] {
+        up.send(from_agent::Message::Join(join(request)).into()).await.unwrap();
+        let answer = heard(&mut down).await.unwrap();
+        let to_agent::Message::JoinRefused(refused) = answer else { panic!("{answer:?}") };
+        assert_eq!((refused.request, refused.kind()), (request, JoinRefusedKind::UnknownTenant));
+    }
+    let (up, mut down) = provider.hello("h0", "h0").await;
+    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    up.send(from_agent::Message::Join(join(9)).into()).await.unwrap();
+    let answer = heard(&mut down).await.unwrap();
+    assert!(matches!(answer, to_agent::Message::Form(_)), "{answer:?}");
+}
+
+/// What calls of each role say: look, change, administer.
+async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
+    let channel = provider.connect(name).await;
+    let mut control = ProviderClient::new(channel.clone());
+    let mut operator = OperatorClient::new(channel);
+    let code = |error: Status| error.code();
+    let mut looks =
+        vec![control.status(v1::StatusRequest { patience_ns: 1 }).await.err().map_or(Code::Ok, code)];
+    looks.push(
+        control.watch_telemetry(v1::WatchTelemetryRequest::default()).await.err().map_or(Code::Ok, code),
+    );
+    looks.push(operator.topology(v1::TopologyRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.tenants(v1::TenantsRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.explain(v1::ExplainRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.dry_run(v1::DryRunRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.withdrawals(v1::WithdrawalsRequest::default()).await.err().map_or(Code::Ok, code));
+    let plans = operator.plans(v1::PlansRequest { communicator: 1 }).await.err().map(code);
+    looks.push(plans.filter(|code| *code != Code::NotFound).unwrap_or(Code::Ok));
+    let reason = String::new();
+    let mut changes =
+        vec![control.dissolve(v1::DissolveRequest { communicator: 1, reason }).await.err().map(code)];
+    changes
+        .push(control.reorder(v1::ReorderRequest { communicator: 1, hosts: vec![] }).await.err().map(code));
+    let withdraw = v1::WithdrawRequest { targets: vec!["h9".into()], kind: 1, ..Default::default() };
+    changes.push(operator.withdraw(withdraw).await.err().map(code));
+    let restore = v1::RestoreRequest { targets: vec!["h9".into()], kind: 1 };
+    changes.push(operator.restore(restore).await.err().map(code));
+    let mut administers = vec![
+        operator.add_tenant(v1::AddTenantRequest { name: name.into() }).await.err().map_or(Code::Ok, code),
+    ];
+    administers.push(
+        operator
+            .remove_tenant(v1::RemoveTenantRequest { name: name.into() })
+            .await
+            .err()
+            .map_or(Code::Ok, code),
+    );
+    let same = |codes: Vec<Code>| {
+        assert!(codes.iter().all(|code| *code == codes[0]), "{name}: {codes:?}");
+        codes[0]
+    };
+    // Who may change something hears that there is no such thing.
+    let refused = |code: Option<Code>| match code {
+        Some(Code::PermissionDenied) => Code::PermissionDenied,
+        _ => Code::Ok,
+    };
+    [same(looks), same(changes.into_iter().map(refused).collect()), same(administers)]
+}
+
+#[tokio::test]
+async fn operators_do_what_their_roles_say_and_nobody_else_anything() {
+    use Code::{Ok as Done, PermissionDenied as Denied};
+    let provider = Provider::start().await;
+    assert_eq!(calls(&provider, "ada").await, [Done, Done, Done]);
+    assert_eq!(calls(&provider, "otto").await, [Done, Done, Denied]);
+    assert_eq!(calls(&provider, "vera").await, [Done, Denied, Denied]);
+    for name in ["h0", "agg0", "mallory", "ADA"] {
+        assert_eq!(calls(&provider, name).await, [Denied, Denied, Denied], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_strangers_certificate_gets_no_connection() {
+    let provider = Provider::start().await;
+    let stranger = issued(&Authority::create().unwrap(), "ada", &provider.folder.path().join("stranger"));
+    let ours = provider.folder.path().join("control/ca.crt");
+    std::fs::copy(ours, provider.folder.path().join("stranger/ada/ca.crt")).unwrap();
+    let endpoint = endpoint(&stranger, &provider.address.to_string()).unwrap();
+    // TLS 1.3 tells a client of its refusal only with the first answer.
+    let refused = match endpoint.connect().await {
+        Err(_) => true,
+        Ok(channel) => ProviderClient::new(channel).status(v1::StatusRequest::default()).await.is_err(),
+    };
+    assert!(refused, "a stranger was answered");
+    let plain = ProviderClient::connect(format!("http://{}", provider.address)).await;
+    if let Ok(mut client) = plain {
+        assert!(client.status(v1::StatusRequest::default()).await.is_err(), "plain text was answered");
+    }
+}
