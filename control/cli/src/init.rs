@@ -46,10 +46,10 @@ impl Init {
             hosts.chain(topology.aggregators().iter().map(|aggregator| aggregator.name.as_str())).collect();
         let operators: Vec<&str> = self.operator.iter().map(String::as_str).collect();
         for operator in &operators {
-            if machines.contains(operator) || operator.contains('/') {
-                return Err(Failure::Usage(format!(
-                    "`{operator}` cannot be an operator's name: a host has it, or it has a slash"
-                )));
+            if machines.contains(operator) {
+                let message =
+                    format!("`{operator}` cannot be an operator's name: a host or an aggregator has it");
+                return Err(Failure::Usage(message));
             }
         }
         let folder = self.folder.join("authority");
@@ -65,13 +65,14 @@ impl Init {
         let operators = operators.iter().map(|name| (*name, Use::Session, at("operators", name)));
         let mut said = String::new();
         for (name, purpose, folder) in control.into_iter().chain(machines).chain(operators) {
+            // Made first: it says what is wrong with a name before that is part of a path.
+            let issued = authority.issue(name, purpose).map_err(|error| Failure::Usage(error.to_string()))?;
             if folder.exists() && !self.renew {
                 said += &format!("{}: there already\n", folder.display());
                 continue;
             }
             let folder = Folder(folder);
-            let made = authority.issue(name, purpose).and_then(|issued| issued.write(&folder));
-            made.map_err(|error| refused(error.to_string()))?;
+            issued.write(&folder).map_err(|error| refused(error.to_string()))?;
             said += &format!("{}: made\n", folder.0.display());
         }
         Ok(said)

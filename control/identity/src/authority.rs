@@ -80,6 +80,10 @@ impl Authority {
     /// # Errors
     /// If the name is none that a certificate can have.
     pub fn issue(&self, name: &str, purpose: Use) -> Result<Issued, Error> {
+        if !is_certificate_name(name) {
+            let why = "a certificate's name has letters, digits, `-`, `_` and dots between them".to_owned();
+            return Err(Error::Content { path: name.into(), why });
+        }
         let made = || {
             let key = KeyPair::generate()?;
             let mut params = dated(CERTIFICATE_AGE);
@@ -97,6 +101,15 @@ impl Authority {
         let (certificate, key) = made().map_err(|error| cannot(Path::new(name), &error))?;
         Ok(Issued { authorities: self.certificate.clone(), certificate, key })
     }
+}
+
+/// Whether it is a DNS name, of at most 253 bytes; so it is the name of a folder too.
+fn is_certificate_name(name: &str) -> bool {
+    let label = |label: &str| {
+        let mut bytes = label.bytes();
+        (1..=63).contains(&label.len()) && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    name.len() <= 253 && name.split('.').all(label)
 }
 
 /// What an identity's folder holds, all PEM.

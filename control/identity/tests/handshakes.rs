@@ -127,5 +127,7 @@ fn missing_and_broken_files_are_named() {
     let nowhere = Protection::Mutual(Folder(folder.path().join("none")));
     assert!(endpoint(&nowhere, "10.0.0.1:7000").unwrap_err().to_string().contains("ca.crt: No such file"));
     let authority = Authority::create().unwrap();
-    assert!(authority.issue("ä", Use::Session).is_err());
+    for name in ["ä", "", "..", "a/b", "a b", ".h0", &"h".repeat(64)] {
+        assert!(authority.issue(name, Use::Session).is_err(), "{name}");
+    }
 }
