@@ -32,15 +32,15 @@ fn a_table_asks_for_rdma() {
     assert_eq!((verbs.devices, verbs.gid_index), (vec!["mlx5_0:1".to_owned()], Some(3)));
     assert!(parse("[verbs]\nretries = 7\n").unwrap_err().to_string().contains("at most 6"));
     assert!(parse("[verbs]\ntimeout = 0\n").unwrap_err().to_string().contains("1 to 31"));
-    assert!(parse("[verbs]\ngid = 7\n").unwrap_err().to_string().contains("line 5"));
+    assert!(parse("[verbs]\ngid = 7\n").unwrap_err().to_string().contains("line 6"));
 }
 
 #[test]
 fn errors_name_file_line_and_key() {
     let unknown = error(&format!("{GOOD}spinn = \"20us\"\n"));
-    assert!(unknown.starts_with("agent.toml: line 4") && unknown.contains("spinn"), "{unknown}");
+    assert!(unknown.starts_with("agent.toml: line 5") && unknown.contains("spinn"), "{unknown}");
     let bad = error(&format!("{GOOD}spin = \"20\"\n"));
-    assert!(bad.contains("line 4") && bad.contains("20"), "{bad}");
+    assert!(bad.contains("line 5") && bad.contains("20"), "{bad}");
     let missing = error("host = \"h0\"\n");
     assert!(missing.contains("control"), "{missing}");
     let anywhere = error(&GOOD.replace("127.0.0.1:0", "0.0.0.0:7100"));
@@ -104,10 +104,10 @@ fn the_tables_on_rdma_keep_to_the_same() {
             let expected = format!("agent.toml: `{key}` of [{table}] is ");
             assert!(said.starts_with(&expected), "{said}");
         }
-        assert!(error("mtuu = 4096").contains("line 5"), "{}", error("mtuu = 4096"));
+        assert!(error("mtuu = 4096").contains("line 6"), "{}", error("mtuu = 4096"));
     }
     let unknown = error(&format!("{GOOD}[rdma]\nlisten = \"h0:7300\"\n"));
-    assert!(unknown.contains("line 5"), "{unknown}");
+    assert!(unknown.contains("line 6"), "{unknown}");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn tenants_that_nobody_could_be_are_refused() {
         (rdma, &all.replace("rdma = true\n", ""), "without `rdma = true`"),
         (rdma, "rdma = true\nsecret = \"a.secret\"", "`secret` without `addresses`"),
         (rdma, "rdma = true\naddresses = [\"10.0.0.2\"]", "`addresses` without `secret`"),
-        (rdma, "rdma = true\naddresses = [\"h0\"]", "line 9, column 14"),
+        (rdma, "rdma = true\naddresses = [\"h0\"]", "line 10, column 14"),
     ] {
         let said = tenant(rdma, lines);
         assert!(said.starts_with("agent.toml: ") && said.contains(expected), "{said}");
@@ -239,8 +239,8 @@ fn a_table_asks_for_telemetry() {
         ("idle_gap = \"0ns\"", "`idle_gap` of [telemetry] is "),
         ("late_round_trip = \"31ms\"", "`late_round_trip` of [telemetry] is 31ms; "),
         ("interfaces = [\"more-than-fifteen\"]", "no name of an interface"),
-        ("metric = \"127.0.0.1:1\"", "line 5"),
-        ("interval = 5", "line 5"),
+        ("metric = \"127.0.0.1:1\"", "line 6"),
+        ("interval = 5", "line 6"),
     ] {
         let error = parse(&format!("[telemetry]\n{line}\n")).unwrap_err().to_string();
         assert!(error.starts_with("agent.toml: ") && error.contains(said), "{line}: {error}");
