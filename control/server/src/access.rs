@@ -126,7 +126,7 @@ pub(crate) enum Verdict {
     /// It goes on.
     Pass,
     /// It does not; its sender is told so, and may go on.
-    Answer(to_agent::Message),
+    Answer(Box<to_agent::Message>),
     /// It does not, and the session ends.
     End(Status),
 }
@@ -157,12 +157,12 @@ impl Speaker {
                 }
                 let tenant = &join.tenant;
                 tracing::warn!(target: "audit", who = %identity, from = %address, tenant, "join refused");
-                Verdict::Answer(to_agent::Message::JoinRefused(v1::JoinRefused {
+                Verdict::Answer(Box::new(to_agent::Message::JoinRefused(v1::JoinRefused {
                     request: join.request,
                     kind: JoinRefusedKind::UnknownTenant.into(),
                     text: "the provider serves this tenant elsewhere".to_owned(),
                     ranks: Vec::new(),
-                }))
+                })))
             }
             _ => Verdict::Pass,
         }

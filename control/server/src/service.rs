@@ -323,7 +323,7 @@ impl Admission {
     async fn admit(&mut self, message: &FromAgent) -> Option<bool> {
         let (said, goes_on) = match self.speaker.admit(&self.access, message) {
             Verdict::Pass => return Some(true),
-            Verdict::Answer(message) => (Ok(message.into()), Some(false)),
+            Verdict::Answer(message) => (Ok((*message).into()), Some(false)),
             Verdict::End(status) => (Err(status), None),
         };
         self.agent.upgrade()?.send(said).await.ok()?;

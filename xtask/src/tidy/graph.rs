@@ -43,6 +43,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "loader",
             "events",
             "analysis",
+            "identity",
         ],
     ),
     ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
@@ -58,6 +59,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("api-tenant", &[]),
     ("planner", &["abi", "plan", "codec", "aggregator", "units"]),
     ("disclose", &["abi", "plan", "planner"]),
+    ("identity", &[]),
     ("store", &["abi", "planner"]),
     (
         "server",
@@ -72,14 +74,15 @@ const ROOMS: &[(&str, &[&str])] = &[
             "api",
             "api-tenant",
             "analysis",
+            "identity",
             "units",
         ],
     ),
-    ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis"]),
-    ("testkit", &["planner"]),
+    ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis", "identity"]),
+    ("testkit", &["identity", "planner"]),
     ("plot", &[]),
-    ("suites", &["testkit", "plot"]),
-    ("xtask", &["testkit", "suites", "plot"]),
+    ("suites", &["testkit", "identity", "plot"]),
+    ("xtask", &["testkit", "identity", "suites", "plot"]),
 ];
 
 /// Rooms of which a tenant runs or reads the code.
