@@ -74,6 +74,10 @@ wire_enum! {
         F32 = 8, "f32";
         /// IEEE 754 binary64.
         F64 = 9, "f64";
+        /// 16-bit signed integer.
+        I16 = 10, "i16";
+        /// 16-bit unsigned integer.
+        U16 = 11, "u16";
     }
 }
 
@@ -82,7 +86,7 @@ impl Dtype {
     pub const fn size(self) -> usize {
         match self {
             Self::I8 | Self::U8 => 1,
-            Self::F16 | Self::Bf16 => 2,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
             Self::I64 | Self::U64 | Self::F64 => 8,
         }

@@ -27,6 +27,8 @@ macro_rules! elements {
 elements! {
     i8 => I8,
     u8 => U8,
+    i16 => I16,
+    u16 => U16,
     i32 => I32,
     u32 => U32,
     i64 => I64,

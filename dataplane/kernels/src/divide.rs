@@ -10,7 +10,7 @@ pub(crate) trait Quotient {
 /// `lane / ranks` through a float that holds the lane exactly. Let the float have p bits and the lane be an integer
 /// x < 2^p: if x / n is below an integer m, then by at least 1 / n, while rounding up to m would need a distance of at
 /// most m / 2^(p + 1) <= x / n / 2^p < 1 / n. So rounding never reaches the next integer, and truncation is exact. A
-/// divisor that the float rounds (2^24 and more in f32) exceeds every 8-bit lane, and so does its rounded value.
+/// divisor that the float rounds (2^24 and more in f32) exceeds every lane of 8 or 16 bits, and so does its rounded value.
 macro_rules! through_float {
     ($($integer:ty, $float:ty, $field:ident, $between:ty;)*) => {$(
         impl Quotient for $integer {
@@ -26,6 +26,8 @@ macro_rules! through_float {
 through_float! {
     i8, f32, single, i32;
     u8, f32, single, i32;
+    i16, f32, single, i32;
+    u16, f32, single, i32;
     i32, f64, double, i32;
     u32, f64, double, u32;
 }
@@ -64,6 +66,18 @@ mod tests {
             for lane in u8::MIN..=u8::MAX {
                 assert_eq!(lane.quotient(&by), lane.divide(&by), "{lane} / {ranks}");
                 let lane = lane as i8;
+                assert_eq!(lane.quotient(&by), lane.divide(&by), "{lane} / {ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_16_bit_quotient_is_the_dividers() {
+        for ranks in RANKS.iter().copied().chain([1 << 31, u32::MAX]) {
+            let by = Divisor::new(ranks).unwrap();
+            for lane in u16::MIN..=u16::MAX {
+                assert_eq!(lane.quotient(&by), lane.divide(&by), "{lane} / {ranks}");
+                let lane = lane as i16;
                 assert_eq!(lane.quotient(&by), lane.divide(&by), "{lane} / {ranks}");
             }
         }

@@ -96,6 +96,8 @@ macro_rules! integer_lanes {
 integer_lanes! {
     i8, i64;
     u8, u64;
+    i16, i64;
+    u16, u64;
     i32, i64;
     u32, u64;
     i64, i64;
@@ -167,6 +169,8 @@ macro_rules! elements {
 elements! {
     i8: i8, core::convert::identity, core::convert::identity;
     u8: u8, core::convert::identity, core::convert::identity;
+    i16: i16, core::convert::identity, core::convert::identity;
+    u16: u16, core::convert::identity, core::convert::identity;
     i32: i32, core::convert::identity, core::convert::identity;
     u32: u32, core::convert::identity, core::convert::identity;
     i64: i64, core::convert::identity, core::convert::identity;

@@ -37,6 +37,8 @@ unsafe fn of<O: Fold>(isa: Isa, dtype: Dtype, pass: &Pass<'_>) -> Result<(), Ker
     match dtype {
         Dtype::I8 => dispatch(isa, Reduce::<i8, O>(pass, PhantomData)),
         Dtype::U8 => dispatch(isa, Reduce::<u8, O>(pass, PhantomData)),
+        Dtype::I16 => dispatch(isa, Reduce::<i16, O>(pass, PhantomData)),
+        Dtype::U16 => dispatch(isa, Reduce::<u16, O>(pass, PhantomData)),
         Dtype::I32 => dispatch(isa, Reduce::<i32, O>(pass, PhantomData)),
         Dtype::U32 => dispatch(isa, Reduce::<u32, O>(pass, PhantomData)),
         Dtype::I64 => dispatch(isa, Reduce::<i64, O>(pass, PhantomData)),
@@ -197,6 +199,8 @@ macro_rules! lanes {
 lanes! {
     i8: I8(Ints), add_8 mul_8 min_i8 max_i8, |_simd, lanes, by| quotients::<_, i8, 64>(lanes, by), same;
     u8: U8(Ints), add_8 mul_8 min_u8 max_u8, |_simd, lanes, by| quotients::<_, u8, 64>(lanes, by), same;
+    i16: I16(Ints), add_16 mul_16 min_i16 max_i16, |_simd, lanes, by| quotients::<_, i16, 32>(lanes, by), same;
+    u16: U16(Ints), add_16 mul_16 min_u16 max_u16, |_simd, lanes, by| quotients::<_, u16, 32>(lanes, by), same;
     i32: I32(Ints), add_32 mul_32 min_i32 max_i32, |_simd, lanes, by| quotients::<_, i32, 16>(lanes, by), same;
     u32: U32(Ints), add_32 mul_32 min_u32 max_u32, |_simd, lanes, by| quotients::<_, u32, 16>(lanes, by), same;
     i64: I64(Ints), add_64 mul_64 min_i64 max_i64, |_simd, lanes, by| quotients::<_, i64, 8>(lanes, by), same;

@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// Operations before them, at the largest and at the smallest size
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// Element type: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
+    /// Element type: int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
     #[arg(short = 'd', long, default_value = "float")]
     pub(crate) datatype: Choice<Dtype>,
     /// Reduction: sum, prod, max, min, avg or all
@@ -168,6 +168,8 @@ impl Named for Dtype {
     const ALL: &[(&str, Self)] = &[
         ("int8", Self::I8),
         ("uint8", Self::U8),
+        ("int16", Self::I16),
+        ("uint16", Self::U16),
         ("int32", Self::I32),
         ("uint32", Self::U32),
         ("int64", Self::I64),

@@ -23,7 +23,7 @@ macro_rules! values {
         }
     )*};
 }
-values!(false: i8, u8, i32, u32, i64, u64);
+values!(false: i8, u8, i16, u16, i32, u32, i64, u64);
 values!(true: f32, f64);
 
 macro_rules! halves {

@@ -81,6 +81,8 @@ impl Member<'_> {
         match dtype {
             Dtype::I8 => self.sizes::<i8>(case, report),
             Dtype::U8 => self.sizes::<u8>(case, report),
+            Dtype::I16 => self.sizes::<i16>(case, report),
+            Dtype::U16 => self.sizes::<u16>(case, report),
             Dtype::I32 => self.sizes::<i32>(case, report),
             Dtype::U32 => self.sizes::<u32>(case, report),
             Dtype::I64 => self.sizes::<i64>(case, report),

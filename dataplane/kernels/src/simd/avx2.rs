@@ -248,6 +248,12 @@ impl Simd for Avx2 {
             max_i8 = _mm256_max_epi8;
             min_u8 = _mm256_min_epu8;
             max_u8 = _mm256_max_epu8;
+            add_16 = _mm256_add_epi16;
+            mul_16 = _mm256_mullo_epi16;
+            min_i16 = _mm256_min_epi16;
+            max_i16 = _mm256_max_epi16;
+            min_u16 = _mm256_min_epu16;
+            max_u16 = _mm256_max_epu16;
             add_32 = _mm256_add_epi32;
             mul_32 = _mm256_mullo_epi32;
             min_i32 = _mm256_min_epi32;

@@ -69,7 +69,7 @@ macro_rules! plain {
 }
 use plain;
 
-plain!(u8 i8 u16 u32 i32 u64 i64 f32 f64);
+plain!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
 
 // SAFETY: an array has no padding but its elements'.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
@@ -135,6 +135,12 @@ pub(crate) trait Simd: Copy {
             max_i8: [i8; 64] = Lane::maximum;
             min_u8: [u8; 64] = Lane::minimum;
             max_u8: [u8; 64] = Lane::maximum;
+            add_16: [u16; 32] = Lane::sum;
+            mul_16: [u16; 32] = Lane::product;
+            min_i16: [i16; 32] = Lane::minimum;
+            max_i16: [i16; 32] = Lane::maximum;
+            min_u16: [u16; 32] = Lane::minimum;
+            max_u16: [u16; 32] = Lane::maximum;
             add_32: [u32; 16] = Lane::sum;
             mul_32: [u32; 16] = Lane::product;
             min_i32: [i32; 16] = Lane::minimum;

@@ -22,7 +22,7 @@ type Ints = [uint32x4_t; 4];
 /// Two lanes each, in order.
 type Doubles = [float64x2_t; 4];
 
-plain!(uint8x16_t int8x16_t uint32x4_t int32x4_t uint64x2_t int64x2_t float32x4_t float64x2_t);
+plain!(uint8x16_t int8x16_t uint16x8_t int16x8_t uint32x4_t int32x4_t uint64x2_t int64x2_t float32x4_t float64x2_t);
 
 #[inline(always)]
 fn each<A, B>([a, b, c, d]: [A; 4], f: impl Fn(A) -> B) -> [B; 4] {
@@ -114,6 +114,12 @@ impl Simd for Neon {
             max_i8 = vmaxq_s8;
             min_u8 = vminq_u8;
             max_u8 = vmaxq_u8;
+            add_16 = vaddq_u16;
+            mul_16 = vmulq_u16;
+            min_i16 = vminq_s16;
+            max_i16 = vmaxq_s16;
+            min_u16 = vminq_u16;
+            max_u16 = vmaxq_u16;
             add_32 = vaddq_u32;
             mul_32 = vmulq_u32;
             min_i32 = vminq_s32;

@@ -69,6 +69,8 @@ macro_rules! dtypes {
 dtypes! {
     i8_agrees I8;
     u8_agrees U8;
+    i16_agrees I16;
+    u16_agrees U16;
     i32_agrees I32;
     u32_agrees U32;
     i64_agrees I64;

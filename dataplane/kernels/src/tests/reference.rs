@@ -37,6 +37,8 @@ fn integers_wrap() {
     reduces!(Sum I8 [100_i8, 100_i8] => -56_i8);
     reduces!(Sum U8 [200_u8, 100_u8, 1_u8] => 45_u8);
     reduces!(Product I8 [100_i8, 3_i8] => 44_i8);
+    reduces!(Sum I16 [i16::MAX, 1_i16] => i16::MIN);
+    reduces!(Product U16 [0x101_u16, 0x101_u16] => 0x201_u16);
     reduces!(Sum I32 [i32::MAX, 1_i32] => i32::MIN);
     reduces!(Product U32 [0x1_0001_u32, 0x1_0001_u32] => 0x2_0001_u32);
     reduces!(Product I64 [i64::MAX, -2_i64] => 2_i64);
@@ -47,6 +49,8 @@ fn integers_wrap() {
 fn integers_order_by_their_sign() {
     reduces!(Min I8 [-1_i8, 1_i8] => -1_i8);
     reduces!(Min U8 [255_u8, 1_u8] => 1_u8);
+    reduces!(Min I16 [-1_i16, 1_i16] => -1_i16);
+    reduces!(Max U16 [0x8000_u16, 1_u16] => 0x8000_u16);
     reduces!(Max I64 [-1_i64, i64::MIN] => -1_i64);
     reduces!(Max U64 [u64::MAX, 1_u64 << 63, 5_u64] => u64::MAX);
     reduces!(Min U64 [u64::MAX, 1_u64 << 63] => 1_u64 << 63);
@@ -57,6 +61,8 @@ fn integers_order_by_their_sign() {
 fn integer_averages_truncate_the_wrapped_sum() {
     reduces!(Average I8 [100_i8, 100_i8] / 2 => -28_i8);
     reduces!(Average U8 [200_u8, 100_u8] / 3 => 14_u8);
+    reduces!(Average I16 [-3_i16, -4_i16] / 2 => -3_i16);
+    reduces!(Average U16 [u16::MAX, 9_u16] / 3 => 2_u16);
     reduces!(Average I32 [-3_i32, -4_i32] / 2 => -3_i32);
     reduces!(Average I32 [i32::MIN] / 1 => i32::MIN);
     reduces!(Average I64 [i64::MIN, 0_i64] / 1 => i64::MIN);
