@@ -1,5 +1,5 @@
 //! Who may say and ask what of control, over real connections with certificates.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests alone
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::operator_client::OperatorClient;
