@@ -26,7 +26,8 @@ impl Direct {
         let plan = Plan::in_sequence(Group::new(members).context("no ranks")?);
         let count = (bytes / size_of::<f32>()) as u64;
         let (collective, root) = (Collective::AllReduce, Rank(0));
-        let signature = Signature { collective, dtype: Dtype::F32, reduce: ReduceOp::Sum, root, count };
+        let signature =
+            Signature { collective, dtype: Dtype::F32, reduce: ReduceOp::Sum, root, count, uneven: false };
         let tuning = Tuning::default();
         let retention = retention(&plan, &signature, false, &tuning);
         let local = Local { access: &|_| Access::Mapped, retention };

@@ -392,6 +392,56 @@ impl Collective {
         self.shared_block(Rank(0), Rank(0)).is_some()
     }
 
+    /// Whether ranks' blocks may have different counts.
+    pub const fn can_be_uneven(self) -> bool {
+        let traits = self.traits();
+        matches!((traits.input, traits.output), (Blocks::PerRank, _) | (_, Blocks::PerRank))
+    }
+
+    /// Whether each pair of ranks has a count of its own where counts differ; else each rank has one.
+    pub const fn is_pairwise(self) -> bool {
+        let traits = self.traits();
+        matches!((traits.input, traits.output), (Blocks::PerRank, Blocks::PerRank))
+    }
+
+    /// How many counts its blocks have among so many ranks: one for each rank or pair, and 1 where all are alike. Pairs are numbered
+    /// by sender, then by receiver.
+    pub const fn counts(self, ranks: u32) -> u32 {
+        match (self.is_pairwise(), self.can_be_uneven()) {
+            (true, _) => ranks.saturating_mul(ranks),
+            (_, true) => ranks,
+            _ => 1,
+        }
+    }
+
+    /// How many counts a rank gives among so many: all of them, or where it is pairwise what it sends to each rank, then what
+    /// it receives from each.
+    pub const fn said_counts(self, ranks: u32) -> u32 {
+        if self.is_pairwise() { ranks.saturating_mul(2) } else { self.counts(ranks) }
+    }
+
+    /// Which of the [`Self::counts`] is that of a block of a rank's input.
+    pub const fn count_of_input(self, rank: Rank, block: u32, ranks: u32) -> u32 {
+        let traits = self.traits();
+        match (traits.input, traits.output) {
+            (Blocks::PerRank, Blocks::PerRank) => rank.0.saturating_mul(ranks).saturating_add(block),
+            (Blocks::PerRank, _) => block,
+            (_, Blocks::PerRank) => rank.0,
+            _ => 0,
+        }
+    }
+
+    /// Which of the [`Self::counts`] is that of a block of a rank's output.
+    pub const fn count_of_output(self, rank: Rank, block: u32, ranks: u32) -> u32 {
+        let traits = self.traits();
+        match (traits.input, traits.output) {
+            (Blocks::PerRank, Blocks::PerRank) => block.saturating_mul(ranks).saturating_add(rank.0),
+            (Blocks::PerRank, _) => rank.0,
+            (_, Blocks::PerRank) => block,
+            _ => 0,
+        }
+    }
+
     /// What a block of a rank's output holds in the end.
     pub fn content(self, rank: Rank, block: u32, root: Rank) -> BlockContent {
         let traits = self.traits();
@@ -425,7 +475,7 @@ impl Blocks {
 }
 
 /// What all ranks of a communicator must agree on for one operation. `count` is in elements of one block ([`Collective::blocks`]): of
-/// the whole tensor where none has a block for each rank, and 0 where there is none.
+/// the whole tensor where none has a block for each rank, and 0 where there is none. Where ranks' counts differ it is the most that any is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Signature {
     /// Which collective.
@@ -438,16 +488,19 @@ pub struct Signature {
     pub root: Rank,
     /// Elements, see above.
     pub count: u64,
+    /// Whether each rank's block, or that of each pair of ranks, has a count of its own.
+    pub uneven: bool,
 }
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, dtype, reduce, root, count } = self;
+        let Self { collective, dtype, reduce, root, count, uneven } = self;
         if !collective.has_data() {
             return write!(f, "{collective}()");
         }
         let each = if collective.max_blocks(2) == 1 { "" } else { " a rank" };
-        write!(f, "{collective}({count} x {dtype}{each}")?;
+        let (v, most) = if *uneven { ("v", "up to ") } else { ("", "") };
+        write!(f, "{collective}{v}({most}{count} x {dtype}{each}")?;
         if collective.reduces() {
             write!(f, ", {reduce}")?;
         }

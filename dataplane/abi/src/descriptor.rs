@@ -7,8 +7,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub mod flags {
     /// The operation has [`super::Submission::residual_in`] and [`super::Submission::residual_out`]: an AllReduce of f32, through a mapped attachment.
     pub const FEEDBACK: u8 = 1;
+    /// Ranks' counts differ ([`crate::Signature::uneven`]): they lie where [`super::Submission::residual_in`] says. Of an AllGather,
+    /// a ReduceScatter, a Gather, a Scatter or an AllToAll, through a mapped attachment.
+    pub const UNEVEN: u8 = 2;
     /// All bits that this version knows.
-    pub const ALL: u8 = FEEDBACK;
+    pub const ALL: u8 = FEEDBACK | UNEVEN;
 }
 
 /// `bytes` bytes from `offset` of the attachment's arena (mapped attachment) or of the tenant's registered memory
@@ -56,7 +59,9 @@ pub struct Submission {
     pub deadline_ns: u64,
     /// Training or inference step that this operation belongs to, 0 unknown. Hint.
     pub iteration: u64,
-    /// With [`flags::FEEDBACK`]: as many elements as the input that are owed to the sum, as earlier operations left them out. Else zero.
+    /// With [`flags::FEEDBACK`]: as many elements as the input that are owed to the sum, as earlier operations left them out.
+    /// With [`flags::UNEVEN`]: the counts in elements as `u64` ([`crate::Collective::said_counts`]), by rank; of an AllToAll what goes to each,
+    /// then what comes from each. The agent reads them once. Else zero.
     pub residual_in: Region,
     /// With [`flags::FEEDBACK`]: where what is owed after a successful operation goes; all of it is written. Overlaps no other region. Else zero.
     pub residual_out: Region,

@@ -595,6 +595,7 @@ mod tests {
             reduce: ReduceOp::Average,
             root: Rank(u32::MAX),
             count: u64::MAX,
+            uneven: true,
         };
         let detail = FailureDetail {
             status: Status::Mismatch,

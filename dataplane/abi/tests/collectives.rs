@@ -68,8 +68,14 @@ fn every_block_of_an_output_has_a_content() {
 #[test]
 fn a_signature_says_root_and_blocks() {
     let text = |collective: Collective| {
-        let signature =
-            Signature { collective, dtype: Dtype::F32, reduce: ReduceOp::Sum, root: ROOT, count: 5 };
+        let signature = Signature {
+            collective,
+            dtype: Dtype::F32,
+            reduce: ReduceOp::Sum,
+            root: ROOT,
+            count: 5,
+            uneven: false,
+        };
         signature.to_string()
     };
     assert_eq!(text(Collective::Reduce), "reduce(5 x f32, sum, root 2)");

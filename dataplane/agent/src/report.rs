@@ -55,6 +55,9 @@ pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::
         Failure::Mismatch { calls, .. } => {
             (v1::FailureKind::Mismatch, calls.iter().map(|(rank, _)| rank.0).collect())
         }
+        Failure::Counts { said, .. } => {
+            (v1::FailureKind::Mismatch, said.iter().map(|(rank, _)| rank.0).collect())
+        }
         Failure::RanksLost { ranks } => (v1::FailureKind::RanksLost, numbers(ranks)),
         Failure::Dissolved => (v1::FailureKind::Operator, Vec::new()),
         Failure::Aborted { rank } => (v1::FailureKind::Aborted, vec![rank.0]),
@@ -75,6 +78,9 @@ pub(crate) fn detail(failure: &Failure, detail: &str) -> FailureDetail {
             (disclose::Failure::RanksLost { ranks, detail }, None)
         }
         Failure::Mismatch { operation, calls } => (disclose::Failure::Mismatch { operation, calls }, None),
+        Failure::Counts { operation, from, to, said } => {
+            (disclose::Failure::Counts { operation, from, to, said }, None)
+        }
         Failure::Dissolved => (disclose::Failure::Dissolved { detail }, None),
         Failure::Aborted { rank } => (disclose::Failure::Aborted { rank }, None),
         Failure::Internal { .. } => (disclose::Failure::Internal { detail }, None),

@@ -404,7 +404,7 @@ impl Communicator {
             Rank(0),
             count,
             [Some(input), Some(output)],
-            Some(feedback),
+            Some(Beside::Feedback(feedback)),
         )
     }
 
@@ -529,6 +529,135 @@ impl Communicator {
         self.submit(Collective::Scatter, ReduceOp::Sum, root, count, [all, Some(tensor)], None)
     }
 
+    /// Starts an AllGather whose inputs differ in size: rank `r`'s has `counts[r]` elements, perhaps none, and every rank gives the same
+    /// counts. They follow one another in `output`. In place where `input` is the [slice](Tensor::slice) of `output` that is its own.
+    ///
+    /// Like all calls with counts it is never compressed, and needs a mapped attachment.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where counts and tensors do not fit each other. [`Error::Operation`] of [`Status::Mismatch`](crate::Status::Mismatch),
+    /// with a text of who said what, where ranks' counts differ.
+    pub fn all_gather_v(&self, input: &Tensor, output: &Tensor, counts: &[u64]) -> Result<Operation, Error> {
+        let tensors = [Some(input), Some(output)];
+        self.uneven(Collective::AllGather, ReduceOp::Sum, Rank(0), tensors, counts, largest(counts))
+    }
+
+    /// Starts a ReduceScatter whose blocks differ in size: `output` becomes the reduction of all ranks' block of `input` with this rank's
+    /// number, of `counts[r]` elements for rank `r`. Counts, place and errors as [`Self::all_gather_v`].
+    pub fn reduce_scatter_v(
+        &self,
+        input: &Tensor,
+        output: &Tensor,
+        reduce: ReduceOp,
+        counts: &[u64],
+    ) -> Result<Operation, Error> {
+        let tensors = [Some(input), Some(output)];
+        self.uneven(Collective::ReduceScatter, reduce, Rank(0), tensors, counts, largest(counts))
+    }
+
+    /// Starts a Gather whose inputs differ in size, of `counts[r]` elements at rank `r`; only the root needs an output. Counts, place and
+    /// errors as [`Self::all_gather_v`].
+    pub fn gather_v(
+        &self,
+        input: &Tensor,
+        output: Option<&Tensor>,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<Operation, Error> {
+        let tensors = [Some(input), self.of_root(Collective::Gather, root, output)?];
+        self.uneven(Collective::Gather, ReduceOp::Sum, root, tensors, counts, largest(counts))
+    }
+
+    /// Starts a Scatter whose blocks differ in size, of `counts[r]` elements for rank `r`; only the root needs an input. Counts, place and
+    /// errors as [`Self::all_gather_v`].
+    pub fn scatter_v(
+        &self,
+        input: Option<&Tensor>,
+        output: &Tensor,
+        counts: &[u64],
+        root: Rank,
+    ) -> Result<Operation, Error> {
+        let tensors = [self.of_root(Collective::Scatter, root, input)?, Some(output)];
+        self.uneven(Collective::Scatter, ReduceOp::Sum, root, tensors, counts, largest(counts))
+    }
+
+    /// Starts an AllToAll whose blocks differ in size: `send_counts[r]` elements of `input` go to rank `r`, and `recv_counts[r]` of `output`
+    /// come from rank `r`. `most` is at least the largest count of any pair of ranks, and the same at all ranks. Errors as
+    /// [`Self::all_gather_v`]; a mismatch names the two ranks of the pair.
+    pub fn all_to_all_v(
+        &self,
+        input: &Tensor,
+        send_counts: &[u64],
+        output: &Tensor,
+        recv_counts: &[u64],
+        most: u64,
+    ) -> Result<Operation, Error> {
+        if send_counts.len() != recv_counts.len() {
+            return Err(Error::Shape(format!(
+                "{} counts of what is sent, {} of what is received; they must be as many as ranks",
+                send_counts.len(),
+                recv_counts.len()
+            )));
+        }
+        let own = self.rank().0 as usize;
+        if send_counts.get(own) != recv_counts.get(own) {
+            return Err(Error::Shape(
+                "a rank receives of itself what it sends itself; the counts differ".into(),
+            ));
+        }
+        let counts = [send_counts, recv_counts].concat();
+        let tensors = [Some(input), Some(output)];
+        self.uneven(Collective::AllToAll, ReduceOp::Sum, Rank(0), tensors, &counts, most)
+    }
+
+    /// Submits an operation with counts, if they fit the tensors.
+    fn uneven(
+        &self,
+        collective: Collective,
+        reduce: ReduceOp,
+        root: Rank,
+        tensors: [Option<&Tensor>; 2],
+        counts: &[u64],
+        most: u64,
+    ) -> Result<Operation, Error> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        if counts.len() != collective.said_counts(ranks) as usize {
+            return Err(Error::Shape(format!(
+                "{collective} with {} counts among {ranks} ranks; there must be one for each rank",
+                counts.len()
+            )));
+        }
+        if let Some(over) = counts.iter().find(|count| **count > most) {
+            return Err(Error::Shape(format!(
+                "{collective} with a count of {over}, where {most} is the most"
+            )));
+        }
+        let index = |output: bool, block: u32| match (collective.is_pairwise(), output) {
+            (true, false) => block,
+            (true, true) => ranks.saturating_add(block),
+            (false, false) => collective.count_of_input(rank, block, ranks),
+            (false, true) => collective.count_of_output(rank, block, ranks),
+        };
+        let blocks = collective.blocks(ranks, rank, root);
+        for ((tensor, blocks), output) in tensors.into_iter().zip(blocks).zip([false, true]) {
+            let Some(tensor) = tensor else { continue };
+            let said = (0..blocks).filter_map(|block| counts.get(index(output, block) as usize));
+            let elements = said.fold(0_u64, |sum, count| sum.saturating_add(*count));
+            if tensor.elements() != elements {
+                return Err(Error::Shape(format!(
+                    "{collective} with counts of {elements} elements and a tensor of {}; they must be equal",
+                    tensor.elements()
+                )));
+            }
+        }
+        if let [Some(input), Some(output)] = tensors
+            && input.dtype() != output.dtype()
+        {
+            return Err(Error::Dtype { expected: input.dtype(), found: output.dtype() });
+        }
+        self.submit(collective, reduce, root, most, tensors, Some(Beside::Counts(counts)))
+    }
+
     /// Starts a Barrier: ends when every rank has started it.
     pub fn barrier(&self) -> Result<Operation, Error> {
         self.submit(Collective::Barrier, ReduceOp::Sum, Rank(0), 0, [None; 2], None)
@@ -570,7 +699,7 @@ impl Communicator {
         root: Rank,
         count: u64,
         tensors: [Option<&Tensor>; 2],
-        feedback: Option<&Feedback>,
+        beside: Option<Beside<'_>>,
     ) -> Result<Operation, Error> {
         if self.membership.is_aborted() {
             return Err(self.membership.aborted());
@@ -582,6 +711,7 @@ impl Communicator {
         let mut regions = tensors.map(|tensor| tensor.map(Tensor::region).unwrap_or_default());
         if let [Some(input), Some(output)] = tensors
             && std::ptr::eq(input, output)
+            && !matches!(beside, Some(Beside::Counts(_)))
             && let Some([of_input, of_output]) = collective.shared_block(self.rank(), root)
         {
             // In place, the one begins within the other where they share a block.
@@ -601,13 +731,22 @@ impl Communicator {
             ..Buffers::default()
         };
         let (mut owing, mut bits) = ([Region::default(); 2], 0);
-        if let Some(feedback) = feedback {
-            if !Arc::ptr_eq(feedback.pool(), &self.pool) {
-                return Err(Error::Foreign);
+        match beside {
+            Some(Beside::Feedback(feedback)) => {
+                if !Arc::ptr_eq(feedback.pool(), &self.pool) {
+                    return Err(Error::Foreign);
+                }
+                let (halves, in_use) = feedback.start(count)?;
+                (owing, bits) = (halves, flags::FEEDBACK);
+                buffers.feedback = Some(in_use);
             }
-            let (halves, in_use) = feedback.start(count)?;
-            (owing, bits) = (halves, flags::FEEDBACK);
-            buffers.feedback = Some(in_use);
+            Some(Beside::Counts(said)) => {
+                let counts = Tensor::new(&self.pool, Dtype::U64, said.len() as u64)?;
+                counts.write(0, said)?;
+                (owing, bits) = ([counts.region(), Region::default()], flags::UNEVEN);
+                buffers.counts = Some(counts);
+            }
+            None => {}
         }
         let [owed, left_out] = owing;
         let OperationOptions { timeout, priority, class, deadline, iteration } = self.options;
@@ -632,9 +771,17 @@ impl Communicator {
         };
         let shared = &self.membership.shared;
         let cookie = shared.poll()?.submit(submission, buffers, shared.entries)?;
-        let signature = Signature { collective, dtype, reduce, root, count };
+        let signature =
+            Signature { collective, dtype, reduce, root, count, uneven: bits & flags::UNEVEN != 0 };
         Ok(Operation::new(Arc::clone(&self.membership), cookie, signature))
     }
+}
+
+/// What an operation has beside its tensors.
+enum Beside<'a> {
+    Feedback(&'a Feedback),
+    /// As this rank [says](Collective::said_counts) them.
+    Counts(&'a [u64]),
 }
 
 fn same_shape(input: &Tensor, output: &Tensor) -> Result<(), Error> {
@@ -649,6 +796,10 @@ fn same_shape(input: &Tensor, output: &Tensor) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+fn largest(counts: &[u64]) -> u64 {
+    counts.iter().copied().max().unwrap_or(0)
 }
 
 /// Whether a tensor has the size of one block of the other.

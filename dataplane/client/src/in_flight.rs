@@ -1,7 +1,7 @@
 //! Operations between submission and claim: what keeps their tensors alive, and how they ended.
 
 use crate::feedback::InUse;
-use crate::tensor::Block;
+use crate::tensor::{Block, Tensor};
 use harmonaize_abi::{Completion, Region, Status};
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ pub(crate) struct Buffers {
     /// Whether one of them is a part of a tensor.
     pub(crate) sliced: bool,
     pub(crate) feedback: Option<InUse>,
+    /// Where the counts of an uneven one lie.
+    pub(crate) counts: Option<Tensor>,
 }
 
 impl Buffers {
@@ -165,7 +167,7 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Pool, Tensor};
+    use crate::tensor::Pool;
     use harmonaize_abi::Dtype;
     use harmonaize_shm::{ForkGuard, Memory};
 
@@ -202,6 +204,7 @@ mod tests {
             tensors: [of(input), of(output)],
             sliced: input.is_slice() || output.is_slice(),
             feedback: None,
+            counts: None,
         };
         let mut table = InFlight::new(8);
         let conflict = |table: &InFlight, input: &Tensor, output: &Tensor| {

@@ -1,7 +1,8 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
+use crate::counts::Counts;
 use harmonaize_abi::{Epoch, Signature};
-use harmonaize_plan::{Coding, Program, Retention, Step};
+use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Step};
 use std::sync::Arc;
 
 /// A step not yet issued.
@@ -27,6 +28,8 @@ pub struct Segment {
     /// The compression of the operands that its program compresses.
     pub coding: Option<Coding>,
     pub(crate) retention: Retention,
+    /// How many elements each block has, if that differs.
+    pub(crate) counts: Option<Arc<Counts>>,
     /// Its index in its session with an aggregator, if one sums it. Its program does not run unless it is left to the hosts.
     pub aggregated: Option<u64>,
     /// How it is begun again, if it is although its sum is there.
@@ -45,6 +48,37 @@ pub struct Resume {
 }
 
 impl Segment {
+    /// The elements of an operand: where they begin in its tensor, and how many there are.
+    pub fn elements(&self, operand: &Operand) -> (u64, u64) {
+        let part = operand.part;
+        let Some(counts) = &self.counts else {
+            let (start, elements) = part.elements(self.lo, self.hi);
+            return (
+                u64::from(part.block).saturating_mul(self.signature.count).saturating_add(start),
+                elements,
+            );
+        };
+        let (collective, ranks) = (counts.collective(), counts.ranks());
+        let of = |index| counts.get(index).map_or(0, |(_, count)| count);
+        let before = |index: &dyn Fn(u32) -> u32| {
+            (0..part.block).map(|block| of(index(block))).fold(0, u64::saturating_add)
+        };
+        let (offset, count) = match operand.buffer {
+            Buffer::Input(rank) => {
+                let index = |block| collective.count_of_input(rank, block, ranks);
+                (before(&index), of(index(part.block)))
+            }
+            Buffer::Output(rank) => {
+                let index = |block| collective.count_of_output(rank, block, ranks);
+                (before(&index), of(index(part.block)))
+            }
+            Buffer::Staging(_) | Buffer::Peer(_) => (0, of(part.block)),
+        };
+        // A block ends where it ends, within the segment or before it.
+        let (start, elements) = part.elements(self.lo.min(count), self.hi.min(count));
+        (offset.saturating_add(start), elements)
+    }
+
     /// Whether its result waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::retains_output`]).
     pub fn stages_output(&self) -> bool {
         self.retention == Retention::HoldOutputs || self.aggregated.is_some() && self.retains_output()

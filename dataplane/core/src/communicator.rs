@@ -11,7 +11,7 @@ use crate::epoch::EpochPlan;
 use crate::epoch_set::EpochSet;
 use crate::error::{BadPlan, CoreError};
 use crate::failure::Failure;
-use crate::inquiries::{self, Inquiries};
+use crate::inquiries::{self, Answer, Inquiries, Suspect};
 use crate::message::{Control, Header, Kind, Payload};
 use crate::operation::{Call, CallOutcome, Operations};
 use crate::report::{self, InFlight};
@@ -88,16 +88,25 @@ impl Communicator {
     pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
         self.shared.check_open()?;
         let Call { signature, in_place, .. } = call;
+        let ranks = self.shared.group.ranks();
+        if !fits(&signature, call.counts.as_deref(), ranks) {
+            return Err(CoreError::BadCounts);
+        }
         if signature.collective.is_rooted() && signature.root.0 >= self.shared.group.ranks() {
             return Err(CoreError::BadRoot(signature.root));
         }
         if in_place && !signature.collective.can_be_in_place() {
             return Err(CoreError::Plan(PlanError::InPlace));
         }
-        let number = match self.shared.operations.call(now, rank, call) {
+        let number = match self.shared.operations.call(now, rank, ranks, call) {
             CallOutcome::Accepted(number) => number,
             CallOutcome::Full => return Err(CoreError::Full),
             CallOutcome::NotLocal => return Err(CoreError::NotLocal(rank)),
+            CallOutcome::Counts { number, count, said } => {
+                let failure = Failure::of_counts(number, signature.collective, ranks, count, said);
+                self.shared.fail(failure.clone());
+                return Err(CoreError::Ended(failure));
+            }
             CallOutcome::Mismatch { number, other } => {
                 let failure = Failure::Mismatch { operation: number, calls: vec![other, (rank, signature)] };
                 self.shared.fail(failure.clone());
@@ -209,7 +218,8 @@ impl Communicator {
             return true;
         }
         if header.epoch < shared.epochs.current().number() {
-            self.inquiries.handle_unexpected(now, shared, from, header.operation);
+            let suspect = Suspect { peer: from, operation: header.operation, count: None };
+            self.inquiries.handle_unexpected(now, shared, suspect);
             return true;
         }
         let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
@@ -230,9 +240,12 @@ impl Communicator {
 
     fn handle_control(&mut self, now: Nanos, from: Participant, control: Control) -> bool {
         match control {
-            Control::Inquire { operation } => inquiries::answer(&mut self.shared, from, operation),
-            Control::Answer { operation, missing, call } => {
-                self.inquiries.handle_answer(now, &mut self.shared, from, operation, (missing, call));
+            Control::Inquire { operation, count } => {
+                inquiries::answer(&mut self.shared, from, operation, count);
+            }
+            Control::Answer { operation, count, missing, call, said } => {
+                let answer = Answer { missing, call, said };
+                self.inquiries.handle_answer(now, &mut self.shared, from, (operation, count), answer);
             }
             Control::Left { rank, operations } => {
                 if !self.shared.group.local(from).contains(&rank) {
@@ -435,6 +448,20 @@ impl Communicator {
                 self.send_to_leader(now, epoch, Agreement::Ask { session: 0 });
                 false
             }
+        }
+    }
+}
+
+/// Whether counts are those of an operation like this: there if it is uneven, of the right number, and none over the most.
+fn fits(signature: &Signature, counts: Option<&[u64]>, ranks: u32) -> bool {
+    let collective = signature.collective;
+    match counts {
+        None => !signature.uneven,
+        Some(counts) => {
+            signature.uneven
+                && collective.can_be_uneven()
+                && counts.len() == collective.said_counts(ranks) as usize
+                && counts.iter().all(|count| *count <= signature.count)
         }
     }
 }

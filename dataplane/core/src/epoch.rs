@@ -167,7 +167,7 @@ impl EpochState {
         self.config.coding.filter(|_| {
             let collective = signature.collective;
             let can = collective.traits().compressible && (adds || !collective.reduces());
-            can && large && signature.dtype == Dtype::F32
+            can && large && !signature.uneven && signature.dtype == Dtype::F32
         })
     }
 

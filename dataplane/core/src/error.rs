@@ -16,6 +16,9 @@ pub enum CoreError {
     /// The root of a broadcast is no rank of the communicator.
     #[error("root {0} is outside the communicator")]
     BadRoot(Rank),
+    /// Counts where all are alike, none where they differ, of another number, or more than the signature says.
+    #[error("counts do not fit the operation")]
+    BadCounts,
     /// Too many operations in flight.
     #[error("too many operations in flight")]
     Full,

@@ -1,6 +1,6 @@
 //! Why a communicator ended, in terms of ranks alone.
 
-use harmonaize_abi::{Rank, Signature};
+use harmonaize_abi::{Collective, Rank, Signature};
 use serde::{Deserialize, Serialize};
 
 /// Why a communicator ended. A participant keeps the first reason that it learns, and sends it to the others.
@@ -23,6 +23,18 @@ pub enum Failure {
         operation: u64,
         /// Who called what: one rank per differing call.
         calls: Vec<(Rank, Signature)>,
+    },
+    /// Ranks said different things of one count of an uneven operation.
+    #[error("ranks disagree on a count of operation {operation}, from rank {from} to {to:?}: {said:?}")]
+    Counts {
+        /// Number of the operation.
+        operation: u64,
+        /// Whose block.
+        from: Rank,
+        /// For whom, where each pair has a count.
+        to: Option<Rank>,
+        /// Who said what.
+        said: Vec<(Rank, u64)>,
     },
     /// Ranks are gone: their process, their host, or the way to it.
     #[error("ranks lost: {ranks:?}")]
@@ -48,6 +60,21 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Of one of the [`Collective::counts`](harmonaize_abi::Collective::counts) among so many ranks.
+    pub(crate) fn of_counts(
+        operation: u64,
+        collective: Collective,
+        ranks: u32,
+        index: u32,
+        said: Vec<(Rank, u64)>,
+    ) -> Self {
+        let (from, to) = match collective.is_pairwise() {
+            true => (index / ranks.max(1), Some(Rank(index % ranks.max(1)))),
+            false => (index, None),
+        };
+        Self::Counts { operation, from: Rank(from), to, said }
+    }
+
     pub(crate) fn shorten(&mut self) -> bool {
         fn halve<T>(list: &mut Vec<T>) -> bool {
             let cut = !list.is_empty();
@@ -59,6 +86,7 @@ impl Failure {
             | Self::RanksLost { ranks: list }
             | Self::Internal { ranks: list } => halve(list),
             Self::Mismatch { calls, .. } => halve(calls),
+            Self::Counts { said, .. } => halve(said),
             Self::Dissolved | Self::Aborted { .. } => false,
         }
     }

@@ -14,7 +14,37 @@ const MAX_LOWERED: u32 = 8;
 /// Most doublings of the time after which to ask early: 1,024 times the longest inquiry. Later ones are that far apart.
 const MAX_DOUBLINGS: u32 = 10;
 
-type Answer = (Vec<Rank>, Option<(Rank, Signature)>);
+/// What a participant knows of an operation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Answer {
+    /// Its ranks that have not called it.
+    pub(crate) missing: Vec<Rank>,
+    /// What one of its ranks called.
+    pub(crate) call: Option<(Rank, Signature)>,
+    /// What one of its ranks said of the count in doubt.
+    pub(crate) said: Option<(Rank, u64)>,
+}
+
+impl Answer {
+    fn new(shared: &Shared, operation: u64, count: Option<u32>) -> Self {
+        let operations = &shared.operations;
+        Self {
+            missing: operations.missing(operation),
+            call: operations.caller(operation),
+            said: count.and_then(|count| operations.said(operation, count)),
+        }
+    }
+}
+
+/// Whose message made no sense.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Suspect {
+    pub(crate) peer: Participant,
+    /// In which operation.
+    pub(crate) operation: u64,
+    /// The count that it did not have the length of, if that alone was wrong.
+    pub(crate) count: Option<u32>,
+}
 
 /// An inquiry under way.
 #[derive(Debug)]
@@ -22,7 +52,7 @@ struct Inquiry {
     operation: u64,
     deadline: Nanos,
     /// Whose messages made no sense, and in which operation. If up to that one nobody called anything else, it is to blame.
-    suspect: Option<(Participant, u64)>,
+    suspect: Option<Suspect>,
     /// Whether it ends in a failure whatever the answers are. An early one ends so only if calls differ.
     last: bool,
     /// How often it went back to an earlier operation.
@@ -31,20 +61,19 @@ struct Inquiry {
 }
 
 impl Inquiry {
-    fn new(
-        operation: u64,
-        deadline: Nanos,
-        suspect: Option<(Participant, u64)>,
-        last: bool,
-        participants: u32,
-    ) -> Self {
+    fn new(operation: u64, deadline: Nanos, suspect: Option<Suspect>, last: bool, participants: u32) -> Self {
         let answers = vec![None; participants as usize];
         Self { operation, deadline, suspect, last, lowered: 0, answers }
     }
 
-    fn answer(&mut self, from: Participant, missing: Vec<Rank>, call: Option<(Rank, Signature)>) {
+    /// The count that is asked about.
+    fn count(&self) -> Option<u32> {
+        self.suspect.filter(|suspect| suspect.operation == self.operation)?.count
+    }
+
+    fn answer(&mut self, from: Participant, told: Answer) {
         if let Some(answer) = self.answers.get_mut(from.0 as usize) {
-            *answer = Some((missing, call));
+            *answer = Some(told);
         }
     }
 
@@ -61,7 +90,7 @@ impl Inquiry {
             let local = group.local(Participant(index as u32));
             match answer {
                 None => missing.extend_from_slice(local),
-                Some((absent, call)) => {
+                Some(Answer { missing: absent, call, said: _ }) => {
                     missing.extend(absent.iter().filter(|rank| local.contains(rank)));
                     if let Some((rank, signature)) = call
                         && calls.iter().all(|(_, known)| known != signature)
@@ -74,8 +103,19 @@ impl Inquiry {
         if calls.len() > 1 {
             return Failure::Mismatch { operation, calls };
         }
-        if let Some((suspect, _)) = self.suspect {
-            return Failure::Internal { ranks: group.local(suspect).to_vec() };
+        if let (Some(count), Some((_, signature))) = (self.count(), calls.first()) {
+            let mut said: Vec<_> = self.answers.iter().flatten().filter_map(|answer| answer.said).collect();
+            said.sort_unstable();
+            // Who has ended it, and called more since, no longer knows what it said.
+            let suspect =
+                self.suspect.and_then(|suspect| self.answers.get(suspect.peer.0 as usize)?.as_ref());
+            let forgot = suspect.is_some_and(|answer| answer.call.is_none() && answer.missing.is_empty());
+            if forgot || said.iter().any(|(_, other)| said.first().is_some_and(|(_, first)| first != other)) {
+                return Failure::of_counts(operation, signature.collective, group.ranks(), count, said);
+            }
+        }
+        if let Some(suspect) = self.suspect {
+            return Failure::Internal { ranks: group.local(suspect.peer).to_vec() };
         }
         missing.sort_unstable();
         Failure::Timeout { operation, signature: calls.first().map(|(_, signature)| *signature), missing }
@@ -155,30 +195,25 @@ impl Inquiries {
         shared: &mut Shared,
         deadline: Nanos,
         operation: u64,
-        suspect: Option<(Participant, u64)>,
+        suspect: Option<Suspect>,
         last: bool,
     ) {
         let participants = shared.group.participants();
         let mut inquiry = Inquiry::new(operation, deadline, suspect, last, participants);
-        let operations = &shared.operations;
-        inquiry.answer(shared.me, operations.missing(operation), operations.caller(operation));
+        let count = inquiry.count();
+        inquiry.answer(shared.me, Answer::new(shared, operation, count));
         self.open = Some(inquiry);
-        shared.broadcast(&Control::Inquire { operation });
+        shared.broadcast(&Control::Inquire { operation, count });
         self.conclude(shared);
     }
 
     /// A message of a peer is not what the plan says. Either it called something else, or it is broken.
-    pub(crate) fn handle_unexpected(
-        &mut self,
-        now: Nanos,
-        shared: &mut Shared,
-        peer: Participant,
-        operation: u64,
-    ) {
+    pub(crate) fn handle_unexpected(&mut self, now: Nanos, shared: &mut Shared, suspect: Suspect) {
         if self.open.as_ref().is_none_or(|inquiry| inquiry.suspect.is_none()) {
-            let operation = operation.min(shared.operations.bounds().1);
+            let operation = suspect.operation.min(shared.operations.bounds().1);
             let first = shared.operations.oldest_remembered().min(operation);
-            self.inquire(shared, now.after(self.longest), first, Some((peer, operation)), true);
+            let suspect = Suspect { operation, ..suspect };
+            self.inquire(shared, now.after(self.longest), first, Some(suspect), true);
         }
     }
 
@@ -187,12 +222,12 @@ impl Inquiries {
         now: Nanos,
         shared: &mut Shared,
         from: Participant,
-        operation: u64,
-        (missing, call): Answer,
+        (operation, count): (u64, Option<u32>),
+        answer: Answer,
     ) {
         let Some(inquiry) = &mut self.open else { return };
-        if inquiry.operation == operation {
-            inquiry.answer(from, missing, call);
+        if (inquiry.operation, inquiry.count()) == (operation, count) {
+            inquiry.answer(from, answer);
             self.conclude(shared);
         } else if operation < inquiry.operation && inquiry.suspect.is_none() && inquiry.lowered < MAX_LOWERED
         {
@@ -211,8 +246,8 @@ impl Inquiries {
         let next = inquiry.operation.saturating_add(1);
         match (&failure, inquiry.suspect) {
             // Segments are counted wrongly from the first operation on that differs.
-            (Failure::Internal { .. }, Some((suspect, last))) if next <= last => {
-                self.inquire(shared, inquiry.deadline, next, Some((suspect, last)), true);
+            (Failure::Internal { .. }, Some(suspect)) if next <= suspect.operation => {
+                self.inquire(shared, inquiry.deadline, next, Some(suspect), true);
             }
             (Failure::Timeout { .. }, None) if !inquiry.last => {}
             _ => shared.fail(failure),
@@ -221,13 +256,12 @@ impl Inquiries {
 }
 
 /// Answers a peer's inquiry.
-pub(crate) fn answer(shared: &mut Shared, to: Participant, operation: u64) {
+pub(crate) fn answer(shared: &mut Shared, to: Participant, operation: u64, count: Option<u32>) {
     // Who has ended an operation that others are still in asks for too late a one.
     let oldest = shared.operations.oldest().map(|oldest| oldest.number);
     let earlier = oldest.filter(|oldest| *oldest < operation);
-    for operation in earlier.into_iter().chain([operation]) {
-        let missing = shared.operations.missing(operation);
-        let call = shared.operations.caller(operation);
-        shared.send(to, Control::Answer { operation, missing, call });
+    for (operation, count) in earlier.map(|earlier| (earlier, None)).into_iter().chain([(operation, count)]) {
+        let Answer { missing, call, said } = Answer::new(shared, operation, count);
+        shared.send(to, Control::Answer { operation, count, missing, call, said });
     }
 }

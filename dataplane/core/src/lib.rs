@@ -17,6 +17,7 @@ mod admission;
 mod aggregation;
 mod channel;
 mod communicator;
+mod counts;
 mod departures;
 mod epoch;
 mod epoch_set;

@@ -12,6 +12,9 @@ pub const PROTOCOL_VERSION: u8 = 1;
 /// Most bytes of an encoded message; lists in control messages are cut to fit.
 pub const MAX_MESSAGE: usize = 512;
 
+/// In [`Header::collective`]: [`Signature::uneven`].
+pub(crate) const UNEVEN: u8 = 0x80;
+
 /// Kinds of frames, as they stand in [`Header::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -52,7 +55,7 @@ pub struct Header {
     pub count: u64,
     /// Data: [`Signature::root`].
     pub root: u32,
-    /// Data: [`Signature::collective`].
+    /// Data: [`Signature::collective`], and 128 of [`Signature::uneven`].
     pub collective: u8,
     /// Data: [`Signature::dtype`].
     pub dtype: u8,
@@ -90,7 +93,7 @@ impl Header {
     pub fn sign(&mut self, signature: &Signature) {
         self.count = signature.count;
         self.root = signature.root.0;
-        self.collective = signature.collective.code();
+        self.collective = signature.collective.code() | if signature.uneven { UNEVEN } else { 0 };
         self.dtype = signature.dtype.code();
         self.reduce = signature.reduce.code();
     }
@@ -98,11 +101,12 @@ impl Header {
     /// The operation's signature, if its codes are known.
     pub fn signature(&self) -> Option<Signature> {
         Some(Signature {
-            collective: Collective::from_code(self.collective)?,
+            collective: Collective::from_code(self.collective & !UNEVEN)?,
             dtype: Dtype::from_code(self.dtype)?,
             reduce: ReduceOp::from_code(self.reduce)?,
             root: Rank(self.root),
             count: self.count,
+            uneven: self.collective & UNEVEN != 0,
         })
     }
 }
@@ -114,15 +118,21 @@ pub enum Control {
     Inquire {
         /// Number of the operation.
         operation: u64,
+        /// One of its counts that is in doubt.
+        count: Option<u32>,
     },
     /// Answer to [`Control::Inquire`].
     Answer {
         /// Number of the operation.
         operation: u64,
+        /// As asked.
+        count: Option<u32>,
         /// The answerer's ranks that have not called it.
         missing: Vec<Rank>,
         /// What one of its ranks called.
         call: Option<(Rank, Signature)>,
+        /// What one of its ranks said of that count.
+        said: Option<(Rank, u64)>,
     },
     /// A rank left with nothing in flight; operations from this number on cannot happen.
     Left {

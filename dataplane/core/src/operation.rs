@@ -1,15 +1,19 @@
 //! Operations in flight at one participant: which local rank has called what, and how far each is.
 
 use crate::action::CodingReport;
+use crate::counts::Counts;
 use harmonaize_abi::{Nanos, Rank, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One rank's call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The operation that it calls.
     pub signature: Signature,
+    /// Of an uneven one: the counts, as the rank [says](harmonaize_abi::Collective::said_counts) them.
+    pub counts: Option<Arc<[u64]>>,
     /// Whether its output is its input.
     pub in_place: bool,
     /// The caller's name for the call; its completion carries the same.
@@ -32,6 +36,8 @@ pub(crate) struct Operation {
     pub(crate) number: u64,
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
+    /// What local ranks have said of its counts, if it is uneven.
+    pub(crate) counts: Option<Arc<Counts>>,
     /// By local rank: its call, once it has called.
     pub(crate) calls: Vec<Option<Called>>,
     /// When the first rank called.
@@ -118,6 +124,8 @@ pub(crate) enum CallOutcome {
     Full,
     /// Another local rank called something else as this operation.
     Mismatch { number: u64, other: (Rank, Signature) },
+    /// Another local rank has said something else of one of the counts.
+    Counts { number: u64, count: u32, said: Vec<(Rank, u64)> },
     /// No such local rank.
     NotLocal,
 }
@@ -132,8 +140,10 @@ impl Operations {
                 reduce: harmonaize_abi::ReduceOp::Sum,
                 root: Rank(0),
                 count: 0,
+                uneven: false,
             },
             in_place: false,
+            counts: None,
             calls: vec![None; ranks.len()],
             since: Nanos(0),
             run: None,
@@ -214,7 +224,14 @@ impl Operations {
         self.called.iter().all(|called| *called > number)
     }
 
-    pub(crate) fn call(&mut self, now: Nanos, rank: Rank, call: Call) -> CallOutcome {
+    /// What a local rank has said of one of the counts of operation `number`. Remembered as [`Self::caller`].
+    pub(crate) fn said(&self, number: u64, count: u32) -> Option<(Rank, u64)> {
+        self.caller(number)?;
+        self.ring.get(self.index(number))?.counts.as_ref()?.get(count)
+    }
+
+    /// Takes a call in, among so many `ranks` in all.
+    pub(crate) fn call(&mut self, now: Nanos, rank: Rank, ranks: u32, call: Call) -> CallOutcome {
         let Some(local) = self.local(rank) else { return CallOutcome::NotLocal };
         let Some(number) = self.called.get(local).copied() else { return CallOutcome::NotLocal };
         if number >= self.first + self.ring.len() as u64 {
@@ -224,7 +241,19 @@ impl Operations {
             if let Some(other) = self.caller(number).filter(|(_, signature)| *signature != call.signature) {
                 return CallOutcome::Mismatch { number, other };
             }
-        } else {
+        }
+        let counts = match call.counts {
+            None => None,
+            Some(said) => {
+                let known = self.get(number).and_then(|operation| operation.counts.as_deref().cloned());
+                let mut counts = known.unwrap_or_else(|| Counts::new(call.signature.collective, ranks));
+                if let Err((count, said)) = counts.say(rank, said) {
+                    return CallOutcome::Counts { number, count, said };
+                }
+                Some(Arc::new(counts))
+            }
+        };
+        if number >= self.next {
             let index = self.index(number);
             if let Some(fresh) = self.ring.get_mut(index) {
                 fresh.number = number;
@@ -241,6 +270,7 @@ impl Operations {
         }
         if let Some(operation) = self.get_mut(number) {
             operation.in_place |= call.in_place;
+            operation.counts = counts;
             if let Some(called) = operation.calls.get_mut(local) {
                 *called = Some(Called { token: call.token, at: now, timeout: call.timeout });
             }

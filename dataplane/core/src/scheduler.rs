@@ -7,7 +7,7 @@ use crate::admission::{Admission, Decision, TAIL};
 use crate::aggregation::Executor;
 use crate::channel::{Channel, Segment};
 use crate::epoch::peers;
-use crate::inquiries::Inquiries;
+use crate::inquiries::{Inquiries, Suspect};
 use crate::message::{Header, Kind, Payload};
 use crate::operation::{Operations, Run};
 use crate::shared::Shared;
@@ -250,6 +250,7 @@ impl Scheduler {
             program,
             coding,
             retention,
+            counts: operation.counts.clone(),
             aggregated,
             resume: None,
         });
@@ -308,8 +309,8 @@ impl Scheduler {
                     inquiries.restart(now);
                     return Some(action);
                 }
-                Err((peer, operation)) => {
-                    inquiries.handle_unexpected(now, shared, peer, operation);
+                Err(suspect) => {
+                    inquiries.handle_unexpected(now, shared, suspect);
                     if let Some(action) = shared.poll_control() {
                         return Some(action);
                     }
@@ -325,7 +326,7 @@ impl Scheduler {
         shared: &mut Shared,
         index: u16,
         everyone: u64,
-    ) -> Result<Option<Action>, (Participant, u64)> {
+    ) -> Result<Option<Action>, Suspect> {
         let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
         let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
@@ -395,7 +396,7 @@ impl Scheduler {
 
 /// The fewest and the most bytes of an operand's payload; of no elements there is no chunk.
 fn payload_bytes(segment: &Segment, operand: &Operand) -> RangeInclusive<u64> {
-    let elements = operand.part.elements(segment.lo, segment.hi).1;
+    let elements = segment.elements(operand).1;
     let exact = elements * segment.signature.dtype.size() as u64;
     match operand.encoding {
         Encoding::Coded(_) if exact > 0 => 1..=exact + u64::from(CODED_ROOM),
@@ -406,21 +407,17 @@ fn payload_bytes(segment: &Segment, operand: &Operand) -> RangeInclusive<u64> {
 /// Whether every message that a step consumes is there, and every peer that it sends to has a free slot.
 ///
 /// `Err` names a peer whose message is not the one that the plan says, and the operation that is in doubt.
-fn may_issue(
-    shared: &Shared,
-    index: u16,
-    segment: &Segment,
-    step: &Step,
-) -> Result<bool, (Participant, u64)> {
+fn may_issue(shared: &Shared, index: u16, segment: &Segment, step: &Step) -> Result<bool, Suspect> {
     let stream = |peer| shared.epochs.stream(segment.epoch, peer, index);
     for (peer, operand) in peers(&step.sources) {
         let Some((_, arrival)) = stream(peer).and_then(|stream| stream.peek(0)) else { return Ok(false) };
         let right = arrival.operation == segment.operation
             && arrival.segment == segment.number
-            && arrival.signature == segment.signature
-            && payload_bytes(segment, operand).contains(&u64::from(arrival.payload.bytes));
-        if !right {
-            return Err((peer, segment.operation.min(arrival.operation)));
+            && arrival.signature == segment.signature;
+        let fits = payload_bytes(segment, operand).contains(&u64::from(arrival.payload.bytes));
+        if !(right && fits) {
+            let count = (right && segment.counts.is_some()).then_some(operand.part.block);
+            return Err(Suspect { peer, operation: segment.operation.min(arrival.operation), count });
         }
     }
     let mut receivers = peers(&step.destinations);

@@ -492,6 +492,41 @@ fn mismatch() {
     );
 }
 
+/// Whoever ends names the count, and who said what of it.
+#[test]
+fn counts_that_differ() {
+    family(
+        "counts_that_differ",
+        300,
+        true,
+        |seed| Scenario::of_two_ranks(seed).sometimes_changing().with_a_wrong_count(),
+        |world| {
+            let Some((at, index, liar)) = world.scenario.wrong_count else { unreachable!() };
+            let (ranks, signature) =
+                (world.scenario.group.ranks(), world.scenario.scripts[0].acts[at as usize].signature);
+            let counts = memory::counts(world.scenario.seed, at, &signature, ranks).unwrap();
+            let right = counts[index as usize];
+            let wrong = if right == signature.count { 0 } else { signature.count };
+            let pair = match signature.collective.is_pairwise() {
+                true => (Rank(index / ranks), Some(Rank(index % ranks))),
+                false => (Rank(index), None),
+            };
+            for node in &world.nodes {
+                let (failure, _) =
+                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let Failure::Counts { operation, from, to, said } = failure else {
+                    panic!("{failure}\n{}", world.describe());
+                };
+                assert_eq!((*operation, *from, *to), (at, pair.0, pair.1), "{}", world.describe());
+                assert!(said.len() >= 2, "{said:?}");
+                for (rank, count) in said {
+                    assert_eq!(*count, if *rank == liar { wrong } else { right }, "{rank} of {said:?}");
+                }
+            }
+        },
+    );
+}
+
 /// Those that fail name exactly the rank that is gone; the others completed everything.
 fn missed(world: &World, gone: Rank) {
     assert!(world.last < 5 * SECOND, "it took until {}\n{}", world.last, world.describe());

@@ -66,7 +66,7 @@ pub(crate) fn run(
 
 impl<'a> Coder<'a, '_> {
     fn exact(&self, operand: &Operand) -> Result<Located<'a>, ExecuteError> {
-        self.context.place(self.segment, self.size, self.signature, operand)
+        self.context.place(self.segment, self.size, operand)
     }
 
     /// Where a chunk lies: a message as long as it is, a slot with all its room.

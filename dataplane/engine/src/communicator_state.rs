@@ -444,7 +444,7 @@ fn slot_offset(program: &Program, slot: usize, elements: u64, size: u64) -> u64 
 pub(crate) fn status_of(failure: &Failure) -> Status {
     match failure {
         Failure::Timeout { .. } => Status::Timeout,
-        Failure::Mismatch { .. } => Status::Mismatch,
+        Failure::Mismatch { .. } | Failure::Counts { .. } => Status::Mismatch,
         Failure::RanksLost { .. } => Status::RankLost,
         Failure::Dissolved => Status::Dissolved,
         Failure::Aborted { .. } => Status::Aborted,

@@ -5,7 +5,7 @@ use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::step::{ExecuteError, Located, tensor_range};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Holders, Rank, Signature};
+use harmonaize_abi::{Epoch, Holders, Rank};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_STEP_PEERS, Operand, Participant};
 
@@ -23,11 +23,10 @@ impl<'a> Context<'a> {
         &self,
         segment: &Segment,
         size: u64,
-        signature: &Signature,
         operand: &Operand,
     ) -> Result<Located<'a>, ExecuteError> {
         let missing = || ExecuteError::Operand(*operand);
-        let (offset, bytes) = tensor_range(segment, size, signature, operand.part);
+        let (offset, bytes) = tensor_range(segment, size, operand);
         match operand.buffer {
             Buffer::Input(rank) | Buffer::Output(rank) => {
                 if let Some(kept) = self.resume_source(segment, operand.buffer) {

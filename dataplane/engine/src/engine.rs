@@ -16,7 +16,7 @@ use crate::sharing::Sharing;
 use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag, untag};
-use crate::validate::{CheckedCall, check};
+use crate::validate::{CheckedCall, check, read_counts};
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
@@ -428,7 +428,9 @@ impl Engine {
             ..of_end(member, rank, receipt.operation)
         });
         let blocks = receipt.signature.collective.max_blocks(member.ranks);
-        let elements = receipt.signature.count.saturating_mul(blocks.into()).max(1);
+        let most = receipt.signature.count.saturating_mul(blocks.into());
+        let own = call.input.bytes.max(call.output.bytes) / receipt.signature.dtype.size() as u64;
+        let elements = if receipt.signature.uneven { own } else { most }.max(1);
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / elements;
         let Signature { collective, root, .. } = receipt.signature;
         let request =
@@ -583,10 +585,12 @@ fn submit(
 ) -> Result<(Mark, CheckedCall), Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
-    let checked = check(submission, attachment.end.arena_bytes(), (rank, member.ranks))?;
+    let counts = read_counts(submission, attachment.end.memory().map(|memory| &**memory), member.ranks)?;
+    let arena_bytes = attachment.end.arena_bytes();
+    let checked = check(submission, arena_bytes, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
     let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
-    let call = Call { signature: checked.signature, in_place: checked.in_place, token, timeout };
+    let call = Call { signature: checked.signature, counts, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);
     if result.is_err() {
         member.forget(token);
@@ -600,6 +604,7 @@ fn submit(
         Err(CoreError::Full) => Err(Code::Busy),
         Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
         Err(CoreError::BadPlan(_) | CoreError::Plan(_) | CoreError::BadRoot(_)) => Err(Code::BadRank),
+        Err(CoreError::BadCounts) => Err(Code::OutOfRange),
         Err(CoreError::Ended(failure)) => Err(status_of(&failure)),
     }
 }

@@ -20,7 +20,7 @@ pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<StepResu
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
-    let place = |operand: &Operand| context.place(segment, size, &signature, operand);
+    let place = |operand: &Operand| context.place(segment, size, operand);
     if is_coded(step) {
         return coded::run(context, segment, size, &signature, step).map(StepResult::Coded);
     }
@@ -44,12 +44,11 @@ pub(crate) fn post(
     landing: Landing,
 ) -> Result<(), ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let signature = segment.signature;
     let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
     let route = context.member.links(segment.epoch).and_then(|links| links.route(peer, context.channel));
     let to = step.destinations.iter().find(|operand| !is_peer_operand(operand));
     let (Some((link, _)), Some(to)) = (route, to) else { return Err(ExecuteError::NoSource) };
-    let (memory, offset, bytes) = context.place(segment, size, &signature, to)?;
+    let (memory, offset, bytes) = context.place(segment, size, to)?;
     transport.post(link, landing, Span::new(memory, offset, bytes)?);
     Ok(())
 }
@@ -138,11 +137,10 @@ fn transfer<'a>(
         _ => return Err(ExecuteError::Operand(*remote)),
     };
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let signature = segment.signature;
     let local = context.member.local(rank).ok_or(ExecuteError::Operand(*remote))?;
     let call = context.member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*remote))?;
     let base = if output { call.output.offset } else { call.input.offset };
-    let (offset, bytes) = tensor_range(segment, size, &signature, remote.part);
+    let (offset, bytes) = tensor_range(segment, size, remote);
     let (memory, at, _) = place(staged)?;
     let span = Span::new(memory, at, bytes)?;
     Ok(StepResult::Transfer(PendingTransfer {

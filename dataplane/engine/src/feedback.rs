@@ -12,7 +12,7 @@ use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
 use harmonaize_codec::ErrorFeedback;
 use harmonaize_core::Segment;
-use harmonaize_plan::Part;
+use harmonaize_plan::{Buffer, Operand, Part};
 use harmonaize_shm::{Memory, MemoryError, Span};
 use std::sync::Arc;
 
@@ -106,9 +106,10 @@ fn halves<'a>(
         Some((place, member.locals.get(place)?.attachment, feedback))
     });
     given.map(move |(place, attachment, [owed, left_out])| {
-        let signature = segment.signature;
-        let size = signature.dtype.size() as u64;
-        let (offset, bytes) = tensor_range(segment, size, &signature, part);
+        let size = segment.signature.dtype.size() as u64;
+        let local = member.locals.get(place).ok_or(ExecuteError::NoSource)?;
+        let operand = Operand::exact(Buffer::Input(local.rank), part);
+        let (offset, bytes) = tensor_range(segment, size, &operand);
         let there = [owed.offset + offset, left_out.offset + offset];
         let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
         if let Some(memory) = end.end.memory() {

@@ -1,7 +1,6 @@
 //! What executing a step needs and leaves: where operands lie, results, errors.
 
 use crate::transfer::PendingTransfer;
-use harmonaize_abi::Signature;
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Segment};
 use harmonaize_plan::{Buffer, Encoding, Operand, Part, Participant, Step};
@@ -71,8 +70,8 @@ pub(crate) fn is_coded(step: &Step) -> bool {
     step.sources.iter().chain(&step.destinations).any(|operand| operand.encoding != Encoding::Exact)
 }
 
-/// Offset and length in bytes of a part of a rank's tensor.
-pub(crate) fn tensor_range(segment: &Segment, size: u64, signature: &Signature, part: Part) -> (u64, u64) {
-    let (start, elements) = part.elements(segment.lo, segment.hi);
-    ((u64::from(part.block) * signature.count + start) * size, elements * size)
+/// Offset and length in bytes of an operand in its tensor.
+pub(crate) fn tensor_range(segment: &Segment, size: u64, operand: &Operand) -> (u64, u64) {
+    let (start, elements) = segment.elements(operand);
+    (start * size, elements * size)
 }

@@ -3,6 +3,9 @@
 use harmonaize_abi::{
     ABI_VERSION, Collective, Dtype, Rank, ReduceOp, Region, Signature, Status, Submission, flags,
 };
+use harmonaize_shm::Memory;
+use std::sync::Arc;
+use zerocopy::IntoBytes;
 
 /// A call that passed every check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +18,32 @@ pub(crate) struct CheckedCall {
     pub(crate) feedback: Option<[Region; 2]>,
 }
 
-/// Checks a rank's descriptor against the attachment's memory and the communicator's number of ranks.
+/// Reads the counts of an uneven operation, which the tenant may change at any time, once; nothing of another.
+pub(crate) fn read_counts(
+    submission: &Submission,
+    memory: Option<&Memory>,
+    ranks: u32,
+) -> Result<Option<Arc<[u64]>>, Status> {
+    if submission.version != ABI_VERSION || submission.flags & flags::UNEVEN == 0 {
+        return Ok(None);
+    }
+    let collective = Collective::from_code(submission.collective).filter(|one| one.can_be_uneven());
+    let (Some(collective), Some(memory)) = (collective, memory) else { return Err(Status::BadKind) };
+    let mut counts = vec![0_u64; collective.said_counts(ranks) as usize];
+    let Region { offset, bytes } = submission.residual_in;
+    if bytes != size_of_val(counts.as_slice()) as u64 {
+        return Err(Status::OutOfRange);
+    }
+    memory.read(offset, counts.as_mut_bytes()).map_err(|_| Status::OutOfRange)?;
+    Ok(Some(counts.into()))
+}
+
+/// Checks a rank's descriptor, and the counts that came with it, against the attachment's memory and the communicator's number of ranks.
 pub(crate) fn check(
     submission: &Submission,
     arena_bytes: u64,
     (rank, ranks): (Rank, u32),
+    counts: Option<&[u64]>,
 ) -> Result<CheckedCall, Status> {
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
@@ -40,13 +64,18 @@ pub(crate) fn check(
         reduce: if collective.reduces() { reduce } else { ReduceOp::Sum },
         root: if collective.is_rooted() { Rank(submission.root) } else { Rank(0) },
         count: submission.count,
+        uneven: counts.is_some(),
     };
     let feedback = (submission.flags & flags::FEEDBACK != 0)
         .then_some([submission.residual_in, submission.residual_out]);
     let right = match feedback {
         Some(_) => collective.takes_feedback() && dtype == Dtype::F32,
-        None => submission.residual_in == Region::default() && submission.residual_out == Region::default(),
+        None => {
+            let counted = counts.is_some() || submission.residual_in == Region::default();
+            counted && submission.residual_out == Region::default()
+        }
     };
+    let right = right && (counts.is_none() || feedback.is_none());
     if !right {
         return Err(Status::BadKind);
     }
@@ -62,10 +91,26 @@ pub(crate) fn check(
     let there = |region: Region, blocks: u32| if blocks > 0 { region } else { Region::default() };
     let [inputs, outputs] = blocks;
     let tensors @ [input, output] = [there(submission.input, inputs), there(submission.output, outputs)];
+    if counts.is_some_and(|counts| counts.iter().any(|count| *count > submission.count)) {
+        return Err(Status::OutOfRange);
+    }
+    // Bytes of the first blocks of a tensor.
+    let before = |output: bool, blocks: u32| {
+        let Some(counts) = counts else { return block.checked_mul(blocks.into()) };
+        let index = |block| match (collective.is_pairwise(), output) {
+            (true, false) => block,
+            (true, true) => ranks.saturating_add(block),
+            (false, false) => collective.count_of_input(rank, block, ranks),
+            (false, true) => collective.count_of_output(rank, block, ranks),
+        };
+        let mut said = (0..blocks).map(|block| counts.get(index(block) as usize).copied());
+        said.try_fold(0_u64, |sum, count| sum.checked_add(count?))?.checked_mul(size)
+    };
     // What takes feedback has tensors of one block.
-    let fed = feedback.iter().flatten().map(|region| (region, 1));
-    for (region, blocks) in [(&input, inputs), (&output, outputs)].into_iter().chain(fed) {
-        let bytes = block.checked_mul(blocks.into()).ok_or(Status::OutOfRange)?;
+    let fed = feedback.iter().flatten().map(|region| (region, Some(block)));
+    let given = [(&input, before(false, inputs)), (&output, before(true, outputs))];
+    for (region, bytes) in given.into_iter().chain(fed) {
+        let bytes = bytes.ok_or(Status::OutOfRange)?;
         let end = region.offset.checked_add(bytes).ok_or(Status::OutOfRange)?;
         if region.bytes != bytes || end > arena_bytes || region.offset % size != 0 {
             return Err(Status::OutOfRange);
@@ -73,7 +118,8 @@ pub(crate) fn check(
     }
     // Both offsets are those of blocks that are there.
     let shared = |[of_input, of_output]: [u32; 2]| {
-        input.offset + block * u64::from(of_input) == output.offset + block * u64::from(of_output)
+        let [from, to] = [before(false, of_input), before(true, of_output)];
+        from.map(|from| input.offset + from) == to.map(|to| output.offset + to)
     };
     let in_place = block > 0 && collective.shared_block(rank, signature.root).is_some_and(shared);
     let apart = |one: &Region, other: &Region| {
@@ -94,6 +140,55 @@ pub(crate) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of even calls.
+    fn check(submission: &Submission, arena: u64, of: (Rank, u32)) -> Result<CheckedCall, Status> {
+        super::check(submission, arena, of, None)
+    }
+
+    #[test]
+    fn counts_are_read_once_and_fit_the_tensors() {
+        let memory = Memory::private(4096).unwrap();
+        let counts = [2_u64, 0, 3, 1];
+        memory.write(1024, counts.as_bytes()).unwrap();
+        let right = Submission {
+            version: ABI_VERSION,
+            collective: Collective::AllGather.code(),
+            dtype: Dtype::U64.code(),
+            flags: flags::UNEVEN,
+            count: 3,
+            input: Region { offset: 0, bytes: 24 },
+            output: Region { offset: 64, bytes: 48 },
+            residual_in: Region { offset: 1024, bytes: 32 },
+            ..Submission::default()
+        };
+        let of = |submission: &Submission, rank| {
+            let counts = read_counts(submission, Some(&memory), 4)?;
+            super::check(submission, 4096, (Rank(rank), 4), counts.as_deref())
+        };
+        let checked = of(&right, 2).unwrap();
+        assert!(checked.signature.uneven && !checked.in_place);
+        let place = |offset| Submission { input: Region { offset, ..right.input }, ..right };
+        assert!(of(&place(64 + 16), 2).unwrap().in_place);
+        assert_eq!(of(&place(64 + 8), 2), Err(Status::Overlap));
+        assert_eq!(of(&right, 0), Err(Status::OutOfRange), "another rank's input");
+        let counts_at = |offset, bytes| Submission { residual_in: Region { offset, bytes }, ..right };
+        for (submission, status) in [
+            (counts_at(1024, 24), Status::OutOfRange),
+            (counts_at(4080, 32), Status::OutOfRange),
+            (counts_at(u64::MAX, 32), Status::OutOfRange),
+            (Submission { count: 2, ..right }, Status::OutOfRange),
+            (Submission { output: right.input, ..right }, Status::OutOfRange),
+            (Submission { flags: 3, ..right }, Status::BadKind),
+            (Submission { residual_out: right.input, ..right }, Status::BadKind),
+            (Submission { collective: Collective::Broadcast.code(), ..right }, Status::BadKind),
+        ] {
+            assert_eq!(of(&submission, 2), Err(status), "{submission:?}");
+        }
+        assert_eq!(read_counts(&right, None, 4), Err(Status::BadKind), "not mapped");
+        memory.write(1024, [u64::MAX; 4].as_bytes()).unwrap();
+        assert_eq!(of(&Submission { count: u64::MAX, ..right }, 2), Err(Status::OutOfRange));
+    }
 
     fn sum(count: u64, input: u64, output: u64) -> Submission {
         let bytes = count.saturating_mul(4);

@@ -84,15 +84,15 @@ impl<'a> Gather<'a> {
                     Access::Mapped => StepKind::Move,
                     Access::Remote => StepKind::Fetch,
                 };
-                let own = Part::whole(0);
-                builder.push(kind, vec![input(*rank, own)], vec![staged(slot, own)]);
+                let (own, copy) = (Part::whole(0), Part::whole(rank.0));
+                builder.push(kind, vec![input(*rank, own)], vec![staged(slot, copy)]);
                 copies.push(slot);
             }
             builder.end_copying();
         }
         let remote = ranks.iter().filter(|rank| (local.access)(**rank) == Access::Remote);
         let fetches = if copies.is_empty() {
-            remote.map(|rank| input(*rank, Part::whole(0))).collect()
+            remote.map(|rank| (input(*rank, Part::whole(0)), Part::whole(rank.0))).collect()
         } else {
             Vec::new()
         };
@@ -108,19 +108,20 @@ impl<'a> Gather<'a> {
     /// Sends the block of the local rank of this pass, if there is one, and brings it to the local outputs.
     fn own(&mut self, pass: usize, peers: &[Participant]) -> Result<(), PlanError> {
         let Some(rank) = self.ranks.get(pass).copied() else { return Ok(()) };
+        let block = Part::whole(rank.0);
         let source = match (self.copies.get(pass), (self.local.access)(rank)) {
-            (Some(slot), _) => staged(*slot, Part::whole(0)),
+            (Some(slot), _) => staged(*slot, block),
             (None, Access::Mapped) => input(rank, Part::whole(0)),
             (None, Access::Remote) => self.feeder.take()?,
         };
-        match self.encode(source, peers)? {
+        match self.encode(source, block, peers)? {
             None => {
-                send(&mut self.builder, source, peers);
+                send(&mut self.builder, source, block, peers);
                 self.deliver(source, rank, &[])?;
             }
             Some(code) => match self.retained.get(pass) {
                 None => self.deliver(code, rank, &[])?,
-                Some(slot) => self.builder.copy(code, vec![staged(*slot, Part::whole(0))]),
+                Some(slot) => self.builder.copy(code, vec![staged(*slot, block)]),
             },
         }
         if self.copies.is_empty() {
@@ -130,11 +131,16 @@ impl<'a> Gather<'a> {
     }
 
     /// Encodes a block once and sends that to all, if blocks are coded; where it lies.
-    fn encode(&mut self, source: Operand, peers: &[Participant]) -> Result<Option<Operand>, PlanError> {
+    fn encode(
+        &mut self,
+        source: Operand,
+        block: Part,
+        peers: &[Participant],
+    ) -> Result<Option<Operand>, PlanError> {
         let Some(slots) = &mut self.encoded else { return Ok(None) };
-        let code = coded(slots.next()?, source.part, Stage::Moved);
+        let code = coded(slots.next()?, block, Stage::Moved);
         for (index, some) in peers.chunks(MAX_STEP_PEERS).enumerate() {
-            let sent = some.iter().map(|peer| coded_peer(*peer, source.part, Stage::Moved));
+            let sent = some.iter().map(|peer| coded_peer(*peer, block, Stage::Moved));
             let (from, kept) = if index == 0 { (source, Some(code)) } else { (code, None) };
             self.builder.copy(from, kept.into_iter().chain(sent).collect());
         }
@@ -144,8 +150,8 @@ impl<'a> Gather<'a> {
     /// Brings a rank's block that a peer sends to the local outputs, and sends it on.
     fn receive(&mut self, rank: Rank, from: Participant, on: &[Participant]) -> Result<(), PlanError> {
         let message = match self.encoded {
-            None => peer(from, Part::whole(0)),
-            Some(_) => coded_peer(from, Part::whole(0), Stage::Moved),
+            None => peer(from, Part::whole(rank.0)),
+            Some(_) => coded_peer(from, Part::whole(rank.0), Stage::Moved),
         };
         self.deliver(message, rank, on)
     }
@@ -167,7 +173,7 @@ impl<'a> Gather<'a> {
         if let Some(first) = destinations.first().copied() {
             self.builder.copy(source, destinations);
             if !on.is_empty() {
-                send(&mut self.builder, first, on);
+                send(&mut self.builder, first, block, on);
             }
         }
         if let Some(waiting) = waiting {
@@ -182,7 +188,8 @@ impl<'a> Gather<'a> {
             self.builder.begin_committed();
         }
         for (slot, rank) in self.retained.iter().zip(self.ranks) {
-            let (held, block) = (staged(*slot, Part::whole(0)), Part::whole(rank.0));
+            let block = Part::whole(rank.0);
+            let held = staged(*slot, block);
             let mapped = outputs(self.ranks, self.local, Access::Mapped, block);
             if !mapped.is_empty() {
                 self.builder.copy(held, mapped);

@@ -68,7 +68,7 @@ impl Link<'_> {
     }
 
     fn send(&self, builder: &mut Builder, from: Operand) {
-        one_two_shot::send(builder, from, &self.next);
+        one_two_shot::send(builder, from, from.part, &self.next);
     }
 
     fn rotation(&self, builder: &mut Builder) -> Result<Option<Rotation>, PlanError> {
@@ -126,7 +126,7 @@ impl Link<'_> {
 
     /// The root's input is fetched ahead.
     fn start_remote(&self, builder: &mut Builder, root: Rank) -> Result<(), PlanError> {
-        let fetches = self.parts().map(|part| input(root, part)).collect();
+        let fetches = self.parts().map(|part| (input(root, part), part)).collect();
         let mut feeder = Feeder::new(builder, fetches, STAGED as usize, self.of)?;
         for _ in self.parts() {
             let fetched = feeder.take()?;

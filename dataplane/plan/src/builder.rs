@@ -122,14 +122,14 @@ pub(crate) fn input(rank: Rank, part: Part) -> Operand {
     Operand::exact(Buffer::Input(rank), part)
 }
 
-/// A part in a staging slot.
+/// A part in a staging slot. Its block is the number of its count, as that of a message.
 pub(crate) fn staged(slot: Slot, part: Part) -> Operand {
-    Operand::exact(Buffer::Staging(slot), part.in_block(0))
+    Operand::exact(Buffer::Staging(slot), part)
 }
 
 /// A part as a message.
 pub(crate) fn peer(participant: Participant, part: Part) -> Operand {
-    Operand::exact(Buffer::Peer(participant), part.in_block(0))
+    Operand::exact(Buffer::Peer(participant), part)
 }
 
 /// A part in a staging slot, coded.
@@ -174,16 +174,16 @@ impl Rotation {
 
 /// Fetches remote inputs ahead of their use, in the order of their use, as far as its slots reach.
 pub(crate) struct Feeder {
-    queue: VecDeque<Operand>,
+    queue: VecDeque<(Operand, Part)>,
     ready: VecDeque<Operand>,
     free: VecDeque<Slot>,
 }
 
 impl Feeder {
-    /// A feeder of `inputs` with at most `ahead` slots of one `divisor`-th of the segment; the first fetches are issued.
+    /// A feeder of `inputs`, each with the same part as staging names it, with at most `ahead` slots of one `divisor`-th of the segment; the first fetches are issued.
     pub(crate) fn new(
         builder: &mut Builder,
-        inputs: Vec<Operand>,
+        inputs: Vec<(Operand, Part)>,
         ahead: usize,
         divisor: u32,
     ) -> Result<Self, PlanError> {
@@ -211,8 +211,8 @@ impl Feeder {
     fn refill(&mut self, builder: &mut Builder) {
         while !self.queue.is_empty() {
             let Some(slot) = self.free.pop_front() else { return };
-            let Some(source) = self.queue.pop_front() else { return };
-            let target = staged(slot, source.part);
+            let Some((source, part)) = self.queue.pop_front() else { return };
+            let target = staged(slot, part);
             builder.push(StepKind::Fetch, vec![source], vec![target]);
             self.ready.push_back(target);
         }
@@ -239,7 +239,9 @@ impl<'a> Contributions<'a> {
     ) -> Result<Self, PlanError> {
         let divisor = parts.first().map_or(1, |part| part.of);
         let remote = ranks.iter().filter(|rank| (local.access)(**rank) == Access::Remote);
-        let fetches = parts.iter().flat_map(|part| remote.clone().map(|rank| input(*rank, *part))).collect();
+        let fetch = |part: &Part, rank: &Rank| (input(*rank, *part), *part);
+        let fetches =
+            parts.iter().flat_map(|part| remote.clone().map(move |rank| fetch(part, rank))).collect();
         let ahead = 2 * remote_count(ranks, local).min(MAX_SOURCES);
         let feeder = Feeder::new(builder, fetches, ahead, divisor)?;
         let several = ranks.len() + usize::from(carried) > MAX_SOURCES;

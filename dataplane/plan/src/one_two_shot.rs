@@ -32,7 +32,7 @@ pub(crate) fn one_shot(
     let mut own = LocalContribution::new(&mut builder, ranks, local, [whole].into_iter())?;
     let own = own.take(&mut builder, whole)?;
     match root.and_then(|root| plan.group().participant_of(root)) {
-        None => send(&mut builder, own, &others(plan, position)?),
+        None => send(&mut builder, own, whole, &others(plan, position)?),
         Some(end) if end == me => {}
         Some(end) => {
             builder.send(own, end);
@@ -72,7 +72,7 @@ pub(crate) fn two_shot(
     let partial = partial(&mut builder, plan, of)?;
     let landed = landing.next(mine.part)?;
     add_up(&mut builder, plan, (me, mine), partial, landed.destinations.clone())?;
-    send(&mut builder, *landed.destinations.first().ok_or(PlanError::Inconsistent)?, &peers);
+    send(&mut builder, *landed.destinations.first().ok_or(PlanError::Inconsistent)?, part(me), &peers);
     landing.store(&mut builder, &landed);
     for distance in 1..of {
         let from = plan.at(position, of - distance)?;
@@ -151,9 +151,9 @@ pub(crate) fn others(plan: &Plan, position: u32) -> Result<Vec<Participant>, Pla
 }
 
 /// Sends to all of them from one place.
-pub(crate) fn send(builder: &mut Builder, from: Operand, peers: &[Participant]) {
+pub(crate) fn send(builder: &mut Builder, from: Operand, part: Part, peers: &[Participant]) {
     for some in peers.chunks(MAX_STEP_PEERS) {
-        builder.copy(from, some.iter().map(|to| peer(*to, from.part)).collect());
+        builder.copy(from, some.iter().map(|to| peer(*to, part)).collect());
     }
 }
 

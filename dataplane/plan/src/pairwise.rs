@@ -8,7 +8,7 @@
 //! Sends and receives of a round alternate, send first: with one landing slot a peer, a second send may wait for what the
 //! peer receives after its own first send, but never for more than that.
 
-use crate::builder::{Builder, Feeder, Rotation, coded, coded_peer, input, peer, remote_count, staged};
+use crate::builder::{self, Builder, Feeder, Rotation, coded, coded_peer, input, remote_count, staged};
 use crate::plan::{Local, Plan, PlanError, Request};
 use crate::program::{Access, Buffer, Operand, Part, Participant, Program, Retention, Slot, Stage, StepKind};
 use harmonaize_abi::Rank;
@@ -53,7 +53,15 @@ pub(crate) fn program(
     let stores = remote_count(plan.group().local(me), local) > 0;
     let stores = if stores { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
     let encoded = if coded { Some(Rotation::new(&mut builder, ENCODED, 1)?) } else { None };
-    let mut exchange = Exchange { request, local, stores, encoded, feeder: None, copies: HashMap::new() };
+    let mut exchange = Exchange {
+        request,
+        ranks: plan.group().ranks(),
+        local,
+        stores,
+        encoded,
+        feeder: None,
+        copies: HashMap::new(),
+    };
     if copied {
         exchange.copy(&mut builder, &sends)?;
         exchange.feed(&mut builder, &copies)?;
@@ -98,6 +106,7 @@ fn actions(plan: &Plan, request: Request, position: u32, me: Participant) -> Res
 
 struct Exchange<'a> {
     request: Request,
+    ranks: u32,
     local: &'a Local<'a>,
     /// Where blocks for remote ranks wait to be stored.
     stores: Option<Rotation>,
@@ -116,6 +125,12 @@ impl Exchange<'_> {
         Ok([input(from, Part::whole(of_input)), Operand::exact(Buffer::Output(to), Part::whole(of_output))])
     }
 
+    /// The same block in staging and as a message.
+    fn part(&self, from: Rank, to: Rank) -> Result<Part, PlanError> {
+        let [of_input, _] = self.request.pair(from, to).ok_or(PlanError::Inconsistent)?;
+        Ok(Part::whole(self.request.collective.count_of_input(from, of_input, self.ranks)))
+    }
+
     /// Fetches what the actions will need of remote ranks.
     fn feed(&mut self, builder: &mut Builder, actions: &[Action]) -> Result<(), PlanError> {
         let mut fetches = Vec::new();
@@ -124,7 +139,7 @@ impl Exchange<'_> {
                 && (self.local.access)(from) == Access::Remote
             {
                 let [block, _] = self.places(from, to)?;
-                fetches.push(block);
+                fetches.push((block, self.part(from, to)?));
             }
         }
         self.feeder = Some(Feeder::new(builder, fetches, STAGED as usize, 1)?);
@@ -149,7 +164,7 @@ impl Exchange<'_> {
                 Access::Remote => StepKind::Fetch,
             };
             let [block, _] = self.places(from, to)?;
-            builder.push(kind, vec![block], vec![staged(slot, block.part)]);
+            builder.push(kind, vec![block], vec![staged(slot, self.part(from, to)?)]);
             self.copies.insert((from, to), slot);
         }
         Ok(())
@@ -159,12 +174,12 @@ impl Exchange<'_> {
         for action in actions {
             match *action {
                 Action::Send { from, to, peer } => {
-                    let source = self.source(from, to)?;
+                    let (source, part) = (self.source(from, to)?, self.part(from, to)?);
                     match &mut self.encoded {
-                        None => builder.send(source, peer),
+                        None => builder.copy(source, vec![builder::peer(peer, part)]),
                         Some(slots) => {
-                            let kept = coded(slots.next()?, source.part, Stage::Moved);
-                            builder.copy(source, vec![kept, coded_peer(peer, source.part, Stage::Moved)]);
+                            let kept = coded(slots.next()?, part, Stage::Moved);
+                            builder.copy(source, vec![kept, coded_peer(peer, part, Stage::Moved)]);
                         }
                     }
                     self.give_back(builder, source, (from, to));
@@ -175,9 +190,10 @@ impl Exchange<'_> {
                     self.give_back(builder, source, (from, to));
                 }
                 Action::Receive { from, to, peer: sender } => {
+                    let part = self.part(from, to)?;
                     let message = match self.encoded {
-                        None => peer(sender, Part::whole(0)),
-                        Some(_) => coded_peer(sender, Part::whole(0), Stage::Moved),
+                        None => builder::peer(sender, part),
+                        Some(_) => coded_peer(sender, part, Stage::Moved),
                     };
                     self.deliver(builder, message, from, to)?;
                 }
@@ -188,7 +204,7 @@ impl Exchange<'_> {
 
     fn source(&mut self, from: Rank, to: Rank) -> Result<Operand, PlanError> {
         if let Some(slot) = self.copies.get(&(from, to)) {
-            return Ok(staged(*slot, Part::whole(0)));
+            return Ok(staged(*slot, self.part(from, to)?));
         }
         let [block, _] = self.places(from, to)?;
         match (self.local.access)(from) {
@@ -213,7 +229,7 @@ impl Exchange<'_> {
         from: Rank,
         to: Rank,
     ) -> Result<(), PlanError> {
-        let [_, output] = self.places(from, to)?;
+        let ([_, output], part) = (self.places(from, to)?, self.part(from, to)?);
         if (self.local.access)(to) == Access::Mapped {
             builder.copy(source, vec![output]);
             return Ok(());
@@ -221,7 +237,7 @@ impl Exchange<'_> {
         let staged = match (source.buffer, &mut self.stores) {
             (Buffer::Staging(_), _) => source,
             (_, Some(rotation)) => {
-                let target = staged(rotation.next()?, source.part);
+                let target = staged(rotation.next()?, part);
                 builder.copy(source, vec![target]);
                 target
             }

@@ -58,21 +58,23 @@ pub enum Buffer {
     Input(Rank),
     /// A local rank's output tensor.
     Output(Rank),
-    /// A staging buffer. Its content lies at the start of the buffer: an operand's `part` says how long it is, and `block`
-    /// is 0.
+    /// A staging buffer. Its content lies at the start of the buffer: an operand's `part` says how long it is.
     Staging(Slot),
-    /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination). `block` is 0.
+    /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination).
     /// At most one source and one destination of a step is the same peer.
     Peer(Participant),
 }
 
-/// A range of a tensor block's current segment. A tensor is blocks of equal length, 1 or one per rank
+/// A range of a tensor block's current segment. A tensor is 1 block or one per rank
 /// ([`harmonaize_abi::Collective::blocks`]): block `b` of an input is what goes to rank `b`, block `b` of an output what
-/// comes from rank `b`. A segment covers the same element range `lo..hi` of every block; part `index` of `of` covers elements
+/// comes from rank `b`. A segment covers the same element range `lo..hi` of every block, as far as the block goes; part `index` of `of` covers elements
 /// `lo + (hi-lo)*index/of .. lo + (hi-lo)*(index+1)/of` of the block.
+///
+/// Blocks may have different counts of elements ([`harmonaize_abi::Collective::counts`]). A program does not depend on them: each of
+/// its operands names the count that its length follows from, and those of a step all name the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
-    /// Block of the tensor.
+    /// Block of the tensor; of a staging buffer or a message, which of the counts its length follows from.
     pub block: u32,
     /// Which part of the segment.
     pub index: u32,
@@ -239,7 +241,7 @@ impl Part {
         Self { block, index: 0, of: 1 }
     }
 
-    /// The same elements of another block; of a staging slot or a message, with block 0.
+    /// The same elements of another block.
     pub const fn in_block(self, block: u32) -> Self {
         Self { block, ..self }
     }

@@ -188,14 +188,14 @@ impl<'a> Scatter<'a> {
 
     /// Where a local rank's result goes first.
     fn land(&mut self, rank: Rank) -> Result<Operand, PlanError> {
-        let whole = Part::whole(0);
+        let (whole, block) = (Part::whole(0), Part::whole(rank.0));
         let at = self.ranks.iter().position(|local| *local == rank).ok_or(PlanError::Inconsistent)?;
         if let Some(slot) = self.retained.get(at) {
-            return Ok(staged(*slot, whole));
+            return Ok(staged(*slot, block));
         }
         match (self.local.access)(rank) {
             Access::Mapped => Ok(Operand::exact(Buffer::Output(rank), whole)),
-            Access::Remote => Ok(staged(self.stores.as_mut().ok_or(PlanError::Inconsistent)?.next()?, whole)),
+            Access::Remote => Ok(staged(self.stores.as_mut().ok_or(PlanError::Inconsistent)?.next()?, block)),
         }
     }
 
@@ -212,7 +212,7 @@ impl<'a> Scatter<'a> {
             self.builder.begin_committed();
         }
         for (slot, rank) in self.retained.iter().zip(self.ranks) {
-            let held = staged(*slot, Part::whole(0));
+            let held = staged(*slot, Part::whole(rank.0));
             let output = Operand::exact(Buffer::Output(*rank), Part::whole(0));
             match (self.local.access)(*rank) {
                 Access::Mapped => self.builder.copy(held, vec![output]),

@@ -158,8 +158,9 @@ fn blocks_that_change_places_are_found() {
             operand.part.block ^= 1;
         }
     }
-    let other = |rank, block| CheckError::Output { rank: Rank(rank), block, found: Found::Other };
-    assert_eq!(gather.check(&programs, 1), Err(other(1, 2)));
+    // Of another length, for all that the checker knows.
+    let other = Part::whole(3);
+    assert_eq!(gather.check(&programs, 1), Err(fault(0, 2, Fault::Part(other))));
     let scatter = case(Collective::ReduceScatter);
     let mut programs = scatter.programs();
     for program in &mut programs {
@@ -169,7 +170,44 @@ fn blocks_that_change_places_are_found() {
             }
         }
     }
-    assert_eq!(scatter.check(&programs, 1), Err(other(0, 0)));
+    let refused = scatter.check(&programs, 1);
+    assert!(matches!(refused, Err(CheckError::Step { fault: Fault::Part(_), .. })), "{refused:?}");
+}
+
+/// Ranks' counts may differ: the operands of a step, and both ends of a message, have the length of the same one.
+#[test]
+fn lengths_follow_from_the_same_count_at_both_ends() {
+    let uneven = Collective::ALL.iter().copied().filter(|one| one.can_be_uneven());
+    for collective in uneven {
+        let request = common::plain(collective, Rank(0));
+        let case =
+            Case { plan: Grouping::PerHost(1).plan(4), request, retention: None, reach: Reach::Remote };
+        let right = case.programs();
+        let talks = |operand: &Operand| matches!(operand.buffer, Buffer::Peer(_));
+        let sender = right
+            .iter()
+            .position(|program| program.steps.iter().any(|step| step.destinations.iter().any(talks)));
+        let sender = sender.unwrap();
+        let at = right[sender].steps.iter().position(|step| step.destinations.iter().any(talks)).unwrap();
+        let mut one = case.programs();
+        let step = &mut one[sender].steps[at];
+        let to = step.destinations.iter_mut().find(|operand| talks(operand)).unwrap();
+        to.part.block = (to.part.block + 1) % collective.counts(4);
+        let refused = case.check(&one, 1);
+        assert!(matches!(refused, Err(CheckError::Step { fault: Fault::Part(_), .. })), "{refused:?}");
+        let mut whole = case.programs();
+        for operand in whole[sender]
+            .steps
+            .iter_mut()
+            .flat_map(|step| step.sources.iter_mut().chain(&mut step.destinations))
+        {
+            if !matches!(operand.buffer, Buffer::Input(_) | Buffer::Output(_)) {
+                operand.part.block = (operand.part.block + 1) % collective.counts(4);
+            }
+        }
+        assert!(case.check(&whole, 1).is_err(), "{collective}");
+        assert!(case.check_alone(&whole).is_err(), "{collective}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use harmonaize_plan::{
 use proptest::prelude::*;
 
 fn signature(collective: Collective, dtype: Dtype, count: u64) -> Signature {
-    Signature { collective, dtype, reduce: ReduceOp::Sum, root: Rank(0), count }
+    Signature { collective, dtype, reduce: ReduceOp::Sum, root: Rank(0), count, uneven: false }
 }
 
 fn groupings() -> impl Strategy<Value = Grouping> {

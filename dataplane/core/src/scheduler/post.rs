@@ -52,9 +52,8 @@ fn decide(
     let (Some((peer, _)), Some(destination)) = (peers(&step.sources).next(), destination) else {
         return PostDecision::Never;
     };
-    let (lo, hi) = (segment.lo, segment.hi);
     let coded = step.sources.iter().any(|operand| operand.encoding != Encoding::Exact);
-    let empty = destination.part.elements(lo, hi).1 == 0;
+    let empty = segment.elements(destination).1 == 0;
     if step.kind != StepKind::Move || coded || step.committed || empty || segment.resume.is_some() {
         return PostDecision::Never;
     }
@@ -62,7 +61,7 @@ fn decide(
     let mut ahead = 0;
     for (earlier, issued) in channel.incomplete_before(at) {
         let mut operands = earlier.sources.iter().chain(&earlier.destinations);
-        if operands.any(|operand| overlap(operand, destination, operation.in_place, (lo, hi))) {
+        if operands.any(|operand| overlap(segment, operand, destination, operation.in_place)) {
             return PostDecision::Later;
         }
         let from_peer = |(from, _): &(Participant, &Operand)| !issued && *from == peer;
@@ -78,7 +77,7 @@ fn decide(
 }
 
 /// Whether two operands of one channel's segment may share memory. In place, a rank's output is its input.
-fn overlap(one: &Operand, other: &Operand, in_place: bool, (lo, hi): (u64, u64)) -> bool {
+fn overlap(segment: &Segment, one: &Operand, other: &Operand, in_place: bool) -> bool {
     let tensor = |operand: &Operand| match operand.buffer {
         Buffer::Input(rank) => Some((rank, !in_place)),
         Buffer::Output(rank) => Some((rank, false)),
@@ -87,7 +86,7 @@ fn overlap(one: &Operand, other: &Operand, in_place: bool, (lo, hi): (u64, u64))
     match (one.buffer, other.buffer) {
         (Buffer::Staging(one), Buffer::Staging(other)) => one == other,
         _ => {
-            let ((start, length), (from, count)) = (one.part.elements(lo, hi), other.part.elements(lo, hi));
+            let ((start, length), (from, count)) = (segment.elements(one), segment.elements(other));
             tensor(one).is_some()
                 && tensor(one) == tensor(other)
                 && one.part.block == other.part.block

@@ -54,7 +54,7 @@ impl Scenario {
             let collective = if exchange { before.collective } else { Collective::AllReduce };
             let count = if before.collective == collective { before.count } else { 64 };
             let (reduce, root) = (if exchange { ReduceOp::Sum } else { reduce }, Rank(0));
-            let signature = Signature { collective, dtype: Dtype::F32, reduce, root, count };
+            let signature = Signature { collective, dtype: Dtype::F32, reduce, root, count, uneven: false };
             self.scripts.iter_mut().filter(|script| index < script.acts.len()).for_each(|script| {
                 script.acts[index].signature = signature;
             });

@@ -268,9 +268,9 @@ impl World {
     }
 
     pub(crate) fn locate(&self, context: &Context, operand: &Operand, transfer: bool) -> Location {
-        let (lo, hi) = (context.segment.lo, context.segment.hi);
+        let lo = context.segment.lo;
         let size = context.signature.dtype.size() as u64;
-        let (start, elements) = operand.part.elements(lo, hi);
+        let (start, elements) = context.segment.elements(operand);
         let remote = |rank: Rank| {
             assert!(self.scenario.group.local(context.at).contains(&rank), "another participant's rank");
             let remote = self.scenario.access[rank.0 as usize] == Access::Remote;
@@ -279,11 +279,11 @@ impl World {
         let (place, start) = match operand.buffer {
             plan::Buffer::Input(rank) => {
                 remote(rank);
-                (Place::Input(rank.0), u64::from(operand.part.block) * context.signature.count + start)
+                (Place::Input(rank.0), start)
             }
             plan::Buffer::Output(rank) => {
                 remote(rank);
-                (Place::Output(rank.0), u64::from(operand.part.block) * context.signature.count + start)
+                (Place::Output(rank.0), start)
             }
             plan::Buffer::Staging(slot) => (Place::Staging(context.channel, slot.0), 0),
             plan::Buffer::Peer(_) => unreachable!("peers have messages, not places"),
@@ -490,7 +490,9 @@ impl World {
         let acts = |rank: Rank| self.scenario.scripts[rank.0 as usize].acts.get(operation as usize);
         let signature = acts(rank).unwrap().signature;
         let differs = |other| acts(other).is_none_or(|act| act.signature != signature);
-        if self.scenario.ranks().any(differs) {
+        if self.scenario.ranks().any(differs)
+            || self.scenario.wrong_count.is_some_and(|(at, ..)| at == operation)
+        {
             return;
         }
         let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());

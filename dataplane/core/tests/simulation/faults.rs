@@ -75,6 +75,7 @@ impl Scenario {
                     if collective.traits().aggregator.is_none() && at % 2 == 0 {
                         (act.signature.collective, act.signature.reduce) =
                             (Collective::Broadcast, ReduceOp::Sum);
+                        act.signature.uneven = false;
                         act.in_place &= rank == act.signature.root;
                     }
                     continue;
@@ -82,6 +83,7 @@ impl Scenario {
                 let bytes = act.signature.count * act.signature.dtype.size() as u64;
                 (act.signature.collective, act.signature.reduce) = (Collective::AllReduce, reduce);
                 (act.signature.dtype, act.signature.root) = (dtype, Rank(0));
+                act.signature.uneven = false;
                 act.signature.count = (bytes / dtype.size() as u64).min(600);
             }
         }
@@ -109,6 +111,7 @@ impl Scenario {
             reduce: ReduceOp::Sum,
             root: Rank(0),
             count: 200_000,
+            uneven: false,
         };
         let act = Act { signature, in_place: true };
         self.scripts.fill(Script { acts: vec![act], leaves: true, depth: 1, think: 0 });
@@ -271,6 +274,46 @@ impl Scenario {
             act.signature = wrong;
             act.in_place &= wrong.collective.shared_block(rank, wrong.root).is_some();
         }
+        self
+    }
+
+    /// One uneven operation, of one count of which a rank says something else than the one that has the block or gets it.
+    pub(crate) fn with_a_wrong_count(mut self) -> Self {
+        let mut rng = generator(self.seed, 38);
+        if rng.random_bool(0.5) {
+            self = self.rough();
+        }
+        self.impatient();
+        // Nobody forgets what it said.
+        self.operations = self.scripts[0].acts.len();
+        let ranks = self.group.ranks();
+        let at = rng.random_range(0..self.scripts[0].acts.len());
+        let uneven: Vec<Collective> =
+            Collective::ALL.iter().copied().filter(|collective| collective.can_be_uneven()).collect();
+        let collective = uneven[rng.random_range(0..uneven.len())];
+        let root = Rank(if collective.is_rooted() { rng.random_range(0..ranks) } else { 0 });
+        let signature = Signature {
+            collective,
+            dtype: Dtype::U32,
+            reduce: ReduceOp::Sum,
+            root,
+            count: rng.random_range(1..200),
+            uneven: true,
+        };
+        for script in &mut self.scripts {
+            script.acts[at] = Act { signature, in_place: false };
+        }
+        let block = rng.random_range(0..ranks);
+        let other = (block + rng.random_range(1..ranks)) % ranks;
+        let (index, liar) = match collective {
+            // Of a pair, either end.
+            Collective::AllToAll => (block * ranks + other, Rank([block, other][rng.random_range(0..2)])),
+            // Who gets it, or gives it: the root.
+            Collective::Gather | Collective::Scatter if block == root.0 => (other, root),
+            Collective::Gather | Collective::Scatter => (block, [Rank(block), root][rng.random_range(0..2)]),
+            _ => (block, Rank(other)),
+        };
+        self.wrong_count = Some((at as u64, index, liar));
         self
     }
 

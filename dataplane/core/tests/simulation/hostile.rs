@@ -26,6 +26,7 @@ impl World {
             reduce: ReduceOp::Max,
             root: self.any_rank(),
             count: self.any_number(),
+            uneven: self.rng.random_bool(0.5),
         };
         let (operation, rank) = (self.any_number(), self.any_rank());
         let epoch = Epoch(self.any_number() as u32);
@@ -41,15 +42,27 @@ impl World {
             _ => Agreement::DoneEverywhere { below: operation },
         };
         match self.rng.random_range(0..10) {
-            0 => Control::Inquire { operation },
-            1 => Control::Answer { operation, missing, call: Some((rank, signature)) },
+            0 => Control::Inquire { operation, count: self.rng.random_bool(0.5).then_some(rank.0) },
+            1 => {
+                let said = Some((rank, self.any_number()));
+                Control::Answer {
+                    operation,
+                    count: Some(rank.0),
+                    missing,
+                    call: Some((rank, signature)),
+                    said,
+                }
+            }
             2 => Control::Left { rank, operations: operation },
             3 => Control::Prepared { epoch },
             4 => Control::Propose { epoch },
             5 => Control::Promise { epoch, below: operation },
             6 => Control::Commit { epoch, segment: operation },
             8 => Control::Aggregation { epoch: Epoch(epoch.0 % 4), generation, agreement },
-            7 => Control::Answer { operation: operation % 4, missing: Vec::new(), call: None },
+            7 => {
+                let operation = operation % 4;
+                Control::Answer { operation, count: None, missing: Vec::new(), call: None, said: None }
+            }
             _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },
         }
     }

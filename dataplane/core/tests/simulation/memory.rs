@@ -6,6 +6,55 @@ use std::ops::Range;
 /// What memory holds that nobody may rely on.
 pub(crate) const POISON: u8 = 0xd5;
 
+/// How many elements each block of an operation has, where that differs: all of [`Collective::counts`].
+pub(crate) fn counts(seed: u64, operation: u64, signature: &Signature, ranks: u32) -> Option<Vec<u64>> {
+    let count = |index: u32| {
+        let value = mix(seed ^ mix(operation ^ mix(u64::from(index) + 0x5eed)));
+        // Every third is of the most, or of none.
+        match value % 6 {
+            0 => signature.count,
+            1 => 0,
+            _ => mix(value) % (signature.count + 1),
+        }
+    };
+    signature.uneven.then(|| (0..signature.collective.counts(ranks)).map(count).collect())
+}
+
+/// What a rank says of them.
+pub(crate) fn said(counts: &[u64], signature: &Signature, rank: Rank, ranks: u32) -> Vec<u64> {
+    let collective = signature.collective;
+    if !collective.is_pairwise() {
+        return counts.to_vec();
+    }
+    let sent = (0..ranks).map(|to| collective.count_of_input(rank, to, ranks));
+    let received = (0..ranks).map(|from| collective.count_of_output(rank, from, ranks));
+    sent.chain(received).map(|index| counts[index as usize]).collect()
+}
+
+/// Where the blocks of a rank's tensor lie, in bytes.
+fn bounds(
+    counts: Option<&[u64]>,
+    signature: &Signature,
+    rank: Rank,
+    ranks: u32,
+    output: bool,
+) -> Vec<Range<usize>> {
+    let collective = signature.collective;
+    let [inputs, outputs] = collective.blocks(ranks, rank, signature.root);
+    let mut end = 0;
+    let block = |block| {
+        let index = match output {
+            false => collective.count_of_input(rank, block, ranks),
+            true => collective.count_of_output(rank, block, ranks),
+        };
+        let count = counts.map_or(signature.count, |counts| counts[index as usize]);
+        let start = end;
+        end += count as usize * signature.dtype.size();
+        start..end
+    };
+    (0..if output { outputs } else { inputs }).map(block).collect()
+}
+
 /// One rank's tensors of one operation.
 #[derive(Debug)]
 pub(crate) struct Tensor {
@@ -25,16 +74,17 @@ impl Tensor {
         signature: &Signature,
         ranks: u32,
         in_place: bool,
+        counts: Option<&[u64]>,
     ) -> Self {
-        let input = input(seed, operation, rank, signature, ranks);
-        let block = signature.count as usize * signature.dtype.size();
-        let blocks = signature.collective.blocks(ranks, rank, signature.root);
-        let [inputs, outputs] = blocks.map(|blocks| blocks as usize * block);
+        let places = [false, true].map(|output| bounds(counts, signature, rank, ranks, output));
+        let [inputs, outputs] = places.each_ref().map(|blocks| blocks.last().map_or(0, |last| last.end));
+        let input = content(seed, operation, rank, signature, inputs);
         let shared = signature.collective.shared_block(rank, signature.root).filter(|_| in_place);
         let Some([of_input, of_output]) = shared else {
             return Self { input, output: Some(vec![POISON; outputs]), lies: [0..inputs, 0..outputs] };
         };
-        let [from, to] = [of_output, of_input].map(|at| at as usize * block);
+        let [of_inputs, of_outputs] = &places;
+        let [from, to] = [of_outputs[of_output as usize].start, of_inputs[of_input as usize].start];
         let mut memory = vec![POISON; inputs.max(outputs)];
         memory[from..from + inputs].copy_from_slice(&input);
         Self { input: memory, output: None, lies: [from..from + inputs, to..to + outputs] }
@@ -62,12 +112,18 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A rank's input: any integers; for floats small ones whose sums and products are exact.
+/// A rank's input.
 pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
-    let [blocks, _] = signature.collective.blocks(ranks, rank, signature.root).map(u64::from);
+    let counts = counts(seed, operation, signature, ranks);
+    let blocks = bounds(counts.as_deref(), signature, rank, ranks, false);
+    content(seed, operation, rank, signature, blocks.last().map_or(0, |last| last.end))
+}
+
+/// So many bytes of an input: any integers; for floats small ones whose sums and products are exact.
+fn content(seed: u64, operation: u64, rank: Rank, signature: &Signature, length: usize) -> Vec<u8> {
     let base = mix(seed ^ mix(operation ^ mix(u64::from(rank.0) + 1)));
-    let mut bytes = Vec::with_capacity((signature.count * blocks) as usize * signature.dtype.size());
-    for i in 0..signature.count * blocks {
+    let mut bytes = Vec::with_capacity(length);
+    for i in 0..(length / signature.dtype.size()) as u64 {
         let value = mix(base.wrapping_add(i));
         match signature.dtype {
             Dtype::F32 => {
@@ -86,20 +142,21 @@ pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature
 /// What a rank must end with.
 pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
     let input = |rank| input(seed, operation, rank, signature, ranks);
-    let bytes = signature.count as usize * signature.dtype.size();
+    let counts = counts(seed, operation, signature, ranks);
+    let bounds = |rank, output| bounds(counts.as_deref(), signature, rank, ranks, output);
     let reduced = |part: Range<usize>| {
         let inputs: Vec<_> = (0..ranks).map(|rank| input(Rank(rank))).collect();
         let sources: Vec<&[u8]> = inputs.iter().map(|input| &input[part.clone()]).collect();
         reduce(signature, &sources, Some(ranks))
     };
-    let part = |block: u32| block as usize * bytes..(block as usize + 1) * bytes;
-    let [_, blocks] = signature.collective.blocks(ranks, rank, signature.root);
-    let content = |block| match signature.collective.content(rank, block, signature.root) {
-        BlockContent::Unwritten => vec![POISON; bytes],
-        BlockContent::Input(of, block) => input(of)[part(block)].to_vec(),
-        BlockContent::Reduction(block) => reduced(part(block)),
-    };
-    (0..blocks).flat_map(content).collect()
+    let content =
+        |(block, place): (u32, Range<usize>)| match signature.collective.content(rank, block, signature.root)
+        {
+            BlockContent::Unwritten => vec![POISON; place.len()],
+            BlockContent::Input(of, block) => input(of)[bounds(of, false)[block as usize].clone()].to_vec(),
+            BlockContent::Reduction(block) => reduced(bounds(rank, false)[block as usize].clone()),
+        };
+    (0..).zip(bounds(rank, true)).flat_map(content).collect()
 }
 
 /// Reduces sources, and divides where the reduction is an average and complete.

@@ -85,6 +85,8 @@ pub(crate) struct Scenario {
     pub(crate) incidents: Vec<(u64, Incident)>,
     /// Participants that do not keep to the protocol; nothing is asserted of data.
     pub(crate) hostile: Option<Participant>,
+    /// The operation, the number of one of its counts, and who says something else of it than all others.
+    pub(crate) wrong_count: Option<(u64, u32, Rank)>,
     /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
     pub(crate) unlinkable: Vec<(Epoch, Participant)>,
     /// By epoch: pairs, the lower first, whose links are those of the epoch before.
@@ -177,6 +179,7 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
         },
         root: Rank(if collective.is_rooted() { rng.random_range(0..ranks) } else { 0 }),
         count: 0,
+        uneven: false,
     };
     if barrier || rng.random_bool(0.05) {
         return signature;
@@ -193,6 +196,7 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
     loop {
         signature.count = rng.random_range(0..=most);
         if segmentation(&plan.plan, &signature, &plan.tuning).segments <= segments {
+            signature.uneven = collective.can_be_uneven() && signature.count % 2 == 1;
             return signature;
         }
         most = most / 2 + 1;
@@ -242,6 +246,7 @@ impl Scenario {
             scripts,
             incidents: Vec::new(),
             hostile: None,
+            wrong_count: None,
             unlinkable: Vec::new(),
             carried: Vec::new(),
             silence: 10 * MICROSECOND..3 * MILLISECOND,

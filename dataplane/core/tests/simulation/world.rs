@@ -2,12 +2,12 @@
 
 use super::aggregator::{Aggregator, Submitted};
 use super::coded::Books;
-use super::memory::Tensor;
+use super::memory::{self, Tensor};
 use super::network::{Direction, Frame, Location};
 use super::node::{Node, Outcome, RankState};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::{Epoch, Rank, Token};
+use harmonaize_abi::{Epoch, Rank, Signature, Token};
 use harmonaize_core::{
     Action, BadPlan, Call, CoreError, EpochPlan, Failure, Interleaving, Message, Nanos, Payload, Receipt,
 };
@@ -465,13 +465,16 @@ impl World {
         let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
         let token = Token(u64::from(rank.0) << 32 | number);
         let timeout = self.scenario.timeouts[rank.0 as usize];
-        let call = Call { signature: act.signature, in_place: act.in_place, token, timeout };
+        let (seed, ranks, signature) = (self.scenario.seed, self.scenario.group.ranks(), act.signature);
+        let counts = self.counts(rank, number, &signature);
+        let said = counts.as_ref().map(|counts| memory::said(counts, &signature, rank, ranks).into());
+        let call = Call { signature, counts: said, in_place: act.in_place, token, timeout };
         match self.nodes[p.0 as usize].core.handle_call(Nanos(self.now), rank, call) {
             Ok(taken) => {
                 assert_eq!(taken, number, "rank {rank}'s call got another number");
                 self.active = self.now;
-                let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
-                let tensor = Tensor::new(seed, number, rank, &act.signature, ranks, act.in_place);
+                let counts = counts.as_deref();
+                let tensor = Tensor::new(seed, number, rank, &signature, ranks, act.in_place, counts);
                 self.tensors.insert((rank.0, number), tensor);
                 let state = &mut self.ranks[rank.0 as usize];
                 state.called += 1;
@@ -487,6 +490,19 @@ impl World {
             Err(CoreError::Ended(_)) => self.ranks[rank.0 as usize].refused = true,
             Err(error) => panic!("rank {rank}'s call is refused: {error}"),
         }
+    }
+
+    /// The counts of an operation, as a rank has them.
+    fn counts(&self, rank: Rank, operation: u64, signature: &Signature) -> Option<Vec<u64>> {
+        let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
+        let mut counts = memory::counts(seed, operation, signature, ranks)?;
+        if let Some((at, index, liar)) = self.scenario.wrong_count
+            && (at, liar) == (operation, rank)
+        {
+            let count = &mut counts[index as usize];
+            *count = if *count == signature.count { 0 } else { signature.count };
+        }
+        Some(counts)
     }
 
     fn act(&mut self, p: Participant, action: Action) {

@@ -5,11 +5,13 @@ use super::memory::{Content, Memory};
 use super::values::{Value, Values};
 use super::{Fault, Usage};
 use crate::plan::{Local, Plan, Request};
-use crate::program::{Buffer, Encoding, Operand, Participant, Program, Step, StepKind};
+use crate::program::{Buffer, Encoding, Operand, Part, Participant, Program, Step, StepKind};
 use harmonaize_abi::Rank;
 
 /// What goes from one participant to another.
 pub(super) struct Message {
+    /// Which count its length follows from.
+    pub(super) block: u32,
     pub(super) index: u32,
     pub(super) of: u32,
     pub(super) encoding: Encoding,
@@ -120,8 +122,8 @@ impl Machine {
             match (operand.buffer, content) {
                 (Buffer::Peer(peer), content) => {
                     self.sent += 1;
-                    let (index, of) = (operand.part.index, operand.part.of);
-                    let message = Message { index, of, encoding: operand.encoding, content };
+                    let Part { block, index, of } = operand.part;
+                    let message = Message { block, index, of, encoding: operand.encoding, content };
                     links.send(values, grid, [me, peer], message)?;
                 }
                 (_, Some(content)) => {
@@ -138,8 +140,8 @@ impl Machine {
 impl Message {
     /// What the message brings, if it is what the operand expects.
     fn take(self, operand: &Operand, nothing: bool) -> Option<Content> {
-        let fits =
-            (self.index, self.of, self.encoding) == (operand.part.index, operand.part.of, operand.encoding);
+        let part = Part { block: self.block, index: self.index, of: self.of };
+        let fits = (part, self.encoding) == (operand.part, operand.encoding);
         match self.content {
             Some(content) if fits && !nothing => Some(content),
             None if fits && nothing => Some(Vec::new()),

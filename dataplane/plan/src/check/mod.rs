@@ -1,6 +1,9 @@
 //! The symbolic checker: runs all participants' programs together on symbols instead of bytes, for every segment length at
 //! once, and refuses what would compute a wrong result, race with itself, or wait for ever.
 //!
+//! Where ranks' counts differ it proves the same: all operands of a step, and both ends of a message, name the same count, so that
+//! they have one length whatever it is, zero included. Every message is sent, however short.
+//!
 //! One run proves it for all timings: each participant issues its steps in a fixed order, each step waits only for what no
 //! later event takes away again, and each channel has one sender and one receiver, so every execution that goes on as long
 //! as it can ends in the same state. More landing slots only let a step be issued earlier, and a sequence of checked

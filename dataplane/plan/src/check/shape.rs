@@ -1,4 +1,4 @@
-//! What can be said of each step alone: its operands exist, fit its kind, and have one length.
+//! What can be said of each step alone: its operands exist, fit its kind, and have one length, whatever ranks' counts are.
 
 use super::{CheckError, Fault};
 use crate::plan::{Local, Plan, Request};
@@ -56,12 +56,16 @@ impl Shape<'_> {
             return Err(Fault::After(*after));
         }
         let first = step.sources.iter().chain(&step.destinations).next().ok_or(Fault::Destinations)?;
+        let mut length = None;
         for operand in step.sources.iter().chain(&step.destinations) {
             let part = operand.part;
             if part.index >= part.of || (part.index, part.of) != (first.part.index, first.part.of) {
                 return Err(Fault::Part(part));
             }
-            self.operand(step.kind, operand)?;
+            let count = self.operand(step.kind, operand)?;
+            if *length.get_or_insert(count) != count {
+                return Err(Fault::Part(part));
+            }
         }
         if repeats(&step.destinations, |_| true) || repeats(&step.sources, is_peer) {
             return Err(Fault::Repeated);
@@ -77,8 +81,11 @@ impl Shape<'_> {
         if self.request.codes() && fits(step) { Ok(()) } else { Err(Fault::Encoding) }
     }
 
-    fn operand(&self, kind: StepKind, operand: &Operand) -> Result<(), Fault> {
-        let blocks = match operand.buffer {
+    /// Checks an operand by itself. Which count its length follows from.
+    fn operand(&self, kind: StepKind, operand: &Operand) -> Result<u32, Fault> {
+        let Request { collective, root, .. } = self.request;
+        let (ranks, block) = (self.plan.group().ranks(), operand.part.block);
+        let (blocks, count) = match operand.buffer {
             Buffer::Input(rank) | Buffer::Output(rank) => {
                 if !self.ranks.contains(&rank) {
                     return Err(Fault::Buffer);
@@ -93,25 +100,27 @@ impl Shape<'_> {
                 if operand.encoding != Encoding::Exact {
                     return Err(Fault::Encoding);
                 }
-                let Request { collective, root, .. } = self.request;
-                let [input, output] = collective.blocks(self.plan.group().ranks(), rank, root);
-                if matches!(operand.buffer, Buffer::Input(_)) { input } else { output }
+                let [input, output] = collective.blocks(ranks, rank, root);
+                match operand.buffer {
+                    Buffer::Input(_) => (input, collective.count_of_input(rank, block, ranks)),
+                    _ => (output, collective.count_of_output(rank, block, ranks)),
+                }
             }
             Buffer::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
                 None => return Err(Fault::Buffer),
                 Some(divisor) if operand.part.of < *divisor || *divisor == 0 => {
                     return Err(Fault::SlotSize(slot));
                 }
-                Some(_) => 1,
+                Some(_) => (collective.counts(ranks), block),
             },
             Buffer::Peer(peer) => {
                 if peer == self.me || peer.0 >= self.plan.participants() {
                     return Err(Fault::Buffer);
                 }
-                1
+                (collective.counts(ranks), block)
             }
         };
-        if operand.part.block >= blocks { Err(Fault::Part(operand.part)) } else { Ok(()) }
+        if block >= blocks { Err(Fault::Part(operand.part)) } else { Ok(count) }
     }
 
     /// Numbers and kinds of operands.

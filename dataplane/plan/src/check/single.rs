@@ -7,7 +7,7 @@ use super::values::{Terms, Value, Values};
 use super::{CheckError, Fault, Found, Usage};
 use crate::plan::{Local, Plan, Request};
 use crate::program::{Encoding, MAX_STEP_PEERS, Part, Participant, Program, Stage};
-use harmonaize_abi::{BlockContent, Rank};
+use harmonaize_abi::{BlockContent, Collective, Rank};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 pub(super) struct SingleCheck<'a> {
@@ -25,6 +25,8 @@ pub(super) struct SingleCheck<'a> {
 /// This participant's ends of its links, and what it has made.
 struct Ends {
     me: Participant,
+    collective: Collective,
+    ranks: u32,
     /// By link.
     links: BTreeMap<[Participant; 2], Channel>,
     terms: AllTerms,
@@ -235,7 +237,8 @@ impl Ends {
             }
         }
         let terms = AllTerms::new(plan, request, protocol);
-        Some(Self { me, links, terms, made: HashMap::new(), clock: 0, step: None })
+        let (collective, ranks) = (request.collective, plan.group().ranks());
+        Some(Self { me, collective, ranks, links, terms, made: HashMap::new(), clock: 0, step: None })
     }
 
     /// The next message over a link, of which one end is here, if the time for it has come. Steps follow the times that are agreed on, and
@@ -275,6 +278,15 @@ impl Ends {
         }
     }
 
+    /// Which count the length of what a message holds follows from.
+    fn count_of(&self, holds: AgreedContent) -> u32 {
+        match holds {
+            AgreedContent::Nothing => 0,
+            AgreedContent::Input(rank, block) => self.collective.count_of_input(rank, block, self.ranks),
+            AgreedContent::Sum(sum) => sum.block,
+        }
+    }
+
     /// Notes that what is sent is what is agreed to be of that name, if it can be and nothing else was yet.
     fn name(&mut self, values: &Values, sum: Sum, atom: u32, value: Value) {
         let set = self.terms.set(sum);
@@ -306,7 +318,7 @@ impl Links for Ends {
                     .ok_or(Fault::Message(from))?,
             ),
         };
-        Ok(Message { index, of, encoding: form, content })
+        Ok(Message { block: self.count_of(holds), index, of, encoding: form, content })
     }
 
     fn send(
@@ -318,7 +330,8 @@ impl Links for Ends {
     ) -> Result<(), Fault> {
         let AgreedMessage { index, of, encoding: form, content: holds, .. } = self.next([from, to], to)?;
         let unagreed = Fault::Unagreed(to);
-        if (message.index, message.of, message.encoding) != (index, of, form) {
+        let block = self.count_of(holds);
+        if (message.block, message.index, message.of, message.encoding) != (block, index, of, form) {
             return Err(unagreed);
         }
         let content = match (holds, message.content) {
