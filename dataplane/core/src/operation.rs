@@ -237,10 +237,10 @@ impl Operations {
         if number >= self.first + self.ring.len() as u64 {
             return CallOutcome::Full;
         }
-        if number < self.next {
-            if let Some(other) = self.caller(number).filter(|(_, signature)| *signature != call.signature) {
-                return CallOutcome::Mismatch { number, other };
-            }
+        if number < self.next
+            && let Some(other) = self.caller(number).filter(|(_, signature)| *signature != call.signature)
+        {
+            return CallOutcome::Mismatch { number, other };
         }
         let counts = match call.counts {
             None => None,
