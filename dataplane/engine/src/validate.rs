@@ -91,8 +91,15 @@ pub(crate) fn check(
     let there = |region: Region, blocks: u32| if blocks > 0 { region } else { Region::default() };
     let [inputs, outputs] = blocks;
     let tensors @ [input, output] = [there(submission.input, inputs), there(submission.output, outputs)];
-    if counts.is_some_and(|counts| counts.iter().any(|count| *count > submission.count)) {
-        return Err(Status::OutOfRange);
+    // The most of all is cut into segments: more than there can be would be endlessly many of nothing.
+    if let Some(largest) = counts.map(|counts| counts.iter().copied().max().unwrap_or(0)) {
+        let right = match collective.is_pairwise() {
+            true => largest <= submission.count && block <= arena_bytes,
+            false => largest == submission.count,
+        };
+        if !right {
+            return Err(Status::OutOfRange);
+        }
     }
     // Bytes of the first blocks of a tensor.
     let before = |output: bool, blocks: u32| {
@@ -178,6 +185,7 @@ mod tests {
             (counts_at(4080, 32), Status::OutOfRange),
             (counts_at(u64::MAX, 32), Status::OutOfRange),
             (Submission { count: 2, ..right }, Status::OutOfRange),
+            (Submission { count: 4, ..right }, Status::OutOfRange),
             (Submission { output: right.input, ..right }, Status::OutOfRange),
             (Submission { flags: 3, ..right }, Status::BadKind),
             (Submission { residual_out: right.input, ..right }, Status::BadKind),

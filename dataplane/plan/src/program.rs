@@ -241,11 +241,6 @@ impl Part {
         Self { block, index: 0, of: 1 }
     }
 
-    /// The same elements of another block.
-    pub const fn in_block(self, block: u32) -> Self {
-        Self { block, ..self }
-    }
-
     /// Start and length in elements within a block of which the segment covers `lo..hi`.
     pub const fn elements(self, lo: u64, hi: u64) -> (u64, u64) {
         let of = if self.of == 0 { 1 } else { self.of as u128 };
