@@ -41,14 +41,14 @@ fn every_collective_sweeps_right() {
     let common = format!("--ranks 4 -n 3 {files}");
     // Sizes: 64 and 2048 bytes; all types, and all reductions where there are any.
     let cases = [
-        ("all_reduce", "", 10 * 5 * 2 * 2),
-        ("reduce_scatter", "-z 1", 10 * 5 * 2 * 2),
-        ("all_gather", "-z 2", 10 * 2 * 2),
-        ("broadcast", "-r -1 -z 3", 10 * 4 * 2 * 2),
-        ("alltoall", "", 10 * 2),
-        ("reduce", "-r 1 -z 1", 10 * 5 * 2 * 2),
-        ("gather", "-r -1", 10 * 4 * 2 * 2),
-        ("scatter", "-r 3 -z 2", 10 * 2 * 2),
+        ("all_reduce", "", 12 * 5 * 2 * 2),
+        ("reduce_scatter", "-z 1", 12 * 5 * 2 * 2),
+        ("all_gather", "-z 2", 12 * 2 * 2),
+        ("broadcast", "-r -1 -z 3", 12 * 4 * 2 * 2),
+        ("alltoall", "", 12 * 2),
+        ("reduce", "-r 1 -z 1", 12 * 5 * 2 * 2),
+        ("gather", "-r -1", 12 * 4 * 2 * 2),
+        ("scatter", "-r 3 -z 2", 12 * 2 * 2),
     ];
     for (collective, more, expected) in cases {
         let output =

@@ -273,6 +273,6 @@ mod tests {
     #[test]
     fn all_types_and_reductions() {
         let all = parsed("-d all -o all").unwrap();
-        assert_eq!((all.datatype.0.len(), all.op.0.len()), (10, 5));
+        assert_eq!((all.datatype.0.len(), all.op.0.len()), (12, 5));
     }
 }
