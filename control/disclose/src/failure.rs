@@ -1,7 +1,7 @@
 //! The end of a communicator or an operation, as its tenant sees it.
 
 use crate::ranks::{list, sorted, verb};
-use harmonaize_abi::{Rank, Signature, Status};
+use harmonaize_abi::{Direction, Dtype, P2pSignature, Rank, Signature, Status};
 
 /// Most calls that an error carries; a text groups them.
 const MAX_CALLS: usize = 1024;
@@ -38,6 +38,28 @@ pub enum Failure {
         to: Option<Rank>,
         /// Who said what, as far as it is known.
         said: Vec<(Rank, u64)>,
+    },
+    /// A send or a receive made no progress in time.
+    P2pTimeout {
+        /// Who called it.
+        rank: Rank,
+        /// What.
+        call: P2pSignature,
+        /// Who has not called the other end; empty if that was called.
+        missing: Vec<Rank>,
+    },
+    /// Both ends of a message were called with other types or sizes.
+    P2pMismatch {
+        /// Its number among those from the one rank to the other.
+        number: u64,
+        /// Who sent it.
+        from: Rank,
+        /// Who received it.
+        to: Rank,
+        /// Type and elements that were sent.
+        sent: (Dtype, u64),
+        /// Those that the receive was of.
+        received: (Dtype, u64),
     },
     /// A process, an agent or a host was lost, and these ranks with it.
     RanksLost {
@@ -120,6 +142,24 @@ pub fn disclose(failure: &Failure) -> TenantError {
                 format!("operation {operation} differs between ranks: {what} has {}", named.join(", "));
             error(Status::Mismatch, Some(*operation), &ranks, text)
         }
+        Failure::P2pTimeout { rank, call, missing } => {
+            let (who, have) = (list(missing), verb(missing, "has", "have"));
+            let late = match call.direction {
+                _ if missing.is_empty() => "it has not moved".to_owned(),
+                Direction::Send => format!("{who} {have} not received"),
+                Direction::Receive => format!("{who} {have} not sent"),
+            };
+            error(Status::Timeout, None, missing, format!("{call} of rank {rank}: {late} in time"))
+        }
+        Failure::P2pMismatch { number, from, to, sent, received } => {
+            let what = |(dtype, count): &(Dtype, u64)| format!("{count} x {dtype}");
+            let text = format!(
+                "message {number} from rank {from} to rank {to} differs: sent as {}, received as {}",
+                what(sent),
+                what(received)
+            );
+            error(Status::Mismatch, Some(*number), &[*from, *to], text)
+        }
         Failure::RanksLost { ranks, detail: _ } => {
             let text = format!("{} {} lost", list(ranks), verb(ranks, "was", "were"));
             error(Status::RankLost, None, ranks, text)
@@ -167,7 +207,7 @@ fn mismatch(operation: u64, calls: &[(Rank, Signature)]) -> TenantError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_abi::{Collective, Dtype, ReduceOp};
+    use harmonaize_abi::{Collective, ReduceOp};
     use proptest::prelude::*;
 
     fn sum(count: u64) -> Signature {
@@ -179,6 +219,27 @@ mod tests {
             count,
             uneven: false,
         }
+    }
+
+    #[test]
+    fn names_the_end_of_a_message_that_is_missing() {
+        let call = |direction, peer| P2pSignature { direction, peer, dtype: Dtype::F32, count: 4 };
+        let of = |call: P2pSignature, missing: &[u32]| {
+            let missing = missing.iter().copied().map(Rank).collect();
+            disclose(&Failure::P2pTimeout { rank: Rank(2), call, missing })
+        };
+        let told = of(call(Direction::Receive, Some(Rank(3))), &[3]);
+        assert_eq!((told.status, &*told.ranks), (Status::Timeout, &[Rank(3)][..]));
+        assert_eq!(told.text, "receive(4 x f32, from rank 3) of rank 2: rank 3 has not sent in time");
+        let told = of(call(Direction::Receive, None), &[0, 1]);
+        assert_eq!(told.text, "receive(4 x f32, from any rank) of rank 2: ranks 0, 1 have not sent in time");
+        let told = of(call(Direction::Send, Some(Rank(0))), &[]);
+        assert_eq!(told.text, "send(4 x f32, to rank 0) of rank 2: it has not moved in time");
+        let (sent, received) = ((Dtype::F32, 4), (Dtype::F64, 2));
+        let told = disclose(&Failure::P2pMismatch { number: 7, from: Rank(1), to: Rank(0), sent, received });
+        assert_eq!((told.status, &*told.ranks), (Status::Mismatch, &[Rank(0), Rank(1)][..]));
+        let text = "message 7 from rank 1 to rank 0 differs: sent as 4 x f32, received as 2 x f64";
+        assert_eq!(told.text, text);
     }
 
     #[test]

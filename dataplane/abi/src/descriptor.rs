@@ -31,7 +31,7 @@ pub struct Region {
 pub struct Submission {
     /// [`crate::ABI_VERSION`].
     pub version: u16,
-    /// [`crate::Collective`] code.
+    /// [`crate::Collective`] code, or [`crate::Direction`] code of a send or a receive.
     pub collective: u8,
     /// [`crate::Dtype`] code.
     pub dtype: u8,
@@ -45,7 +45,7 @@ pub struct Submission {
     pub priority: u8,
     /// Communicator handle of this attachment, from joining.
     pub communicator: u32,
-    /// Root rank, where the collective has one.
+    /// Root rank, where the collective has one. Of a send or a receive: the other end, or [`crate::ANY_RANK`].
     pub root: u32,
     /// The submitter's own number for this operation; comes back in the completion.
     pub cookie: u64,
@@ -83,7 +83,7 @@ pub struct Completion {
     pub communicator: u32,
     /// The submission's cookie.
     pub cookie: u64,
-    /// Number of this operation on its communicator, from 0.
+    /// Number of this operation on its communicator, from 0. Of a message: its number among those of its two ranks in its direction.
     pub operation: u64,
     /// Receipt: tensor bytes this rank's host sent for the operation.
     pub wire_bytes: u64,
@@ -105,8 +105,10 @@ pub struct Completion {
     pub codec: u16,
     /// Zero.
     pub reserved2: u16,
+    /// Of a send or a receive: the rank at the other end. Else zero.
+    pub peer: u32,
     /// Zero.
-    pub reserved3: [u32; 3],
+    pub reserved3: [u32; 2],
 }
 
 /// Names of codecs, at the numbers that completions tell. New ones come at the end.

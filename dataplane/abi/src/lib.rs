@@ -10,6 +10,7 @@ mod collective;
 mod congestion;
 mod descriptor;
 mod ids;
+mod p2p;
 pub mod session;
 mod status;
 mod units;
@@ -22,6 +23,7 @@ pub use collective::{
 pub use congestion::{CongestionCause, CongestionLevel};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use ids::{CommunicatorId, Epoch, SlotId, Token};
+pub use p2p::{ANY_RANK, Called, Direction, P2pSignature};
 pub use status::Status;
 pub use units::{Bytes, Nanos, Rate, UnitError};
 pub use view::{View, ViewMut};

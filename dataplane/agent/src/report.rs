@@ -52,6 +52,8 @@ pub(crate) fn failure_from(dissolved: &v1::Dissolved) -> Failure {
 pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::Failed {
     let (kind, ranks) = match failure {
         Failure::Timeout { missing, .. } => (v1::FailureKind::Timeout, numbers(missing)),
+        Failure::P2pTimeout { missing, .. } => (v1::FailureKind::Timeout, numbers(missing)),
+        Failure::P2pMismatch { from, to, .. } => (v1::FailureKind::Mismatch, numbers(&[*from, *to])),
         Failure::Mismatch { calls, .. } => {
             (v1::FailureKind::Mismatch, calls.iter().map(|(rank, _)| rank.0).collect())
         }
@@ -80,6 +82,12 @@ pub(crate) fn detail(failure: &Failure, detail: &str) -> FailureDetail {
         Failure::Mismatch { operation, calls } => (disclose::Failure::Mismatch { operation, calls }, None),
         Failure::Counts { operation, from, to, said } => {
             (disclose::Failure::Counts { operation, from, to, said }, None)
+        }
+        Failure::P2pTimeout { rank, call, missing } => {
+            (disclose::Failure::P2pTimeout { rank, call, missing }, None)
+        }
+        Failure::P2pMismatch { number, from, to, sent, received } => {
+            (disclose::Failure::P2pMismatch { number, from, to, sent, received }, None)
         }
         Failure::Dissolved => (disclose::Failure::Dissolved { detail }, None),
         Failure::Aborted { rank } => (disclose::Failure::Aborted { rank }, None),

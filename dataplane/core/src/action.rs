@@ -4,7 +4,7 @@ use crate::aggregation::AggregationReport;
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, P2pSignature, Rank, Signature, SlotId, Token};
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
 /// One message of a step, to or from a peer.
@@ -37,6 +37,19 @@ pub struct Receipt {
     pub coded: Option<CodingReport>,
     /// Totals of aggregation; `None` if no aggregator was to sum any of it.
     pub aggregation: Option<AggregationReport>,
+}
+
+/// The report of a send or a receive that has ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct P2pReceipt {
+    /// The number of the message among those from its sender to its receiver.
+    pub number: u64,
+    /// What was called.
+    pub signature: P2pSignature,
+    /// The rank at the other end.
+    pub peer: Rank,
+    /// Bytes that this participant sent.
+    pub wire_bytes: u64,
 }
 
 /// Totals of compression over an operation's chunks.
@@ -147,6 +160,57 @@ pub enum Action {
         /// The channel.
         channel: u16,
     },
+    /// Send a piece of a rank's tensor: the bytes from `offset` on, as many as the message has.
+    ///
+    /// [`crate::Communicator::handle_completion`] on [`crate::Communicator::p2p_channel`] follows when they may be overwritten.
+    P2pSend {
+        /// The sender.
+        rank: Rank,
+        /// The token of its call.
+        token: Token,
+        /// The first byte.
+        offset: u64,
+        /// The number of the completion.
+        step: u32,
+        /// The message, on the link of its header's epoch.
+        message: PeerMessage,
+    },
+    /// Store a piece that has landed on [`crate::Communicator::p2p_channel`] in a rank's tensor from `offset` on; the completion as of
+    /// [`Action::P2pSend`] follows when it is there. The landing slot is free then.
+    P2pReceive {
+        /// The receiver.
+        rank: Rank,
+        /// The token of its call.
+        token: Token,
+        /// The first byte.
+        offset: u64,
+        /// The number of the completion.
+        step: u32,
+        /// The message, on the link of its header's epoch.
+        message: PeerMessage,
+    },
+    /// Copy from one local rank's tensor to another's; the completion as of [`Action::P2pSend`] follows when it is done.
+    P2pCopy {
+        /// The sender and the token of its call.
+        from: (Rank, Token),
+        /// The receiver and the token of its call.
+        to: (Rank, Token),
+        /// The first byte.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// The number of the completion.
+        step: u32,
+    },
+    /// A local rank's send or receive has ended well.
+    P2pComplete {
+        /// The rank.
+        rank: Rank,
+        /// The token of its call.
+        token: Token,
+        /// The report.
+        receipt: P2pReceipt,
+    },
     /// Send a message without payload, on path 0 of the link of `epoch`.
     Send {
         /// The receiver.
@@ -174,7 +238,7 @@ pub enum Action {
         /// The number of the operation.
         operation: u64,
     },
-    /// The communicator has ended; only [`Action::Send`] and [`Action::Fail`] follow.
+    /// The communicator has ended; only [`Action::Send`], [`Action::Fail`] and the [`Action::P2pComplete`] of what had ended before follow.
     Ended(Failure),
     /// Ask for this interleave slot; see [`crate::Communicator::handle_slot_granted`]. An [`Action::ReleaseSlot`] follows, unless the
     /// communicator ends.

@@ -14,6 +14,7 @@ use crate::failure::Failure;
 use crate::inquiries::{self, Answer, Inquiries, Suspect};
 use crate::message::{Control, Header, Kind, Payload};
 use crate::operation::{Call, CallOutcome, Operations};
+use crate::p2p::{P2p, P2pCall};
 use crate::report::{self, InFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
@@ -59,6 +60,9 @@ pub struct Communicator {
     scheduler: Scheduler,
     inquiries: Inquiries,
     departures: Departures,
+    p2p: P2p,
+    /// Whether messages from rank to rank are looked at before segments at the next poll.
+    p2p_first: bool,
     /// By participant: the last operation that it is known to have called.
     last_calls: Vec<Option<(u64, Signature)>>,
 }
@@ -69,6 +73,7 @@ impl Communicator {
         let Config { me, plan, access, inquiry, operations } = config;
         let group = plan.plan.group().clone();
         let (participants, channels) = (group.participants(), plan.channels);
+        let p2p = P2p::new(channels, plan.tuning.chunk_bytes, plan.epoch);
         if group.local(me).is_empty() {
             return Err(BadPlan::NoLocalRank.into());
         }
@@ -80,6 +85,8 @@ impl Communicator {
             scheduler: Scheduler::new(channels, participants),
             inquiries: Inquiries::new(inquiry),
             departures: Departures::default(),
+            p2p,
+            p2p_first: false,
             last_calls: vec![None; participants as usize],
         })
     }
@@ -122,6 +129,23 @@ impl Communicator {
         }
         self.refuse_impossible();
         Ok(number)
+    }
+
+    /// A local rank calls a send or a receive. They may come in any order with collectives, and between two ranks messages arrive in
+    /// the order of their sends.
+    ///
+    /// # Errors
+    /// [`CoreError::BadRoot`] where the peer is no rank, [`CoreError::BadCounts`] where the bytes are no number.
+    pub fn handle_p2p_call(&mut self, now: Nanos, rank: Rank, call: P2pCall) -> Result<(), CoreError> {
+        self.shared.check_open()?;
+        self.p2p.handle_call(now, &mut self.shared, rank, call)?;
+        self.refuse_impossible();
+        Ok(())
+    }
+
+    /// The channel on which pieces of messages from rank to rank land, and on which their completions are told.
+    pub fn p2p_channel(&self) -> u16 {
+        self.p2p.channel()
     }
 
     /// The segment on a channel.
@@ -194,11 +218,30 @@ impl Communicator {
             k if k == Kind::Control as u8 => {
                 control.is_some_and(|control| self.handle_control(now, from, control))
             }
-            _ => false,
+            k => {
+                Kind::of_p2p(k).is_some_and(|kind| self.handle_p2p(now, (from, link), kind, &header, payload))
+            }
         };
         if !right {
             self.shared.fail_internal(from);
         }
+    }
+
+    fn handle_p2p(
+        &mut self,
+        now: Nanos,
+        (from, link): (Participant, Epoch),
+        kind: Kind,
+        header: &Header,
+        payload: Payload,
+    ) -> bool {
+        if kind == Kind::Piece && !self.shared.epochs.handle_credit(from, link, header) {
+            return false;
+        }
+        let right = self.p2p.handle_frame(now, &mut self.shared, (from, link), kind, header, payload.bytes);
+        // Whom it was for may have left.
+        self.refuse_impossible();
+        right
     }
 
     fn handle_data(
@@ -274,6 +317,11 @@ impl Communicator {
         if self.shared.has_failed() {
             return;
         }
+        if channel == self.p2p.channel() {
+            let right = self.p2p.handle_completion(now, &mut self.shared, step);
+            debug_assert!(right, "a completion that nobody waits for");
+            return;
+        }
         let right = self.scheduler.handle_completion(channel, step);
         debug_assert!(right, "a completion that nobody waits for");
         self.inquiries.note_progress(now);
@@ -306,6 +354,7 @@ impl Communicator {
             // Before any promise this is a plan that cannot be, not a peer that is gone.
             self.withdraw(next);
         }
+        self.p2p.handle_link_down(peer, link);
         self.refuse_impossible();
     }
 
@@ -315,7 +364,7 @@ impl Communicator {
         if self.departures.contains(rank) {
             return;
         }
-        if self.shared.operations.awaits_completion(rank, operations) {
+        if self.shared.operations.awaits_completion(rank, operations) || self.p2p.concerns(rank) {
             self.shared.fail(Failure::RanksLost { ranks: vec![rank] });
         }
         self.departures.note(rank, operations);
@@ -326,7 +375,7 @@ impl Communicator {
     }
 
     fn refuse_impossible(&mut self) {
-        self.departures.refuse_impossible(&mut self.shared, self.scheduler.begun());
+        self.departures.refuse_impossible(&mut self.shared, &self.p2p, self.scheduler.begun());
     }
 
     /// The provider ends the communicator, or a local rank aborts it.
@@ -350,6 +399,7 @@ impl Communicator {
         let shared = &self.shared;
         let mut local = shared.operations.ranks().iter();
         shared.is_idle()
+            && self.p2p.is_idle()
             && local.all(|rank| self.departures.contains(*rank))
             && match shared.failure() {
                 Some(_) => shared.operations.oldest().is_none(),
@@ -370,7 +420,8 @@ impl Communicator {
         let busy = self.shared.operations.oldest().is_some();
         let session = self.shared.epochs.session_timeout().filter(|_| busy);
         let inquiry = self.inquiries.poll_timeout(&self.shared);
-        self.deferred_until().into_iter().chain(inquiry).chain(session).min()
+        let p2p = self.p2p.poll_timeout(self.inquiries.last_progress());
+        self.deferred_until().into_iter().chain(inquiry).chain(session).chain(p2p).min()
     }
 
     /// Whether something waits for time alone that is no time-out: an operation for its interleave slot, the end of a slot, or an
@@ -388,6 +439,7 @@ impl Communicator {
     pub fn handle_timeout(&mut self, now: Nanos) {
         self.handle_aggregation_timeout(now);
         self.inquiries.handle_timeout(now, &mut self.shared);
+        self.p2p.handle_timeout(now, self.inquiries.last_progress(), &mut self.shared);
     }
 
     /// The next thing to do, if any.
@@ -396,11 +448,15 @@ impl Communicator {
             return Some(action);
         }
         if self.shared.has_failed() {
-            return report::poll_failed(&mut self.shared);
+            return self.p2p.poll_failed().or_else(|| report::poll_failed(&mut self.shared));
         }
         self.handle_aggregation_timeout(now);
-        if let Some(action) = self.poll_segments(now) {
-            return Some(action);
+        // In turns, so that neither waits for the end of the other.
+        self.p2p_first = !self.p2p_first;
+        let mut action = if self.p2p_first { self.p2p.poll(&mut self.shared) } else { None };
+        action = action.or_else(|| self.poll_segments(now));
+        if action.is_some() {
+            return action;
         }
         if let Some(action) = self.shared.poll_control().or_else(|| self.shared.actions.pop_front()) {
             return Some(action);
@@ -409,6 +465,9 @@ impl Communicator {
             return None;
         }
         if let Some(action) = self.scheduler.poll_credit(&mut self.shared) {
+            return Some(action);
+        }
+        if let Some(action) = self.p2p.poll(&mut self.shared) {
             return Some(action);
         }
         // Who changes plans, or leaves, waits for those of everything that is done.

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::message::Control;
+use crate::p2p::P2p;
 use crate::shared::Shared;
 use harmonaize_abi::Rank;
 use harmonaize_plan::Participant;
@@ -40,9 +41,9 @@ impl Departures {
         }
     }
 
-    /// Ends the communicator if an operation was called that ranks that are gone cannot take part in, or if one of the `begun`
-    /// segments cannot be acknowledged any more.
-    pub(crate) fn refuse_impossible(&self, shared: &mut Shared, begun: u64) {
+    /// Ends the communicator if an operation or a message was called that ranks that are gone cannot take part in, or if one of the
+    /// `begun` segments cannot be acknowledged any more.
+    pub(crate) fn refuse_impossible(&self, shared: &mut Shared, p2p: &P2p, begun: u64) {
         if shared.has_failed() {
             return;
         }
@@ -50,10 +51,12 @@ impl Departures {
         let done = acknowledgements.local_done();
         let is_lost = |peer: u32| shared.epochs.is_lost(Participant(peer), done);
         if let Some(peer) = acknowledgements.lost_neighbor(begun, is_lost) {
-            let mut ranks = shared.group.local(peer).to_vec();
-            ranks.sort_unstable();
-            shared.fail(Failure::RanksLost { ranks });
-            return;
+            let ranks = shared.group.local(peer).to_vec();
+            return fail_lost(shared, ranks);
+        }
+        let ranks = p2p.missing(shared, |rank| self.contains(rank), |peer| shared.epochs.is_lost(peer, done));
+        if !ranks.is_empty() {
+            return fail_lost(shared, ranks);
         }
         let (first, end) = shared.operations.bounds();
         if first == end && acknowledgements.acked_by_all() >= begun {
@@ -63,10 +66,15 @@ impl Departures {
         let lost = (0..shared.group.participants()).filter(|peer| is_lost(*peer));
         let lost = lost.flat_map(|peer| shared.group.local(Participant(peer)).iter().copied());
         let lost = lost.filter(|rank| !self.contains(*rank));
-        let mut ranks: Vec<Rank> = left.chain(lost).collect();
+        let ranks: Vec<Rank> = left.chain(lost).collect();
         if !ranks.is_empty() {
-            ranks.sort_unstable();
-            shared.fail(Failure::RanksLost { ranks });
+            fail_lost(shared, ranks);
         }
     }
+}
+
+fn fail_lost(shared: &mut Shared, mut ranks: Vec<Rank>) {
+    ranks.sort_unstable();
+    ranks.dedup();
+    shared.fail(Failure::RanksLost { ranks });
 }

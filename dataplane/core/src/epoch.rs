@@ -54,7 +54,7 @@ impl EpochState {
             return Err(BadPlan::Shape.into());
         }
         let participants = decided.plan.group().participants() as usize;
-        let streams = participants * usize::from(decided.channels);
+        let streams = participants * streams_of_peer(decided.channels);
         let streams = (0..streams).map(|_| Stream::new(decided.landing_slots)).collect();
         let (links, down) = (vec![decided.epoch; participants], vec![false; participants]);
         let aggregation = decided.aggregation.filter(|_| participants > 1).map(AggregationState::new);
@@ -81,7 +81,7 @@ impl EpochState {
 
     /// Takes the streams of the links that are carried over from the epoch before, which is over.
     pub(crate) fn take_over_streams(&mut self, before: &mut Self) {
-        let channels = usize::from(self.config.channels).max(1);
+        let channels = streams_of_peer(self.config.channels);
         let number = self.number();
         let carried = self.links.iter().map(|link| *link != number);
         let streams = self.streams.chunks_mut(channels).zip(before.streams.chunks_mut(channels));
@@ -199,8 +199,9 @@ impl EpochState {
     }
 
     fn stream_index(&self, peer: Participant, channel: u16) -> Option<usize> {
-        let channels = self.config.channels;
-        (channel < channels).then(|| peer.0 as usize * usize::from(channels) + usize::from(channel))
+        let streams = streams_of_peer(self.config.channels);
+        let channel = usize::from(channel);
+        (channel < streams).then(|| peer.0 as usize * streams + channel)
     }
 
     pub(crate) fn stream_mut(&mut self, peer: Participant, channel: u16) -> Option<&mut Stream> {
@@ -211,6 +212,11 @@ impl EpochState {
     pub(crate) fn stream(&self, peer: Participant, channel: u16) -> Option<&Stream> {
         self.streams.get(self.stream_index(peer, channel)?)
     }
+}
+
+/// The streams to and from a peer: one a channel, and behind them that of messages from one rank to another.
+fn streams_of_peer(channels: u16) -> usize {
+    usize::from(channels) + 1
 }
 
 /// Peers among operands.

@@ -120,21 +120,37 @@ impl EpochSet {
         self.get_mut(holder)?.stream_mut(peer, channel)
     }
 
+    /// The stream to a peer on the link that was made for the epoch `link`, and an epoch that has that link.
+    pub(crate) fn stream_of_link(
+        &mut self,
+        peer: Participant,
+        link: Epoch,
+        channel: u16,
+    ) -> Option<(Epoch, &mut Stream)> {
+        let next = self.next.as_mut().map(|switch| &mut switch.epoch);
+        let mut epochs = std::iter::once(&mut self.current).chain(next);
+        let epoch = epochs.find(|epoch| epoch.link(peer) == Some(link))?;
+        Some((epoch.number(), epoch.stream_mut(peer, channel)?))
+    }
+
+    /// Whether an epoch has this link to a peer.
+    pub(crate) fn has_link(&self, peer: Participant, link: Epoch) -> bool {
+        let next = self.next.as_ref().map(|switch| &switch.epoch);
+        std::iter::once(&self.current).chain(next).any(|epoch| epoch.link(peer) == Some(link))
+    }
+
     /// Takes the credit in a header that came on the link made for the epoch `link`. False if it makes no sense.
     pub(crate) fn handle_credit(&mut self, from: Participant, link: Epoch, header: &Header) -> bool {
         let newest = self.next.as_ref().map_or(self.current.number(), |switch| switch.epoch.number());
         if header.epoch < link || header.epoch > newest {
             return false;
         }
-        let next = self.next.as_mut().map(|switch| &mut switch.epoch);
-        let mut epochs = std::iter::once(&mut self.current).chain(next);
-        match epochs.find(|epoch| epoch.link(from) == Some(link)) {
-            Some(epoch) => epoch
-                .stream_mut(from, header.channel)
-                .is_some_and(|stream| stream.handle_credit(header.credit)),
-            // The last credits of a link that is no longer needed here.
-            None => link < self.current.number(),
+        // The last credits of a link that is no longer needed here.
+        if !self.has_link(from, link) {
+            return link < self.current.number();
         }
+        let stream = self.stream_of_link(from, link, header.channel);
+        stream.is_some_and(|(_, stream)| stream.handle_credit(header.credit))
     }
 
     /// Begins a change to a plan, which goes on with the current links to the participants in `carried`.

@@ -1,6 +1,6 @@
 //! Why a communicator ended, in terms of ranks alone.
 
-use harmonaize_abi::{Collective, Rank, Signature};
+use harmonaize_abi::{Collective, Dtype, P2pSignature, Rank, Signature};
 use serde::{Deserialize, Serialize};
 
 /// Why a communicator ended. A participant keeps the first reason that it learns, and sends it to the others.
@@ -35,6 +35,34 @@ pub enum Failure {
         to: Option<Rank>,
         /// Who said what.
         said: Vec<(Rank, u64)>,
+    },
+    /// A send or a receive made no progress within the time allowed.
+    #[error(
+        "rank {rank}'s {call} made no progress in time; ranks that never called its other end: {missing:?}"
+    )]
+    P2pTimeout {
+        /// Who called it.
+        rank: Rank,
+        /// What.
+        call: P2pSignature,
+        /// Who has not called the other end: one rank, or any that could have. Empty if that was called and nothing moved.
+        missing: Vec<Rank>,
+    },
+    /// Both ends of a message called different things: type and elements.
+    #[error(
+        "message {number} from rank {from} to rank {to} was sent as {sent:?} and received as {received:?}"
+    )]
+    P2pMismatch {
+        /// Its number among those of the two.
+        number: u64,
+        /// Who sent it.
+        from: Rank,
+        /// Who received it.
+        to: Rank,
+        /// What was sent.
+        sent: (Dtype, u64),
+        /// What the receive was of.
+        received: (Dtype, u64),
     },
     /// Ranks are gone: their process, their host, or the way to it.
     #[error("ranks lost: {ranks:?}")]
@@ -83,11 +111,12 @@ impl Failure {
         }
         match self {
             Self::Timeout { missing: list, .. }
+            | Self::P2pTimeout { missing: list, .. }
             | Self::RanksLost { ranks: list }
             | Self::Internal { ranks: list } => halve(list),
             Self::Mismatch { calls, .. } => halve(calls),
             Self::Counts { said, .. } => halve(said),
-            Self::Dissolved | Self::Aborted { .. } => false,
+            Self::P2pMismatch { .. } | Self::Dissolved | Self::Aborted { .. } => false,
         }
     }
 }

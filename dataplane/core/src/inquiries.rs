@@ -151,6 +151,11 @@ impl Inquiries {
         self.open.take_if(|inquiry| inquiry.suspect.is_none());
     }
 
+    /// When something of the collectives last moved.
+    pub(crate) fn last_progress(&self) -> Nanos {
+        self.last_progress
+    }
+
     pub(crate) fn poll_timeout(&self, shared: &Shared) -> Option<Nanos> {
         if shared.has_failed() {
             return None;

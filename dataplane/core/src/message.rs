@@ -27,6 +27,21 @@ pub enum Kind {
     Acknowledge = 2,
     /// A [`Control`] message stands behind the header.
     Control = 3,
+    /// A rank has called a send.
+    Offer = 4,
+    /// The receiver asks for a message that was offered.
+    Pull = 5,
+    /// A piece of a message (the frame's payload).
+    Piece = 6,
+    /// The receiver has all of a message.
+    Received = 7,
+}
+
+impl Kind {
+    /// The kind of an Offer, a Pull, a Piece or a Received.
+    pub(crate) fn of_p2p(code: u8) -> Option<Self> {
+        [Self::Offer, Self::Pull, Self::Piece, Self::Received].into_iter().find(|kind| *kind as u8 == code)
+    }
 }
 
 /// Stands at the start of every frame between participants. 56 bytes, little endian as on every supported machine.
@@ -37,27 +52,28 @@ pub struct Header {
     pub version: u8,
     /// [`Kind`] code.
     pub kind: u8,
-    /// Channel of a data or credit frame.
+    /// Channel of a data, credit or piece frame.
     pub channel: u16,
-    /// Epoch whose streams a data or credit frame belongs to.
+    /// Epoch whose streams a data, credit or piece frame belongs to.
     pub epoch: Epoch,
-    /// Data: number of the message on its stream (sender, receiver, channel, epoch); wraps.
+    /// Data and piece: number of the message on its stream (sender, receiver, channel, epoch); wraps. Pull: how often the receiver has
+    /// asked for this message.
     pub sequence: u32,
-    /// Data and credit: how many messages of the reverse stream have been consumed; wraps.
+    /// Data, credit and piece: how many messages of the reverse stream have been consumed; wraps.
     pub credit: u32,
-    /// Data: number of the operation.
+    /// Data: number of the operation. Offer, pull, piece, received: number of the message among those of its two ranks.
     pub operation: u64,
-    /// Data: number of the segment.
+    /// Data: number of the segment. Offer: elements. Pull and piece: the first byte.
     pub segment: u64,
     /// To the parent: every participant below has done every segment below this. To a child: everybody has.
     pub acknowledged: u64,
-    /// Data: [`Signature::count`].
+    /// Data: [`Signature::count`]. Offer, pull, piece, received: the receiving rank.
     pub count: u64,
-    /// Data: [`Signature::root`].
+    /// Data: [`Signature::root`]. Offer, pull, piece, received: the sending rank.
     pub root: u32,
     /// Data: [`Signature::collective`], and 128 of [`Signature::uneven`].
     pub collective: u8,
-    /// Data: [`Signature::dtype`].
+    /// Data: [`Signature::dtype`]. Offer: the element type.
     pub dtype: u8,
     /// Data: [`Signature::reduce`].
     pub reduce: u8,

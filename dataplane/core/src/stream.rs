@@ -70,12 +70,22 @@ impl Stream {
     /// A message has landed. False if it is out of order or overruns the window.
     #[must_use]
     pub(crate) fn handle_arrival(&mut self, sequence: u32, arrival: Arrival) -> bool {
+        self.land(sequence, Some(arrival))
+    }
+
+    /// The same of what the caller keeps account of, as [`Self::peek`] does not.
+    #[must_use]
+    pub(crate) fn handle_piece(&mut self, sequence: u32) -> bool {
+        self.land(sequence, None)
+    }
+
+    fn land(&mut self, sequence: u32, arrival: Option<Arrival>) -> bool {
         if sequence != self.arrived || self.arrived.wrapping_sub(self.consumed) >= self.slots {
             return false;
         }
         let index = (sequence % self.slots) as usize;
         if let Some(slot) = self.arrivals.get_mut(index) {
-            *slot = Some(arrival);
+            *slot = arrival;
         }
         self.arrived = self.arrived.wrapping_add(1);
         self.check();

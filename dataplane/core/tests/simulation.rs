@@ -20,6 +20,8 @@ mod memory;
 mod network;
 #[path = "simulation/node.rs"]
 mod node;
+#[path = "simulation/p2p.rs"]
+mod p2p;
 #[path = "simulation/scenario.rs"]
 mod scenario;
 #[path = "simulation/seeds.rs"]
@@ -72,6 +74,7 @@ fn well(world: &World) {
     for (rank, state) in world.ranks.iter().enumerate() {
         let acts = world.scenario.scripts[rank].acts.len();
         assert!(state.outcomes.len() == acts, "rank {rank} lacks completions");
+        assert!(world.has_messaged(Rank(rank as u32)), "rank {rank} lacks messages\n{}", world.describe());
     }
 }
 
@@ -114,6 +117,111 @@ fn carried() {
         },
     );
     assert!(sum.switches > 0 && sum.carried > 0, "no link was ever carried over");
+}
+
+/// Messages from rank to rank, beside collectives and whatever else changes.
+#[test]
+fn p2p() {
+    let build = |seed| match seed % 6 {
+        0 => Scenario::new(seed, 1),
+        1 => Scenario::new(seed, 1).rough(),
+        2 => Scenario::new(seed, 2).changing(),
+        3 => Scenario::new(seed, 2).rough().changing().carrying(),
+        4 => Scenario::new(seed, 2).changing().carrying().unlinkable(),
+        _ => Scenario::new(seed, 2).rough().changing().aggregating(true),
+    };
+    let sum = family(
+        "p2p",
+        400,
+        false,
+        |seed| build(seed).messaging(),
+        |world| {
+            well(world);
+            agreed(world);
+        },
+    );
+    assert!(sum.messages > 0 && sum.pieces > sum.messages && sum.switches > 0, "{sum}");
+}
+
+#[test]
+fn p2p_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough().sometimes_changing();
+        scenario.messaging().killing()
+    };
+    let sum = family("p2p_death", 300, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+    assert!(sum.messages > 0 && sum.failures > 0, "{sum}");
+}
+
+#[test]
+fn p2p_process_dies() {
+    family(
+        "p2p_process_dies",
+        200,
+        true,
+        |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().messaging().rank_dying(),
+        |world| {
+            let Some((_, Incident::RankGone(gone))) = world.scenario.incidents.last() else { unreachable!() };
+            missed(world, *gone);
+        },
+    );
+}
+
+#[test]
+fn p2p_abort() {
+    let build = |seed| Scenario::of_two_ranks(seed).rough().sometimes_changing().messaging().aborting();
+    let sum = family("p2p_abort", 200, true, build, aborted);
+    assert!(sum.failures > 0 && sum.messages > 0, "{sum}");
+}
+
+/// Both ends of a message give other counts: everybody learns who gave which.
+#[test]
+fn p2p_mismatch() {
+    family(
+        "p2p_mismatch",
+        200,
+        true,
+        |seed| Scenario::of_two_ranks(seed).sometimes_changing().messaging().with_a_wrong_message(),
+        |world| {
+            for node in &world.nodes {
+                let (failure, _) =
+                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let Failure::P2pMismatch { sent, received, .. } = failure else {
+                    // Where somebody receives from anybody.
+                    assert!(!world.scenario.names_senders(), "{failure}\n{}", world.describe());
+                    continue;
+                };
+                assert!(sent != received, "{failure}");
+            }
+        },
+    );
+}
+
+/// Nobody sends, or nobody receives: the time-out says who.
+#[test]
+fn p2p_never_called() {
+    family(
+        "p2p_never_called",
+        200,
+        true,
+        |seed| Scenario::of_two_ranks(seed).sometimes_changing().messaging().with_half_a_message(),
+        |world| {
+            // The last acknowledgements of collectives are progress, too.
+            let bound = world.active + nanos(patience(world)) + 200 * MILLISECOND;
+            for node in &world.nodes {
+                let (failure, at) =
+                    node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
+                let Failure::P2pTimeout { rank, call, missing } = failure else {
+                    panic!("{failure}\n{}", world.describe());
+                };
+                let right = call.peer.is_none_or(|peer| *missing == [peer]);
+                assert!(right && *at <= bound, "{rank} {call} {missing:?} at {at}");
+            }
+        },
+    );
 }
 
 #[test]
@@ -637,6 +745,7 @@ fn hostile_peer() {
         true,
         |seed| {
             let scenario = Scenario::new(seed, 2).hostile().carrying();
+            let scenario = if seed % 2 == 0 { scenario } else { scenario.messaging() };
             match seed % 3 {
                 0 => scenario,
                 1 => scenario.coding(),

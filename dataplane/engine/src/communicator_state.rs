@@ -4,9 +4,9 @@
 use crate::aggregated::AggregatorPath;
 use crate::backlog::Backlog;
 use crate::command::CommunicatorStatus;
+use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
-use crate::validate::CheckedCall;
 use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -42,7 +42,7 @@ pub(crate) struct Links {
     pub(crate) epoch: Epoch,
     pub(crate) links: Vec<Option<LinkId>>,
     up: Vec<bool>,
-    /// Landing slots, by participant: `channels * landing_slots` slots of `slot_bytes`.
+    /// Landing slots, by participant: `landing_slots` slots of `slot_bytes` for each channel, and as many for messages from rank to rank.
     pub(crate) landing: Vec<Option<Arc<Memory>>>,
     pub(crate) paths: Vec<u16>,
     /// The rate limit of each, in bits a second.
@@ -84,6 +84,7 @@ pub(crate) struct CommunicatorState {
     calls: Vec<Pending>,
     free: Vec<u32>,
     pub(crate) backlog: Backlog,
+    pub(crate) p2p: P2pState,
     pub(crate) completed: u64,
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
@@ -130,6 +131,7 @@ impl CommunicatorState {
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
             backlog: Backlog::default(),
+            p2p: P2pState::default(),
             completed: 0,
             failed: 0,
             bytes_sent: 0,
@@ -149,11 +151,10 @@ impl CommunicatorState {
     }
 
     /// Remembers a call. Returns its token, or `None` if too many are in flight.
-    pub(crate) fn remember(&mut self, cookie: u64, checked: &CheckedCall) -> Option<Token> {
+    pub(crate) fn remember(&mut self, pending: Pending) -> Option<Token> {
         let token = self.free.pop()?;
         let call = self.calls.get_mut(token as usize)?;
-        let CheckedCall { input, output, feedback, .. } = *checked;
-        *call = Pending { cookie, input, output, feedback };
+        *call = pending;
         debug_assert!(self.free.len() < self.calls.len(), "a token is given that is in use");
         Some(Token(token.into()))
     }
@@ -168,7 +169,11 @@ impl CommunicatorState {
 
     /// A local rank's call.
     pub(crate) fn pending(&self, operation: u64, rank: Rank) -> Option<&Pending> {
-        let token = self.core.token(operation, rank)?;
+        self.call(self.core.token(operation, rank)?)
+    }
+
+    /// The call of a token.
+    pub(crate) fn call(&self, token: Token) -> Option<&Pending> {
         self.calls.get(usize::try_from(token.0).ok()?)
     }
 
@@ -443,8 +448,8 @@ fn slot_offset(program: &Program, slot: usize, elements: u64, size: u64) -> u64 
 /// What a tenant's completion says of a failure.
 pub(crate) fn status_of(failure: &Failure) -> Status {
     match failure {
-        Failure::Timeout { .. } => Status::Timeout,
-        Failure::Mismatch { .. } | Failure::Counts { .. } => Status::Mismatch,
+        Failure::Timeout { .. } | Failure::P2pTimeout { .. } => Status::Timeout,
+        Failure::Mismatch { .. } | Failure::Counts { .. } | Failure::P2pMismatch { .. } => Status::Mismatch,
         Failure::RanksLost { .. } => Status::RankLost,
         Failure::Dissolved => Status::Dissolved,
         Failure::Aborted { .. } => Status::Aborted,

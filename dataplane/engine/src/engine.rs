@@ -6,21 +6,24 @@ mod lifecycle;
 use crate::attachment::Attachment;
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
+pub(crate) use crate::communicator_state::Pending;
 use crate::communicator_state::{CommunicatorState, status_of};
 use crate::context::Context;
 use crate::execute::{post, run, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
+use crate::p2p;
 use crate::reaper::Reaper;
 use crate::sharing::Sharing;
 use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag, untag};
-use crate::validate::{CheckedCall, check, read_counts};
+use crate::validate::{CheckedCall, check, check_p2p, read_counts};
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, CommunicatorId, Completion, Epoch, Rank, Signature, Status as Code, Submission, Token,
+    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, Rank, Signature, Status as Code, Submission,
+    Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -235,12 +238,17 @@ impl Engine {
     }
 
     fn poll_tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
-        let Self { attachments, communicators: members, pending_transfers: asked, .. } = self;
+        let Self { attachments, communicators: members, pending_transfers: asked, transport, broken, .. } =
+            self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut worked = attachment.end.progress(&mut |token| {
             let (of, channel, step) = untag(token);
             // Nothing follows from what ends after its communicator.
             let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
+            if channel == member.core.p2p_channel() {
+                asked.extend(p2p::handle_transferred(now, member, transport.as_mut(), (of, step)));
+                return;
+            }
             match feedback::is_untracked(step) {
                 None => member.core.handle_completion(now, channel, step),
                 Some(place) => {
@@ -248,13 +256,18 @@ impl Engine {
                 }
             }
         })?;
-        asked.drain(..).try_for_each(|asked| attachment.transfer(asked))?;
+        // Of a message, it may be to another attachment.
+        for asked in asked.drain(..) {
+            transfer(attachments, broken, asked);
+        }
+        let Some(attachment) = attachments.get_mut(key) else { return Ok(worked) };
         worked += attachment.transfer_waiting()?;
         while worked < SUBMISSIONS {
             let Some(submission) = attachment.submission()? else { break };
             worked += 1;
             match submit(now, attachment, members, &submission) {
-                Ok((mark, checked)) => {
+                Ok(None) => {}
+                Ok(Some((mark, checked))) => {
                     let looked = || zeros(attachment, &checked.signature, checked.input, mark.operation);
                     self.marks.write(MarkKind::Called, || Mark { segment: looked(), ..mark });
                 }
@@ -297,6 +310,16 @@ impl Engine {
             Action::Step { channel, step, sources, sends } => {
                 self.step(now, key, (channel, step), &sources, sends)
             }
+            Action::P2pSend { rank, token, offset, step, message } => {
+                self.p2p_send(key, (rank, token), (offset, step), message)
+            }
+            Action::P2pReceive { rank, token, offset, step, message } => {
+                self.p2p_receive(now, key, (rank, token), (offset, step), message)
+            }
+            Action::P2pCopy { from, to, offset, bytes, step } => {
+                self.p2p_copy(now, key, (from, to), (offset, bytes), step)
+            }
+            Action::P2pComplete { rank, token, receipt } => self.p2p_complete(key, rank, token, &receipt),
             Action::Post { channel, step, peer, sequence } => self.post(key, (channel, step), peer, sequence),
             Action::Join { epoch, session } => self.join(now, key, epoch, session, false),
             Action::ProbeAggregator { epoch, session } => self.join(now, key, epoch, session, true),
@@ -475,7 +498,7 @@ impl Engine {
         self.report(local.attachment, &completion);
     }
 
-    fn report(&mut self, attachment: Key, completion: &Completion) {
+    pub(crate) fn report(&mut self, attachment: Key, completion: &Completion) {
         let Some(end) = self.attachments.get_mut(attachment) else { return };
         if let Err(error) = end.complete(completion) {
             self.broken.push((attachment, error.to_string()));
@@ -576,20 +599,27 @@ pub(crate) fn transfer(
     }
 }
 
-/// Takes a descriptor in.
+/// Takes a descriptor in. Returns what is to be marked of a collective.
 fn submit(
     now: Nanos,
     attachment: &Attachment,
     members: &mut Table<CommunicatorState>,
     submission: &Submission,
-) -> Result<(Mark, CheckedCall), Code> {
+) -> Result<Option<(Mark, CheckedCall)>, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
+    if let Some(direction) = Direction::from_code(submission.collective) {
+        let checked = check_p2p(submission, direction, attachment.end.arena_bytes(), member.ranks)?;
+        let timeout = attachment.timeout(submission.timeout_ns)?;
+        return p2p::submit(now, member, rank, (submission.cookie, timeout), checked).map(|()| None);
+    }
     let counts = read_counts(submission, attachment.end.memory().map(|memory| &**memory), member.ranks)?;
     let arena_bytes = attachment.end.arena_bytes();
     let checked = check(submission, arena_bytes, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
-    let token = member.remember(submission.cookie, &checked).ok_or(Code::Busy)?;
+    let CheckedCall { input, output, feedback, .. } = checked;
+    let pending = Pending { cookie: submission.cookie, input, output, feedback };
+    let token = member.remember(pending).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, counts, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);
     if result.is_err() {
@@ -599,12 +629,19 @@ fn submit(
         Ok(operation) => {
             let bytes = checked.input.bytes.max(checked.output.bytes);
             let channel = 1 + u32::from(checked.signature.collective.code());
-            Ok((Mark { operation, rank: rank.0, bytes, channel, ..member.mark() }, checked))
+            Ok(Some((Mark { operation, rank: rank.0, bytes, channel, ..member.mark() }, checked)))
         }
-        Err(CoreError::Full) => Err(Code::Busy),
-        Err(CoreError::NotLocal(_)) => Err(Code::BadCommunicator),
-        Err(CoreError::BadPlan(_) | CoreError::Plan(_) | CoreError::BadRoot(_)) => Err(Code::BadRank),
-        Err(CoreError::BadCounts) => Err(Code::OutOfRange),
-        Err(CoreError::Ended(failure)) => Err(status_of(&failure)),
+        Err(error) => Err(refusal(&error)),
+    }
+}
+
+/// What a tenant's completion says of a call that is refused.
+pub(crate) fn refusal(error: &CoreError) -> Code {
+    match error {
+        CoreError::Full => Code::Busy,
+        CoreError::NotLocal(_) => Code::BadCommunicator,
+        CoreError::BadPlan(_) | CoreError::Plan(_) | CoreError::BadRoot(_) => Code::BadRank,
+        CoreError::BadCounts => Code::OutOfRange,
+        CoreError::Ended(failure) => status_of(failure),
     }
 }

@@ -67,7 +67,8 @@ fn open_link(
     let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
     let slot_bytes = slot_bytes(plan).map_err(|error| at(&error))?;
     let ring_bytes = u64::from(plan.landing_slots) * u64::from(slot_bytes);
-    let bytes = u64::from(plan.channels) * ring_bytes;
+    // One ring a channel, and one for messages from rank to rank.
+    let bytes = (u64::from(plan.channels) + 1) * ring_bytes;
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
     let link = transport.open(introduction).map_err(|error| at(&error))?;
@@ -76,7 +77,7 @@ fn open_link(
     }
     links.set(participant, link, std::sync::Arc::clone(&memory), paths);
     links.limit(participant, peer.rate);
-    for channel in 0..plan.channels {
+    for channel in 0..=plan.channels {
         let memory =
             Span::new(&memory, u64::from(channel) * ring_bytes, ring_bytes).map_err(|error| at(&error))?;
         let ring = Ring { memory, slot_bytes, slots: plan.landing_slots };

@@ -20,6 +20,7 @@ mod execute;
 mod feedback;
 mod formation;
 mod marks;
+mod p2p;
 mod reaper;
 mod run;
 mod sharing;

@@ -1,7 +1,8 @@
 //! From a descriptor that a tenant wrote to a call that may be executed. The descriptor is a private copy.
 
 use harmonaize_abi::{
-    ABI_VERSION, Collective, Dtype, Rank, ReduceOp, Region, Signature, Status, Submission, flags,
+    ABI_VERSION, ANY_RANK, Collective, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region, Signature,
+    Status, Submission, flags,
 };
 use harmonaize_shm::Memory;
 use std::sync::Arc;
@@ -16,6 +17,52 @@ pub(crate) struct CheckedCall {
     pub(crate) output: Region,
     /// What is owed before and after.
     pub(crate) feedback: Option<[Region; 2]>,
+}
+
+/// A send or a receive that passed every check; the region that it does not have is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CheckedP2p {
+    pub(crate) signature: P2pSignature,
+    pub(crate) input: Region,
+    pub(crate) output: Region,
+}
+
+/// Checks a rank's descriptor of a send or a receive against the attachment's memory and the communicator's number of ranks. The
+/// region of the other direction is not looked at.
+pub(crate) fn check_p2p(
+    submission: &Submission,
+    direction: Direction,
+    arena_bytes: u64,
+    ranks: u32,
+) -> Result<CheckedP2p, Status> {
+    if submission.version != ABI_VERSION {
+        return Err(Status::BadVersion);
+    }
+    let nothing = [submission.residual_in, submission.residual_out] == [Region::default(); 2];
+    let known = submission.flags == 0 && submission.reduce == 0 && submission.reserved == 0 && nothing;
+    let Some(dtype) = Dtype::from_code(submission.dtype).filter(|_| known) else {
+        return Err(Status::BadKind);
+    };
+    let peer = match submission.root {
+        ANY_RANK if direction == Direction::Receive => None,
+        peer if peer < ranks => Some(Rank(peer)),
+        _ => return Err(Status::BadRank),
+    };
+    let signature = P2pSignature { direction, peer, dtype, count: submission.count };
+    let tensor = match direction {
+        Direction::Send => submission.input,
+        Direction::Receive => submission.output,
+    };
+    let end = tensor.offset.checked_add(tensor.bytes).ok_or(Status::OutOfRange)?;
+    let fits = signature.bytes() == Some(tensor.bytes) && end <= arena_bytes;
+    if !fits || tensor.offset % dtype.size() as u64 != 0 {
+        return Err(Status::OutOfRange);
+    }
+    let (input, output) = match direction {
+        Direction::Send => (tensor, Region::default()),
+        Direction::Receive => (Region::default(), tensor),
+    };
+    Ok(CheckedP2p { signature, input, output })
 }
 
 /// Reads the counts of an uneven operation, which the tenant may change at any time, once; nothing of another.
@@ -196,6 +243,46 @@ mod tests {
         assert_eq!(read_counts(&right, None, 4), Err(Status::BadKind), "not mapped");
         memory.write(1024, [u64::MAX; 4].as_bytes()).unwrap();
         assert_eq!(of(&Submission { count: u64::MAX, ..right }, 2), Err(Status::OutOfRange));
+    }
+
+    #[test]
+    fn of_a_message_the_own_end_alone_is_looked_at() {
+        let nowhere = Region { offset: u64::MAX, bytes: 3 };
+        let right = Submission {
+            version: ABI_VERSION,
+            dtype: Dtype::F32.code(),
+            root: 3,
+            count: 4,
+            input: Region { offset: 112, bytes: 16 },
+            output: nowhere,
+            ..Submission::default()
+        };
+        let send = |submission: &Submission| check_p2p(submission, Direction::Send, 128, 4);
+        let receive = |submission: &Submission| check_p2p(submission, Direction::Receive, 128, 4);
+        let checked = send(&right).unwrap();
+        assert_eq!((checked.input, checked.output), (right.input, Region::default()));
+        assert_eq!(checked.signature.peer, Some(Rank(3)));
+        let received = Submission { input: nowhere, output: right.input, ..right };
+        assert_eq!(receive(&received).unwrap().output, right.input);
+        let any = Submission { root: ANY_RANK, ..received };
+        assert_eq!(receive(&any).unwrap().signature.peer, None);
+        let at = |offset, bytes| Submission { input: Region { offset, bytes }, ..right };
+        for (submission, status) in [
+            (Submission { version: 1, ..right }, Status::BadVersion),
+            (Submission { dtype: 200, ..right }, Status::BadKind),
+            (Submission { flags: flags::UNEVEN, ..right }, Status::BadKind),
+            (Submission { reduce: 1, ..right }, Status::BadKind),
+            (Submission { residual_in: right.input, ..right }, Status::BadKind),
+            (Submission { root: 4, ..right }, Status::BadRank),
+            (Submission { root: ANY_RANK, ..right }, Status::BadRank),
+            (Submission { count: 5, ..right }, Status::OutOfRange),
+            (Submission { count: u64::MAX, ..right }, Status::OutOfRange),
+            (at(116, 16), Status::OutOfRange),
+            (at(u64::MAX, 16), Status::OutOfRange),
+            (at(2, 16), Status::OutOfRange),
+        ] {
+            assert_eq!(send(&submission), Err(status), "{submission:?}");
+        }
     }
 
     fn sum(count: u64, input: u64, output: u64) -> Submission {

@@ -72,7 +72,7 @@ impl Communicator {
             None => {}
         }
         self.shared.epochs.note_withdrawn(epoch);
-        self.departures.refuse_impossible(&mut self.shared, self.scheduler.begun());
+        self.refuse_impossible();
     }
 
     /// All links of a plan in preparation are up here.
@@ -164,7 +164,7 @@ impl Communicator {
         if committed {
             self.shared.actions.push_back(Action::Switched { epoch, segment });
             self.departures.resend(&mut self.shared);
-            self.departures.refuse_impossible(&mut self.shared, self.scheduler.begun());
+            self.refuse_impossible();
         }
         committed
     }

@@ -172,6 +172,7 @@ impl World {
             assert!(!node.retired.contains(&context.segment.epoch), "data on retired links");
             *node.wire.entry(context.segment.operation).or_default() += bytes as u64;
             let payload = Payload {
+                piece: None,
                 source: from,
                 channel: context.channel,
                 step: context.index,

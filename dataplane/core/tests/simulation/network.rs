@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::Epoch;
+use harmonaize_abi::{Epoch, Rank, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -22,6 +22,8 @@ pub(crate) struct Direction {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Payload {
     pub(crate) source: Option<Location>,
+    /// Of a message from rank to rank: its sender, the token of the call, the first byte and how many.
+    pub(crate) piece: Option<(Rank, Token, usize, usize)>,
     pub(crate) channel: u16,
     pub(crate) step: u32,
     pub(crate) sequence: u32,
@@ -160,9 +162,17 @@ impl World {
         if !sender.alive || (frame.payload.is_some() && (sender.failure.is_some() || sender.closed)) {
             return;
         }
+        let open = sender.has(frame.link, frame.to);
         if let Some(payload) = frame.payload {
             if let Some(source) = payload.source {
                 frame.content = self.read(frame.from, &source);
+            }
+            if let Some(piece) = payload.piece {
+                // What a closed link had left is not read.
+                if !open {
+                    return;
+                }
+                frame.content = self.read_piece(piece);
             }
             let completion = Input::Completed { channel: payload.channel, step: payload.step };
             self.at(frame.sent, Event::Input(frame.from, completion));
@@ -178,7 +188,8 @@ impl World {
         let node = &mut self.nodes[frame.to.0 as usize];
         let open = node.alive && !node.closed && node.has(frame.link, frame.from);
         if down || !open {
-            let harmless = !data || self.faulty;
+            let piece = frame.payload.is_some_and(|payload| payload.piece.is_some());
+            let harmless = !data || piece || self.faulty;
             assert!(
                 harmless || node.failure.is_some(),
                 "data from {:?} to {:?} is lost",
@@ -196,7 +207,11 @@ impl World {
             let bytes = (self.scenario.plan.tuning.chunk_bytes.max(8) + harmonaize_plan::CODED_ROOM) as usize;
             let ring = node.landing.entry(key).or_insert_with(|| vec![(false, vec![POISON; bytes]); slots]);
             let (occupied, slot) = &mut ring[payload.sequence as usize % slots];
-            assert!(hostile || !*occupied, "a message overwrites another that is not consumed yet: {key:?}");
+            let stale = payload.piece.is_some();
+            assert!(
+                hostile || stale || !*occupied,
+                "a message overwrites another that is not consumed yet: {key:?}"
+            );
             assert!(frame.content.len() <= slot.len(), "a message of {} bytes", frame.content.len());
             *occupied = true;
             *node.delivered.entry(key).or_default() += 1;
@@ -242,7 +257,7 @@ impl World {
             2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
             3 => header.credit = any as u32,
             4 => header.acknowledged = any,
-            5 => header.kind = any as u8 % 6,
+            5 => header.kind = any as u8 % 10,
             6 => header.operation = any,
             7 => header.segment = header.segment.wrapping_add(any % 3),
             8 => header.count = any,
@@ -258,7 +273,17 @@ impl World {
         if to == from {
             return;
         }
-        let kind = [Kind::Data, Kind::Credit, Kind::Acknowledge, Kind::Control][self.rng.random_range(0..4)];
+        let kinds = [
+            Kind::Data,
+            Kind::Credit,
+            Kind::Acknowledge,
+            Kind::Control,
+            Kind::Offer,
+            Kind::Pull,
+            Kind::Piece,
+            Kind::Received,
+        ];
+        let kind = kinds[self.rng.random_range(0..kinds.len())];
         let epoch = Epoch(self.scenario.plan.epoch.0.wrapping_add(self.rng.random_range(0..3)));
         let mut header = Header::new(kind, epoch);
         for _ in 0..self.rng.random_range(0..4) {

@@ -1,5 +1,6 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
+use super::p2p::P2pScript;
 use harmonaize_abi::{Collective, Dtype, Epoch, Pattern, Rank, ReduceOp, Signature};
 use harmonaize_core::{EpochPlan, Interleaving};
 use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
@@ -93,6 +94,8 @@ pub(crate) struct Scenario {
     pub(crate) carried: Vec<(Epoch, Participant, Participant)>,
     /// Within which time an aggregator's silence is noticed.
     pub(crate) silence: std::ops::Range<u64>,
+    /// By rank; empty where there are no messages.
+    pub(crate) p2p: Vec<P2pScript>,
     /// New links that break soon after they are up.
     pub(crate) cut: Vec<(Epoch, Participant, Participant)>,
 }
@@ -250,6 +253,7 @@ impl Scenario {
             unlinkable: Vec::new(),
             carried: Vec::new(),
             silence: 10 * MICROSECOND..3 * MILLISECOND,
+            p2p: Vec::new(),
             cut: Vec::new(),
             plan,
             group,

@@ -29,6 +29,9 @@ pub(crate) struct Statistics {
     pub(crate) one_two_shot: [u64; 2],
     /// Turns that were asked for, and those that were given before they were over.
     pub(crate) slots: [u64; 2],
+    /// Messages from rank to rank that were received, and pieces of them.
+    pub(crate) messages: u64,
+    pub(crate) pieces: u64,
     pub(crate) actions: u64,
     pub(crate) virtual_time: u64,
     pub(crate) core: Duration,
@@ -52,6 +55,8 @@ impl Statistics {
         self.probes += other.probes;
         self.one_two_shot = [0, 1].map(|index| self.one_two_shot[index] + other.one_two_shot[index]);
         self.slots = [0, 1].map(|index| self.slots[index] + other.slots[index]);
+        self.messages += other.messages;
+        self.pieces += other.pieces;
         self.actions += other.actions;
         self.virtual_time += other.virtual_time;
         self.core += other.core;
@@ -63,7 +68,7 @@ impl std::fmt::Display for Statistics {
         let each = self.core.as_nanos() as f64 / self.actions.max(1) as f64;
         write!(
             f,
-            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
+            "{} calls complete ({:?} in one shot and in two), {} segments, {} coded steps, {} aggregated in {} sessions ({} again by hosts, {} of them restored), {} frames ({} posted), {} switches ({} links carried over, {} cut), {} failures, {:?} turns asked for and given, {} messages in {} pieces, {:.3} s of virtual time; {} actions, {each:.0} ns of core each",
             self.operations,
             self.one_two_shot,
             self.segments,
@@ -79,6 +84,8 @@ impl std::fmt::Display for Statistics {
             self.cut,
             self.failures,
             self.slots,
+            self.messages,
+            self.pieces,
             self.virtual_time as f64 / 1e9,
             self.actions,
         )

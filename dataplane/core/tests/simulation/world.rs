@@ -5,6 +5,7 @@ use super::coded::Books;
 use super::memory::{self, Tensor};
 use super::network::{Direction, Frame, Location};
 use super::node::{Node, Outcome, RankState};
+use super::p2p::{P2P, P2pState, Store};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
 use harmonaize_abi::{Epoch, Rank, Signature, Token};
@@ -30,6 +31,7 @@ pub(crate) enum Event {
     Deliver(Box<Frame>),
     Fetch(Box<Transfer>),
     Store(Box<Transfer>),
+    Piece(Box<Store>),
     Down { at: Participant, link: Epoch, peer: Participant },
     Incident(Incident),
     Close(Participant, Vec<(Epoch, Participant)>),
@@ -53,6 +55,7 @@ pub(crate) struct Transfer {
 #[derive(Debug)]
 pub(crate) enum Input {
     Call(Rank),
+    Message(Rank),
     Frame { from: Participant, link: Epoch, message: Vec<u8>, payload: Payload },
     Completed { channel: u16, step: u32 },
     Down { link: Epoch, peer: Participant },
@@ -75,6 +78,8 @@ pub(crate) struct World {
     pub(crate) now: u64,
     pub(crate) nodes: Vec<Node>,
     pub(crate) ranks: Vec<RankState>,
+    /// By rank.
+    pub(crate) messages: Vec<P2pState>,
     pub(crate) links: HashMap<(Epoch, Participant, Participant), Direction>,
     pub(crate) tensors: HashMap<(u32, u64), Tensor>,
     pub(crate) plans: Vec<EpochPlan>,
@@ -106,6 +111,7 @@ impl World {
             now: 0,
             nodes: (0..group.participants()).map(|p| Node::new(&scenario, Participant(p))).collect(),
             ranks: (0..group.ranks()).map(|_| RankState::default()).collect(),
+            messages: (0..group.ranks()).map(|_| P2pState::default()).collect(),
             links: HashMap::new(),
             tensors: HashMap::new(),
             plans: vec![scenario.plan.clone()],
@@ -125,6 +131,7 @@ impl World {
         };
         for rank in world.scenario.ranks() {
             world.schedule_rank(rank);
+            world.schedule_message(rank);
         }
         for (at, incident) in world.scenario.incidents.clone() {
             world.at(at, Event::Incident(incident));
@@ -154,7 +161,7 @@ impl World {
         let next = if state.called < script.acts.len() {
             (state.open.len() < script.depth).then_some(Input::Call(rank))
         } else {
-            (script.leaves && state.open.is_empty()).then_some(Input::Left(rank))
+            (script.leaves && state.open.is_empty() && self.has_messaged(rank)).then_some(Input::Left(rank))
         };
         let Some(next) = next else { return };
         let at = self.now + self.rng.random_range(0..=script.think + 1);
@@ -208,7 +215,8 @@ impl World {
     fn all_ended(&self) -> bool {
         let open = |rank: Rank| {
             let node = &self.nodes[self.home(rank).0 as usize];
-            node.alive && !self.ranks[rank.0 as usize].open.is_empty()
+            let messages = &self.messages[rank.0 as usize];
+            node.alive && (!self.ranks[rank.0 as usize].open.is_empty() || messages.is_open())
         };
         !self.scenario.ranks().any(|rank| open(rank) && !self.ranks[rank.0 as usize].gone)
     }
@@ -259,6 +267,7 @@ impl World {
                     self.input(at, Input::Down { link, peer });
                 }
             }
+            Event::Piece(store) => self.piece_stored(*store),
             Event::Incident(incident) => self.befall(incident),
             Event::Close(p, links) => self.close_links(p, &links, NOTICE),
             Event::Sum(of) => self.sum(of),
@@ -371,12 +380,15 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         match input {
             Input::Call(rank) => self.call(p, rank),
+            Input::Message(rank) => self.call_message(p, rank),
             Input::Frame { from, link, message, payload } => match Message::decode(&message) {
                 Some((header, control)) => node.core.handle_frame(now, from, link, header, control, payload),
                 None => assert!(self.scenario.hostile.is_some(), "a message that cannot be decoded"),
             },
             Input::Completed { channel, step } => {
-                if node.failure.is_none() {
+                if channel == node.core.p2p_channel() {
+                    node.core.handle_completion(now, channel, step);
+                } else if node.failure.is_none() {
                     self.complete_part(p, channel, step);
                     self.nodes[p.0 as usize].core.handle_completion(now, channel, step);
                 }
@@ -531,8 +543,24 @@ impl World {
                 self.send(p, to, epoch, message, None);
             }
             Action::Complete { rank, token, receipt } => self.completed(p, rank, token, &receipt),
+            Action::P2pSend { rank, token, offset, step, message } => {
+                self.active = self.now;
+                self.send_piece(p, (rank, token), offset, step, &message);
+            }
+            Action::P2pReceive { rank, token, offset, step, message } => {
+                self.active = self.now;
+                self.store_piece(p, (rank, token), offset, step, &message);
+            }
+            Action::P2pCopy { from, to, offset, bytes, step } => {
+                self.active = self.now;
+                self.copy_piece(p, (from, to), (offset, bytes), step);
+            }
+            Action::P2pComplete { rank, token, receipt } => self.message_ended(rank, token, &receipt),
             Action::Fail { rank, token, operation } => {
                 assert!(self.nodes[index].failure.is_some(), "a failure before the end");
+                if token.0 & P2P != 0 {
+                    return self.message_failed(rank, token);
+                }
                 assert_eq!(token.0, u64::from(rank.0) << 32 | operation);
                 self.end_call(rank, operation, Outcome::Failed);
             }

@@ -11,6 +11,7 @@ mod counting;
 mod feedback;
 mod interleave;
 mod marks;
+mod p2p;
 mod served;
 mod sums;
 mod tampering;

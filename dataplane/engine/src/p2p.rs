@@ -1,0 +1,262 @@
+//! Messages from rank to rank: from a sender's tensor to a link, from a landing slot to a receiver's, or from the one to the other on
+//! one host. Where a tensor is not mapped, each piece is fetched or stored.
+
+use crate::attachment::Attachment;
+use crate::communicator_state::CommunicatorState;
+use crate::context::Context;
+use crate::engine::transfer;
+use crate::execute::send_all;
+use crate::step::ExecuteError;
+use crate::table::{Key, Table};
+use crate::transfer::{PendingTransfer, tag};
+use crate::validate::CheckedP2p;
+use crate::{Engine, engine};
+use arrayvec::ArrayVec;
+use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, Token};
+use harmonaize_core::{P2pReceipt, PeerMessage};
+use harmonaize_plan::MAX_STEP_PEERS;
+use harmonaize_shm::{Memory, Span};
+use harmonaize_transport::Transport;
+use std::sync::Arc;
+
+/// [`Completion::algorithm`] of a message within a host, and between two.
+const ALGORITHMS: [u8; 2] = [1, 3];
+
+/// What a piece still needs that is being fetched.
+#[derive(Debug)]
+enum Next {
+    Send(PeerMessage),
+    Store(PendingTransfer),
+}
+
+/// Pieces that are being fetched, and memory for them.
+#[derive(Debug, Default)]
+pub(crate) struct P2pState {
+    fetched: Vec<(u32, Span, Next)>,
+    staging: Vec<Arc<Memory>>,
+}
+
+impl P2pState {
+    /// Memory for a piece that nothing else uses. Allocates only when more pieces are under way than ever before.
+    fn reserve(&mut self, bytes: u64) -> Result<Span, ExecuteError> {
+        let free = |memory: &&Arc<Memory>| Arc::strong_count(memory) == 1 && memory.bytes() as u64 >= bytes;
+        if let Some(memory) = self.staging.iter().find(free) {
+            return Ok(Span::new(memory, 0, bytes)?);
+        }
+        let whole = usize::try_from(bytes).map_err(|_| ExecuteError::NoSource)?;
+        let memory = Memory::private(whole)?;
+        let span = Span::new(&memory, 0, bytes)?;
+        self.staging.push(memory);
+        Ok(span)
+    }
+}
+
+/// One end of a piece: a tensor's bytes in mapped memory, or where an attachment has them.
+enum End {
+    Mapped(Span),
+    Remote { attachment: Key, offset: u64 },
+}
+
+/// The bytes from `offset` on of a rank's tensor.
+fn end_of(
+    member: &CommunicatorState,
+    attachments: &Table<Attachment>,
+    (rank, token): (Rank, Token),
+    (offset, bytes): (u64, u64),
+    direction: Direction,
+) -> Result<End, ExecuteError> {
+    let local = member.local(rank).ok_or(ExecuteError::NoSource)?;
+    let call = member.call(token).ok_or(ExecuteError::NoSource)?;
+    let region = if direction == Direction::Send { call.input } else { call.output };
+    let attachment = attachments.get(local.attachment).ok_or(ExecuteError::NoSource)?;
+    let offset = region.offset.checked_add(offset).ok_or(ExecuteError::NoSource)?;
+    Ok(match attachment.end.memory() {
+        Some(memory) => End::Mapped(Span::new(memory, offset, bytes)?),
+        None => End::Remote { attachment: local.attachment, offset },
+    })
+}
+
+fn copy(from: &Span, to: &Span) -> Result<(), ExecuteError> {
+    harmonaize_kernels::copy(from.view(), &[to.view_mut()])
+        .map_err(|error| ExecuteError::Kernel(error.to_string()))
+}
+
+impl Engine {
+    /// Sends a piece.
+    pub(crate) fn p2p_send(
+        &mut self,
+        key: Key,
+        from: (Rank, Token),
+        (offset, step): (u64, u32),
+        message: PeerMessage,
+    ) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        let range = (offset, u64::from(message.bytes));
+        let tag = tag(key, member.core.p2p_channel(), step);
+        match end_of(member, &self.attachments, from, range, Direction::Send) {
+            Ok(End::Mapped(span)) => send_piece(member, self.transport.as_mut(), message, &span, tag),
+            Ok(End::Remote { attachment, offset }) => match member.p2p.reserve(range.1) {
+                Ok(span) => {
+                    member.p2p.fetched.push((step, span.clone(), Next::Send(message)));
+                    let fetch = PendingTransfer { attachment, tag, store: false, offset, span };
+                    transfer(&mut self.attachments, &mut self.broken, fetch);
+                }
+                Err(error) => member.fail_internal(&error.to_string()),
+            },
+            Err(error) => member.fail_internal(&error.to_string()),
+        }
+    }
+
+    /// Stores a piece that has landed.
+    pub(crate) fn p2p_receive(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        to: (Rank, Token),
+        (offset, step): (u64, u32),
+        message: PeerMessage,
+    ) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        let bytes = u64::from(message.bytes);
+        member.bytes_received += bytes;
+        let channel = member.core.p2p_channel();
+        let mut sources = ArrayVec::<PeerMessage, MAX_STEP_PEERS>::new();
+        sources.push(message);
+        let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
+        let landed = context.landing(message.header.epoch, message.peer, bytes);
+        let landed = landed
+            .ok_or(ExecuteError::NoSource)
+            .and_then(|(memory, at, bytes)| Span::new(memory, at, bytes).map_err(ExecuteError::from));
+        let stored = landed.and_then(|from| {
+            match end_of(member, &self.attachments, to, (offset, bytes), Direction::Receive)? {
+                End::Mapped(to) => copy(&from, &to).map(|()| None),
+                End::Remote { attachment, offset } => {
+                    let tag = tag(key, channel, step);
+                    Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span: from }))
+                }
+            }
+        });
+        match stored {
+            Ok(None) => member.core.handle_completion(now, channel, step),
+            Ok(Some(store)) => transfer(&mut self.attachments, &mut self.broken, store),
+            Err(error) => member.fail_internal(&error.to_string()),
+        }
+    }
+
+    /// Copies from one local rank's tensor to another's.
+    pub(crate) fn p2p_copy(
+        &mut self,
+        now: Nanos,
+        key: Key,
+        (from, to): ((Rank, Token), (Rank, Token)),
+        range: (u64, u64),
+        step: u32,
+    ) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        let channel = member.core.p2p_channel();
+        let tag = tag(key, channel, step);
+        let attachments = &self.attachments;
+        let ends = end_of(member, attachments, from, range, Direction::Send)
+            .and_then(|from| Ok((from, end_of(member, attachments, to, range, Direction::Receive)?)));
+        let first = ends.and_then(|ends| match ends {
+            (End::Mapped(from), End::Mapped(to)) => copy(&from, &to).map(|()| None),
+            (End::Mapped(span), End::Remote { attachment, offset }) => {
+                Ok(Some(PendingTransfer { attachment, tag, store: true, offset, span }))
+            }
+            (End::Remote { attachment, offset }, End::Mapped(span)) => {
+                Ok(Some(PendingTransfer { attachment, tag, store: false, offset, span }))
+            }
+            (End::Remote { attachment, offset }, End::Remote { attachment: theirs, offset: there }) => {
+                let span = member.p2p.reserve(range.1)?;
+                let store = PendingTransfer {
+                    attachment: theirs,
+                    tag,
+                    store: true,
+                    offset: there,
+                    span: span.clone(),
+                };
+                member.p2p.fetched.push((step, span.clone(), Next::Store(store)));
+                Ok(Some(PendingTransfer { attachment, tag, store: false, offset, span }))
+            }
+        });
+        match first {
+            Ok(None) => member.core.handle_completion(now, channel, step),
+            Ok(Some(first)) => transfer(&mut self.attachments, &mut self.broken, first),
+            Err(error) => member.fail_internal(&error.to_string()),
+        }
+    }
+
+    /// Reports a send or a receive that has ended well.
+    pub(crate) fn p2p_complete(&mut self, key: Key, rank: Rank, token: Token, receipt: &P2pReceipt) {
+        let Some(member) = self.communicators.get_mut(key) else { return };
+        member.completed += 1;
+        let within = member.local(receipt.peer).is_some();
+        let Some(call) = member.forget(token) else { return };
+        let Some(local) = member.local(rank).copied() else { return };
+        let [inside, between] = ALGORITHMS;
+        let bits = receipt.wire_bytes.saturating_mul(8 * 256) / receipt.signature.count.max(1);
+        let completion = Completion {
+            version: ABI_VERSION,
+            status: Status::Ok.code(),
+            communicator: local.handle,
+            cookie: call.cookie,
+            operation: receipt.number,
+            wire_bytes: receipt.wire_bytes,
+            bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
+            algorithm: if within { inside } else { between },
+            peer: receipt.peer.0,
+            ..Completion::default()
+        };
+        self.report(local.attachment, &completion);
+    }
+}
+
+fn send_piece(
+    member: &mut CommunicatorState,
+    transport: &mut dyn Transport,
+    message: PeerMessage,
+    span: &Span,
+    tag: u64,
+) {
+    let empty = send_all(member, transport, &[message], Some(span), tag);
+    debug_assert_eq!(empty, 0, "a piece has bytes");
+}
+
+/// A fetch or store of a piece has ended. Returns the transfer that follows from it.
+pub(crate) fn handle_transferred(
+    now: Nanos,
+    member: &mut CommunicatorState,
+    transport: &mut dyn Transport,
+    (key, step): (Key, u32),
+) -> Option<PendingTransfer> {
+    let channel = member.core.p2p_channel();
+    match member.p2p.fetched.iter().position(|(of, ..)| *of == step) {
+        None => member.core.handle_completion(now, channel, step),
+        Some(at) => match member.p2p.fetched.swap_remove(at) {
+            (_, span, Next::Send(message)) => {
+                send_piece(member, transport, message, &span, tag(key, channel, step));
+            }
+            (.., Next::Store(store)) => return Some(store),
+        },
+    }
+    None
+}
+
+/// Takes a descriptor of a send or a receive in.
+pub(crate) fn submit(
+    now: Nanos,
+    member: &mut CommunicatorState,
+    rank: Rank,
+    (cookie, timeout): (u64, std::time::Duration),
+    checked: CheckedP2p,
+) -> Result<(), Status> {
+    let CheckedP2p { signature, input, output } = checked;
+    let pending = engine::Pending { cookie, input, output, feedback: None };
+    let token = member.remember(pending).ok_or(Status::Busy)?;
+    let call = harmonaize_core::P2pCall { signature, token, timeout };
+    let result = member.core.handle_p2p_call(now, rank, call);
+    result.map_err(|error| {
+        member.forget(token);
+        engine::refusal(&error)
+    })
+}
