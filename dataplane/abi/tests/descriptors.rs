@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
 /// Where the structures are: of the descriptors in rings, and of messages.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "collective.rs",
     "congestion.rs",
     "descriptor.rs",
+    "p2p.rs",
     "session.rs",
     "session/auth.rs",
     "session/budget.rs",

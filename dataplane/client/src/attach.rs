@@ -3,6 +3,7 @@
 use crate::agreement::ChoiceCache;
 use crate::communicator::{Communicator, JoinOptions, PendingJoin, RegroupOptions};
 use crate::feedback::Feedback;
+use crate::group::Group;
 use crate::session::Opening;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
@@ -97,6 +98,11 @@ impl Client {
     /// What was chosen for iterations lately.
     pub(crate) fn choices(&self) -> &Mutex<ChoiceCache> {
         &self.choices
+    }
+
+    /// A group, to call operations together.
+    pub fn group(&self) -> Group {
+        Group::new(&self.shared)
     }
 
     /// A tensor of `elements` elements. Its contents are unspecified.

@@ -1,12 +1,16 @@
 //! Communicators: joining them, and the collectives.
 
 use crate::feedback::Feedback;
+use crate::group::{Calls, Group};
 use crate::in_flight::Buffers;
 use crate::shared::Shared;
 use crate::tensor::{Pool, Tensor};
 use crate::{Error, Operation};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Region, Signature, Submission, flags};
+use harmonaize_abi::{
+    ANY_RANK, Called, Collective, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region, Signature,
+    Submission, flags,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -70,6 +74,8 @@ pub struct Communicator {
     membership: Arc<Membership>,
     pool: Arc<Pool>,
     options: OperationOptions,
+    /// Where calls go instead of to the agent.
+    group: Option<Arc<Calls>>,
 }
 
 /// Membership, shared by the communicator and its operations.
@@ -215,7 +221,7 @@ impl<'a> PendingJoin<'a> {
                 let (timeout_ns, aborted) = (self.operation_timeout_ns, AtomicBool::new(false));
                 let member = Membership { shared, handle, name, rank, ranks, before, timeout_ns, aborted };
                 let (membership, pool) = (Arc::new(member), Arc::clone(self.pool));
-                Ok(Communicator { membership, pool, options: OperationOptions::default() })
+                Ok(Communicator { membership, pool, options: OperationOptions::default(), group: None })
             }
             Some(Answer::JoinRefused { refused: why, .. }) => Err(refused(why.kind, why.text, why.ranks)),
             Some(_) => Err(Error::Protocol("the agent answered a join with something else".into())),
@@ -260,7 +266,19 @@ impl Communicator {
     pub fn with(&self, options: OperationOptions) -> Result<Self, Error> {
         self.membership.shared.operation_timeout_ns(options.timeout)?;
         let (membership, pool) = (Arc::clone(&self.membership), Arc::clone(&self.pool));
-        Ok(Self { membership, pool, options })
+        Ok(Self { membership, pool, options, group: self.group.clone() })
+    }
+
+    /// The same membership, whose calls go into a group. A group may have calls of several communicators.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] where the group is another attachment's.
+    pub fn grouped(&self, group: &Group) -> Result<Self, Error> {
+        if !Arc::ptr_eq(group.attachment(), &self.membership.shared) {
+            return Err(Error::Foreign);
+        }
+        let (membership, pool) = (Arc::clone(&self.membership), Arc::clone(&self.pool));
+        Ok(Self { membership, pool, options: self.options, group: Some(Arc::clone(group.calls())) })
     }
 
     /// Ends the communicator at all ranks. Whoever waits in this process for one of its operations has [`Error::Aborted`] at once, as
@@ -664,6 +682,48 @@ impl Communicator {
     }
 
     /// What the root alone gives: nothing at the others.
+    /// Starts to send `tensor` to a rank, which [receives](Self::recv) one of the same type and size. It has ended once all of it is there.
+    /// Sends and receives are in no order with collectives, nor with those of other ranks; of those from one rank to another
+    /// the first send goes to the first receive. A rank may send itself, if it receives before it waits.
+    ///
+    /// ```no_run
+    /// # use harmonaize_client::{Communicator, Error, Rank, Tensor};
+    /// # use std::time::Duration;
+    /// # fn shift(job: &Communicator, mine: &Tensor, theirs: &Tensor) -> Result<(), Error> {
+    /// let (rank, ranks) = (job.rank().0, job.ranks());
+    /// let mut sent = job.send(mine, Rank((rank + 1) % ranks))?;
+    /// let mut received = job.recv(theirs, Rank((rank + ranks - 1) % ranks))?;
+    /// sent.wait(Duration::from_secs(30))?;
+    /// received.wait(Duration::from_secs(30))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where there is no such rank. [`Error::Operation`] of [`Status::Mismatch`](crate::Status::Mismatch) when both ends are
+    /// called with other types or sizes, of [`Status::Timeout`](crate::Status::Timeout) when the other end is not called in time;
+    /// either ends the communicator.
+    pub fn send(&self, tensor: &Tensor, to: Rank) -> Result<Operation, Error> {
+        self.submit_p2p(p2p(Direction::Send, Some(to), tensor), tensor)
+    }
+
+    /// Starts to receive what a rank [sends](Self::send): `tensor` becomes that.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn recv(&self, tensor: &Tensor, from: Rank) -> Result<Operation, Error> {
+        self.submit_p2p(p2p(Direction::Receive, Some(from), tensor), tensor)
+    }
+
+    /// Starts to receive what any rank sends that no receive before this one is for: whose send comes first. [`crate::Receipt::peer`]
+    /// names it.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn recv_any(&self, tensor: &Tensor) -> Result<Operation, Error> {
+        self.submit_p2p(p2p(Direction::Receive, None, tensor), tensor)
+    }
+
     fn of_root<'a>(
         &self,
         collective: Collective,
@@ -749,12 +809,10 @@ impl Communicator {
             None => {}
         }
         let [owed, left_out] = owing;
-        let OperationOptions { timeout, priority, class, deadline, iteration } = self.options;
         let submission = Submission {
             collective: collective.code(),
             dtype: dtype.code(),
             reduce: reduce.code(),
-            communicator: self.membership.handle,
             root: root.0,
             count,
             flags: bits,
@@ -762,18 +820,60 @@ impl Communicator {
             output,
             residual_in: owed,
             residual_out: left_out,
+            ..Default::default()
+        };
+        let signature =
+            Signature { collective, dtype, reduce, root, count, uneven: bits & flags::UNEVEN != 0 };
+        self.start(submission, buffers, Called::Collective(signature))
+    }
+
+    fn submit_p2p(&self, signature: P2pSignature, tensor: &Tensor) -> Result<Operation, Error> {
+        if self.membership.is_aborted() {
+            return Err(self.membership.aborted());
+        }
+        if !Arc::ptr_eq(&tensor.block.pool, &self.pool) {
+            return Err(Error::Foreign);
+        }
+        if let Some(peer) = signature.peer.filter(|peer| peer.0 >= self.ranks()) {
+            return Err(Error::Shape(format!("rank {peer} of {}; there is none", self.ranks())));
+        }
+        let (region, used) = (tensor.region(), Some((Arc::clone(&tensor.block), tensor.region())));
+        let nothing = Region::default();
+        let (tensors, input, output) = match signature.direction {
+            Direction::Send => ([used, None], region, nothing),
+            Direction::Receive => ([None, used], nothing, region),
+        };
+        let buffers = Buffers { tensors, sliced: tensor.is_slice(), ..Buffers::default() };
+        let submission = Submission {
+            collective: signature.direction.code(),
+            dtype: signature.dtype.code(),
+            root: signature.peer.map_or(ANY_RANK, |peer| peer.0),
+            count: signature.count,
+            input,
+            output,
+            ..Submission::default()
+        };
+        self.start(submission, buffers, Called::P2p(signature))
+    }
+
+    /// Submits with the options.
+    fn start(&self, submission: Submission, buffers: Buffers, called: Called) -> Result<Operation, Error> {
+        let OperationOptions { timeout, priority, class, deadline, iteration } = self.options;
+        let submission = Submission {
+            communicator: self.membership.handle,
             tensor_class: class,
             priority,
             deadline_ns: deadline.map_or(0, nanos),
             iteration,
             timeout_ns: timeout.map_or(self.membership.timeout_ns, |timeout| nanos(timeout).max(1)),
-            ..Default::default()
+            ..submission
         };
         let shared = &self.membership.shared;
-        let cookie = shared.poll()?.submit(submission, buffers, shared.entries)?;
-        let signature =
-            Signature { collective, dtype, reduce, root, count, uneven: bits & flags::UNEVEN != 0 };
-        Ok(Operation::new(Arc::clone(&self.membership), cookie, signature))
+        let cookie = match &self.group {
+            Some(group) => group.add(shared, submission, buffers)?,
+            None => shared.poll()?.submit(submission, buffers, shared.entries)?,
+        };
+        Ok(Operation::new(Arc::clone(&self.membership), cookie, called, self.group.clone()))
     }
 }
 
@@ -796,6 +896,10 @@ fn same_shape(input: &Tensor, output: &Tensor) -> Result<(), Error> {
         )));
     }
     Ok(())
+}
+
+fn p2p(direction: Direction, peer: Option<Rank>, tensor: &Tensor) -> P2pSignature {
+    P2pSignature { direction, peer, dtype: tensor.dtype(), count: tensor.elements() }
 }
 
 fn largest(counts: &[u64]) -> u64 {

@@ -1,7 +1,7 @@
 //! What can go wrong, said so that a person knows what to do.
 
 use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, RequestError};
-use harmonaize_abi::{Dtype, Rank, Signature, Status};
+use harmonaize_abi::{Called, Dtype, Rank, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -205,15 +205,21 @@ pub enum Error {
         /// For how long.
         waited: Duration,
     },
+    /// The operation's [group](crate::Group) has not ended, so it was not called.
+    #[error("the operation's group has not ended, so it was not called")]
+    GroupOpen,
+    /// The call is on a [group](crate::Group) that has ended.
+    #[error("the group of this call has ended")]
+    GroupEnded,
     /// An operation failed.
-    #[error("{signature}, operation {operation}, failed: {status}{}", explained(detail.as_deref()))]
+    #[error("{called}, operation {operation}, failed: {status}{}", explained(detail.as_deref()))]
     Operation {
         /// How.
         status: Status,
         /// Its number on its communicator.
         operation: u64,
         /// What this rank called.
-        signature: Signature,
+        called: Called,
         /// What the agent knows: ranks that never arrived or were lost, who called what.
         detail: Option<Box<FailureDetail>>,
     },

@@ -37,6 +37,7 @@ mod element;
 mod error;
 mod events;
 mod feedback;
+mod group;
 mod in_flight;
 mod operation;
 #[cfg(feature = "rdma")]
@@ -55,13 +56,15 @@ pub use error::Error;
 pub use events::EventStream;
 pub use events::Events;
 pub use feedback::Feedback;
+pub use group::Group;
 pub use harmonaize_abi::session::{
     Access, Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Event, EventBatch,
     EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Negotiated, OnFailure,
     Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{
-    BlockContent, Collective, CongestionLevel, Dtype, Rank, ReduceOp, Signature, Status,
+    BlockContent, Called, Collective, CongestionLevel, Direction, Dtype, P2pSignature, Rank, ReduceOp,
+    Signature, Status,
 };
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};

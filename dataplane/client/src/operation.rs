@@ -2,23 +2,26 @@
 
 use crate::Error;
 use crate::communicator::Membership;
+use crate::group::Calls;
 use crate::in_flight::InFlight;
 use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
-use harmonaize_abi::{CODECS, Completion, SEVERAL_CODECS, Signature, Status};
+use harmonaize_abi::{CODECS, Called, Completion, Rank, SEVERAL_CODECS, Status};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a failure waits for the agent's explanation.
 const DETAIL_WITHIN: Duration = Duration::from_secs(2);
 
-/// A collective in flight. Dropped before its end, it goes on, and its tensors' memory stays taken until then.
+/// A collective, a send or a receive in flight. Dropped before its end, it goes on, and its tensors' memory stays taken until then.
 #[derive(Debug)]
 pub struct Operation {
     membership: Arc<Membership>,
     cookie: u64,
-    signature: Signature,
+    called: Called,
     stage: Stage,
+    /// The group that it was called in.
+    group: Option<Arc<Calls>>,
 }
 
 #[derive(Debug)]
@@ -62,8 +65,11 @@ pub enum Algorithm {
 /// What an operation that succeeded cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Receipt {
-    /// Number of the operation on its communicator, from 0.
+    /// Number of the operation on its communicator, from 0. Of a send or a receive: the number of the message among those from its
+    /// sender to its receiver.
     pub operation: u64,
+    /// Of a send or a receive: the rank at the other end.
+    pub peer: Option<Rank>,
     /// Tensor bytes that this rank's host sent.
     pub wire_bytes: u64,
     /// Bits on the wire per element; 0 where nothing was sent.
@@ -85,9 +91,11 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    fn new(completion: &Completion) -> Self {
+    fn new(called: &Called, completion: &Completion) -> Self {
+        let peer = matches!(called, Called::P2p(_)).then_some(Rank(completion.peer));
         Self {
             operation: completion.operation,
+            peer,
             wire_bytes: completion.wire_bytes,
             bits_per_element: f64::from(completion.bits_per_element_x256) / 256.0,
             algorithm: match completion.algorithm {
@@ -120,18 +128,30 @@ fn has_detail(status: Status) -> bool {
 }
 
 impl Operation {
-    pub(crate) fn new(membership: Arc<Membership>, cookie: u64, signature: Signature) -> Self {
-        Self { membership, cookie, signature, stage: Stage::InFlight }
+    pub(crate) fn new(
+        membership: Arc<Membership>,
+        cookie: u64,
+        called: Called,
+        group: Option<Arc<Calls>>,
+    ) -> Self {
+        Self { membership, cookie, called, stage: Stage::InFlight, group }
+    }
+
+    /// Whether it was called: its group has ended, if it has one.
+    fn check_called(&self) -> Result<(), Error> {
+        let open = self.group.as_ref().is_some_and(|group| !group.has_ended());
+        if open { Err(Error::GroupOpen) } else { Ok(()) }
     }
 
     /// What was called.
-    pub fn signature(&self) -> Signature {
-        self.signature
+    pub fn called(&self) -> Called {
+        self.called
     }
 
     /// Waits for the end. After [`Error::WaitTimeout`] the operation is still in flight and can be waited for again; after
-    /// the end every call gives the same result.
+    /// the end every call gives the same result. [`Error::GroupOpen`] before its [group](crate::Group) has ended.
     pub fn wait(&mut self, timeout: Duration) -> Result<Receipt, Error> {
+        self.check_called()?;
         let deadline = Instant::now().checked_add(timeout);
         if matches!(self.stage, Stage::InFlight) {
             let (cookie, membership) = (self.cookie, &*self.membership);
@@ -143,7 +163,7 @@ impl Operation {
                 Some(Some(completion)) => self.ended(completion),
                 Some(None) => self.abandon(),
                 None => {
-                    let what = self.signature.to_string();
+                    let what = self.called.to_string();
                     return Err(Error::WaitTimeout { what, waited: timeout });
                 }
             }
@@ -161,6 +181,7 @@ impl Operation {
 
     /// The result, if the operation has ended. Never blocks.
     pub fn poll(&mut self) -> Result<Option<Receipt>, Error> {
+        self.check_called()?;
         if matches!(self.stage, Stage::InFlight) {
             let mut state = self.membership.shared.poll()?;
             match state.claim(self.cookie) {
@@ -227,7 +248,7 @@ impl Operation {
             Stage::InFlight | Stage::AwaitingDetail(..) => return None,
         };
         Some(match Status::from_code(completion.status) {
-            Some(Status::Ok) => Ok(Receipt::new(completion)),
+            Some(Status::Ok) => Ok(Receipt::new(&self.called, completion)),
             Some(Status::Aborted) if self.membership.is_aborted() => Err(self.membership.aborted()),
             Some(Status::Aborted) => {
                 Err(Error::Aborted { by: detail.as_ref().and_then(|detail| detail.ranks.first().copied()) })
@@ -235,7 +256,7 @@ impl Operation {
             Some(status) => Err(Error::Operation {
                 status,
                 operation: completion.operation,
-                signature: self.signature,
+                called: self.called,
                 detail: detail.clone(),
             }),
             None => Err(Error::Protocol(format!(
@@ -265,7 +286,7 @@ impl Operation {
     ///
     /// # Errors
     /// [`Error::WaitTimeout`] where none has ended in time: all are in flight still. [`Error::AgentLost`], and then all have failed.
-    /// [`Error::Foreign`] where they are of several attachments, [`Error::Shape`] where there are none.
+    /// [`Error::Foreign`] where they are of several attachments, [`Error::Shape`] where there are none, [`Error::GroupOpen`] where one was not called yet.
     pub fn wait_any(operations: &mut [Self], timeout: Duration) -> Result<usize, Error> {
         Self::await_any(operations, Instant::now().checked_add(timeout), timeout)
     }
@@ -287,6 +308,7 @@ impl Operation {
         let Some(first) = operations.first() else {
             return Err(Error::Shape("waiting for one of no operations".into()));
         };
+        operations.iter().try_for_each(Self::check_called)?;
         let shared = Arc::clone(first.attachment());
         if operations.iter().any(|operation| !Arc::ptr_eq(operation.attachment(), &shared)) {
             return Err(Error::Foreign);

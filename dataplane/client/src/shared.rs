@@ -351,22 +351,38 @@ impl State {
     /// Submits an operation on these buffers; its cookie.
     pub(crate) fn submit(
         &mut self,
-        mut submission: Submission,
+        submission: Submission,
         buffers: Buffers,
         limit: u32,
     ) -> Result<u64, Error> {
+        let submission = self.reserve(submission, buffers, limit)?;
+        self.submit_reserved(&submission)?;
+        Ok(submission.cookie)
+    }
+
+    /// Checks an operation on these buffers and takes its place among those in flight: what [`Self::submit_reserved`] is to submit.
+    pub(crate) fn reserve(
+        &mut self,
+        mut submission: Submission,
+        buffers: Buffers,
+        limit: u32,
+    ) -> Result<Submission, Error> {
         self.alive()?;
         if let Some(region) = self.in_flight.conflict(&buffers) {
             return Err(Error::InUse { bytes: region.bytes });
         }
         let cookie = self.in_flight.start(buffers).ok_or(Error::TooMany { limit })?;
         (submission.version, submission.cookie) = (ABI_VERSION, cookie);
-        if let Err(error) = self.end.submit(&submission) {
-            self.in_flight.cancel(cookie);
+        Ok(submission)
+    }
+
+    /// Submits what was reserved.
+    pub(crate) fn submit_reserved(&mut self, submission: &Submission) -> Result<(), Error> {
+        if let Err(error) = self.end.submit(submission) {
+            self.in_flight.cancel(submission.cookie);
             self.lose(error.to_string());
-            self.alive()?;
         }
-        Ok(cookie)
+        self.alive()
     }
 
     /// Looks at who is to be told of what.
