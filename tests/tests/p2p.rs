@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
-use harmonaize_client::{Dtype, Error, OperationOptions, Rank, ReduceOp, Status};
+use harmonaize_client::{
+    Client, Communicator, Dtype, Error, OperationOptions, Rank, ReduceOp, Status, Tensor,
+};
 use harmonaize_tests::job::{Worker, deploy, run, sockets};
 use harmonaize_tests::{STEP, star};
 use std::time::Duration;
@@ -14,6 +16,46 @@ fn elements(from: u32, to: u32) -> u64 {
 
 fn message(from: u32, to: u32) -> Vec<u64> {
     Worker::input(from, 2000 + u64::from(to), elements(from, to) as usize)
+}
+
+/// From docs/tenants.md: around.
+fn shift(job: &Communicator, mine: &Tensor, theirs: &Tensor) -> Result<(), Error> {
+    let (rank, ranks) = (job.rank().0, job.ranks());
+    let mut sent = job.send(mine, Rank((rank + 1) % ranks))?;
+    let mut received = job.recv(theirs, Rank((rank + ranks - 1) % ranks))?;
+    sent.wait(Duration::from_secs(30))?;
+    received.wait(Duration::from_secs(30))?;
+    Ok(())
+}
+
+/// From docs/tenants.md: one tensor to everybody, and everybody's.
+fn exchange(client: &Client, job: &Communicator, mine: &Tensor, theirs: &[Tensor]) -> Result<(), Error> {
+    let group = client.group();
+    let calls = job.grouped(&group)?;
+    let mut operations = Vec::new();
+    for (rank, tensor) in (0..).map(Rank).zip(theirs) {
+        operations.push(calls.send(mine, rank)?);
+        operations.push(calls.recv(tensor, rank)?);
+    }
+    group.end()?;
+    for mut operation in operations {
+        operation.wait(Duration::from_secs(30))?;
+    }
+    Ok(())
+}
+
+fn as_documented(worker: &Worker) -> Result<()> {
+    let (job, me) = (&worker.communicator, worker.rank);
+    let (mine, theirs) = (worker.tensor(&[u64::from(me) + 7])?, worker.tensor(&[0])?);
+    shift(job, &mine, &theirs)?;
+    ensure!(worker.contents(&theirs)? == [u64::from((me + worker.ranks - 1) % worker.ranks) + 7], "around");
+    let all: Result<Vec<Tensor>> = (0..worker.ranks).map(|_| worker.tensor(&[0])).collect();
+    let all = all?;
+    exchange(&worker.client, job, &mine, &all)?;
+    for (from, tensor) in (0..).zip(&all) {
+        ensure!(worker.contents(tensor)? == [from + 7], "from {from}");
+    }
+    Ok(())
 }
 
 /// Every rank to every rank, itself among them, in one group with an AllReduce.
@@ -79,13 +121,7 @@ fn none_of_a_group(worker: &Worker) -> Result<()> {
     drop(group);
     ensure!(matches!(sent.wait(STEP), Err(Error::GroupOpen)), "waited for what was never called");
     // Nobody's receive is for what was never sent.
-    let (next, before) = ((me + 1) % worker.ranks, (me + worker.ranks - 1) % worker.ranks);
-    let (mine, theirs) = (worker.tensor(&[u64::from(me) + 7])?, worker.tensor(&[0])?);
-    let mut sent = job.send(&mine, Rank(next))?;
-    job.recv(&theirs, Rank(before))?.wait(STEP)?;
-    sent.wait(STEP)?;
-    ensure!(worker.contents(&theirs)? == [u64::from(before) + 7], "from {before}");
-    Ok(())
+    as_documented(worker)
 }
 
 #[test]
