@@ -30,7 +30,7 @@ impl Direct {
             Signature { collective, dtype: Dtype::F32, reduce: ReduceOp::Sum, root, count, uneven: false };
         let tuning = Tuning::default();
         let retention = retention(&plan, &signature, false, &tuning);
-        let local = Local { access: &|_| Access::Mapped, retention };
+        let local = Local { access: &|_| Access::Mapped, retention, scaled: false };
         let program = program(
             &plan,
             Request { collective, root, coded: false, algorithm: Algorithm::Ring },

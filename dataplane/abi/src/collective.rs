@@ -52,7 +52,8 @@ macro_rules! wire_enum {
 }
 
 wire_enum! {
-    /// Element type of a tensor. `F16` is IEEE 754 binary16, `Bf16` is bfloat16.
+    /// Element type of a tensor. Rust types for those that the language lacks are [`crate::Bool`], [`crate::F8E4M3`], [`crate::F8E5M2`],
+    /// [`crate::Complex64`] and [`crate::Complex128`].
     Dtype {
         /// 8-bit signed integer.
         I8 = 0, "i8";
@@ -78,6 +79,16 @@ wire_enum! {
         I16 = 10, "i16";
         /// 16-bit unsigned integer.
         U16 = 11, "u16";
+        /// A byte that is false where it is 0, else true. Results are 0 or 1.
+        Bool = 12, "bool";
+        /// A real and an imaginary part, each of IEEE 754 binary32.
+        Complex64 = 13, "complex64";
+        /// A real and an imaginary part, each of IEEE 754 binary64.
+        Complex128 = 14, "complex128";
+        /// The 8-bit float E4M3 of the Open Compute Project (e4m3fn): no infinities, at most 448.
+        F8E4M3 = 15, "f8e4m3";
+        /// The 8-bit float E5M2 of the Open Compute Project: the upper half of a binary16.
+        F8E5M2 = 16, "f8e5m2";
     }
 }
 
@@ -85,17 +96,24 @@ impl Dtype {
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
-            Self::I8 | Self::U8 => 1,
+            Self::I8 | Self::U8 | Self::Bool | Self::F8E4M3 | Self::F8E5M2 => 1,
             Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
             Self::I32 | Self::U32 | Self::F32 => 4,
-            Self::I64 | Self::U64 | Self::F64 => 8,
+            Self::I64 | Self::U64 | Self::F64 | Self::Complex64 => 8,
+            Self::Complex128 => 16,
         }
+    }
+
+    /// Whether each addition rounds to fewer bits than it is computed in.
+    pub const fn is_narrow(self) -> bool {
+        matches!(self, Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2)
     }
 }
 
 wire_enum! {
     /// Element-wise reduction. Integers wrap; `Average` is the sum divided by the number of ranks (integers: the wrapped
-    /// sum, divided with truncation towards zero). `Min` and `Max` of floats give NaN if any operand is NaN.
+    /// sum, divided with truncation towards zero). `Min` and `Max` of floats give NaN if any operand is NaN. Not every type has all
+    /// of them: [`ReduceOp::takes`].
     ReduceOp {
         /// Sum.
         Sum = 0, "sum";
@@ -107,6 +125,36 @@ wire_enum! {
         Max = 3, "max";
         /// Sum divided by the number of ranks.
         Average = 4, "average";
+        /// Bitwise and; of bools the conjunction.
+        BitAnd = 5, "band";
+        /// Bitwise or; of bools the disjunction.
+        BitOr = 6, "bor";
+        /// Bitwise exclusive or; of bools whether an odd number is true.
+        BitXor = 7, "bxor";
+        /// Sum of all ranks' inputs, each times its rank's own factor ([`crate::Submission::factor`]). Integers are multiplied by the factor's
+        /// whole part, and wrap.
+        PremulSum = 8, "premulsum";
+    }
+}
+
+impl ReduceOp {
+    /// Whether elements of this type can be so reduced. Bools have a `Sum` and a `Max` (both or), a `Product` and a `Min` (both and), but
+    /// neither averages nor factors; complex numbers have no order, and only integers and bools have bits.
+    pub const fn takes(self, dtype: Dtype) -> bool {
+        use Dtype::{Bf16, Bool, Complex64, Complex128, F8E4M3, F8E5M2, F16, F32, F64};
+        match self {
+            Self::Sum | Self::Product => true,
+            Self::Min | Self::Max => !matches!(dtype, Complex64 | Complex128),
+            Self::Average | Self::PremulSum => !matches!(dtype, Bool),
+            Self::BitAnd | Self::BitOr | Self::BitXor => {
+                !matches!(dtype, F16 | Bf16 | F32 | F64 | F8E4M3 | F8E5M2 | Complex64 | Complex128)
+            }
+        }
+    }
+
+    /// Whether it is a bitwise one.
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, Self::BitAnd | Self::BitOr | Self::BitXor)
     }
 }
 

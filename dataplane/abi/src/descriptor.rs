@@ -67,8 +67,8 @@ pub struct Submission {
     pub residual_out: Region,
     /// How long the operation may make no progress, in nanoseconds; 0: 10 min, or as long as the operator allows. More than that is refused.
     pub timeout_ns: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// Of a [`crate::ReduceOp::PremulSum`]: what this rank's input is multiplied by, as the bits of an `f64`. Else zero.
+    pub factor: u64,
 }
 
 /// The end of one operation at one rank. 64 bytes.

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
 /// Where the structures are: of the descriptors in rings, and of messages.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "collective.rs",
     "congestion.rs",
     "descriptor.rs",
+    "element.rs",
     "p2p.rs",
     "session.rs",
     "session/auth.rs",

@@ -167,12 +167,12 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
 /// control has heard from all that they have prepared it, which none does whose own proof fails. So what all agents prove together is
 /// what each of them would prove of all, and each takes the time of its own programs: in proportion to the hosts, not to their square.
 fn verify(plan: &EpochPlan, me: Participant, until: Instant) -> Result<(), InvalidRecipe> {
-    for Variant { request, retention, access } in variants(plan, me) {
+    for Variant { request, retention, access, scaled } in variants(plan, me) {
         let collective = request.collective;
         if Instant::now() > until {
             return Err(InvalidRecipe::VerifyTimeout { collective });
         }
-        let local = Local { access: &|_| access, retention };
+        let local = Local { access: &|_| access, retention, scaled };
         let own = program(&plan.plan, request, me, &local)
             .map_err(|error| InvalidRecipe::Program { collective, error })?;
         check_own(&plan.plan, request, me, &own, plan.landing_slots, &local)
@@ -187,6 +187,8 @@ struct Variant {
     request: Request,
     retention: Retention,
     access: Access,
+    /// Whether inputs are multiplied.
+    scaled: bool,
 }
 
 /// All ways in which operations may go at a participant.
@@ -207,8 +209,12 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
                 for root in &roots {
                     let request = Request { root: *root, ..request };
+                    let variant = |access, scaled| Variant { request, retention, access, scaled };
                     let accesses = [Access::Mapped, Access::Remote];
-                    variants.extend(accesses.map(|access| Variant { request, retention, access }));
+                    variants.extend(accesses.map(|access| variant(access, false)));
+                    if collective.reduces() && !request.coded {
+                        variants.extend(accesses.map(|access| variant(access, true)));
+                    }
                 }
             }
         }
@@ -378,8 +384,8 @@ pub(crate) mod tests {
     }
 
     /// The programs of all participants by the checker of them all, as agents did.
-    fn verify_all(plan: &EpochPlan, Variant { request, retention, access }: Variant) {
-        let local = Local { access: &|_| access, retention };
+    fn verify_all(plan: &EpochPlan, Variant { request, retention, access, scaled }: Variant) {
+        let local = Local { access: &|_| access, retention, scaled };
         let everyone = (0..plan.plan.participants()).map(Participant);
         let programs: Result<Vec<_>, _> =
             everyone.map(|participant| program(&plan.plan, request, participant, &local)).collect();

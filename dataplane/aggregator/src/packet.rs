@@ -366,3 +366,20 @@ impl<'a> Sealed<'a> {
         Ok((header, self.payload))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_that_is_summed_has_a_note() {
+        for dtype in Dtype::ALL.iter().copied() {
+            for op in ReduceOp::ALL.iter().copied() {
+                let content = Content::Other(dtype, op);
+                if (PayloadFormat::Tensor { dtype, op }).is_supported() {
+                    assert_eq!(Content::of(content.note()), Some(content));
+                }
+            }
+        }
+    }
+}

@@ -7,7 +7,8 @@ use harmonaize_kernels::{Isa, MAX_SOURCES, copy, reduce};
 /// What a communicator's payloads are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PayloadFormat {
-    /// Elements of a tensor. `F16` and `Bf16` are refused, for each addition would round; so is `Average`, which workers divide.
+    /// Elements of a tensor. Floats of 8 and 16 bits are refused, for each addition would round; so are `Average`, which workers divide, and
+    /// `PremulSum`, whose inputs are multiplied.
     Tensor {
         /// Their type.
         dtype: Dtype,
@@ -37,7 +38,8 @@ impl PayloadFormat {
     pub fn is_supported(self) -> bool {
         match self {
             Self::Tensor { dtype, op } => {
-                !matches!(dtype, Dtype::F16 | Dtype::Bf16) && op != ReduceOp::Average
+                let adds = !matches!(op, ReduceOp::Average | ReduceOp::PremulSum);
+                adds && op.takes(dtype) && !dtype.is_narrow()
             }
             Self::Shared { .. } => self.coded(1, 0).is_some(),
         }

@@ -49,7 +49,7 @@ impl Default for JoinOptions {
 }
 
 /// What a rank says of an operation beside what it computes ([`Communicator::with`]). Ranks need not say the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OperationOptions {
     /// How long the communicator may make no progress while the operation is in flight; then it ends at all ranks, with an error that
     /// names those that have not called. Time counts from the call, or from the last progress if that is later. None: as at the join.
@@ -62,6 +62,8 @@ pub struct OperationOptions {
     pub deadline: Option<Duration>,
     /// The training or inference step that the operation belongs to: 0 unknown. A hint.
     pub iteration: u64,
+    /// What a [`ReduceOp::PremulSum`] multiplies this rank's input by: 1 where it is none. Of no other reduction.
+    pub factor: Option<f64>,
 }
 
 /// A member's view of a communicator. All ranks must call the same collectives in the same order. Left when it and its
@@ -768,6 +770,9 @@ impl Communicator {
             return Err(Error::Foreign);
         }
         let dtype = tensors.iter().flatten().next().map_or(Dtype::U8, |tensor| tensor.dtype());
+        if collective.reduces() && !reduce.takes(dtype) {
+            return Err(Error::Reduction { reduce, dtype });
+        }
         let mut regions = tensors.map(|tensor| tensor.map(Tensor::region).unwrap_or_default());
         if let [Some(input), Some(output)] = tensors
             && std::ptr::eq(input, output)
@@ -809,6 +814,7 @@ impl Communicator {
             None => {}
         }
         let [owed, left_out] = owing;
+        let scales = reduce == ReduceOp::PremulSum;
         let submission = Submission {
             collective: collective.code(),
             dtype: dtype.code(),
@@ -820,6 +826,7 @@ impl Communicator {
             output,
             residual_in: owed,
             residual_out: left_out,
+            factor: if scales { self.options.factor.unwrap_or(1.0).to_bits() } else { 0 },
             ..Default::default()
         };
         let signature =
@@ -858,7 +865,7 @@ impl Communicator {
 
     /// Submits with the options.
     fn start(&self, submission: Submission, buffers: Buffers, called: Called) -> Result<Operation, Error> {
-        let OperationOptions { timeout, priority, class, deadline, iteration } = self.options;
+        let OperationOptions { timeout, priority, class, deadline, iteration, factor: _ } = self.options;
         let submission = Submission {
             communicator: self.membership.handle,
             tensor_class: class,

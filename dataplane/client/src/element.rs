@@ -1,7 +1,7 @@
 //! Rust types of tensor elements.
 
 use half::{bf16, f16};
-use harmonaize_abi::Dtype;
+use harmonaize_abi::{Bool, Complex64, Complex128, Dtype, F8E4M3, F8E5M2};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A Rust type whose values are a tensor's elements.
@@ -37,4 +37,9 @@ elements! {
     bf16 => Bf16,
     f32 => F32,
     f64 => F64,
+    Bool => Bool,
+    Complex64 => Complex64,
+    Complex128 => Complex128,
+    F8E4M3 => F8E4M3,
+    F8E5M2 => F8E5M2,
 }

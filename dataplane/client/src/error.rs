@@ -1,7 +1,7 @@
 //! What can go wrong, said so that a person knows what to do.
 
 use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, RequestError};
-use harmonaize_abi::{Called, Dtype, Rank, Status};
+use harmonaize_abi::{Called, Dtype, Rank, ReduceOp, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -104,6 +104,14 @@ pub enum Error {
         expected: Dtype,
         /// What the tensor has.
         found: Dtype,
+    },
+    /// Elements of this type are not so reduced ([`ReduceOp::takes`]).
+    #[error("a tensor of {dtype} has no reduction {reduce}")]
+    Reduction {
+        /// Which reduction.
+        reduce: ReduceOp,
+        /// Of which type.
+        dtype: Dtype,
     },
     /// Tensors whose sizes do not fit the operation.
     #[error("{0}")]

@@ -63,8 +63,8 @@ pub use harmonaize_abi::session::{
     Priority, Reason, Record, RefusalKind, Secret, Target,
 };
 pub use harmonaize_abi::{
-    BlockContent, Called, Collective, CongestionLevel, Direction, Dtype, P2pSignature, Rank, ReduceOp,
-    Signature, Status,
+    BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
+    F8E5M2, P2pSignature, Rank, ReduceOp, Signature, Status,
 };
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};

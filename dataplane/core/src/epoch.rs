@@ -35,7 +35,7 @@ pub(crate) struct EpochState {
     pub(crate) config: EpochPlan,
     me: Participant,
     access: Vec<(Rank, Access)>,
-    programs: Vec<(Request, Retention, Arc<Program>)>,
+    programs: Vec<((Request, Retention, bool), Arc<Program>)>,
     streams: Vec<Stream>,
     /// By participant: the epoch that the link to it was made for; an earlier one than this where it was carried over.
     links: Vec<Epoch>,
@@ -182,19 +182,21 @@ impl EpochState {
         let shots = if coded { Algorithm::Ring } else { algorithm };
         let request =
             Request { collective: signature.collective, root: signature.root, coded, algorithm: shots };
-        let known = self.programs.iter().find(|(r, k, _)| *r == request && *k == retention);
-        if let Some((_, _, program)) = known {
+        let scaled = signature.reduce == ReduceOp::PremulSum;
+        let key = (request, retention, scaled);
+        if let Some((_, program)) = self.programs.iter().find(|(known, _)| *known == key) {
             return Ok(Arc::clone(program));
         }
         let access = |rank: Rank| {
             self.access.iter().find(|(r, _)| *r == rank).map_or(Access::Mapped, |(_, access)| *access)
         };
-        let compiled = program(&self.config.plan, request, self.me, &Local { access: &access, retention })?;
+        let compiled =
+            program(&self.config.plan, request, self.me, &Local { access: &access, retention, scaled })?;
         if !compiled.steps.iter().all(runnable) {
             return Err(BadPlan::Step.into());
         }
         let compiled = Arc::new(compiled);
-        self.programs.push((request, retention, Arc::clone(&compiled)));
+        self.programs.push((key, Arc::clone(&compiled)));
         Ok(compiled)
     }
 

@@ -34,6 +34,8 @@ pub(crate) struct Pending {
     pub(crate) input: Region,
     pub(crate) output: Region,
     pub(crate) feedback: Option<[Region; 2]>,
+    /// What the input of a `PremulSum` is multiplied by.
+    pub(crate) factor: f64,
 }
 
 /// The links of one epoch, by participant.
@@ -224,12 +226,15 @@ impl CommunicatorState {
         let (dtype, bytes) = (segment.signature.dtype, (segment.hi - segment.lo) * size);
         let at = self.extra_offset(segment, size, ExtraStaging::Neutral);
         let Some(staging) = self.staging_of(channel) else { return Ok(()) };
-        let mut element = [0_u8; 8];
+        let mut element = [0_u8; 16];
         // 0 + -0 is 0, and -0 + -0 is -0: nothing but -0 leaves every float as it is.
-        if matches!(dtype, Dtype::F32 | Dtype::F64)
-            && let Some(sign) = element.get_mut(dtype.size() - 1)
-        {
-            *sign = 0x80;
+        let float = match dtype {
+            Dtype::F32 | Dtype::Complex64 => Some(size_of::<f32>()),
+            Dtype::F64 | Dtype::Complex128 => Some(size_of::<f64>()),
+            _ => None,
+        };
+        if let Some(bytes) = float {
+            element.iter_mut().skip(bytes - 1).step_by(bytes).for_each(|sign| *sign = 0x80);
         }
         let element = element.get(..dtype.size()).unwrap_or_default();
         for offset in (0..bytes).step_by(dtype.size()) {

@@ -9,7 +9,7 @@ use crate::command::{AttachmentId, Notice};
 pub(crate) use crate::communicator_state::Pending;
 use crate::communicator_state::{CommunicatorState, status_of};
 use crate::context::Context;
-use crate::execute::{post, run, send_all};
+use crate::execute::{post, run, scale_fetched, send_all};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::p2p;
@@ -250,7 +250,10 @@ impl Engine {
                 return;
             }
             match feedback::is_untracked(step) {
-                None => member.core.handle_completion(now, channel, step),
+                None => match scale_fetched(member, channel, step) {
+                    Ok(()) => member.core.handle_completion(now, channel, step),
+                    Err(error) => member.fail_internal(&error.to_string()),
+                },
                 Some(place) => {
                     asked.extend(place.and_then(|place| feedback::carried(member, of, channel, place)))
                 }
@@ -617,8 +620,8 @@ fn submit(
     let arena_bytes = attachment.end.arena_bytes();
     let checked = check(submission, arena_bytes, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
-    let CheckedCall { input, output, feedback, .. } = checked;
-    let pending = Pending { cookie: submission.cookie, input, output, feedback };
+    let CheckedCall { input, output, feedback, factor, .. } = checked;
+    let pending = Pending { cookie: submission.cookie, input, output, feedback, factor };
     let token = member.remember(pending).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, counts, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);

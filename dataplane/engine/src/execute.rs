@@ -9,7 +9,7 @@ use crate::step::{
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
-use harmonaize_core::PeerMessage;
+use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
 use harmonaize_transport::{Landing, Transport};
@@ -29,10 +29,55 @@ pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<StepResu
         StepKind::Move | StepKind::Reduce { .. } => {
             let posted = context.sources.iter().any(|message| message.posted);
             let aliased = |operand: &Operand| context.is_aliased(segment, operand);
-            compute(context.member.ranks, step, &signature, (&place, &aliased), posted)?;
+            let factors = factors(context, segment, step)?;
+            compute(context.member.ranks, step, &signature, (&place, &aliased), posted, factors.as_deref())?;
             Ok(StepResult::Sends(send_from(step, &place)?))
         }
     }
+}
+
+/// By source of a step of a `PremulSum`, what it is multiplied by; none where none is.
+fn factors(
+    context: &Context<'_>,
+    segment: &Segment,
+    step: &Step,
+) -> Result<Option<ArrayVec<f64, MAX_SOURCES>>, ExecuteError> {
+    let input = |operand: &Operand| match operand.buffer {
+        Buffer::Input(rank) => Some(rank),
+        _ => None,
+    };
+    let scales = segment.signature.reduce == ReduceOp::PremulSum;
+    if !scales || step.sources.iter().all(|operand| input(operand).is_none()) {
+        return Ok(None);
+    }
+    let factor = |operand: &Operand| {
+        let Some(rank) = input(operand) else { return Ok(1.0) };
+        let call = context.member.pending(segment.operation, rank);
+        call.map(|call| call.factor).ok_or(ExecuteError::Operand(*operand))
+    };
+    step.sources.iter().take(MAX_SOURCES).map(factor).collect::<Result<_, _>>().map(Some)
+}
+
+/// Multiplies what a step has fetched, of a `PremulSum`, by its rank's factor where it lies: in staging.
+pub(crate) fn scale_fetched(member: &CommunicatorState, channel: u16, step: u32) -> Result<(), ExecuteError> {
+    let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
+    if segment.signature.reduce != ReduceOp::PremulSum {
+        return Ok(());
+    }
+    let Some(Step { kind: StepKind::Fetch, sources, destinations, .. }) =
+        segment.program.steps.get(step as usize)
+    else {
+        return Ok(());
+    };
+    let ([source], [staged]) = (sources.as_slice(), destinations.as_slice()) else { return Ok(()) };
+    let (Buffer::Input(rank), Buffer::Staging(slot)) = (source.buffer, staged.buffer) else { return Ok(()) };
+    let call = member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*source))?;
+    let (memory, at) = member.staging(channel, segment, size, slot).ok_or(ExecuteError::Operand(*staged))?;
+    let (_, bytes) = tensor_range(segment, size, staged);
+    let fetched = memory.view_mut(at, bytes)?;
+    let factors = [call.factor];
+    harmonaize_kernels::sum_scaled(segment.signature.dtype, &[fetched.as_view()], &factors, &[fetched])
+        .map_err(|error| ExecuteError::Kernel(error.to_string()))
 }
 
 /// Offers the transport the first memory destination of a step for the payload that the step will consume.
@@ -71,13 +116,14 @@ fn send_from<'a>(
 type Places<'a, 'b> =
     (&'b dyn Fn(&Operand) -> Result<Located<'a>, ExecuteError>, &'b dyn Fn(&Operand) -> bool);
 
-/// `posted`: the only source lies in the first memory destination already.
+/// `posted`: the only source lies in the first memory destination already. `factors`: what sources are multiplied by.
 fn compute<'a>(
     ranks: u32,
     step: &Step,
     signature: &Signature,
     (place, aliased): Places<'a, '_>,
     posted: bool,
+    factors: Option<&[f64]>,
 ) -> Result<(), ExecuteError> {
     let mut sources = ArrayVec::<View<'_>, MAX_SOURCES>::new();
     for operand in &step.sources {
@@ -105,12 +151,15 @@ fn compute<'a>(
             let (memory, offset, bytes) = place(operand)?;
             destinations.push(memory.view_mut(offset, bytes)?);
         }
-        let result = match (first, &step.kind) {
-            (Some(result), _) => harmonaize_kernels::copy(result, &destinations),
-            (None, StepKind::Reduce { .. }) => {
+        let result = match (first, factors, &step.kind) {
+            (Some(result), ..) => harmonaize_kernels::copy(result, &destinations),
+            (None, Some(factors), _) => {
+                harmonaize_kernels::sum_scaled(signature.dtype, &sources, factors, &destinations)
+            }
+            (None, None, StepKind::Reduce { .. }) => {
                 harmonaize_kernels::reduce(signature.reduce, signature.dtype, &sources, &destinations, divide)
             }
-            (None, _) => {
+            (None, None, _) => {
                 let source = sources.first().copied().ok_or(ExecuteError::NoSource)?;
                 harmonaize_kernels::copy(source, &destinations)
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// A call that passed every check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CheckedCall {
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
@@ -17,6 +17,8 @@ pub(crate) struct CheckedCall {
     pub(crate) output: Region,
     /// What is owed before and after.
     pub(crate) feedback: Option<[Region; 2]>,
+    /// What the input of a `PremulSum` is multiplied by.
+    pub(crate) factor: f64,
 }
 
 /// A send or a receive that passed every check; the region that it does not have is empty.
@@ -39,7 +41,7 @@ pub(crate) fn check_p2p(
         return Err(Status::BadVersion);
     }
     let nothing = [submission.residual_in, submission.residual_out] == [Region::default(); 2];
-    let known = submission.flags == 0 && submission.reduce == 0 && submission.reserved == 0 && nothing;
+    let known = submission.flags == 0 && submission.reduce == 0 && submission.factor == 0 && nothing;
     let Some(dtype) = Dtype::from_code(submission.dtype).filter(|_| known) else {
         return Err(Status::BadKind);
     };
@@ -95,7 +97,7 @@ pub(crate) fn check(
     if submission.version != ABI_VERSION {
         return Err(Status::BadVersion);
     }
-    let known = submission.flags & !flags::ALL == 0 && submission.reserved == 0;
+    let known = submission.flags & !flags::ALL == 0;
     let collective = Collective::from_code(submission.collective);
     let dtype = Dtype::from_code(submission.dtype);
     let reduce = ReduceOp::from_code(submission.reduce);
@@ -123,13 +125,16 @@ pub(crate) fn check(
         }
     };
     let right = right && (counts.is_none() || feedback.is_none());
+    let scaled = signature.reduce == ReduceOp::PremulSum;
+    let right = right && signature.reduce.takes(dtype) && (scaled || submission.factor == 0);
     if !right {
         return Err(Status::BadKind);
     }
+    let factor = f64::from_bits(submission.factor);
     if !collective.has_data() {
         let signature = Signature { dtype: Dtype::U8, count: 0, ..signature };
         let none = Region::default();
-        return Ok(CheckedCall { signature, in_place: false, input: none, output: none, feedback });
+        return Ok(CheckedCall { signature, in_place: false, input: none, output: none, feedback, factor });
     }
     let size = dtype.size() as u64;
     let block = submission.count.checked_mul(size).ok_or(Status::OutOfRange)?;
@@ -188,7 +193,7 @@ pub(crate) fn check(
             return Err(Status::Overlap);
         }
     }
-    Ok(CheckedCall { signature, in_place, input, output, feedback })
+    Ok(CheckedCall { signature, in_place, input, output, feedback, factor })
 }
 
 #[cfg(test)]
@@ -332,7 +337,7 @@ mod tests {
             ("dtype", Submission { dtype: 200, ..right }, Status::BadKind),
             ("reduction", Submission { reduce: 200, ..right }, Status::BadKind),
             ("flags", Submission { flags: 0x80, ..right }, Status::BadKind),
-            ("reserved", Submission { reserved: 1, ..right }, Status::BadKind),
+            ("factor", Submission { factor: 1, ..right }, Status::BadKind),
             ("root", Submission { root: 2, ..right }, Status::BadRank),
             ("count overflows", Submission { count: u64::MAX, ..right }, Status::OutOfRange),
             ("beyond the arena", sum(16, 0, 65), Status::OutOfRange),

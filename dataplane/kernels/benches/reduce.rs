@@ -56,6 +56,9 @@ const SHAPES: &[Shape] = &[
     Shape { in_place: true, ..shape("f32 sum 4 to 4 in place", Dtype::F32, ReduceOp::Sum, 4, 4) },
     shape("bf16 sum 2 to 1", Dtype::Bf16, ReduceOp::Sum, 2, 1),
     shape("f16 sum 2 to 1", Dtype::F16, ReduceOp::Sum, 2, 1),
+    shape("f8e4m3 sum 2 to 1", Dtype::F8E4M3, ReduceOp::Sum, 2, 1),
+    shape("f8e5m2 sum 2 to 1", Dtype::F8E5M2, ReduceOp::Sum, 2, 1),
+    shape("complex64 product 2 to 1", Dtype::Complex64, ReduceOp::Product, 2, 1),
     shape("f32 max 2 to 1", Dtype::F32, ReduceOp::Max, 2, 1),
     shape("i8 product 2 to 1", Dtype::I8, ReduceOp::Product, 2, 1),
 ];

@@ -1,6 +1,7 @@
 //! Arithmetic on what a pass holds in registers: the rules of each element type, one lane at a time, and the reductions.
 
 use half::{bf16, f16};
+use harmonaize_abi::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 
 /// One value, or a vector of values, of the type that a pass computes in.
 pub(crate) trait Lane: Copy {
@@ -9,6 +10,7 @@ pub(crate) trait Lane: Copy {
     fn minimum(self, other: Self) -> Self;
     fn maximum(self, other: Self) -> Self;
     fn divide(self, by: &Divisor) -> Self;
+    fn scale(self, by: &Factor) -> Self;
 }
 
 /// Defines methods that take two values, as expressions of both.
@@ -73,6 +75,21 @@ impl Divisor {
     }
 }
 
+/// What a source is multiplied by, in each type that lanes are computed in.
+#[derive(Clone, Copy)]
+pub(crate) struct Factor {
+    pub(crate) single: f32,
+    pub(crate) double: f64,
+    /// The whole part, of which a narrower integer has the lowest bits.
+    pub(crate) whole: i64,
+}
+
+impl Factor {
+    pub(crate) fn new(factor: f64) -> Self {
+        Self { single: factor as f32, double: factor, whole: factor as i64 }
+    }
+}
+
 macro_rules! integer_lanes {
     ($($integer:ty, $quotient:ty;)*) => {$(
         impl Lane for $integer {
@@ -88,6 +105,11 @@ macro_rules! integer_lanes {
             fn divide(self, by: &Divisor) -> Self {
                 // The quotient is no further from 0 than the dividend: it fits. i64's divisor is positive: no overflow.
                 (self as $quotient / by.ranks as $quotient) as Self
+            }
+
+            #[inline(always)]
+            fn scale(self, by: &Factor) -> Self {
+                self.wrapping_mul(by.whole as Self)
             }
         }
     )*};
@@ -105,7 +127,7 @@ integer_lanes! {
 }
 
 macro_rules! float_lanes {
-    ($($float:ty;)*) => {$(
+    ($($float:ty, $factor:ident;)*) => {$(
         impl Lane for $float {
             binary! {
                 |a, b|
@@ -131,13 +153,74 @@ macro_rules! float_lanes {
             fn divide(self, by: &Divisor) -> Self {
                 self / by.ranks as Self
             }
+
+            #[inline(always)]
+            fn scale(self, by: &Factor) -> Self {
+                self * by.$factor
+            }
         }
     )*};
 }
 
 float_lanes! {
-    f32;
-    f64;
+    f32, single;
+    f64, double;
+}
+
+/// Complex numbers: all but products are those of their parts.
+macro_rules! complex_lanes {
+    ($($complex:ident;)*) => {$(
+        impl Lane for $complex {
+            binary! {
+                |a, b|
+                sum = Self { re: a.re.sum(b.re), im: a.im.sum(b.im) };
+                product = Self { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re };
+                minimum = Self { re: Lane::minimum(a.re, b.re), im: Lane::minimum(a.im, b.im) };
+                maximum = Self { re: Lane::maximum(a.re, b.re), im: Lane::maximum(a.im, b.im) };
+            }
+
+            #[inline(always)]
+            fn divide(self, by: &Divisor) -> Self {
+                Self { re: self.re.divide(by), im: self.im.divide(by) }
+            }
+
+            #[inline(always)]
+            fn scale(self, by: &Factor) -> Self {
+                Self { re: self.re.scale(by), im: self.im.scale(by) }
+            }
+        }
+    )*};
+}
+
+complex_lanes! {
+    Complex64;
+    Complex128;
+}
+
+/// The bits of a byte, each a number of 0 or 1: a product is "and", so is the lesser; the greater is "or"; a sum, without its carry,
+/// "exclusive or". They are neither divided nor scaled.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Bits(u8);
+
+impl Lane for Bits {
+    binary! {
+        |a, b|
+        sum = Self(a.0 ^ b.0);
+        product = Self(a.0 & b.0);
+        minimum = Self(a.0 & b.0);
+        maximum = Self(a.0 | b.0);
+    }
+
+    #[inline(always)]
+    fn divide(self, _by: &Divisor) -> Self {
+        self
+    }
+
+    #[inline(always)]
+    fn scale(self, _by: &Factor) -> Self {
+        self
+    }
 }
 
 /// An element as it lies in memory, and the lane that it is computed in.
@@ -175,8 +258,16 @@ elements! {
     u32: u32, core::convert::identity, core::convert::identity;
     i64: i64, core::convert::identity, core::convert::identity;
     u64: u64, core::convert::identity, core::convert::identity;
+    Bits: Bits, core::convert::identity, core::convert::identity;
+    Bool: Bits, |element: Bool| Bits(element.get().into()), |lane: Bits| (lane.0 != 0).into();
     f32: f32, core::convert::identity, |lane: f32| if lane.is_nan() { f32::from_bits(0x7fc0_0000) } else { lane };
     f64: f64, core::convert::identity, |lane: f64| if lane.is_nan() { f64::from_bits(0x7ff8 << 48) } else { lane };
     f16: f32, f16::to_f32, |lane: f32| if lane.is_nan() { f16::from_bits(0x7e00) } else { f16::from_f32(lane) };
+    F8E4M3: f32, F8E4M3::to_f32, F8E4M3::from_f32;
+    F8E5M2: f32, F8E5M2::to_f32, F8E5M2::from_f32;
+    Complex64: Complex64, core::convert::identity,
+        |lane: Complex64| Complex64 { re: Element::narrow(lane.re), im: Element::narrow(lane.im) };
+    Complex128: Complex128, core::convert::identity,
+        |lane: Complex128| Complex128 { re: Element::narrow(lane.re), im: Element::narrow(lane.im) };
     bf16: f32, bf16::to_f32, |lane: f32| if lane.is_nan() { bf16::from_bits(0x7fc0) } else { bf16::from_f32(lane) };
 }

@@ -1,7 +1,7 @@
 //! Why a pass was refused, before it touched any memory.
 
 use crate::{Isa, MAX_SOURCES};
-use harmonaize_abi::Dtype;
+use harmonaize_abi::{Dtype, ReduceOp};
 use std::fmt;
 
 /// Why a pass was refused. Nothing was read or written.
@@ -30,6 +30,20 @@ pub enum KernelError {
     },
     /// The result was to be divided by 0.
     DivideByZero,
+    /// Elements of this type are not so reduced, or not so reduced and divided.
+    Reduction {
+        /// The reduction.
+        op: ReduceOp,
+        /// Element type.
+        dtype: Dtype,
+    },
+    /// There must be a factor for each source.
+    Factors {
+        /// Sources.
+        expected: usize,
+        /// Factors given.
+        given: usize,
+    },
     /// The code has no blocks of this size.
     Block,
     /// Coded bytes that no encoder wrote.
@@ -53,6 +67,8 @@ impl fmt::Display for KernelError {
                 write!(f, "{bytes} bytes are not a whole number of {dtype} elements")
             }
             Self::DivideByZero => f.write_str("an average over 0 ranks does not exist"),
+            Self::Reduction { op, dtype } => write!(f, "{dtype} has no {op}"),
+            Self::Factors { expected, given } => write!(f, "{given} factors for {expected} sources"),
             Self::Block => f.write_str("this code has no blocks of that size"),
             Self::Content => f.write_str("these coded bytes are damaged"),
             Self::Isa { isa } => write!(f, "this CPU lacks {isa}"),

@@ -6,13 +6,18 @@
 //!   exactly a source (in place). A destination that overlaps a source, or another destination, at a different offset
 //!   gets unspecified values. Memory outside the destinations is never written, none outside the views ever read.
 //! - The order is `((s0 op s1) op s2) ...` for each element; no contraction, no reassociation.
-//! - Integers wrap. Floats round to nearest even, subnormals are kept. `f16` and `bf16` operands are widened to `f32`, the
-//!   whole pass (and its division) is computed in `f32`, and the result is rounded once, at its end.
-//! - A float result that is NaN is always *the* NaN of its type: sign 0, quiet, payload 0 (`0x7e00`, `0x7fc0`,
+//! - Integers wrap. Floats round to nearest even, subnormals are kept. Floats of 8 and 16 bits are widened to `f32`, the
+//!   whole pass (and its factors and division) is computed in `f32`, and the result is rounded once, at its end.
+//! - A finite result beyond the greatest number of an 8-bit float is that number. Infinities of `f8e5m2` stay what they are;
+//!   what would be infinite in `f8e4m3` is its greatest number.
+//! - A float result that is NaN is always *the* NaN of its type: sign 0, quiet, payload 0 (`0x7f` and `0x7e` of 8 bits, `0x7e00`, `0x7fc0`,
 //!   `0x7fc0_0000`, `0x7ff8_0000_0000_0000`), also for a pass with one source. `Min` and `Max` are NaN where any operand
 //!   is NaN, and hold -0 less than +0 (IEEE 754-2019 minimum and maximum).
 //! - Division by `n`: floats divide (`f16` and `bf16` in `f32`) by `n` rounded to the type they compute in; integers
 //!   truncate towards zero, the wrapped result being the dividend.
+//! - A factor is rounded to the type that floats compute in; integers are multiplied by its whole part, and wrap.
+//! - Bools are 0 or 1 after any pass: a byte that is not 0 is true. Their sum and greater is "or", their product and lesser "and".
+//! - Complex numbers are pairs of floats to all but products: `(a + bi)(c + di)` is `(ac - bd) + (ad + bc)i`, so computed.
 //! - All of the above holds bit for bit on every [`Isa`], so ranks on different CPUs agree.
 //!
 //! # Memory that others write
@@ -38,7 +43,7 @@ mod tests;
 pub use error::KernelError;
 pub use isa::Isa;
 
-use element::Divisor;
+use element::{Divisor, Factor};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use pass::Pass;
 
@@ -52,8 +57,9 @@ pub const MAX_SOURCES: usize = 8;
 pub const STREAM_FROM: usize = 8 << 20;
 
 /// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
-/// then divides each element by `n`, which is the last step of an `Average` (that adds like `Sum`), whatever `op` is. All
-/// views have the same length, a whole number of elements; a length of 0 does nothing.
+/// then divides each element by `n`, which is the last step of an `Average` (that adds like `Sum`), whatever `op` is, unless it is
+/// bitwise. `PremulSum` adds like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of
+/// elements; a length of 0 does nothing.
 ///
 /// # Errors
 /// See [`KernelError`]; nothing is written then.
@@ -79,6 +85,9 @@ pub fn reduce_with(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
+    if !op.takes(dtype) || divide.is_some() && (op.is_bitwise() || !ReduceOp::Average.takes(dtype)) {
+        return Err(KernelError::Reduction { op, dtype });
+    }
     let divisor;
     let divide = match divide {
         None => None,
@@ -90,6 +99,44 @@ pub fn reduce_with(
     let pass = Pass::new(dtype, sources, destinations, divide, STREAM_FROM)?;
     // SAFETY: of one `dtype`.
     unsafe { reduce::run(isa, op, dtype, &pass) }
+}
+
+/// Adds `sources` up as [`reduce`] does, each multiplied by the factor at its place.
+///
+/// # Errors
+/// As [`reduce`], and [`KernelError::Factors`] where their numbers differ.
+pub fn sum_scaled(
+    dtype: Dtype,
+    sources: &[View<'_>],
+    factors: &[f64],
+    destinations: &[ViewMut<'_>],
+) -> Result<(), KernelError> {
+    sum_scaled_with(Isa::detect(), dtype, sources, factors, destinations)
+}
+
+/// [`sum_scaled`] with the instruction set `isa`, for tests and benchmarks.
+///
+/// # Errors
+/// As [`sum_scaled`], and [`KernelError::Isa`] if this CPU lacks it.
+pub fn sum_scaled_with(
+    isa: Isa,
+    dtype: Dtype,
+    sources: &[View<'_>],
+    factors: &[f64],
+    destinations: &[ViewMut<'_>],
+) -> Result<(), KernelError> {
+    let op = ReduceOp::PremulSum;
+    if !op.takes(dtype) {
+        return Err(KernelError::Reduction { op, dtype });
+    }
+    let pass = Pass::new(dtype, sources, destinations, None, STREAM_FROM)?;
+    if factors.len() != sources.len() {
+        return Err(KernelError::Factors { expected: sources.len(), given: factors.len() });
+    }
+    let mut by = [Factor::new(1.0); MAX_SOURCES];
+    by.iter_mut().zip(factors).for_each(|(by, factor)| *by = Factor::new(*factor));
+    // SAFETY: of one `dtype`.
+    unsafe { reduce::run_scaled(isa, dtype, &pass, by.get(..factors.len()).unwrap_or_default()) }
 }
 
 /// Copies `source` to every one of `destinations` (at least 1), all of the same length; a destination that is exactly the

@@ -249,9 +249,9 @@ impl<'a> Contributions<'a> {
         Ok(Self { ranks, local, feeder, partial })
     }
 
-    /// Whether one operand is all there is, which need not be reduced.
+    /// Whether one operand is all there is, which need be neither reduced nor multiplied.
     pub(crate) fn single(&self) -> bool {
-        self.ranks.len() == 1
+        self.ranks.len() == 1 && !self.local.scaled
     }
 
     /// Brings all contributions to `part` together in `destinations`; the only one as it is.

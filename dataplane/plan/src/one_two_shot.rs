@@ -121,7 +121,7 @@ impl<'a> LocalContribution<'a> {
             (Retention::CopyInputs, _) => {
                 Ok(Self::Copies(copy_inputs(builder, ranks, local, &self::parts(of))?))
             }
-            (_, [rank]) if (local.access)(*rank) == Access::Mapped => Ok(Self::Input(*rank)),
+            (_, [rank]) if (local.access)(*rank) == Access::Mapped && !local.scaled => Ok(Self::Input(*rank)),
             _ => {
                 let contributions = Contributions::new(builder, ranks, local, &parts, false)?;
                 Ok(Self::Inputs(contributions, Rotation::new(builder, of.min(MAX_STEP_PEERS as u32), of)?))

@@ -93,6 +93,8 @@ pub struct Local<'a> {
     pub access: &'a dyn Fn(Rank) -> Access,
     /// What keeps the inputs alive.
     pub retention: Retention,
+    /// Whether inputs are multiplied as they are read: then none is sent from where it lies.
+    pub scaled: bool,
 }
 
 /// Why there is no such plan or program.

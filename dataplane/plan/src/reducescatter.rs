@@ -103,7 +103,8 @@ impl<'a> Scatter<'a> {
             LocalContribution::Inputs(Contributions::new(&mut builder, ranks, local, parts, several)?)
         };
         let copied = matches!(own, LocalContribution::Copies(_));
-        let as_it_is = copied || matches!(ranks, [rank] if (local.access)(*rank) == Access::Mapped);
+        let direct_input = |rank| (local.access)(rank) == Access::Mapped && !local.scaled;
+        let as_it_is = copied || matches!(ranks, [rank] if direct_input(*rank));
         let waits = several && !as_it_is || participants > 2 && !direct;
         let outgoing = if waits { Some(Rotation::new(&mut builder, STAGED, 1)?) } else { None };
         let hold = several && local.retention == Retention::HoldOutputs;
@@ -117,6 +118,7 @@ impl<'a> Scatter<'a> {
     fn take(&mut self, block: Part) -> Result<Operand, PlanError> {
         if let (LocalContribution::Inputs(_), [rank]) = (&self.own, self.ranks)
             && (self.local.access)(*rank) == Access::Mapped
+            && !self.local.scaled
         {
             return Ok(input(*rank, block));
         }

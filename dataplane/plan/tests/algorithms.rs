@@ -18,11 +18,16 @@ fn sweep(collective: Collective, coded: bool, shots: Algorithm) {
                 (request.collective, request.coded, request.algorithm) == (collective, coded, shots)
             };
             for request in requests(ranks).into_iter().filter(wanted) {
-                for reach in Reach::ALL {
+                let scales = collective.reduces() && !coded && ranks <= 12;
+                let ways = [false, true].into_iter().filter(|scaled| scales || !scaled);
+                for (reach, scaled) in
+                    Reach::ALL.into_iter().flat_map(|reach| ways.clone().map(move |way| (reach, way)))
+                {
                     for retention in RETENTIONS.map(Some).into_iter().chain([None]) {
-                        let case = Case { plan: plan.clone(), request, retention, reach };
-                        let what =
-                            || format!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?}");
+                        let case = Case { plan: plan.clone(), request, retention, reach, scaled };
+                        let what = || {
+                            format!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?} {scaled}")
+                        };
                         let programs = case.programs();
                         let report = match case.check(&programs, 1) {
                             Ok(report) => report,
@@ -74,7 +79,13 @@ fn direct_exchanges_take_as_many_hops_as_they_say_and_add_in_one_order() {
         let group = Grouping::PerHost(1).plan(8).group().clone();
         let plan = Plan::new(group, order.iter().map(|index| Participant(*index)).collect()).unwrap();
         let request = Request { algorithm: shots, ..plain(Collective::AllReduce, Rank(0)) };
-        let case = Case { plan, request, retention: Some(Retention::CopyInputs), reach: Reach::Mapped };
+        let case = Case {
+            plan,
+            request,
+            retention: Some(Retention::CopyInputs),
+            reach: Reach::Mapped,
+            scaled: false,
+        };
         let programs = case.programs();
         let report = case.check(&programs, 1).unwrap();
         assert!(report.usage.iter().all(|usage| (usage.sent, usage.received) == (messages, messages)));
@@ -167,8 +178,13 @@ fn a_coded_exchange_of_four_sends_each_part_once_to_its_owner_and_once_from_it()
 #[test]
 fn no_step_sends_to_more_peers_than_can_be() {
     for request in requests(24) {
-        let case =
-            Case { plan: Grouping::PerHost(1).plan(24), request, retention: None, reach: Reach::Mixed };
+        let case = Case {
+            plan: Grouping::PerHost(1).plan(24),
+            request,
+            retention: None,
+            reach: Reach::Mixed,
+            scaled: false,
+        };
         for step in case.programs().iter().flat_map(|program| &program.steps) {
             let peers = |operands: &[harmonaize_plan::Operand]| {
                 operands.iter().filter(|operand| matches!(operand.buffer, Buffer::Peer(_))).count()
@@ -222,6 +238,7 @@ fn gathering_and_scattering_send_each_block_as_often_one_way_or_the_other() {
                 request,
                 retention: Some(Retention::KeepInputs),
                 reach: Reach::Mapped,
+                scaled: false,
             };
             let programs = case.programs();
             let report = case.check(&programs, 1).unwrap();
@@ -273,7 +290,7 @@ fn a_reduce_brings_one_tensor_to_the_root() {
     for (shots, hops, parts) in [(Algorithm::Ring, 7, 4), (Algorithm::OneShot, 1, 1)] {
         let request = Request { algorithm: shots, ..plain(Collective::Reduce, Rank(5)) };
         let retention = Some(Retention::KeepInputs);
-        let case = Case { plan: plan.clone(), request, retention, reach: Reach::Mapped };
+        let case = Case { plan: plan.clone(), request, retention, reach: Reach::Mapped, scaled: false };
         let programs = case.programs();
         let report = case.check(&programs, 1).unwrap();
         let sent: Vec<u64> = report.usage.iter().map(|usage| usage.sent).collect();
@@ -320,7 +337,7 @@ fn every_barrier_is_right() {
 
 fn case(grouping: Grouping, ranks: u32, collective: Collective, retention: Retention, reach: Reach) -> Case {
     let request = plain(collective, Rank(0));
-    Case { plan: grouping.plan(ranks), request, retention: Some(retention), reach }
+    Case { plan: grouping.plan(ranks), request, retention: Some(retention), reach, scaled: false }
 }
 
 #[test]
@@ -344,7 +361,7 @@ fn a_ring_of_four_sends_each_chunk_twice_round_and_stages_two() {
 fn the_ring_follows_the_order_of_the_plan() {
     let group = Group::new((0..4).map(|rank| vec![Rank(rank)]).collect()).unwrap();
     let plan = Plan::new(group, [2, 0, 3, 1].map(Participant).to_vec()).unwrap();
-    let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs };
+    let local = Local { access: &|_| Access::Mapped, retention: Retention::KeepInputs, scaled: false };
     let request = plain(Collective::AllReduce, Rank(0));
     let around = |me| edges(&program(&plan, request, Participant(me), &local).unwrap());
     assert_eq!((around(2).to, around(2).from), (vec![Participant(0)], vec![Participant(1)]));
@@ -446,7 +463,7 @@ fn wrong_plans_and_requests_are_refused() {
         assert_eq!(Plan::new(group(), order), Err(PlanError::Order { participants: 2, entries }));
     }
     let plan = Plan::in_sequence(group());
-    let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs };
+    let local = Local { access: &|_| Access::Mapped, retention: Retention::HoldOutputs, scaled: false };
     let copied = Local { retention: Retention::CopyInputs, ..local };
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(program(&plan, coded, Participant(0), &copied), Err(PlanError::Copied));
@@ -481,8 +498,13 @@ fn no_step_needs_both_a_message_and_credit() {
         operands.iter().any(|operand| matches!(operand.buffer, Buffer::Peer(_)))
     };
     for request in requests(24) {
-        let case =
-            Case { plan: Grouping::PerHost(3).plan(24), request, retention: None, reach: Reach::Mixed };
+        let case = Case {
+            plan: Grouping::PerHost(3).plan(24),
+            request,
+            retention: None,
+            reach: Reach::Mixed,
+            scaled: false,
+        };
         for step in case.programs().iter().flat_map(|program| &program.steps) {
             assert!(!(peer(&step.sources) && peer(&step.destinations)), "{step:?}");
         }

@@ -6,15 +6,21 @@ mod common;
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Rank};
 use harmonaize_plan::{
-    Access, Buffer, CheckError, Encoding, Fault, Found, Operand, Part, Participant, Program, Retention, Slot,
-    Stage, Step, StepKind, Wait,
+    Access, Algorithm, Buffer, CheckError, Encoding, Fault, Found, Operand, Part, Participant, Program,
+    Request, Retention, Slot, Stage, Step, StepKind, Wait,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 fn allreduce(per_host: u32, ranks: u32, retention: Retention, reach: Reach) -> Case {
     let request = common::plain(Collective::AllReduce, Rank(0));
-    Case { plan: Grouping::PerHost(per_host).plan(ranks), request, retention: Some(retention), reach }
+    Case {
+        plan: Grouping::PerHost(per_host).plan(ranks),
+        request,
+        retention: Some(retention),
+        reach,
+        scaled: false,
+    }
 }
 
 fn fault(participant: u32, step: u32, fault: Fault) -> CheckError {
@@ -110,7 +116,7 @@ fn in_place_the_own_block_alone_is_shared() {
     let case = |collective, coded, retention| {
         let request = harmonaize_plan::Request { coded, ..common::plain(collective, Rank(0)) };
         let plan = Grouping::PerHost(2).plan(6);
-        Case { plan, request, retention: Some(retention), reach: Reach::Mapped }
+        Case { plan, request, retention: Some(retention), reach: Reach::Mapped, scaled: false }
     };
     for (collective, coded) in [(Collective::ReduceScatter, false), (Collective::AllGather, true)] {
         let held = case(collective, coded, Retention::HoldOutputs);
@@ -129,7 +135,7 @@ fn in_place_the_own_block_alone_is_shared() {
 fn all_ranks_end_with_the_same_gathered_bits() {
     let request = harmonaize_plan::Request { coded: true, ..common::plain(Collective::AllGather, Rank(0)) };
     let (plan, retention) = (Grouping::PerHost(1).plan(3), Some(Retention::KeepInputs));
-    let case = Case { plan, request, retention, reach: Reach::Mapped };
+    let case = Case { plan, request, retention, reach: Reach::Mapped, scaled: false };
     let mut programs = case.programs();
     let steps = &mut programs[1].steps;
     let decodes = |step: &Step| {
@@ -149,7 +155,7 @@ fn blocks_that_change_places_are_found() {
     let case = |collective| {
         let request = common::plain(collective, Rank(0));
         let (plan, retention) = (Grouping::PerHost(2).plan(4), Some(Retention::KeepInputs));
-        Case { plan, request, retention, reach: Reach::Mapped }
+        Case { plan, request, retention, reach: Reach::Mapped, scaled: false }
     };
     let gather = case(Collective::AllGather);
     let mut programs = gather.programs();
@@ -180,8 +186,13 @@ fn lengths_follow_from_the_same_count_at_both_ends() {
     let uneven = Collective::ALL.iter().copied().filter(|one| one.can_be_uneven());
     for collective in uneven {
         let request = common::plain(collective, Rank(0));
-        let case =
-            Case { plan: Grouping::PerHost(1).plan(4), request, retention: None, reach: Reach::Remote };
+        let case = Case {
+            plan: Grouping::PerHost(1).plan(4),
+            request,
+            retention: None,
+            reach: Reach::Remote,
+            scaled: false,
+        };
         let right = case.programs();
         let talks = |operand: &Operand| matches!(operand.buffer, Buffer::Peer(_));
         let sender = right
@@ -409,4 +420,33 @@ fn garbage(random: &mut ChaCha8Rng) -> Program {
         .collect();
     let slots = (0..random.random_range(0..4)).map(|_| number(random)).collect();
     Program { steps, slots, copying: if random.random_ratio(1, 6) { number(random) } else { 0 } }
+}
+
+/// What is right as it is sends inputs from where they lie: where they are to be multiplied, that is refused.
+#[test]
+fn an_input_that_is_sent_before_it_is_multiplied_is_refused() {
+    for (collective, algorithm) in [
+        (Collective::AllReduce, Algorithm::Ring),
+        (Collective::AllReduce, Algorithm::OneShot),
+        (Collective::AllReduce, Algorithm::TwoShot),
+        (Collective::ReduceScatter, Algorithm::Ring),
+        (Collective::ReduceScatter, Algorithm::OneShot),
+        (Collective::Reduce, Algorithm::Ring),
+    ] {
+        let request = Request { collective, root: Rank(0), coded: false, algorithm };
+        let retention = Some(Retention::KeepInputs);
+        let case = Case {
+            plan: Grouping::PerHost(1).plan(3),
+            request,
+            retention,
+            reach: Reach::Mapped,
+            scaled: false,
+        };
+        let programs = case.programs();
+        case.check(&programs, 1).unwrap();
+        let scaled = Case { scaled: true, ..case };
+        let error = scaled.check(&programs, 1).unwrap_err();
+        assert!(matches!(error, CheckError::Step { fault: Fault::Unscaled, .. }), "{request:?}: {error}");
+        scaled.check(&scaled.programs(), 1).unwrap();
+    }
 }

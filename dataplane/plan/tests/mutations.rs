@@ -32,7 +32,8 @@ fn random_case(random: &mut ChaCha8Rng) -> Case {
     let request = *requests(ranks).choose(random).unwrap();
     let retention = [Some(RETENTIONS[0]), Some(RETENTIONS[1]), Some(RETENTIONS[2]), None];
     let retention = *retention.choose(random).unwrap();
-    Case { plan, request, retention, reach: *Reach::ALL.choose(random).unwrap() }
+    let scaled = request.collective.reduces() && !request.coded && random.random_bool(0.3);
+    Case { plan, request, retention, reach: *Reach::ALL.choose(random).unwrap(), scaled }
 }
 
 /// The same group in another order.

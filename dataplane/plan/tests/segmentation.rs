@@ -78,7 +78,7 @@ proptest! {
         let (lo, hi) = cut.range(cut.segments - 1);
         prop_assert!(expected == 0 || hi > lo, "an empty last segment");
         let request = Request { algorithm: select_algorithm(&plan, &signature, &tuning), ..common::plain(collective, Rank(ranks / 2)) };
-        let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped };
+        let case = Case { plan, request, retention: Some(Retention::KeepInputs), reach: Reach::Mapped, scaled: false };
         for index in [0, cut.segments - 1] {
             let (lo, hi) = cut.range(index);
             let bytes = largest_message(&case, lo, hi) * dtype.size() as u64;

@@ -837,6 +837,11 @@ fn mistakes_of_the_caller_are_told() {
     assert!(matches!(comm.all_gather(&small, &foreign), Err(Error::Foreign)));
     assert!(matches!(comm.reduce_scatter(&small, &large, ReduceOp::Sum), Err(Error::Shape(_))));
     assert!(matches!(comm.reduce_scatter(&small, &bytes, ReduceOp::Sum), Err(Error::Dtype { .. })));
+    let flags = client.tensor(Dtype::Bool, 4).unwrap();
+    for (tensor, reduce) in [(&flags, ReduceOp::Average), (&small, ReduceOp::BitXor)] {
+        let refused = comm.all_reduce_in_place(tensor, reduce);
+        assert!(matches!(refused, Err(Error::Reduction { .. })), "{refused:?}");
+    }
     assert!(matches!(small.write(0, &[0u8; 4]), Err(Error::Dtype { .. })));
     assert!(matches!(small.write(1, &[0f32; 4]), Err(Error::OutOfRange { .. })));
     assert!(matches!(small.read(u64::MAX, &mut [0f32; 4]), Err(Error::OutOfRange { .. })));

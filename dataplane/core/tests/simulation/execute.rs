@@ -65,7 +65,11 @@ impl World {
                 }
                 _ => self.locate(&context, operand, false),
             };
-            contents.push(self.read(at, &location));
+            let content = self.read(at, &location);
+            contents.push(match operand.buffer {
+                plan::Buffer::Input(rank) => memory::scaled(&context.signature, rank, content),
+                _ => content,
+            });
         }
         assert!(arrived.next().is_none());
         let result = match step.kind {
@@ -165,7 +169,7 @@ impl World {
             assert!(bytes == send.bytes as usize || coded && bytes < send.bytes as usize);
             let room = if coded { plan::CODED_ROOM } else { 0 };
             assert!(
-                bytes <= (self.scenario.plan.tuning.chunk_bytes.max(8) + room) as usize,
+                bytes <= (self.scenario.plan.tuning.chunk_bytes.max(16) + room) as usize,
                 "a message over the chunk size"
             );
             let node = &mut self.nodes[context.at.0 as usize];
@@ -387,7 +391,15 @@ impl World {
         }
         match transfer.content.take() {
             None => {
-                transfer.content = Some(self.read(transfer.at, &transfer.from));
+                let content = self.read(transfer.at, &transfer.from);
+                transfer.content = Some(match transfer.from.place {
+                    Place::Input(rank) => {
+                        let acts = &self.scenario.scripts[rank as usize].acts;
+                        let signature = acts[transfer.from.operation as usize].signature;
+                        memory::scaled(&signature, Rank(rank), content)
+                    }
+                    _ => content,
+                });
                 let wait = self.scenario.weather.wait(&mut self.rng);
                 self.at(self.now + wait, Event::Fetch(transfer));
             }

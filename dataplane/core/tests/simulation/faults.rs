@@ -1,8 +1,8 @@
 //! What may go wrong, as variations of a scenario.
 
 use super::scenario::{
-    Act, Incident, MICROSECOND, MILLISECOND, SECOND, Scenario, Script, Weather, another_plan, any_signature,
-    generator,
+    Act, Incident, MICROSECOND, MILLISECOND, SECOND, Scenario, Script, Weather, another_plan, any_reduce,
+    any_signature, generator,
 };
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::PayloadFormat;
@@ -61,10 +61,10 @@ impl Scenario {
             let taken = rng.random_bool(0.7);
             let reduce = if rng.random_bool(0.3) { ReduceOp::Average } else { ReduceOp::Sum };
             let (dtype, reduce) = match others && rng.random_bool(0.4) {
-                true => (
-                    [Dtype::U8, Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..4)],
-                    ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
-                ),
+                true => {
+                    let dtype = [Dtype::U8, Dtype::U32, Dtype::U64, Dtype::F32][rng.random_range(0..4)];
+                    (dtype, any_reduce(&mut rng, dtype))
+                }
                 false => (dtype, reduce),
             };
             for (rank, script) in (0..).map(Rank).zip(&mut self.scripts) {
@@ -323,7 +323,7 @@ impl Scenario {
             match rng.random_range(0..4) {
                 0 => wrong.count = rng.random_range(0..300),
                 1 if right.collective.reduces() => {
-                    wrong.reduce = ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())];
+                    wrong.reduce = any_reduce(rng, right.dtype);
                 }
                 2 if right.collective.is_rooted() => {
                     wrong.root = Rank(rng.random_range(0..self.group.ranks()));

@@ -119,7 +119,37 @@ pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature
     content(seed, operation, rank, signature, blocks.last().map_or(0, |last| last.end))
 }
 
-/// So many bytes of an input: any integers; for floats small ones whose sums and products are exact.
+/// What a rank's input of a `PremulSum` is multiplied by.
+fn factor(rank: Rank) -> i8 {
+    [1, 2, -1, 3][rank.0 as usize % 4]
+}
+
+/// A rank's input as it is added: of a `PremulSum` times its factor.
+pub(crate) fn scaled(signature: &Signature, rank: Rank, bytes: Vec<u8>) -> Vec<u8> {
+    if signature.reduce != ReduceOp::PremulSum {
+        return bytes;
+    }
+    let factor = factor(rank);
+    let narrow = |bytes: &[u8]| -> Vec<u8> {
+        let mut value = [0; 8];
+        value[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(value).wrapping_mul(factor as u64).to_le_bytes()[..bytes.len()].to_vec()
+    };
+    let parts = |bytes: &[u8]| match signature.dtype {
+        Dtype::F32 => {
+            (f32::from_le_bytes(bytes.try_into().unwrap()) * f32::from(factor)).to_le_bytes().to_vec()
+        }
+        Dtype::Complex128 => bytes
+            .chunks_exact(8)
+            .flat_map(|part| (f64::from_le_bytes(part.try_into().unwrap()) * f64::from(factor)).to_le_bytes())
+            .collect(),
+        _ => narrow(bytes),
+    };
+    bytes.chunks_exact(signature.dtype.size()).flat_map(parts).collect()
+}
+
+/// So many bytes of an input: any integers; for floats small ones whose sums and products are exact, and of complex products no part is
+/// ever zero, whose sign would tell in which order they were made.
 fn content(seed: u64, operation: u64, rank: Rank, signature: &Signature, length: usize) -> Vec<u8> {
     let base = mix(seed ^ mix(operation ^ mix(u64::from(rank.0) + 1)));
     let mut bytes = Vec::with_capacity(length);
@@ -133,6 +163,14 @@ fn content(seed: u64, operation: u64, rank: Rank, signature: &Signature, length:
                 };
                 bytes.extend_from_slice(&f32::to_le_bytes(value));
             }
+            Dtype::Complex128 => {
+                let (re, im) = match signature.reduce {
+                    ReduceOp::Product => [(2.0, 1.0), (-2.0, -1.0)][(value % 2) as usize],
+                    _ => ((value % 1001) as f64 - 500.0, (value % 999) as f64 - 400.0),
+                };
+                bytes.extend_from_slice(&f64::to_le_bytes(re));
+                bytes.extend_from_slice(&f64::to_le_bytes(im));
+            }
             dtype => bytes.extend_from_slice(&value.to_le_bytes()[..dtype.size()]),
         }
     }
@@ -145,7 +183,8 @@ pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signat
     let counts = counts(seed, operation, signature, ranks);
     let bounds = |rank, output| bounds(counts.as_deref(), signature, rank, ranks, output);
     let reduced = |part: Range<usize>| {
-        let inputs: Vec<_> = (0..ranks).map(|rank| input(Rank(rank))).collect();
+        let inputs: Vec<_> =
+            (0..ranks).map(|rank| scaled(signature, Rank(rank), input(Rank(rank)))).collect();
         let sources: Vec<&[u8]> = inputs.iter().map(|input| &input[part.clone()]).collect();
         reduce(signature, &sources, Some(ranks))
     };
@@ -172,10 +211,11 @@ pub(crate) fn reduce(signature: &Signature, sources: &[&[u8]], last_of: Option<u
             for i in 0..sources[0].len() / SIZE {
                 let values = sources.iter().map(|source| read(source, i));
                 let mut value = match signature.reduce {
-                    ReduceOp::Sum | ReduceOp::Average => values.reduce($add),
+                    ReduceOp::Sum | ReduceOp::Average | ReduceOp::PremulSum => values.reduce($add),
                     ReduceOp::Product => values.reduce($multiply),
                     ReduceOp::Min => values.reduce(|a, b| if b < a { b } else { a }),
                     ReduceOp::Max => values.reduce(|a, b| if b > a { b } else { a }),
+                    ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => unreachable!("numbers"),
                 }
                 .unwrap();
                 if let Some(divisor) = divisor {
@@ -187,11 +227,41 @@ pub(crate) fn reduce(signature: &Signature, sources: &[&[u8]], last_of: Option<u
         }};
     }
     assert!(sources.iter().all(|source| source.len() == sources[0].len()), "sources of different lengths");
+    let bytes = |of: &dyn Fn(&mut dyn Iterator<Item = u8>) -> u8| -> Vec<u8> {
+        (0..sources[0].len()).map(|i| of(&mut sources.iter().map(|source| source[i]))).collect()
+    };
+    match (signature.dtype, signature.reduce) {
+        (Dtype::Bool, ReduceOp::BitXor) => {
+            return bytes(&|values| (values.filter(|value| *value != 0).count() % 2) as u8);
+        }
+        (Dtype::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr) => {
+            return bytes(&|values| values.filter(|value| *value != 0).count().min(1) as u8);
+        }
+        (Dtype::Bool, _) => {
+            return bytes(&|values| u8::from(values.filter(|value| *value == 0).count() == 0));
+        }
+        (_, ReduceOp::BitAnd) => return bytes(&|values| values.fold(0xff, |a, b| a & b)),
+        (_, ReduceOp::BitOr) => return bytes(&|values| values.fold(0, |a, b| a | b)),
+        (_, ReduceOp::BitXor) => return bytes(&|values| values.fold(0, |a, b| a ^ b)),
+        (Dtype::Complex128, ReduceOp::Product) => return complex_product(sources),
+        _ => {}
+    }
     match signature.dtype {
+        Dtype::Complex128 => fold!(f64, |a, b| a + b, |a, b| a * b),
         Dtype::U64 => fold!(u64, u64::wrapping_add, u64::wrapping_mul),
         Dtype::U32 => fold!(u32, u32::wrapping_add, u32::wrapping_mul),
         Dtype::U8 => fold!(u8, u8::wrapping_add, u8::wrapping_mul),
         Dtype::F32 => fold!(f32, |a, b| a + b, |a, b| a * b),
         other => unreachable!("no scenario has {other}"),
     }
+}
+
+fn complex_product(sources: &[&[u8]]) -> Vec<u8> {
+    let part = |source: &[u8], i: usize| f64::from_le_bytes(source[8 * i..][..8].try_into().unwrap());
+    let product = |i: usize| {
+        let values = sources.iter().map(|source| (part(source, 2 * i), part(source, 2 * i + 1)));
+        let (re, im) = values.reduce(|(a, b), (c, d)| (a * c - b * d, a * d + b * c)).unwrap();
+        [re.to_le_bytes(), im.to_le_bytes()].concat()
+    };
+    (0..sources[0].len() / 16).flat_map(product).collect()
 }

@@ -164,6 +164,16 @@ pub(crate) fn another_plan(rng: &mut ChaCha8Rng, today: &EpochPlan, epoch: Epoch
     }
 }
 
+/// Any reduction that a type has.
+pub(crate) fn any_reduce(rng: &mut ChaCha8Rng, dtype: Dtype) -> ReduceOp {
+    loop {
+        let reduce = ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())];
+        if reduce.takes(dtype) {
+            return reduce;
+        }
+    }
+}
+
 /// Any operation that all ranks may call, of a size that takes no longer than it must to be of interest.
 pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature {
     let ranks = plan.plan.group().ranks();
@@ -172,12 +182,13 @@ pub(crate) fn any_signature(rng: &mut ChaCha8Rng, plan: &EpochPlan) -> Signature
         _ => Collective::ALL[rng.random_range(0..Collective::ALL.len())],
     };
     let barrier = !collective.has_data();
-    let dtypes = [Dtype::U64, Dtype::U32, Dtype::F32, Dtype::U8];
+    let dtypes = [Dtype::U64, Dtype::U32, Dtype::F32, Dtype::U8, Dtype::Bool, Dtype::Complex128];
+    let dtype = if barrier { Dtype::U8 } else { dtypes[rng.random_range(0..dtypes.len())] };
     let mut signature = Signature {
         collective,
-        dtype: if barrier { Dtype::U8 } else { dtypes[rng.random_range(0..dtypes.len())] },
+        dtype,
         reduce: match collective.reduces() {
-            true => ReduceOp::ALL[rng.random_range(0..ReduceOp::ALL.len())],
+            true => any_reduce(rng, dtype),
             false => ReduceOp::Sum,
         },
         root: Rank(if collective.is_rooted() { rng.random_range(0..ranks) } else { 0 }),

@@ -2,7 +2,9 @@
 //! from printed seeds. `HARMONAIZE_SEED=x` runs one.
 
 use crate::common::{ARENA, SMALL, World, call, loopback, tcp};
-use harmonaize_abi::{BlockContent, Collective, Dtype, Rank, ReduceOp, Region, Submission, View, ViewMut};
+use harmonaize_abi::{
+    BlockContent, Collective, Dtype, F8E4M3, F8E5M2, Rank, ReduceOp, Region, Submission, View, ViewMut,
+};
 use harmonaize_kernels::Isa;
 use harmonaize_plan::Tuning;
 use harmonaize_transport::Transport;
@@ -47,7 +49,9 @@ fn groups(random: &mut ChaCha8Rng) -> Vec<Vec<u32>> {
 fn values(dtype: Dtype, reduce: ReduceOp, count: usize, random: &mut ChaCha8Rng) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(count * dtype.size());
     for _ in 0..count {
+        let narrow = matches!(dtype, Dtype::F8E4M3 | Dtype::F8E5M2);
         let small = match reduce {
+            _ if narrow && reduce != ReduceOp::Product => f32::from(random.random_range(-1_i8..=1)),
             ReduceOp::Product => [1.0, 2.0, -1.0, 1.0][random.random_range(0..4)],
             _ => f32::from(random.random_range(-9_i8..=9)),
         };
@@ -57,6 +61,13 @@ fn values(dtype: Dtype, reduce: ReduceOp, count: usize, random: &mut ChaCha8Rng)
             // A bfloat16 is the upper half of an f32.
             Dtype::Bf16 => bytes.extend_from_slice(&((small.to_bits() >> 16) as u16).to_ne_bytes()),
             Dtype::F16 => bytes.extend_from_slice(&half(small).to_ne_bytes()),
+            Dtype::F8E4M3 => bytes.push(F8E4M3::from_f32(small).to_bits()),
+            Dtype::F8E5M2 => bytes.push(F8E5M2::from_f32(small).to_bits()),
+            // Of products no part is ever zero, whose sign would tell in which order they were made.
+            Dtype::Complex64 => bytes.extend([2.0 * small, small].map(f32::to_ne_bytes).concat()),
+            Dtype::Complex128 => {
+                bytes.extend([2.0 * small, small].map(|part| f64::from(part).to_ne_bytes()).concat());
+            }
             // Integers wrap, whatever they are.
             integer => bytes.extend_from_slice(&random.random::<u64>().to_ne_bytes()[..integer.size()]),
         }
@@ -75,6 +86,14 @@ fn half(small: f32) -> u16 {
     sign | (exponent << 10) as u16 | (bits >> 13 & 0x3ff) as u16
 }
 
+/// What a rank's input of a `PremulSum` is multiplied by: sums stay exact.
+fn factor(dtype: Dtype, rank: usize) -> f64 {
+    match dtype {
+        Dtype::F8E4M3 | Dtype::F8E5M2 => [1.0, -1.0][rank % 2],
+        _ => [1.0, 2.0, -1.0, 3.0][rank % 4],
+    }
+}
+
 fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
     let block = call.count * call.dtype.size();
     if block == 0 {
@@ -90,6 +109,12 @@ fn reference(call: &Call, rank: usize, inputs: &[Vec<u8>]) -> Vec<u8> {
             let divide = (call.reduce == ReduceOp::Average).then_some(inputs.len() as u32);
             let mut sum = vec![0; block];
             let to = ViewMut::from(&mut sum[..]);
+            if call.reduce == ReduceOp::PremulSum {
+                let factors: Vec<f64> = (0..inputs.len()).map(|rank| factor(call.dtype, rank)).collect();
+                harmonaize_kernels::sum_scaled_with(Isa::Scalar, call.dtype, &sources, &factors, &[to])
+                    .unwrap();
+                return sum;
+            }
             harmonaize_kernels::reduce_with(Isa::Scalar, call.reduce, call.dtype, &sources, &[to], divide)
                 .unwrap();
             sum
@@ -118,6 +143,7 @@ fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
     let inputs: Vec<Vec<u8>> = (0..ranks)
         .map(|rank| values(asked.dtype, asked.reduce, asked.count * blocks(rank)[0] as usize, random))
         .collect();
+    let scales = asked.collective.reduces() && asked.reduce == ReduceOp::PremulSum;
     for (rank, values) in inputs.iter().enumerate() {
         let [input, output] = regions(asked, rank, ranks);
         let memory = world.tenants[rank].end.memory();
@@ -129,6 +155,7 @@ fn run(world: &mut World, asked: &Call, random: &mut ChaCha8Rng) -> u8 {
             count: asked.count as u64,
             input,
             output,
+            factor: if scales { factor(asked.dtype, rank).to_bits() } else { 0 },
             ..call(asked.collective, 0, 0, 0, 0, asked.root.0)
         };
         world.submit(rank, submission);
@@ -177,10 +204,12 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
     let ranks = world.tenants.len();
     for _ in 0..12 {
         let with_data: Vec<_> = Collective::ALL.iter().filter(|one| one.has_data()).collect();
+        let dtype = *Dtype::ALL.choose(random).unwrap();
+        let reductions: Vec<_> = ReduceOp::ALL.iter().filter(|op| op.takes(dtype)).collect();
         let asked = Call {
             collective: **with_data.choose(random).unwrap(),
-            dtype: *Dtype::ALL.choose(random).unwrap(),
-            reduce: *ReduceOp::ALL.choose(random).unwrap(),
+            dtype,
+            reduce: **reductions.choose(random).unwrap(),
             root: Rank(random.random_range(0..ranks) as u32),
             count: *[0, 1, 2, 3, 17, 200, 1500, 9000].choose(random).unwrap(),
             in_place: (0..ranks).map(|_| random.random()).collect(),

@@ -149,6 +149,34 @@ unsafe fn greater_epu64(left: __m256i, right: __m256i) -> __m256i {
     }
 }
 
+/// Products of complex numbers: (a + bi) times (c, d), less or more bi times (d, c).
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn product_pairs_ps(left: __m256, right: __m256) -> __m256 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let real = _mm256_mul_ps(_mm256_moveldup_ps(left), right);
+        let imaginary = _mm256_mul_ps(_mm256_movehdup_ps(left), _mm256_permute_ps::<0b10_11_00_01>(right));
+        _mm256_addsub_ps(real, imaginary)
+    }
+}
+
+/// As above.
+///
+/// # Safety
+/// The CPU must have AVX2.
+#[inline(always)]
+unsafe fn product_pairs_pd(left: __m256d, right: __m256d) -> __m256d {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let real = _mm256_mul_pd(_mm256_movedup_pd(left), right);
+        let imaginary = _mm256_mul_pd(_mm256_permute_pd::<0b1111>(left), _mm256_permute_pd::<0b0101>(right));
+        _mm256_addsub_pd(real, imaginary)
+    }
+}
+
 /// `value`, and the one NaN where a lane of `left` or `right` is NaN.
 ///
 /// # Safety
@@ -230,6 +258,7 @@ impl Simd for Avx2 {
             div = _mm256_div_ps;
             minimum = minimum_ps;
             maximum = maximum_ps;
+            multiply_pairs = product_pairs_ps;
         }
         Doubles {
             add_f64 = _mm256_add_pd;
@@ -237,6 +266,7 @@ impl Simd for Avx2 {
             div_f64 = _mm256_div_pd;
             minimum_f64 = minimum_pd;
             maximum_f64 = maximum_pd;
+            multiply_pairs_f64 = product_pairs_pd;
         }
         Ints {
             and = _mm256_and_si256;

@@ -47,6 +47,7 @@ use crate::reduce::{Block, Format};
 use crate::{Isa, KernelError};
 use core::array::from_fn;
 use half::f16;
+use harmonaize_abi::{Complex64, Complex128};
 use std::ops::{BitAnd, BitOr, BitXor, Div, Sub};
 use std::ptr::copy_nonoverlapping;
 
@@ -69,7 +70,7 @@ macro_rules! plain {
 }
 use plain;
 
-plain!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64);
+plain!(u8 i8 u16 i16 u32 i32 u64 i64 f32 f64 Complex64 Complex128);
 
 // SAFETY: an array has no padding but its elements'.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
@@ -117,6 +118,7 @@ pub(crate) trait Simd: Copy {
             div: [f32; 16] = f32::div;
             minimum: [f32; 16] = Lane::minimum;
             maximum: [f32; 16] = Lane::maximum;
+            multiply_pairs: [Complex64; 8] = Lane::product;
         }
         Doubles {
             add_f64: [f64; 8] = Lane::sum;
@@ -124,6 +126,7 @@ pub(crate) trait Simd: Copy {
             div_f64: [f64; 8] = f64::div;
             minimum_f64: [f64; 8] = Lane::minimum;
             maximum_f64: [f64; 8] = Lane::maximum;
+            multiply_pairs_f64: [Complex128; 4] = Lane::product;
         }
         Ints {
             and: [u32; 16] = u32::bitand;

@@ -60,6 +60,36 @@ unsafe fn product_u64(left: uint64x2_t, right: uint64x2_t) -> uint64x2_t {
     }
 }
 
+/// Products of complex numbers: (a + bi) times (c, d), less or more bi times (d, c).
+///
+/// # Safety
+/// The CPU must have Advanced SIMD.
+#[inline(always)]
+unsafe fn product_pairs_f32(left: float32x4_t, right: float32x4_t) -> float32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let real = vmulq_f32(vtrn1q_f32(left, left), right);
+        let imaginary = vmulq_f32(vtrn2q_f32(left, left), vrev64q_f32(right));
+        let signs = vreinterpretq_u32_u64(vdupq_n_u64(1 << 31));
+        vaddq_f32(real, vreinterpretq_f32_u32(veorq_u32(vreinterpretq_u32_f32(imaginary), signs)))
+    }
+}
+
+/// As above.
+///
+/// # Safety
+/// The CPU must have Advanced SIMD.
+#[inline(always)]
+unsafe fn product_pairs_f64(left: float64x2_t, right: float64x2_t) -> float64x2_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let real = vmulq_f64(vdupq_laneq_f64::<0>(left), right);
+        let imaginary = vmulq_f64(vdupq_laneq_f64::<1>(left), vextq_f64::<1>(right, right));
+        let signs = transmute::<[u64; 2], uint64x2_t>([1 << 63, 0]);
+        vaddq_f64(real, vreinterpretq_f64_u64(veorq_u64(vreinterpretq_u64_f64(imaginary), signs)))
+    }
+}
+
 /// The lesser or the greater lanes of 64 bits: `$compare` gives ones where the left is to be taken.
 macro_rules! extrema {
     ($($name:ident: $register:ty = $compare:ident $select:ident;)*) => {$(
@@ -96,6 +126,7 @@ impl Simd for Neon {
             div = vdivq_f32;
             minimum = vminq_f32;
             maximum = vmaxq_f32;
+            multiply_pairs = product_pairs_f32;
         }
         Doubles {
             add_f64 = vaddq_f64;
@@ -103,6 +134,7 @@ impl Simd for Neon {
             div_f64 = vdivq_f64;
             minimum_f64 = vminq_f64;
             maximum_f64 = vmaxq_f64;
+            multiply_pairs_f64 = product_pairs_f64;
         }
         Ints {
             and = vandq_u32;

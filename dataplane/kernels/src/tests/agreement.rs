@@ -30,9 +30,21 @@ fn check(case: &Case) {
     }
 }
 
+/// Factors for a `PremulSum` of so many sources, if it is one and the seed says so.
+fn factors(op: ReduceOp, sources: usize, seed: u64) -> Option<Vec<f64>> {
+    const FACTORS: [f64; 9] = [1.0, -1.0, 0.1, 3.0, -0.0, 1e300, 1e-40, f64::NAN, f64::NEG_INFINITY];
+    let at = |index: usize| FACTORS[(seed as usize / 16 + index * 5) % FACTORS.len()];
+    (op == ReduceOp::PremulSum && !seed.is_multiple_of(8)).then(|| (0..sources).map(at).collect())
+}
+
+/// What a result is divided by, if it can be.
+fn divisor(op: ReduceOp, dtype: Dtype, divide: Option<u32>) -> Option<u32> {
+    divide.filter(|_| ReduceOp::Average.takes(dtype) && !op.is_bitwise() && op != ReduceOp::PremulSum)
+}
+
 fn check_dtype(dtype: Dtype) {
     let mut seed = u64::from(dtype.code()) << 32;
-    for op in ReduceOp::ALL.iter().copied() {
+    for op in ReduceOp::ALL.iter().copied().filter(|op| op.takes(dtype)) {
         for sources in 1..=MAX_SOURCES {
             for destinations in 1..=3 {
                 for elements in LENGTHS.iter().copied() {
@@ -47,7 +59,8 @@ fn check_dtype(dtype: Dtype) {
                         elements,
                         source_offsets: (0..sources).map(offset).collect(),
                         destination_offsets: (3..3 + destinations).map(offset).collect(),
-                        divide: [None, Some(sources as u32), Some(3), None][mix % 4],
+                        divide: divisor(op, dtype, [None, Some(sources as u32), Some(3), None][mix % 4]),
+                        factors: factors(op, sources, mix as u64),
                         stream_from: [usize::MAX, 0][mix / 4 % 2],
                         seed,
                     });
@@ -79,11 +92,16 @@ dtypes! {
     bf16_agrees Bf16;
     f32_agrees F32;
     f64_agrees F64;
+    bool_agrees Bool;
+    complex64_agrees Complex64;
+    complex128_agrees Complex128;
+    f8e4m3_agrees F8E4M3;
+    f8e5m2_agrees F8E5M2;
 }
 
 #[test]
 fn what_streams_agrees_at_every_alignment() {
-    for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F64] {
+    for dtype in [Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::F64, Dtype::F8E4M3, Dtype::Complex128] {
         for offset in 0..64 {
             for second in [offset, offset + dtype.size(), 0] {
                 check(&Case {
@@ -93,6 +111,7 @@ fn what_streams_agrees_at_every_alignment() {
                     source_offsets: vec![0, 7, 64],
                     destination_offsets: vec![1, offset, second, offset],
                     divide: None,
+                    factors: None,
                     stream_from: 0,
                     seed: offset as u64,
                 });
@@ -114,6 +133,7 @@ fn short_sums_into_a_source_agree() {
                 source_offsets: offsets.to_vec(),
                 destination_offsets: vec![],
                 divide: None,
+                factors: None,
                 stream_from: usize::MAX,
                 seed: 2 * elements as u64,
             };
@@ -143,9 +163,41 @@ fn more_destinations_than_can_stream_agree() {
         source_offsets: vec![0, 0],
         destination_offsets: vec![0; 70],
         divide: None,
+        factors: None,
         stream_from: 0,
         seed: 9,
     });
+}
+
+/// All pairs of an 8-bit float type, and of bytes as bools.
+#[test]
+fn every_pair_of_bytes_agrees() {
+    let first: Vec<u8> = (0..=u16::MAX).map(|pair| pair as u8).collect();
+    let second: Vec<u8> = (0..=u16::MAX).map(|pair| (pair >> 8) as u8).collect();
+    let (first, second) = (Memory::new(0, &first), Memory::new(0, &second));
+    let sources = [first.view().as_view(), second.view().as_view()];
+    for dtype in [Dtype::F8E4M3, Dtype::F8E5M2, Dtype::Bool] {
+        for op in ReduceOp::ALL.iter().copied().filter(|op| op.takes(dtype)) {
+            let run = |isa| {
+                let to = Memory::new(0, &vec![0; 1 << 16]);
+                match op {
+                    ReduceOp::PremulSum => {
+                        let factors = [0.3, -1.7];
+                        crate::sum_scaled_with(isa, dtype, &sources, &factors, &[to.view()]).unwrap();
+                    }
+                    op => {
+                        let by = (op == ReduceOp::Average).then_some(2);
+                        crate::reduce_with(isa, op, dtype, &sources, &[to.view()], by).unwrap();
+                    }
+                }
+                to.bytes()
+            };
+            let expected = run(Isa::Scalar);
+            for isa in vector_isas() {
+                assert!(run(isa) == expected, "{isa}: {op} of every two {dtype}");
+            }
+        }
+    }
 }
 
 /// All 65,536 elements of a 16-bit float type, to reduce with a few others.
@@ -183,13 +235,15 @@ fn case() -> impl Strategy<Value = Case> {
         proptest::sample::select(&[0, 10_000, usize::MAX][..]),
         any::<u64>(),
     )
+        .prop_filter("a reduction that the type has", |((op, dtype), ..)| op.takes(*dtype))
         .prop_map(|((op, dtype), elements, offsets, divide, stream_from, seed)| Case {
             op,
             dtype,
             elements,
+            divide: divisor(op, dtype, divide.map(|ranks| (ranks >> (seed % 32)).max(1))),
+            factors: factors(op, offsets.0.len(), seed),
             source_offsets: offsets.0,
             destination_offsets: offsets.1,
-            divide: divide.map(|ranks| (ranks >> (seed % 32)).max(1)),
             stream_from,
             seed: seed >> 1,
         })

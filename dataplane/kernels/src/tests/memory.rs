@@ -1,7 +1,7 @@
 //! Memory for tests: at a chosen misalignment, between guards, filled with ordinary and special values.
 
 use half::{bf16, f16};
-use harmonaize_abi::{Dtype, ViewMut};
+use harmonaize_abi::{Dtype, F8E4M3, F8E5M2, ViewMut};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::alloc::{Layout, alloc, dealloc};
@@ -63,6 +63,12 @@ impl Drop for Memory {
 
 /// Little-endian elements: a third special values, a third any bits, a third near 1 (so that sums stay ordinary).
 pub(super) fn elements(dtype: Dtype, count: usize, seed: u64) -> Vec<u8> {
+    // Of complex numbers, their parts.
+    let (dtype, count) = match dtype {
+        Dtype::Complex64 => (Dtype::F32, 2 * count),
+        Dtype::Complex128 => (Dtype::F64, 2 * count),
+        dtype => (dtype, count),
+    };
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = Vec::with_capacity(count * dtype.size());
     let special = special(dtype);
@@ -83,6 +89,8 @@ fn ordinary(dtype: Dtype, value: f64) -> u64 {
         Dtype::Bf16 => bf16::from_f64(value).to_bits().into(),
         Dtype::F32 => (value as f32).to_bits().into(),
         Dtype::F64 => value.to_bits(),
+        Dtype::F8E4M3 => F8E4M3::from_f32(value as f32).to_bits().into(),
+        Dtype::F8E5M2 => F8E5M2::from_f32(value as f32).to_bits().into(),
         _ => (value * 16.0) as i64 as u64,
     }
 }
@@ -95,6 +103,7 @@ fn special(dtype: Dtype) -> Vec<u64> {
         Dtype::Bf16 => (16, 7),
         Dtype::F32 => (32, 23),
         Dtype::F64 => (64, 52),
+        Dtype::F8E4M3 | Dtype::F8E5M2 => return (0..=255).collect(),
         _ => {
             let top = 1_u64 << (dtype.size() * 8 - 1);
             return vec![0, 1, 2, top - 1, top, top + 1, u64::MAX, u64::MAX - 1, 3, 10];

@@ -6,7 +6,7 @@ mod memory;
 mod reference;
 mod refusals;
 
-use crate::element::Divisor;
+use crate::element::{Divisor, Factor};
 use crate::pass::Pass;
 use crate::{Isa, reduce};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
@@ -28,6 +28,8 @@ struct Case {
     /// The same for each destination.
     destination_offsets: Vec<usize>,
     divide: Option<u32>,
+    /// Of a `PremulSum`, in place of the sum that it goes on as.
+    factors: Option<Vec<f64>>,
     stream_from: usize,
     seed: u64,
 }
@@ -50,8 +52,15 @@ impl Case {
     fn run(&self, isa: Isa, sources: &[View<'_>], destinations: &[ViewMut<'_>]) {
         let divisor = self.divide.map(|ranks| Divisor::new(ranks).unwrap());
         let pass = Pass::new(self.dtype, sources, destinations, divisor.as_ref(), self.stream_from).unwrap();
+        let factors = self.factors.as_ref().map(|factors| factors.iter().copied().map(Factor::new));
         // SAFETY: of one `dtype`.
-        unsafe { reduce::run(isa, self.op, self.dtype, &pass) }.unwrap();
+        unsafe {
+            match factors {
+                Some(by) => reduce::run_scaled(isa, self.dtype, &pass, &by.collect::<Vec<_>>()),
+                None => reduce::run(isa, self.op, self.dtype, &pass),
+            }
+        }
+        .unwrap();
     }
 
     /// What each destination holds after the pass, having checked that nothing else was written.

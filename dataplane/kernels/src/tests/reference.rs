@@ -1,9 +1,9 @@
 //! The reference's results, written out.
 
 use super::memory::Memory;
-use crate::{Isa, copy, reduce_with};
+use crate::{Isa, copy, reduce_with, sum_scaled_with};
 use half::{bf16, f16};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, F8E4M3, F8E5M2, ReduceOp};
 
 /// Reduces sources of one element each, on every instruction set, and returns what all agree on.
 fn one<const N: usize>(op: ReduceOp, dtype: Dtype, sources: &[[u8; N]], divide: Option<u32>) -> [u8; N] {
@@ -144,6 +144,101 @@ fn sixteen_bit_floats_round_once_at_the_end() {
     // Subnormals stay.
     reduces!(Sum F16 [1_u16, 2_u16] => 3_u16);
     reduces!(Sum Bf16 [1_u16, 2_u16] => 3_u16);
+}
+
+#[test]
+fn bits_are_reduced_in_integers_of_every_width() {
+    reduces!(BitAnd U8 [0b1100_u8, 0b1010_u8] => 0b1000_u8);
+    reduces!(BitOr I16 [i16::MIN, 1_i16] => i16::MIN | 1);
+    reduces!(BitXor U32 [0xffff_0000_u32, 0xff00_ff00_u32, 1_u32] => 0x00ff_ff01_u32);
+    reduces!(BitAnd I64 [-1_i64, i64::MAX] => i64::MAX);
+    reduces!(BitXor U64 [u64::MAX, u64::MAX] => 0_u64);
+}
+
+#[test]
+fn bools_become_0_or_1() {
+    reduces!(Sum Bool [0_u8, 7_u8] => 1_u8);
+    reduces!(Sum Bool [0x80_u8] => 1_u8);
+    reduces!(Max Bool [0_u8, 0_u8] => 0_u8);
+    reduces!(Product Bool [2_u8, 1_u8] => 1_u8);
+    reduces!(Product Bool [2_u8, 0_u8] => 0_u8);
+    reduces!(Min Bool [255_u8, 3_u8, 4_u8] => 1_u8);
+    // 2 and 1 have no bit in common.
+    reduces!(BitAnd Bool [2_u8, 1_u8] => 1_u8);
+    reduces!(BitOr Bool [2_u8, 0_u8] => 1_u8);
+    reduces!(BitXor Bool [2_u8, 1_u8] => 0_u8);
+    reduces!(BitXor Bool [2_u8, 1_u8, 9_u8] => 1_u8);
+}
+
+#[test]
+fn eight_bit_floats_round_once_at_the_end_and_saturate() {
+    let e4m3 = |value| F8E4M3::from_f32(value).to_bits();
+    let e5m2 = |value| F8E5M2::from_f32(value).to_bits();
+    // After each step 16 + 1 would be 16 again in E4M3, 8 + 1 be 8 in E5M2.
+    reduces!(Sum F8E4M3 [e4m3(16.0), e4m3(1.0), e4m3(1.0)] => e4m3(18.0));
+    reduces!(Sum F8E5M2 [e5m2(8.0), e5m2(1.0), e5m2(1.0)] => e5m2(10.0));
+    // Beyond the greatest number.
+    reduces!(Sum F8E4M3 [0x7e_u8, 0x7e_u8] => 0x7e_u8);
+    reduces!(Product F8E4M3 [0xfe_u8, 0x7e_u8] => 0xfe_u8);
+    reduces!(Sum F8E5M2 [0x7b_u8, 0x7b_u8] => 0x7b_u8);
+    reduces!(Average F8E4M3 [0x7e_u8, 0x7e_u8] / 2 => 0x7e_u8);
+    // Infinities, of which E4M3 has none.
+    reduces!(Sum F8E5M2 [0x7c_u8, 0x7b_u8] => 0x7c_u8);
+    reduces!(Max F8E5M2 [0xfc_u8, 0xfb_u8] => 0xfb_u8);
+    reduces!(Sum F8E5M2 [0x7c_u8, 0xfc_u8] => 0x7e_u8);
+    // The one NaN, subnormals, zeros.
+    reduces!(Sum F8E4M3 [0xff_u8] => 0x7f_u8);
+    reduces!(Min F8E4M3 [0x7f_u8, 0x01_u8] => 0x7f_u8);
+    reduces!(Max F8E5M2 [0xfd_u8, 0x01_u8] => 0x7e_u8);
+    reduces!(Sum F8E4M3 [1_u8, 2_u8] => 3_u8);
+    reduces!(Sum F8E5M2 [0x81_u8, 0x81_u8] => 0x82_u8);
+    reduces!(Max F8E4M3 [0x80_u8, 0_u8] => 0_u8);
+    // Ties go to even: half of the least subnormal is none.
+    reduces!(Average F8E4M3 [1_u8] / 2 => 0_u8);
+    reduces!(Average F8E4M3 [3_u8] / 2 => 2_u8);
+}
+
+fn complex64(re: f32, im: f32) -> u64 {
+    u64::from(re.to_bits()) | u64::from(im.to_bits()) << 32
+}
+
+fn complex128(re: f64, im: f64) -> u128 {
+    u128::from(re.to_bits()) | u128::from(im.to_bits()) << 64
+}
+
+#[test]
+fn complex_numbers_add_by_parts_and_multiply_as_such() {
+    reduces!(Sum Complex64 [complex64(1.0, 2.0), complex64(3.0, -5.0)] => complex64(4.0, -3.0));
+    reduces!(Average Complex64 [complex64(1.0, 2.0), complex64(3.0, 4.0)] / 2 => complex64(2.0, 3.0));
+    reduces!(Product Complex64 [complex64(1.0, 2.0), complex64(3.0, -5.0)] => complex64(13.0, 1.0));
+    let i = complex64(0.0, 1.0);
+    reduces!(Product Complex64 [i, i, i] => complex64(-0.0, -1.0));
+    reduces!(Sum Complex128 [complex128(1.0, 2.0), complex128(0.5, 1e300)] => complex128(1.5, 1e300));
+    reduces!(Product Complex128 [complex128(1.0, 2.0), complex128(3.0, -5.0)] => complex128(13.0, 1.0));
+    reduces!(Product Complex128 [complex128(f64::INFINITY, 0.0), complex128(1.0, 0.0)]
+        => complex128(f64::INFINITY, f64::from_bits(0x7ff8 << 48)));
+}
+
+#[test]
+fn factors_come_before_the_sum() {
+    fn scaled<const N: usize>(dtype: Dtype, sources: &[[u8; N]], factors: &[f64]) -> [u8; N] {
+        let memories: Vec<_> = sources.iter().map(|bytes| Memory::new(0, bytes)).collect();
+        let views: Vec<_> = memories.iter().map(|memory| memory.view().as_view()).collect();
+        let to = Memory::new(0, &[0; N]);
+        sum_scaled_with(Isa::Scalar, dtype, &views, factors, &[to.view()]).unwrap();
+        to.bytes().try_into().unwrap()
+    }
+    let f32s = [10_f32, 7_f32].map(f32::to_le_bytes);
+    assert_eq!(scaled(Dtype::F32, &f32s, &[0.5, 2.0]), 19_f32.to_le_bytes());
+    assert_eq!(scaled(Dtype::F64, &[3_f64.to_le_bytes()], &[1.0 / 3.0]), 1_f64.to_le_bytes());
+    let halves = [f16::from_f32(60000.0), f16::from_f32(60000.0)].map(f16::to_le_bytes);
+    assert_eq!(scaled(Dtype::F16, &halves, &[0.25, 0.5]), f16::from_f32(45000.0).to_le_bytes());
+    let small = [[F8E4M3::from_f32(448.0).to_bits()]; 2];
+    assert_eq!(scaled(Dtype::F8E4M3, &small, &[0.25, 0.25]), [F8E4M3::from_f32(224.0).to_bits()]);
+    let pairs = [complex64(1.0, -2.0), complex64(4.0, 4.0)].map(u64::to_le_bytes);
+    assert_eq!(scaled(Dtype::Complex64, &pairs, &[3.0, 0.25]), complex64(4.0, -5.0).to_le_bytes());
+    let integers = [-5_i16, 300].map(i16::to_le_bytes);
+    assert_eq!(scaled(Dtype::I16, &integers, &[3.9, -2.0]), (-615_i16).to_le_bytes());
 }
 
 /// binary16 products are exact in f32, so the result is the exact product rounded once.

@@ -1,7 +1,7 @@
 //! What a pass refuses, having written nothing.
 
 use super::memory::Memory;
-use crate::{Isa, KernelError, MAX_SOURCES, copy, reduce, reduce_with};
+use crate::{Isa, KernelError, MAX_SOURCES, copy, reduce, reduce_with, sum_scaled};
 use harmonaize_abi::{Dtype, ReduceOp};
 
 #[test]
@@ -26,6 +26,20 @@ fn a_pass_that_cannot_be_is_refused_and_writes_nothing() {
     let partial = KernelError::PartialElement { bytes: 12, dtype: Dtype::F64 };
     assert_eq!(run(&[source], &[destination], Dtype::F64, None), partial);
     assert_eq!(run(&[source], &[destination], Dtype::F32, Some(0)), KernelError::DivideByZero);
+    let bools = KernelError::Reduction { op: ReduceOp::Average, dtype: Dtype::Bool };
+    assert_eq!(run(&[source], &[destination], Dtype::Bool, Some(2)), bools);
+    let refused = |op, dtype, divide| {
+        let error = reduce(op, dtype, &[source], &[destination], divide).unwrap_err();
+        assert_eq!((error, to.bytes()), (KernelError::Reduction { op, dtype }, vec![2; 12]));
+    };
+    refused(ReduceOp::Min, Dtype::Complex64, None);
+    refused(ReduceOp::BitXor, Dtype::F32, None);
+    refused(ReduceOp::BitXor, Dtype::U32, Some(2));
+    refused(ReduceOp::Sum, Dtype::Bool, Some(2));
+    let scaled = |dtype, factors: &[f64]| sum_scaled(dtype, &[source], factors, &[destination]).unwrap_err();
+    assert_eq!(scaled(Dtype::F32, &[1.0; 2]), KernelError::Factors { expected: 1, given: 2 });
+    let bools = KernelError::Reduction { op: ReduceOp::PremulSum, dtype: Dtype::Bool };
+    assert_eq!((scaled(Dtype::Bool, &[1.0]), to.bytes()), (bools, vec![2; 12]));
 }
 
 #[test]

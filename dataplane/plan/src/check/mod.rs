@@ -194,6 +194,9 @@ pub enum Fault {
     /// A reduction in a collective that has none.
     #[error("this collective does not reduce")]
     Reduce,
+    /// An input that is to be multiplied, and is sent from where it lies.
+    #[error("sends an input that is to be multiplied before")]
+    Unscaled,
     /// A form that this kind of step cannot read or write, or coded elements where nothing is coded.
     #[error("elements in a form in which they cannot be here")]
     Encoding,

@@ -74,6 +74,10 @@ impl Shape<'_> {
             return Err(Fault::Destinations);
         }
         self.counts(step)?;
+        let input = |operand: &Operand| matches!(operand.buffer, Buffer::Input(_));
+        if self.local.scaled && step.sources.iter().any(input) && step.destinations.iter().all(is_peer) {
+            return Err(Fault::Unscaled);
+        }
         let coded = |operand: &Operand| operand.encoding != Encoding::Exact;
         if !step.sources.iter().chain(&step.destinations).any(coded) {
             return Ok(());

@@ -104,13 +104,18 @@ pub struct Case {
     pub request: Request,
     pub retention: Option<Retention>,
     pub reach: Reach,
+    pub scaled: bool,
 }
 
 impl Case {
     pub fn with_locals<T>(&self, run: impl FnOnce(&[Local<'_>]) -> T) -> T {
         let access = |rank: Rank| self.reach.of(rank);
         let locals: Vec<Local<'_>> = (0..self.plan.participants())
-            .map(|me| Local { access: &access, retention: retention_of(self.retention, self.request, me) })
+            .map(|me| Local {
+                access: &access,
+                retention: retention_of(self.retention, self.request, me),
+                scaled: self.scaled,
+            })
             .collect();
         run(&locals)
     }
