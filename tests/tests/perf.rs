@@ -1,6 +1,7 @@
 //! `harmonaize-perf` end to end: every collective, type and reduction through agents of two hosts, right and as nccl-tests prints.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
+use harmonaize_client::{Dtype, ReduceOp};
 use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::workspace::{Binaries, Profile};
 use harmonaize_tests::job::{deploy, sockets};
@@ -39,16 +40,18 @@ fn every_collective_sweeps_right() {
     let folder = tempfile::tempdir().unwrap();
     let files = format!("--csv {0}/rows.csv --json {0}/rows.json", folder.path().display());
     let common = format!("--ranks 4 -n 3 {files}");
-    // Sizes: 64 and 2048 bytes; all types, and all reductions where there are any.
+    // Sizes: 64 and 2048 bytes; all types, and all reductions that each has where there are any.
+    let reductions = |dtype: &Dtype| ReduceOp::ALL.iter().filter(|op| op.takes(*dtype)).count();
+    let (types, reduced) = (Dtype::ALL.len(), Dtype::ALL.iter().map(reductions).sum::<usize>());
     let cases = [
-        ("all_reduce", "", 12 * 5 * 2 * 2),
-        ("reduce_scatter", "-z 1", 12 * 5 * 2 * 2),
-        ("all_gather", "-z 2", 12 * 2 * 2),
-        ("broadcast", "-r -1 -z 3", 12 * 4 * 2 * 2),
-        ("alltoall", "", 12 * 2),
-        ("reduce", "-r 1 -z 1", 12 * 5 * 2 * 2),
-        ("gather", "-r -1", 12 * 4 * 2 * 2),
-        ("scatter", "-r 3 -z 2", 12 * 2 * 2),
+        ("all_reduce", "", reduced * 2 * 2),
+        ("reduce_scatter", "-z 1", reduced * 2 * 2),
+        ("all_gather", "-z 2", types * 2 * 2),
+        ("broadcast", "-r -1 -z 3", types * 4 * 2 * 2),
+        ("alltoall", "", types * 2),
+        ("reduce", "-r 1 -z 1", reduced * 2 * 2),
+        ("gather", "-r -1", types * 4 * 2 * 2),
+        ("scatter", "-r 3 -z 2", types * 2 * 2),
     ];
     for (collective, more, expected) in cases {
         let output =

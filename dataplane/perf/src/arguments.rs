@@ -51,10 +51,11 @@ pub(crate) struct Arguments {
     /// Operations before them, at the largest and at the smallest size
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// Element type: int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, float, double, bfloat16 or all
+    /// Element type: int8, uint8, int16, uint16, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2, bool,
+    /// complex64, complex128 or all
     #[arg(short = 'd', long, default_value = "float")]
     pub(crate) datatype: Choice<Dtype>,
-    /// Reduction: sum, prod, max, min, avg or all
+    /// Reduction: sum, prod, max, min, avg, mulsum (factors of 1 and 2 in turn), band, bor, bxor or all that a type has
     #[arg(short = 'o', long, default_value = "sum")]
     pub(crate) op: Choice<ReduceOp>,
     /// Root, where the collective has one; -1 for each rank in turn
@@ -178,6 +179,11 @@ impl Named for Dtype {
         ("float", Self::F32),
         ("double", Self::F64),
         ("bfloat16", Self::Bf16),
+        ("f8e4m3", Self::F8E4M3),
+        ("f8e5m2", Self::F8E5M2),
+        ("bool", Self::Bool),
+        ("complex64", Self::Complex64),
+        ("complex128", Self::Complex128),
     ];
 }
 
@@ -188,6 +194,10 @@ impl Named for ReduceOp {
         ("max", Self::Max),
         ("min", Self::Min),
         ("avg", Self::Average),
+        ("mulsum", Self::PremulSum),
+        ("band", Self::BitAnd),
+        ("bor", Self::BitOr),
+        ("bxor", Self::BitXor),
     ];
 }
 
@@ -197,6 +207,15 @@ impl Arguments {
         ensure!(self.min <= self.max, "-b {} is more than -e {}", self.min.0, self.max.0);
         ensure!(self.factor > 1 || self.step.0 > 0 || self.min == self.max, "-i 0 never reaches -e");
         ensure!(self.min.0 > 0 || self.factor == 1, "-b 0 times a factor stays 0");
+        let mut pairs = self
+            .datatype
+            .0
+            .iter()
+            .flat_map(|(_, dtype)| self.op.0.iter().map(move |(_, op)| op.takes(*dtype)));
+        ensure!(
+            !self.collective.collective.reduces() || pairs.any(|takes| takes),
+            "no type of -d has a reduction of -o"
+        );
         if self.root < -1 {
             bail!("-r {}: a rank, or -1 for each in turn", self.root);
         }
@@ -247,7 +266,8 @@ mod tests {
             ("-b 1T", "none of K, M and G"),
             ("-b x", "no number"),
             ("-d fp3", "bfloat16"),
-            ("-o mulsum", "avg"),
+            ("-o nand", "avg"),
+            ("-d float -o band", "no type of -d"),
             ("-r -2", "-1 for each"),
             ("-z 4", "0..=3"),
             ("-f 0", "--stepfactor"),

@@ -1,7 +1,9 @@
 //! What ranks put into their tensors, and what must come out: small integers that every element type holds exactly.
 
 use half::{bf16, f16};
-use harmonaize_client::{BlockContent, Collective, Element, Rank, ReduceOp};
+use harmonaize_client::{
+    BlockContent, Bool, Collective, Complex64, Complex128, Element, F8E4M3, F8E5M2, Rank, ReduceOp,
+};
 
 /// After so many elements values repeat, so that what is expected is a table, not a sum an element.
 const PERIOD: u64 = 61;
@@ -10,6 +12,8 @@ const PERIOD: u64 = 61;
 pub(crate) trait Value: Element + Default {
     /// Whether quotients have fractions.
     const FLOAT: bool;
+    /// Whether it holds integers up to 8 alone.
+    const NARROW: bool = false;
     fn of(value: f64) -> Self;
     fn value(self) -> f64;
 }
@@ -37,6 +41,44 @@ macro_rules! halves {
 }
 halves!(f16, bf16);
 
+macro_rules! narrow {
+    ($($rust:ty),*) => {$(
+        impl Value for $rust {
+            const FLOAT: bool = true;
+            const NARROW: bool = true;
+            fn of(value: f64) -> Self { <$rust>::from_f32(value as f32) }
+            fn value(self) -> f64 { self.to_f32().into() }
+        }
+    )*};
+}
+narrow!(F8E4M3, F8E5M2);
+
+macro_rules! complex {
+    ($($rust:ty: $part:ty),*) => {$(
+        impl Value for $rust {
+            const FLOAT: bool = true;
+            fn of(value: f64) -> Self { Self { re: value as $part, im: 0.0 } }
+            fn value(self) -> f64 { if self.im == 0.0 { self.re.into() } else { f64::NAN } }
+        }
+    )*};
+}
+complex!(Complex64: f32, Complex128: f64);
+
+impl Value for Bool {
+    const FLOAT: bool = false;
+    fn of(value: f64) -> Self {
+        (value != 0.0).into()
+    }
+    fn value(self) -> f64 {
+        self.get().into()
+    }
+}
+
+/// What a rank's input is multiplied by for `mulsum`, as nccl-tests has it.
+pub(crate) fn factor(rank: u32) -> u32 {
+    1 + rank % 2
+}
+
 /// The tensors of one operation, seen from one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
@@ -50,37 +92,53 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// Element `at` of a rank's input. Sums stay below 128 as long as there are fewer ranks, products below 4.
-    fn input(&self, rank: u32, at: u64) -> f64 {
+    /// Element `at` of a rank's input. Sums stay below 128 as long as there are fewer ranks, products below 4, and so do sums of the types
+    /// that hold little more.
+    fn input<T: Value>(&self, rank: u32, at: u64) -> f64 {
         let mixed = (u64::from(rank) * 31 + at * 7 + 3) % PERIOD;
+        let own = at % PERIOD % u64::from(self.ranks) == u64::from(rank);
+        let most = 127 / u64::from(self.ranks.clamp(1, 127));
         match self.reduce {
-            ReduceOp::Sum | ReduceOp::Average => {
-                (mixed % (127 / u64::from(self.ranks.clamp(1, 127))).clamp(2, 32)) as f64
-            }
-            ReduceOp::Product if at % PERIOD % u64::from(self.ranks) == u64::from(rank) => {
-                (1 + mixed % 3) as f64
-            }
+            ReduceOp::Product if own => (1 + mixed % 3) as f64,
             ReduceOp::Product => 1.0,
-            ReduceOp::Min | ReduceOp::Max => mixed as f64,
+            ReduceOp::Sum | ReduceOp::Average | ReduceOp::PremulSum if T::NARROW => {
+                if own {
+                    (1 + mixed % 3) as f64
+                } else {
+                    0.0
+                }
+            }
+            ReduceOp::Sum | ReduceOp::Average => (mixed % most.clamp(2, 32)) as f64,
+            ReduceOp::PremulSum => (mixed % (most / 2).clamp(2, 32)) as f64,
+            ReduceOp::Min | ReduceOp::Max | ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => {
+                mixed as f64
+            }
         }
     }
 
     /// The reduction of all ranks' element `at`.
     fn reduced<T: Value>(&self, at: u64) -> T {
-        let inputs = (0..self.ranks).map(|rank| self.input(rank, at));
+        let inputs = (0..self.ranks).map(|rank| self.input::<T>(rank, at));
+        let bits = || (0..self.ranks).map(|rank| T::of(self.input::<T>(rank, at)).value() as u64);
         let value = match self.reduce {
             ReduceOp::Sum => inputs.sum(),
             ReduceOp::Average => inputs.sum::<f64>() / f64::from(self.ranks),
             ReduceOp::Product => inputs.product(),
             ReduceOp::Min => inputs.fold(f64::INFINITY, f64::min),
             ReduceOp::Max => inputs.fold(f64::NEG_INFINITY, f64::max),
+            ReduceOp::BitAnd => bits().fold(u64::MAX, |all, bits| all & bits) as f64,
+            ReduceOp::BitOr => bits().fold(0, |all, bits| all | bits) as f64,
+            ReduceOp::BitXor => bits().fold(0, |all, bits| all ^ bits) as f64,
+            ReduceOp::PremulSum => {
+                (0..).zip(inputs).map(|(rank, input)| f64::from(factor(rank)) * input).sum()
+            }
         };
         T::of(if T::FLOAT { value } else { value.trunc() })
     }
 
     /// This rank's input of `elements` elements.
     pub(crate) fn write<T: Value>(&self, elements: u64) -> Vec<T> {
-        let table: Vec<T> = (0..PERIOD).map(|at| T::of(self.input(self.rank, at))).collect();
+        let table: Vec<T> = (0..PERIOD).map(|at| T::of(self.input::<T>(self.rank, at))).collect();
         table.into_iter().cycle().take(usize::try_from(elements).unwrap_or(0)).collect()
     }
 
@@ -90,14 +148,20 @@ impl Pattern {
         let expected = |at: u64| -> T {
             match content {
                 BlockContent::Unwritten => T::default(),
-                BlockContent::Input(of, block) => T::of(self.input(of.0, u64::from(block) * self.count + at)),
+                BlockContent::Input(of, block) => {
+                    T::of(self.input::<T>(of.0, u64::from(block) * self.count + at))
+                }
                 BlockContent::Reduction(block) => self.reduced(u64::from(block) * self.count + at),
             }
         };
         let table: Vec<f64> = (0..PERIOD).map(|at| expected(at).value()).collect();
         // A quotient may be a product with the reciprocal, an ulp away.
         let slack = match self.reduce {
-            ReduceOp::Average if T::FLOAT => 2f64.powi(if size_of::<T>() == 2 { -7 } else { -22 }),
+            ReduceOp::Average if T::FLOAT => 2f64.powi(match size_of::<T>() {
+                1 => -2,
+                2 => -7,
+                _ => -22,
+            }),
             _ => 0.0,
         };
         let differs =
@@ -119,7 +183,7 @@ mod tests {
     /// What each element must be, without the table.
     fn check<T: Value + std::ops::AddAssign>(reduce: ReduceOp) {
         let sum = |at: u64| -> f64 {
-            (0..RANKS).map(|rank| pattern(Collective::AllReduce, reduce, rank).input(rank, at)).sum()
+            (0..RANKS).map(|rank| pattern(Collective::AllReduce, reduce, rank).input::<T>(rank, at)).sum()
         };
         let one = pattern(Collective::AllReduce, reduce, 0);
         let right: Vec<T> = (0..100).map(|at| T::of(sum(at))).collect();

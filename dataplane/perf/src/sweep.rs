@@ -2,12 +2,13 @@
 
 use crate::arguments::Arguments;
 use crate::launch::Seat;
-use crate::pattern::{Pattern, Value};
+use crate::pattern::{Pattern, Value, factor};
 use crate::report::{Place, Report, Row};
 use anyhow::{Context, Result};
 use half::{bf16, f16};
 use harmonaize_client::{
-    AttachOptions, Client, Collective, Communicator, Dtype, Operation, Rank, ReduceOp, Tensor,
+    AttachOptions, Bool, Client, Collective, Communicator, Complex64, Complex128, Dtype, F8E4M3, F8E5M2,
+    Operation, OperationOptions, Rank, ReduceOp, Tensor,
 };
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub(crate) fn run(arguments: &Arguments, seat: &Seat) -> Result<ExitCode> {
     let client =
         Client::attach(seat.agent.clone(), AttachOptions { arena_bytes, ..AttachOptions::default() })?;
     let communicator = client.join(&seat.name, Rank(seat.rank), seat.ranks, arguments.timeout())?;
+    let factor = Some(factor(seat.rank).into());
+    let communicator = communicator.with(OperationOptions { factor, ..OperationOptions::default() })?;
     let member = Member { arguments, seat, client, communicator };
     let lines = member.lines()?;
     let mut report = (seat.rank == 0).then(|| Report::begin(arguments, seat.ranks, &lines)).transpose()?;
@@ -38,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments, seat: &Seat) -> Result<ExitCode> {
         root => vec![root],
     };
     for (type_name, dtype) in &arguments.datatype.0 {
-        for (op_name, reduce) in &reductions {
+        for (op_name, reduce) in reductions.iter().filter(|(_, reduce)| reduce.takes(*dtype)) {
             for root in &roots {
                 let case = Case { type_name, op_name, reduce: *reduce, root: *root };
                 member.sweep(*dtype, &case, &mut report)?;
@@ -91,6 +94,11 @@ impl Member<'_> {
             Dtype::Bf16 => self.sizes::<bf16>(case, report),
             Dtype::F32 => self.sizes::<f32>(case, report),
             Dtype::F64 => self.sizes::<f64>(case, report),
+            Dtype::F8E4M3 => self.sizes::<F8E4M3>(case, report),
+            Dtype::F8E5M2 => self.sizes::<F8E5M2>(case, report),
+            Dtype::Bool => self.sizes::<Bool>(case, report),
+            Dtype::Complex64 => self.sizes::<Complex64>(case, report),
+            Dtype::Complex128 => self.sizes::<Complex128>(case, report),
         }
     }
 
