@@ -251,7 +251,7 @@ pub(crate) fn submit(
     checked: CheckedP2p,
 ) -> Result<(), Status> {
     let CheckedP2p { signature, input, output } = checked;
-    let pending = engine::Pending { cookie, input, output, feedback: None, factor: None };
+    let pending = engine::Pending { cookie, input, output, feedback: None, factor: 1.0 };
     let token = member.remember(pending).ok_or(Status::Busy)?;
     let call = harmonaize_core::P2pCall { signature, token, timeout };
     let result = member.core.handle_p2p_call(now, rank, call);
