@@ -85,8 +85,8 @@ struct File {
     join_timeout: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<10>")]
     prepare_timeout: toml::Spanned<Nanos>,
-    #[serde(default = "seconds::<30>")]
-    recovery_timeout: toml::Spanned<Nanos>,
+    #[serde(default = "seconds::<300>")]
+    lease: toml::Spanned<Nanos>,
     #[serde(default = "seconds::<5>")]
     session_timeout: toml::Spanned<Nanos>,
     #[serde(default = "number::<1>")]
@@ -158,7 +158,7 @@ impl Config {
     /// tls = "tls/control"           # folder with ca.crt, tls.crt and tls.key; `insecure_loopback = true` for one machine alone
     /// join_timeout = "60s"          # how long the first rank to join waits for the last
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
-    /// recovery_timeout = "30s"      # how long agents may take to come back after control restarted
+    /// lease = "300s"                # how long an agent without a session keeps its ranks, and control's restart may take
     /// session_timeout = "5s"        # how long a silent agent's session lives
     /// paths = 1                     # connections between two agents of a communicator
     /// source_ports = "20000-29999"  # that they connect from; any where absent
@@ -289,7 +289,7 @@ impl File {
             tenants,
             join_timeout: time("join_timeout", self.join_timeout)?,
             prepare_timeout: time("prepare_timeout", self.prepare_timeout)?,
-            recovery_timeout: time("recovery_timeout", self.recovery_timeout)?,
+            lease: time("lease", self.lease)?,
             paths,
             source_ports: source_ports.transpose()?,
             most_ranks,
@@ -385,7 +385,7 @@ name = "a"
             change("1.5s", "0s"),
             "control.toml: line 3, column 16: join_timeout must be longer than nothing",
         );
-        for time in ["prepare_timeout", "recovery_timeout", "session_timeout"] {
+        for time in ["prepare_timeout", "lease", "session_timeout"] {
             let wrong = format!(
                 "control.toml: line 1, column {}: {time} must be longer than nothing",
                 time.len() + 4

@@ -9,7 +9,9 @@ pub(crate) fn log(fact: &Fact) {
     let id = |id: CommunicatorId| communicator_text(id.0);
     match fact {
         Fact::AgentConnected { host, listen } => tracing::info!(%host, %listen, "agent connected"),
-        Fact::AgentGone { host } => tracing::warn!(%host, "agent gone"),
+        Fact::AgentGone { host, communicators, lease } => {
+            tracing::warn!(%host, communicators, ?lease, "agent without a session; its communicators go on");
+        }
         Fact::AgentLacks { host, what } => tracing::warn!(%host, %what, "agent lacks abilities"),
         Fact::UnknownHop { host, address } => {
             tracing::warn!(%host, %address, "no switch of the topology has the address of a hop: ways over it stay unknown");

@@ -28,7 +28,7 @@ fn config() -> Config {
         tenants: vec!["a".to_owned(), "b".to_owned()],
         join_timeout: Duration::from_secs(60),
         prepare_timeout: Duration::from_secs(60),
-        recovery_timeout: Duration::from_secs(60),
+        lease: Duration::from_secs(60),
         paths: 1,
         source_ports: None,
         most_ranks: 64,
@@ -234,7 +234,7 @@ async fn until(control: &Control, what: &str, wanted: impl Fn(&v1::StatusReply) 
 }
 
 #[tokio::test]
-async fn the_end_of_an_agent_is_told_to_its_own_peers() {
+async fn a_lost_agent_is_told_to_its_own_peers() {
     let control = Control::start(config()).await;
     let mut agents = Vec::new();
     for host in ["h0", "h1", "h2"] {
@@ -252,12 +252,24 @@ async fn the_end_of_an_agent_is_told_to_its_own_peers() {
         ids.push(id);
     }
     drop(agents.remove(0));
-    let to_agent::Message::Dissolve(end) = agents[0].next().await else { panic!("not dissolved") };
-    assert_eq!((end.communicator, end.kind(), end.ranks), (ids[0], v1::FailureKind::RanksLost, vec![0]));
-    let status = status(&control).await;
-    assert_eq!(status.communicators.iter().map(|known| known.communicator).collect::<Vec<_>>(), [ids[1]]);
-    // The host may come back at once.
+    // Its session's end alone ends nothing.
+    let phases = |status: &v1::StatusReply| {
+        let known = status.communicators.iter();
+        known.map(|known| (known.communicator, known.phase())).collect::<Vec<_>>()
+    };
+    let waits = [(ids[0], v1::Phase::Recovering), (ids[1], v1::Phase::Running)];
+    until(&control, "it is waited for", |status| phases(status) == waits).await;
+    // Its host comes back at once, and has lost it.
     Agent::hello(&control, "h0").await;
+    let end = loop {
+        match agents[0].next().await {
+            to_agent::Message::Dissolve(end) => break end,
+            to_agent::Message::ReportRequest(_) => {}
+            other => panic!("not dissolved but {other:?}"),
+        }
+    };
+    assert_eq!((end.communicator, end.kind(), end.ranks), (ids[0], v1::FailureKind::RanksLost, vec![0]));
+    assert_eq!(phases(&status(&control).await), waits[1..]);
     control.stop().await;
 }
 

@@ -11,7 +11,10 @@ use harmonaize_server::{Access, Config, Server};
 use settings::settings;
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -129,10 +132,11 @@ async fn forms_and_answers_reports() {
     let status = asking.await.unwrap().unwrap().into_inner();
     assert!(status.agents.iter().all(|agent| agent.report.as_ref().is_some_and(|report| report.errors == 3)));
 
-    // The second agent goes: the first is told, and who is lost.
+    // The second agent goes, and its host has another, which knows of nothing: the first is told who is lost.
     let [mut first, second] = agents;
     drop(second.to_control);
     timeout(LIMIT, second.task).await.unwrap().unwrap();
+    let _second = agent(control.address, "h1");
     let Event::Dissolve(dissolved) = next_event(&mut first).await else { panic!("not dissolved") };
     assert_eq!((dissolved.communicator, dissolved.ranks.as_slice()), (id, [1].as_slice()));
     assert_eq!(dissolved.kind(), v1::FailureKind::RanksLost);
@@ -165,6 +169,80 @@ async fn outlives_a_restart_of_control() {
         assert_eq!((recipe.epoch, recipe.order.as_slice()), (epoch, [1, 0].as_slice()));
         assert_eq!(recipe.peers.len(), 1);
         assert_eq!(recipe.local_ranks.len(), 1);
+    }
+    control.stop().await;
+}
+
+/// A way to control that can be cut: what is sent over it gets nowhere, and nobody hears that it does not.
+struct Way {
+    address: SocketAddr,
+    open: watch::Sender<bool>,
+}
+
+impl Way {
+    async fn to(control: SocketAddr) -> Self {
+        let listener = TcpListener::bind(any()).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (open, is_open) = watch::channel(true);
+        tokio::spawn(async move {
+            while let Ok((near, _)) = listener.accept().await {
+                let far = TcpStream::connect(control).await.unwrap();
+                let (near, far) = (near.into_split(), far.into_split());
+                tokio::spawn(pass(near.0, far.1, is_open.clone()));
+                tokio::spawn(pass(far.0, near.1, is_open.clone()));
+            }
+        });
+        Self { address, open }
+    }
+}
+
+/// Hands bytes on while the way is open.
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut is_open: watch::Receiver<bool>) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes).await {
+        if is_open.wait_for(|open| *open).await.is_err() || to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cut_of_the_way_to_control_ends_nothing() {
+    let mut config = config(any());
+    config.session_timeout = Duration::from_millis(400);
+    let control = Server0::of(config).await;
+    let way = Way::to(control.address).await;
+    let mut agents = [agent(control.address, "h0"), agent(way.address, "h1")];
+    join(&agents[0], 0).await;
+    join(&agents[1], 1).await;
+    let id = formed(&mut agents).await;
+    let mut operator = ProviderClient::connect(format!("http://{}", control.address)).await.unwrap();
+    let mut phase = async || {
+        let request = v1::StatusRequest { patience_ns: 1 };
+        operator.status(request).await.unwrap().into_inner().communicators[0].phase()
+    };
+    way.open.send(false).unwrap();
+    // Longer than a silent session lives.
+    timeout(LIMIT, async { while phase().await != v1::Phase::Recovering {} })
+        .await
+        .expect("the session ends");
+    let want = v1::SetBudget { communicator: id, rank: 1, budget: None };
+    agents[1].to_control.send(from_agent::Message::SetBudget(want)).await.unwrap();
+    way.open.send(true).unwrap();
+    timeout(LIMIT, async { while phase().await != v1::Phase::Running {} }).await.expect("it comes back");
+    // Neither was told of an end; the second may use what it used.
+    let ready = Event::Ready { communicator: id, epoch: 1 };
+    while next_event(&mut agents[1]).await != ready {}
+    let hosts = vec!["h1".to_owned(), "h0".to_owned()];
+    operator.reorder(v1::ReorderRequest { communicator: id, hosts }).await.unwrap();
+    for agent in &mut agents {
+        loop {
+            match next_event(agent).await {
+                Event::ReportRequest { .. } | Event::Ready { .. } => {}
+                Event::Change(recipe) => break assert_eq!(recipe.order, [1, 0]),
+                other => panic!("{other:?}"),
+            }
+        }
     }
     control.stop().await;
 }

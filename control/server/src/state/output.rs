@@ -33,8 +33,8 @@ pub enum Output {
 pub enum Fact {
     /// An agent's session opened.
     AgentConnected { host: String, listen: String },
-    /// An agent's session ended.
-    AgentGone { host: String },
+    /// An agent's session ended. It is waited for in so many communicators, for so long.
+    AgentGone { host: String, communicators: usize, lease: Duration },
     /// An aggregator's session opened.
     AggregatorConnected { name: String, address: String },
     /// An aggregator's session ended; what it serves it may serve on.

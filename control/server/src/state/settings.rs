@@ -15,8 +15,8 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// How long agents may take to prepare an epoch.
     pub prepare_timeout: Duration,
-    /// How long control waits for agents of communicators that outlived its restart.
-    pub recovery_timeout: Duration,
+    /// How long an agent without a session is waited for, and keeps its ranks; also after control restarted.
+    pub lease: Duration,
     /// Paths of a link.
     pub paths: u32,
     /// Source ports that links take, first and last; any where absent.

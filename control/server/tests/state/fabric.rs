@@ -2,13 +2,13 @@
 //! tell what holds them up, each after a while of its own.
 
 use super::topology::leaf_spine;
-use super::world::{SECOND, join_of, settings_of};
+use super::world::{SECOND, join_of, lost, settings_of};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_codec::Codec;
 use harmonaize_planner::{DirectedLink, HostId, LinkId, Node, Path, SwitchId, Topology};
-use harmonaize_server::state::testing::{CommunicatorView, EpochView, Testing as _};
+use harmonaize_server::state::testing::{CommunicatorView, EpochView, MemberView, Testing as _};
 use harmonaize_server::state::{Controller, Fact, Output, SessionId, Settings};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -233,12 +233,22 @@ impl Fabric {
         self.send(session, from_agent::Message::Hello(hello));
     }
 
-    /// The host's agent dies.
+    /// The host dies: its agent's session ends, and a peer in each of its communicators finds its links down.
     pub(super) fn kill(&mut self, host: usize) {
         self.tenants.ended.retain(|(of, _), _| *of != host);
-        if let Some(session) = std::mem::take(&mut self.agents[host]).session {
-            self.spent.on("session ended", || self.state.session_ended(self.now, session));
-            self.run_until_quiet();
+        let dead = std::mem::take(&mut self.agents[host]);
+        let Some(session) = dead.session else { return };
+        self.spent.on("session ended", || self.state.session_ended(self.now, session));
+        self.run_until_quiet();
+        for communicator in dead.parts.into_keys().filter(|id| self.ids().contains(id)).collect::<Vec<_>>() {
+            let members = self.communicator(communicator).members;
+            let of_host = members.iter().find(|member| member.host == HostId(host));
+            let ranks = of_host.map_or_else(Vec::new, |member| member.ranks.clone());
+            let tells = |member: &MemberView| Some((member.host.0, member.session?));
+            if let Some((peer, session)) = members.iter().find_map(tells) {
+                self.dissolved(peer, communicator);
+                self.send(session, from_agent::Message::Failed(lost(communicator, ranks)));
+            }
         }
     }
 

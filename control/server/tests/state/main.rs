@@ -36,6 +36,7 @@ mod events;
 mod fabric;
 mod hints;
 mod kept;
+mod leases;
 mod noise;
 mod operator;
 mod paths;

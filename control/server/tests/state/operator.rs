@@ -305,7 +305,7 @@ fn plans_of_lost_communicators_are_forgotten() {
     let id = kept.world.form(&[session], "alone");
     kept.keep_plan(id);
     let mut kept = kept.again();
-    let recovery = settings(4).recovery_timeout;
+    let recovery = settings(4).lease;
     assert!(kept.world.state.lost_plans(recovery - SECOND).is_empty());
     assert_eq!(kept.world.state.next_deadline(), Some(recovery));
     assert_eq!(kept.world.state.lost_plans(recovery), [CommunicatorId(id)]);

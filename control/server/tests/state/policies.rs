@@ -79,6 +79,8 @@ fn with_policy_end_nothing_is_kept() {
     for (host, rank) in [(0, 0), (4, 1)] {
         fabric.ask(host, from_agent::Message::Leave(v1::Leave { communicator: ids[0], rank, request: 0 }));
     }
+    // The lost one would be told, if it came back within the lease.
+    fabric.run(SECOND * 30);
     assert!(fabric.state.keeps_no_past());
     assert_eq!(told(&mut fabric, from, EventKind::AgreementEnded), []);
     // It is over, and its name is free.
@@ -228,7 +230,7 @@ fn members_retry_after_an_unprepared_successor() {
     let (tenant, communicator) = ("a".to_owned(), "world".to_owned());
     let asked = v1::Negotiate { request: 1, tenant, communicator, propose: Some((&wanted).into()) };
     world.send(all[3], from_agent::Message::Negotiate(asked));
-    world.gone(all[2]);
+    world.dies(all[2]);
     let regroup = |world: &mut World| {
         let mut told = Vec::new();
         for (rank, session) in (0..).zip(&all[..2]) {

@@ -1,6 +1,6 @@
 //! Random agents, tenants and operators from a seed: whatever happens, both sides agree on what is alive.
 
-use super::world::{SECOND, World, hello, settings};
+use super::world::{SECOND, World, hello, lost, settings};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_server::state::SessionId;
@@ -21,6 +21,8 @@ struct Agent {
     open: BTreeSet<u64>,
     /// Epochs that are prepared, or in use, by communicator.
     alive: BTreeMap<u64, BTreeSet<u64>>,
+    /// By communicator: the recipe of the epoch in use, and of those that may come to use.
+    recipes: BTreeMap<u64, BTreeMap<u64, v1::Recipe>>,
     /// Ranks that have not left.
     ranks: BTreeMap<u64, BTreeSet<u32>>,
     /// Ranks of communicators that have ended.
@@ -30,20 +32,35 @@ struct Agent {
     ready: Vec<(u64, u64)>,
 }
 
+impl Agent {
+    /// A communicator has ended; its processes are there still. Whether it was there.
+    fn end(&mut self, communicator: u64) -> bool {
+        self.recipes.remove(&communicator);
+        let ranks = self.ranks.remove(&communicator).unwrap_or_default();
+        self.occupied.extend(ranks.into_iter().map(|rank| (communicator, rank)));
+        self.alive.remove(&communicator).is_some()
+    }
+}
+
 struct Play {
     world: World,
     rng: ChaCha8Rng,
     agents: BTreeMap<usize, Agent>,
+    /// Those without a session, whose data go on.
+    away: BTreeMap<usize, Agent>,
     ends: Vec<LinkEnd>,
     request: u64,
     formed: usize,
+    /// Communicators that were in use when an agent of theirs came back.
+    taken_back: usize,
 }
 
 impl Play {
     fn step(&mut self) {
         let host = self.rng.random_range(0..HOSTS);
         match self.rng.random_range(0..100) {
-            0..8 => self.connect(host),
+            0..7 => self.connect(host),
+            7 => self.die(host),
             8..10 => self.disconnect(host),
             10..35 => self.join(host),
             35..45 => self.regroup(host),
@@ -65,22 +82,68 @@ impl Play {
     }
 
     fn connect(&mut self, host: usize) {
-        let session = self.world.hello(hello(host, vec![]));
+        let running = self.away.get(&host).map(|away| {
+            let in_use = away.recipes.values().filter_map(|recipes| recipes.values().next());
+            in_use.map(|recipe| v1::Recipe { peers: vec![], ..recipe.clone() }).collect()
+        });
+        let in_use = self.in_use();
+        let session = self.world.hello(hello(host, running.unwrap_or_default()));
         let heard = self.world.received(session);
         if self.agents.contains_key(&host) {
             assert!(matches!(heard.as_slice(), [to_agent::Message::Refused(_)]));
             assert_eq!(self.world.ended.pop(), Some(session));
             return;
         }
-        assert!(matches!(heard.as_slice(), [to_agent::Message::Welcome(_)]));
+        assert!(matches!(heard.first(), Some(to_agent::Message::Welcome(_))), "{heard:?}");
+        self.world.got.insert(session, heard);
+        if let Some(away) = self.away.remove(&host) {
+            self.taken_back += away.alive.keys().filter(|id| in_use.contains(id)).count();
+            // Those of which it knew no end it has still; of others it does not speak any more.
+            self.agents.insert(host, Agent { session, ..away });
+            return;
+        }
         let (open, alive, ranks) = (BTreeSet::new(), BTreeMap::new(), BTreeMap::new());
-        let (held, todo, ready) = (vec![], vec![], vec![]);
-        self.agents.insert(host, Agent { session, open, alive, ranks, occupied: held, todo, ready });
+        let (held, todo, ready, recipes) = (vec![], vec![], vec![], BTreeMap::new());
+        let agent = Agent { session, open, alive, recipes, ranks, occupied: held, todo, ready };
+        self.agents.insert(host, agent);
     }
 
+    /// Communicators whose first epoch all have prepared.
+    fn in_use(&self) -> BTreeSet<u64> {
+        let state = &self.world.state;
+        let ids = state.communicator_ids().into_iter();
+        let ids = ids.filter(|id| state.communicator_view(*id).is_some_and(|known| known.current.is_some()));
+        ids.map(u64::from).collect()
+    }
+
+    /// An agent loses its session: nothing of what is in use ends.
     fn disconnect(&mut self, host: usize) {
+        let Some(mut agent) = self.agents.remove(&host) else { return };
+        let before = self.in_use();
+        self.world.gone(agent.session);
+        assert_eq!(self.in_use(), before, "a session's end loses data");
+        agent.open.clear();
+        agent.todo.clear();
+        agent.ready.clear();
+        agent.occupied.clear();
+        self.away.insert(host, agent);
+    }
+
+    /// A host dies, whether it had a session or not: its peers say so.
+    fn die(&mut self, host: usize) {
+        self.away.remove(&host);
         if let Some(agent) = self.agents.remove(&host) {
             self.world.gone(agent.session);
+        }
+        for id in self.in_use() {
+            let members = self.world.state.communicator_view(CommunicatorId(id)).unwrap().members;
+            let dead = members.iter().find(|member| member.host.0 == host && !member.closed);
+            let Some(ranks) = dead.map(|member| member.ranks.clone()) else { continue };
+            let tells = |agent: &&mut Agent| agent.alive.contains_key(&id);
+            let Some(peer) = self.agents.values_mut().find(tells) else { continue };
+            peer.end(id);
+            let session = peer.session;
+            self.world.send(session, from_agent::Message::Failed(lost(id, ranks)));
         }
     }
 
@@ -149,6 +212,9 @@ impl Play {
         let Some(agent) = self.agents.get_mut(&host) else { return };
         let session = agent.session;
         if let Some((communicator, epoch)) = agent.ready.pop() {
+            if let Some(recipes) = agent.recipes.get_mut(&communicator) {
+                *recipes = recipes.split_off(&epoch);
+            }
             let switched = v1::Switched { communicator, epoch, first_segment: 0 };
             return self.world.send(session, from_agent::Message::Switched(switched));
         }
@@ -175,6 +241,7 @@ impl Play {
         if ranks.is_empty() {
             agent.ranks.remove(&communicator);
             agent.alive.remove(&communicator);
+            agent.recipes.remove(&communicator);
         }
         let leave = v1::Leave { communicator, rank, request: 0 };
         self.world.send(agent.session, from_agent::Message::Leave(leave));
@@ -184,6 +251,7 @@ impl Play {
         let Some(agent) = self.agents.get_mut(&host) else { return };
         let Some((communicator, _)) = agent.alive.pop_first() else { return };
         agent.ranks.remove(&communicator);
+        agent.recipes.remove(&communicator);
         let failed = v1::Failed { communicator, kind: 1, ranks: vec![0], detail: "chance".to_owned() };
         self.world.send(agent.session, from_agent::Message::Failed(failed));
     }
@@ -262,14 +330,14 @@ impl Play {
                     to_agent::Message::Abandon(abandon) => {
                         let epochs = agent.alive.get_mut(&abandon.communicator).expect("it is alive");
                         assert!(epochs.remove(&abandon.epoch), "it was handed out");
+                        let recipes = agent.recipes.get_mut(&abandon.communicator).expect("it is alive");
+                        assert!(recipes.remove(&abandon.epoch).is_some(), "it was not in use");
                     }
                     to_agent::Message::JoinRefused(refused) => {
                         assert!(agent.open.remove(&refused.request), "answered once");
                     }
                     to_agent::Message::Dissolve(end) => {
-                        assert!(agent.alive.remove(&end.communicator).is_some(), "it was alive");
-                        let ranks = agent.ranks.remove(&end.communicator).unwrap_or_default();
-                        agent.occupied.extend(ranks.into_iter().map(|rank| (end.communicator, rank)));
+                        assert!(agent.end(end.communicator), "{end:?} was alive at {:?}", agent.session);
                     }
                     _ => {}
                 }
@@ -325,6 +393,7 @@ fn take(agent: &mut Agent, recipe: &v1::Recipe, ends: &mut Vec<LinkEnd>) {
     let mine = &recipe.participants[recipe.me as usize].ranks;
     assert_eq!(recipe.local_ranks.iter().map(|local| local.rank).collect::<Vec<_>>(), *mine);
     assert_eq!(recipe.peers.len() + 1, recipe.participants.len());
+    agent.recipes.entry(recipe.communicator).or_default().insert(recipe.epoch, recipe.clone());
     let epochs = agent.alive.entry(recipe.communicator).or_default();
     assert!(epochs.insert(recipe.epoch), "an epoch comes once");
     if epochs.len() == 1 {
@@ -356,11 +425,12 @@ fn check_links(ends: &[LinkEnd]) {
     }
 }
 
-fn play(seed: u64) -> usize {
+/// Recipes that were handed out, and communicators in use that an agent came back to.
+fn play(seed: u64) -> (usize, usize) {
     let rng = ChaCha8Rng::seed_from_u64(seed);
     let world = World::new(settings(HOSTS), seed as u8);
-    let (agents, ends) = (BTreeMap::new(), Vec::new());
-    let mut play = Play { world, rng, agents, ends, request: 0, formed: 0 };
+    let (agents, away, ends) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let mut play = Play { world, rng, agents, away, ends, request: 0, formed: 0, taken_back: 0 };
     for _ in 0..400 {
         play.step();
     }
@@ -377,15 +447,17 @@ fn play(seed: u64) -> usize {
     assert!(ids.all(|id| state.communicator_view(id).unwrap().current.is_some()));
     assert_eq!(state.open_questions(), 0);
     check_links(&play.ends);
-    play.formed
+    (play.formed, play.taken_back)
 }
 
 #[test]
 fn both_sides_agree() {
-    let mut formed = 0;
+    let (mut formed, mut taken_back) = (0, 0);
     for seed in 0..300 {
         let outcome = std::panic::catch_unwind(|| play(seed));
-        formed += outcome.unwrap_or_else(|_| panic!("seed {seed}"));
+        let (recipes, back) = outcome.unwrap_or_else(|_| panic!("seed {seed}"));
+        (formed, taken_back) = (formed + recipes, taken_back + back);
     }
+    assert!(taken_back > 100, "too few agents come back: {taken_back}");
     assert!(formed > 3000, "the plays are too dull: {formed} recipes");
 }

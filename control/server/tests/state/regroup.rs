@@ -76,8 +76,9 @@ fn survivors_of_a_lost_host_regroup_at_once() {
     // The first has noticed before control has.
     ask(&mut world, sessions[0], 1, member(id, 0));
     quiet(&mut world, &sessions);
-    world.gone(sessions[1]);
-    for session in [sessions[0], sessions[2], sessions[3]] {
+    // Its agent tells, and the others are told.
+    world.dies(sessions[1]);
+    for session in [sessions[2], sessions[3]] {
         assert_eq!(only!(world.received(session), Dissolve).ranks, [1]);
     }
     ask(&mut world, sessions[3], 1, member(id, 3));
@@ -243,6 +244,8 @@ fn senseless_regroups_are_refused() {
     quiet(&mut world, &sessions);
     assert_eq!(world.state.tenant_communicators("a"), 2, "one that runs, and a set that waits");
     sessions.iter().for_each(|session| world.gone(*session));
+    assert_eq!(world.state.tenant_communicators("a"), 1, "it may run still");
+    world.wait(SECOND * 30);
     assert_eq!(world.state.tenant_communicators("a"), 0);
     let fresh = world.agent(0);
     // Nobody is left of it: those who come begin anew when the first has waited long enough.

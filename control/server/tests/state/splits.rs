@@ -103,7 +103,7 @@ fn a_split_without_all_ranks_ends_at_once() {
         let leave = v1::Leave { communicator: id, rank: 3, request: 0 };
         world.send(sessions[3], from_agent::Message::Leave(leave));
     };
-    let dies: End = |world, sessions, _| world.gone(sessions[3]);
+    let dies: End = |world, sessions, _| world.dies(sessions[3]);
     let fails: End = |world, sessions, id| {
         let failed = v1::Failed { communicator: id, kind: FailureKind::Timeout.into(), ..Default::default() };
         world.send(sessions[0], from_agent::Message::Failed(failed));

@@ -5,7 +5,7 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
-use harmonaize_server::state::testing::{EpochView, Testing as _};
+use harmonaize_server::state::testing::{EpochView, MemberView, Testing as _};
 use harmonaize_server::state::{Controller, Fact, Output, Reason, ReorderError, SessionId, Settings};
 use harmonaize_store::Change;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         tenants: vec!["a".to_owned(), "b".to_owned()],
         join_timeout: SECOND * 60,
         prepare_timeout: SECOND * 10,
-        recovery_timeout: SECOND * 30,
+        lease: SECOND * 30,
         paths: 2,
         source_ports: Some((20000, 20999)),
         most_ranks: 64,
@@ -136,9 +136,26 @@ impl World {
         sessions.iter().all(|session| self.received(*session).is_empty())
     }
 
+    /// A session ends: its agent goes on, as far as anybody knows.
     pub(super) fn gone(&mut self, session: SessionId) {
         self.state.session_ended(self.now, session);
         self.run_until_quiet();
+    }
+
+    /// An agent's host dies: its session ends, and the first of its peers in each communicator says that its
+    /// ranks are lost.
+    pub(super) fn dies(&mut self, session: SessionId) {
+        let ids = self.state.communicator_ids().into_iter();
+        let views: Vec<_> = ids.filter_map(|id| Some((id, self.state.communicator_view(id)?))).collect();
+        self.gone(session);
+        for (CommunicatorId(communicator), view) in views {
+            let ranks = |member: &MemberView| (member.session == Some(session)).then(|| member.ranks.clone());
+            let Some(ranks) = view.members.iter().find_map(ranks) else { continue };
+            let mut peers = view.members.iter().filter_map(|member| member.session);
+            if let Some(peer) = peers.find(|peer| *peer != session) {
+                self.send(peer, from_agent::Message::Failed(lost(communicator, ranks)));
+            }
+        }
     }
 
     pub(super) fn wait(&mut self, time: Duration) {
@@ -226,6 +243,12 @@ impl World {
         self.wait(SECOND);
         self.status.pop().expect("an answer after its patience")
     }
+}
+
+/// What a peer says of a host that has died.
+pub(super) fn lost(communicator: u64, ranks: Vec<u32>) -> v1::Failed {
+    let (kind, detail) = (v1::FailureKind::RanksLost.into(), "its links are down".to_owned());
+    v1::Failed { communicator, kind, ranks, detail }
 }
 
 pub(super) fn request(tenant: &str, name: &str, rank: u32) -> u64 {

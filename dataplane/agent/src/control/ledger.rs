@@ -38,6 +38,8 @@ struct Running {
     ready: bool,
     /// Of an epoch under way.
     change: Option<v1::Recipe>,
+    /// What was said of epochs while control was away.
+    epochs: Vec<from_agent::Message>,
     /// To be said again in a new session.
     leaves: Vec<v1::Leave>,
     /// By rank: the budget that it wanted last, likewise.
@@ -83,7 +85,8 @@ impl Ledger {
     pub(super) fn connected(&mut self) -> Vec<from_agent::Message> {
         self.disconnected_since = None;
         let mut messages = Vec::new();
-        for running in self.running.values() {
+        for running in self.running.values_mut() {
+            messages.append(&mut running.epochs);
             messages.extend(running.budgets.values().cloned().map(from_agent::Message::SetBudget));
             messages.extend(running.leaves.iter().map(|leave| from_agent::Message::Leave(*leave)));
             messages.extend(running.unsent.clone());
@@ -148,6 +151,11 @@ impl Ledger {
                 {
                     running.recipe = change;
                 }
+                self.keep(switched.communicator, &message);
+            }
+            Message::Prepared(v1::Prepared { communicator, .. })
+            | Message::PrepareFailed(v1::PrepareFailed { communicator, .. }) => {
+                self.keep(*communicator, &message);
             }
             Message::Closed(v1::Closed { communicator })
             | Message::Failed(v1::Failed { communicator, .. }) => {
@@ -162,12 +170,10 @@ impl Ledger {
             }
             Message::AggregationGranted(_)
             | Message::Aggregator(_)
-            | Message::Prepared(_)
             | Message::ReadEvents(_)
             | Message::Negotiate(_)
             | Message::BeginIteration(_)
             | Message::Hint(_)
-            | Message::PrepareFailed(_)
             | Message::Report(_)
             | Message::Telemetry(_)
             | Message::CongestionReport(_)
@@ -177,6 +183,14 @@ impl Ledger {
             | Message::ReleaseSlot(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
+    }
+
+    /// Keeps what was said of an epoch, for a control that is away.
+    fn keep(&mut self, communicator: u64, message: &from_agent::Message) {
+        let running = self.running.get_mut(&communicator).filter(|_| self.disconnected_since.is_some());
+        if let Some(running) = running {
+            running.epochs.push(message.clone());
+        }
     }
 
     /// Takes note of what control says; none where it concerns nothing that the agent still has.
@@ -194,6 +208,7 @@ impl Ledger {
                     recipe: recipe_in_use,
                     ready: false,
                     change,
+                    epochs: Vec::new(),
                     leaves: left,
                     budgets,
                     unsent: last,
@@ -243,15 +258,22 @@ impl Ledger {
     /// When the next join has waited too long for a control that is away.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let away = self.disconnected_since?;
-        self.joins.values().map(|(_, since)| away.max(*since) + self.join_timeout).min()
+        self.joins.values().map(|(join, since)| self.join_deadline(away, join, *since)).min()
+    }
+
+    /// When a join has waited too long: for a control that is away, or longer than its tenant wants.
+    fn join_deadline(&self, away: Instant, join: &v1::Join, since: Instant) -> Instant {
+        let latest = away.max(since) + self.join_timeout;
+        let own = (join.timeout_ns > 0).then(|| since.checked_add(Duration::from_nanos(join.timeout_ns)));
+        own.flatten().map_or(latest, |own| own.min(latest))
     }
 
     /// Refuses joins that have waited too long.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<Event> {
         let Some(away) = self.disconnected_since else { return Vec::new() };
-        let late = |since: Instant| away.max(since) + self.join_timeout <= now;
-        let late: Vec<u64> =
-            self.joins.iter().filter(|(_, (_, since))| late(*since)).map(|(id, _)| *id).collect();
+        let late = |join: &v1::Join, since| self.join_deadline(away, join, since) <= now;
+        let late = self.joins.iter().filter(|(_, (join, since))| late(join, *since));
+        let late: Vec<u64> = late.map(|(id, _)| *id).collect();
         let text = disclose_join(&JoinFailure::Unavailable { detail: String::new() }).text;
         for request in &late {
             self.joins.remove(request);
@@ -363,6 +385,14 @@ mod tests {
         let refused = ledger.expire(away + PATIENCE);
         let [Event::JoinRefused(refused)] = refused.as_slice() else { panic!("{refused:?}") };
         assert_eq!((refused.request, refused.kind()), (7, v1::JoinRefusedKind::Unavailable));
+        // Nor longer than their tenants want.
+        let Message::Join(hasty) = join(9) else { panic!("no join") };
+        let hasty = v1::Join { timeout_ns: 1_000_000_000, ..hasty };
+        let asked = away + PATIENCE;
+        ledger.outgoing(asked, Message::Join(hasty));
+        assert_eq!(ledger.deadline(), Some(asked + Duration::from_secs(1)));
+        assert_eq!(ledger.expire(asked + Duration::from_secs(1)).len(), 2, "and the one before");
+        ledger.outgoing(asked, join(8));
         assert_eq!(ledger.connected(), [join(8)]);
     }
 
@@ -394,6 +424,24 @@ mod tests {
         assert_eq!(ledger.incoming(to_agent::Message::Dissolve(dissolved(3))), None);
         assert!(ledger.incoming(to_agent::Message::Dissolve(dissolved(2))).is_some());
         assert!(running(&ledger).is_empty());
+    }
+
+    #[test]
+    fn control_hears_of_epochs_what_it_missed() {
+        let (mut ledger, now) = (ledger(), Instant::now());
+        ledger.connected();
+        ledger.incoming(to_agent::Message::Form(recipe(1, 1)));
+        ledger.incoming(to_agent::Message::Change(recipe(1, 2)));
+        let prepared = Message::Prepared(v1::Prepared { communicator: 1, epoch: 2 });
+        let switched = Message::Switched(v1::Switched { communicator: 1, epoch: 2, first_segment: 0 });
+        ledger.disconnected(now);
+        assert_eq!(ledger.outgoing(now, prepared.clone()), None);
+        // Its Hello is on the way, and says that the epoch before is in use.
+        assert_eq!(running(&ledger), [(1, 1)]);
+        assert_eq!(ledger.outgoing(now, switched.clone()), None);
+        assert_eq!(ledger.connected(), [prepared, switched]);
+        ledger.disconnected(now);
+        assert_eq!((running(&ledger), ledger.connected()), (vec![(1, 2)], vec![]));
     }
 
     /// A communicator of ranks 0 and 1 that may have been used.

@@ -11,7 +11,7 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         tenants: vec!["a".to_owned()],
         join_timeout: limit,
         prepare_timeout: limit,
-        recovery_timeout: limit,
+        lease: limit,
         paths: 1,
         source_ports: None,
         most_ranks: 64,

@@ -49,7 +49,7 @@ impl Controller {
             v1::Phase::Running => {}
             v1::Phase::Forming => return Err(ReorderError::NotRunning("it is forming")),
             v1::Phase::Leaving => return Err(ReorderError::NotRunning("ranks have left")),
-            v1::Phase::Recovering => return Err(ReorderError::NotRunning("not all agents are back")),
+            v1::Phase::Recovering => return Err(ReorderError::NotRunning("not all agents have a session")),
             _ => {
                 return Err(ReorderError::UnderWay(communicator.pending_epoch()));
             }
@@ -94,10 +94,9 @@ impl Controller {
             self.communicators.iter().filter(|(_, known)| known.deadline().is_some_and(|at| at <= now));
         for id in late.map(|(id, _)| *id).collect::<Vec<_>>() {
             let Some(communicator) = self.communicators.get(&id) else { continue };
-            if communicator.lifecycle.recovering_until().is_some_and(|at| at <= now) {
-                let gone = communicator.members.iter().filter(|member| member.session.is_none());
-                let ranks = gone.flat_map(|member| member.ranks.iter().copied()).collect();
-                let detail = "agents did not come back after control restarted".to_owned();
+            let ranks = communicator.lapsed(now);
+            if !ranks.is_empty() {
+                let detail = "agents did not come back within the lease".to_owned();
                 self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
                 continue;
             }
@@ -161,18 +160,24 @@ impl Controller {
         epoch: Epoch,
     ) -> Result<(), &'static str> {
         let Some((_, index)) = ctx!(self, now).part(from, id)? else { return Ok(()) };
-        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
+        self.note_switched(now, id, index, epoch);
+        Ok(())
+    }
+
+    /// A participant uses an epoch, if that is under way.
+    pub(crate) fn note_switched(&mut self, now: Duration, id: CommunicatorId, index: usize, epoch: Epoch) {
+        let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let in_use = !communicator.is_forming();
         let change = communicator.lifecycle.change_mut().filter(|change| change.to.epoch == epoch);
-        if let Some(change) = change.filter(|_| in_use) {
-            change.switched.insert(index);
-            let decision = change.decision;
-            if let Some(changed) = self.decisions.changed(decision, id) {
-                changed.first_switched.get_or_insert(now);
-            }
-            self.switch_if_complete(now, id);
+        let Some(change) = change.filter(|_| in_use) else { return };
+        change.switched.insert(index);
+        // Nobody switches before all have prepared: who has not said so was not heard.
+        change.deadline = None;
+        let decision = change.decision;
+        if let Some(changed) = self.decisions.changed(decision, id) {
+            changed.first_switched.get_or_insert(now);
         }
-        Ok(())
+        self.switch_if_complete(now, id);
     }
 
     /// Makes an epoch current once every participant that is still there uses it.

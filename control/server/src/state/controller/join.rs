@@ -80,7 +80,8 @@ impl Controller {
         Ok(())
     }
 
-    fn close_if_over(&mut self, now: Duration, id: CommunicatorId) {
+    /// Ends a communicator in good order once all have closed it.
+    pub(crate) fn close_if_over(&mut self, now: Duration, id: CommunicatorId) {
         let Some(known) = self.communicators.get(&id) else { return };
         self.regroups.mark_due(&(known.tenant.clone(), known.name.clone()));
         let over = known.members.iter().all(|member| member.closed);

@@ -1,11 +1,12 @@
-//! Communicators that outlived a restart of control: agents name them in Hello, and control learns them
-//! again.
+//! Communicators that outlived a session of an agent, or control: agents name them in Hello, and control goes
+//! on with them, or learns them again.
 
 use super::Controller;
 use crate::state::ctx::{Ctx, ctx};
 use crate::state::job::codec::{CodecState, choice_of};
 use crate::state::job::communicator::{Communicator, EndCause, Member, disowned, dissolved};
-use crate::state::job::lifecycle::{EpochConfig, Lifecycle};
+use crate::state::job::decisions::Trigger;
+use crate::state::job::lifecycle::{Change, EpochConfig, Lifecycle};
 use crate::state::job::reduction::AggregationChoice;
 use crate::state::job::refusals::Refusals;
 use crate::state::job::stored::{is_stored_as, take_up_plan};
@@ -43,19 +44,10 @@ impl Controller {
         for recipe in &hello.ended {
             self.recover_ended(now, from, host, recipe)?;
         }
-        let lost: Vec<(CommunicatorId, Vec<u32>)> = self
-            .communicators
-            .iter()
-            .filter(|(id, known)| known.lifecycle.recovering_until().is_some() && !named.contains(id))
-            .filter_map(|(id, known)| {
-                let member =
-                    known.members.iter().find(|member| member.host == host && member.session.is_none())?;
-                Some((*id, member.ranks.clone()))
-            })
-            .collect();
-        for (id, ranks) in lost {
-            let detail = format!("the agent on `{}` came back without it", self.settings.host_name(host));
-            self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
+        let unnamed = self.communicators.iter().filter(|(id, _)| !named.contains(id));
+        let unnamed = unnamed.filter_map(|(id, known)| Some((*id, known.away_on(host)?.ranks.clone())));
+        for (id, ranks) in unnamed.collect::<Vec<_>>() {
+            self.came_without(now, id, host, ranks);
         }
         self.regroups.past.all_back(&self.hosts);
         Ok(())
@@ -83,7 +75,7 @@ impl Controller {
             let member = member.filter(|member| member.session.is_none() && member.ranks == part.ranks);
             let member = member.ok_or("an ended communicator of others in Hello")?;
             let here: BTreeSet<u32> = here.collect();
-            member.session = Some(from);
+            (member.session, member.lease) = (Some(from), None);
             member.departed = part.ranks.iter().copied().filter(|rank| !here.contains(rank)).collect();
             let detail = format!("the agent on `{name}` knows that it has ended");
             let cause = EndCause { kind: FailureKind::RanksLost, ranks: Vec::new(), detail };
@@ -100,6 +92,18 @@ impl Controller {
         Ok(())
     }
 
+    /// A host's agent has come back without a communicator that it was waited for in: its ranks are lost,
+    /// unless all others have closed it.
+    fn came_without(&mut self, now: Duration, id: CommunicatorId, host: HostId, ranks: Vec<u32>) {
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        if known.members.iter().all(|member| member.closed || member.host == host) {
+            known.members.iter_mut().for_each(|member| member.closed = true);
+            return self.close_if_over(now, id);
+        }
+        let detail = format!("the agent on `{}` came back without it", self.settings.host_name(host));
+        self.end(now, id, EndCause { kind: FailureKind::RanksLost, ranks, detail }, None);
+    }
+
     fn recover_one(
         &mut self,
         now: Duration,
@@ -109,82 +113,104 @@ impl Controller {
     ) -> Result<(), &'static str> {
         let (id, me) = (CommunicatorId(recipe.communicator), recipe.me as usize);
         let ours = id.0 >> 32 == u64::from(self.boot);
-        let ended = self.history.contains(id);
-        let usable = self.settings.tenants.contains(&recipe.tenant);
-        if !ours && self.regroups.past.is_past(id) {
-            // It has ended, and control went down before the agent heard that.
-            let (kind, ranks) = (FailureKind::RanksLost, Vec::new());
-            let detail = "it ended before control started".to_owned();
-            self.outbox.send(from, dissolved(id, &EndCause { kind, ranks, detail }));
-            self.regroups.past.back(id, (host, from), recipe.local_ranks.iter().map(|local| local.rank));
+        let adopted = !self.communicators.contains_key(&id);
+        if adopted && let Some(cause) = self.end_unheard(host, recipe, ours) {
+            self.outbox.send(from, dissolved(id, &cause));
+            let here = recipe.local_ranks.iter().map(|local| local.rank);
+            self.regroups.past.back(id, (host, from), here);
             return Ok(());
         }
+        let usable = self.settings.tenants.contains(&recipe.tenant);
+        let until = now.saturating_add(self.settings.lease);
         let members: Option<Vec<Member>> =
-            recipe.participants.iter().map(|part| absent(&ctx!(self, now), part)).collect();
-        let Some(members) = members.filter(|_| usable && !ended) else {
+            recipe.participants.iter().map(|part| absent(&ctx!(self, now), part, until)).collect();
+        let Some(members) = members.filter(|_| usable) else {
             self.outbox.send(from, disowned(id));
             return Ok(());
         };
-        let Some(own) = members.get(me).filter(|member| member.host == host) else {
+        if members.get(me).is_none_or(|member| member.host != host) {
             return Err("a communicator of others in Hello");
-        };
-        let adopted = !self.communicators.contains_key(&id);
+        }
         if adopted {
-            if ours {
-                let ranks = own.ranks.clone();
-                let detail = "it ended while the agent had no session".to_owned();
-                self.outbox
-                    .send(from, dissolved(id, &EndCause { kind: FailureKind::RanksLost, ranks, detail }));
-                return Ok(());
-            }
-            if now >= self.settings.recovery_timeout || !self.is_credible(now, recipe) {
+            if now >= self.settings.lease || !self.is_credible(now, recipe) {
                 self.outbox.send(from, disowned(id));
                 return Ok(());
             }
-            let until = now.saturating_add(self.settings.recovery_timeout);
-            self.communicators.insert(id, adopt(recipe, members, until));
+            self.communicators.insert(id, adopt(recipe, members));
         } else if self.communicators.get(&id).is_none_or(|known| !is_same(known, recipe, &members)) {
             // Whoever told of it first may have lied; it costs nobody a session.
             self.outbox.send(from, disowned(id));
             return Ok(());
         }
-        let Some(communicator) = self.communicators.get_mut(&id) else { return Ok(()) };
-        let all_back = {
-            let Some(member) = communicator.members.get_mut(me) else {
-                return Err("a participant that is not there");
-            };
-            if member.session.is_some() {
-                return Err("a communicator of others in Hello");
-            }
-            member.session = Some(from);
-            member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
-            communicator.members.iter().all(|member| member.session.is_some())
-        };
-        let newer = epoch_of(recipe) > communicator.epoch();
-        if newer && let Some(current) = communicator.lifecycle.current_mut() {
-            let config = EpochConfig {
-                ports: std::mem::take(&mut current.ports),
-                links: std::mem::take(&mut current.links),
-                plan: current.plan.take(),
-                rate_limits: current.rate_limits,
-                ..config(recipe)
-            };
-            communicator.coding.agree(config.codec.budget.clone());
-            communicator.next_epoch = unseen_epoch(recipe);
-            let before = std::mem::replace(current, config);
-            self.aggregators.end(now, &before.aggregation);
+        let Some(known) = self.communicators.get_mut(&id) else { return Ok(()) };
+        if ours && epoch_of(recipe) >= known.next_epoch {
+            return Err("an epoch that control never gave in Hello");
         }
-        let went_on = !recipe.previous_ranks.is_empty();
-        self.take_up(now, id, adopted || newer, all_back.then_some(went_on));
+        let Some(member) = known.members.get_mut(me) else {
+            return Err("a participant that is not there");
+        };
+        if member.session.is_some() {
+            return Err("a communicator of others in Hello");
+        }
+        (member.session, member.lease) = (Some(from), None);
+        member.requests = recipe.local_ranks.iter().map(|local| (local.rank, local.request)).collect();
+        if self.run_by(now, id, me, recipe) || adopted {
+            self.take_up(now, id);
+        }
+        self.came_back(now, id, from, !recipe.previous_ranks.is_empty());
         Ok(())
     }
 
-    /// Gives a communicator back what is known of it from before; its plan where that is `new`. With all
-    /// agents `back` it runs.
-    fn take_up(&mut self, now: Duration, id: CommunicatorId, new: bool, back: Option<bool>) {
+    /// Why a communicator ended that a host's agent says is running; none where nothing is known of its end.
+    fn end_unheard(&self, host: HostId, recipe: &v1::Recipe, ours: bool) -> Option<EndCause> {
+        let unknown = || {
+            let (kind, detail) =
+                (FailureKind::RanksLost, "it ended while the agent had no session".to_owned());
+            EndCause { kind, ranks: Vec::new(), detail }
+        };
+        let past = ours || self.regroups.past.is_past(CommunicatorId(recipe.communicator));
+        self.history.cause(host, recipe).cloned().or_else(|| past.then(unknown))
+    }
+
+    /// Takes in by which epoch an agent that has come back runs a communicator. Whether that is one that
+    /// control takes up from the agent.
+    fn run_by(&mut self, now: Duration, id: CommunicatorId, me: usize, recipe: &v1::Recipe) -> bool {
+        let Some(known) = self.communicators.get(&id) else { return false };
+        let (epoch, pending) = (epoch_of(recipe), known.pending_epoch());
+        if epoch <= known.epoch() {
+            return false;
+        }
+        if epoch == pending {
+            self.note_switched(now, id, me, epoch);
+            return false;
+        }
+        if known.change().is_some_and(Change::in_use) {
+            return false;
+        }
+        if known.change().is_some() {
+            self.give_up(now, id, pending, "an agent runs by another epoch");
+        }
+        let Some(known) = self.communicators.get_mut(&id) else { return false };
+        let Some(current) = known.lifecycle.current_mut() else { return false };
+        let config = EpochConfig {
+            ports: std::mem::take(&mut current.ports),
+            links: std::mem::take(&mut current.links),
+            plan: current.plan.take(),
+            rate_limits: current.rate_limits,
+            ..config(recipe)
+        };
+        known.coding.agree(config.codec.budget.clone());
+        known.next_epoch = known.next_epoch.max(unseen_epoch(recipe));
+        let before = std::mem::replace(current, config);
+        self.aggregators.end(now, &before.aggregation);
+        true
+    }
+
+    /// Gives a communicator back what is known of it from before: its plan, its grant, its agreement.
+    fn take_up(&mut self, now: Duration, id: CommunicatorId) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
         let grant = known.current().and_then(|current| current.aggregation.grant);
-        if let Some(plan) = self.operator.stored_plan(id).filter(|_| new) {
+        if let Some(plan) = self.operator.stored_plan(id) {
             let held = take_up_plan(&self.settings.topology, now, plan, known);
             if let Some(current) = known.lifecycle.current_mut() {
                 self.link_state.ports.release(&mut current.ports);
@@ -195,26 +221,44 @@ impl Controller {
         let ctx = &ctx!(self, now);
         self.aggregators.recover(ctx, id, grant);
         self.agreements.take_up(ctx, &mut self.outbox, id);
-        let Some(went_on) = back else { return };
+    }
+
+    /// An agent is back in a communicator: with all of them there it can change again. Agents that may have
+    /// missed it learn that the epoch may be used.
+    fn came_back(&mut self, now: Duration, id: CommunicatorId, from: SessionId, went_on: bool) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
-        known.lifecycle.recovered();
-        let epoch = known.epoch();
-        let (tenant, name) = (known.tenant.clone(), known.name.clone());
-        // Of one that is kept for its members still, it takes the place: control went down as it did so.
-        let kept = self.regroups.past.retained_predecessor(&tenant, &name, id).filter(|_| went_on);
-        if let Some(before) = kept {
-            if self.agreements.constraints(id).is_none() {
-                self.take_over_agreement(now, before, id);
+        let ready = v1::Ready { communicator: id.0, epoch: known.epoch().into() };
+        let ready = to_agent::Message::Ready(ready);
+        let all = known.lease().is_none();
+        let restarted = known.restarted;
+        if !restarted {
+            self.outbox.send(from, ready.clone());
+            if let Some(next) = known.change().filter(|change| change.in_use()) {
+                let ready = v1::Ready { communicator: id.0, epoch: next.to.epoch.into() };
+                self.outbox.send(from, to_agent::Message::Ready(ready));
             }
-            self.regroups.past.succeeded(before, &(tenant.clone(), name.clone()));
         }
-        self.regroups.past.overtaken(&tenant, &name, id);
+        if !all {
+            return;
+        }
+        known.restarted = false;
+        if restarted {
+            let (tenant, name) = (known.tenant.clone(), known.name.clone());
+            // Of one that is kept for its members still, it takes the place: control went down as it did so.
+            let kept = self.regroups.past.retained_predecessor(&tenant, &name, id).filter(|_| went_on);
+            if let Some(before) = kept {
+                if self.agreements.constraints(id).is_none() {
+                    self.take_over_agreement(now, before, id);
+                }
+                self.regroups.past.succeeded(before, &(tenant.clone(), name.clone()));
+            }
+            self.regroups.past.overtaken(&tenant, &name, id);
+        }
         self.link_state.active_changed();
         self.link_state.trace_communicator(&ctx!(self, now), &mut self.outbox, id);
-        // Whoever missed it when control went down learns that the epoch may be used.
-        if let Some(known) = self.communicators.get(&id) {
-            let ready = v1::Ready { communicator: id.0, epoch: epoch.into() };
-            self.outbox.send_to_members(known, &to_agent::Message::Ready(ready));
+        self.outbox.want_plan(Trigger::Settled);
+        if let Some(known) = self.communicators.get(&id).filter(|_| restarted) {
+            self.outbox.send_to_members(known, &ready);
         }
     }
 
@@ -233,11 +277,11 @@ impl Controller {
     }
 }
 
-/// Returns a participant whose agent is not back.
-fn absent(ctx: &Ctx<'_>, participant: &v1::Participant) -> Option<Member> {
+/// Returns a participant whose agent may come back until then.
+fn absent(ctx: &Ctx<'_>, participant: &v1::Participant, until: Duration) -> Option<Member> {
     let host = ctx.settings.topology.host(&participant.host)?;
-    let (ranks, requests, left) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
-    Some(Member { host, session: None, ranks, requests, departed: left, closed: false })
+    let (ranks, requests, departed) = (participant.ranks.clone(), Vec::new(), BTreeSet::new());
+    Some(Member { host, session: None, lease: Some(until), ranks, requests, departed, closed: false })
 }
 
 /// Whether what an agent says is running is what is known by this number.
@@ -281,7 +325,7 @@ fn unseen_epoch(recipe: &v1::Recipe) -> Epoch {
     Epoch(epoch_of(recipe).0.saturating_add(UNSEEN_EPOCHS + 1))
 }
 
-fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communicator {
+fn adopt(recipe: &v1::Recipe, members: Vec<Member>) -> Communicator {
     let sizes = recipe.tuning.unwrap_or_default();
     let tuning = Tuning {
         channels: sizes.channels,
@@ -298,7 +342,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         ranks: members.iter().map(|member| member.ranks.len() as u32).sum(),
         members,
         tuning,
-        lifecycle: Lifecycle::Recovering { current: Box::new(config), until },
+        lifecycle: Lifecycle::Running(Box::new(config)),
         next_epoch: unseen_epoch(recipe),
         last_change: String::new(),
         pinned: false,
@@ -309,6 +353,7 @@ fn adopt(recipe: &v1::Recipe, members: Vec<Member>, until: Duration) -> Communic
         refused: Refusals::default(),
         before: Vec::new(),
         succeeds: None,
+        restarted: true,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Agents' sessions: how they open, and what their end takes along.
+//! Agents' sessions: how they open, and what their end takes along: joins, and never data.
 
 use super::Controller;
 use crate::state::ctx::ctx;
@@ -9,6 +9,7 @@ use crate::state::world::link_state::congestion_reports::MOST_A_SECOND;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, RefusedKind, to_agent};
+use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -79,13 +80,16 @@ impl Controller {
             self.outbox.fact(Fact::AgentLacks { host: hello.host.clone(), what });
         }
         self.recover(now, from, host, hello)?;
+        // An epoch that this agent was waited for may be overdue.
+        self.expire_communicators(now);
         let ctx = &ctx!(self, now);
         self.link_state.trace_host(ctx, host);
         self.link_state.ask_traces(ctx, &mut self.outbox);
         Ok(())
     }
 
-    /// A connection has ended, whoever ended it.
+    /// A connection has ended, whoever ended it. That takes its agent's joins along, and no data: its ranks
+    /// are lost once a peer's links say so, or the lease is over.
     pub fn session_ended(&mut self, now: Duration, session: SessionId) {
         self.settle(now);
         if self.aggregators.session_ended(&ctx!(self, now), &mut self.outbox, session) {
@@ -96,26 +100,44 @@ impl Controller {
         for (request, join) in ended.joins {
             self.withdraw_join((session, request), join);
         }
-        let host = self.settings.host_name(ended.host);
-        self.outbox.fact(Fact::AgentGone { host: host.clone() });
-        let lost: Vec<(CommunicatorId, Vec<u32>)> = self
-            .communicators
-            .iter()
-            .filter_map(|(id, communicator)| {
-                let member = communicator.member_of(session)?;
-                (!member.closed).then(|| (*id, member.ranks.clone()))
-            })
-            .collect();
-        for (id, ranks) in lost {
-            let detail = format!("the session of the agent on `{host}` ended");
+        let until = now.saturating_add(self.settings.lease);
+        let forming = self.await_agent(ended.host, session, until);
+        self.regroups.past.session_ended((ended.host, session), until);
+        for (id, ranks) in forming {
+            let detail = "the session of an agent ended while it formed".to_owned();
             self.end(now, id, EndCause { kind: v1::FailureKind::RanksLost, ranks, detail }, None);
         }
-        // Its ranks are in none of those that have ended just now, either.
-        self.regroups.past.session_ended(session);
+        self.turns.session_ended(&ctx!(self, now), &mut self.outbox, session);
         self.questions.session_ended(session);
         self.answer_questions(now);
         self.events.forget_readers(session);
         self.act(now);
+    }
+
+    /// An agent without a session is waited for: in communicators that are in use data go on. Returns those
+    /// that form, with its ranks.
+    fn await_agent(
+        &mut self,
+        host: HostId,
+        session: SessionId,
+        until: Duration,
+    ) -> Vec<(CommunicatorId, Vec<u32>)> {
+        let (mut forming, mut communicators) = (Vec::new(), 0);
+        for (id, known) in &mut self.communicators {
+            let forms = known.is_forming();
+            let member = known.members.iter_mut().find(|member| member.session == Some(session));
+            let Some(member) = member.filter(|member| !member.closed) else { continue };
+            if forms {
+                forming.push((*id, member.ranks.clone()));
+            } else {
+                (member.session, member.lease) = (None, Some(until));
+                communicators += 1;
+            }
+        }
+        self.link_state.active_changed();
+        let host = self.settings.host_name(host);
+        self.outbox.fact(Fact::AgentGone { host, communicators, lease: self.settings.lease });
+        forming
     }
 
     /// Ends a session whose agent broke the protocol.

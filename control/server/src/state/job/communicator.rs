@@ -52,6 +52,8 @@ pub(crate) struct Communicator {
     pub before: Vec<u32>,
     /// Which it goes on from, until its own first epoch is in use.
     pub succeeds: Option<CommunicatorId>,
+    /// Whether control has started since it formed, and not all of its agents have been back.
+    pub restarted: bool,
 }
 
 /// A participant.
@@ -60,6 +62,8 @@ pub(crate) struct Member {
     pub host: HostId,
     /// None only while control waits for it to come back.
     pub session: Option<SessionId>,
+    /// Until when it may come back; none while it has a session.
+    pub lease: Option<Duration>,
     /// Ascending.
     pub ranks: Vec<u32>,
     /// By rank: the agent's number of the join.
@@ -208,6 +212,11 @@ impl Communicator {
         );
         let hosts = topology.hosts().len();
         debug_assert!(self.members.iter().all(|member| member.host.0 < hosts), "a host that is not there");
+        debug_assert!(
+            self.members.iter().all(|member| member.session.is_some() != member.lease.is_some()),
+            "who has no session has a lease"
+        );
+        debug_assert!(!self.is_forming() || self.lease().is_none(), "it forms without an agent");
         let ranks: usize = self.members.iter().map(|member| member.ranks.len()).sum();
         debug_assert_eq!(ranks, self.ranks as usize, "each rank is some participant's");
         for config in self.lifecycle.configs() {
@@ -217,12 +226,35 @@ impl Communicator {
         }
     }
 
+    /// Returns when it has waited long enough for its agents.
     pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.lifecycle.deadline()
+        // Whether one that is away has prepared an epoch, nobody knows.
+        self.lease().or_else(|| self.change()?.deadline)
+    }
+
+    /// Returns when the first of its agents that have no session is given up; none while all have one.
+    pub(crate) fn lease(&self) -> Option<Duration> {
+        self.members.iter().filter_map(|member| member.lease).min()
+    }
+
+    /// Returns the ranks of agents that are given up by now.
+    pub(crate) fn lapsed(&self, now: Duration) -> Vec<u32> {
+        let gone = self.members.iter().filter(|member| member.lease.is_some_and(|until| until <= now));
+        gone.flat_map(|member| member.ranks.iter().copied()).collect()
+    }
+
+    /// Whether no agent of it that takes part still has a session.
+    pub(crate) fn is_out_of_sight(&self) -> bool {
+        self.members.iter().all(|member| member.closed || member.lease.is_some())
     }
 
     pub(crate) fn member_of(&self, session: SessionId) -> Option<&Member> {
         self.members.iter().find(|member| member.session == Some(session))
+    }
+
+    /// Its participant on a host that control waits for.
+    pub(crate) fn away_on(&self, host: HostId) -> Option<&Member> {
+        self.members.iter().find(|member| member.host == host && member.lease.is_some())
     }
 
     pub(crate) fn index_of(&self, session: SessionId) -> Option<usize> {
@@ -239,7 +271,7 @@ impl Communicator {
     pub(crate) fn phase(&self) -> v1::Phase {
         let leaving = || self.members.iter().any(|member| member.closed || !member.departed.is_empty());
         match &self.lifecycle {
-            Lifecycle::Recovering { .. } => v1::Phase::Recovering,
+            _ if self.lease().is_some() => v1::Phase::Recovering,
             Lifecycle::New | Lifecycle::Forming(_) => v1::Phase::Forming,
             Lifecycle::Running(_) | Lifecycle::Changing { .. } if leaving() => v1::Phase::Leaving,
             Lifecycle::Changing { .. } => v1::Phase::Changing,

@@ -2,7 +2,8 @@
 
 use crate::state::job::communicator::{Communicator, EndCause};
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::v1::FailureKind;
+use harmonaize_api::v1::{self, FailureKind};
+use harmonaize_planner::HostId;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ pub(crate) struct Ended {
     pub name: String,
     pub cause: EndCause,
     pub at: Duration,
+    hosts: Vec<HostId>,
 }
 
 /// All that have ended, the latest of them kept.
@@ -37,12 +39,19 @@ impl History {
         if self.latest.len() == MOST_ENDED {
             self.latest.pop_front();
         }
-        self.latest.push_back(Ended { id, tenant: ended.tenant, name: ended.name, cause, at });
+        let hosts = ended.members.iter().map(|member| member.host).collect();
+        self.latest.push_back(Ended { id, tenant: ended.tenant, name: ended.name, cause, at, hosts });
     }
 
-    /// Whether a communicator is one of the latest that ended.
-    pub(crate) fn contains(&self, id: CommunicatorId) -> bool {
-        self.latest.iter().any(|ended| ended.id == id)
+    /// Why a communicator ended that an agent of it says is running; none where it is none of the latest, or
+    /// of others.
+    pub(crate) fn cause(&self, host: HostId, recipe: &v1::Recipe) -> Option<&EndCause> {
+        let same = |ended: &&Ended| {
+            ended.id.0 == recipe.communicator
+                && (&ended.tenant, &ended.name) == (&recipe.tenant, &recipe.name)
+                && ended.hosts.contains(&host)
+        };
+        self.latest.iter().find(same).map(|ended| &ended.cause)
     }
 
     /// Returns the latest, oldest first.

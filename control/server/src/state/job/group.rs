@@ -37,8 +37,8 @@ impl Group {
             .filter_map(|(session, requests)| {
                 let host = ctx.sessions.get(&session)?.host;
                 let ranks = requests.iter().map(|(rank, _)| *rank).collect();
-                let left = BTreeSet::new();
-                Some(Member { host, session: Some(session), ranks, requests, departed: left, closed: false })
+                let (session, departed) = (Some(session), BTreeSet::new());
+                Some(Member { host, session, lease: None, ranks, requests, departed, closed: false })
             })
             .collect();
         members.sort_by_key(|member| member.ranks.first().copied());
@@ -61,6 +61,7 @@ impl Group {
             refused: Refusals::default(),
             before: self.before,
             succeeds: self.succeeds,
+            restarted: false,
         };
         formed.learn_usage(&ctx.settings.topology);
         formed

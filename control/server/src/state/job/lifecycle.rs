@@ -123,8 +123,6 @@ pub(crate) enum Lifecycle {
     Running(Box<EpochConfig>),
     /// An epoch is in use while the next is prepared or switched to.
     Changing { from: Box<EpochConfig>, change: Box<Change> },
-    /// It outlived a restart of control, and some of its agents are not back.
-    Recovering { current: Box<EpochConfig>, until: Duration },
 }
 
 impl Lifecycle {
@@ -132,9 +130,7 @@ impl Lifecycle {
     pub(crate) fn current(&self) -> Option<&EpochConfig> {
         match self {
             Self::New | Self::Forming(_) => None,
-            Self::Running(current)
-            | Self::Changing { from: current, .. }
-            | Self::Recovering { current, .. } => Some(current),
+            Self::Running(current) | Self::Changing { from: current, .. } => Some(current),
         }
     }
 
@@ -142,9 +138,7 @@ impl Lifecycle {
     pub(crate) fn current_mut(&mut self) -> Option<&mut EpochConfig> {
         match self {
             Self::New | Self::Forming(_) => None,
-            Self::Running(current)
-            | Self::Changing { from: current, .. }
-            | Self::Recovering { current, .. } => Some(current),
+            Self::Running(current) | Self::Changing { from: current, .. } => Some(current),
         }
     }
 
@@ -152,7 +146,7 @@ impl Lifecycle {
     pub(crate) fn change(&self) -> Option<&Change> {
         match self {
             Self::Forming(change) | Self::Changing { change, .. } => Some(change),
-            Self::New | Self::Running(_) | Self::Recovering { .. } => None,
+            Self::New | Self::Running(_) => None,
         }
     }
 
@@ -160,7 +154,7 @@ impl Lifecycle {
     pub(crate) fn change_mut(&mut self) -> Option<&mut Change> {
         match self {
             Self::Forming(change) | Self::Changing { change, .. } => Some(change),
-            Self::New | Self::Running(_) | Self::Recovering { .. } => None,
+            Self::New | Self::Running(_) => None,
         }
     }
 
@@ -174,7 +168,7 @@ impl Lifecycle {
         let (current, change) = match self {
             Self::New => (None, None),
             Self::Forming(change) => (None, Some(change)),
-            Self::Running(current) | Self::Recovering { current, .. } => (Some(current), None),
+            Self::Running(current) => (Some(current), None),
             Self::Changing { from, change } => (Some(from), Some(change)),
         };
         current.map(AsMut::as_mut).into_iter().chain(change.map(|change| &mut change.to))
@@ -223,27 +217,6 @@ impl Lifecycle {
             }
         }
     }
-
-    /// All agents are back after a restart of control.
-    pub(crate) fn recovered(&mut self) {
-        *self = match std::mem::take(self) {
-            Self::Recovering { current, .. } => Self::Running(current),
-            other => other,
-        };
-    }
-
-    /// Returns until when agents may come back after a restart of control.
-    pub(crate) fn recovering_until(&self) -> Option<Duration> {
-        match self {
-            Self::Recovering { until, .. } => Some(*until),
-            _ => None,
-        }
-    }
-
-    /// Returns when it has waited long enough for its agents.
-    pub(crate) fn deadline(&self) -> Option<Duration> {
-        self.recovering_until().or_else(|| self.change()?.deadline)
-    }
 }
 
 #[cfg(test)]
@@ -279,7 +252,8 @@ mod tests {
         assert!(life.complete().is_some_and(|done| done.before.is_none() && done.decision == Some(7)));
         life.begin(change(3));
         let epochs: Vec<u32> = life.configs().map(|config| config.epoch.0).collect();
-        assert_eq!((epochs.as_slice(), life.deadline()), ([1, 3].as_slice(), Some(Duration::from_secs(1))));
+        let deadline = life.change().and_then(|change| change.deadline);
+        assert_eq!((epochs.as_slice(), deadline), ([1, 3].as_slice(), Some(Duration::from_secs(1))));
         assert!(
             life.complete().is_some_and(|done| done.before.is_some_and(|before| before.epoch == Epoch(1)))
         );
@@ -293,14 +267,5 @@ mod tests {
         assert_eq!(life.configs_mut().count(), 2);
         assert!(life.abandon().is_some_and(|change| change.to.epoch == Epoch(3)));
         assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == Epoch(2)));
-    }
-
-    #[test]
-    fn a_recovered_communicator_runs() {
-        let until = Duration::from_secs(9);
-        let mut life = Lifecycle::Recovering { current: Box::new(config(4)), until };
-        assert_eq!(life.deadline(), Some(until));
-        life.recovered();
-        assert!(matches!(&life, Lifecycle::Running(current) if current.epoch == Epoch(4)));
     }
 }

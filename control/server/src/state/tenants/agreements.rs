@@ -551,7 +551,7 @@ impl Agreements {
 
     /// Returns when [`Agreements::expire`] has something to do.
     pub(crate) fn next_timeout(&self, settings: &Settings) -> Option<Duration> {
-        let stored = (!self.stored.is_empty()).then_some(settings.recovery_timeout);
+        let stored = (!self.stored.is_empty()).then_some(settings.lease);
         self.promises.values().filter_map(|kept| kept.watch.next_due()).chain(stored).min()
     }
 
@@ -562,7 +562,7 @@ impl Agreements {
         for id in due.collect::<Vec<_>>() {
             self.judge(ctx, effects, id);
         }
-        if ctx.now >= ctx.settings.recovery_timeout && !self.stored.is_empty() {
+        if ctx.now >= ctx.settings.lease && !self.stored.is_empty() {
             let lost = std::mem::take(&mut self.stored);
             lost.into_keys().for_each(|id| effects.store(Change::NoAgreement(id)));
         }

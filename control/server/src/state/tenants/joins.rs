@@ -131,7 +131,8 @@ impl Joins {
         let budget = budget.map_err(bad)?;
         let waiting = self.waiting.get(&(join.tenant.clone(), name.clone()));
         let mut live = ctx.communicators.values().filter(|known| known.tenant == join.tenant);
-        let held = live.any(|known| known.name == *name && known.holds(rank.0));
+        // Of one that no agent tells of any more, nobody knows whether it is there.
+        let held = live.any(|known| known.name == *name && known.holds(rank.0) && !known.is_out_of_sight());
         if held || waiting.is_some_and(|waiting| waiting.joined.contains_key(&rank.0)) {
             return Err((Kind::DuplicateRank, JoinFailure::DuplicateRank { rank }));
         }

@@ -56,7 +56,7 @@ pub(crate) struct Past {
     prolonged: bool,
     /// Ranks whose processes are there still, and their agents' sessions.
     pub ranks: BTreeMap<u32, SessionId>,
-    /// Ranks of agents that have not come back since control started, and until when they may.
+    /// Ranks of agents that have no session, and until when they may come back.
     pub absent: BTreeMap<u32, HostId>,
     absent_until: Duration,
 }
@@ -162,9 +162,16 @@ impl Pasts {
         }
     }
 
-    /// An agent is gone, and with it its ranks.
-    pub(crate) fn session_ended(&mut self, session: SessionId) {
-        self.retain(|past| past.ranks.retain(|_, of| *of != session));
+    /// A host's agent has no session any more; its ranks are waited for until then.
+    pub(crate) fn session_ended(&mut self, (host, session): (HostId, SessionId), until: Duration) {
+        for past in self.past.values_mut() {
+            let gone = past.ranks.extract_if(.., |_, of| *of == session).map(|(rank, _)| (rank, host));
+            let before = past.absent.len();
+            past.absent.extend(gone);
+            if past.absent.len() > before {
+                past.absent_until = past.absent_until.max(until);
+            }
+        }
     }
 
     /// A host's agent has said of a communicator that has ended which ranks are still there.
@@ -232,13 +239,17 @@ impl Pasts {
         let may = !matches!(going, Going::Over { .. });
         let lost = |rank: &u32| may && cause.kind == FailureKind::RanksLost && cause.ranks.contains(rank);
         let (mut ranks, mut absent) = (BTreeMap::new(), BTreeMap::new());
-        let absent_until = ended.lifecycle.recovering_until().unwrap_or(now);
-        let away = |host: &HostId| absent_until > now && !hosts.contains_key(host);
+        let leases = ended.members.iter().filter_map(|member| member.lease);
+        let absent_until = leases.max().unwrap_or(now);
         for member in ended.members.iter().filter(|member| !member.closed) {
             let left = member.ranks.iter().filter(|rank| !member.departed.contains(rank) && !lost(rank));
             match member.session {
                 Some(session) => ranks.extend(left.map(|rank| (*rank, session))),
-                None if away(&member.host) => absent.extend(left.map(|rank| (*rank, member.host))),
+                None if member.lease.is_some_and(|until| until > now)
+                    && !hosts.contains_key(&member.host) =>
+                {
+                    absent.extend(left.map(|rank| (*rank, member.host)));
+                }
                 None => {}
             }
         }
@@ -466,7 +477,7 @@ impl Pasts {
         operator: &Operator,
         stored: BTreeMap<CommunicatorId, Stored>,
     ) {
-        let absent_until = settings.recovery_timeout;
+        let absent_until = settings.lease;
         for (id, record) in stored {
             self.stored.insert(id);
             let host = |name: &String| settings.topology.host(name);
@@ -525,7 +536,7 @@ impl Pasts {
             prolonged: false,
             ranks: BTreeMap::new(),
             absent: absent.collect(),
-            absent_until: ctx.now.saturating_add(ctx.settings.recovery_timeout),
+            absent_until: ctx.now.saturating_add(ctx.settings.lease),
         };
         self.past.insert(id, past);
         self.unsaved.insert(id);

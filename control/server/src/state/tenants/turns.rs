@@ -314,6 +314,14 @@ impl AllTurns {
         self.forget(ctx, effects, id);
     }
 
+    /// An agent's session has ended: operations that it leads begin without a turn.
+    pub(crate) fn session_ended(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, session: SessionId) {
+        let members = &self.members;
+        let leads = |id: CommunicatorId| members.get(&id).is_some_and(|member| member.leader == session);
+        self.queue.retain(|asked| !leads(asked.communicator));
+        self.give_turns(ctx, effects);
+    }
+
     /// A communicator has ended, or takes no turns any more.
     pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         self.members.remove(&id);

@@ -183,7 +183,7 @@ impl Aggregators {
         granted: &[u64],
     ) {
         let from = there.session;
-        let until = ctx.now.saturating_add(ctx.settings.recovery_timeout);
+        let until = ctx.now.saturating_add(ctx.settings.lease);
         for number in granted {
             // Whoever it is for may name it yet; else it is withdrawn.
             let unknown = || Granted { until: Some(until), ..Granted::default() };
@@ -312,7 +312,7 @@ impl Aggregators {
     /// An agent says, after a restart of control, that its communicator has this grant.
     pub(crate) fn recover(&mut self, ctx: &Ctx<'_>, id: CommunicatorId, grant: Option<u64>) {
         let Some(number) = grant else { return };
-        let unclaimed = Some(ctx.now.saturating_add(ctx.settings.recovery_timeout));
+        let unclaimed = Some(ctx.now.saturating_add(ctx.settings.lease));
         let unknown = || Granted { unclaimed, ..Granted::default() };
         let granted = self.grants.entry(number).or_insert_with(unknown);
         (granted.of, granted.until) = (Some(id), None);

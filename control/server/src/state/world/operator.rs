@@ -51,7 +51,7 @@ impl Operator {
         self.began_ns = realtime_ns;
         self.withdrawals = std::mem::take(&mut stored.withdrawals);
         self.plans = std::mem::take(&mut stored.plans);
-        self.plans_until = (!self.plans.is_empty()).then_some(settings.recovery_timeout);
+        self.plans_until = (!self.plans.is_empty()).then_some(settings.lease);
     }
 
     /// Returns what must be stored for an instruction to be in effect. `communicators` counts those of a

@@ -50,7 +50,9 @@ impl LinkState {
         self.active_at = Some(ctx.now);
         let mut active = Vec::new();
         for (id, known) in ctx.communicators {
-            if !matches!(known.phase(), v1::Phase::Running | v1::Phase::Changing) || !ctx.seems_busy(*id) {
+            let flows =
+                matches!(known.phase(), v1::Phase::Running | v1::Phase::Changing | v1::Phase::Recovering);
+            if !flows || !ctx.seems_busy(*id) {
                 continue;
             }
             let Some(EpochConfig { order, links, .. }) = known.current() else { continue };
