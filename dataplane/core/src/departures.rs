@@ -41,8 +41,8 @@ impl Departures {
         }
     }
 
-    /// Ends the communicator if an operation or a message was called that ranks that are gone cannot take part in, or if one of the
-    /// `begun` segments cannot be acknowledged any more.
+    /// Ends the communicator if a peer is gone whose ranks have not left, if an operation or a message was called that ranks that have
+    /// left cannot take part in, or if one of the `begun` segments cannot be acknowledged any more.
     pub(crate) fn refuse_impossible(&self, shared: &mut Shared, p2p: &P2p, begun: u64) {
         if shared.has_failed() {
             return;
@@ -59,10 +59,9 @@ impl Departures {
             return fail_lost(shared, ranks);
         }
         let (first, end) = shared.operations.bounds();
-        if first == end && acknowledgements.acked_by_all() >= begun {
-            return;
-        }
-        let left = self.departed.iter().filter(|(_, operations)| end > *operations).map(|(rank, _)| *rank);
+        let busy = first != end || acknowledgements.acked_by_all() < begun;
+        let left = self.departed.iter().filter(|(_, operations)| busy && end > *operations);
+        let left = left.map(|(rank, _)| *rank);
         let lost = (0..shared.group.participants()).filter(|peer| is_lost(*peer));
         let lost = lost.flat_map(|peer| shared.group.local(Participant(peer)).iter().copied());
         let lost = lost.filter(|rank| !self.contains(*rank));
