@@ -183,6 +183,15 @@ impl Fabric {
         Ok(())
     }
 
+    /// Takes a host's way to control down (or up again), as when the management network fails there; its links to
+    /// others go on.
+    pub fn set_management(&self, host: &str, up: bool) -> Result<()> {
+        let position = self.ends().position(|end| end.name == host);
+        let position = position.with_context(|| format!("the fabric has no host named {host}"))?;
+        let state = if up { "up" } else { "down" };
+        self.control().ip(&[format!("link set host{position} {state}")])
+    }
+
     /// Cuts a switch off (or joins it again): all its ports go down, and its neighbours see their carriers go.
     pub fn set_switch(&self, switch: &str, up: bool) -> Result<()> {
         let node = self.topology.switches().find(|node| self.name_of(*node) == switch);
