@@ -14,12 +14,12 @@ pub mod flags {
     pub const ALL: u8 = FEEDBACK | UNEVEN;
 }
 
-/// `bytes` bytes from `offset` of the attachment's arena (mapped attachment) or of the tenant's registered memory
-/// (remote attachment).
+/// `bytes` bytes from `offset` of the attachment's tensor memory: of its arena, which begins at 0, or of a region that was
+/// [added](crate::session::AddedRegion). They lie in one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Region {
-    /// Bytes from the start of the arena.
+    /// Where it begins.
     pub offset: u64,
     /// Length in bytes; must be what the operation needs.
     pub bytes: u64,

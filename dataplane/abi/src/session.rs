@@ -4,7 +4,7 @@
 //! A message is a little-endian `u32` length (of what follows, at most [`MAX_MESSAGE`]) and a postcard encoding. The
 //! first message each way opens with [`MAGIC`] and the sender's version, in that order and for ever, so that any two
 //! versions can tell each other what they speak. File descriptors travel with the first byte of [`Welcome`]
-//! (see [`Access`] for which).
+//! (see [`Access`] for which), of [`Request::Register`] and of [`Answer::Grown`].
 
 use crate::{ABI_VERSION, Rank, Signature, Status};
 use alloc::string::String;
@@ -18,6 +18,7 @@ mod event;
 mod hints;
 mod knobs;
 mod offer;
+mod region;
 mod request_error;
 
 pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
@@ -30,6 +31,7 @@ pub use event::{Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
+pub use region::{AddedRegion, RegionRefused};
 pub use request_error::RequestError;
 
 /// Opens the first message each way.
@@ -250,6 +252,29 @@ pub enum Request {
         /// None: nothing is expected any more.
         hints: Hints,
     },
+    /// More tensor memory, made by the agent.
+    Grow {
+        /// Comes back.
+        id: u64,
+        /// How much, in bytes; rounded up to whole pages by the agent.
+        bytes: u64,
+    },
+    /// Tensor memory that the process has already. With the first byte comes the descriptor of a memfd.
+    Register {
+        /// Comes back.
+        id: u64,
+        /// First byte of the file that is meant, a multiple of a page.
+        offset: u64,
+        /// How many bytes, a multiple of a page.
+        bytes: u64,
+    },
+    /// Have the agent let go of memory that was added.
+    Unregister {
+        /// Comes back.
+        id: u64,
+        /// [`AddedRegion::base`].
+        base: u64,
+    },
 }
 
 /// Who regroups.
@@ -344,6 +369,27 @@ pub enum Answer {
         /// Or so.
         refused: Option<RequestError>,
     },
+    /// There is more memory. With the first byte comes the descriptor of its memfd.
+    Grown {
+        /// Of the request.
+        id: u64,
+        /// Or not, and then no descriptor comes.
+        added: Result<AddedRegion, RegionRefused>,
+    },
+    /// Descriptors may name the memory.
+    Registered {
+        /// Of the request.
+        id: u64,
+        /// Or not.
+        added: Result<AddedRegion, RegionRefused>,
+    },
+    /// The agent has let go of the memory, or why not.
+    Unregistered {
+        /// Of the request.
+        id: u64,
+        /// Or so.
+        refused: Option<RegionRefused>,
+    },
 }
 
 impl Answer {
@@ -359,7 +405,10 @@ impl Answer {
             | Self::Events { id, .. }
             | Self::Negotiated { id, .. }
             | Self::Iteration { id, .. }
-            | Self::Hinted { id, .. } => *id,
+            | Self::Hinted { id, .. }
+            | Self::Grown { id, .. }
+            | Self::Registered { id, .. }
+            | Self::Unregistered { id, .. } => *id,
         }
     }
 }

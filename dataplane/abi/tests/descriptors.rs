@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
 /// Where the structures are: of the descriptors in rings, and of messages.
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 15] = [
     "collective.rs",
     "congestion.rs",
     "descriptor.rs",
@@ -24,6 +24,7 @@ const SOURCES: [&str; 14] = [
     "session/hints.rs",
     "session/knobs.rs",
     "session/offer.rs",
+    "session/region.rs",
     "session/request_error.rs",
 ];
 

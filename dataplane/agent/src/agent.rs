@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 type JoinReply = oneshot::Sender<Result<Joined, JoinRefused>>;
+type RegionReply = oneshot::Sender<bool>;
 type DetailReply = oneshot::Sender<Option<FailureDetail>>;
 
 /// However often control wants to hear what was measured, no more often than this.
@@ -86,6 +87,8 @@ pub struct Agent {
     telemetry: Option<telemetry::Handle>,
     paths: Paths,
     attachments: HashMap<AttachmentId, Attachment>,
+    /// Regions that come to attachments or go, by their offsets there.
+    pending_regions: HashMap<(u64, u64), RegionReply>,
     pending_joins: BTreeMap<u64, PendingJoin>,
     next_request: u64,
     communicators: HashMap<u64, Communicator>,
@@ -118,6 +121,7 @@ impl Agent {
             telemetry,
             paths,
             attachments: HashMap::new(),
+            pending_regions: HashMap::new(),
             pending_joins: BTreeMap::new(),
             next_request: 1,
             communicators: HashMap::new(),
@@ -175,6 +179,14 @@ impl Agent {
                     .insert(attachment, Attachment { tenant, joined: HashMap::new(), next_handle: 1 });
                 let attachment = engine_id(attachment);
                 self.command(Command::Attach { attachment, end, operation_timeout });
+            }
+            SessionRequest::AddRegion { attachment, base, memory, reply } => {
+                let attachment = engine_id(attachment);
+                self.region((attachment.0, base), reply, Command::AddRegion { attachment, base, memory });
+            }
+            SessionRequest::RemoveRegion { attachment, base, reply } => {
+                let attachment = engine_id(attachment);
+                self.region((attachment.0, base), reply, Command::RemoveRegion { attachment, base });
             }
             SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply } => {
                 let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else {
@@ -266,6 +278,13 @@ impl Agent {
         let Some((communicator, Rank(rank))) = joined else { return };
         let budget = coding::to_control(budget);
         self.send_to_control(from_agent::Message::SetBudget(v1::SetBudget { communicator, rank, budget }));
+    }
+
+    /// Has the engine add a region or remove it. What the engine does not take is not answered.
+    fn region(&mut self, place: (u64, u64), reply: RegionReply, command: Command) {
+        if self.try_command(command) {
+            self.pending_regions.insert(place, reply);
+        }
     }
 
     fn leave(&mut self, id: u64, rank: Rank) {
@@ -482,6 +501,11 @@ impl Agent {
             }
             Notice::Detached { attachment, reason } => {
                 self.note(format!("attachment {} let go: {reason}", attachment.0));
+            }
+            Notice::Regions { attachment, base, done } => {
+                if let Some(reply) = self.pending_regions.remove(&(attachment.0, base)) {
+                    let _ = reply.send(done);
+                }
             }
             Notice::Status { id, status } => {
                 let attached = self.attachments.iter().map(|(id, a)| (id.0, a.tenant.clone())).collect();

@@ -5,6 +5,7 @@
 
 mod attached;
 mod connection;
+mod memory;
 mod network;
 mod rdma;
 mod request_quota;
@@ -20,10 +21,11 @@ use harmonaize_abi::session::{
     Budget, Choice, Constraints, EventBatch, EventCursor, FailureDetail, Hints, JoinRefused, Knobs,
     Negotiated, Regrouping, Secret,
 };
-use harmonaize_shm::AgentEnd;
+use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_verbs::{Devices, PortOptions};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -103,8 +105,10 @@ pub struct RdmaRules {
 pub struct Quota {
     /// Attachments at once.
     pub attachments: u32,
-    /// Bytes of tensor memory, over all attachments.
+    /// Bytes of tensor memory, over all attachments: arenas, and regions beside them.
     pub arena_bytes: u64,
+    /// Regions beside the arenas, over all attachments.
+    pub regions: u32,
     /// Entries of a ring.
     pub entries: u32,
     /// Communicators of one attachment at once, those being joined included.
@@ -116,11 +120,12 @@ pub struct Quota {
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 256 entries, 64 communicators, 1024 ranks, 1 h.
+    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h.
     fn default() -> Self {
         Self {
             attachments: 64,
             arena_bytes: 16 << 30,
+            regions: 1024,
             entries: 256,
             communicators: 64,
             ranks: 1024,
@@ -157,6 +162,26 @@ pub enum SessionRequest {
         end: Box<dyn AgentEnd>,
         /// The longest time-out that its operations may have.
         operation_timeout: Duration,
+    },
+    /// Descriptors may name more memory, if the attachment is mapped.
+    AddRegion {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The offset of its first byte; no other region has any of its offsets.
+        base: u64,
+        /// The memory.
+        memory: Arc<Memory>,
+        /// Whether they may.
+        reply: oneshot::Sender<bool>,
+    },
+    /// They may no longer, unless an operation in flight uses it.
+    RemoveRegion {
+        /// Which attachment.
+        attachment: AttachmentId,
+        /// The offset of its first byte.
+        base: u64,
+        /// Whether it is gone.
+        reply: oneshot::Sender<bool>,
     },
     /// Become a rank of a communicator. Name, rank, size and budget are checked. If `reply` is closed, nobody waits any more: the
     /// process went away.

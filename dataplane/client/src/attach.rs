@@ -4,9 +4,10 @@ use crate::agreement::ChoiceCache;
 use crate::communicator::{Communicator, JoinOptions, PendingJoin, RegroupOptions};
 use crate::feedback::Feedback;
 use crate::group::Group;
+use crate::pool::Pool;
 use crate::session::Opening;
 use crate::shared::Shared;
-use crate::tensor::{Pool, Tensor};
+use crate::tensor::Tensor;
 use crate::{Access, AgentAddress, Error};
 use harmonaize_abi::session::{Hello, Regrouping};
 use harmonaize_abi::{Dtype, Rank};
@@ -22,6 +23,9 @@ pub struct AttachOptions {
     pub access: Access,
     /// Bytes for all tensors together; each is rounded up to 64.
     pub arena_bytes: u64,
+    /// How many bytes the arena may become by itself when a tensor finds no room, if it is mapped and the tenant's quota allows. It doubles,
+    /// or takes as much as the tensor needs where that is more, or where the quota leaves less. 0: it stays as it is.
+    pub max_arena_bytes: u64,
     /// Most operations in flight, a power of two.
     pub entries: u32,
     /// How long waiting spins (yielding) before it sleeps; `Duration::MAX`: it never does.
@@ -34,11 +38,12 @@ pub struct AttachOptions {
 }
 
 impl Default for AttachOptions {
-    /// Mapped, 64 MiB, 64 operations, 50 us, 10 s.
+    /// Mapped, 64 MiB that grow, 64 operations, 50 us, 10 s.
     fn default() -> Self {
         Self {
             access: Access::Mapped,
             arena_bytes: 64 << 20,
+            max_arena_bytes: u64::MAX,
             entries: 64,
             spin: Duration::from_micros(50),
             timeout: Duration::from_secs(10),
@@ -86,9 +91,17 @@ impl Client {
             Access::Rdma => return Err(Error::NoRdma),
         };
         let guard = ForkGuard::new()?;
-        let pool = Pool::new(Arc::clone(end.memory()), Arc::clone(&guard));
-        let shared = Shared::new(end, opening.into_session(), options.spin, guard, &welcome)?;
-        Ok(Self { shared: Arc::new(shared), pool, choices: Mutex::default() })
+        let (arena, owner) = (Arc::clone(end.memory()), Arc::clone(&guard));
+        let shared = Arc::new(Shared::new(end, opening.into_session(), options.spin, guard, &welcome)?);
+        let pool = match options.access {
+            Access::Mapped => Pool::growing(arena, owner, &shared, options.max_arena_bytes),
+            Access::Remote | Access::Rdma => Pool::fixed(arena, owner),
+        };
+        Ok(Self { shared, pool, choices: Mutex::default() })
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -105,7 +118,28 @@ impl Client {
         Group::new(&self.shared)
     }
 
-    /// A tensor of `elements` elements. Its contents are unspecified.
+    /// Makes the arena larger by at least so many bytes, so that tensors that come find room without waiting for the agent. What it has
+    /// grown by stays until the attachment ends.
+    ///
+    /// # Errors
+    /// [`Error::Region`] says what of the tenant's quota is left, or that the attachment is not [mapped](Access::Mapped).
+    pub fn grow(&self, bytes: u64) -> Result<(), Error> {
+        self.pool.grow(bytes)
+    }
+
+    /// Bytes of the arena, with what it has grown by.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn arena_bytes(&self) -> Result<u64, Error> {
+        self.pool.bytes()
+    }
+
+    /// A tensor of `elements` elements. Its contents are unspecified. Where the arena has no room it [grows](AttachOptions::max_arena_bytes),
+    /// which waits for the agent.
+    ///
+    /// # Errors
+    /// [`Error::NoRoom`] where it may not, and why.
     pub fn tensor(&self, dtype: Dtype, elements: u64) -> Result<Tensor, Error> {
         Tensor::new(&self.pool, dtype, elements)
     }

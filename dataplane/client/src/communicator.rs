@@ -3,8 +3,9 @@
 use crate::feedback::Feedback;
 use crate::group::{Calls, Group};
 use crate::in_flight::Buffers;
+use crate::pool::Pool;
 use crate::shared::Shared;
-use crate::tensor::{Pool, Tensor};
+use crate::tensor::Tensor;
 use crate::{Error, Operation};
 use harmonaize_abi::session::{Answer, Budget, JoinRefusal, Regrouping, Request};
 use harmonaize_abi::{

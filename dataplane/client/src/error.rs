@@ -1,6 +1,8 @@
 //! What can go wrong, said so that a person knows what to do.
 
-use harmonaize_abi::session::{FailureDetail, JoinRefusal, MessageError, RefusalKind, RequestError};
+use harmonaize_abi::session::{
+    FailureDetail, JoinRefusal, MessageError, RefusalKind, RegionRefused, RequestError,
+};
 use harmonaize_abi::{Called, Dtype, Rank, ReduceOp, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
@@ -85,7 +87,8 @@ pub enum Error {
     Memory(#[from] MemoryError),
     /// The arena has no room.
     #[error(
-        "no room for {requested} bytes in the arena of {arena}: {free} are free, at most {largest} in one piece; drop tensors or attach with a larger arena"
+        "no room for {requested} bytes in the arena of {arena}: {free} are free, at most {largest} in one piece; drop tensors or attach with a larger arena{}",
+        not_grown(*refused)
     )]
     NoRoom {
         /// Bytes asked for.
@@ -96,7 +99,12 @@ pub enum Error {
         free: u64,
         /// Bytes of the largest free piece.
         largest: u64,
+        /// Why the agent did not add to it, if it was asked.
+        refused: Option<RegionRefused>,
     },
+    /// Memory was not added to the attachment, or not let go.
+    #[error("memory beside the arena: {0}")]
+    Region(RegionRefused),
     /// A tensor of another element type.
     #[error("a tensor of {found} where {expected} is needed")]
     Dtype {
@@ -249,6 +257,10 @@ fn listed(prefix: &str, ranks: &[Rank]) -> String {
         let _ = write!(text, "{}{rank}", if index == 0 { prefix } else { ", " });
     }
     text
+}
+
+fn not_grown(refused: Option<RegionRefused>) -> String {
+    refused.map_or_else(String::new, |why| format!("; it does not grow: {why}"))
 }
 
 fn explained(detail: Option<&FailureDetail>) -> String {

@@ -1,7 +1,8 @@
 //! Error feedback: what fewer bits left out of a tensor's sums, kept from step to step.
 
 use crate::Error;
-use crate::tensor::{Pool, Tensor};
+use crate::pool::Pool;
+use crate::tensor::Tensor;
 use harmonaize_abi::{Dtype, Region};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

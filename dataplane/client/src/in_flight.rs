@@ -167,7 +167,7 @@ impl InFlight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Pool;
+    use crate::pool::Pool;
     use harmonaize_abi::Dtype;
     use harmonaize_shm::{ForkGuard, Memory};
 
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn slices_wait_for_what_is_written() {
-        let pool = Pool::new(Memory::private(4096).unwrap(), ForkGuard::new().unwrap());
+        let pool = Pool::fixed(Memory::private(4096).unwrap(), ForkGuard::new().unwrap());
         let tensor = Tensor::new(&pool, Dtype::U8, 256).unwrap();
         let of = |tensor: &Tensor| Some((Arc::clone(&tensor.block), tensor.region()));
         let part = |range: std::ops::Range<u64>| tensor.slice(range).unwrap();

@@ -16,8 +16,8 @@
 //! # }
 //! ```
 //!
-//! Every handle ([`Client`], [`Communicator`], [`Tensor`], [`Operation`]) is `Send` and `Sync`, and all but
-//! tensors keep the attachment alive. One thread at a time waits on the kernel for all others. A remote attachment's tensors are served to the agent
+//! Every handle ([`Client`], [`Communicator`], [`Tensor`], [`Region`], [`Operation`]) is `Send` and `Sync`, and all but
+//! tensors and regions keep the attachment alive. One thread at a time waits on the kernel for all others. A remote attachment's tensors are served to the agent
 //! while some thread waits or polls, and not otherwise.
 //!
 //! With the feature `rdma` tensors may be reached over a queue pair ([`Access::Rdma`]), so that agent and process need not
@@ -40,8 +40,10 @@ mod feedback;
 mod group;
 mod in_flight;
 mod operation;
+mod pool;
 #[cfg(feature = "rdma")]
 mod rdma;
+mod region;
 mod session;
 mod shared;
 mod tensor;
@@ -60,7 +62,7 @@ pub use group::Group;
 pub use harmonaize_abi::session::{
     Access, Agreement, Budget, Checkpoint, Choice, ChoiceReason, Clause, Constraints, Event, EventBatch,
     EventCursor, EventKind, Expected, FailureDetail, Hints, JoinRefusal, Knobs, Negotiated, OnFailure,
-    Priority, Reason, Record, RefusalKind, Secret, Target,
+    Priority, Reason, Record, RefusalKind, RegionRefused, Secret, Target,
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
@@ -71,6 +73,7 @@ pub use harmonaize_verbs::{Devices, VerbsError};
 pub use operation::{Algorithm, Operation, Receipt};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;
+pub use region::Region;
 pub use tensor::Tensor;
 
 #[cfg(test)]
@@ -87,6 +90,7 @@ mod tests {
         any_thread::<Operation>();
         any_thread::<Completions>();
         any_thread::<Feedback>();
+        any_thread::<Region>();
         any_thread::<Events>();
         any_thread::<Receipt>();
         any_thread::<Error>();

@@ -6,12 +6,13 @@ use harmonaize_abi::session::{
     Access, Answer, AuthConfirmation, AuthRequest, Challenge, Hello, MAX_MESSAGE, MessageError, Refused,
     Request, Secret, Welcome, decode, decode_first, encode, encode_first, length,
 };
-use harmonaize_shm::receive_with_descriptors;
+use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -26,7 +27,16 @@ const SILENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Session {
     socket: OwnedFd,
     received: BytesMut,
-    unsent: BytesMut,
+    /// Those of answers that have not arrived whole.
+    descriptors: VecDeque<OwnedFd>,
+    unsent: VecDeque<Unsent>,
+}
+
+/// Bytes that wait for room in the socket, and the descriptor that goes with the first of them.
+#[derive(Debug)]
+struct Unsent {
+    bytes: BytesMut,
+    descriptor: Option<OwnedFd>,
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> Error {
@@ -128,7 +138,8 @@ impl Opening {
 
     /// The handshake is over.
     pub(crate) fn into_session(self) -> Session {
-        Session { socket: self.socket, received: BytesMut::new(), unsent: BytesMut::new() }
+        let (descriptors, unsent) = (VecDeque::new(), VecDeque::new());
+        Session { socket: self.socket, received: BytesMut::new(), descriptors, unsent }
     }
 
     fn write(&self, mut bytes: &[u8]) -> Result<(), Error> {
@@ -178,7 +189,7 @@ fn receive_exactly(
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<(), Error> {
     while !into.is_empty() {
-        match receive_with_descriptors(socket, into) {
+        match receive_with_descriptors(socket, into, RecvFlags::empty()) {
             Ok((0, _)) | Err(Errno::CONNRESET) => {
                 return Err(Error::Protocol("the agent closed the connection during the handshake".into()));
             }
@@ -206,50 +217,65 @@ impl Session {
         !self.unsent.is_empty()
     }
 
-    /// Sends a request, or keeps what does not fit for [`Self::flush`].
-    pub(crate) fn send(&mut self, request: &Request) -> Result<(), Error> {
-        self.unsent.extend_from_slice(&encode(request)?);
+    /// Sends a request, with a descriptor if it has one, or keeps what does not fit for [`Self::flush`].
+    pub(crate) fn send(&mut self, request: &Request, descriptor: Option<OwnedFd>) -> Result<(), Error> {
+        let message = encode(request)?;
+        match self.unsent.back_mut() {
+            Some(last) if descriptor.is_none() => last.bytes.extend_from_slice(&message),
+            _ => self.unsent.push_back(Unsent { bytes: BytesMut::from(message.as_slice()), descriptor }),
+        }
         self.flush()
     }
 
     /// Sends what waits. An agent that is gone shows when receiving.
     pub(crate) fn flush(&mut self) -> Result<(), Error> {
-        while !self.unsent.is_empty() {
-            match rustix::net::send(&self.socket, &self.unsent, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-                Ok(sent) => self.unsent.advance(sent),
+        while let Some(Unsent { bytes, descriptor }) = self.unsent.front_mut() {
+            let along = descriptor.as_ref().map(AsFd::as_fd);
+            match send_with_descriptors(self.socket.as_fd(), bytes, along.as_slice(), SendFlags::DONTWAIT) {
+                Ok(sent) => {
+                    bytes.advance(sent);
+                    *descriptor = None;
+                    if bytes.is_empty() {
+                        self.unsent.pop_front();
+                    }
+                }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(Errno::PIPE | Errno::CONNRESET) => self.unsent.clear(),
-                Err(error) => return Err(system("send")(error)),
+                Err(error) => return Err(system("sendmsg")(error)),
             }
         }
         Ok(())
     }
 
-    /// Takes the answers that have arrived. An error means that the agent is lost.
-    pub(crate) fn receive(&mut self, answers: &mut Vec<Answer>) -> Result<(), String> {
+    /// Takes the answers that have arrived, and the descriptors that came with them. An error means that the agent is lost.
+    pub(crate) fn receive(&mut self, answers: &mut Vec<(Answer, Option<OwnedFd>)>) -> Result<(), String> {
         loop {
             let mut chunk = [0; CHUNK];
-            match rustix::net::recv(&self.socket, &mut chunk[..], RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err("it closed the connection".into()),
-                Ok((_, received)) => {
+            match receive_with_descriptors(self.socket.as_fd(), &mut chunk, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err("it closed the connection".into()),
+                Ok((received, came)) => {
+                    self.descriptors.extend(came);
                     self.received.extend_from_slice(chunk.get(..received).unwrap_or_default());
                     self.parse(answers).map_err(|error| format!("it sent nonsense ({error})"))?;
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(format!("recv: {error}")),
+                Err(error) => return Err(format!("recvmsg: {error}")),
             }
         }
     }
 
-    fn parse(&mut self, answers: &mut Vec<Answer>) -> Result<(), MessageError> {
+    fn parse(&mut self, answers: &mut Vec<(Answer, Option<OwnedFd>)>) -> Result<(), MessageError> {
         debug_assert!(self.received.len() <= MAX_MESSAGE + 4 + CHUNK);
         while let Some((prefix, rest)) = self.received.split_first_chunk::<4>() {
             let bytes = length(*prefix)?;
             let Some(message) = rest.get(..bytes) else { break };
-            answers.push(decode(message)?);
+            let answer = decode(message)?;
             self.received.advance(4 + bytes);
+            let takes = matches!(answer, Answer::Grown { added: Ok(_), .. });
+            let descriptor = if takes { self.descriptors.pop_front() } else { None };
+            answers.push((answer, descriptor));
         }
         Ok(())
     }

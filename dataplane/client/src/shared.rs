@@ -6,7 +6,7 @@ use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
 use crate::session::Session;
-use harmonaize_abi::session::{Answer, Request, Welcome};
+use harmonaize_abi::session::{AddedRegion, Answer, Request, Welcome};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::Shutdown;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -21,9 +22,31 @@ use std::time::{Duration, Instant};
 /// How often polling without waiting, and spinning, looks for answers and whether the agent is still there.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// Regions that nobody uses any more, for whoever next has the state to tell the agent of.
+#[derive(Debug, Default)]
+pub(crate) struct Leaving {
+    any: AtomicBool,
+    bases: Mutex<Vec<u64>>,
+}
+
+impl Leaving {
+    pub(crate) fn push(&self, base: u64) {
+        self.bases.lock().unwrap_or_else(PoisonError::into_inner).push(base);
+        self.any.store(true, Ordering::Release);
+    }
+
+    fn take(&self) -> Vec<u64> {
+        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.bases.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
+    leaving: Arc<Leaving>,
     guard: Arc<ForkGuard>,
     changed: Condvar,
     /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
@@ -49,6 +72,7 @@ pub(crate) struct State {
     /// One for events that nobody waits for any more, while the agent waits for events: it takes no other meanwhile.
     pub(crate) abandoned: Option<u64>,
     next_id: u64,
+    leaving: Arc<Leaving>,
     /// Whether a thread sleeps in the kernel for all. Nobody else takes completions or answers meanwhile.
     driving: bool,
     last_poll: Instant,
@@ -61,6 +85,8 @@ pub(crate) struct State {
 #[derive(Debug, Default)]
 struct PendingAnswer {
     answer: Option<Answer>,
+    /// What came with it.
+    descriptor: Option<OwnedFd>,
     /// The task that waits for it.
     task: Option<Waker>,
 }
@@ -77,6 +103,7 @@ impl Shared {
             fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
         };
         let (wake, session_fd, entries) = (copy(end.wake_fd())?, copy(session.fd())?, end.entries());
+        let leaving = Arc::<Leaving>::default();
         let state = State {
             end: DroppedByOwner::new(end, &guard),
             session,
@@ -84,6 +111,7 @@ impl Shared {
             answers: HashMap::new(),
             abandoned: None,
             next_id: 0,
+            leaving: Arc::clone(&leaving),
             driving: false,
             last_poll: Instant::now(),
             lost: None,
@@ -91,6 +119,7 @@ impl Shared {
         };
         Ok(Self {
             state: Mutex::new(state),
+            leaving,
             guard,
             changed: Condvar::new(),
             wake,
@@ -117,6 +146,20 @@ impl Shared {
             return Err(Error::Forked);
         }
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Regions that are to be let go.
+    pub(crate) fn leaving(&self) -> &Arc<Leaving> {
+        &self.leaving
+    }
+
+    /// Tells the agent which regions are to be let go, unless some thread has the state: that one, or the next, does.
+    pub(crate) fn try_unregister(&self) {
+        if !self.guard.is_inherited()
+            && let Ok(mut state) = self.state.try_lock()
+        {
+            state.unregister_unused();
+        }
     }
 
     /// The same after a wait.
@@ -304,6 +347,14 @@ impl State {
         {
             self.lose(error.to_string());
         }
+        self.unregister_unused();
+    }
+
+    /// Has the agent let go of the regions that nobody uses any more.
+    fn unregister_unused(&mut self) {
+        for base in self.leaving.take() {
+            self.tell(|id| Request::Unregister { id, base });
+        }
     }
 
     fn try_take(&mut self) -> Result<(), EndError> {
@@ -331,15 +382,14 @@ impl State {
         let mut answers = Vec::new();
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));
-        for answer in answers {
+        for (answer, descriptor) in answers {
             match (self.answers.get_mut(&answer.id()), answer) {
                 (Some(awaited), answer) => {
-                    awaited.answer = Some(answer);
+                    (awaited.answer, awaited.descriptor) = (Some(answer), descriptor);
                     awaited.task.take().into_iter().for_each(Waker::wake);
                 }
-                // Joined after all, when nobody waits any more.
-                (None, Answer::Joined { communicator, .. }) => self.leave(communicator),
-                (None, _) => {}
+                // After all, when nobody waits any more.
+                (None, answer) => self.undo(&answer),
             }
         }
         if let Err(reason) = received {
@@ -397,24 +447,51 @@ impl State {
 
     /// Sends a request whose answer [`Self::answer`] will give.
     pub(crate) fn request(&mut self, request: impl FnOnce(u64) -> Request) -> Result<u64, Error> {
+        self.request_with(None, request)
+    }
+
+    /// The same with a descriptor that goes along.
+    pub(crate) fn request_with(
+        &mut self,
+        descriptor: Option<OwnedFd>,
+        request: impl FnOnce(u64) -> Request,
+    ) -> Result<u64, Error> {
         self.alive()?;
         let id = self.next_id;
         self.next_id += 1;
-        self.session.send(&request(id))?;
+        self.session.send(&request(id), descriptor)?;
         self.answers.insert(id, PendingAnswer::default());
         Ok(id)
     }
 
     /// The answer to a request, once.
     pub(crate) fn answer(&mut self, id: u64) -> Option<Answer> {
+        self.answer_with(id).map(|(answer, _)| answer)
+    }
+
+    /// The same with the descriptor that came along.
+    pub(crate) fn answer_with(&mut self, id: u64) -> Option<(Answer, Option<OwnedFd>)> {
         self.answers.get(&id)?.answer.as_ref()?;
-        self.answers.remove(&id)?.answer
+        let PendingAnswer { answer, descriptor, .. } = self.answers.remove(&id)?;
+        Some((answer?, descriptor))
     }
 
     /// Nobody waits for this answer any more.
     pub(crate) fn forget(&mut self, id: u64) {
-        if let Some(Answer::Joined { communicator, .. }) = self.answers.remove(&id).and_then(|it| it.answer) {
-            self.leave(communicator);
+        if let Some(answer) = self.answers.remove(&id).and_then(|it| it.answer) {
+            self.undo(&answer);
+        }
+    }
+
+    /// Gives back what an answer brings that nobody waits for.
+    fn undo(&mut self, answer: &Answer) {
+        match answer {
+            Answer::Joined { communicator, .. } => self.leave(*communicator),
+            Answer::Grown { added: Ok(AddedRegion { base, .. }), .. }
+            | Answer::Registered { added: Ok(AddedRegion { base, .. }), .. } => {
+                self.tell(|id| Request::Unregister { id, base: *base });
+            }
+            _ => {}
         }
     }
 
@@ -432,7 +509,7 @@ impl State {
     fn tell(&mut self, request: impl FnOnce(u64) -> Request) {
         let id = self.next_id;
         self.next_id += 1;
-        if let Err(error) = self.session.send(&request(id)) {
+        if let Err(error) = self.session.send(&request(id), None) {
             self.lose(error.to_string());
         }
     }

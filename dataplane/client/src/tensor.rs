@@ -1,39 +1,16 @@
 //! Tensors in an attachment's memory.
 
-use crate::arena::Arena;
+use crate::pool::{Piece, Pool};
+use crate::region::Registration;
 use crate::{Element, Error};
 use harmonaize_abi::{Dtype, Region, View, ViewMut};
-use harmonaize_shm::{ForkGuard, Memory};
+use harmonaize_shm::Memory;
 use std::ops::{Bound, RangeBounds};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// The memory of an attachment and what is free in it. Outlives the attachment while tensors do.
-#[derive(Debug)]
-pub(crate) struct Pool {
-    memory: Arc<Memory>,
-    guard: Arc<ForkGuard>,
-    free: Mutex<Arena>,
-}
-
-impl Pool {
-    pub(crate) fn new(memory: Arc<Memory>, guard: Arc<ForkGuard>) -> Arc<Self> {
-        let free = Mutex::new(Arena::new(memory.bytes() as u64));
-        Arc::new(Self { memory, guard, free })
-    }
-
-    /// The memory, in the process that attached: a child by `fork` would write into its tensors.
-    fn memory(&self) -> Result<&Memory, Error> {
-        if self.guard.is_inherited() { Err(Error::Forked) } else { Ok(&self.memory) }
-    }
-
-    fn free(&self) -> Result<MutexGuard<'_, Arena>, Error> {
-        self.memory()?;
-        Ok(self.free.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Elements of one type in a piece of the attachment's memory, 64-byte aligned. The piece is free again when the tensor
+/// Elements of one type in a piece of the attachment's memory: 64-byte aligned in the arena, or wherever the program put it in a
+/// [region](crate::Region). The piece is free again when the tensor
 /// and all its [slices](Tensor::slice) are dropped and no operation on it is in flight. Contents are unspecified until written.
 /// Reading or writing elements that an operation in flight uses gives torn values, and nothing worse.
 #[derive(Debug)]
@@ -44,19 +21,27 @@ pub struct Tensor {
     elements: u64,
 }
 
-/// A piece of the arena, given back when the last user drops it.
+/// Memory of the attachment's, given back when the last user drops it.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) pool: Arc<Pool>,
     dtype: Dtype,
     elements: u64,
-    offset: u64,
+    home: Home,
+}
+
+/// Where a block lies.
+#[derive(Debug)]
+enum Home {
+    Arena(Piece),
+    /// From this byte of the region on.
+    Registered(Arc<Registration>, u64),
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if let Ok(mut free) = self.pool.free() {
-            free.give_back(self.offset, self.bytes());
+        if let Home::Arena(piece) = &self.home {
+            self.pool.give_back(piece, self.bytes());
         }
     }
 }
@@ -65,20 +50,39 @@ impl Block {
     fn bytes(&self) -> u64 {
         self.elements * self.dtype.size() as u64
     }
+
+    /// Its mapping, where that begins among the attachment's offsets, and where in it the block begins.
+    fn place(&self) -> (&Arc<Memory>, u64, u64) {
+        match &self.home {
+            Home::Arena(Piece { memory, base, offset, .. }) => (memory, *base, *offset),
+            Home::Registered(registration, offset) => (&registration.memory, registration.base, *offset),
+        }
+    }
 }
 
 impl Tensor {
     pub(crate) fn new(pool: &Arc<Pool>, dtype: Dtype, elements: u64) -> Result<Self, Error> {
-        let mut free_pieces = pool.free()?;
-        let bytes = elements.checked_mul(dtype.size() as u64);
-        let Some(offset) = bytes.and_then(|bytes| free_pieces.take(bytes)) else {
-            let (free, largest) = free_pieces.room();
-            let asked = bytes.unwrap_or(u64::MAX);
-            return Err(Error::NoRoom { requested: asked, arena: pool.memory.bytes() as u64, free, largest });
-        };
-        drop(free_pieces);
-        let block = Arc::new(Block { pool: Arc::clone(pool), dtype, elements, offset });
-        Ok(Self { block, start: 0, elements })
+        // More than can be counted is not there either.
+        let bytes = elements.checked_mul(dtype.size() as u64).unwrap_or(u64::MAX);
+        let home = Home::Arena(pool.take(bytes)?);
+        Ok(Self::of(Block { pool: Arc::clone(pool), dtype, elements, home }))
+    }
+
+    /// On bytes that lie in the region.
+    pub(crate) fn registered(
+        pool: &Arc<Pool>,
+        registration: &Arc<Registration>,
+        dtype: Dtype,
+        offset: u64,
+        elements: u64,
+    ) -> Self {
+        let home = Home::Registered(Arc::clone(registration), offset);
+        Self::of(Block { pool: Arc::clone(pool), dtype, elements, home })
+    }
+
+    fn of(block: Block) -> Self {
+        let elements = block.elements;
+        Self { block: Arc::new(block), start: 0, elements }
     }
 
     /// A part of this tensor, by its elements: a tensor that shares their memory, to be used wherever a tensor is. Several slices may be in
@@ -131,9 +135,11 @@ impl Tensor {
         self.elements < self.block.elements
     }
 
-    /// Where its memory begins.
-    fn offset(&self) -> u64 {
-        self.block.offset + self.start * self.block.dtype.size() as u64
+    /// Its mapping, and where in it the tensor begins. Fails in a child by `fork`.
+    fn memory(&self) -> Result<(&Memory, u64), Error> {
+        self.block.pool.owned()?;
+        let (memory, _, offset) = self.block.place();
+        Ok((memory, offset + self.start * self.block.dtype.size() as u64))
     }
 
     /// Element type.
@@ -152,39 +158,47 @@ impl Tensor {
     }
 
     pub(crate) fn region(&self) -> Region {
-        Region { offset: self.offset(), bytes: self.bytes() }
+        let (_, base, offset) = self.block.place();
+        let start = self.start * self.block.dtype.size() as u64;
+        Region { offset: base + offset + start, bytes: self.bytes() }
     }
 
-    fn start<E: Element>(&self, offset: u64, count: usize) -> Result<u64, Error> {
+    /// The mapping, and where in it the elements from one on lie.
+    fn elements_at<E: Element>(&self, offset: u64, count: usize) -> Result<(&Memory, u64), Error> {
         let (elements, count) = (self.elements(), count as u64);
         if E::DTYPE != self.dtype() {
             return Err(Error::Dtype { expected: E::DTYPE, found: self.dtype() });
         }
         match offset.checked_add(count) {
-            Some(end) if end <= elements => Ok(self.offset() + offset * size_of::<E>() as u64),
+            Some(end) if end <= elements => {
+                let (memory, start) = self.memory()?;
+                Ok((memory, start + offset * size_of::<E>() as u64))
+            }
             _ => Err(Error::OutOfRange { offset, count, elements }),
         }
     }
 
     /// Copies elements in, from element `offset` of the tensor on.
     pub fn write<E: Element>(&self, offset: u64, from: &[E]) -> Result<(), Error> {
-        let start = self.start::<E>(offset, from.len())?;
-        Ok(self.block.pool.memory()?.write(start, from.as_bytes())?)
+        let (memory, start) = self.elements_at::<E>(offset, from.len())?;
+        Ok(memory.write(start, from.as_bytes())?)
     }
 
     /// Copies elements out, from element `offset` of the tensor on.
     pub fn read<E: Element>(&self, offset: u64, into: &mut [E]) -> Result<(), Error> {
-        let start = self.start::<E>(offset, into.len())?;
-        Ok(self.block.pool.memory()?.read(start, into.as_mut_bytes())?)
+        let (memory, start) = self.elements_at::<E>(offset, into.len())?;
+        Ok(memory.read(start, into.as_mut_bytes())?)
     }
 
     /// The bytes, to read through raw pointers.
     pub fn view(&self) -> Result<View<'_>, Error> {
-        Ok(self.block.pool.memory()?.view(self.offset(), self.bytes())?)
+        let (memory, start) = self.memory()?;
+        Ok(memory.view(start, self.bytes())?)
     }
 
     /// The bytes, to write through raw pointers.
     pub fn view_mut(&self) -> Result<ViewMut<'_>, Error> {
-        Ok(self.block.pool.memory()?.view_mut(self.offset(), self.bytes())?)
+        let (memory, start) = self.memory()?;
+        Ok(memory.view_mut(start, self.bytes())?)
     }
 }

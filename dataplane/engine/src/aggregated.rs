@@ -203,8 +203,9 @@ impl<'a> SegmentTensors<'a> {
         let local = self.member.local(rank)?;
         let call = self.member.pending(segment.operation, rank)?;
         let region = if output { &call.output } else { &call.input };
-        let memory = self.attachments.get(local.attachment)?.end.memory()?;
-        Some((memory, region.offset + at * signature.dtype.size() as u64))
+        let regions = self.attachments.get(local.attachment)?.end.memory()?;
+        let (memory, offset) = regions.locate(region.offset, region.bytes).ok()?;
+        Some((memory, offset + at * signature.dtype.size() as u64))
     }
 
     fn outputs(

@@ -3,10 +3,11 @@
 use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving};
 use harmonaize_plan::Participant;
-use harmonaize_shm::AgentEnd;
+use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_transport::datagram::RdmaAddress;
 use harmonaize_transport::{Flow, Introduction};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// An attachment of a tenant's process, numbered by the agent.
@@ -94,6 +95,22 @@ pub enum Command {
     Detach {
         /// Its number.
         attachment: AttachmentId,
+    },
+    /// Descriptors of a mapped attachment may name more memory; [`Notice::Regions`] follows.
+    AddRegion {
+        /// The attachment's number.
+        attachment: AttachmentId,
+        /// The offset of its first byte.
+        base: u64,
+        /// The memory.
+        memory: Arc<Memory>,
+    },
+    /// They may no longer, unless an operation in flight has tensors there; [`Notice::Regions`] follows.
+    RemoveRegion {
+        /// The attachment's number.
+        attachment: AttachmentId,
+        /// The offset of its first byte.
+        base: u64,
     },
     /// Form a communicator; [`Notice::Prepared`] or [`Notice::PrepareFailed`] follows.
     Form(Box<Formation>),
@@ -223,6 +240,15 @@ pub enum Notice {
         attachment: AttachmentId,
         /// Why.
         reason: String,
+    },
+    /// Answer to [`Command::AddRegion`] or [`Command::RemoveRegion`].
+    Regions {
+        /// The attachment's number.
+        attachment: AttachmentId,
+        /// From the command.
+        base: u64,
+        /// Whether it was done.
+        done: bool,
     },
     /// Answer to [`Command::Status`].
     Status {

@@ -14,6 +14,7 @@ use harmonaize_events::Mark;
 use harmonaize_plan::{CODED_ROOM, Participant, Program, Slot};
 use harmonaize_shm::{Memory, MemoryError, Span};
 use harmonaize_transport::{DownReason, LinkId};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Staging slots start at multiples of this many bytes.
@@ -30,6 +31,8 @@ pub(crate) struct Local {
 /// A call in flight, from its descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pending {
+    /// None of a call that is over.
+    rank: Option<Rank>,
     pub(crate) cookie: u64,
     pub(crate) input: Region,
     pub(crate) output: Region,
@@ -163,10 +166,20 @@ impl CommunicatorState {
 
     /// Forgets a call.
     pub(crate) fn forget(&mut self, token: Token) -> Option<Pending> {
-        let call = self.calls.get(usize::try_from(token.0).ok()?).copied()?;
+        let call = std::mem::take(self.calls.get_mut(usize::try_from(token.0).ok()?)?);
         self.free.push(u32::try_from(token.0).ok()?);
         debug_assert!(self.free.len() <= self.calls.len(), "a call is forgotten twice");
         Some(call)
+    }
+
+    /// Whether a call in flight of this attachment's has a tensor that begins in a region, or at its end.
+    pub(crate) fn uses(&self, attachment: Key, region: &RangeInclusive<u64>) -> bool {
+        let inside = |used: &Region| region.contains(&used.offset);
+        self.calls.iter().any(|call| {
+            let local = call.rank.and_then(|rank| self.local(rank));
+            let mut tensors = [&call.input, &call.output].into_iter().chain(call.feedback.iter().flatten());
+            local.is_some_and(|local| local.attachment == attachment) && tensors.any(inside)
+        })
     }
 
     /// A local rank's call.

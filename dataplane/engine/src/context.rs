@@ -41,8 +41,9 @@ impl<'a> Context<'a> {
                 let output = matches!(operand.buffer, Buffer::Output(_));
                 let region = if output { &call.output } else { &call.input };
                 let end = self.attachments.get(local.attachment).ok_or_else(missing)?;
-                let memory = end.end.memory().ok_or_else(missing)?;
-                Ok((memory, region.offset + offset, bytes))
+                let regions = end.end.memory().ok_or_else(missing)?;
+                let (memory, at) = regions.locate(region.offset, region.bytes)?;
+                Ok((memory, at + offset, bytes))
             }
             Buffer::Staging(slot) => {
                 let (memory, at) =

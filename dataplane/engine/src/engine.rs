@@ -612,16 +612,16 @@ fn submit(
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
     if let Some(direction) = Direction::from_code(submission.collective) {
-        let checked = check_p2p(submission, direction, attachment.end.arena_bytes(), member.ranks)?;
+        let checked = check_p2p(submission, direction, &*attachment.end, member.ranks)?;
         let timeout = attachment.timeout(submission.timeout_ns)?;
         return p2p::submit(now, member, rank, (submission.cookie, timeout), checked).map(|()| None);
     }
-    let counts = read_counts(submission, attachment.end.memory().map(|memory| &**memory), member.ranks)?;
-    let arena_bytes = attachment.end.arena_bytes();
-    let checked = check(submission, arena_bytes, (rank, member.ranks), counts.as_deref())?;
+    let counts = read_counts(submission, attachment.end.memory(), member.ranks)?;
+    let checked = check(submission, &*attachment.end, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
     let CheckedCall { input, output, feedback, factor, .. } = checked;
-    let pending = Pending { cookie: submission.cookie, input, output, feedback, factor };
+    let cookie = submission.cookie;
+    let pending = Pending { rank: Some(rank), cookie, input, output, feedback, factor };
     let token = member.remember(pending).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, counts, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);

@@ -25,10 +25,9 @@ const LOWEST_STEP: u32 = 0xf_0000;
 
 /// Where both halves of a rank's account of a part lie.
 struct ResidualPair<'a> {
-    memory: &'a Arc<Memory>,
     /// Of the part.
-    residual_in: u64,
-    residual_out: u64,
+    residual_in: (&'a Arc<Memory>, u64),
+    residual_out: (&'a Arc<Memory>, u64),
     bytes: u64,
     /// In staging: the rank's attachment, and where the part's halves are in its tensors.
     remote: Option<(Key, [u64; 2])>,
@@ -112,22 +111,18 @@ fn halves<'a>(
         let (offset, bytes) = tensor_range(segment, size, &operand);
         let there = [owed.offset + offset, left_out.offset + offset];
         let end = attachments.get(attachment).ok_or(ExecuteError::NoSource)?;
-        if let Some(memory) = end.end.memory() {
-            let [owed, left_out] = there;
-            return Ok((
-                place,
-                ResidualPair { memory, residual_in: owed, residual_out: left_out, bytes, remote: None },
-            ));
+        if let Some(regions) = end.end.memory() {
+            let [residual_in, residual_out] = there.map(|at| regions.locate(at, bytes));
+            let (residual_in, residual_out) = (residual_in?, residual_out?);
+            return Ok((place, ResidualPair { residual_in, residual_out, bytes, remote: None }));
         }
         let memory = member.residual_staging.get(usize::from(channel)).and_then(Option::as_ref);
         let memory = memory.ok_or(ExecuteError::NoSource)?;
         let half = half(segment, size);
         let owed = 2 * place as u64 * half + offset - segment.lo * size;
-        let away = Some((attachment, there));
-        Ok((
-            place,
-            ResidualPair { memory, residual_in: owed, residual_out: owed + half, bytes, remote: away },
-        ))
+        let [residual_in, residual_out] = [owed, owed + half].map(|at| (memory, at));
+        let remote = Some((attachment, there));
+        Ok((place, ResidualPair { residual_in, residual_out, bytes, remote }))
     })
 }
 
@@ -143,10 +138,10 @@ pub(crate) fn account<'a>(
 
 impl<'a> ResidualPair<'a> {
     fn account(&self) -> Result<ErrorFeedback<'a>, ExecuteError> {
-        let Self { memory, residual_in: owed, residual_out: left_out, bytes, .. } = *self;
+        let Self { residual_in: (owed, from), residual_out: (left_out, to), bytes, .. } = *self;
         Ok(ErrorFeedback {
-            residual_in: memory.view(owed, bytes)?,
-            residual_out: memory.view_mut(left_out, bytes)?,
+            residual_in: owed.view(from, bytes)?,
+            residual_out: left_out.view_mut(to, bytes)?,
         })
     }
 }
@@ -172,7 +167,8 @@ pub(crate) fn begin(
                 } else {
                     FETCH_RESIDUAL - (place as u32).min(FETCH_RESIDUAL - LOWEST_STEP)
                 };
-                let span = Span::new(halves.memory, halves.residual_in, halves.bytes)?;
+                let (memory, at) = halves.residual_in;
+                let span = Span::new(memory, at, halves.bytes)?;
                 let tag = tag(key, context.channel, step);
                 pending.push(PendingTransfer { attachment, tag, store: false, offset, span });
             }
@@ -196,7 +192,8 @@ pub(crate) fn store_residual(
     let (segment, _) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let Some((_, halves)) = halves(context, segment, part).next().transpose()? else { return Ok(()) };
     if let Some((attachment, [_, offset])) = halves.remote {
-        let span = Span::new(halves.memory, halves.residual_out, halves.bytes)?;
+        let (memory, at) = halves.residual_out;
+        let span = Span::new(memory, at, halves.bytes)?;
         let tag = tag(key, context.channel, UNTRACKED);
         pending.push(PendingTransfer { attachment, tag, store: true, offset, span });
     }

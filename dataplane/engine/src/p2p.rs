@@ -69,10 +69,12 @@ fn end_of(
     let call = member.call(token).ok_or(ExecuteError::NoSource)?;
     let region = if direction == Direction::Send { call.input } else { call.output };
     let attachment = attachments.get(local.attachment).ok_or(ExecuteError::NoSource)?;
-    let offset = region.offset.checked_add(offset).ok_or(ExecuteError::NoSource)?;
     Ok(match attachment.end.memory() {
-        Some(memory) => End::Mapped(Span::new(memory, offset, bytes)?),
-        None => End::Remote { attachment: local.attachment, offset },
+        Some(regions) => {
+            let (memory, at) = regions.locate(region.offset, region.bytes)?;
+            End::Mapped(Span::new(memory, at.saturating_add(offset), bytes)?)
+        }
+        None => End::Remote { attachment: local.attachment, offset: region.offset.saturating_add(offset) },
     })
 }
 
@@ -251,7 +253,7 @@ pub(crate) fn submit(
     checked: CheckedP2p,
 ) -> Result<(), Status> {
     let CheckedP2p { signature, input, output } = checked;
-    let pending = engine::Pending { cookie, input, output, feedback: None, factor: 1.0 };
+    let pending = engine::Pending { rank: Some(rank), cookie, input, output, feedback: None, factor: 1.0 };
     let token = member.remember(pending).ok_or(Status::Busy)?;
     let call = harmonaize_core::P2pCall { signature, token, timeout };
     let result = member.core.handle_p2p_call(now, rank, call);

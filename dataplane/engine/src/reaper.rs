@@ -1,7 +1,6 @@
-//! Lets go of attachments' ends beside the poll loop, which others' operations wait for: to unmap a large arena takes its time, and so does a
+//! Lets go of attachments' ends and memory beside the poll loop, which others' operations wait for: to unmap a large arena takes its time, and so does a
 //! queue pair.
 
-use harmonaize_shm::AgentEnd;
 use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -10,33 +9,33 @@ use std::thread::JoinHandle;
 #[derive(Debug)]
 pub(crate) struct Reaper {
     /// However many wait: who detaches them never does.
-    ends: Option<Sender<Box<dyn AgentEnd>>>,
+    gone: Option<Sender<Box<dyn Send>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Reaper {
     pub(crate) fn begin() -> io::Result<Self> {
-        let (ends, gone) = channel::<Box<dyn AgentEnd>>();
+        let (sender, gone) = channel::<Box<dyn Send>>();
         let thread = std::thread::Builder::new().name("detach".into()).spawn(move || {
-            for end in gone {
-                drop(end);
+            for one in gone {
+                drop(one);
             }
         })?;
-        Ok(Self { ends: Some(ends), thread: Some(thread) })
+        Ok(Self { gone: Some(sender), thread: Some(thread) })
     }
 
-    /// Drops an end before long.
-    pub(crate) fn reap(&self, end: Box<dyn AgentEnd>) {
-        if let Some(ends) = &self.ends {
+    /// Drops something before long.
+    pub(crate) fn reap(&self, gone: impl Send + 'static) {
+        if let Some(sender) = &self.gone {
             // Without the thread it is dropped here.
-            let _ = ends.send(end);
+            let _ = sender.send(Box::new(gone));
         }
     }
 }
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        self.ends = None;
+        self.gone = None;
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

@@ -4,7 +4,7 @@ use harmonaize_abi::{
     ABI_VERSION, ANY_RANK, Collective, Direction, Dtype, P2pSignature, Rank, ReduceOp, Region, Signature,
     Status, Submission, flags,
 };
-use harmonaize_shm::Memory;
+use harmonaize_shm::{AgentEnd, Regions};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -34,7 +34,7 @@ pub(crate) struct CheckedP2p {
 pub(crate) fn check_p2p(
     submission: &Submission,
     direction: Direction,
-    arena_bytes: u64,
+    memory: impl Extent,
     ranks: u32,
 ) -> Result<CheckedP2p, Status> {
     if submission.version != ABI_VERSION {
@@ -55,8 +55,7 @@ pub(crate) fn check_p2p(
         Direction::Send => submission.input,
         Direction::Receive => submission.output,
     };
-    let end = tensor.offset.checked_add(tensor.bytes).ok_or(Status::OutOfRange)?;
-    let fits = signature.bytes() == Some(tensor.bytes) && end <= arena_bytes;
+    let fits = signature.bytes() == Some(tensor.bytes) && memory.holds(tensor.offset, tensor.bytes);
     if !fits || tensor.offset % dtype.size() as u64 != 0 {
         return Err(Status::OutOfRange);
     }
@@ -67,10 +66,29 @@ pub(crate) fn check_p2p(
     Ok(CheckedP2p { signature, input, output })
 }
 
+/// Where a descriptor's tensors may lie.
+pub(crate) trait Extent {
+    /// How many bytes there are.
+    fn bytes(&self) -> u64;
+
+    /// Whether a tensor may lie there.
+    fn holds(&self, offset: u64, bytes: u64) -> bool;
+}
+
+impl Extent for &dyn AgentEnd {
+    fn bytes(&self) -> u64 {
+        self.arena_bytes()
+    }
+
+    fn holds(&self, offset: u64, bytes: u64) -> bool {
+        AgentEnd::holds(*self, offset, bytes)
+    }
+}
+
 /// Reads the counts of an uneven operation, which the tenant may change at any time, once; nothing of another.
 pub(crate) fn read_counts(
     submission: &Submission,
-    memory: Option<&Memory>,
+    memory: Option<&Regions>,
     ranks: u32,
 ) -> Result<Option<Arc<[u64]>>, Status> {
     if submission.version != ABI_VERSION || submission.flags & flags::UNEVEN == 0 {
@@ -90,7 +108,7 @@ pub(crate) fn read_counts(
 /// Checks a rank's descriptor, and the counts that came with it, against the attachment's memory and the communicator's number of ranks.
 pub(crate) fn check(
     submission: &Submission,
-    arena_bytes: u64,
+    memory: impl Extent,
     (rank, ranks): (Rank, u32),
     counts: Option<&[u64]>,
 ) -> Result<CheckedCall, Status> {
@@ -146,7 +164,7 @@ pub(crate) fn check(
     // The most of all is cut into segments: more than there can be would be endlessly many of nothing.
     if let Some(largest) = counts.map(|counts| counts.iter().copied().max().unwrap_or(0)) {
         let right = match collective.is_pairwise() {
-            true => largest <= submission.count && block <= arena_bytes,
+            true => largest <= submission.count && block <= memory.bytes(),
             false => largest == submission.count,
         };
         if !right {
@@ -170,8 +188,7 @@ pub(crate) fn check(
     let given = [(&input, before(false, inputs)), (&output, before(true, outputs))];
     for (region, bytes) in given.into_iter().chain(fed) {
         let bytes = bytes.ok_or(Status::OutOfRange)?;
-        let end = region.offset.checked_add(bytes).ok_or(Status::OutOfRange)?;
-        if region.bytes != bytes || end > arena_bytes || region.offset % size != 0 {
+        if region.bytes != bytes || !memory.holds(region.offset, bytes) || region.offset % size != 0 {
             return Err(Status::OutOfRange);
         }
     }
@@ -199,6 +216,18 @@ pub(crate) fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_shm::{MappedEnd, Memory};
+
+    /// One arena of so many bytes.
+    impl Extent for u64 {
+        fn bytes(&self) -> u64 {
+            *self
+        }
+
+        fn holds(&self, offset: u64, bytes: u64) -> bool {
+            offset.checked_add(bytes).is_some_and(|end| end <= *self)
+        }
+    }
 
     /// Of even calls.
     fn check(submission: &Submission, arena: u64, of: (Rank, u32)) -> Result<CheckedCall, Status> {
@@ -206,8 +235,29 @@ mod tests {
     }
 
     #[test]
+    fn a_tensor_lies_in_one_region() {
+        let (mut end, _doorbell) = MappedEnd::create(4096, 4).unwrap();
+        end.add_region(4096, Memory::private(4096).unwrap()).unwrap();
+        end.add_region(16384, Memory::private(8192).unwrap()).unwrap();
+        let of = |end: &MappedEnd, input, output| {
+            let region = |offset| Region { offset, bytes: 64 };
+            let submission = Submission { input: region(input), output: region(output), ..sum(16, 0, 0) };
+            super::check(&submission, end as &dyn AgentEnd, (Rank(0), 2), None).map(|call| call.in_place)
+        };
+        assert_eq!(of(&end, 0, 4096), Ok(false));
+        assert_eq!(of(&end, 4096, 4096), Ok(true));
+        assert_eq!(of(&end, 16384 + 4096 - 32, 4032), Ok(false), "across pages");
+        for offset in [4096 - 32, 8192 - 32, 8192, 16384 - 8, 16384 + 8192 - 56, u64::MAX - 7] {
+            assert_eq!(of(&end, offset, 0), Err(Status::OutOfRange), "{offset}");
+            assert_eq!(of(&end, 0, offset), Err(Status::OutOfRange), "{offset}");
+        }
+        assert!(end.remove_region(4096).is_some());
+        assert_eq!(of(&end, 0, 4096), Err(Status::OutOfRange));
+    }
+
+    #[test]
     fn counts_are_read_once_and_fit_the_tensors() {
-        let memory = Memory::private(4096).unwrap();
+        let memory = Regions::new(Memory::private(4096).unwrap());
         let counts = [2_u64, 0, 3, 1];
         memory.write(1024, counts.as_bytes()).unwrap();
         let right = Submission {
@@ -262,8 +312,8 @@ mod tests {
             output: nowhere,
             ..Submission::default()
         };
-        let send = |submission: &Submission| check_p2p(submission, Direction::Send, 128, 4);
-        let receive = |submission: &Submission| check_p2p(submission, Direction::Receive, 128, 4);
+        let send = |submission: &Submission| check_p2p(submission, Direction::Send, 128_u64, 4);
+        let receive = |submission: &Submission| check_p2p(submission, Direction::Receive, 128_u64, 4);
         let checked = send(&right).unwrap();
         assert_eq!((checked.input, checked.output), (right.input, Region::default()));
         assert_eq!(checked.signature.peer, Some(Rank(3)));

@@ -1,6 +1,6 @@
 //! The two ends of an attachment, whatever way tensors are reached.
 
-use crate::{Memory, MemoryError, RingError, Span};
+use crate::{Memory, MemoryError, Regions, RingError, Span, check_range};
 use harmonaize_abi::{Completion, Submission};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -26,6 +26,9 @@ pub enum EndError {
     /// Fetch or store on a mapped attachment.
     #[error("{0}: not on a mapped attachment")]
     Mapped(&'static str),
+    /// A region for an attachment that is not mapped.
+    #[error("only a mapped attachment has more memory than its arena")]
+    NotMapped,
     /// The RDMA device, or the path to the other side. The attachment has ended.
     #[error("RDMA: {0}")]
     Rdma(String),
@@ -42,7 +45,7 @@ pub enum EndError {
 impl EndError {
     /// Whether the attachment goes on (only the call was not taken).
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Full | Self::Memory(_) | Self::Mapped(_))
+        matches!(self, Self::Full | Self::Memory(_) | Self::Mapped(_) | Self::NotMapped)
     }
 }
 
@@ -57,10 +60,30 @@ pub trait AgentEnd: Send + std::fmt::Debug {
     fn complete(&mut self, completion: &Completion) -> Result<(), EndError>;
 
     /// The tensors, if mapped.
-    fn memory(&self) -> Option<&Arc<Memory>>;
+    fn memory(&self) -> Option<&Regions>;
 
-    /// Bytes of tensor memory: a descriptor's regions lie below.
+    /// Bytes of tensor memory, over all regions.
     fn arena_bytes(&self) -> u64;
+
+    /// Whether a tensor may lie there.
+    fn holds(&self, offset: u64, bytes: u64) -> bool {
+        match self.memory() {
+            Some(regions) => regions.locate(offset, bytes).is_ok(),
+            None => check_range(offset, bytes, self.arena_bytes()).is_ok(),
+        }
+    }
+
+    /// Mapped: descriptors may name this memory from now on, at `base`. Allocates.
+    fn add_region(&mut self, base: u64, memory: Arc<Memory>) -> Result<(), EndError> {
+        let _ = (base, memory);
+        Err(EndError::NotMapped)
+    }
+
+    /// Mapped: no descriptor may name the region that was added at `base` any more.
+    fn remove_region(&mut self, base: u64) -> Option<Arc<Memory>> {
+        let _ = base;
+        None
+    }
 
     /// Entries of each ring.
     fn entries(&self) -> u32;

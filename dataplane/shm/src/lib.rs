@@ -10,6 +10,7 @@ mod fork;
 mod mapped;
 mod memory;
 mod passing;
+mod regions;
 mod remote;
 mod ring;
 mod segment;
@@ -17,8 +18,9 @@ mod segment;
 pub use end::{AgentEnd, EndError, TenantEnd};
 pub use fork::{DroppedByOwner, ForkGuard};
 pub use mapped::{MappedEnd, MappedTenant};
-pub use memory::{Memory, MemoryError, Pin, Span, check_range};
+pub use memory::{FileId, Memory, MemoryError, Pin, Span, check_range};
 pub use passing::{receive_with_descriptors, send_with_descriptors};
+pub use regions::Regions;
 pub use remote::{REMOTE_DEPTH, RemoteEnd, RemoteTenant};
 pub use ring::RingError;
 

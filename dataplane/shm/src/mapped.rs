@@ -4,7 +4,7 @@ use crate::doorbell::Doorbell;
 use crate::segment::{
     Completer, CompletionReader, RingKind, Shared, SubmissionReader, Submitter, segment_bytes,
 };
-use crate::{AgentEnd, EndError, Memory, MemoryError, Span, TenantEnd};
+use crate::{AgentEnd, EndError, Memory, MemoryError, Regions, Span, TenantEnd};
 use harmonaize_abi::{Completion, Submission};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The agent's end.
 #[derive(Debug)]
 pub struct MappedEnd {
-    arena: Arc<Memory>,
+    regions: Regions,
     segment: Arc<Memory>,
     entries: u32,
     submissions: SubmissionReader,
@@ -42,12 +42,13 @@ impl MappedEnd {
             Doorbell::pair().map_err(|source| EndError::System { call: "socketpair", source })?;
         let submissions = SubmissionReader::new(Shared::new(&segment, entries, RingKind::Submissions)?);
         let completions = Completer::new(Shared::new(&segment, entries, RingKind::Completions)?);
-        Ok((Self { arena, segment, entries, submissions, completions, doorbell }, theirs))
+        let regions = Regions::new(arena);
+        Ok((Self { regions, segment, entries, submissions, completions, doorbell }, theirs))
     }
 
     /// The memfds that the tenant maps: arena, ring segment.
     pub fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
-        Some([self.arena.fd()?, self.segment.fd()?])
+        Some([self.regions.arena().fd()?, self.segment.fd()?])
     }
 }
 
@@ -64,12 +65,20 @@ impl AgentEnd for MappedEnd {
         Ok(self.completions.push(&zerocopy::transmute!(*completion))?)
     }
 
-    fn memory(&self) -> Option<&Arc<Memory>> {
-        Some(&self.arena)
+    fn memory(&self) -> Option<&Regions> {
+        Some(&self.regions)
     }
 
     fn arena_bytes(&self) -> u64 {
-        self.arena.bytes() as u64
+        self.regions.bytes()
+    }
+
+    fn add_region(&mut self, base: u64, memory: Arc<Memory>) -> Result<(), EndError> {
+        Ok(self.regions.add(base, memory)?)
+    }
+
+    fn remove_region(&mut self, base: u64) -> Option<Arc<Memory>> {
+        self.regions.remove(base)
     }
 
     fn entries(&self) -> u32 {

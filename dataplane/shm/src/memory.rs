@@ -1,14 +1,19 @@
 //! A mapping that stays alive while anyone uses it, reached only through views.
 
+use harmonaize_abi::session::RegionRefused;
 use harmonaize_abi::{View, ViewMut};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What keeps a shared mapping from faulting: nobody can change the memfd's size, or these seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Of `statfs`, the kernel's own file system of memfds with usual pages, and that of huge ones (linux/magic.h).
+const TMPFS: u64 = 0x0102_1994;
+const HUGETLBFS: u64 = 0x9584_58f6;
 
 /// Why memory could not be had or reached.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +28,9 @@ pub enum MemoryError {
         /// Size of the mapping.
         size: u64,
     },
+    /// Another region has offsets of the one that was to be added.
+    #[error("a region at {0} would overlap another, or end after 2^64")]
+    Taken(u64),
     /// A size of zero, or one that no mapping can have.
     #[error("a mapping of {0} bytes cannot be made")]
     BadSize(u64),
@@ -42,6 +50,35 @@ pub enum MemoryError {
         /// What it said.
         source: rustix::io::Errno,
     },
+}
+
+/// Which file a registered mapping is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+/// A new memfd of so many zeroed bytes, with [`SEALS`].
+fn sealed(bytes: u64, name: &str) -> Result<OwnedFd, MemoryError> {
+    let system = |call| move |source| MemoryError::System { call, source };
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(system("memfd_create"))?;
+    if bytes == 0 || isize::try_from(bytes).is_err() {
+        return Err(MemoryError::BadSize(bytes));
+    }
+    rustix::fs::ftruncate(&fd, bytes).map_err(system("ftruncate"))?;
+    rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(system("fcntl(F_ADD_SEALS)"))?;
+    Ok(fd)
+}
+
+/// Maps a range of a file whose seals, at which the caller has looked, keep it from ever ending before the range.
+fn map_shared(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<*mut u8, MemoryError> {
+    let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a fresh mapping at an address that the kernel picks touches no existing memory; the seals keep the file as
+    // long as the mapping.
+    let base = unsafe { rustix::mm::mmap(null, bytes, protection, MapFlags::SHARED, fd, offset) };
+    base.map(<*mut _>::cast).map_err(|source| MemoryError::System { call: "mmap", source })
 }
 
 /// Whether `bytes` bytes from `offset` lie in `size` bytes.
@@ -90,15 +127,60 @@ impl Memory {
     /// Zeroed memory behind a new memfd, sealed against growing, shrinking and further seals, so that whoever maps it
     /// never faults. `name` shows in `/proc`.
     pub fn shared(bytes: u64, name: &str) -> Result<Arc<Self>, MemoryError> {
-        let system = |call| move |source| MemoryError::System { call, source };
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(system("memfd_create"))?;
-        if bytes == 0 || isize::try_from(bytes).is_err() {
-            return Err(MemoryError::BadSize(bytes));
+        Self::map(sealed(bytes, name)?, bytes)
+    }
+
+    /// The same without a descriptor of its own: the memfd goes to whoever else maps it.
+    pub fn granted(bytes: u64, name: &str) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
+        let fd = sealed(bytes, name)?;
+        let size = usize::try_from(bytes).map_err(|_| MemoryError::BadSize(bytes))?;
+        let base = map_shared(fd.as_fd(), 0, size)?;
+        Ok((Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0) }), fd))
+    }
+
+    /// Maps a range of somebody else's memfd, which must not be able to shrink, after a look at all that could make the
+    /// mapping fault. The descriptor is not kept. With it comes which file it is.
+    ///
+    /// # Errors
+    /// What is wrong with file or range.
+    pub fn register(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(Arc<Self>, FileId), RegionRefused> {
+        let page = rustix::param::page_size() as u64;
+        if offset % page != 0 || bytes % page != 0 {
+            return Err(RegionRefused::Unaligned { page });
         }
-        rustix::fs::ftruncate(&fd, bytes).map_err(system("ftruncate"))?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(system("fcntl(F_ADD_SEALS)"))?;
-        Self::map(fd, bytes)
+        let size = isize::try_from(bytes).map_err(|_| RegionRefused::Size)?.unsigned_abs();
+        if size == 0 {
+            return Err(RegionRefused::Size);
+        }
+        // Of what is no memfd there are none.
+        let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| RegionRefused::NotMemfd)?;
+        match rustix::fs::fstatfs(fd).map(|found| found.f_type as u64) {
+            Ok(TMPFS) => {}
+            Ok(HUGETLBFS) => return Err(RegionRefused::HugePages),
+            _ => return Err(RegionRefused::NotMemfd),
+        }
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(RegionRefused::Shrinkable);
+        }
+        let mode = rustix::fs::fcntl_getfl(fd).map_err(|_| RegionRefused::NotMemfd)?;
+        if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE)
+            || mode & OFlags::RWMODE != OFlags::RDWR
+        {
+            return Err(RegionRefused::ReadOnly);
+        }
+        // Sealed before this look, the file only grows from now on.
+        let stat = rustix::fs::fstat(fd).map_err(|_| RegionRefused::Failed)?;
+        let file = u64::try_from(stat.st_size).map_err(|_| RegionRefused::Failed)?;
+        if offset.checked_add(bytes).is_none_or(|end| end > file) {
+            return Err(RegionRefused::Beyond { size: file });
+        }
+        let base = map_shared(fd, offset, size).map_err(|_| RegionRefused::Failed)?;
+        let memory = Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0) });
+        Ok((memory, FileId { device: stat.st_dev, inode: stat.st_ino }))
     }
 
     /// Maps a memfd received from elsewhere, after a look at its size and seals.
@@ -116,12 +198,8 @@ impl Memory {
         if u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(refused(format!("{} bytes", stat.st_size)));
         }
-        let (null, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a fresh mapping at an address that the kernel picks touches no existing memory; the seals keep the file
-        // as long as the mapping.
-        let base = unsafe { rustix::mm::mmap(null, size, protection, MapFlags::SHARED, &fd, 0) };
-        let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
-        Ok(Arc::new(Self { base: base.cast(), bytes: size, fd: Some(fd), pins: AtomicUsize::new(0) }))
+        let base = map_shared(fd.as_fd(), 0, size)?;
+        Ok(Arc::new(Self { base, bytes: size, fd: Some(fd), pins: AtomicUsize::new(0) }))
     }
 
     /// Copies bytes out. Costs one pass; sees torn values if someone writes meanwhile.
@@ -156,7 +234,7 @@ impl Memory {
     }
 
     /// The memfd behind a shared mapping.
-    pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
@@ -333,5 +411,87 @@ mod tests {
         assert!(matches!(Memory::map(file, 4096), Err(MemoryError::NotSealed { .. })));
         assert!(matches!(Memory::shared(0, "test"), Err(MemoryError::BadSize(0))));
         assert!(matches!(Memory::shared(u64::MAX, "test"), Err(MemoryError::BadSize(u64::MAX))));
+    }
+
+    /// A memfd of two pages with these seals.
+    fn memfd(flags: MemfdFlags, seals: SealFlags) -> OwnedFd {
+        let fd = rustix::fs::memfd_create("test", MemfdFlags::ALLOW_SEALING | flags).unwrap();
+        rustix::fs::ftruncate(&fd, 2 * page()).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    }
+
+    fn page() -> u64 {
+        rustix::param::page_size() as u64
+    }
+
+    #[test]
+    fn a_registered_range_shares_the_files_bytes_and_no_descriptor() {
+        let fd = memfd(MemfdFlags::empty(), SealFlags::SHRINK);
+        let (memory, id) = Memory::register(fd.as_fd(), page(), page()).unwrap();
+        assert!(memory.fd().is_none());
+        memory.write(3, b"seen").unwrap();
+        let mut seen = [0; 4];
+        rustix::io::pread(&fd, &mut seen, page() + 3).unwrap();
+        assert_eq!(&seen, b"seen");
+        let (whole, same) = Memory::register(fd.as_fd(), 0, 2 * page()).unwrap();
+        assert_eq!((whole.bytes() as u64, same), (2 * page(), id));
+        // It may grow, and what is mapped stays.
+        rustix::fs::ftruncate(&fd, 3 * page()).unwrap();
+        drop(fd);
+        whole.read(page() + 3, &mut seen).unwrap();
+        assert_eq!(&seen, b"seen");
+    }
+
+    #[test]
+    fn what_could_fault_or_cannot_be_written_is_not_registered() {
+        let (none, shrink) = (MemfdFlags::empty(), SealFlags::SHRINK);
+        let refused = |fd: &OwnedFd, offset, bytes| Memory::register(fd.as_fd(), offset, bytes).unwrap_err();
+        let right = memfd(none, shrink);
+        let unaligned = RegionRefused::Unaligned { page: page() };
+        let beyond = RegionRefused::Beyond { size: 2 * page() };
+        let last = u64::MAX - page() + 1;
+        for (offset, bytes, why) in [
+            (1, page(), unaligned),
+            (0, page() - 1, unaligned),
+            (0, 0, RegionRefused::Size),
+            (0, last, RegionRefused::Size),
+            (page(), 2 * page(), beyond),
+            (last, page(), beyond),
+            (2 * page(), page(), beyond),
+        ] {
+            assert_eq!(refused(&right, offset, bytes), why, "{bytes} bytes at {offset}");
+        }
+        let whole = |fd: &OwnedFd| refused(fd, 0, page());
+        let open = |path: &str, flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
+        for seals in [SealFlags::empty(), SealFlags::GROW, SealFlags::SEAL] {
+            assert_eq!(whole(&memfd(none, seals)), RegionRefused::Shrinkable, "{seals:?}");
+        }
+        for seals in [SealFlags::WRITE, SealFlags::FUTURE_WRITE] {
+            assert_eq!(whole(&memfd(none, shrink | seals)), RegionRefused::ReadOnly, "{seals:?}");
+        }
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&right));
+        assert_eq!(whole(&open(&path, OFlags::RDONLY)), RegionRefused::ReadOnly);
+        assert_eq!(whole(&open(&path, OFlags::PATH)), RegionRefused::NotMemfd);
+        for strange in
+            [open("/dev/zero", OFlags::RDWR), open("/dev/null", OFlags::RDWR), open("/", OFlags::RDONLY)]
+        {
+            assert_eq!(whole(&strange), RegionRefused::NotMemfd);
+        }
+        assert_eq!(whole(&rustix::pipe::pipe().unwrap().0), RegionRefused::NotMemfd);
+        // A file of tmpfs is none whose size is kept.
+        if let Ok(file) = tempfile_in_memory() {
+            assert_eq!(whole(&file), RegionRefused::Shrinkable);
+        }
+        // Where the kernel has huge pages at all.
+        let huge = rustix::fs::memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB);
+        if let Ok(huge) = huge {
+            assert_eq!(whole(&huge), RegionRefused::HugePages);
+        }
+    }
+
+    fn tempfile_in_memory() -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::TMPFILE;
+        rustix::fs::open("/dev/shm", flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
     }
 }

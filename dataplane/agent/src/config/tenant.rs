@@ -33,6 +33,7 @@ pub(super) struct FileTenant {
     #[serde(default)]
     addresses: Vec<IpAddr>,
     arena: Option<Bytes>,
+    regions: Option<u32>,
     attachments: Option<u32>,
     communicators: Option<u32>,
     operation_timeout: Option<Nanos>,
@@ -112,6 +113,7 @@ impl FileTenant {
             quota: Quota {
                 attachments: self.attachments.unwrap_or(usual.attachments),
                 arena_bytes: self.arena.map_or(usual.arena_bytes, |bytes| bytes.0),
+                regions: self.regions.unwrap_or(usual.regions),
                 communicators: self.communicators.unwrap_or(usual.communicators),
                 operation_timeout: self.operation_timeout.map_or(usual.operation_timeout, Duration::from),
                 ..usual

@@ -1,19 +1,21 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
+use super::memory::AttachedMemory;
 use super::stream::Stream;
 use super::tenant::Tenant;
 use super::{AttachmentId, Joined, Question, SessionRequest};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused, MAX_LISTED,
-    MAX_NAME, MessageError, Negotiated, Reason, Regrouping, Request, RequestError, decode, encode, full_name,
-    length,
+    AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused,
+    MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RegionRefused, Regrouping, Request, RequestError,
+    decode, encode, full_name, length,
 };
-use std::collections::HashSet;
+use harmonaize_shm::Memory;
+use std::collections::{HashSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 
@@ -21,6 +23,9 @@ use tokio::task::{JoinError, JoinSet};
 const MAX_PENDING: usize = 256;
 /// Answers that wait for the process to read them.
 const MAX_ANSWERS: usize = 64;
+
+/// Most descriptors that came and belong to no request.
+const MAX_DESCRIPTORS: usize = 4;
 
 /// For who asks where control cannot be asked.
 const AWAY: &str = "the provider cannot be asked now; ask again later";
@@ -37,6 +42,9 @@ enum RequestKind {
     Negotiate,
     Iteration,
     Hint,
+    /// At this offset.
+    AddRegion(u64),
+    RemoveRegion(u64),
 }
 
 impl RequestKind {
@@ -47,7 +55,9 @@ impl RequestKind {
             Self::Negotiate => "this process waits for an answer already; propose again after it",
             Self::Iteration => "this process waits for a choice already",
             Self::Hint => "this process waits for an answer to hints already",
-            Self::Join | Self::Detail => "this process waits for an answer already",
+            Self::Join | Self::Detail | Self::AddRegion(_) | Self::RemoveRegion(_) => {
+                "this process waits for an answer already"
+            }
         }
     }
 }
@@ -79,6 +89,7 @@ enum Handled {
 pub(super) struct AttachedSession {
     attachment: AttachmentId,
     tenant: Arc<Tenant>,
+    memory: AttachedMemory,
     requests: mpsc::Sender<SessionRequest>,
     /// Handles that the process has joined and not left.
     joined: HashSet<u32>,
@@ -91,27 +102,28 @@ impl AttachedSession {
     pub(super) fn new(
         attachment: AttachmentId,
         tenant: Arc<Tenant>,
+        memory: AttachedMemory,
         requests: mpsc::Sender<SessionRequest>,
     ) -> Self {
         let (joined, pending, outstanding) = (HashSet::new(), JoinSet::new(), Vec::new());
-        Self { attachment, tenant, requests, joined, pending, outstanding }
+        Self { attachment, tenant, memory, requests, joined, pending, outstanding }
     }
 
     /// Serves requests. Returns why it ended.
     pub(super) async fn serve(mut self, stream: Stream) -> DetachReason {
-        let (read, write) = tokio::io::split(stream);
+        let stream = Arc::new(stream);
         let (answers, unsent) = mpsc::channel(MAX_ANSWERS);
         // Aborted with the set when this future is dropped.
         let mut writer = JoinSet::new();
-        writer.spawn(write_answers(write, unsent));
-        let reader = Reader { stream: read, received: BytesMut::new() };
+        writer.spawn(write_answers(Arc::clone(&stream), unsent));
+        let reader = Reader { stream, received: BytesMut::new(), descriptors: VecDeque::new() };
         self.exchange(reader, answers).await.err().unwrap_or(DetachReason::ProcessGone)
     }
 
     async fn exchange(
         &mut self,
         mut reader: Reader,
-        answers: mpsc::Sender<Answer>,
+        answers: mpsc::Sender<Reply>,
     ) -> Result<(), DetachReason> {
         loop {
             let answer = tokio::select! {
@@ -120,7 +132,7 @@ impl AttachedSession {
                     Some(self.finish(kind, answer))
                 }
                 request = reader.next(), if self.pending.len() < MAX_PENDING => match request? {
-                    Some(request) => self.request(request).await?,
+                    Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
                     None => return Ok(()),
                 },
             };
@@ -132,19 +144,44 @@ impl AttachedSession {
         }
     }
 
-    fn finish(&mut self, kind: RequestKind, answer: Answer) -> Answer {
+    fn finish(&mut self, kind: RequestKind, answer: Answer) -> Reply {
         let at = self.outstanding.iter().position(|outstanding| *outstanding == kind);
         debug_assert!(at.is_some(), "{kind:?} was answered twice");
         at.map(|at| self.outstanding.swap_remove(at));
         if let Answer::Joined { communicator, .. } = &answer {
             self.joined.insert(*communicator);
         }
-        answer
+        let added = |memory: &mut AttachedMemory, done: &Result<AddedRegion, _>| match kind {
+            RequestKind::AddRegion(base) => memory.added(base, done.is_ok()),
+            _ => Err(RegionRefused::Failed),
+        };
+        match answer {
+            Answer::Grown { id, added: done } => match added(&mut self.memory, &done) {
+                Ok((place, descriptor)) => (Answer::Grown { id, added: Ok(place) }, descriptor),
+                Err(refused) => (Answer::Grown { id, added: Err(refused) }, None),
+            },
+            Answer::Registered { id, added: done } => {
+                let added = added(&mut self.memory, &done).map(|(place, _)| place);
+                (Answer::Registered { id, added }, None)
+            }
+            Answer::Unregistered { id, refused } => {
+                let removed = match kind {
+                    RequestKind::RemoveRegion(base) => self.memory.removed(base, refused.is_none()),
+                    _ => Err(RegionRefused::Failed),
+                };
+                (Answer::Unregistered { id, refused: removed.err() }, None)
+            }
+            answer => (answer, None),
+        }
     }
 
     /// Passes a request on; the answer, if there is one at once.
-    async fn request(&mut self, request: Request) -> Result<Option<Answer>, DetachReason> {
-        let (passed_on, answer) = match self.handle(request) {
+    async fn request(
+        &mut self,
+        request: Request,
+        memfd: Option<OwnedFd>,
+    ) -> Result<Option<Answer>, DetachReason> {
+        let (passed_on, answer) = match self.handle(request, memfd) {
             Handled::Answered(answer) => (None, Some(answer)),
             Handled::PassedOn(request) => (Some(request), None),
             Handled::Both(request, answer) => (Some(request), Some(answer)),
@@ -155,7 +192,7 @@ impl AttachedSession {
         Ok(answer)
     }
 
-    fn handle(&mut self, request: Request) -> Handled {
+    fn handle(&mut self, request: Request, memfd: Option<OwnedFd>) -> Handled {
         let attachment = self.attachment;
         match request {
             Request::Join { id, job, name, rank, ranks, timeout_ns, budget } => {
@@ -265,7 +302,42 @@ impl AttachedSession {
                     move |hinted| Answer::Hinted { id, refused: hinted.err() },
                 )
             }
+            Request::Grow { id, bytes } => {
+                let made = self.memory.grow(bytes);
+                self.add_region(made, move |added| Answer::Grown { id, added })
+            }
+            Request::Register { id, offset, bytes } => {
+                let made = self.memory.register(memfd, offset, bytes);
+                self.add_region(made, move |added| Answer::Registered { id, added })
+            }
+            Request::Unregister { id, base } => match self.memory.unregister(base) {
+                Ok(()) => {
+                    let reply = self.await_reply(RequestKind::RemoveRegion(base), move |done| {
+                        let refused = (done != Ok(true)).then_some(RegionRefused::InUse);
+                        Answer::Unregistered { id, refused }
+                    });
+                    Handled::PassedOn(SessionRequest::RemoveRegion { attachment, base, reply })
+                }
+                Err(refused) => Handled::Answered(Answer::Unregistered { id, refused: Some(refused) }),
+            },
         }
+    }
+
+    /// Passes memory on that was made or mapped. The answer says where it lies.
+    fn add_region(
+        &mut self,
+        made: Result<(AddedRegion, Arc<Memory>), RegionRefused>,
+        answer: impl FnOnce(Result<AddedRegion, RegionRefused>) -> Answer + Send + 'static,
+    ) -> Handled {
+        let (place, memory) = match made {
+            Ok(made) => made,
+            Err(refused) => return Handled::Answered(answer(Err(refused))),
+        };
+        let (attachment, base) = (self.attachment, place.base);
+        let reply = self.await_reply(RequestKind::AddRegion(base), move |done| {
+            answer(if done == Ok(true) { Ok(place) } else { Err(RegionRefused::Failed) })
+        });
+        Handled::PassedOn(SessionRequest::AddRegion { attachment, base, memory, reply })
     }
 
     /// Asks control, unless the question makes no sense, is one too many or comes before the last one's answer. `away` is the
@@ -437,10 +509,13 @@ fn dropped() -> JoinRefused {
     }
 }
 
-async fn write_answers(mut stream: WriteHalf<Stream>, mut answers: mpsc::Receiver<Answer>) {
-    while let Some(answer) = answers.recv().await {
+/// An answer, and the descriptor that goes with it.
+type Reply = (Answer, Option<OwnedFd>);
+
+async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>) {
+    while let Some((answer, descriptor)) = answers.recv().await {
         let Ok(message) = encode(&answer) else { return };
-        if stream.write_all(&message).await.is_err() {
+        if stream.answer(&message, descriptor).await.is_err() {
             return;
         }
     }
@@ -448,18 +523,25 @@ async fn write_answers(mut stream: WriteHalf<Stream>, mut answers: mpsc::Receive
 
 /// Reads requests; may be dropped at any await without losing bytes.
 struct Reader {
-    stream: ReadHalf<Stream>,
+    stream: Arc<Stream>,
     received: BytesMut,
+    /// Those of requests that have not been read whole.
+    descriptors: VecDeque<OwnedFd>,
 }
 
 impl Reader {
-    /// The next request; `None` when the process is gone.
-    async fn next(&mut self) -> Result<Option<Request>, MessageError> {
+    /// The next request, and the descriptor that came with it; `None` when the process is gone.
+    async fn next(&mut self) -> Result<Option<(Request, Option<OwnedFd>)>, MessageError> {
         loop {
             if let Some(request) = self.parse()? {
-                return Ok(Some(request));
+                let takes = matches!(request, Request::Register { .. });
+                let descriptor = if takes { self.descriptors.pop_front() } else { None };
+                return Ok(Some((request, descriptor)));
             }
-            match self.stream.read_buf(&mut self.received).await {
+            if self.descriptors.len() > MAX_DESCRIPTORS {
+                return Err(MessageError::Malformed);
+            }
+            match self.stream.receive(&mut self.received, &mut self.descriptors).await {
                 Ok(0) | Err(_) => return Ok(None),
                 Ok(_) => {}
             }

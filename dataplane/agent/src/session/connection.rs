@@ -1,6 +1,7 @@
 //! One connection: the handshake, then what follows it.
 
 use super::attached::{AttachedSession, DetachReason};
+use super::memory::AttachedMemory;
 use super::rdma;
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
@@ -60,7 +61,7 @@ impl Connection {
             opened = self.handshake(&requests) => opened,
             _ = stopping.wait_for(|stop| *stop) => return,
         };
-        let (attachment, grant) = match opened {
+        let (attachment, memory, grant) = match opened {
             Ok(opened) => opened,
             Err(refused) => {
                 if let Some(refused) = refused {
@@ -71,7 +72,7 @@ impl Connection {
             }
         };
         tracing::info!(tenant, %attachment, "attached");
-        let why = AttachedSession::new(attachment, Arc::clone(&self.tenant), requests.clone());
+        let why = AttachedSession::new(attachment, Arc::clone(&self.tenant), memory, requests.clone());
         let why = tokio::select! {
             why = why.serve(self.stream) => why,
             _ = stop.wait_for(|stop| *stop) => DetachReason::AgentStops,
@@ -85,7 +86,7 @@ impl Connection {
     async fn handshake(
         &mut self,
         requests: &mpsc::Sender<SessionRequest>,
-    ) -> Result<(AttachmentId, Grant), Denied> {
+    ) -> Result<(AttachmentId, AttachedMemory, Grant), Denied> {
         let limit = self.tenant.rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
         let welcome = self.check(&hello).map_err(Some)?;
@@ -120,7 +121,8 @@ impl Connection {
         let (attachment, tenant) = (AttachmentId::next(), self.tenant.rules.tenant.clone());
         let operation_timeout = self.tenant.rules.quota.operation_timeout;
         permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout });
-        Ok((attachment, grant))
+        let memory = AttachedMemory::new(Arc::clone(&self.tenant), hello.access, welcome.arena_bytes);
+        Ok((attachment, memory, grant))
     }
 
     async fn hello(&mut self) -> Result<Hello, Denied> {

@@ -1,11 +1,13 @@
 //! A connection's bytes, through a Unix socket or over TCP.
 
+use bytes::BytesMut;
 use harmonaize_abi::session::{MessageError, encode, length};
 use rustix::io::Errno;
-use rustix::net::sockopt;
+use rustix::net::{RecvFlags, SendFlags, sockopt};
 use serde::Serialize;
+use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,6 +19,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// After last words, how long and how much of what was already under way is taken in, so that they are not lost.
 const LINGER: Duration = Duration::from_secs(1);
 const MAX_LINGER: usize = 256 << 10;
+/// Bytes taken with one call.
+const CHUNK: usize = 4096;
 
 /// A connection with a tenant's process.
 #[derive(Debug)]
@@ -77,15 +81,55 @@ impl Stream {
     ) -> io::Result<()> {
         match self {
             Self::Unix(stream) => {
-                let send =
-                    || Ok(harmonaize_shm::send_with_descriptors(stream.as_fd(), message, descriptors)?);
-                let sent = stream.async_io(Interest::WRITABLE, send).await?;
+                let sent = send_some(stream, message, descriptors).await?;
                 // Nothing was sent before, so the socket's buffer takes it whole.
                 if sent == message.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
             }
             Self::Tcp(_) if !descriptors.is_empty() => Err(io::ErrorKind::Unsupported.into()),
             Self::Tcp(stream) => stream.write_all(message).await,
         }
+    }
+
+    /// Sends an answer, with a descriptor if it has one, which goes through Unix sockets alone. Another may receive meanwhile.
+    pub(super) async fn answer(&self, mut message: &[u8], descriptor: Option<OwnedFd>) -> io::Result<()> {
+        let mut descriptor = descriptor.as_ref().map(AsFd::as_fd);
+        while !message.is_empty() {
+            let sent = match self {
+                Self::Unix(stream) => send_some(stream, message, descriptor.as_slice()).await?,
+                Self::Tcp(_) if descriptor.is_some() => return Err(io::ErrorKind::Unsupported.into()),
+                Self::Tcp(stream) => {
+                    stream.async_io(Interest::WRITABLE, || stream.try_write(message)).await?
+                }
+            };
+            // It goes with the first byte.
+            descriptor = None;
+            message = message.get(sent..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes, at most some thousand, and takes the descriptors that come with them; none at the end. May be dropped
+    /// without losing any.
+    pub(super) async fn receive(
+        &self,
+        into: &mut BytesMut,
+        descriptors: &mut VecDeque<OwnedFd>,
+    ) -> io::Result<usize> {
+        let mut chunk = [0; CHUNK];
+        let received = match self {
+            Self::Unix(stream) => {
+                let receive = || {
+                    let flags = RecvFlags::DONTWAIT;
+                    Ok(harmonaize_shm::receive_with_descriptors(stream.as_fd(), &mut chunk, flags)?)
+                };
+                let (received, came) = stream.async_io(Interest::READABLE, receive).await?;
+                descriptors.extend(came);
+                received
+            }
+            Self::Tcp(stream) => stream.async_io(Interest::READABLE, || stream.try_read(&mut chunk)).await?,
+        };
+        into.extend_from_slice(chunk.get(..received).unwrap_or_default());
+        Ok(received)
     }
 
     /// Says last words, as far as the socket's buffer takes them (always, as little was sent before).
@@ -99,6 +143,13 @@ impl Stream {
             }
         }
     }
+}
+
+/// Sends the first bytes of a message; how many.
+async fn send_some(stream: &UnixStream, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT;
+    let send = || Ok(harmonaize_shm::send_with_descriptors(stream.as_fd(), message, descriptors, flags)?);
+    stream.async_io(Interest::WRITABLE, send).await
 }
 
 async fn drain(stream: &mut TcpStream) {

@@ -3,7 +3,7 @@
 use super::TenantRules;
 use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
-use harmonaize_abi::session::{RefusalKind, Refused, RequestError};
+use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -16,6 +16,8 @@ struct Usage {
     connections: u32,
     attachments: u32,
     arena_bytes: u64,
+    /// Beside arenas.
+    regions: u32,
 }
 
 /// A tenant with what its connections need, however they came.
@@ -41,6 +43,7 @@ impl Drop for Grant {
         held.connections -= self.part.connections;
         held.attachments -= self.part.attachments;
         held.arena_bytes -= self.part.arena_bytes;
+        held.regions -= self.part.regions;
     }
 }
 
@@ -88,6 +91,25 @@ impl Tenant {
         }
         held.attachments += 1;
         held.arena_bytes += arena_bytes;
-        Ok(Grant { tenant: Arc::clone(self), part: Usage { connections: 0, attachments: 1, arena_bytes } })
+        Ok(Grant {
+            tenant: Arc::clone(self),
+            part: Usage { attachments: 1, arena_bytes, ..Usage::default() },
+        })
+    }
+
+    /// Room for a region of this size beside an arena, or why there is none.
+    pub(super) fn region(self: &Arc<Self>, bytes: u64) -> Result<Grant, RegionRefused> {
+        let (mut held, quota) = (self.usage(), self.rules.quota);
+        let (limit, left) = (quota.arena_bytes, quota.arena_bytes.saturating_sub(held.arena_bytes));
+        if bytes > left {
+            return Err(RegionRefused::Bytes { asked: bytes, left, limit });
+        }
+        if held.regions >= quota.regions {
+            return Err(RegionRefused::Regions { limit: quota.regions });
+        }
+        held.arena_bytes += bytes;
+        held.regions += 1;
+        let part = Usage { arena_bytes: bytes, regions: 1, ..Usage::default() };
+        Ok(Grant { tenant: Arc::clone(self), part })
     }
 }

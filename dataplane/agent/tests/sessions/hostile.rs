@@ -11,6 +11,7 @@ use harmonaize_client::{
     AttachOptions, Client, Constraints, Dtype, Error, EventCursor, Hints, Knobs, ReduceOp,
 };
 use harmonaize_shm::{Memory, receive_with_descriptors};
+use rustix::net::RecvFlags;
 use std::cell::Cell;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,11 +44,12 @@ pub(crate) fn good(stub: &Stub) -> Client {
 }
 
 /// A handshake by hand.
-fn attach(stub: &Stub, access: Access) -> (UnixStream, Vec<OwnedFd>) {
+pub(crate) fn attach(stub: &Stub, access: Access) -> (UnixStream, Vec<OwnedFd>) {
     let mut stream = connect(stub);
     stream.write_all(&encode_first(&Hello { access, arena_bytes: 1 << 16, entries: 4 }).unwrap()).unwrap();
     let mut bytes = [0; 256];
-    let (received, descriptors) = receive_with_descriptors(stream.as_fd(), &mut bytes).unwrap();
+    let (received, descriptors) =
+        receive_with_descriptors(stream.as_fd(), &mut bytes, RecvFlags::empty()).unwrap();
     decode_first::<Result<Welcome, Refused>>(&bytes[4..received]).unwrap().unwrap();
     assert_eq!(descriptors.len(), access.descriptors());
     (stream, descriptors)

@@ -5,6 +5,8 @@ mod forked;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
+mod memory;
+#[cfg(test)]
 mod network;
 #[cfg(test)]
 mod rdma;

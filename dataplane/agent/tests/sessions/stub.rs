@@ -238,6 +238,19 @@ impl Engine {
                 self.attachments
                     .insert(attachment, Attachment { end, pending: held, operations: 0, moving, tag: 0 });
             }
+            SessionRequest::AddRegion { attachment, base, memory, reply } => {
+                self.knobs.log_line(format!("{} bytes more at {base}", memory.bytes()));
+                let attachment = self.attachments.get_mut(&attachment);
+                let added = attachment.is_some_and(|it| it.end.add_region(base, memory).is_ok());
+                let _ = reply.send(added);
+            }
+            SessionRequest::RemoveRegion { attachment, base, reply } => {
+                let attachment = self.attachments.get_mut(&attachment);
+                let free = attachment.filter(|attachment| attachment.pending.is_empty());
+                let gone = free.is_some_and(|it| it.end.remove_region(base).is_some());
+                self.knobs.log_line(format!("region at {base} {}", if gone { "gone" } else { "kept" }));
+                let _ = reply.send(gone);
+            }
             SessionRequest::Join { name, rank, ranks, reply, .. } if name == "never" => {
                 self.knobs.log_line(format!("join {rank}/{ranks}"));
                 let knobs = Arc::clone(&self.knobs);
@@ -425,8 +438,8 @@ impl Attachment {
 
     fn execute(&mut self, submission: Submission) -> Result<(), EndError> {
         let (Region { offset, bytes }, output) = (submission.input, submission.output);
-        let end = offset.max(output.offset).checked_add(bytes);
-        if end.is_none_or(|end| end > self.end.arena_bytes()) || bytes != output.bytes {
+        let held = self.end.holds(offset, bytes) && self.end.holds(output.offset, bytes);
+        if !held || bytes != output.bytes {
             return self.complete(&submission, Status::OutOfRange);
         }
         if bytes == 0 {

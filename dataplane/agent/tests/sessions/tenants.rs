@@ -350,7 +350,9 @@ fn polling_alone_brings_an_operation_to_its_end() {
 fn memory_of_an_operation_given_up_stays_taken_until_its_end() {
     for access in ALL {
         let stub = Stub::start();
-        let (client, comm) = attach(&stub, access);
+        let options = AttachOptions { max_arena_bytes: 0, ..stub.options(access) };
+        let client = Client::attach(&stub.path, options).unwrap();
+        let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
         let half = (1 << 20) / 8 + 64;
         stub.knobs.hold.store(true, Ordering::Relaxed);
         let tensor = client.tensor(Dtype::F32, half).unwrap();

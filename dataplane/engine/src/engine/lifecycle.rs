@@ -2,7 +2,7 @@
 
 use super::Engine;
 use crate::attachment::Attachment;
-use crate::command::{Aggregator, Command, Formation, MAX_PATIENCE, Notice, Peer, Status};
+use crate::command::{Aggregator, AttachmentId, Command, Formation, MAX_PATIENCE, Notice, Peer, Status};
 use crate::communicator_state::{CommunicatorState, Links, status_of};
 use crate::formation::{form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
@@ -34,6 +34,15 @@ impl Engine {
                 if let Some(key) = self.by_attachment.get(&attachment).copied() {
                     self.detach(key);
                 }
+            }
+            Command::AddRegion { attachment, base, memory } => {
+                let end = self.attachment(attachment);
+                let done = end.is_some_and(|end| end.end.add_region(base, memory).is_ok());
+                (self.notify)(Notice::Regions { attachment, base, done });
+            }
+            Command::RemoveRegion { attachment, base } => {
+                let done = self.remove_region(attachment, base);
+                (self.notify)(Notice::Regions { attachment, base, done });
             }
             Command::Form(formation) => self.form(*formation),
             Command::Change { communicator, plan, peers, aggregator } => {
@@ -89,6 +98,29 @@ impl Engine {
                 self.communicators.iter_mut().for_each(|member| member.core.shut_down());
             }
         }
+    }
+
+    fn attachment(&mut self, attachment: AttachmentId) -> Option<&mut Attachment> {
+        let key = self.by_attachment.get(&attachment)?;
+        self.attachments.get_mut(*key)
+    }
+
+    /// Lets a region go that no call in flight uses; whether it has.
+    fn remove_region(&mut self, attachment: AttachmentId, base: u64) -> bool {
+        let Some(key) = self.by_attachment.get(&attachment).copied() else { return false };
+        let Some(end) = self.attachments.get_mut(key).map(|attachment| &mut attachment.end) else {
+            return false;
+        };
+        let Some(memory) = end.remove_region(base) else { return false };
+        let range = base..=base.saturating_add(memory.bytes() as u64);
+        if !self.communicators.iter().any(|member| member.uses(key, &range)) {
+            self.reaper.reap(memory);
+            return true;
+        }
+        // Where it was there is room.
+        let kept = end.add_region(base, memory);
+        debug_assert!(kept.is_ok(), "a region does not go back: {kept:?}");
+        false
     }
 
     fn member(&mut self, communicator: CommunicatorId) -> Option<&mut CommunicatorState> {

@@ -12,6 +12,7 @@ mod feedback;
 mod interleave;
 mod marks;
 mod p2p;
+mod regions;
 mod served;
 mod sums;
 mod tampering;

@@ -3,12 +3,11 @@
 use super::REMOTE_DEPTH;
 use super::channel::{Channel, Frame, Landing, Receiver};
 use super::frame::{Header, kind};
-use crate::{AgentEnd, EndError, MAX_ENTRIES, Memory, MemoryError, RingError, Span, check_range};
+use crate::{AgentEnd, EndError, MAX_ENTRIES, MemoryError, Regions, RingError, Span, check_range};
 use harmonaize_abi::{Completion, Submission};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The agent's end.
@@ -118,7 +117,7 @@ impl AgentEnd for RemoteEnd {
             .map_err(|_| RingError::Full(self.pending.entries as u64).into())
     }
 
-    fn memory(&self) -> Option<&Arc<Memory>> {
+    fn memory(&self) -> Option<&Regions> {
         None
     }
 

@@ -4,7 +4,7 @@ use super::channel::{Channel, Slots, Waiting, failed};
 use crate::{Access, Domain, Function, Local, Registrations, RemoteAddress, VerbsError, Work};
 use harmonaize_abi::session::{Offer, PairEnd, Registered};
 use harmonaize_abi::{Completion, Submission};
-use harmonaize_shm::{AgentEnd, EndError, Memory, Span, check_range};
+use harmonaize_shm::{AgentEnd, EndError, Regions, Span, check_range};
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl AgentEnd for RdmaEnd {
         self.channel.send(completion.as_bytes())
     }
 
-    fn memory(&self) -> Option<&Arc<Memory>> {
+    fn memory(&self) -> Option<&Regions> {
         None
     }
 

@@ -1,0 +1,144 @@
+//! What an attachment's tensor memory is made of: the arena, and the regions that were added behind it.
+
+use super::tenant::{Grant, Tenant};
+use harmonaize_abi::session::{Access, AddedRegion, RegionRefused};
+use harmonaize_shm::{FileId, Memory};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A file's bytes from one offset up to another.
+type FileRange = (FileId, u64, u64);
+
+/// A region, its part of the tenant's quota, and whether the engine has it.
+struct Held {
+    place: AddedRegion,
+    /// Of one that the tenant's process made.
+    file: Option<FileRange>,
+    /// For the process, of one that the agent made.
+    descriptor: Option<OwnedFd>,
+    stage: Stage,
+    _grant: Grant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Coming,
+    There,
+    Leaving,
+}
+
+/// The memory of one attachment.
+pub(super) struct AttachedMemory {
+    tenant: Arc<Tenant>,
+    access: Access,
+    /// The first offset that nothing has had yet. Never goes back, so that a stale offset names nothing.
+    next: u64,
+    regions: Vec<Held>,
+}
+
+fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+impl AttachedMemory {
+    /// An arena alone.
+    pub(super) fn new(tenant: Arc<Tenant>, access: Access, arena_bytes: u64) -> Self {
+        let next = after(0, arena_bytes).unwrap_or(u64::MAX);
+        Self { tenant, access, next, regions: Vec::new() }
+    }
+
+    /// A new region of at least so many bytes, for the engine.
+    pub(super) fn grow(&mut self, bytes: u64) -> Result<(AddedRegion, Arc<Memory>), RegionRefused> {
+        let bytes = bytes.checked_next_multiple_of(page()).ok_or(RegionRefused::Size)?;
+        let grant = self.grant(bytes)?;
+        let made = Memory::granted(bytes, "harmonaize-arena").map_err(|error| {
+            tracing::error!("cannot make a region of {bytes} bytes: {error}");
+            RegionRefused::Failed
+        });
+        let (memory, descriptor) = made?;
+        let place = self.place(bytes)?;
+        let (file, descriptor, stage) = (None, Some(descriptor), Stage::Coming);
+        self.regions.push(Held { place, file, descriptor, stage, _grant: grant });
+        Ok((place, memory))
+    }
+
+    /// A range of the process's own memfd, for the engine.
+    pub(super) fn register(
+        &mut self,
+        memfd: Option<OwnedFd>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<(AddedRegion, Arc<Memory>), RegionRefused> {
+        let grant = self.grant(bytes)?;
+        let memfd = memfd.ok_or(RegionRefused::NoDescriptor)?;
+        let (memory, id) = Memory::register(memfd.as_fd(), offset, bytes)?;
+        let range = (id, offset, offset.saturating_add(bytes));
+        let overlaps = |held: &Held| held.file.is_some_and(|file| overlap(file, range));
+        if self.regions.iter().any(overlaps) {
+            return Err(RegionRefused::Overlap);
+        }
+        let place = self.place(bytes)?;
+        let (file, stage) = (Some(range), Stage::Coming);
+        self.regions.push(Held { place, file, descriptor: None, stage, _grant: grant });
+        Ok((place, memory))
+    }
+
+    /// Begins to let a region go. One that is not there yet, or going already, is none.
+    pub(super) fn unregister(&mut self, base: u64) -> Result<(), RegionRefused> {
+        let mut held = self.regions.iter_mut();
+        let held = held.find(|held| held.place.base == base && held.stage == Stage::There);
+        held.ok_or(RegionRefused::Unknown)?.stage = Stage::Leaving;
+        Ok(())
+    }
+
+    /// The engine has a region, or not: where it lies, and the descriptor for the process if the agent made it.
+    pub(super) fn added(
+        &mut self,
+        base: u64,
+        done: bool,
+    ) -> Result<(AddedRegion, Option<OwnedFd>), RegionRefused> {
+        if !done {
+            self.regions.retain(|held| held.place.base != base);
+        }
+        let held = self.regions.iter_mut().find(|held| held.place.base == base);
+        let held = held.ok_or(RegionRefused::Failed)?;
+        held.stage = Stage::There;
+        Ok((held.place, held.descriptor.take()))
+    }
+
+    /// The engine has let go of a region, or not.
+    pub(super) fn removed(&mut self, base: u64, done: bool) -> Result<(), RegionRefused> {
+        if done {
+            self.regions.retain(|held| held.place.base != base);
+            return Ok(());
+        }
+        let held = self.regions.iter_mut().find(|held| held.place.base == base);
+        held.into_iter().for_each(|held| held.stage = Stage::There);
+        Err(RegionRefused::InUse)
+    }
+
+    fn grant(&self, bytes: u64) -> Result<Grant, RegionRefused> {
+        if self.access != Access::Mapped {
+            return Err(RegionRefused::Access);
+        }
+        if bytes == 0 {
+            return Err(RegionRefused::Size);
+        }
+        self.tenant.region(bytes)
+    }
+
+    /// Offsets for so many bytes, with a page after them that nothing has: what runs over a region's end is in none.
+    fn place(&mut self, bytes: u64) -> Result<AddedRegion, RegionRefused> {
+        let base = self.next;
+        self.next = after(base, bytes).ok_or(RegionRefused::Size)?;
+        Ok(AddedRegion { base, bytes })
+    }
+}
+
+fn after(base: u64, bytes: u64) -> Option<u64> {
+    base.checked_add(bytes)?.checked_next_multiple_of(page())?.checked_add(page())
+}
+
+fn overlap((id, begin, end): FileRange, (other, from, to): FileRange) -> bool {
+    id == other && begin < to && from < end
+}
