@@ -23,7 +23,8 @@ fn ranks<T: Send>(
     work: impl Fn(&Worker) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     let one = |rank: u32, socket: &PathBuf| {
-        let client = Client::attach(socket, options(Access::Mapped, 64))?;
+        // Less than one tensor: they and their feedback lie in several regions.
+        let client = Client::attach(socket, options(Access::Mapped, 1))?;
         let within = JoinOptions { timeout: STEP, budget: budget.clone(), ..JoinOptions::default() };
         let communicator = client.join_with(job, Rank(rank), sockets.len() as u32, &within)?;
         work(&Worker { client, communicator, rank, ranks: sockets.len() as u32 })
