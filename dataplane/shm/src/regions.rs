@@ -51,10 +51,16 @@ impl Regions {
     }
 
     /// The mapping of a range, and where in it the range begins. Of the arena a comparison; else a binary search.
+    #[inline]
     pub fn locate(&self, offset: u64, bytes: u64) -> Result<(&Arc<Memory>, u64), MemoryError> {
-        if offset.checked_add(bytes).is_some_and(|end| end <= self.arena.bytes() as u64) {
-            return Ok((&self.arena, offset));
+        match offset.checked_add(bytes) {
+            Some(end) if end <= self.arena.bytes() as u64 => Ok((&self.arena, offset)),
+            _ => self.locate_added(offset, bytes),
         }
+    }
+
+    #[inline(never)]
+    fn locate_added(&self, offset: u64, bytes: u64) -> Result<(&Arc<Memory>, u64), MemoryError> {
         let after = self.added.partition_point(|(base, _)| *base <= offset);
         let found = after.checked_sub(1).and_then(|at| self.added.get(at));
         let inside = found.and_then(|(base, memory)| {
