@@ -139,7 +139,7 @@ fn quotas_hold_and_the_dead_leave_nothing() {
     let (sockets, others) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
     let bystander = std::thread::spawn(move || {
         let work = |worker: &Worker| (0..200).try_for_each(|salt| worker.sum(salt, 5000, true, STEP));
-        succeeded(run(&others, "bystander", 1, work));
+        succeeded(run_with(&others, "bystander", 1, |_| options(Access::Mapped, 8), work));
     });
     let alone = AttachOptions { arena_bytes: 1 << 20, ..AttachOptions::default() };
     for _ in 0..10 {

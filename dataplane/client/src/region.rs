@@ -84,7 +84,7 @@ impl Region {
     /// [`Error::Memory`] where it does not end within the region; [`Error::Shape`] where the offset is no multiple of an element's bytes.
     pub fn tensor(&self, dtype: Dtype, offset: u64, elements: u64) -> Result<Tensor, Error> {
         let (size, region) = (dtype.size() as u64, self.bytes());
-        if offset % size != 0 {
+        if !offset.is_multiple_of(size) {
             let text = format!(
                 "a tensor of {dtype} at byte {offset} of a region; it begins at a multiple of {size}"
             );

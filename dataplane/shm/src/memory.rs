@@ -149,7 +149,7 @@ impl Memory {
         bytes: u64,
     ) -> Result<(Arc<Self>, FileId), RegionRefused> {
         let page = rustix::param::page_size() as u64;
-        if offset % page != 0 || bytes % page != 0 {
+        if !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) {
             return Err(RegionRefused::Unaligned { page });
         }
         let size = isize::try_from(bytes).map_err(|_| RegionRefused::Size)?.unsigned_abs();

@@ -12,12 +12,12 @@ fn error(text: &str) -> String {
 
 #[test]
 fn defaults_and_units() {
-    let tenant = "[[tenant]]\nname = \"a\"\nsocket = \"/run/a.sock\"\nuids = [1000]\narena = \"256MiB\"\noperation_timeout = \"2h\"\n";
+    let tenant = "[[tenant]]\nname = \"a\"\nsocket = \"/run/a.sock\"\nuids = [1000]\narena = \"256MiB\"\nregions = 7\noperation_timeout = \"2h\"\n";
     let text = format!("{GOOD}spin = \"20us\"\n{tenant}");
     let config = Config::parse(Path::new("agent.toml"), &text).unwrap();
     assert_eq!(config.spin, Duration::from_micros(20));
     assert_eq!(config.peer_timeout, Duration::from_secs(5));
-    assert_eq!(config.tenants[0].quota.arena_bytes, 256 << 20);
+    assert_eq!((config.tenants[0].quota.arena_bytes, config.tenants[0].quota.regions), (256 << 20, 7));
     assert_eq!(config.tenants[0].quota.operation_timeout, Duration::from_secs(7200));
 }
 

@@ -131,7 +131,7 @@ impl AttachedSession {
                     let (kind, answer) = answered.map_err(DetachReason::RequestFailed)?;
                     Some(self.finish(kind, answer))
                 }
-                request = reader.next(), if self.pending.len() < MAX_PENDING => match request? {
+                request = reader.next(), if self.may_ask() => match request? {
                     Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
                     None => return Ok(()),
                 },
@@ -142,6 +142,13 @@ impl AttachedSession {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether another request is looked at now. One for memory is waited for: no process fills the engine's queue with them.
+    fn may_ask(&self) -> bool {
+        let memory =
+            |kind: &RequestKind| matches!(kind, RequestKind::AddRegion(_) | RequestKind::RemoveRegion(_));
+        self.pending.len() < MAX_PENDING && !self.outstanding.iter().any(memory)
     }
 
     fn finish(&mut self, kind: RequestKind, answer: Answer) -> Reply {
