@@ -63,7 +63,7 @@ impl Block {
 impl Tensor {
     pub(crate) fn new(pool: &Arc<Pool>, dtype: Dtype, elements: u64) -> Result<Self, Error> {
         // More than can be counted is not there either.
-        let bytes = elements.checked_mul(dtype.size() as u64).unwrap_or(u64::MAX);
+        let bytes = elements.saturating_mul(dtype.size() as u64);
         let home = Home::Arena(pool.take(bytes)?);
         Ok(Self::of(Block { pool: Arc::clone(pool), dtype, elements, home }))
     }
