@@ -136,6 +136,7 @@ impl Pool {
 
     /// Adds memory of so many bytes at least.
     pub(crate) fn grow(&self, bytes: u64) -> Result<(), Error> {
+        self.owned()?;
         let _alone = lock(&self.growing);
         self.add(bytes, 0)?.map(drop).map_err(Error::Region)
     }

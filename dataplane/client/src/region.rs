@@ -2,7 +2,7 @@
 
 use crate::attach::Client;
 use crate::pool::{Pool, ask};
-use crate::shared::{Leaving, Shared};
+use crate::shared::Shared;
 use crate::tensor::Tensor;
 use crate::{Error, RegionRefused};
 use harmonaize_abi::Dtype;
@@ -29,20 +29,16 @@ pub(crate) struct Registration {
     pub(crate) memory: Arc<Memory>,
     pub(crate) base: u64,
     shared: Weak<Shared>,
-    leaving: Arc<Leaving>,
     /// The agent has been told.
     over: bool,
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.over {
-            return;
-        }
-        // Perhaps this thread has the attachment's state: whoever has it next sees to it.
-        self.leaving.push(self.base);
-        if let Some(shared) = self.shared.upgrade() {
-            shared.try_unregister();
+        if !self.over
+            && let Some(shared) = self.shared.upgrade()
+        {
+            shared.unregister(self.base);
         }
     }
 }
@@ -64,9 +60,8 @@ impl Client {
         let copy = memfd.as_fd().try_clone_to_owned();
         let copy = copy.map_err(|source| Error::System { call: "dup", source })?;
         let (shared, place) = self.pool().register(copy, range.start, bytes)?;
-        let leaving = Arc::clone(shared.leaving());
         let (base, shared) = (place.base, Arc::downgrade(&shared));
-        let registration = Arc::new(Registration { memory, base, shared, leaving, over: false });
+        let registration = Arc::new(Registration { memory, base, shared, over: false });
         Ok(Region { pool: Arc::clone(self.pool()), registration })
     }
 }

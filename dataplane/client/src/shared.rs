@@ -24,13 +24,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Regions that nobody uses any more, for whoever next has the state to tell the agent of.
 #[derive(Debug, Default)]
-pub(crate) struct Leaving {
+struct Leaving {
     any: AtomicBool,
     bases: Mutex<Vec<u64>>,
 }
 
 impl Leaving {
-    pub(crate) fn push(&self, base: u64) {
+    fn push(&self, base: u64) {
         self.bases.lock().unwrap_or_else(PoisonError::into_inner).push(base);
         self.any.store(true, Ordering::Release);
     }
@@ -148,16 +148,14 @@ impl Shared {
         Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Regions that are to be let go.
-    pub(crate) fn leaving(&self) -> &Arc<Leaving> {
-        &self.leaving
-    }
-
-    /// Tells the agent which regions are to be let go, unless some thread has the state: that one, or the next, does.
-    pub(crate) fn try_unregister(&self) {
-        if !self.guard.is_inherited()
-            && let Ok(mut state) = self.state.try_lock()
-        {
+    /// Has the agent let go of a region. Perhaps this thread has the state already: then whoever has it next tells the agent. Nothing in a
+    /// child by `fork`.
+    pub(crate) fn unregister(&self, base: u64) {
+        if self.guard.is_inherited() {
+            return;
+        }
+        self.leaving.push(base);
+        if let Ok(mut state) = self.state.try_lock() {
             state.unregister_unused();
         }
     }

@@ -74,6 +74,28 @@ fn a_child_gets_an_error_and_the_parent_goes_on() {
 }
 
 #[test]
+fn a_childs_copy_of_a_region_lets_nothing_go() {
+    let stub = Stub::start();
+    let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();
+    let comm = client.join("job", Rank(0), 1, LIMIT).unwrap();
+    let fd = crate::memory::memfd(2, rustix::fs::SealFlags::SHRINK);
+    let (region, other) = (client.register(&fd, 0..4096).unwrap(), client.register(&fd, 4096..8192).unwrap());
+    let tensor = region.tensor(Dtype::U64, 0, 8).unwrap();
+    let mut inherited = Some((region, tensor, other));
+    assert!(fork(|| {
+        assert!(forked(client.grow(1)) && forked(client.register(&fd, 0..4096)));
+        let (region, tensor, other) = inherited.take().unwrap();
+        assert!(forked(tensor.write(0, &[1_u64])) && forked(other.unregister()));
+        drop((region, tensor));
+    }));
+    let (region, tensor, other) = inherited.take().unwrap();
+    comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+    assert!(!stub.knobs.log.lock().unwrap().iter().any(|line| line.contains("gone")));
+    other.unregister().unwrap();
+    drop((region, tensor));
+}
+
+#[test]
 fn the_parents_end_is_seen_though_a_child_lives_on() {
     let stub = Stub::start();
     let client = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap();

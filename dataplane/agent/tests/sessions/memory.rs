@@ -20,7 +20,7 @@ const PAGE: u64 = 4096;
 const ARENA: u64 = 1 << 20;
 
 /// A memfd of so many pages, sealed so.
-fn memfd(pages: u64, seals: SealFlags) -> OwnedFd {
+pub(crate) fn memfd(pages: u64, seals: SealFlags) -> OwnedFd {
     let fd = rustix::fs::memfd_create("tensors", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&fd, pages * PAGE).unwrap();
     rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
