@@ -32,7 +32,7 @@ pub(crate) struct Local {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pending {
     /// None of a call that is over.
-    rank: Option<Rank>,
+    pub(crate) rank: Option<Rank>,
     pub(crate) cookie: u64,
     pub(crate) input: Region,
     pub(crate) output: Region,

@@ -24,7 +24,9 @@ fn the_tutorial_quotes_its_program() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     // What is said of slices, waiting and splits is run beside the tests of splits; of messages and of memory, beside theirs.
     let programs = ["agreements/tutorial.rs", "splits.rs", "p2p.rs", "memory.rs"];
-    let program = programs.map(|program| std::fs::read_to_string(root.join("tests/tests").join(program)).unwrap()).concat();
+    let program = programs
+        .map(|program| std::fs::read_to_string(root.join("tests/tests").join(program)).unwrap())
+        .concat();
     let tutorial = std::fs::read_to_string(root.join("docs/tenants.md")).unwrap();
     let (program, mut quoted) = (lines(&program), 0);
     for block in tutorial.split("```rust\n").skip(1) {

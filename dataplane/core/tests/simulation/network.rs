@@ -204,7 +204,8 @@ impl World {
             let key = (frame.link, frame.from.0, payload.channel);
             let plan = self.plans.iter().find(|plan| plan.epoch == frame.link);
             let slots = plan.map_or(1, |plan| plan.landing_slots) as usize;
-            let bytes = (self.scenario.plan.tuning.chunk_bytes.max(16) + harmonaize_plan::CODED_ROOM) as usize;
+            let bytes =
+                (self.scenario.plan.tuning.chunk_bytes.max(16) + harmonaize_plan::CODED_ROOM) as usize;
             let ring = node.landing.entry(key).or_insert_with(|| vec![(false, vec![POISON; bytes]); slots]);
             let (occupied, slot) = &mut ring[payload.sequence as usize % slots];
             let stale = payload.piece.is_some();
