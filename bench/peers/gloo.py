@@ -22,8 +22,17 @@ RUN = {
     "all_gather": lambda input, output: dist.all_gather_into_tensor(output, input),
     "reduce_scatter": lambda input, output: dist.reduce_scatter_tensor(output, input),
     "alltoall": lambda input, output: dist.all_to_all_single(output, input),
+    "sendrecv": lambda input, output: around(input, output),
     "broadcast": lambda input, output: dist.broadcast(output, 0),
 }
+
+
+def around(input, output):
+    """To the next rank around, and from the one before."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = dist.irecv(output, (rank - 1) % ranks)
+    dist.send(input, (rank + 1) % ranks)
+    received.wait()
 
 
 def values(rank, first, count):
@@ -40,6 +49,8 @@ def expected(collective, rank, ranks, block):
             return torch.cat([values(other, rank * block, block) for other in range(ranks)])
         case "broadcast":
             return values(0, 0, block)
+        case "sendrecv":
+            return values((rank - 1) % ranks, 0, block)
         case _:
             first = rank * block if collective == "reduce_scatter" else 0
             return sum(values(other, first, block) for other in range(ranks))
@@ -47,7 +58,7 @@ def expected(collective, rank, ranks, block):
 
 def measure(collective, rank, ranks, budget_us, size, iterations):
     run = RUN[collective]
-    whole = collective in ("all_reduce", "broadcast")
+    whole = collective in ("all_reduce", "broadcast", "sendrecv")
     # As nccl-tests: several blocks are multiples of 16 bytes each.
     block = size // 4 if whole else size // 4 // ranks // 4 * 4
     input = values(rank, 0, block * (ranks if collective in ("reduce_scatter", "alltoall") else 1))

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, KINDS };
-static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast"};
+enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, SENDRECV, KINDS };
+static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"};
 static int rank, ranks;
 
 #ifdef CCL
@@ -47,6 +47,10 @@ static void run(int kind, float *input, float *output, int count)
     case ALLTOALL:
         ccl::alltoall(input, output, block, *communicator).wait();
         break;
+    case SENDRECV:
+        MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
+                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        break;
     default:
         ccl::broadcast(output, block, 0, *communicator).wait();
     }
@@ -69,6 +73,10 @@ static void run(int kind, float *input, float *output, int count)
     case ALLTOALL:
         MPI_Alltoall(input, count, MPI_FLOAT, output, count, MPI_FLOAT, MPI_COMM_WORLD);
         break;
+    case SENDRECV:
+        MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
+                     MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        break;
     default:
         MPI_Bcast(output, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
     }
@@ -89,6 +97,8 @@ static float expected(int kind, long block, long element)
         return value((int)of, rank * block + within);
     case BROADCAST:
         return value(0, element);
+    case SENDRECV:
+        return value((rank + ranks - 1) % ranks, element);
     default:
         for (int r = 0; r < ranks; r++)
             sum += value(r, kind == REDUCE_SCATTER ? rank * block + element : element);
@@ -112,7 +122,7 @@ static float *room(long elements)
 
 static void measure(int kind, double budget_us, long bytes, int iterations)
 {
-    int blocks = kind == ALL_REDUCE || kind == BROADCAST ? 1 : ranks;
+    int blocks = kind == ALL_REDUCE || kind == BROADCAST || kind == SENDRECV ? 1 : ranks;
     /* As nccl-tests: several blocks are multiples of 16 bytes each. */
     long block = blocks == 1 ? bytes / 4 : bytes / 4 / ranks / 4 * 4, wrong = 0;
     long of_input = block * (kind == ALL_GATHER ? 1 : blocks), of_output = block * (kind == REDUCE_SCATTER ? 1 : blocks);

@@ -45,12 +45,13 @@ pub struct Collective {
 }
 
 /// What is swept.
-pub const COLLECTIVES: [Collective; 5] = [
+pub const COLLECTIVES: [Collective; 6] = [
     Collective { name: "all_reduce", bus: |part| 2.0 * part, rounds: Some(2), blocks: false },
     Collective { name: "all_gather", bus: |part| part, rounds: Some(1), blocks: true },
     Collective { name: "reduce_scatter", bus: |part| part, rounds: Some(1), blocks: true },
     Collective { name: "alltoall", bus: |part| part, rounds: None, blocks: true },
     Collective { name: "broadcast", bus: |_| 1.0, rounds: None, blocks: false },
+    Collective { name: "sendrecv", bus: |_| 1.0, rounds: None, blocks: false },
 ];
 
 impl Collective {

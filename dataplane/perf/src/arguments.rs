@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::measured::Measured;
 use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use harmonaize_client::{Collective, Dtype, ReduceOp};
@@ -16,13 +17,13 @@ const EXAMPLES: &str = "Examples:
       ranks by a launcher's variables: RANK and WORLD_SIZE, or those of Open MPI, PMI and Slurm
   harmonaize-perf reduce_scatter --agent A.sock --ranks 2 -d all -o all --csv rows.csv --html report.html";
 
-/// Measures a collective through the provider's agents, over sizes, as nccl-tests does
+/// Measures a collective, or messages around the ranks, through the provider's agents, over sizes, as nccl-tests does
 ///
 /// Each size is run out of place and in place, checked, and printed in nccl-tests' columns.
 #[derive(Parser, Clone, Debug)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Which collective: all_reduce, all_gather, reduce_scatter, alltoall or broadcast
+    /// What: all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter or sendrecv
     pub(crate) collective: Program,
     /// The agent's socket for this tenant; several share the ranks out in equal parts
     #[arg(long, required = true)]
@@ -91,16 +92,16 @@ pub(crate) struct Arguments {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    pub(crate) collective: Collective,
+    pub(crate) measured: Measured,
 }
 
 impl FromStr for Program {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = <Collective as Named>::ALL;
+        let known = <Measured as Named>::ALL;
         let found = known.iter().find(|(name, _)| *name == text);
-        found.map(|&(name, collective)| Self { name, collective }).ok_or_else(|| {
+        found.map(|&(name, measured)| Self { name, measured }).ok_or_else(|| {
             let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
             format!("{text:?} is none of {}", names.join(", "))
         })
@@ -152,16 +153,17 @@ impl<T: Named> FromStr for Choice<T> {
     }
 }
 
-impl Named for Collective {
+impl Named for Measured {
     const ALL: &[(&str, Self)] = &[
-        ("all_reduce", Self::AllReduce),
-        ("all_gather", Self::AllGather),
-        ("reduce_scatter", Self::ReduceScatter),
-        ("alltoall", Self::AllToAll),
-        ("broadcast", Self::Broadcast),
-        ("reduce", Self::Reduce),
-        ("gather", Self::Gather),
-        ("scatter", Self::Scatter),
+        ("all_reduce", Self::Collective(Collective::AllReduce)),
+        ("all_gather", Self::Collective(Collective::AllGather)),
+        ("reduce_scatter", Self::Collective(Collective::ReduceScatter)),
+        ("alltoall", Self::Collective(Collective::AllToAll)),
+        ("broadcast", Self::Collective(Collective::Broadcast)),
+        ("reduce", Self::Collective(Collective::Reduce)),
+        ("gather", Self::Collective(Collective::Gather)),
+        ("scatter", Self::Collective(Collective::Scatter)),
+        ("sendrecv", Self::SendRecv),
     ];
 }
 
@@ -213,7 +215,7 @@ impl Arguments {
             .iter()
             .flat_map(|(_, dtype)| self.op.0.iter().map(move |(_, op)| op.takes(*dtype)));
         ensure!(
-            !self.collective.collective.reduces() || pairs.any(|takes| takes),
+            !self.collective.measured.reduces() || pairs.any(|takes| takes),
             "no type of -d has a reduction of -o"
         );
         if self.root < -1 {
@@ -280,11 +282,13 @@ mod tests {
     #[test]
     fn collectives_go_by_the_names_of_nccl_tests() {
         let named = |name| Arguments::try_parse_from(["harmonaize-perf", name, "--agent", "a"]);
-        for (name, collective) in <Collective as Named>::ALL {
+        for (name, measured) in <Measured as Named>::ALL {
             let program = named(name).unwrap().collective;
-            assert_eq!((program.name, program.collective), (*name, *collective));
+            assert_eq!((program.name, program.measured), (*name, *measured));
         }
-        let measured = |one: &Collective| <Collective as Named>::ALL.iter().any(|(_, known)| known == one);
+        let measured = |one: &Collective| {
+            <Measured as Named>::ALL.iter().any(|(_, known)| *known == Measured::Collective(*one))
+        };
         assert!(Collective::ALL.iter().filter(|one| one.has_data()).all(measured));
         let error = named("allreduce").unwrap_err().to_string();
         assert!(error.contains("none of all_reduce, all_gather"), "{error}");
@@ -293,6 +297,6 @@ mod tests {
     #[test]
     fn all_types_and_reductions() {
         let all = parsed("-d all -o all").unwrap();
-        assert_eq!((all.datatype.0.len(), all.op.0.len()), (12, 5));
+        assert_eq!((all.datatype.0.len(), all.op.0.len()), (Dtype::ALL.len(), ReduceOp::ALL.len()));
     }
 }

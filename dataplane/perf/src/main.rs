@@ -5,6 +5,7 @@
 
 mod arguments;
 mod launch;
+mod measured;
 mod page;
 mod pattern;
 mod report;

@@ -1,9 +1,8 @@
 //! What ranks put into their tensors, and what must come out: small integers that every element type holds exactly.
 
+use crate::measured::Measured;
 use half::{bf16, f16};
-use harmonaize_client::{
-    BlockContent, Bool, Collective, Complex64, Complex128, Element, F8E4M3, F8E5M2, Rank, ReduceOp,
-};
+use harmonaize_client::{BlockContent, Bool, Complex64, Complex128, Element, F8E4M3, F8E5M2, Rank, ReduceOp};
 
 /// After so many elements values repeat, so that what is expected is a table, not a sum an element.
 const PERIOD: u64 = 61;
@@ -82,7 +81,7 @@ pub(crate) fn factor(rank: u32) -> u32 {
 /// The tensors of one operation, seen from one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
-    pub(crate) collective: Collective,
+    pub(crate) measured: Measured,
     pub(crate) reduce: ReduceOp,
     pub(crate) root: u32,
     pub(crate) rank: u32,
@@ -144,7 +143,7 @@ impl Pattern {
 
     /// How many elements of a block that the collective wrote are wrong. `block` counts those of the output.
     pub(crate) fn wrong<T: Value>(&self, block: u32, found: &[T]) -> u64 {
-        let content = self.collective.content(Rank(self.rank), block, Rank(self.root));
+        let content = self.measured.content(self.ranks, Rank(self.rank), block, Rank(self.root));
         let expected = |at: u64| -> T {
             match content {
                 BlockContent::Unwritten => T::default(),
@@ -173,11 +172,13 @@ impl Pattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_client::Collective;
 
     const RANKS: u32 = 3;
 
     fn pattern(collective: Collective, reduce: ReduceOp, rank: u32) -> Pattern {
-        Pattern { collective, reduce, root: 1, rank, ranks: RANKS, count: 100 }
+        let measured = Measured::Collective(collective);
+        Pattern { measured, reduce, root: 1, rank, ranks: RANKS, count: 100 }
     }
 
     /// What each element must be, without the table.

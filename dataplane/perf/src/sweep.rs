@@ -2,6 +2,7 @@
 
 use crate::arguments::Arguments;
 use crate::launch::Seat;
+use crate::measured::{Measured, before, next};
 use crate::pattern::{Pattern, Value, factor};
 use crate::report::{Place, Report, Row};
 use anyhow::{Context, Result};
@@ -32,11 +33,10 @@ pub(crate) fn run(arguments: &Arguments, seat: &Seat) -> Result<ExitCode> {
     let member = Member { arguments, seat, client, communicator };
     let lines = member.lines()?;
     let mut report = (seat.rank == 0).then(|| Report::begin(arguments, seat.ranks, &lines)).transpose()?;
-    let collective = arguments.collective.collective;
-    let reductions =
-        if collective.reduces() { arguments.op.0.clone() } else { vec![("none", ReduceOp::Sum)] };
+    let measured = arguments.collective.measured;
+    let reductions = if measured.reduces() { arguments.op.0.clone() } else { vec![("none", ReduceOp::Sum)] };
     let roots = match arguments.root {
-        _ if !collective.is_rooted() => vec![-1],
+        _ if !measured.is_rooted() => vec![-1],
         -1 => (0..seat.ranks).map(i64::from).collect(),
         root => vec![root],
     };
@@ -55,6 +55,9 @@ pub(crate) fn run(arguments: &Arguments, seat: &Seat) -> Result<ExitCode> {
     }
 }
 
+/// What was started at once: an operation, or both ends of messages.
+type Started = [Option<Operation>; 2];
+
 struct Case<'a> {
     type_name: &'a str,
     op_name: &'a str,
@@ -71,7 +74,7 @@ struct Member<'a> {
 
 /// What a rank measured of one size, in microseconds; and elements that were wrong.
 #[derive(Clone, Copy, Debug, Default)]
-struct Measured {
+struct Times {
     mean: f64,
     p50: f64,
     p99: f64,
@@ -127,13 +130,15 @@ impl Member<'_> {
         Ok(())
     }
 
-    fn end(&self, mut operation: Operation) -> Result<()> {
-        operation.wait(self.arguments.timeout())?;
+    fn end(&self, started: Started) -> Result<()> {
+        for mut operation in started.into_iter().flatten() {
+            operation.wait(self.arguments.timeout())?;
+        }
         Ok(())
     }
 
     fn barrier(&self) -> Result<()> {
-        self.end(self.communicator.barrier()?)
+        self.end([Some(self.communicator.barrier()?), None])
     }
 
     /// Each rank's line about itself, in order.
@@ -164,14 +169,14 @@ impl Member<'_> {
         let input = self.client.tensor(T::DTYPE, elements)?;
         let output = self.client.tensor(T::DTYPE, elements * u64::from(self.seat.ranks))?;
         input.write(0, own)?;
-        self.end(self.communicator.all_gather(&input, &output)?)?;
+        self.end([Some(self.communicator.all_gather(&input, &output)?), None])?;
         let mut all = vec![T::default(); own.len() * self.seat.ranks as usize];
         output.read(0, &mut all)?;
         Ok(all)
     }
 
     /// Microseconds of an operation in the mean, and of each by itself: with operations in flight, since the one before.
-    fn time(&self, start: impl Fn() -> Result<Option<Operation>>) -> Result<(f64, Vec<f64>)> {
+    fn time(&self, start: impl Fn() -> Result<Option<Started>>) -> Result<(f64, Vec<f64>)> {
         let (iterations, blocking) = (self.arguments.iters, self.arguments.blocking);
         let mut each = Vec::with_capacity(iterations as usize);
         let (began, mut apart) = (Instant::now(), 0.0);
@@ -220,16 +225,16 @@ struct Run<'a, T> {
 
 impl<'a, T: Value> Run<'a, T> {
     fn new(member: &'a Member<'a>, bytes: u64, case: &Case<'_>) -> Result<Self> {
-        let collective = member.arguments.collective.collective;
+        let measured = member.arguments.collective.measured;
         let (elements, ranks) = (bytes / size_of::<T>() as u64, member.seat.ranks);
         // As nccl-tests: blocks are multiples of 16 bytes.
         let align = 16 / size_of::<T>() as u64;
-        let whole = collective.max_blocks(ranks) == 1;
+        let whole = measured.max_blocks(ranks) == 1;
         let count = if whole { elements } else { elements / u64::from(ranks) / align * align };
         let root = u32::try_from(case.root).unwrap_or(0);
         let (rank, reduce) = (member.seat.rank, case.reduce);
-        let [of_input, of_output] = collective.blocks(ranks, Rank(rank), Rank(root));
-        let pattern = Pattern { collective, reduce, root, rank, ranks, count };
+        let [of_input, of_output] = measured.blocks(ranks, Rank(rank), Rank(root));
+        let pattern = Pattern { measured, reduce, root, rank, ranks, count };
         let tensor = |blocks: u32| member.client.tensor(T::DTYPE, count * u64::from(blocks));
         Ok(Self {
             member,
@@ -242,7 +247,7 @@ impl<'a, T: Value> Run<'a, T> {
 
     /// Elements of the largest tensor of any rank.
     fn larger(&self) -> u64 {
-        self.pattern.count * u64::from(self.pattern.collective.max_blocks(self.pattern.ranks))
+        self.pattern.count * u64::from(self.pattern.measured.max_blocks(self.pattern.ranks))
     }
 
     /// What stands for both tensors in place: the larger one.
@@ -252,23 +257,31 @@ impl<'a, T: Value> Run<'a, T> {
 
     /// Where input and output are, and from which element on.
     fn places(&self, in_place: bool) -> [(&Tensor, u64); 2] {
-        let Pattern { collective, rank, root, count, .. } = self.pattern;
+        let Pattern { measured, rank, root, count, .. } = self.pattern;
         if !in_place {
             return [(&self.input, 0), (&self.output, 0)];
         }
-        let [of_input, of_output] = collective.shared_block(Rank(rank), Rank(root)).unwrap_or_default();
+        let [of_input, of_output] = measured.shared_block(Rank(rank), Rank(root)).unwrap_or_default();
         [of_output, of_input].map(|at| (self.both(), u64::from(at) * count))
     }
 
     /// Submits the operation; none where there is nothing to move, or it is never in place.
-    fn start(&self, in_place: bool) -> Result<Option<Operation>> {
+    fn start(&self, in_place: bool) -> Result<Option<Started>> {
         let (communicator, reduce) = (&self.member.communicator, self.pattern.reduce);
         let (input, output, both) = (&self.input, &self.output, self.both());
         let root = Rank(self.pattern.root);
         if self.pattern.count == 0 {
             return Ok(None);
         }
-        Ok(Some(match (self.pattern.collective, in_place) {
+        let collective = match self.pattern.measured {
+            Measured::Collective(collective) => collective,
+            Measured::SendRecv => {
+                let (rank, ranks) = (Rank(self.pattern.rank), self.pattern.ranks);
+                let received = communicator.recv(output, before(rank, ranks))?;
+                return Ok(Some([Some(communicator.send(input, next(rank, ranks))?), Some(received)]));
+            }
+        };
+        let operation = match (collective, in_place) {
             (Collective::AllReduce, false) => communicator.all_reduce(input, output, reduce)?,
             (Collective::AllReduce, true) => communicator.all_reduce_in_place(both, reduce)?,
             (Collective::AllGather, false) => communicator.all_gather(input, output)?,
@@ -285,7 +298,8 @@ impl<'a, T: Value> Run<'a, T> {
             (Collective::Scatter, true) => communicator.scatter_in_place(both, root)?,
             (Collective::AllToAll, false) => communicator.all_to_all(input, output)?,
             _ => return Ok(None),
-        }))
+        };
+        Ok(Some([Some(operation), None]))
     }
 
     /// Clears the output, and puts the input where the operation looks for it.
@@ -298,8 +312,8 @@ impl<'a, T: Value> Run<'a, T> {
 
     /// Elements of the output that are not what they must be.
     fn wrong(&self, in_place: bool) -> Result<u64> {
-        let Pattern { collective, ranks, rank, root, .. } = self.pattern;
-        let [_, blocks] = collective.blocks(ranks, Rank(rank), Rank(root));
+        let Pattern { measured, ranks, rank, root, .. } = self.pattern;
+        let [_, blocks] = measured.blocks(ranks, Rank(rank), Rank(root));
         let [_, (tensor, first)] = self.places(in_place);
         let mut found = vec![T::default(); usize::try_from(self.pattern.count)?];
         let mut wrong = 0;
@@ -313,7 +327,7 @@ impl<'a, T: Value> Run<'a, T> {
     /// Times and checks it one way; none where it never runs that way.
     fn measure(&self, in_place: bool) -> Result<Option<Place>> {
         let member = self.member;
-        if in_place && !self.pattern.collective.can_be_in_place() {
+        if in_place && !self.pattern.measured.can_be_in_place() {
             return Ok(None);
         }
         self.fill(in_place)?;
@@ -327,7 +341,7 @@ impl<'a, T: Value> Run<'a, T> {
             each.get(at.saturating_sub(1)).copied().unwrap_or(0.0)
         };
         let mut measured =
-            Measured { mean, p50: percentile(0.5), p99: percentile(0.99), max: percentile(1.0), wrong: 0.0 };
+            Times { mean, p50: percentile(0.5), p99: percentile(0.99), max: percentile(1.0), wrong: 0.0 };
         member.barrier()?;
         for _ in 0..member.arguments.check {
             self.fill(in_place)?;
@@ -340,7 +354,7 @@ impl<'a, T: Value> Run<'a, T> {
     }
 
     /// What all ranks measured, as one.
-    fn place(&self, own: &Measured) -> Result<Place> {
+    fn place(&self, own: &Times) -> Result<Place> {
         let all = self.member.gather(&[own.mean, own.p50, own.p99, own.max, own.wrong])?;
         let column = |at: usize| all.iter().skip(at).step_by(5).copied();
         let greatest = |at: usize| column(at).fold(0.0, f64::max);
@@ -357,7 +371,7 @@ impl<'a, T: Value> Run<'a, T> {
         Ok(Place {
             time_us,
             algbw,
-            busbw: algbw * self.pattern.collective.bus_factor(self.pattern.ranks),
+            busbw: algbw * self.pattern.measured.bus_factor(self.pattern.ranks),
             wrong: (self.member.arguments.check > 0).then(|| column(4).sum::<f64>() as u64),
             p50_us: greatest(1),
             p99_us: greatest(2),
