@@ -53,7 +53,8 @@ impl Agent {
         }
         let endpoint = Endpoint::from_shared(format!("unix://{path}"));
         let endpoint = endpoint.map_err(|error| gone(error.to_string()))?.connect_timeout(TIMEOUT);
-        let channel = endpoint.connect().await.map_err(|error| gone(crate::control::cause(&error)))?;
+        let channel =
+            endpoint.connect().await.map_err(|error| gone(harmonaize_identity::root_cause(&error)))?;
         let client = TelemetryClient::new(channel).max_decoding_message_size(64 << 20);
         Ok(Self { client, socket: path })
     }

@@ -121,7 +121,8 @@ impl Control {
         let endpoint =
             endpoint(&at.protection()?, &address).map_err(|error| unreachable(error.to_string()))?;
         let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
-        let channel = endpoint.connect().await.map_err(|error| unreachable(cause(&error)))?;
+        let channel =
+            endpoint.connect().await.map_err(|error| unreachable(harmonaize_identity::root_cause(&error)))?;
         let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);
         Ok(Self { channel, client, address })
     }
@@ -226,13 +227,4 @@ impl Control {
             _ => Failure::Refused(text),
         }
     }
-}
-
-/// The innermost cause of an error, which says most.
-pub(crate) fn cause(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(inner) = error.source() {
-        error = inner;
-    }
-    error.to_string()
 }

@@ -17,7 +17,7 @@ pub use authority::{Authority, Issued, Use};
 pub use folder::{Folder, Protection};
 pub use name::Identity;
 #[cfg(feature = "session")]
-pub use session::{Connection, Peer, endpoint, serve};
+pub use session::{Connection, Peer, endpoint, root_cause, serve};
 
 use std::path::PathBuf;
 

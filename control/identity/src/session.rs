@@ -36,8 +36,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// # Errors
 /// If a file cannot be read or is none, or the address cannot be one.
 pub fn endpoint(protection: &Protection, address: &str) -> Result<Endpoint, Error> {
-    let bad =
-        |error: tonic::transport::Error| Error::Address { address: address.to_owned(), why: source(&error) };
+    let bad = |error: tonic::transport::Error| Error::Address {
+        address: address.to_owned(),
+        why: root_cause(&error),
+    };
     match protection {
         Protection::InsecureLoopback => Endpoint::from_shared(format!("http://{address}")).map_err(bad),
         Protection::Mutual(folder) => {
@@ -49,13 +51,13 @@ pub fn endpoint(protection: &Protection, address: &str) -> Result<Endpoint, Erro
             let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(bad)?;
             endpoint
                 .tls_config(tls)
-                .map_err(|error| Error::Content { path: folder.0.clone(), why: source(&error) })
+                .map_err(|error| Error::Content { path: folder.0.clone(), why: root_cause(&error) })
         }
     }
 }
 
-/// What is at the bottom of an error.
-fn source(error: &dyn std::error::Error) -> String {
+/// The innermost cause of an error, which says most.
+pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(next) = error.source() {
         error = next;

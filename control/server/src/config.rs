@@ -331,7 +331,7 @@ name = "a"
 "#;
 
     #[test]
-    fn says_who_may_do_what() {
+    fn roles_of_operators() {
         let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
         let more = "hosts = [\"h0\"]\n[[operator]]\nname = \"alice\"\nrole = \"admin\"\n";
         let access = load(&format!("{secured}{more}")).unwrap().access;

@@ -90,7 +90,7 @@ fn issued(authority: &Authority, name: &str, folder: &Path) -> Protection {
     Protection::Mutual(folder)
 }
 
-async fn heard(down: &mut Streaming<v1::ToAgent>) -> Result<to_agent::Message, Status> {
+async fn next_message(down: &mut Streaming<v1::ToAgent>) -> Result<to_agent::Message, Status> {
     let message = timeout(LIMIT, down.message()).await.expect("control says nothing")?;
     Ok(message.expect("the stream ended").message.expect("an empty message"))
 }
@@ -100,13 +100,13 @@ async fn an_agent_speaks_for_its_own_host_alone() {
     let provider = Provider::start().await;
     for (name, host) in [("h1", "h0"), ("ada", "h0"), ("agg0", "h0"), ("h0", "agg0"), ("h0", "")] {
         let (_up, mut down) = provider.hello(name, host).await;
-        let error = heard(&mut down).await.unwrap_err();
+        let error = next_message(&mut down).await.unwrap_err();
         assert_eq!(error.code(), Code::PermissionDenied, "{name} as {host}: {error}");
         assert!(error.message().contains(name), "{error}");
     }
     // Those were nobody's session: the host's own agent is let in.
     let (_up, mut down) = provider.hello("h0", "h0").await;
-    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
 }
 
 #[tokio::test]
@@ -121,17 +121,17 @@ async fn a_tenant_joins_where_the_operator_lets_it() {
         ..v1::Join::default()
     };
     let (up, mut down) = provider.hello("h1", "h1").await;
-    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
     for request in [7, 8] {
         up.send(from_agent::Message::Join(join(request)).into()).await.unwrap();
-        let answer = heard(&mut down).await.unwrap();
+        let answer = next_message(&mut down).await.unwrap();
         let to_agent::Message::JoinRefused(refused) = answer else { panic!("{answer:?}") };
         assert_eq!((refused.request, refused.kind()), (request, JoinRefusedKind::UnknownTenant));
     }
     let (up, mut down) = provider.hello("h0", "h0").await;
-    assert!(matches!(heard(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
     up.send(from_agent::Message::Join(join(9)).into()).await.unwrap();
-    let answer = heard(&mut down).await.unwrap();
+    let answer = next_message(&mut down).await.unwrap();
     assert!(matches!(answer, to_agent::Message::Form(_)), "{answer:?}");
 }
 

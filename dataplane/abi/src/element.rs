@@ -109,7 +109,7 @@ macro_rules! float8 {
         pub struct $name(u8);
 
         impl $name {
-            const FORM: Float8 = $form;
+            const FORMAT: Float8 = $form;
 
             /// The number of these bits.
             pub const fn from_bits(bits: u8) -> Self {
@@ -123,12 +123,12 @@ macro_rules! float8 {
 
             /// The nearest number, of two the even one. What is finite stays so: beyond the greatest number it is the greatest.
             pub const fn from_f32(value: f32) -> Self {
-                Self(Self::FORM.encode(value))
+                Self(Self::FORMAT.encode(value))
             }
 
             /// The same number.
             pub const fn to_f32(self) -> f32 {
-                Self::FORM.decode(self.0)
+                Self::FORMAT.decode(self.0)
             }
         }
     )*};

@@ -293,7 +293,7 @@ impl P2p {
         self.notes.push_back(note);
     }
 
-    fn tell_received(&mut self, peer: Participant, id: MessageId) {
+    fn note_received(&mut self, peer: Participant, id: MessageId) {
         let note = Note { to: peer, kind: Kind::Received, id, value: 0, dtype: Dtype::U8, round: 0 };
         self.notes.push_back(note);
     }
@@ -362,7 +362,7 @@ impl P2p {
             let (at, round) = (matched.arrived, matched.round);
             self.pull(peer, id, at, round);
         } else if self.offers.iter().all(|offer| offer.id != id) {
-            self.tell_received(peer, id);
+            self.note_received(peer, id);
         }
         true
     }
@@ -486,7 +486,7 @@ impl P2p {
         let Receive { open, matched } = self.receives.remove(at);
         let Some(Matched { id, .. }) = matched else { return };
         match remote(shared, id.from) {
-            Some(peer) => self.tell_received(peer, id),
+            Some(peer) => self.note_received(peer, id),
             None => {
                 let _ = self.handle_received(id);
             }

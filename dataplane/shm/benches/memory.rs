@@ -17,7 +17,7 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// Bytes that a round walks over.
 const ALL: usize = 64 << 20;
 const SIZES: [usize; 4] = [4 << 10, 64 << 10, 1 << 20, 64 << 20];
-const WAYS: [&str; 4] = ["copy in", "process_vm_readv", "copy out", "process_vm_writev"];
+const METHODS: [&str; 4] = ["copy in", "process_vm_readv", "copy out", "process_vm_writev"];
 
 /// Another process with memory at the address at which it is here, too. Ends with this value.
 struct Tenant {
@@ -152,7 +152,7 @@ fn main() -> Result<(), Failure> {
                 times.push(round(way, size, (heap, arena, staging), &tenant)?);
             }
         }
-        for (way, name) in WAYS.iter().enumerate() {
+        for (way, name) in METHODS.iter().enumerate() {
             let (Some(own), Some(copy)) = (times.get(way), times.get(way / 2 * 2)) else { continue };
             let mut ratios: Vec<f64> = own.iter().zip(copy).map(|(own, copy)| own / copy).collect();
             let (ratio, time) = (median(&mut ratios), median(&mut own.clone()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 type FileRange = (FileId, u64, u64);
 
 /// A region, its part of the tenant's quota, and whether the engine has it.
-struct Held {
+struct RegionEntry {
     place: AddedRegion,
     /// Of one that the tenant's process made.
     file: Option<FileRange>,
@@ -33,7 +33,7 @@ pub(super) struct AttachedMemory {
     access: Access,
     /// The first offset that nothing has had yet. Never goes back, so that a stale offset names nothing.
     next: u64,
-    regions: Vec<Held>,
+    regions: Vec<RegionEntry>,
 }
 
 fn page() -> u64 {
@@ -58,7 +58,7 @@ impl AttachedMemory {
         let (memory, descriptor) = made?;
         let place = self.place(bytes)?;
         let (file, descriptor, stage) = (None, Some(descriptor), Stage::Coming);
-        self.regions.push(Held { place, file, descriptor, stage, _grant: grant });
+        self.regions.push(RegionEntry { place, file, descriptor, stage, _grant: grant });
         Ok((place, memory))
     }
 
@@ -73,13 +73,13 @@ impl AttachedMemory {
         let memfd = memfd.ok_or(RegionRefused::NoDescriptor)?;
         let (memory, id) = Memory::register(memfd.as_fd(), offset, bytes)?;
         let range = (id, offset, offset.saturating_add(bytes));
-        let overlaps = |held: &Held| held.file.is_some_and(|file| overlap(file, range));
+        let overlaps = |entry: &RegionEntry| entry.file.is_some_and(|file| overlap(file, range));
         if self.regions.iter().any(overlaps) {
             return Err(RegionRefused::Overlap);
         }
         let place = self.place(bytes)?;
         let (file, stage) = (Some(range), Stage::Coming);
-        self.regions.push(Held { place, file, descriptor: None, stage, _grant: grant });
+        self.regions.push(RegionEntry { place, file, descriptor: None, stage, _grant: grant });
         Ok((place, memory))
     }
 
