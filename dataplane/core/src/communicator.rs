@@ -239,8 +239,10 @@ impl Communicator {
             return false;
         }
         let right = self.p2p.handle_frame(now, &mut self.shared, (from, link), kind, header, payload.bytes);
-        // Whom it was for may have left.
-        self.refuse_impossible();
+        // Whom it is for may have left.
+        if kind == Kind::Offer {
+            self.refuse_impossible();
+        }
         right
     }
 
