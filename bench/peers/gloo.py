@@ -22,9 +22,21 @@ RUN = {
     "all_gather": lambda input, output: dist.all_gather_into_tensor(output, input),
     "reduce_scatter": lambda input, output: dist.reduce_scatter_tensor(output, input),
     "alltoall": lambda input, output: dist.all_to_all_single(output, input),
+    "alltoallv": lambda input, output: dist.all_to_all_single(output, input, *skewed(input)),
     "sendrecv": lambda input, output: around(input, output),
     "broadcast": lambda input, output: dist.broadcast(output, 0),
 }
+
+
+# Rank 0 gets so many times what each other rank gets.
+SKEW = 4
+
+
+def skewed(input):
+    """Elements from each and to each."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    block = input.numel() // (SKEW + ranks - 1)
+    return [block * (SKEW if rank == 0 else 1)] * ranks, [block * SKEW] + [block] * (ranks - 1)
 
 
 def around(input, output):
@@ -49,6 +61,10 @@ def expected(collective, rank, ranks, block):
             return torch.cat([values(other, rank * block, block) for other in range(ranks)])
         case "broadcast":
             return values(0, 0, block)
+        case "alltoallv" if rank == 0:
+            return torch.cat([values(other, 0, SKEW * block) for other in range(ranks)])
+        case "alltoallv":
+            return torch.cat([values(other, (SKEW + rank - 1) * block, block) for other in range(ranks)])
         case "sendrecv":
             return values((rank - 1) % ranks, 0, block)
         case _:
@@ -60,9 +76,11 @@ def measure(collective, rank, ranks, budget_us, size, iterations):
     run = RUN[collective]
     whole = collective in ("all_reduce", "broadcast", "sendrecv")
     # As nccl-tests: several blocks are multiples of 16 bytes each.
-    block = size // 4 if whole else size // 4 // ranks // 4 * 4
-    input = values(rank, 0, block * (ranks if collective in ("reduce_scatter", "alltoall") else 1))
-    output = input.clone() if whole else torch.empty(block * (1 if collective == "reduce_scatter" else ranks))
+    block = size // 4 if whole else size // 4 // (ranks * (SKEW if collective == "alltoallv" else 1)) // 4 * 4
+    blocks = {"reduce_scatter": ranks, "alltoall": ranks, "alltoallv": SKEW + ranks - 1}
+    input = values(rank, 0, block * blocks.get(collective, 1))
+    received = {"reduce_scatter": 1, "alltoallv": ranks * (SKEW if rank == 0 else 1)}
+    output = input.clone() if whole else torch.empty(block * received.get(collective, ranks))
     run(input, output)
     wrong = torch.tensor([(output != expected(collective, rank, ranks, block)).sum()])
     # Zeros stay zeros, however often they are added.

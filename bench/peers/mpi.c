@@ -7,9 +7,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, SENDRECV, KINDS };
-static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "sendrecv"};
+enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, ALLTOALLV, SENDRECV, KINDS };
+/* Of ALLTOALLV: rank 0 gets so many times what each other rank gets. */
+enum { SKEW = 4 };
+static const char *const names[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "alltoallv", "sendrecv"};
 static int rank, ranks;
+
+/* Of ALLTOALLV: elements to each and from each, and where they begin. */
+static int *sent, *received, *sent_at, *received_at;
+
+static void skew(int count)
+{
+    size_t room = sizeof(int) * (size_t)ranks;
+    sent = (int *)realloc(sent, room), received = (int *)realloc(received, room);
+    sent_at = (int *)realloc(sent_at, room), received_at = (int *)realloc(received_at, room);
+    if (!sent || !received || !sent_at || !received_at)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+    for (int r = 0; r < ranks; r++) {
+        sent[r] = count * (r == 0 ? SKEW : 1);
+        received[r] = count * (rank == 0 ? SKEW : 1);
+        sent_at[r] = r == 0 ? 0 : count * (SKEW + r - 1);
+        received_at[r] = r * received[r];
+    }
+}
 
 #ifdef CCL
 #include <oneapi/ccl.hpp>
@@ -47,6 +67,11 @@ static void run(int kind, float *input, float *output, int count)
     case ALLTOALL:
         ccl::alltoall(input, output, block, *communicator).wait();
         break;
+    case ALLTOALLV:
+        ccl::alltoallv(input, std::vector<size_t>(sent, sent + ranks), output, std::vector<size_t>(received, received + ranks),
+                       *communicator)
+            .wait();
+        break;
     case SENDRECV:
         MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
                      MPI_COMM_WORLD, MPI_STATUS_IGNORE);
@@ -73,6 +98,9 @@ static void run(int kind, float *input, float *output, int count)
     case ALLTOALL:
         MPI_Alltoall(input, count, MPI_FLOAT, output, count, MPI_FLOAT, MPI_COMM_WORLD);
         break;
+    case ALLTOALLV:
+        MPI_Alltoallv(input, sent, sent_at, MPI_FLOAT, output, received, received_at, MPI_FLOAT, MPI_COMM_WORLD);
+        break;
     case SENDRECV:
         MPI_Sendrecv(input, count, MPI_FLOAT, (rank + 1) % ranks, 0, output, count, MPI_FLOAT, (rank + ranks - 1) % ranks, 0,
                      MPI_COMM_WORLD, MPI_STATUS_IGNORE);
@@ -89,12 +117,16 @@ static float value(int of, long element) { return (float)((of + 1) * 7 + element
 static float expected(int kind, long block, long element)
 {
     float sum = 0;
+    if (kind == ALLTOALLV && rank == 0)
+        block *= SKEW;
     long of = element / block, within = element % block;
     switch (kind) {
     case ALL_GATHER:
         return value((int)of, within);
     case ALLTOALL:
         return value((int)of, rank * block + within);
+    case ALLTOALLV:
+        return value((int)of, rank == 0 ? within : (SKEW + rank - 1) * block + within);
     case BROADCAST:
         return value(0, element);
     case SENDRECV:
@@ -122,10 +154,14 @@ static float *room(long elements)
 
 static void measure(int kind, double budget_us, long bytes, int iterations)
 {
-    int blocks = kind == ALL_REDUCE || kind == BROADCAST || kind == SENDRECV ? 1 : ranks;
+    int blocks = kind == ALL_REDUCE || kind == BROADCAST || kind == SENDRECV ? 1 : kind == ALLTOALLV ? SKEW * ranks : ranks;
     /* As nccl-tests: several blocks are multiples of 16 bytes each. */
-    long block = blocks == 1 ? bytes / 4 : bytes / 4 / ranks / 4 * 4, wrong = 0;
+    long block = blocks == 1 ? bytes / 4 : bytes / 4 / blocks / 4 * 4, wrong = 0;
     long of_input = block * (kind == ALL_GATHER ? 1 : blocks), of_output = block * (kind == REDUCE_SCATTER ? 1 : blocks);
+    if (kind == ALLTOALLV) {
+        of_input = block * (SKEW + ranks - 1), of_output = block * (rank == 0 ? SKEW * ranks : ranks);
+        skew((int)block);
+    }
     float *input = room(of_input), *output = room(of_output);
     for (long i = 0; i < of_input; i++)
         input[i] = value(rank, i);

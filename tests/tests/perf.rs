@@ -52,6 +52,7 @@ fn every_collective_sweeps_right() {
         ("reduce", "-r 1 -z 1", reduced * 2 * 2),
         ("gather", "-r -1", types * 4 * 2 * 2),
         ("scatter", "-r 3 -z 2", types * 2 * 2),
+        ("alltoallv", "-z 1", types * 2),
         ("sendrecv", "", types * 2),
     ];
     for (collective, more, expected) in cases {

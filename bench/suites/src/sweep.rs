@@ -30,6 +30,7 @@ const RANKS: [usize; 4] = [2, 3, 4, 8];
 /// The share of the links' and the sockets' bounds that ours must reach.
 const OF_STREAM: f64 = 0.99;
 const OF_RING: f64 = 0.85;
+const OF_SKEWED: f64 = 0.9;
 
 /// A collective of the sweep.
 #[derive(Debug)]
@@ -40,26 +41,27 @@ pub struct Collective {
     bus: fn(f64) -> f64,
     /// How often a ring goes round, if a ring does it.
     rounds: Option<usize>,
-    /// Whether its tensor has a block for each rank.
-    blocks: bool,
+    /// How many blocks its larger tensor has of each rank; 0 where it has none.
+    blocks: u64,
 }
 
 /// What is swept.
-pub const COLLECTIVES: [Collective; 6] = [
-    Collective { name: "all_reduce", bus: |part| 2.0 * part, rounds: Some(2), blocks: false },
-    Collective { name: "all_gather", bus: |part| part, rounds: Some(1), blocks: true },
-    Collective { name: "reduce_scatter", bus: |part| part, rounds: Some(1), blocks: true },
-    Collective { name: "alltoall", bus: |part| part, rounds: None, blocks: true },
-    Collective { name: "broadcast", bus: |_| 1.0, rounds: None, blocks: false },
-    Collective { name: "sendrecv", bus: |_| 1.0, rounds: None, blocks: false },
+pub const COLLECTIVES: [Collective; 7] = [
+    Collective { name: "all_reduce", bus: |part| 2.0 * part, rounds: Some(2), blocks: 0 },
+    Collective { name: "all_gather", bus: |part| part, rounds: Some(1), blocks: 1 },
+    Collective { name: "reduce_scatter", bus: |part| part, rounds: Some(1), blocks: 1 },
+    Collective { name: "alltoall", bus: |part| part, rounds: None, blocks: 1 },
+    Collective { name: "broadcast", bus: |_| 1.0, rounds: None, blocks: 0 },
+    Collective { name: "alltoallv", bus: |part| part, rounds: None, blocks: 4 },
+    Collective { name: "sendrecv", bus: |_| 1.0, rounds: None, blocks: 0 },
 ];
 
 impl Collective {
     /// Bytes that the slowest link carries, of a tensor of about `bytes`: of several blocks each is a multiple of 16 bytes, as in
     /// nccl-tests.
     fn on_the_bus(&self, bytes: u64, ranks: usize) -> f64 {
-        let count = ranks as u64;
-        let whole = if self.blocks { bytes / 4 / count / 4 * 16 * count } else { bytes / 4 * 4 };
+        let blocks = ranks as u64 * self.blocks;
+        let whole = if blocks > 0 { bytes / 4 / blocks / 4 * 16 * blocks } else { bytes / 4 * 4 };
         whole as f64 * (self.bus)(1.0 - 1.0 / ranks as f64)
     }
 }
@@ -135,6 +137,7 @@ impl Site {
     fn share(self, collective: &str, bytes: u64, limit: &Entry) -> Option<f64> {
         match (self, limit.role) {
             (Self::Shaped, Role::Stream) if collective == "all_reduce" && bytes >= MIB => Some(OF_STREAM),
+            (Self::Shaped, Role::Stream) if collective == "alltoallv" && bytes >= MIB => Some(OF_SKEWED),
             (Self::Unshaped, Role::Ring) if collective == "all_reduce" && bytes >= 64 * KIB => Some(OF_RING),
             _ => None,
         }

@@ -23,7 +23,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Parser, Clone, Debug)]
 #[command(version, after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// What: all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter or sendrecv
+    /// What: all_reduce, all_gather, reduce_scatter, alltoall, broadcast, reduce, gather, scatter, alltoallv or sendrecv
     pub(crate) collective: Program,
     /// The agent's socket for this tenant; several share the ranks out in equal parts
     #[arg(long, required = true)]
@@ -163,6 +163,7 @@ impl Named for Measured {
         ("reduce", Self::Collective(Collective::Reduce)),
         ("gather", Self::Collective(Collective::Gather)),
         ("scatter", Self::Collective(Collective::Scatter)),
+        ("alltoallv", Self::AllToAllV),
         ("sendrecv", Self::SendRecv),
     ];
 }

@@ -2,11 +2,16 @@
 
 use harmonaize_client::{BlockContent, Collective, Rank};
 
-/// What nccl-tests has a program for.
+/// In an AllToAll with counts, rank 0 gets so many times what each other rank gets: as the popular expert of a mixture does.
+pub(crate) const SKEW: u32 = 4;
+
+/// What there is a program for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measured {
     /// One of the collectives.
     Collective(Collective),
+    /// Each rank sends each other a block, and rank 0 as many as [`SKEW`].
+    AllToAllV,
     /// Each rank sends to the next one around, and receives from the one before.
     SendRecv,
 }
@@ -28,6 +33,7 @@ impl Measured {
     pub(crate) fn max_blocks(self, ranks: u32) -> u32 {
         match self {
             Self::Collective(collective) => collective.max_blocks(ranks),
+            Self::AllToAllV => SKEW.saturating_mul(ranks),
             Self::SendRecv => 1,
         }
     }
@@ -36,6 +42,10 @@ impl Measured {
     pub(crate) fn blocks(self, ranks: u32, rank: Rank, root: Rank) -> [u32; 2] {
         match self {
             Self::Collective(collective) => collective.blocks(ranks, rank, root),
+            Self::AllToAllV => {
+                let each = if rank == Rank(0) { SKEW } else { 1 };
+                [SKEW.saturating_add(ranks).saturating_sub(1), each.saturating_mul(ranks)]
+            }
             Self::SendRecv => [1, 1],
         }
     }
@@ -44,7 +54,7 @@ impl Measured {
     pub(crate) fn shared_block(self, rank: Rank, root: Rank) -> Option<[u32; 2]> {
         match self {
             Self::Collective(collective) => collective.shared_block(rank, root),
-            Self::SendRecv => None,
+            Self::AllToAllV | Self::SendRecv => None,
         }
     }
 
@@ -52,6 +62,10 @@ impl Measured {
     pub(crate) fn content(self, ranks: u32, rank: Rank, block: u32, root: Rank) -> BlockContent {
         match self {
             Self::Collective(collective) => collective.content(rank, block, root),
+            Self::AllToAllV if rank == Rank(0) => BlockContent::Input(Rank(block / SKEW), block % SKEW),
+            Self::AllToAllV => {
+                BlockContent::Input(Rank(block), SKEW.saturating_add(rank.0).saturating_sub(1))
+            }
             Self::SendRecv => BlockContent::Input(before(rank, ranks), 0),
         }
     }
@@ -60,6 +74,7 @@ impl Measured {
     pub(crate) fn bus_factor(self, ranks: u32) -> f64 {
         match self {
             Self::Collective(collective) => collective.bus_factor(ranks),
+            Self::AllToAllV => Collective::AllToAll.bus_factor(ranks),
             Self::SendRecv => 1.0,
         }
     }
@@ -73,4 +88,46 @@ pub(crate) fn next(rank: Rank, ranks: u32) -> Rank {
 /// The rank before another, around.
 pub(crate) fn before(rank: Rank, ranks: u32) -> Rank {
     Rank((rank.0 + ranks.saturating_sub(1)) % ranks.max(1))
+}
+
+/// Elements that a rank sends to each in an AllToAll with counts whose blocks have so many, and that it gets from each.
+pub(crate) fn skewed_counts(rank: Rank, ranks: u32, count: u64) -> [Vec<u64>; 2] {
+    let to = |other: u32| if other == 0 { count.saturating_mul(SKEW.into()) } else { count };
+    [(0..ranks).map(to).collect(), (0..ranks).map(|_| to(rank.0)).collect()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each block that is sent comes out once.
+    #[test]
+    fn a_skewed_exchange_moves_every_block_once() {
+        for ranks in 1..=5 {
+            let all: Vec<Rank> = (0..ranks).map(Rank).collect();
+            let mut arrived = Vec::new();
+            for rank in &all {
+                let [sent, received] = Measured::AllToAllV.blocks(ranks, *rank, Rank(0));
+                let [send, receive] = skewed_counts(*rank, ranks, 10);
+                assert_eq!(
+                    [sent, received].map(u64::from),
+                    [&send, &receive].map(|counts| counts.iter().sum::<u64>() / 10)
+                );
+                assert!(received <= Measured::AllToAllV.max_blocks(ranks));
+                for block in 0..received {
+                    let BlockContent::Input(from, block) =
+                        Measured::AllToAllV.content(ranks, *rank, block, Rank(0))
+                    else {
+                        unreachable!("an input")
+                    };
+                    arrived.push((from, block));
+                }
+            }
+            arrived.sort_unstable();
+            let blocks = |rank: &Rank| Measured::AllToAllV.blocks(ranks, *rank, Rank(0))[0];
+            let sent: Vec<_> =
+                all.iter().flat_map(|rank| (0..blocks(rank)).map(|block| (*rank, block))).collect();
+            assert_eq!(arrived, sent);
+        }
+    }
 }

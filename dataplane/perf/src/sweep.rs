@@ -2,7 +2,7 @@
 
 use crate::arguments::Arguments;
 use crate::launch::Seat;
-use crate::measured::{Measured, before, next};
+use crate::measured::{Measured, SKEW, before, next, skewed_counts};
 use crate::pattern::{Pattern, Value, factor};
 use crate::report::{Place, Report, Row};
 use anyhow::{Context, Result};
@@ -230,7 +230,8 @@ impl<'a, T: Value> Run<'a, T> {
         // As nccl-tests: blocks are multiples of 16 bytes.
         let align = 16 / size_of::<T>() as u64;
         let whole = measured.max_blocks(ranks) == 1;
-        let count = if whole { elements } else { elements / u64::from(ranks) / align * align };
+        let blocks = u64::from(measured.max_blocks(ranks)).max(1);
+        let count = if whole { elements } else { elements / blocks / align * align };
         let root = u32::try_from(case.root).unwrap_or(0);
         let (rank, reduce) = (member.seat.rank, case.reduce);
         let [of_input, of_output] = measured.blocks(ranks, Rank(rank), Rank(root));
@@ -275,6 +276,15 @@ impl<'a, T: Value> Run<'a, T> {
         }
         let collective = match self.pattern.measured {
             Measured::Collective(collective) => collective,
+            Measured::AllToAllV => {
+                let [send, receive] =
+                    skewed_counts(self.member.communicator.rank(), self.pattern.ranks, self.pattern.count);
+                let most = self.pattern.count.saturating_mul(SKEW.into());
+                return Ok(Some([
+                    Some(communicator.all_to_all_v(input, &send, output, &receive, most)?),
+                    None,
+                ]));
+            }
             Measured::SendRecv => {
                 let (rank, ranks) = (Rank(self.pattern.rank), self.pattern.ranks);
                 let received = communicator.recv(output, before(rank, ranks))?;
