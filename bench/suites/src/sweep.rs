@@ -61,7 +61,8 @@ impl Collective {
     /// nccl-tests.
     fn on_the_bus(&self, bytes: u64, ranks: usize) -> f64 {
         let blocks = ranks as u64 * self.blocks;
-        let whole = if blocks > 0 { bytes / 4 / blocks / 4 * 16 * blocks } else { bytes / 4 * 4 };
+        let of_block = (bytes / 16).checked_div(blocks);
+        let whole = of_block.map_or(bytes / 4 * 4, |elements| elements * 16 * blocks);
         whole as f64 * (self.bus)(1.0 - 1.0 / ranks as f64)
     }
 }
