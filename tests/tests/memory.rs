@@ -165,8 +165,10 @@ fn quotas_hold_and_the_dead_leave_nothing() {
         ensure!(matches!(refused, Err(Error::Region(RegionRefused::Regions { limit: 3 }))), "{refused:?}");
         let communicator = client.join(&format!("job{round}"), Rank(rank), 2, STEP)?;
         communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?.wait(STEP)?;
-        // Rank 1 goes while rank 0's operation waits for it.
+        let met = communicator.barrier()?.wait(STEP);
+        // Rank 0 goes with an operation in flight, which ends what rank 1 has not heard the end of: its barrier at most.
         if rank == 0 {
+            met?;
             drop(communicator.all_reduce_in_place(&tensor, ReduceOp::Sum)?);
         }
         Ok(())
