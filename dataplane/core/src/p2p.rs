@@ -164,11 +164,11 @@ pub(crate) struct P2p {
 }
 
 impl P2p {
-    /// Of a communicator with so many channels for collectives, whose landing slots have so many bytes.
-    pub(crate) fn new(channels: u16, slot_bytes: u32, epoch: Epoch) -> Self {
+    /// Of a communicator with so many channels for collectives, whose pieces have so many bytes at most.
+    pub(crate) fn new(channels: u16, piece_bytes: u32, epoch: Epoch) -> Self {
         Self {
             channel: channels,
-            piece_bytes: u64::from(slot_bytes.max(1)),
+            piece_bytes: u64::from(piece_bytes.max(1)),
             sends: Vec::new(),
             receives: Vec::new(),
             offers: VecDeque::new(),
@@ -233,18 +233,17 @@ impl P2p {
                     received: false,
                     wire_bytes: 0,
                 });
-                match shared.group.participant_of(to) {
-                    Some(home) if home != shared.me => self.offer(home, id, dtype, count),
-                    _ => self.take_offer(shared, Offer { id, dtype, count }),
+                let offer = Offer { id, dtype, count };
+                match remote(shared, to) {
+                    Some(home) => self.notes.push_back(Note::offer(home, offer)),
+                    None => self.take_offer(shared, offer),
                 }
             }
             (Direction::Receive, _) => {
-                self.receives.push(Receive { open, matched: None });
-                let fits =
-                    |offer: &Offer| offer.id.to == rank && peer.is_none_or(|peer| offer.id.from == peer);
-                if let Some(at) = self.offers.iter().position(fits)
-                    && let Some(offer) = self.offers.remove(at)
-                {
+                let receive = Receive { open, matched: None };
+                let first = self.offers.iter().position(|offer| receive.accepts(offer));
+                self.receives.push(receive);
+                if let Some(offer) = first.and_then(|at| self.offers.remove(at)) {
                     let last = self.receives.len() - 1;
                     self.match_offer(shared, last, offer);
                 }
@@ -253,19 +252,9 @@ impl P2p {
         Ok(())
     }
 
-    fn offer(&mut self, to: Participant, id: MessageId, dtype: Dtype, count: u64) {
-        self.notes.push_back(Note { to, kind: Kind::Offer, id, value: count, dtype, round: 0 });
-    }
-
     /// Gives an offer to the first receive that it fits, or keeps it.
     fn take_offer(&mut self, shared: &mut Shared, offer: Offer) {
-        let fits = |receive: &Receive| {
-            let from = receive.open.call.signature.peer;
-            receive.matched.is_none()
-                && receive.open.rank == offer.id.to
-                && from.is_none_or(|from| from == offer.id.from)
-        };
-        match self.receives.iter().position(fits) {
+        match self.receives.iter().position(|receive| receive.accepts(&offer)) {
             Some(at) => self.match_offer(shared, at, offer),
             None => self.offers.push_back(offer),
         }
@@ -284,18 +273,13 @@ impl P2p {
             return self.finish_receive(shared, at);
         }
         if let Some(peer) = remote(shared, from) {
-            self.pull(peer, offer.id, 0, 1);
+            self.notes.push_back(Note::pull(peer, offer.id, 0, 1));
         }
     }
 
-    fn pull(&mut self, peer: Participant, id: MessageId, at: u64, round: u32) {
-        let note = Note { to: peer, kind: Kind::Pull, id, value: at, dtype: Dtype::U8, round };
-        self.notes.push_back(note);
-    }
-
-    fn note_received(&mut self, peer: Participant, id: MessageId) {
-        let note = Note { to: peer, kind: Kind::Received, id, value: 0, dtype: Dtype::U8, round: 0 };
-        self.notes.push_back(note);
+    /// Whether a message from this rank to that one was ever sent here, or offered from elsewhere.
+    fn is_known(&self, id: MessageId) -> bool {
+        self.next.get(&(id.from, id.to)).is_some_and(|next| id.number < *next)
     }
 
     /// A header came from a peer on the link that was made for the epoch `link`. False if it is none of the protocol.
@@ -345,9 +329,8 @@ impl P2p {
         if id.number == *next {
             *next += 1;
             self.moved = now;
-            if self.offers.iter().filter(|offer| shared.group.local(peer).contains(&offer.id.from)).count()
-                >= MAX_OFFERS
-            {
+            let theirs = |offer: &&Offer| shared.group.local(peer).contains(&offer.id.from);
+            if self.offers.len() >= MAX_OFFERS && self.offers.iter().filter(theirs).count() >= MAX_OFFERS {
                 return false;
             }
             self.take_offer(shared, Offer { id, dtype, count: header.segment });
@@ -359,16 +342,16 @@ impl P2p {
             .find_map(|receive| receive.matched.as_mut().filter(|matched| matched.id == id));
         if let Some(matched) = matched {
             matched.round += 1;
-            let (at, round) = (matched.arrived, matched.round);
-            self.pull(peer, id, at, round);
+            let note = Note::pull(peer, id, matched.arrived, matched.round);
+            self.notes.push_back(note);
         } else if self.offers.iter().all(|offer| offer.id != id) {
-            self.note_received(peer, id);
+            self.notes.push_back(Note::received(peer, id));
         }
         true
     }
 
     fn handle_pull(&mut self, id: MessageId, header: &Header) -> bool {
-        if self.next.get(&(id.from, id.to)).is_none_or(|next| id.number >= *next) {
+        if !self.is_known(id) {
             return false;
         }
         // One that has ended was pulled again before its receiver knew.
@@ -383,7 +366,7 @@ impl P2p {
     }
 
     fn handle_received(&mut self, id: MessageId) -> bool {
-        if self.next.get(&(id.from, id.to)).is_none_or(|next| id.number >= *next) {
+        if !self.is_known(id) {
             return false;
         }
         if let Some(at) = self.sends.iter().position(|send| send.id == id) {
@@ -411,8 +394,7 @@ impl P2p {
         if header.channel != self.channel || !stream.handle_piece(header.sequence) {
             return false;
         }
-        let receive =
-            self.receives.iter_mut().find(|receive| receive.matched.is_some_and(|matched| matched.id == id));
+        let receive = self.receives.iter_mut().find(|receive| receive.gets(id));
         let (at, mut stale) = (header.segment, true);
         if let Some(Receive { open, matched: Some(matched) }) = receive
             && matched.arrived == at
@@ -472,8 +454,7 @@ impl P2p {
     }
 
     fn stored(&mut self, shared: &mut Shared, id: MessageId, bytes: u64) {
-        let of = |receive: &Receive| receive.matched.is_some_and(|matched| matched.id == id);
-        let Some(at) = self.receives.iter().position(of) else { return };
+        let Some(at) = self.receives.iter().position(|receive| receive.gets(id)) else { return };
         let Some(Receive { open, matched: Some(matched) }) = self.receives.get_mut(at) else { return };
         matched.stored += bytes;
         debug_assert!(matched.stored <= matched.arrived, "more is stored than has arrived");
@@ -486,7 +467,7 @@ impl P2p {
         let Receive { open, matched } = self.receives.remove(at);
         let Some(Matched { id, .. }) = matched else { return };
         match remote(shared, id.from) {
-            Some(peer) => self.note_received(peer, id),
+            Some(peer) => self.notes.push_back(Note::received(peer, id)),
             None => {
                 let _ = self.handle_received(id);
             }
@@ -542,14 +523,13 @@ impl P2p {
         for send in self.sends.iter().filter(|send| !send.received) {
             let (id, P2pSignature { dtype, count, .. }) = (send.id, send.open.call.signature);
             if let Some(to) = renewed(id.to) {
-                self.notes.push_back(Note { to, kind: Kind::Offer, id, value: count, dtype, round: 0 });
+                self.notes.push_back(Note::offer(to, Offer { id, dtype, count }));
             }
         }
         for matched in self.receives.iter_mut().filter_map(|receive| receive.matched.as_mut()) {
             if let Some(to) = renewed(matched.id.from) {
                 matched.round += 1;
-                let Matched { id, arrived: value, round, .. } = *matched;
-                self.notes.push_back(Note { to, kind: Kind::Pull, id, value, dtype: Dtype::U8, round });
+                self.notes.push_back(Note::pull(to, matched.id, matched.arrived, matched.round));
             }
         }
     }
@@ -628,8 +608,8 @@ impl P2p {
         loop {
             let at = (0..self.pieces.len()).find(|at| self.is_next(*at))?;
             let Piece { id, at: offset, bytes, sequence, peer, link, stale } = *self.pieces.get(at)?;
-            let of = |receive: &&Receive| receive.matched.is_some_and(|matched| matched.id == id);
-            let open = self.receives.iter().find(of).filter(|_| !stale).map(|receive| receive.open);
+            let receive = self.receives.iter().find(|receive| receive.gets(id));
+            let open = receive.filter(|_| !stale).map(|receive| receive.open);
             let epoch = shared.epochs.stream_of_link(peer, link, self.channel).map(|(epoch, _)| epoch);
             let (Some(Open { rank, call, .. }), Some(epoch)) = (open, epoch) else {
                 self.pieces.remove(at);
@@ -800,6 +780,35 @@ impl P2p {
         let senders = unmatched.filter_map(|receive| receive.open.call.signature.peer);
         let left = senders.chain(self.offers.iter().map(|offer| offer.id.to)).filter(|rank| has_left(*rank));
         lost.chain(left).collect()
+    }
+}
+
+impl Receive {
+    /// Whether it waits for a message like this.
+    fn accepts(&self, offer: &Offer) -> bool {
+        let from = self.open.call.signature.peer;
+        self.matched.is_none()
+            && self.open.rank == offer.id.to
+            && from.is_none_or(|from| from == offer.id.from)
+    }
+
+    /// Whether this message is the one that it gets.
+    fn gets(&self, id: MessageId) -> bool {
+        self.matched.is_some_and(|matched| matched.id == id)
+    }
+}
+
+impl Note {
+    fn offer(to: Participant, Offer { id, dtype, count }: Offer) -> Self {
+        Self { to, kind: Kind::Offer, id, value: count, dtype, round: 0 }
+    }
+
+    fn pull(to: Participant, id: MessageId, at: u64, round: u32) -> Self {
+        Self { to, kind: Kind::Pull, id, value: at, dtype: Dtype::U8, round }
+    }
+
+    fn received(to: Participant, id: MessageId) -> Self {
+        Self { to, kind: Kind::Received, id, value: 0, dtype: Dtype::U8, round: 0 }
     }
 }
 

@@ -1,16 +1,16 @@
 //! Messages from rank to rank: from a sender's tensor to a link, from a landing slot to a receiver's, or from the one to the other on
 //! one host. Where a tensor is not mapped, each piece is fetched or stored.
 
+use crate::Engine;
 use crate::attachment::Attachment;
-use crate::communicator_state::CommunicatorState;
+use crate::communicator_state::{CommunicatorState, Pending};
 use crate::context::Context;
-use crate::engine::transfer;
+use crate::engine::{refusal, transfer};
 use crate::execute::send_all;
 use crate::step::ExecuteError;
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
 use crate::validate::CheckedP2p;
-use crate::{Engine, engine};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, Token};
 use harmonaize_core::{P2pReceipt, PeerMessage};
@@ -253,12 +253,12 @@ pub(crate) fn submit(
     checked: CheckedP2p,
 ) -> Result<(), Status> {
     let CheckedP2p { signature, input, output } = checked;
-    let pending = engine::Pending { rank: Some(rank), cookie, input, output, feedback: None, factor: 1.0 };
+    let pending = Pending { rank: Some(rank), cookie, input, output, feedback: None, factor: 1.0 };
     let token = member.remember(pending).ok_or(Status::Busy)?;
     let call = harmonaize_core::P2pCall { signature, token, timeout };
     let result = member.core.handle_p2p_call(now, rank, call);
     result.map_err(|error| {
         member.forget(token);
-        engine::refusal(&error)
+        refusal(&error)
     })
 }
