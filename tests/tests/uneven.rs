@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Result, ensure};
-use harmonaize_client::{Error, Rank, ReduceOp, Status};
-use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_client::{Access, Error, Rank, ReduceOp, Status};
+use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets};
 use harmonaize_tests::{STEP, star};
 
 /// Elements of each rank, none of some.
@@ -80,7 +80,11 @@ fn all_five(worker: &Worker) -> Result<()> {
 #[test]
 fn every_collective_takes_counts_of_its_own_for_each_rank() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), |_| ()) else { return };
-    for result in run(&sockets(&deployment, "a"), "uneven", 2, all_five) {
+    let mixed = |rank: u32| if rank.is_multiple_of(2) { Access::Remote } else { Access::Mapped };
+    let sockets = sockets(&deployment, "a");
+    let mapped = run(&sockets, "uneven", 2, all_five);
+    let remote = run_with(&sockets, "remote", 2, |rank| options(mixed(rank), 64), all_five);
+    for result in mapped.into_iter().chain(remote) {
         result.unwrap();
     }
 }

@@ -5,7 +5,7 @@ use harmonaize_abi::{Collective, Epoch, Rank};
 use harmonaize_api::v1::{self, Recipe};
 use harmonaize_codec::Codec;
 use harmonaize_core::EpochPlan;
-use harmonaize_engine::{Aggregator, Peer};
+use harmonaize_engine::{Aggregator, MAX_CHANNELS, Peer};
 use harmonaize_plan::{
     Access, Algorithm, CheckError, Coding, Group, Local, Participant, Plan, PlanError, Request, Retention,
     Tuning, check_own, program,
@@ -134,7 +134,8 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
         let small = u32::try_from(value).ok().filter(|small| *small > 0);
         small.ok_or(InvalidRecipe::OutOfRange { field, value })
     };
-    let channels = u16::try_from(tuning.channels).ok().filter(|channels| (1..=4096).contains(channels));
+    let channels =
+        u16::try_from(tuning.channels).ok().filter(|channels| (1..=MAX_CHANNELS).contains(channels));
     let told = recipe.aggregation.as_ref();
     let aggregation = told.map(|told| aggregation::read(told, plan.participants(), me)).transpose();
     let (rules, aggregator) = aggregation?.unzip();

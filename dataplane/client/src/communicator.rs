@@ -553,7 +553,7 @@ impl Communicator {
     /// Starts an AllGather whose inputs differ in size: rank `r`'s has `counts[r]` elements, perhaps none, and every rank gives the same
     /// counts. They follow one another in `output`. In place where `input` is the [slice](Tensor::slice) of `output` that is its own.
     ///
-    /// Like all calls with counts it is never compressed, and needs a mapped attachment.
+    /// Like all calls with counts it is never compressed.
     ///
     /// # Errors
     /// [`Error::Shape`] where counts and tensors do not fit each other. [`Error::Operation`] of [`Status::Mismatch`](crate::Status::Mismatch),

@@ -2,11 +2,13 @@
 
 use crate::command::{AttachmentId, AttachmentStatus};
 use crate::table::Key;
-use crate::transfer::{PendingTransfer, untag};
-use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Status, Submission};
-use harmonaize_shm::{AgentEnd, EndError};
+use crate::transfer::{COUNTS, PendingTransfer, untag};
+use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Region, Status, Submission};
+use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
 /// The time-out of operations that ask for none.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
@@ -22,6 +24,16 @@ pub(crate) struct Attachment {
     unflushed: bool,
     /// Transfers that this end had no room for yet, in order.
     waiting: VecDeque<PendingTransfer>,
+    /// A descriptor whose counts are being fetched, and their bytes. Those behind it are not taken yet.
+    counted: Option<(Submission, usize)>,
+    /// Where fetched counts land.
+    counts: Option<Arc<Memory>>,
+}
+
+/// A descriptor, and its counts, which were fetched.
+pub(crate) struct Counted {
+    pub(crate) submission: Submission,
+    pub(crate) counts: Arc<[u64]>,
 }
 
 /// A communicator that this attachment has joined and not left.
@@ -45,6 +57,8 @@ impl Attachment {
             in_flight: 0,
             unflushed: false,
             waiting: VecDeque::with_capacity(64),
+            counted: None,
+            counts: None,
         }
     }
 
@@ -88,8 +102,44 @@ impl Attachment {
         running.map(|joined| (joined.communicator, joined.rank))
     }
 
+    /// Fetches the counts of a descriptor, which the caller has checked to be few.
+    pub(crate) fn fetch_counts(
+        &mut self,
+        own: Key,
+        submission: Submission,
+        region: Region,
+    ) -> Result<(), EndError> {
+        let bytes = region.bytes as usize;
+        let memory = match self.counts.take_if(|memory| memory.bytes() >= bytes) {
+            Some(memory) => memory,
+            None => Memory::private(bytes)?,
+        };
+        let span = Span::new(&memory, 0, region.bytes)?;
+        (self.counts, self.counted) = (Some(memory), Some((submission, bytes)));
+        self.transfer(PendingTransfer {
+            attachment: own,
+            tag: COUNTS,
+            store: false,
+            offset: region.offset,
+            span,
+        })
+    }
+
+    /// The descriptor whose counts have been fetched, and they.
+    pub(crate) fn take_counted(&mut self) -> Result<Option<Counted>, EndError> {
+        let Some(((submission, bytes), memory)) = self.counted.take().zip(self.counts.as_ref()) else {
+            return Ok(None);
+        };
+        let mut counts = vec![0_u64; bytes / size_of::<u64>()];
+        memory.read(0, counts.as_mut_bytes())?;
+        Ok(Some(Counted { submission, counts: counts.into() }))
+    }
+
     /// The next descriptor. More than the rings' entries in flight is the tenant's breach.
     pub(crate) fn submission(&mut self) -> Result<Option<Submission>, EndError> {
+        if self.counted.is_some() {
+            return Ok(None);
+        }
         let submission = self.end.submission()?;
         self.in_flight += u32::from(submission.is_some());
         Ok(submission)

@@ -3,7 +3,7 @@
 mod aggregate;
 mod lifecycle;
 
-use crate::attachment::Attachment;
+use crate::attachment::{Attachment, Counted};
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
@@ -16,13 +16,13 @@ use crate::reaper::Reaper;
 use crate::sharing::Sharing;
 use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
-use crate::transfer::{PendingTransfer, tag, untag};
-use crate::validate::{CheckedCall, check, check_p2p, read_counts};
+use crate::transfer::{COUNTS, PendingTransfer, tag, untag};
+use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_counts};
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, Rank, Signature, Status as Code, Submission,
-    Token,
+    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, Rank, Region, Signature, Status as Code,
+    Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -35,6 +35,7 @@ use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Actions of one communicator in a row, so that all get their share.
@@ -240,7 +241,12 @@ impl Engine {
         let Self { attachments, communicators: members, pending_transfers: asked, transport, broken, .. } =
             self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
+        let mut counted = false;
         let mut worked = attachment.end.progress(&mut |token| {
+            if token == COUNTS {
+                counted = true;
+                return;
+            }
             let (of, channel, step) = untag(token);
             // Nothing follows from what ends after its communicator.
             let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
@@ -264,12 +270,20 @@ impl Engine {
         }
         let Some(attachment) = attachments.get_mut(key) else { return Ok(worked) };
         worked += attachment.transfer_waiting()?;
+        let mut fetched = if counted { attachment.take_counted()? } else { None };
         while worked < SUBMISSIONS {
-            let Some(submission) = attachment.submission()? else { break };
+            let (submission, counts) = match fetched.take() {
+                Some(Counted { submission, counts }) => (submission, Some(counts)),
+                None => match attachment.submission()? {
+                    Some(submission) => (submission, None),
+                    None => break,
+                },
+            };
             worked += 1;
-            match submit(now, attachment, members, &submission) {
-                Ok(None) => {}
-                Ok(Some((mark, checked))) => {
+            match submit(now, attachment, members, &submission, counts) {
+                Ok(Submitted::Message) => {}
+                Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
+                Ok(Submitted::Collective(mark, checked)) => {
                     let looked = || zeros(attachment, &checked.signature, checked.input, mark.operation);
                     self.marks.write(MarkKind::Called, || Mark { segment: looked(), ..mark });
                 }
@@ -601,21 +615,41 @@ pub(crate) fn transfer(
     }
 }
 
-/// Takes a descriptor in. Returns what is to be marked of a collective.
+/// What became of a descriptor.
+enum Submitted {
+    /// A send or a receive was called.
+    Message,
+    /// A collective was called; what is to be marked of it.
+    Collective(Mark, CheckedCall),
+    /// Nothing yet: its counts are there, in memory that is not mapped.
+    WithoutCounts(Region),
+}
+
+/// Takes a descriptor in, with its counts if they were fetched.
 fn submit(
     now: Nanos,
     attachment: &Attachment,
     members: &mut Table<CommunicatorState>,
     submission: &Submission,
-) -> Result<Option<(Mark, CheckedCall)>, Code> {
+    fetched: Option<Arc<[u64]>>,
+) -> Result<Submitted, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
     if let Some(direction) = Direction::from_code(submission.collective) {
         let checked = check_p2p(submission, direction, &*attachment.end, member.ranks)?;
         let timeout = attachment.timeout(submission.timeout_ns)?;
-        return p2p::submit(now, member, rank, (submission.cookie, timeout), checked).map(|()| None);
+        return p2p::submit(now, member, rank, (submission.cookie, timeout), checked)
+            .map(|()| Submitted::Message);
     }
-    let counts = read_counts(submission, attachment.end.memory(), member.ranks)?;
+    let counts = match (fetched, region_of_counts(submission, member.ranks)?, attachment.end.memory()) {
+        (Some(fetched), ..) => Some(fetched),
+        (None, None, _) => None,
+        (None, Some(region), Some(memory)) => Some(read_counts(memory, region)?),
+        (None, Some(region), None) if attachment.end.holds(region.offset, region.bytes) => {
+            return Ok(Submitted::WithoutCounts(region));
+        }
+        (None, Some(_), None) => return Err(Code::OutOfRange),
+    };
     let checked = check(submission, &*attachment.end, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
     let CheckedCall { input, output, feedback, factor, .. } = checked;
@@ -631,7 +665,8 @@ fn submit(
         Ok(operation) => {
             let bytes = checked.input.bytes.max(checked.output.bytes);
             let channel = 1 + u32::from(checked.signature.collective.code());
-            Ok(Some((Mark { operation, rank: rank.0, bytes, channel, ..member.mark() }, checked)))
+            let mark = Mark { operation, rank: rank.0, bytes, channel, ..member.mark() };
+            Ok(Submitted::Collective(mark, checked))
         }
         Err(error) => Err(refusal(&error)),
     }

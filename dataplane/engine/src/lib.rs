@@ -38,3 +38,4 @@ pub use engine::Engine;
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, start};
+pub use transfer::MAX_CHANNELS;

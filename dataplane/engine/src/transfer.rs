@@ -13,6 +13,12 @@ pub(crate) struct PendingTransfer {
     pub(crate) span: Span,
 }
 
+/// The tag of a fetch of counts, of which an attachment has one at a time. No step has it: see [`MAX_CHANNELS`].
+pub(crate) const COUNTS: u64 = u64::MAX;
+
+/// Most channels of a communicator. One more is that of its messages, and in the last one that a tag can name nothing ever is.
+pub const MAX_CHANNELS: u16 = 0xffe;
+
 /// The tag of a step's part: channels fit in 12 bits and steps in 20.
 pub(crate) fn tag(key: Key, channel: u16, step: u32) -> u64 {
     debug_assert!(channel <= 0xfff && step <= 0xf_ffff, "a tag of channel {channel} and step {step}");

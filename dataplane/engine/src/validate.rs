@@ -85,24 +85,25 @@ impl Extent for &dyn AgentEnd {
     }
 }
 
-/// Reads the counts of an uneven operation, which the tenant may change at any time, once; nothing of another.
-pub(crate) fn read_counts(
-    submission: &Submission,
-    memory: Option<&Regions>,
-    ranks: u32,
-) -> Result<Option<Arc<[u64]>>, Status> {
+/// Where the counts of an uneven operation are, one of 8 bytes each; none of another.
+pub(crate) fn region_of_counts(submission: &Submission, ranks: u32) -> Result<Option<Region>, Status> {
     if submission.version != ABI_VERSION || submission.flags & flags::UNEVEN == 0 {
         return Ok(None);
     }
     let collective = Collective::from_code(submission.collective).filter(|one| one.can_be_uneven());
-    let (Some(collective), Some(memory)) = (collective, memory) else { return Err(Status::BadKind) };
-    let mut counts = vec![0_u64; collective.said_counts(ranks) as usize];
-    let Region { offset, bytes } = submission.residual_in;
-    if bytes != size_of_val(counts.as_slice()) as u64 {
-        return Err(Status::OutOfRange);
+    let said = collective.ok_or(Status::BadKind)?.said_counts(ranks);
+    let region = submission.residual_in;
+    match region.bytes == u64::from(said) * size_of::<u64>() as u64 {
+        true => Ok(Some(region)),
+        false => Err(Status::OutOfRange),
     }
-    memory.read(offset, counts.as_mut_bytes()).map_err(|_| Status::OutOfRange)?;
-    Ok(Some(counts.into()))
+}
+
+/// Reads counts, which the tenant may change at any time, once.
+pub(crate) fn read_counts(memory: &Regions, region: Region) -> Result<Arc<[u64]>, Status> {
+    let mut counts = vec![0_u64; region.bytes as usize / size_of::<u64>()];
+    memory.read(region.offset, counts.as_mut_bytes()).map_err(|_| Status::OutOfRange)?;
+    Ok(counts.into())
 }
 
 /// Checks a rank's descriptor, and the counts that came with it, against the attachment's memory and the communicator's number of ranks.
@@ -272,7 +273,8 @@ mod tests {
             ..Submission::default()
         };
         let of = |submission: &Submission, rank| {
-            let counts = read_counts(submission, Some(&memory), 4)?;
+            let region = region_of_counts(submission, 4)?;
+            let counts = region.map(|region| read_counts(&memory, region)).transpose()?;
             super::check(submission, 4096, (Rank(rank), 4), counts.as_deref())
         };
         let checked = of(&right, 2).unwrap();
@@ -295,7 +297,6 @@ mod tests {
         ] {
             assert_eq!(of(&submission, 2), Err(status), "{submission:?}");
         }
-        assert_eq!(read_counts(&right, None, 4), Err(Status::BadKind), "not mapped");
         memory.write(1024, [u64::MAX; 4].as_bytes()).unwrap();
         assert_eq!(of(&Submission { count: u64::MAX, ..right }, 2), Err(Status::OutOfRange));
     }

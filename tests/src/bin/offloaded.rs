@@ -1,4 +1,5 @@
-//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit.
+//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit. An
+//! AllGather comes with one whose blocks differ in size.
 
 #![forbid(unsafe_code)]
 
@@ -100,12 +101,27 @@ fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant
                 worker.sum(salt, count, true, left())?;
             }
             Collective::AllToAll => worker.exchange(salt, count / arguments.ranks as usize, left())?,
-            Collective::AllGather => worker.gather(salt, count / arguments.ranks as usize, false, left())?,
+            Collective::AllGather => {
+                worker.gather(salt, count / arguments.ranks as usize, false, left())?;
+                uneven(&worker, salt, count as u64, left())?;
+            }
             Collective::ReduceScatter => {
                 worker.scatter(salt, count / arguments.ranks as usize, false, left())?
             }
         }
     }
     worker.communicator.barrier()?.wait(left())?;
+    Ok(())
+}
+
+/// An AllGather to which rank 0 gives all, rank 1 a half, and so on.
+fn uneven(worker: &Worker, salt: u64, count: u64, left: Duration) -> Result<()> {
+    let counts: Vec<u64> = (0..worker.ranks).map(|rank| count.checked_shr(rank).unwrap_or(0)).collect();
+    let of = |(rank, count): (u32, &u64)| Worker::input(rank, salt, *count as usize);
+    let expected: Vec<u64> = (0..worker.ranks).zip(&counts).flat_map(of).collect();
+    let own = counts.get(worker.rank as usize).context("a rank without a count")?;
+    let (input, output) = (worker.tensor(&of((worker.rank, own)))?, worker.tensor(&vec![0; expected.len()])?);
+    worker.communicator.all_gather_v(&input, &output, &counts)?.wait(left)?;
+    ensure!(worker.contents(&output)? == expected, "wrong uneven AllGather of {count}");
     Ok(())
 }

@@ -17,4 +17,5 @@ mod served;
 mod sums;
 mod tampering;
 mod tap;
+mod uneven;
 mod verbs_allocations;
