@@ -1,5 +1,5 @@
-//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit. An
-//! AllGather comes with one whose blocks differ in size.
+//! Ranks of a tenant on a host whose agent runs on its offload unit: they attach over RDMA and check a collective bit for bit. Then
+//! they check an AllGather whose blocks differ in size.
 
 #![forbid(unsafe_code)]
 
@@ -101,15 +101,13 @@ fn run(arguments: &Arguments, agent: &AgentAddress, rank: u32, deadline: Instant
                 worker.sum(salt, count, true, left())?;
             }
             Collective::AllToAll => worker.exchange(salt, count / arguments.ranks as usize, left())?,
-            Collective::AllGather => {
-                worker.gather(salt, count / arguments.ranks as usize, false, left())?;
-                uneven(&worker, salt, count as u64, left())?;
-            }
+            Collective::AllGather => worker.gather(salt, count / arguments.ranks as usize, false, left())?,
             Collective::ReduceScatter => {
                 worker.scatter(salt, count / arguments.ranks as usize, false, left())?
             }
         }
     }
+    uneven(&worker, u64::from(arguments.seed), 20_000, left())?;
     worker.communicator.barrier()?.wait(left())?;
     Ok(())
 }
