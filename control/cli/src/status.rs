@@ -4,7 +4,7 @@ use crate::table::{row, table};
 use crate::text::{bytes, duration, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{
-    AgentStatus, CommunicatorStatus, EndedStatus, OperationReport, StatusReply, WaitingStatus,
+    AgentStatus, CommunicatorStatus, EndedStatus, MessageReport, OperationReport, StatusReply, WaitingStatus,
 };
 
 /// Most operations, and most errors, that are listed.
@@ -52,6 +52,11 @@ pub(crate) fn text(status: &StatusReply) -> String {
         status.communicators.iter().flat_map(|known| known.in_flight.iter().map(move |one| (known, one)));
     let flights: Vec<Vec<String>> = flights.take(MAX_LINES).map(|(known, one)| flight(known, one)).collect();
     section("IN FLIGHT", row(["name", "operation", "call", "since", "waits for"]), flights);
+
+    let messages =
+        status.communicators.iter().flat_map(|known| known.messages.iter().map(move |one| (known, one)));
+    let messages = messages.take(MAX_LINES).map(|(known, one)| message(known, one)).collect();
+    section("MESSAGES IN FLIGHT", row(["name", "rank", "call", "since", "waits for"]), messages);
 
     section(
         "WAITING FOR RANKS",
@@ -117,8 +122,16 @@ fn communicator(known: &CommunicatorStatus) -> Vec<String> {
 
 fn flight(known: &CommunicatorStatus, one: &OperationReport) -> Vec<String> {
     let name = name(&known.tenant, &known.name);
-    let waits = if one.waiting_for.is_empty() { "nobody".to_owned() } else { ranks(&one.waiting_for) };
-    row([&name, &one.operation.to_string(), &one.call, &duration(one.age_ns), &waits])
+    row([&name, &one.operation.to_string(), &one.call, &duration(one.age_ns), &awaited(&one.waiting_for)])
+}
+
+fn message(known: &CommunicatorStatus, one: &MessageReport) -> Vec<String> {
+    let name = name(&known.tenant, &known.name);
+    row([&name, &one.rank.to_string(), &one.call, &duration(one.age_ns), &awaited(&one.waiting_for)])
+}
+
+fn awaited(waiting_for: &[u32]) -> String {
+    if waiting_for.is_empty() { "nobody".to_owned() } else { ranks(waiting_for) }
 }
 
 fn waiting(waiting: &WaitingStatus) -> Vec<String> {

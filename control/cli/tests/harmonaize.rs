@@ -93,6 +93,12 @@ async fn run_fake_agent(control: SocketAddr, host: &str, rank: u32) {
                             waiting_for: vec![],
                             age_ns: 7_000_000_000,
                         }];
+                        communicators[0].messages = vec![v1::MessageReport {
+                            rank: 0,
+                            call: "send(9 x f32, to rank 1)".to_owned(),
+                            waiting_for: vec![1],
+                            age_ns: 3_000_000_000,
+                        }];
                     }
                     from_agent::Message::Report(v1::Report { id, communicators, ..Default::default() })
                 }
@@ -140,6 +146,8 @@ async fn sees_reorders_and_dissolves() {
     let (_, out, _) = ask(control, &["status", "--patience", "30s"]).await;
     let mut lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     assert!(lines.any(|words| words == ["a/world", "4", "barrier()", "7.0s", "1"]), "{out}");
+    let message = ["a/world", "0", "send(9", "x", "f32,", "to", "rank", "1)", "3.0s", "1"];
+    assert!(lines.any(|words| words == message), "{out}");
 
     let (code, out, err) = ask(control, &["reorder", "a/world", "h1,h0", "--wait", "30s"]).await;
     assert_eq!((code, err.as_str()), (0, ""));

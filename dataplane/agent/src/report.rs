@@ -120,6 +120,7 @@ pub(crate) fn report(
         epoch: communicator.epoch.into(),
         operations_completed: communicator.completed,
         in_flight: communicator.in_flight.iter().map(|flight| operation(flight, communicator.now)).collect(),
+        messages: communicator.messages.iter().map(|flight| message(flight, communicator.now)).collect(),
         bytes_sent: communicator.bytes_sent,
         bytes_received: communicator.bytes_received,
         errors: communicator.failed,
@@ -130,6 +131,15 @@ pub(crate) fn report(
         communicators: communicators.collect(),
         uptime_ns: u64::try_from(uptime.as_nanos()).unwrap_or(u64::MAX),
         ..v1::Report::default()
+    }
+}
+
+fn message(flight: &harmonaize_core::MessageInFlight, now: Nanos) -> v1::MessageReport {
+    v1::MessageReport {
+        rank: flight.rank.0,
+        call: flight.call.to_string(),
+        waiting_for: numbers(&flight.awaits),
+        age_ns: now.0.saturating_sub(flight.since.0),
     }
 }
 

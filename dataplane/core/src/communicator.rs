@@ -15,7 +15,7 @@ use crate::inquiries::{self, Answer, Inquiries, Suspect};
 use crate::message::{Control, Header, Kind, Payload};
 use crate::operation::{Call, CallOutcome, Operations};
 use crate::p2p::{P2p, P2pCall};
-use crate::report::{self, InFlight};
+use crate::report::{self, InFlight, MessageInFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
@@ -186,6 +186,16 @@ impl Communicator {
     /// Operations in flight, for people.
     pub fn in_flight(&self) -> Vec<InFlight> {
         report::in_flight(&self.shared, self.scheduler.done(), &self.scheduler.awaited(&self.shared.group))
+    }
+
+    /// Sends and receives in flight, for people.
+    pub fn messages_in_flight(&self) -> Vec<MessageInFlight> {
+        self.p2p.in_flight(&self.shared)
+    }
+
+    /// Operations that have ended here, at all local ranks.
+    pub fn operations_ended(&self) -> u64 {
+        self.shared.operations.bounds().0
     }
 
     /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or

@@ -45,4 +45,4 @@ pub use harmonaize_abi::{Epoch, Nanos, SlotId, Token};
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
 pub use p2p::P2pCall;
-pub use report::InFlight;
+pub use report::{InFlight, MessageInFlight};

@@ -11,6 +11,7 @@ use crate::action::{Action, P2pReceipt, PeerMessage};
 use crate::error::CoreError;
 use crate::failure::Failure;
 use crate::message::{Header, Kind};
+use crate::report::MessageInFlight;
 use crate::shared::Shared;
 use harmonaize_abi::{Direction, Dtype, Epoch, Nanos, P2pSignature, Rank, Token};
 use harmonaize_plan::Participant;
@@ -733,20 +734,38 @@ impl P2p {
         let since = self.moved.max(last_progress);
         let late = |open: &Open| now >= open.at.max(since).after(open.call.timeout);
         let Some(open) = self.open().find(|open| late(open)) else { return };
-        let (rank, call) = (open.rank, open.call.signature);
-        let pulled = |send: &Send| send.open.call.token == open.call.token && send.round > 0;
-        let matched =
-            |receive: &Receive| receive.open.call.token == open.call.token && receive.matched.is_some();
-        let moves = match call.direction {
-            Direction::Send => self.sends.iter().any(pulled),
+        let (rank, call, missing) = (open.rank, open.call.signature, self.awaits(shared, open));
+        shared.fail(Failure::P2pTimeout { rank, call, missing });
+    }
+
+    /// Who has not called the other end of a call in flight.
+    fn awaits(&self, shared: &Shared, open: &Open) -> Vec<Rank> {
+        let token = open.call.token;
+        let pulled = |send: &Send| send.open.call.token == token && (send.round > 0 || send.received);
+        let matched = |receive: &Receive| receive.open.call.token == token && receive.matched.is_some();
+        let here = |send: &Send| self.receives.iter().any(|receive| receive.gets(send.id));
+        let moves = match open.call.signature.direction {
+            Direction::Send => {
+                self.sends.iter().any(|send| pulled(send) || send.open.call.token == token && here(send))
+            }
             Direction::Receive => self.receives.iter().any(matched),
         };
-        let missing = match call.peer {
+        match open.call.signature.peer {
             _ if moves => Vec::new(),
             Some(peer) => vec![peer],
-            None => (0..shared.group.ranks()).map(Rank).filter(|other| *other != rank).collect(),
+            None => (0..shared.group.ranks()).map(Rank).filter(|other| *other != open.rank).collect(),
+        }
+    }
+
+    /// The calls in flight.
+    pub(crate) fn in_flight(&self, shared: &Shared) -> Vec<MessageInFlight> {
+        let describe = |open: &Open| MessageInFlight {
+            rank: open.rank,
+            call: open.call.signature,
+            since: open.at,
+            awaits: self.awaits(shared, open),
         };
-        shared.fail(Failure::P2pTimeout { rank, call, missing });
+        self.open().map(describe).collect()
     }
 
     fn open(&self) -> impl Iterator<Item = &Open> {

@@ -4,7 +4,7 @@ use crate::action::{Action, Receipt};
 use crate::aggregation::AggregationReport;
 use crate::operation::Operation;
 use crate::shared::Shared;
-use harmonaize_abi::{Nanos, Rank, Signature};
+use harmonaize_abi::{Nanos, P2pSignature, Rank, Signature};
 use harmonaize_plan::Retention;
 
 /// An operation in flight, for people.
@@ -22,6 +22,19 @@ pub struct InFlight {
     pub awaits: Vec<Rank>,
     /// Segments done here, of how many.
     pub segments: (u64, u64),
+}
+
+/// A send or a receive in flight, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageInFlight {
+    /// Who called it.
+    pub rank: Rank,
+    /// What was called.
+    pub call: P2pSignature,
+    /// When.
+    pub since: Nanos,
+    /// Who has not called the other end: one rank, or any that could. Empty once that is called.
+    pub awaits: Vec<Rank>,
 }
 
 /// Operations in flight where segments below `done` are done and messages of the ranks in `awaits` are missing.

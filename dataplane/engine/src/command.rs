@@ -1,7 +1,7 @@
 //! Commands to an engine, and its notices.
 
 use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
-use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving};
+use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
 use harmonaize_shm::{AgentEnd, Memory};
 use harmonaize_transport::datagram::RdmaAddress;
@@ -275,7 +275,7 @@ pub struct CommunicatorStatus {
     pub communicator: CommunicatorId,
     /// The epoch in force.
     pub epoch: Epoch,
-    /// Operations that ended well.
+    /// Operations that have ended here, at all local ranks.
     pub completed: u64,
     /// Operations that ended with an error.
     pub failed: u64,
@@ -285,6 +285,8 @@ pub struct CommunicatorStatus {
     pub bytes_received: u64,
     /// Operations in flight.
     pub in_flight: Vec<InFlight>,
+    /// Sends and receives in flight.
+    pub messages: Vec<MessageInFlight>,
     /// Nanoseconds on the clock of [`InFlight::since`] now.
     pub now: harmonaize_core::Nanos,
 }

@@ -90,7 +90,6 @@ pub(crate) struct CommunicatorState {
     free: Vec<u32>,
     pub(crate) backlog: Backlog,
     pub(crate) p2p: P2pState,
-    pub(crate) completed: u64,
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
     pub(crate) bytes_received: u64,
@@ -137,7 +136,6 @@ impl CommunicatorState {
             free: (0..parts.calls).rev().collect(),
             backlog: Backlog::default(),
             p2p: P2pState::default(),
-            completed: 0,
             failed: 0,
             bytes_sent: 0,
             bytes_received: 0,
@@ -366,11 +364,12 @@ impl CommunicatorState {
         CommunicatorStatus {
             communicator: self.id,
             epoch: self.core.active_epoch(),
-            completed: self.completed,
+            completed: self.core.operations_ended(),
             failed: self.failed,
             bytes_sent: self.bytes_sent,
             bytes_received: self.bytes_received,
             in_flight: self.core.in_flight(),
+            messages: self.core.messages_in_flight(),
             now,
         }
     }

@@ -443,7 +443,6 @@ impl Engine {
 
     fn complete(&mut self, key: Key, rank: Rank, token: Token, receipt: &Receipt) {
         let Some(member) = self.communicators.get_mut(key) else { return };
-        member.completed += 1;
         // Once for all local ranks, whom all the receipt concerns.
         if let Some(coded) = &receipt.coded
             && receipt.signature.collective.reduces()

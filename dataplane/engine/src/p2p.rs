@@ -191,7 +191,6 @@ impl Engine {
     /// Reports a send or a receive that has ended well.
     pub(crate) fn p2p_complete(&mut self, key: Key, rank: Rank, token: Token, receipt: &P2pReceipt) {
         let Some(member) = self.communicators.get_mut(key) else { return };
-        member.completed += 1;
         let within = member.local(receipt.peer).is_some();
         let Some(call) = member.forget(token) else { return };
         let Some(local) = member.local(rank).copied() else { return };

@@ -1,11 +1,12 @@
 //! Messages from rank to rank through engines, rings and transports, beside collectives.
 
 use crate::common::{SMALL, World, call, loopback, tcp};
+use harmonaize_abi::Rank;
 use harmonaize_abi::{
     ABI_VERSION, ANY_RANK, Collective, Completion, Direction, Dtype, Region, Status, Submission,
 };
 use harmonaize_core::Failure;
-use harmonaize_engine::Notice;
+use harmonaize_engine::{Command, CommunicatorStatus, Notice};
 use harmonaize_transport::Transport;
 
 fn message(direction: Direction, peer: u32, count: u64, at: u64) -> Submission {
@@ -126,6 +127,32 @@ fn messages_match_in_order_and_wait_for_nobody_else() {
     assert!(world.read(1, RECEIVED, 5000) == content(0, 1, 5000));
     assert_eq!(world.read(1, 0, 1), [7]);
     assert!(done.iter().any(|done| (done.cookie, done.operation) == (0, 1)), "{done:?}");
+}
+
+fn status(world: &mut World, engine: usize) -> CommunicatorStatus {
+    world.engines[engine].handle_command(Command::Status { id: 1 });
+    let mut told = world.notices[engine].lock().unwrap();
+    match told.pop() {
+        Some(Notice::Status { status, .. }) => status.communicators[0].clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What control makes of it: an operation counts once for all ranks of a host, and a message is no operation.
+#[test]
+fn a_status_has_the_operations_and_whom_messages_wait_for() {
+    let mut world = World::new(loopback(2), &[vec![0, 1], vec![2]], SMALL);
+    around(&mut world, 513, false);
+    let all = [0, 1].map(|engine| status(&mut world, engine));
+    assert!(all.iter().all(|of| of.completed == 1 && of.in_flight.is_empty() && of.messages.is_empty()));
+    world.submit(0, message(Direction::Send, 2, 5, SENT));
+    world.submit(1, message(Direction::Receive, ANY_RANK, 5, RECEIVED));
+    world.until("both calls", |world| status(world, 0).messages.len() == 2);
+    let told = status(&mut world, 0).messages;
+    let awaits = |rank| &told.iter().find(|one| one.rank == Rank(rank)).unwrap().awaits;
+    assert_eq!((awaits(0).as_slice(), awaits(1).as_slice()), (&[Rank(2)][..], &[Rank(0), Rank(2)][..]));
+    world.submit(2, message(Direction::Receive, 0, 5, RECEIVED));
+    world.until("the message", |world| status(world, 0).messages.len() == 1);
 }
 
 #[test]

@@ -101,6 +101,11 @@ fn bound(report: &mut v1::Report, most_ranks: usize) {
             operation.waiting_for.truncate(most_ranks);
             cut(&mut operation.call);
         }
+        communicator.messages.truncate(MOST_IN_FLIGHT);
+        for message in &mut communicator.messages {
+            message.waiting_for.truncate(most_ranks);
+            cut(&mut message.call);
+        }
     }
 }
 

@@ -137,6 +137,7 @@ impl Queries<'_> {
             order: current.map_or_else(Vec::new, |current| current.order.clone()),
             tuning: Some(tuning_message(communicator.tuning, sizes)),
             in_flight: merge(&answered),
+            messages: answered.iter().flat_map(|(_, own)| own.messages.clone()).collect(),
             operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),
             bytes_sent: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.bytes_sent)),
             errors: answered.iter().fold(0, |sum, (_, own)| sum.saturating_add(own.errors)),
