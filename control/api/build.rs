@@ -43,7 +43,6 @@ const JSON_MESSAGES: &[&str] = &[
     "MessageReport",
     "OnFailure",
     "Operation",
-    "MessageReport",
     "OperationReport",
     "Participant",
     "PlanStatus",
@@ -113,7 +112,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     )?;
     let path = |name: &str| format!("harmonaize.provider.v1.{name}");
     // These hold secrets; they show themselves in src/lib.rs.
-    let secret = ["Peer", "Aggregation", "GrantAggregation"].map(path);
+    let secret = ["Peer", "Aggregation", "GrantAggregation", "Capabilities", "ProbePath"].map(path);
     let mut builder = tonic_prost_build::configure().skip_debug(secret);
     for name in JSON_MESSAGES {
         builder = builder.type_attribute(path(name), "#[derive(serde::Serialize)]");

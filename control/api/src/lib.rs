@@ -6,6 +6,9 @@ mod congestion;
 mod json;
 
 pub use agreements::{clause_numbers, clauses, collective};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::net::Ipv4Addr;
 
 /// Version 1 of the interface, generated from `proto/harmonaize/provider/v1`.
 pub mod v1 {
@@ -21,6 +24,18 @@ pub const LINK_BYTES: usize = 16;
 
 /// Bytes of a link's secret in a recipe.
 pub const SECRET_BYTES: usize = 32;
+
+/// The key of packet trains from an agent at `source`, by the [key](v1::Capabilities::probe_key) of the agent that measures them. That one
+/// and control can tell it, and who is asked is told it: an address that control never asked has no key.
+pub fn train_key(probe_key: &[u8; SECRET_BYTES], source: Ipv4Addr) -> [u8; SECRET_BYTES] {
+    // Shorter keys than a block are zeros behind (RFC 2104).
+    let mut block = [0; 64];
+    block.iter_mut().zip(probe_key).for_each(|(to, from)| *to = *from);
+    let mut mac = Hmac::<Sha256>::new(&block.into());
+    mac.update(b"trains from ");
+    mac.update(&source.octets());
+    mac.finalize().into_bytes().into()
+}
 
 /// Whether a tenant can have this name: 1 to 63 visible ASCII characters, no slash.
 pub fn is_tenant_name(name: &str) -> bool {
@@ -87,6 +102,34 @@ impl std::fmt::Debug for v1::GrantAggregation {
     }
 }
 
+/// All but the key.
+impl std::fmt::Debug for v1::Capabilities {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Capabilities")
+            .field("trace", &self.trace)
+            .field("probe", &self.probe)
+            .field("probe_address", &self.probe_address)
+            .field("rate_limit", &self.rate_limit)
+            .field("congestion_reports", &self.congestion_reports)
+            .field("missing", &self.missing)
+            .field("aggregation", &self.aggregation)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All but the key.
+impl std::fmt::Debug for v1::ProbePath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProbePath")
+            .field("request", &self.request)
+            .field("address", &self.address)
+            .field("via", &self.via)
+            .field("bytes", &self.bytes)
+            .field("trains", &self.trains)
+            .finish_non_exhaustive()
+    }
+}
+
 impl From<v1::from_agent::Message> for v1::FromAgent {
     fn from(message: v1::from_agent::Message) -> Self {
         Self { message: Some(message) }
@@ -118,6 +161,9 @@ mod tests {
         let grant =
             v1::GrantAggregation { secret: vec![171; SECRET_BYTES], ..v1::GrantAggregation::default() };
         assert!(!format!("{grant:?}").contains("171"));
+        let able = v1::Capabilities { probe_key: vec![171; SECRET_BYTES], ..v1::Capabilities::default() };
+        let asked = v1::ProbePath { key: vec![171; SECRET_BYTES], ..v1::ProbePath::default() };
+        assert!(!format!("{able:?}{asked:?}").contains("171"));
     }
 
     #[test]

@@ -4,9 +4,10 @@
 use crossbeam::channel::{Receiver, Sender, bounded};
 use harmonaize_api::v1::from_agent::Message;
 use harmonaize_api::v1::{self, Capabilities};
+use harmonaize_api::{SECRET_BYTES, train_key};
 use harmonaize_probe::{
     Answerer, MAX_HOPS, MAX_PAIRS, MAX_TRAIN, MAX_TRAINS, ProbeError, Prober, Protocol, Question,
-    TracedRoute, Tracer, TrainConfig,
+    TracedRoute, Tracer, TrainConfig, TrainKey,
 };
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub struct Paths {
     source: Option<Ipv4Addr>,
     listen: u16,
     answerer: Option<Answerer>,
+    /// By which it is known whose trains are answered.
+    key: [u8; SECRET_BYTES],
     missing: Vec<String>,
     queues: Option<(Sender<v1::TracePaths>, Sender<v1::ProbePath>)>,
 }
@@ -34,8 +37,14 @@ impl Paths {
     /// listens for their connections. What is missing is said in the log and to control. `counts`: the kernel's interfaces count all
     /// that comes from other agents.
     pub fn begin(listen: SocketAddr, counts: bool) -> Self {
-        let mut paths =
-            Self { source: None, listen: listen.port(), answerer: None, missing: Vec::new(), queues: None };
+        let mut paths = Self {
+            source: None,
+            listen: listen.port(),
+            answerer: None,
+            key: [0; SECRET_BYTES],
+            missing: Vec::new(),
+            queues: None,
+        };
         let IpAddr::V4(address) = listen.ip() else {
             paths.record_missing("ways are traced and probed over IPv4 alone");
             return paths;
@@ -46,7 +55,15 @@ impl Paths {
                 "ways cannot be traced without raw sockets, which need CAP_NET_RAW: {error}; control plans without them"
             )),
         }
-        match Answerer::bind(SocketAddrV4::new(address, listen.port()), counts) {
+        if let Err(error) = getrandom::fill(&mut paths.key) {
+            paths.record_missing(&format!(
+                "no random numbers, so no other agent can probe the way here: {error}"
+            ));
+            return paths;
+        }
+        let key = paths.key;
+        let keys = move |source| TrainKey(train_key(&key, source));
+        match Answerer::bind(SocketAddrV4::new(address, listen.port()), counts, keys) {
             Ok(answerer) => paths.answerer = Some(answerer),
             Err(error) => paths.record_missing(&format!(
                 "UDP {listen} cannot be had, so no other agent can probe the way here: {error}"
@@ -73,6 +90,7 @@ impl Paths {
             codecs: Vec::new(),
             aggregation: false,
             datagram_bytes: 0,
+            probe_key: self.key.to_vec(),
         }
     }
 
@@ -147,6 +165,8 @@ enum PathError {
     Port(u32),
     #[error("{0:?} is no IPv4 address")]
     Address(String),
+    #[error("a key of {0} bytes, not {SECRET_BYTES}")]
+    Key(usize),
     #[error("{0:?} is no address with a port")]
     Target(String),
     #[error("{0} hops")]
@@ -207,13 +227,13 @@ fn to_traced_path(traced: &TracedRoute) -> v1::TracedPath {
 fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
     let failed =
         |error: String| v1::PathProbed { request: asked.request, error, ..v1::PathProbed::default() };
-    let (to, via) = match target(asked) {
+    let (to, via, key) = match target(asked) {
         Ok(target) => target,
         Err(error) => return failed(error.to_string()),
     };
     let v1::ProbePath { bytes, trains: count, enough_bps: enough_bits, spread_bps: spread_bits, .. } = *asked;
     let trains = TrainConfig { bytes, count, enough_bps: enough_bits, spread_bps: spread_bits };
-    match prober.probe(to, &via, trains) {
+    match prober.probe(to, &via, &key, trains) {
         Ok(probed) => v1::PathProbed {
             request: asked.request,
             received_bps: probed.received_bps,
@@ -232,7 +252,7 @@ fn probed(prober: &mut Prober, asked: &v1::ProbePath) -> v1::PathProbed {
     }
 }
 
-fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), PathError> {
+fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>, TrainKey), PathError> {
     let to = asked.address.parse().map_err(|_| PathError::Target(asked.address.clone()))?;
     if asked.bytes > MAX_TRAIN {
         return Err(PathError::TrainBytes(asked.bytes));
@@ -246,7 +266,9 @@ fn target(asked: &v1::ProbePath) -> Result<(SocketAddrV4, Vec<Vec<Ipv4Addr>>), P
     }
     let switch =
         |hop: &v1::Hop| hop.addresses.iter().map(|text| address(text)).collect::<Result<Vec<_>, _>>();
-    Ok((to, asked.via.iter().map(switch).collect::<Result<_, _>>()?))
+    let via = asked.via.iter().map(switch).collect::<Result<_, _>>()?;
+    let key = asked.key.as_slice().try_into().map_err(|_| PathError::Key(asked.key.len()))?;
+    Ok((to, via, TrainKey(key)))
 }
 
 #[cfg(test)]
@@ -291,6 +313,7 @@ mod tests {
         let wrong = [
             (probe("10.0.0.1", vec![], 0), "no address with a port"),
             (probe("10.0.0.1:7", vec![], MAX_TRAIN + 1), "a train of 1048577 bytes"),
+            (probe("10.0.0.1:7", vec![], 0), "a key of 0 bytes, not 32"),
             (probe("10.0.0.1:7", vec![hop(1); 17], 0), "more switches"),
             (probe("10.0.0.1:7", vec![hop(257)], 0), "more switches"),
             (probe("10.0.0.1:7", vec![v1::Hop { addresses: vec!["s0".to_owned()] }], 0), "\"s0\""),
@@ -323,8 +346,9 @@ mod tests {
         let (to, mut answers) = mpsc::channel(8);
         paths.answer_into(to.downgrade()).unwrap();
         let address = abilities.probe_address.clone();
+        let key = train_key(abilities.probe_key.as_slice().try_into().unwrap(), HERE).to_vec();
         let asked =
-            v1::ProbePath { request: 5, address, bytes: 200_000, trains: 2, ..v1::ProbePath::default() };
+            v1::ProbePath { request: 5, address, bytes: 200_000, trains: 2, key, ..v1::ProbePath::default() };
         assert!(paths.probe(asked).is_none());
         let answer = tokio::time::timeout(Duration::from_secs(30), answers.recv()).await.unwrap();
         let Some(Message::PathProbed(probed)) = answer else { panic!("{answer:?}") };

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_probe::{
-    Answerer, ProbeError, ProbeResult, Prober, Protocol, Question, TracedRoute, Tracer, TrainConfig,
+    Answerer, ProbeError, ProbeResult, Prober, Protocol, Question, TracedRoute, Tracer, TrainConfig, TrainKey,
 };
 use harmonaize_testkit::fabric::Fabric;
 use harmonaize_testkit::strict::can_make_namespaces;
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const LISTEN: u16 = 7100;
+const KEY: TrainKey = TrainKey([3; 32]);
 const RATE: u64 = 200_000_000;
 
 /// Hosts h0 and h1, each on a leaf of its own; none, loudly, without the privilege.
@@ -162,14 +163,15 @@ fn a_train_takes_the_way_that_is_asked_for() {
     let Some(fabric) = fabric() else { return };
     let far = &fabric.host("h1").unwrap().namespace;
     let listen = SocketAddrV4::new(address(&fabric, "h1"), LISTEN);
-    let answerer = far.enter(|| Answerer::bind(listen, true)).unwrap().unwrap();
+    let answerer = far.enter(|| Answerer::bind(listen, true, |_| KEY)).unwrap().unwrap();
     let source = address(&fabric, "h0");
     let mut prober = Prober::new(source);
     let mut over = |switches: &[&str]| -> Result<ProbeResult, ProbeError> {
         let via: Vec<_> = switches.iter().map(|name| switch(&fabric, name)).collect();
         let near = &fabric.host("h0").unwrap().namespace;
         near.enter(|| {
-            prober.probe(answerer.address(), &via, TrainConfig { bytes: 384 << 10, ..TrainConfig::default() })
+            let trains = TrainConfig { bytes: 384 << 10, ..TrainConfig::default() };
+            prober.probe(answerer.address(), &via, &KEY, trains)
         })
         .unwrap()
     };

@@ -1,11 +1,11 @@
 //! The end that answers trains: a thread that measures how far apart their packets come.
 
 use crate::sys::{enable_timestamps, enlarge_receive_buffer, receive};
-use crate::train::{Arrivals, InterfaceBytes, PAYLOAD};
+use crate::train::{Arrivals, InterfaceBytes, PAYLOAD, TrainKey};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io::{self, ErrorKind};
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,11 +30,15 @@ pub struct Answerer {
 
 impl Answerer {
     /// Listens at a UDP address; port 0 for any. `counts`: the kernel's interfaces count all that comes in, so that what came beside a
-    /// train is known. They do not where a card takes RDMA in.
+    /// train is known. They do not where a card takes RDMA in. `keys`: the key of trains from an address; others are not looked at.
     ///
     /// # Errors
     /// If the address cannot be had, or no thread.
-    pub fn bind(address: SocketAddrV4, counts: bool) -> io::Result<Self> {
+    pub fn bind(
+        address: SocketAddrV4,
+        counts: bool,
+        keys: impl Fn(Ipv4Addr) -> TrainKey + Send + 'static,
+    ) -> io::Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
         enlarge_receive_buffer(&socket, QUEUE);
         enable_timestamps(&socket)?;
@@ -45,7 +49,7 @@ impl Answerer {
         let rings = Arc::clone(&bell);
         let thread = std::thread::Builder::new()
             .name("trains".into())
-            .spawn(move || serve(&socket, &rings, counts))?;
+            .spawn(move || serve(&socket, &rings, counts, Arrivals::new(Box::new(keys))))?;
         Ok(Self { address, bell, thread: Some(thread) })
     }
 
@@ -66,8 +70,7 @@ impl Drop for Answerer {
     }
 }
 
-fn serve(socket: &Socket, bell: &OwnedFd, counts: bool) {
-    let mut arrivals = Arrivals::default();
+fn serve(socket: &Socket, bell: &OwnedFd, counts: bool, mut arrivals: Arrivals) {
     // Without the privilege (CAP_SYS_NICE) it takes its turn.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
     let (mut since, mut taken) = (Instant::now(), 0);

@@ -5,7 +5,8 @@
 //! and sends trains of packets back to back over it; the [`Answerer`] at the other agent measures how far apart they come.
 //!
 //! None of it disturbs: a packet that is to die has a wrong checksum and neither SYN nor ACK, so that no host takes it for
-//! anything should it arrive; nothing is sent to, or believed from, whoever was not asked. IPv4 alone.
+//! anything should it arrive; nothing is sent to, or believed from, whoever was not asked. Trains and
+//! their answers bear a tag by a key that control gives both ends. IPv4 alone.
 
 mod answer;
 mod packet;
@@ -20,6 +21,7 @@ pub use packet::Protocol;
 pub use probe::{ProbeError, ProbeResult, Prober, TrainConfig};
 pub use trace::{Question, Trace, TracedRoute};
 pub use tracer::Tracer;
+pub use train::TrainKey;
 
 /// Most connections that are traced in one go.
 pub const MAX_PAIRS: usize = 64;

@@ -4,7 +4,7 @@ use crate::packet::Protocol;
 use crate::sys::{enable_gso, enlarge_send_buffer};
 use crate::trace::{Question, TracedRoute};
 use crate::tracer::Tracer;
-use crate::train::{CrossTraffic, Head, Kind, MOST, OVERHEAD_BYTES, PAYLOAD};
+use crate::train::{CrossTraffic, Head, Kind, MOST, OVERHEAD_BYTES, PAYLOAD, TrainKey};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket};
@@ -119,17 +119,18 @@ impl Prober {
         &mut self,
         to: SocketAddrV4,
         via: &[Vec<Ipv4Addr>],
+        key: &TrainKey,
         trains: TrainConfig,
     ) -> Result<ProbeResult, ProbeError> {
         if let Some(at) = self.routes.iter().position(|way| way.to == to && way.via == via) {
             let way = self.routes.remove(at);
-            if let Some(found) = self.probe_again(&way, trains)? {
+            if let Some(found) = self.probe_again(&way, key, trains)? {
                 self.routes.push(way);
                 return found;
             }
         }
         let way = self.find_route(to, via)?;
-        let found = measure(&way, trains);
+        let found = measure(&way, key, trains);
         if self.routes.len() >= MAX_ROUTES {
             self.routes.remove(0);
         }
@@ -142,16 +143,17 @@ impl Prober {
     fn probe_again(
         &self,
         route: &Route,
+        key: &TrainKey,
         trains: TrainConfig,
     ) -> Result<Option<Result<ProbeResult, ProbeError>>, ProbeError> {
         if route.via.is_empty() {
-            return Ok(Some(measure(route, trains)));
+            return Ok(Some(measure(route, key, trains)));
         }
         let kernel = |what| move |error| ProbeError::Kernel(what, error);
         let mut tracer = Tracer::open(self.source).map_err(kernel("no raw socket"))?;
         let socket = std::slice::from_ref(&route.socket);
         let (leads, found) = std::thread::scope(|scope| {
-            let found = std::thread::Builder::new().spawn_scoped(scope, || measure(route, trains));
+            let found = std::thread::Builder::new().spawn_scoped(scope, || measure(route, key, trains));
             let leads = find_crossing(&mut tracer, self.source, route.to, &route.via, socket);
             (leads, found.map(|found| found.join()))
         });
@@ -173,7 +175,7 @@ impl Prober {
 }
 
 /// Sends the trains over a way.
-fn measure(way: &Route, trains: TrainConfig) -> Result<ProbeResult, ProbeError> {
+fn measure(way: &Route, key: &TrainKey, trains: TrainConfig) -> Result<ProbeResult, ProbeError> {
     let kernel = |what| move |error| ProbeError::Kernel(what, error);
     let (socket, to) = (&way.socket, way.to);
     let begun = Instant::now();
@@ -189,7 +191,7 @@ fn measure(way: &Route, trains: TrainConfig) -> Result<ProbeResult, ProbeError> 
         }
         getrandom::fill(&mut seed).map_err(io::Error::other).map_err(kernel("no random numbers"))?;
         let name = seed.first_chunk().copied().unwrap_or_default();
-        let found = match one(socket, to, name, trains.bytes, way.together) {
+        let found = match one((socket, key), to, name, trains.bytes, way.together) {
             Err(ProbeError::Silent(..)) if best.is_some() => continue,
             found => found?,
         };
@@ -216,7 +218,7 @@ impl ProbeResult {
 
 /// Sends a train, and asks what came of it.
 fn one(
-    socket: &UdpSocket,
+    (socket, key): (&UdpSocket, &TrainKey),
     to: SocketAddrV4,
     name: [u8; 16],
     bytes: u32,
@@ -226,11 +228,11 @@ fn one(
     let source_port = socket.local_addr().map_err(kernel("no local address"))?.port();
     let bytes = if bytes == 0 { USUAL } else { bytes };
     let count = bytes.div_ceil(PAYLOAD as u32).clamp(2, MOST);
-    let (sent, took) = send(socket, name, count, together).map_err(kernel("sending"))?;
+    let (sent, took) = send((socket, key), name, count, together).map_err(kernel("sending"))?;
     let wire =
         u128::from(sent.saturating_sub(1)) * u128::from(PAYLOAD as u64 + OVERHEAD_BYTES) * 8_000_000_000;
     let sent_bits = wire.checked_div(took.as_nanos()).unwrap_or_default();
-    let answer = ask(socket, name, count).map_err(kernel("asking"))?;
+    let answer = ask((socket, key), name, count).map_err(kernel("asking"))?;
     let Some((answer, more)) = answer else { return Err(ProbeError::Silent(to, sent)) };
     Ok(ProbeResult {
         source_port,
@@ -299,9 +301,14 @@ fn crosses(way: &TracedRoute, via: &[Vec<Ipv4Addr>]) -> bool {
 }
 
 /// Sends the train, many datagrams at a time where the kernel can (`together`); how many of it left, and in which time.
-fn send(socket: &UdpSocket, name: [u8; 16], count: u32, together: bool) -> io::Result<(u32, Duration)> {
+fn send(
+    (socket, key): (&UdpSocket, &TrainKey),
+    name: [u8; 16],
+    count: u32,
+    together: bool,
+) -> io::Result<(u32, Duration)> {
     let mut datagrams = vec![0; PAYLOAD * TOGETHER as usize];
-    let head = Head::new(Kind::Data, name, count);
+    let head = Head::new(Kind::Data, name, count).sign(key, &[]);
     for datagram in datagrams.chunks_mut(PAYLOAD) {
         let _ = head.write_to_prefix(datagram);
     }
@@ -332,9 +339,13 @@ fn send(socket: &UdpSocket, name: [u8; 16], count: u32, together: bool) -> io::R
 }
 
 /// Asks until there is an answer, with what more is known; none if none came in time.
-fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Head, CrossTraffic)>> {
-    let question =
-        [Head::new(Kind::Request, name, count).as_bytes(), CrossTraffic::UNKNOWN.as_bytes()].concat();
+fn ask(
+    (socket, key): (&UdpSocket, &TrainKey),
+    name: [u8; 16],
+    count: u32,
+) -> io::Result<Option<(Head, CrossTraffic)>> {
+    let head = Head::new(Kind::Request, name, count).sign(key, &[]);
+    let question = [head.as_bytes(), CrossTraffic::UNKNOWN.as_bytes()].concat();
     let deadline = Instant::now() + ANSWER;
     let mut datagram = [0; PAYLOAD];
     while Instant::now() < deadline {
@@ -353,6 +364,7 @@ fn ask(socket: &UdpSocket, name: [u8; 16], count: u32) -> io::Result<Option<(Hea
             let answer = Head::read(datagram);
             let ours = answer.filter(|(kind, head)| *kind == Kind::Answer && head.name == name);
             let ours = ours.and_then(|(_, head)| Some((head, CrossTraffic::read(datagram)?)));
+            let ours = ours.filter(|(head, more)| head.is_by(key, more.as_bytes()));
             if ours.is_some() {
                 return Ok(ours);
             }
@@ -379,26 +391,30 @@ mod tests {
     use crate::Answerer;
 
     const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+    const KEY: TrainKey = TrainKey([7; 32]);
 
     #[test]
     fn a_train_is_answered() {
-        let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0), true).unwrap();
+        let answerer = Answerer::bind(SocketAddrV4::new(HERE, 0), true, |_| KEY).unwrap();
         let trains = |bytes| TrainConfig { bytes, ..TrainConfig::default() };
         let mut prober = Prober::new(HERE);
-        let probed = prober.probe(answerer.address(), &[], trains(100_000)).unwrap();
+        let probed = prober.probe(answerer.address(), &[], &KEY, trains(100_000)).unwrap();
         assert_eq!((probed.sent, probed.received), (68, 68));
         assert!(probed.received_bps > 0 && probed.sent_bps > 0 && probed.source_port > 0, "{probed:?}");
-        let again = prober.probe(answerer.address(), &[], trains(0)).unwrap();
+        let again = prober.probe(answerer.address(), &[], &KEY, trains(0)).unwrap();
         assert_eq!((again.sent, again.source_port), (45, probed.source_port));
-        assert_eq!(prober.probe(answerer.address(), &[], trains(1)).unwrap().sent, 2);
+        assert_eq!(prober.probe(answerer.address(), &[], &KEY, trains(1)).unwrap().sent, 2);
         let several = TrainConfig { count: 3, ..trains(400_000) };
-        let probed = prober.probe(answerer.address(), &[], several).unwrap();
+        let probed = prober.probe(answerer.address(), &[], &KEY, several).unwrap();
         assert_eq!((probed.sent, probed.received), (272, 272));
+        // Whoever has no key, or another address's, hears nothing.
+        let stranger = prober.probe(answerer.address(), &[], &TrainKey([8; 32]), trains(0));
+        assert!(matches!(stranger, Err(ProbeError::Silent(..))), "{stranger:?}");
         // All of it came quicker than that, and slower than this.
         for last in
             [TrainConfig { enough_bps: 1, ..several }, TrainConfig { spread_bps: u64::MAX, ..several }]
         {
-            assert!(prober.probe(answerer.address(), &[], last).is_ok());
+            assert!(prober.probe(answerer.address(), &[], &KEY, last).is_ok());
         }
     }
 
@@ -423,11 +439,11 @@ mod tests {
         let SocketAddr::V4(address) = silent.local_addr().unwrap() else { panic!("another family") };
         let trains = TrainConfig { bytes: 3000, ..TrainConfig::default() };
         let mut prober = Prober::new(HERE);
-        assert!(matches!(prober.probe(address, &[], trains), Err(ProbeError::Silent(_, 3))));
+        assert!(matches!(prober.probe(address, &[], &KEY, trains), Err(ProbeError::Silent(_, 3))));
         drop(silent);
-        assert!(matches!(prober.probe(address, &[], trains), Err(ProbeError::Silent(..))));
+        assert!(matches!(prober.probe(address, &[], &KEY, trains), Err(ProbeError::Silent(..))));
         if rustix::process::geteuid().is_root() {
-            let error = prober.probe(address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], trains).unwrap_err();
+            let error = prober.probe(address, &[vec![Ipv4Addr::new(10, 0, 0, 1)]], &KEY, trains).unwrap_err();
             assert!(matches!(error, ProbeError::Unreachable { tried: 8 }), "{error}");
         }
     }

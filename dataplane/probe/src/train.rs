@@ -4,9 +4,14 @@
 //! question, and says at which rate the second half came: the first may pass shapers whose buckets are full as if there
 //! were none. All fields are little-endian; every datagram begins with [`Head`]. [`CrossTraffic`] in the answer
 //! says what else came in meanwhile, where the kernel counts that, and how quick the quickest part of the train was.
+//!
+//! Control gives a [`TrainKey`] to whom it asks for trains. Of nobody else a train is begun or a question answered, and nothing is
+//! looked at for his sake: what comes into a host is told to those alone who are to know it.
 
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use std::collections::BTreeMap;
-use std::net::SocketAddrV4;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::{Duration, Instant};
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -27,6 +32,20 @@ const MEMORY: Duration = Duration::from_secs(2);
 const PART: u64 = 4;
 /// One part in so many of the second half is long enough to have a rate of its own.
 const SPAN: u64 = 3;
+
+/// What both ends of a train know beside control, and nobody else: who sends it, and who measures it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct TrainKey(pub [u8; 32]);
+
+impl std::fmt::Debug for TrainKey {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TrainKey")
+    }
+}
+
+/// The key of trains from an address.
+pub(super) type Keys = Box<dyn Fn(Ipv4Addr) -> TrainKey + Send>;
 
 /// What a datagram is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +74,8 @@ pub(super) struct Head {
     pub(super) received: U32,
     /// In an answer: at which rate, in bits on the wire a second.
     pub(super) bits: U64,
+    /// By HMAC-SHA256 with the key, cut: of the head with zeros here, and of an answer's [`CrossTraffic`].
+    tag: [u8; 16],
 }
 
 impl Head {
@@ -67,7 +88,31 @@ impl Head {
             count: U32::new(count),
             received: U32::new(0),
             bits: U64::new(0),
+            tag: [0; 16],
         }
+    }
+
+    /// With its tag, before what stands behind it.
+    pub(super) fn sign(self, key: &TrainKey, behind: &[u8]) -> Self {
+        Self {
+            tag: self.mac(key, behind).finalize().into_bytes().first_chunk().copied().unwrap_or_default(),
+            ..self
+        }
+    }
+
+    /// Whether who knows the key has made it.
+    pub(super) fn is_by(&self, key: &TrainKey, behind: &[u8]) -> bool {
+        self.mac(key, behind).verify_truncated_left(&self.tag).is_ok()
+    }
+
+    fn mac(&self, key: &TrainKey, behind: &[u8]) -> Hmac<Sha256> {
+        // Shorter keys than a block are zeros behind (RFC 2104).
+        let mut block = [0; 64];
+        block.iter_mut().zip(key.0).for_each(|(to, from)| *to = from);
+        let mut mac = Hmac::<Sha256>::new(&block.into());
+        mac.update(Self { tag: [0; 16], ..*self }.as_bytes());
+        mac.update(behind);
+        mac
     }
 
     /// Reads a datagram's beginning; none where it is of no train.
@@ -219,14 +264,18 @@ fn rate(bytes: u64, span_ns: u64) -> Option<u64> {
 }
 
 /// All trains that come in. Whatever anybody sends, it takes bounded memory.
-#[derive(Debug, Default)]
 pub(super) struct Arrivals {
     trains: BTreeMap<(SocketAddrV4, [u8; 16]), Train>,
+    keys: Keys,
 }
 
 impl Arrivals {
+    pub(super) fn new(keys: Keys) -> Self {
+        Self { trains: BTreeMap::new(), keys }
+    }
+
     /// Takes a datagram in that came at a time; the answer to it, if it wants one. `carried` reads what interfaces have carried: twice
-    /// a train at most.
+    /// a train at most. Of a train that is known the tag is not looked at again: its name is nobody else's to know.
     pub(super) fn take(
         &mut self,
         now: Instant,
@@ -237,6 +286,9 @@ impl Arrivals {
     ) -> Option<Answer> {
         let (kind, head) = Head::read(datagram)?;
         let of = (from, head.name);
+        if !self.trains.contains_key(&of) && !head.is_by(&(self.keys)(*from.ip()), &[]) {
+            return None;
+        }
         match kind {
             Kind::Answer => None,
             Kind::Data => {
@@ -272,6 +324,7 @@ impl Arrivals {
                 let field = |value: Option<u64>| U64::new(value.unwrap_or(u64::MAX));
                 let quickest = train.and_then(Train::peak_bps);
                 let more = CrossTraffic { cross_bps: field(beside), peak_bps: field(quickest) };
+                let head = head.sign(&(self.keys)(*from.ip()), more.as_bytes());
                 Some(Answer { head, more })
             }
         }
@@ -293,19 +346,54 @@ mod tests {
     use proptest::prelude::*;
     use std::net::Ipv4Addr;
 
+    const KEY: TrainKey = TrainKey([5; 32]);
+
+    fn arrivals() -> Arrivals {
+        Arrivals::new(Box::new(|_| KEY))
+    }
+
     fn from(port: u16) -> SocketAddrV4 {
         SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), port)
     }
 
     fn wagon(name: u8, count: u32) -> Vec<u8> {
-        let mut bytes = Head::new(Kind::Data, [name; 16], count).as_bytes().to_vec();
+        let mut bytes = Head::new(Kind::Data, [name; 16], count).sign(&KEY, &[]).as_bytes().to_vec();
         bytes.resize(PAYLOAD, 0);
         bytes
     }
 
+    /// He would learn what comes into the host, and each look at its interfaces costs it time.
+    #[test]
+    fn of_a_stranger_nothing_is_looked_at_and_he_hears_nothing() {
+        let mine = |from: Ipv4Addr| TrainKey([from.octets()[3]; 32]);
+        let mut arrivals = Arrivals::new(Box::new(mine));
+        let mut look = || panic!("the interfaces are looked at");
+        let ask = |key: u8| {
+            let head = Head::new(Kind::Request, [1; 16], 1).sign(&TrainKey([key; 32]), &[]);
+            [head.as_bytes(), CrossTraffic::UNKNOWN.as_bytes()].concat()
+        };
+        for key in [0, 2] {
+            let head = Head::new(Kind::Data, [1; 16], 1).sign(&TrainKey([key; 32]), &[]);
+            assert_eq!(arrivals.take(Instant::now(), from(1), 0, head.as_bytes(), &mut look), None);
+            assert_eq!(arrivals.take(Instant::now(), from(1), 0, &ask(key), &mut look), None, "key {key}");
+        }
+        let unsigned = Head::new(Kind::Data, [1; 16], 1);
+        assert_eq!(arrivals.take(Instant::now(), from(1), 0, unsigned.as_bytes(), &mut look), None);
+        assert!(arrivals.trains.is_empty());
+        // The right one is from 10.0.0.1; it hears that nothing came.
+        let answer = arrivals.take(Instant::now(), from(1), 0, &ask(1), &mut look).unwrap();
+        let bytes = answer.to_bytes();
+        let (head, behind) = (Head::read(&bytes).unwrap().1, &bytes[size_of::<Head>()..]);
+        assert!(head.is_by(&TrainKey([1; 32]), behind) && !head.is_by(&TrainKey([2; 32]), behind));
+        assert!(!Head { received: U32::new(1), ..head }.is_by(&TrainKey([1; 32]), behind));
+    }
+
     fn request(arrivals: &mut Arrivals, port: u16, name: u8) -> (u32, u64) {
-        let ask =
-            [Head::new(Kind::Request, [name; 16], 100).as_bytes(), CrossTraffic::UNKNOWN.as_bytes()].concat();
+        let ask = [
+            Head::new(Kind::Request, [name; 16], 100).sign(&KEY, &[]).as_bytes(),
+            CrossTraffic::UNKNOWN.as_bytes(),
+        ]
+        .concat();
         let answer = arrivals.take(Instant::now(), from(port), 0, &ask, &mut InterfaceBytes::default);
         let (answer, bytes) = (answer.unwrap().head, answer.unwrap().to_bytes());
         assert_eq!((Head::read(&bytes), answer.name), (Some((Kind::Answer, answer)), [name; 16]));
@@ -322,12 +410,12 @@ mod tests {
 
     /// What a train of 100 is told to have come beside it, which arrives in step; looked at `late` nanoseconds after half of it was there.
     fn beside(late: u64, half: &[(&str, u64)], end: &[(&str, u64)]) -> Option<u64> {
-        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        let (mut arrivals, now) = (arrivals(), Instant::now());
         for at in 0..100_u64 {
             let mut look = || carried(49 * 12_112 + late, half);
             assert_eq!(arrivals.take(now, from(1), at * 12_112, &wagon(1, 100), &mut look), None);
         }
-        let mut ask = Head::new(Kind::Request, [1; 16], 100).as_bytes().to_vec();
+        let mut ask = Head::new(Kind::Request, [1; 16], 100).sign(&KEY, &[]).as_bytes().to_vec();
         ask.extend(CrossTraffic::UNKNOWN.as_bytes());
         let told = arrivals.take(now, from(1), 0, &ask, &mut || carried(2_000_000, end)).unwrap();
         let again = arrivals.take(now, from(1), 0, &ask, &mut || carried(9_000_000, &[])).unwrap();
@@ -339,13 +427,16 @@ mod tests {
 
     /// How quick a train of 120 was in all, and its quickest part, in bits a second: its datagrams take so many nanoseconds each.
     fn quickest(takes: impl Fn(u64) -> u64) -> (u64, Option<u64>) {
-        let (mut arrivals, now, mut at_ns) = (Arrivals::default(), Instant::now(), 0);
+        let (mut arrivals, now, mut at_ns) = (arrivals(), Instant::now(), 0);
         for at in 0..120 {
             at_ns += takes(at);
             arrivals.take(now, from(1), at_ns, &wagon(1, 120), &mut InterfaceBytes::default);
         }
-        let ask =
-            [Head::new(Kind::Request, [1; 16], 120).as_bytes(), CrossTraffic::UNKNOWN.as_bytes()].concat();
+        let ask = [
+            Head::new(Kind::Request, [1; 16], 120).sign(&KEY, &[]).as_bytes(),
+            CrossTraffic::UNKNOWN.as_bytes(),
+        ]
+        .concat();
         let told = arrivals.take(now, from(1), 0, &ask, &mut InterfaceBytes::default).unwrap();
         (told.head.bits.get(), CrossTraffic::read(&told.to_bytes()).unwrap().peak_bps())
     }
@@ -382,7 +473,7 @@ mod tests {
 
     #[test]
     fn the_second_half_tells_the_rate() {
-        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        let (mut arrivals, now) = (arrivals(), Instant::now());
         // Half passes at once, then 1514 bytes come each 12,112 ns: a gigabit a second.
         for at in 0..100_u64 {
             let at_ns = 1_000 + at.saturating_sub(50) * 12_112;
@@ -405,7 +496,7 @@ mod tests {
 
     #[test]
     fn packets_that_came_together_count_as_one() {
-        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        let (mut arrivals, now) = (arrivals(), Instant::now());
         // Groups of 44, each of which is there when its last packet is; the half is within the fourth.
         for at in 0..268_u64 {
             let whole = (at / 44 * 44 + 44).min(268);
@@ -419,7 +510,7 @@ mod tests {
 
     #[test]
     fn floods_take_bounded_memory() {
-        let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+        let (mut arrivals, now) = (arrivals(), Instant::now());
         for port in 0..1000 {
             for _ in 0..3 {
                 let at = now + Duration::from_micros(port.into());
@@ -446,7 +537,7 @@ mod tests {
                 (proptest::collection::vec(any::<u8>(), 0..60), any::<bool>(), any::<u64>(), 0..4_u16), 0..40
             ),
         ) {
-            let (mut arrivals, now) = (Arrivals::default(), Instant::now());
+            let (mut arrivals, now) = (arrivals(), Instant::now());
             for (mut bytes, ours, at_ns, kind) in datagrams {
                 if ours && bytes.len() >= 24 {
                     let head = Head { kind: U16::new(kind), ..Head::new(Kind::Request, [kind as u8; 16], 9) };

@@ -8,10 +8,11 @@ use crate::state::world::iterations::Operations;
 use crate::state::world::operator::Operator;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::JoinRefusedKind;
+use harmonaize_api::{SECRET_BYTES, train_key};
 use harmonaize_disclose::JoinFailure;
 use harmonaize_planner::{HostId, Node, Path, SwitchId};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// Most bytes of a communicator's name.
@@ -60,8 +61,20 @@ impl<'a> Ctx<'a> {
         paths.first().map_or(1, |path| path.links().len().saturating_sub(1)).clamp(1, 16)
     }
 
-    pub(crate) fn probe_address(&self, host: HostId) -> Option<SocketAddr> {
-        self.sessions.get(self.hosts.get(&host)?)?.abilities.probe
+    /// Whether a host sends and answers packet trains.
+    pub(crate) fn can_probe(&self, host: HostId) -> bool {
+        self.session_of(host).is_some_and(|session| session.abilities.probe.is_some())
+    }
+
+    /// Where `to` answers the trains of `from`, and their key.
+    pub(crate) fn train_to(&self, from: HostId, to: HostId) -> Option<(SocketAddr, [u8; SECRET_BYTES])> {
+        let (address, key) = self.session_of(to)?.abilities.probe?;
+        let IpAddr::V4(source) = self.session_of(from)?.listen.ip() else { return None };
+        Some((address, train_key(&key, source)))
+    }
+
+    fn session_of(&self, host: HostId) -> Option<&Session> {
+        self.sessions.get(self.hosts.get(&host)?)
     }
 
     /// Whether every switch of a path can be named.

@@ -212,6 +212,7 @@ impl Fabric {
             trace: true,
             probe: true,
             probe_address: format!("{address}:4001"),
+            probe_key: vec![host as u8; 32],
             rate_limit: true,
             congestion_reports: true,
             codecs: Codec::NAMED.iter().map(|(name, _)| told(name)).collect(),

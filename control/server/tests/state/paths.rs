@@ -18,6 +18,7 @@ fn able(world: &mut World, host: usize) -> SessionId {
         trace: true,
         probe: true,
         probe_address: format!("10.0.0.{host}:5000"),
+        probe_key: vec![host as u8; 32],
         rate_limit: true,
         congestion_reports: true,
         missing: vec!["nothing".to_owned(); 20],

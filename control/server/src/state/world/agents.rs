@@ -2,7 +2,7 @@
 
 use crate::state::job::codec::levels;
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::v1;
+use harmonaize_api::{SECRET_BYTES, v1};
 use harmonaize_codec::Level;
 use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
@@ -40,8 +40,8 @@ pub(crate) enum OpenJoin {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Abilities {
     pub trace: bool,
-    /// Where its answers to trains are, if it sends and answers any.
-    pub probe: Option<SocketAddr>,
+    /// Where its answers to trains are and the key of those whom it answers, if it sends and answers any.
+    pub probe: Option<(SocketAddr, [u8; SECRET_BYTES])>,
     pub pace: bool,
     pub verdicts: bool,
     pub aggregation: bool,
@@ -58,10 +58,11 @@ impl Abilities {
     pub(crate) fn new(said: Option<&v1::Capabilities>) -> Self {
         let Some(said) = said else { return Self::default() };
         let probe = said.probe_address.parse::<SocketAddr>().ok().filter(|_| said.probe);
+        let probe = probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified());
         let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(MISSING_CHARS).collect();
         Self {
             trace: said.trace,
-            probe: probe.filter(|probe| probe.port() != 0 && !probe.ip().is_unspecified()),
+            probe: probe.zip(said.probe_key.as_slice().try_into().ok()),
             pace: said.rate_limit,
             verdicts: said.congestion_reports,
             aggregation: said.aggregation,

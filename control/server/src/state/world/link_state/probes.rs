@@ -112,7 +112,7 @@ impl LinkState {
         trains: Trains,
         verifies: Option<PendingReport>,
     ) -> bool {
-        let (Some(of), Some(address)) = (ctx.hosts.get(&from).copied(), ctx.probe_address(to)) else {
+        let (Some(of), Some((address, key))) = (ctx.hosts.get(&from).copied(), ctx.train_to(from, to)) else {
             return false;
         };
         if self.probes.open.len() >= MOST_OPEN || self.probes.meets(from, &path) {
@@ -140,6 +140,7 @@ impl LinkState {
             trains,
             enough_bps: enough_bits,
             spread_bps: spread_bits,
+            key: key.to_vec(),
         };
         effects.send(of, to_agent::Message::ProbePath(message));
         true
@@ -151,7 +152,7 @@ impl LinkState {
     /// under way were in the way of some.
     fn prober(&self, ctx: &Ctx<'_>, link: DirectedLink) -> (Option<(HostId, HostId, Path)>, bool) {
         let topology = &ctx.settings.topology;
-        let able = |host: &HostId| ctx.probe_address(*host).is_some();
+        let able = |host: &HostId| ctx.can_probe(*host);
         let last = self.probes.last.get(&link).copied();
         let ends = topology.hosts_across(link).map(|mut hosts| {
             hosts.retain(able);
@@ -198,7 +199,7 @@ impl LinkState {
     ) -> bool {
         let connection = report.connection;
         let (from, to) = (connection.from, connection.to);
-        let able = ctx.probe_address(from).is_some() && ctx.probe_address(to).is_some();
+        let able = ctx.can_probe(from) && ctx.can_probe(to);
         if report.level == CongestionLevel::None || !able || !ctx.is_named(&report.path) {
             return false;
         }
