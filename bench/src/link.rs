@@ -8,7 +8,7 @@ use harmonaize_transport::tcp::{self, TcpTransport};
 use harmonaize_transport::verbs::{self, PortOptions, VerbsTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// The environment variable with the link's secret: 64 hexadecimal digits, the same at both ends.
@@ -55,6 +55,9 @@ pub struct Ends {
     /// The other end's address, to connect to; without it this end prints its own as JSON and waits to be connected to
     #[arg(long)]
     pub connect: Option<SocketAddr>,
+    /// Where the other end comes from, if this one waits for it; this end's own address, if not given
+    #[arg(long)]
+    pub from: Option<IpAddr>,
     /// What carries the frames
     #[arg(long, value_enum, default_value_t = Carrier::Verbs)]
     pub carrier: Carrier,
@@ -173,10 +176,11 @@ impl End {
         let mut transport = bind(ends)?;
         let bytes = u64::from(slots) * u64::from(slot_bytes);
         let room = Span::new(&Memory::private(usize::try_from(bytes)?)?, 0, bytes)?;
+        let from = ends.from.map(|from| SocketAddr::new(from, 0));
         let link = transport.open(Introduction {
             name: *b"harmonaize bench",
             secret,
-            peer: ends.connect.unwrap_or(ends.address),
+            peer: ends.connect.or(from).unwrap_or(ends.address),
             initiate: ends.connect.is_some(),
             source_ports: vec![0],
         })?;

@@ -360,7 +360,8 @@ impl Suite {
             words.extend(both.iter().chain(more));
             host.launcher.start(&format!("wire {what} on {}", host.name), &words)
         };
-        let mut listener = start(1, &[])?;
+        let first = self.testbed.hosts.first().context("no host")?;
+        let mut listener = start(1, &["--from", &first.address.to_string()])?;
         let (_, line) = listener.line(deadline, |line| line.contains("\"listening\""))?;
         let Listening { listening } =
             serde_json::from_str(&line).with_context(|| format!("a strange line: {line}"))?;

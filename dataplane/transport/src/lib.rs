@@ -38,7 +38,7 @@ pub struct Introduction {
     pub name: [u8; 16],
     /// Shared secret, known to the two agents and control alone.
     pub secret: [u8; 32],
-    /// Where the accepting end listens.
+    /// Where the other end listens. Its connections come from the same address, and from no other are they taken.
     pub peer: SocketAddr,
     /// Whether this end connects (else it waits to be connected to).
     pub initiate: bool,

@@ -1,9 +1,8 @@
-//! From introductions to authenticated paths: dialling, and greeting those who dial.
+//! From introductions to authenticated paths: dialling, and taking those who dialled.
 
 use super::dial::{Dial, DialProgress};
-use super::handshake::{Hello, Proof, Status};
-use super::incoming::{Incoming, IncomingProgress};
-use super::link::{Link, Slot};
+use super::handshake::Status;
+use super::link::Slot;
 use super::liveness::LivenessTimer;
 use super::path::Path;
 use super::poll::Token;
@@ -11,21 +10,7 @@ use super::{TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
-
-/// Connections taken in one call.
-const ACCEPTS: usize = 16;
-
-/// How long the endpoint waits when the system has no descriptors left.
-const PAUSE: Duration = Duration::from_millis(100);
-
-/// What is to become of a guest.
-enum Admission {
-    Answer,
-    Wait,
-    Refuse(Status),
-}
+use std::time::Instant;
 
 impl TcpTransport {
     /// Starts to connect one path.
@@ -94,6 +79,7 @@ impl TcpTransport {
             return;
         }
         link.up = true;
+        link.expected.set_up();
         link.trouble = None;
         if link.rate.is_some() {
             link.pace();
@@ -107,99 +93,25 @@ impl TcpTransport {
         (0..paths).for_each(|number| self.enqueue(id, number));
     }
 
-    /// Takes connections in, a bounded number.
-    pub(super) fn accept(&mut self) {
-        for _ in 0..ACCEPTS {
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
-                Err(error) => {
-                    let exhausted = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-                    if error.raw_os_error().is_some_and(|code| exhausted.contains(&code)) {
-                        tracing::warn!(%error, "cannot take connections for a moment");
-                        self.paused = Some(Instant::now() + PAUSE);
-                        self.rearm = true;
-                        let _ = self.poll.remove(&self.listener);
-                    }
-                    return;
+    /// Connections that have proved an introduction become paths.
+    pub(super) fn take_arrivals(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        for (guest, hello) in self.arrivals.take() {
+            let id = self.names.get(&hello.name).copied();
+            let link = id.and_then(|id| Some((id, self.links.get(&id)?)));
+            // Since it proved itself the link may have ended, or come up with another of its peer's.
+            let (id, number) = match link {
+                Some((id, link)) if link.takes(&hello) => (id, hello.path.get()),
+                Some(_) => {
+                    guest.refuse(Status::Up);
+                    continue;
+                }
+                None => {
+                    guest.refuse(Status::UnknownName);
+                    continue;
                 }
             };
-            if socket.set_nonblocking(true).is_ok() && socket.set_tcp_nodelay(true).is_ok() {
-                self.admit(socket);
-            }
-        }
-    }
-
-    /// Gives a connection a place among the guests, if need be that of the one who has been there longest.
-    fn admit(&mut self, socket: Socket) {
-        let free = self.incoming.iter().position(Option::is_none);
-        let oldest =
-            || (0..self.incoming.len()).min_by_key(|at| self.incoming.get(*at)?.as_ref().map(|g| g.serial));
-        let Some(at) = free.or_else(oldest) else { return };
-        let serial = self.next_serial;
-        self.next_serial += 1;
-        if self.poll.add(socket.as_fd(), Token::Incoming(at as u16, serial)).is_err() {
-            return;
-        }
-        let deadline = Instant::now() + self.config.handshake_timeout;
-        if let Some(slot) = self.incoming.get_mut(at) {
-            *slot = Some(Incoming::new(socket, serial, deadline));
-        }
-        self.poll.no_later_than(deadline);
-    }
-
-    /// A guest has said something, or gone.
-    pub(super) fn handle_incoming(&mut self, at: u16, serial: u64, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
-        let Some(slot) = self.incoming.get_mut(usize::from(at)) else { return };
-        let Some(guest) = slot.as_mut().filter(|guest| guest.serial == serial) else { return };
-        match guest.advance() {
-            IncomingProgress::Waiting => {}
-            IncomingProgress::Gone => *slot = None,
-            IncomingProgress::Named(hello) => {
-                let link = self.names.get(&hello.name).and_then(|id| self.links.get_mut(id));
-                admit_named(slot, &hello, link);
-            }
-            IncomingProgress::Proved(hello, proof, nonce) => {
-                if let Some(guest) = slot.take() {
-                    self.promote(guest, &hello, &proof, &nonce, sink);
-                }
-            }
-        }
-    }
-
-    /// A guest has sent its proof: it becomes a path or is refused.
-    fn promote(
-        &mut self,
-        guest: Incoming,
-        hello: &Hello,
-        proof: &Proof,
-        nonce: &[u8; 32],
-        sink: &mut dyn FnMut(LinkId, Event<'_>),
-    ) {
-        let Some(&id) = self.names.get(&hello.name) else { return guest.refuse(Status::UnknownName) };
-        let Some(link) = self.links.get_mut(&id) else { return };
-        if let Admission::Refuse(status) = judge(hello, Some(link)) {
-            return guest.refuse(status);
-        }
-        if !proof.proves(&link.introduction.secret, hello, nonce) {
-            let peer = guest.socket.peer_addr().ok().and_then(|peer| peer.as_socket());
-            tracing::warn!(?peer, link = id.0, "a connection with a wrong secret was refused");
-            link.trouble = Some(DownReason::Refused(Status::Secret.describe(0)));
-            return guest.refuse(Status::Secret);
-        }
-        let number = hello.path.get();
-        let ready = self.poll.rename(&guest.socket, Token::Path(id, number));
-        if ready.is_ok() && guest.welcome().is_ok() {
-            self.install(id, number, guest.socket, sink);
-        }
-    }
-
-    /// A link was opened: those who wait for it are answered.
-    pub(super) fn answer_waiting(&mut self, name: &[u8; 16]) {
-        let Some(id) = self.names.get(name).copied() else { return };
-        for slot in &mut self.incoming {
-            let hello = slot.as_ref().and_then(|guest| guest.waits_for().copied());
-            if let Some(hello) = hello.filter(|hello| hello.name == *name) {
-                admit_named(slot, &hello, self.links.get_mut(&id));
+            if self.poll.add(&guest.socket, Token::Path(id, number)).is_ok() && guest.welcome().is_ok() {
+                self.install(id, number, guest.socket, sink);
             }
         }
     }
@@ -210,41 +122,4 @@ fn unspecified(peer: &SocketAddr) -> std::net::IpAddr {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     }
-}
-
-/// Whether a connection may become a path of the link that it names.
-fn judge(hello: &Hello, link: Option<&Link>) -> Admission {
-    let Some(link) = link else { return Admission::Wait };
-    let paths = link.slots.len();
-    if link.introduction.initiate {
-        Admission::Refuse(Status::UnknownName)
-    } else if link.up {
-        Admission::Refuse(Status::Up)
-    } else if usize::from(hello.paths.get()) != paths || usize::from(hello.path.get()) >= paths {
-        Admission::Refuse(Status::Paths)
-    } else {
-        Admission::Answer
-    }
-}
-
-/// Answers, refuses or keeps a guest that has named its link.
-fn admit_named(slot: &mut Option<Incoming>, hello: &Hello, link: Option<&mut Link>) {
-    let Some(guest) = slot else { return };
-    match judge(hello, link.as_deref()) {
-        Admission::Wait => return,
-        Admission::Refuse(status) => {
-            if let (Status::Paths, Some(link)) = (status, link) {
-                link.trouble = Some(DownReason::Refused(status.describe(0)));
-            }
-            guest.refuse(status);
-        }
-        Admission::Answer => {
-            if let Some(link) = link
-                && guest.answer(hello, &link.introduction.secret).is_ok()
-            {
-                return;
-            }
-        }
-    }
-    *slot = None;
 }

@@ -81,6 +81,10 @@ impl Dial {
         match self.steps(introduction, writable) {
             Ok(dialled) => dialled,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => DialProgress::Waiting,
+            Err(error) if self.stage != Stage::Connecting && is_end(&error) => {
+                let why = format!("{peer} closes connections from here, to which it has not been introduced");
+                DialProgress::Retry(DownReason::Connect(why))
+            }
             Err(error) => DialProgress::Retry(DownReason::Connect(format!("{peer}: {error}"))),
         }
     }
@@ -136,6 +140,11 @@ impl Dial {
     fn fill(&mut self, need: usize) -> io::Result<()> {
         fill(&self.socket, self.input.get_mut(..need).unwrap_or_default(), &mut self.have)
     }
+}
+
+/// Whether the peer has ended the connection.
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
 fn refusal(status: Option<Status>, version: u16) -> DialProgress {

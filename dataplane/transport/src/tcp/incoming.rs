@@ -5,6 +5,7 @@ use super::handshake::{HELLO, Hello, PREFIX, PROOF, Prefix, Proof, Reply, Status
 use super::sys;
 use socket2::Socket;
 use std::io;
+use std::net::IpAddr;
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -12,6 +13,8 @@ use zerocopy::{FromBytes, IntoBytes};
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) socket: Socket,
+    /// Where it comes from.
+    pub(super) from: IpAddr,
     pub(super) serial: u64,
     pub(super) deadline: Instant,
     stage: Stage,
@@ -40,8 +43,8 @@ pub(super) enum IncomingProgress {
 }
 
 impl Incoming {
-    pub(super) fn new(socket: Socket, serial: u64, deadline: Instant) -> Self {
-        Self { socket, serial, deadline, stage: Stage::Hello, input: [0; HELLO], have: 0 }
+    pub(super) fn new(socket: Socket, from: IpAddr, serial: u64, deadline: Instant) -> Self {
+        Self { socket, from, serial, deadline, stage: Stage::Hello, input: [0; HELLO], have: 0 }
     }
 
     /// The name of the link that it waits for.

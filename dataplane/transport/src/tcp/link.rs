@@ -1,6 +1,8 @@
 //! One link: its paths, from the first dial to the last, and what it waits for.
 
+use super::awaited::Expected;
 use super::dial::Dial;
+use super::handshake::Hello;
 use super::path::Path;
 use super::sys;
 use crate::rings::Rings;
@@ -14,12 +16,14 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) introduction: Introduction,
+    /// Lets the peer's connections in.
+    pub(super) expected: Expected,
     /// When it must be up.
     pub(super) deadline: Instant,
     pub(super) up: bool,
     pub(super) slots: Vec<Slot>,
     pub(super) rings: Rings,
-    /// Why someone who came was refused, or why our last try failed.
+    /// Why our last try failed.
     pub(super) trouble: Option<DownReason>,
     /// What it may send, in bits a second.
     pub(super) rate: Option<u64>,
@@ -40,11 +44,17 @@ pub(super) enum Slot {
 }
 
 impl Link {
-    pub(super) fn new(introduction: Introduction, now: Instant, timeout: Duration) -> Self {
+    pub(super) fn new(
+        introduction: Introduction,
+        expected: Expected,
+        now: Instant,
+        timeout: Duration,
+    ) -> Self {
         let slot = || if introduction.initiate { Slot::Retry(now, FIRST_PAUSE) } else { Slot::Absent };
         let slots = introduction.source_ports.iter().map(|_| slot()).collect();
         let (rings, deadline) = (Rings::default(), now + timeout);
-        Self { introduction, deadline, up: false, slots, rings, trouble: None, rate: None, ending: None }
+        let (up, trouble, rate, ending) = (false, None, None, None);
+        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, ending }
     }
 
     pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
@@ -73,6 +83,12 @@ impl Link {
                 false
             }
         })
+    }
+
+    /// Whether a connection that said hello may become a path.
+    pub(super) fn takes(&self, hello: &Hello) -> bool {
+        let path = usize::from(hello.path.get());
+        !self.introduction.initiate && !self.up && path < self.slots.len()
     }
 
     pub(super) fn is_complete(&self) -> bool {
@@ -109,7 +125,8 @@ impl Link {
 
     /// Why the link did not come up in time.
     pub(super) fn too_late(&self, timeout: Duration) -> DownReason {
-        self.trouble.clone().unwrap_or_else(|| {
+        let trouble = || self.trouble.clone();
+        self.expected.trouble().or_else(trouble).unwrap_or_else(|| {
             let peer = self.introduction.peer;
             DownReason::Connect(if self.introduction.initiate {
                 format!("{peer} did not answer within {timeout:?}")

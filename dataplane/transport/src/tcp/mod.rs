@@ -1,14 +1,19 @@
 //! Agents over TCP: a connection per path, non-blocking, driven by one epoll set.
 //!
-//! A connection is authenticated by both ends before it carries a frame (`handshake`). Frames are gathered into one system
+//! A connection is authenticated by both ends before it carries a frame (`handshake`). An [`Acceptor`] takes connections in, for any
+//! number of endpoints that share its address, on a thread of its own. Frames are gathered into one system
 //! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large.
 //! A path that is silent for the peer's time-out has lost its peer: each end sends a sign of life when it has nothing else
 //! to say, because the kernel alone notices a vanished host only while data is on its way.
 
+mod acceptor;
+mod awaited;
+mod bell;
 mod closing;
 mod connect;
 mod dial;
 mod frame;
+mod guests;
 mod handshake;
 mod inbox;
 mod incoming;
@@ -21,17 +26,21 @@ mod sys;
 
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 
+pub use acceptor::Acceptor;
+pub use awaited::Strangers;
+
+use awaited::Arrivals;
 use closing::{Closing, let_go};
 use harmonaize_shm::Span;
-use incoming::Incoming;
 use link::{Link, Slot};
 use liveness::LivenessTimer;
 use poll::{Poll, Ready, Token};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::Socket;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// After the peer closed one path of a link, the others have this long to deliver what it still said.
@@ -54,8 +63,10 @@ pub struct Config {
     pub peer_timeout: Duration,
     /// How long a stranger may take to say who it is, and how long one waits whose link is not open here yet.
     pub handshake_timeout: Duration,
-    /// Most connections that are not authenticated yet; beyond, the oldest is cut off.
+    /// Most connections that are not authenticated yet; beyond, the oldest of the address that has most of them is cut off.
     pub max_incoming: u16,
+    /// Most of them from one address; beyond, its oldest is cut off.
+    pub max_incoming_per_peer: u16,
     /// TCP congestion control by name, else the system's.
     pub congestion: Option<String>,
     /// Size of the kernel's send buffer in bytes, else as the kernel sees fit.
@@ -78,7 +89,8 @@ impl Config {
             connect_timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(2),
-            max_incoming: 128,
+            max_incoming: 1024,
+            max_incoming_per_peer: 128,
             congestion: None,
             send_buffer: None,
             receive_buffer: None,
@@ -103,14 +115,12 @@ impl Config {
 #[derive(Debug)]
 pub struct TcpTransport {
     config: Config,
-    local: SocketAddr,
-    listener: Socket,
-    /// Out of descriptors: no more connections are taken before then.
-    paused: Option<Instant>,
+    acceptor: Acceptor,
+    /// Connections that the acceptor has for this endpoint.
+    arrivals: Arc<Arrivals>,
     poll: Poll,
     links: BTreeMap<LinkId, Link>,
     names: HashMap<[u8; 16], LinkId>,
-    incoming: Vec<Option<Incoming>>,
     closing: VecDeque<Closing>,
     /// Paths with something to do, each once at most.
     queue: VecDeque<(LinkId, u16)>,
@@ -123,28 +133,23 @@ pub struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Listens.
+    /// An endpoint with an address of its own; see [`Acceptor::bind`].
     pub fn bind(config: Config) -> io::Result<Self> {
-        let listener =
-            Socket::new(Domain::for_address(config.listen), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
-        listener.set_reuse_address(true)?;
-        tune(&listener, &config)?;
-        listener.bind(&SockAddr::from(config.listen))?;
-        listener.listen(1024)?;
-        let local = listener.local_addr()?.as_socket();
-        let local = local.ok_or_else(|| io::Error::other("the listening socket has no address"))?;
+        Self::accepting(&Acceptor::bind(&config)?, config)
+    }
+
+    /// An endpoint that shares an address with others: who comes there goes to the one that waits for its link.
+    pub fn accepting(acceptor: &Acceptor, config: Config) -> io::Result<Self> {
+        let arrivals = Arc::new(Arrivals::new()?);
         let poll = Poll::new()?;
-        poll.add_listener(&listener)?;
-        let guests = (0..config.max_incoming.max(1)).map(|_| None).collect();
+        poll.add_bell(arrivals.bell())?;
         Ok(Self {
             config,
-            local,
-            listener,
-            paused: None,
+            acceptor: acceptor.clone(),
+            arrivals,
             poll,
             links: BTreeMap::new(),
             names: HashMap::new(),
-            incoming: guests,
             closing: VecDeque::new(),
             queue: VecDeque::new(),
             next_link: 1,
@@ -211,9 +216,10 @@ impl TcpTransport {
 
     fn event(&mut self, token: Token, ready: Ready, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
         match token {
-            Token::Listener => self.accept(),
             Token::Timer => self.timers(sink),
-            Token::Incoming(at, serial) => self.handle_incoming(at, serial, sink),
+            Token::Bell => self.take_arrivals(sink),
+            // These are the acceptor's.
+            Token::Listener | Token::Incoming(..) => {}
             Token::Path(id, number) => self.path_event(id, number, ready, sink),
             Token::Closing(serial) => {
                 if let Some(at) = self.closing.iter().position(|closing| closing.serial == serial)
@@ -264,19 +270,6 @@ impl TcpTransport {
         self.poll.disarm();
         self.rearm = true;
         let now = Instant::now();
-        if self.paused.is_some_and(|until| until <= now) {
-            self.paused = None;
-            if let Err(error) = self.poll.add_listener(&self.listener) {
-                tracing::error!(%error, "cannot listen any more");
-            }
-        }
-        for slot in &mut self.incoming {
-            if let Some(guest) = slot.take_if(|guest| guest.deadline <= now)
-                && guest.waits_for().is_some()
-            {
-                guest.refuse(handshake::Status::UnknownName);
-            }
-        }
         self.closing.retain(|closing| closing.deadline > now);
         if self.liveness.is_some_and(|looks| looks.next <= now) {
             self.tick(now, sink);
@@ -338,10 +331,9 @@ impl TcpTransport {
     /// Sets the timer for the first thing that will be due.
     fn arm(&mut self) {
         self.rearm = false;
-        let guests = self.incoming.iter().flatten().map(|guest| guest.deadline);
         let closing = self.closing.iter().map(|closing| closing.deadline);
         let links = self.links.values().filter_map(Link::next);
-        let next = guests.chain(closing).chain(links).chain(self.paused);
+        let next = closing.chain(links);
         let next = next.chain(self.liveness.map(|looks| looks.next)).min();
         self.poll.arm(next);
     }
@@ -369,7 +361,7 @@ fn tune(socket: &Socket, config: &Config) -> io::Result<()> {
 
 impl Transport for TcpTransport {
     fn local_address(&self) -> SocketAddr {
-        self.local
+        self.acceptor.local_address()
     }
 
     fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
@@ -387,15 +379,15 @@ impl Transport for TcpTransport {
         if self.names.contains_key(&introduction.name) {
             return Err(DownReason::Refused("a link of this name is open already".into()));
         }
+        let name = introduction.name;
+        let expected = self.acceptor.expect(&introduction, &self.arrivals)?;
+        let link = Link::new(introduction, expected, Instant::now(), self.config.connect_timeout);
         let id = LinkId(self.next_link);
         self.next_link += 1;
-        let name = introduction.name;
-        let link = Link::new(introduction, Instant::now(), self.config.connect_timeout);
         self.links.insert(id, link);
         self.names.insert(name, id);
         self.queue.reserve(self.links.values().map(|link| link.slots.len()).sum());
         self.arm();
-        self.answer_waiting(&name);
         Ok(id)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::LinkId;
 use crate::timer::Timer;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,6 +17,8 @@ const EVENTS: usize = 64;
 pub(super) enum Token {
     Listener,
     Timer,
+    /// Another thread has something for this one.
+    Bell,
     /// A connection that has not said yet what it is: where it waits, and the how-manieth it is.
     Incoming(u16, u64),
     Path(LinkId, u16),
@@ -41,6 +44,7 @@ impl Token {
             Self::Incoming(at, serial) => pack(3, serial, at),
             Self::Path(link, path) => pack(4, link.0, path),
             Self::Closing(serial) => pack(5, serial, 0),
+            Self::Bell => pack(6, 0, 0),
         }
     }
 
@@ -52,6 +56,7 @@ impl Token {
             3 => Some(Self::Incoming(small, big)),
             4 => Some(Self::Path(LinkId(big), small)),
             5 => Some(Self::Closing(big)),
+            6 => Some(Self::Bell),
             _ => None,
         }
     }
@@ -81,6 +86,13 @@ impl Poll {
         Ok(epoll::add(&self.epoll, socket, token, EventFlags::IN)?)
     }
 
+    /// Watches a bell, for as long as it rings.
+    pub(super) fn add_bell(&self, bell: impl AsFd) -> io::Result<()> {
+        let token = EventData::new_u64(Token::Bell.encode());
+        Ok(epoll::add(&self.epoll, bell, token, EventFlags::IN)?)
+    }
+
+    /// Watches a socket no longer.
     pub(super) fn remove(&self, socket: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, socket)?)
     }
@@ -100,11 +112,19 @@ impl Poll {
 
     /// What is ready now, without waiting: a bounded number, each in its turn.
     pub(super) fn ready(&self) -> Events {
+        self.look(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+    }
+
+    /// Sleeps until something is ready; what is, as of [`Poll::ready`].
+    pub(super) fn wait(&self) -> Events {
+        self.look(None)
+    }
+
+    fn look(&self, patience: Option<&Timespec>) -> Events {
         let mut room = [MaybeUninit::<Event>::uninit(); EVENTS];
-        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Events { list: [None; EVENTS] };
-        // An interrupted call is made again by the next progress.
-        if let Ok((found, _)) = epoll::wait(&self.epoll, &mut room, Some(&now)) {
+        // An interrupted call finds nothing; the caller comes again.
+        if let Ok((found, _)) = epoll::wait(&self.epoll, &mut room, patience) {
             for (to, from) in events.list.iter_mut().zip(found.iter()) {
                 let flags = from.flags;
                 let bad = EventFlags::HUP | EventFlags::ERR;
@@ -167,6 +187,7 @@ mod tests {
         for token in [
             Token::Listener,
             Token::Timer,
+            Token::Bell,
             Token::Incoming(u16::MAX, 9),
             Token::Path(LinkId(1 << 40), 63),
             Token::Closing(3),

@@ -15,7 +15,7 @@ mod rail;
 mod reaper;
 mod wake;
 
-use crate::tcp::{self, TcpTransport};
+use crate::tcp::{self, Acceptor, TcpTransport};
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_shm::Span;
@@ -121,12 +121,17 @@ pub struct VerbsTransport {
 }
 
 impl VerbsTransport {
-    /// Opens the devices and listens.
+    /// An endpoint with an address of its own: opens the devices and listens.
     pub fn bind(config: Config, devices: &Devices) -> Result<Self, SetupError> {
+        Self::accepting(&Acceptor::bind(&config.tcp)?, config, devices)
+    }
+
+    /// An endpoint that shares an address with others: opens the devices. See [`TcpTransport::accepting`].
+    pub fn accepting(acceptor: &Acceptor, config: Config, devices: &Devices) -> Result<Self, SetupError> {
         let mut config = config;
         config.mailbox_slots = mailbox::nearest_slots(config.mailbox_slots);
         let queue_frames = config.tcp.queue_frames.max(EXCHANGE_FRAMES);
-        let inner = TcpTransport::bind(tcp::Config { queue_frames, ..config.tcp.clone() })?;
+        let inner = TcpTransport::accepting(acceptor, tcp::Config { queue_frames, ..config.tcp.clone() })?;
         let wake = Wake::new()?;
         if let Some(fd) = inner.wake_fd() {
             wake.add(fd, Token::Other)?;

@@ -2,7 +2,7 @@
 
 use crate::raw::{Log, Seen, config, drive, introduction, turn};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::TcpTransport;
+use harmonaize_transport::tcp::{Acceptor, TcpTransport};
 use harmonaize_transport::{DownReason, Landing, Ring, SendError, Transport};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
@@ -43,6 +43,40 @@ fn a_source_port_in_use_is_named() {
     assert!(drive(&mut [(&mut a, &mut log)], &|logs| !logs[0].is_empty()));
     let (of, Seen::Down(DownReason::Connect(why))) = &log[0] else { panic!("{log:?}") };
     assert!(*of == link && why.contains(&port.to_string()) && why.contains("path 1"), "{why}");
+}
+
+#[test]
+fn endpoints_of_one_address_get_their_own_links() {
+    let acceptor = Acceptor::bind(&config()).unwrap();
+    let to = acceptor.local_address();
+    let mut a = TcpTransport::bind(config()).unwrap();
+    let ends = || TcpTransport::accepting(&acceptor, config()).unwrap();
+    let (mut first, mut second) = (ends(), ends());
+    let mut logs = [Log::new(), Log::new(), Log::new()];
+    let open = |end: &mut TcpTransport, name, initiate| end.open(introduction(name, to, initiate));
+    let at_a = [1, 2].map(|name| open(&mut a, name, true).unwrap());
+    let at_first = open(&mut first, 1, false).unwrap();
+    let at_second = open(&mut second, 2, false).unwrap();
+    let taken = open(&mut second, 1, false).unwrap_err();
+    assert_eq!(taken, DownReason::Refused("a link of this name is open already".into()));
+    let [log_a, log_first, log_second] = &mut logs;
+    let up = |logs: &[&Log]| logs[0].len() == 2 && logs[1].len() == 1 && logs[2].len() == 1;
+    assert!(drive(&mut [(&mut a, log_a), (&mut first, log_first), (&mut second, log_second)], &up));
+    assert_eq!((&logs[1][..], &logs[2][..]), (&[(at_first, Seen::Up)][..], &[(at_second, Seen::Up)][..]));
+    // One that ends takes nothing of the other's along, nor its names.
+    drop(first);
+    let again = open(&mut second, 1, false).unwrap();
+    let [log_a, _, log_second] = &mut logs;
+    let down = |logs: &[&Log]| logs[0].contains(&(at_a[0], Seen::Down(DownReason::Closed)));
+    assert!(drive(&mut [(&mut a, log_a), (&mut second, log_second)], &down));
+    let anew = open(&mut a, 1, true).unwrap();
+    let [log_a, _, log_second] = &mut logs;
+    let up = |logs: &[&Log]| logs[0].contains(&(anew, Seen::Up)) && logs[1].contains(&(again, Seen::Up));
+    assert!(drive(&mut [(&mut a, log_a), (&mut second, log_second)], &up));
+    second.send(at_second, 0, b"hello", None).unwrap();
+    let [log_a, _, log_second] = &mut logs;
+    let heard = |logs: &[&Log]| logs[0].contains(&(at_a[1], Seen::Frame(b"hello".to_vec())));
+    assert!(drive(&mut [(&mut a, log_a), (&mut second, log_second)], &heard));
 }
 
 #[test]

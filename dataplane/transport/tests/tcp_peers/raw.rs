@@ -74,6 +74,14 @@ pub(crate) fn hello(version: u16, name: u8, path: u16, paths: u16) -> [u8; 64] {
     hello
 }
 
+/// A connection from another of this host's loopback addresses.
+pub(crate) fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
+}
+
 /// Says hello, and hears the reply, while `turn` lets the endpoint work.
 pub(crate) fn ask(to: SocketAddr, hello: &[u8], mut turn: impl FnMut()) -> Result<(TcpStream, [u8; 80])> {
     let mut stream = TcpStream::connect(to)?;

@@ -2,10 +2,10 @@
 
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Acceptor, Config, Strangers, TcpTransport};
 use harmonaize_transport::{DownReason, Introduction, LinkId, Ring, Transport};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Two endpoints with a link between them that everything else must leave alone.
@@ -261,6 +261,37 @@ fn silent_strangers_are_cut_off_and_keep_nobody_out() {
         let ended = crate::raw::read_exactly(&mut stranger, &mut [0], &mut || scene.turn());
         assert_ne!(ended.unwrap_err().kind(), std::io::ErrorKind::TimedOut, "still connected");
     }
+}
+
+#[test]
+fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
+    const STRANGERS: u64 = 200;
+    let config = Config { max_incoming: 4, ..config() };
+    let acceptor = Acceptor::bind(&config).unwrap();
+    let to = acceptor.local_address();
+    let mut a = TcpTransport::bind(config.clone()).unwrap();
+    let mut b = TcpTransport::accepting(&acceptor, config).unwrap();
+    let at_b = b.open(introduction(1, a.local_address(), false)).unwrap();
+    let mut logs = [Log::new(), Log::new()];
+    // The right peer is half way through its first word when the flood comes.
+    let words = hello(1, 1, 0, 1);
+    let mut early = TcpStream::connect(to).unwrap();
+    early.write_all(&words[..30]).unwrap();
+    for _ in 0..STRANGERS {
+        let mut stranger = crate::raw::connect_from([127, 0, 0, 2], to);
+        let ended = crate::raw::read_exactly(&mut stranger, &mut [0], &mut || _ = turn(&mut b, &mut logs[1]));
+        assert_ne!(ended.unwrap_err().kind(), std::io::ErrorKind::TimedOut, "still connected");
+    }
+    early.write_all(&words[30..]).unwrap();
+    let mut reply = [0; 80];
+    crate::raw::read_exactly(&mut early, &mut reply, &mut || _ = turn(&mut b, &mut logs[1])).unwrap();
+    assert_eq!(reply[8..12], [1, 0, 0, 0], "our version, and accepted");
+    let last = Some(Ipv4Addr::new(127, 0, 0, 2).into());
+    assert_eq!(acceptor.strangers(), Strangers { count: STRANGERS, last });
+    let at_a = a.open(introduction(1, to, true)).unwrap();
+    let [log_a, log_b] = &mut logs;
+    let up = |logs: &[&Log]| logs[0].contains(&(at_a, Seen::Up)) && logs[1].contains(&(at_b, Seen::Up));
+    assert!(drive(&mut [(&mut a, log_a), (&mut b, log_b)], &up), "{logs:?}");
 }
 
 #[test]

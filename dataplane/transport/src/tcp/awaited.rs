@@ -1,0 +1,251 @@
+//! What the acceptor and the endpoints of one listening address share: who is waited for, and who has come.
+//!
+//! Endpoints touch it when a link is opened, is up, or ends. No frame does.
+
+use super::bell::Bell;
+use super::handshake::{Hello, Proof, Status};
+use super::incoming::Incoming;
+use crate::{DownReason, Introduction};
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most connections that an endpoint has not taken yet; those beyond are closed, and their peers come again.
+const MAX_ARRIVALS: usize = 1024;
+
+type Name = [u8; 16];
+
+/// The introductions of all endpoints, and the acceptor's bell.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    table: Mutex<Table>,
+    bell: Bell,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// Links that wait to be connected to, and those that have been.
+    links: HashMap<Name, Entry>,
+    /// How many links, of either direction, there are with each address.
+    addresses: HashMap<IpAddr, usize>,
+    /// What was added since the acceptor last looked.
+    added: Vec<Name>,
+    strangers: Strangers,
+    over: bool,
+}
+
+/// Connections that were closed because control had introduced nobody of their address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Strangers {
+    /// How many.
+    pub count: u64,
+    /// Where the last one came from.
+    pub last: Option<IpAddr>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    secret: [u8; 32],
+    paths: usize,
+    up: bool,
+    /// Why someone who came was refused.
+    trouble: Option<Status>,
+    to: Arc<Arrivals>,
+}
+
+/// What is to become of a connection that names a link.
+pub(super) enum Admission {
+    /// Prove this secret to it.
+    Answer([u8; 32]),
+    /// Its link is not open here yet.
+    Wait,
+    Refuse(Status),
+}
+
+fn judge(hello: &Hello, entry: Option<&mut Entry>) -> Admission {
+    let Some(entry) = entry else { return Admission::Wait };
+    if entry.up {
+        Admission::Refuse(Status::Up)
+    } else if usize::from(hello.paths.get()) != entry.paths || usize::from(hello.path.get()) >= entry.paths {
+        entry.trouble = Some(Status::Paths);
+        Admission::Refuse(Status::Paths)
+    } else {
+        Admission::Answer(entry.secret)
+    }
+}
+
+impl Awaited {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { table: Mutex::default(), bell: Bell::new()? })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// Has the acceptor end.
+    pub(super) fn end(&self) {
+        self.lock().over = true;
+        self.bell.ring();
+    }
+
+    /// The names that were added since the last call; none at the end.
+    pub(super) fn take_added(&self) -> Option<Vec<Name>> {
+        let mut table = self.lock();
+        (!table.over).then(|| std::mem::take(&mut table.added))
+    }
+
+    /// Whether control has introduced a peer of this address for a link that is open; else counts a stranger.
+    pub(super) fn admits(&self, address: IpAddr) -> bool {
+        let mut table = self.lock();
+        let introduced = table.addresses.contains_key(&address);
+        if !introduced {
+            table.strangers.count += 1;
+            table.strangers.last = Some(address);
+        }
+        introduced
+    }
+
+    pub(super) fn strangers(&self) -> Strangers {
+        self.lock().strangers
+    }
+
+    /// What is to become of a connection that says hello.
+    pub(super) fn judge(&self, hello: &Hello) -> Admission {
+        judge(hello, self.lock().links.get_mut(&hello.name))
+    }
+
+    /// The endpoint to which a connection with this proof goes.
+    ///
+    /// # Errors
+    /// What to refuse it with.
+    pub(super) fn prove(
+        &self,
+        hello: &Hello,
+        proof: &Proof,
+        nonce: &[u8; 32],
+    ) -> Result<Arc<Arrivals>, Status> {
+        let mut table = self.lock();
+        let entry = table.links.get_mut(&hello.name).ok_or(Status::UnknownName)?;
+        if let Admission::Refuse(status) = judge(hello, Some(entry)) {
+            return Err(status);
+        }
+        if proof.proves(&entry.secret, hello, nonce) {
+            return Ok(Arc::clone(&entry.to));
+        }
+        if entry.trouble.replace(Status::Secret) != Some(Status::Secret) {
+            tracing::warn!(link = ?hello.name, "a connection with a wrong secret was refused");
+        }
+        Err(Status::Secret)
+    }
+}
+
+/// A link that is open, as the acceptor knows it; dropped, it is forgotten there.
+#[derive(Debug)]
+pub(super) struct Expected {
+    awaited: Arc<Awaited>,
+    name: Name,
+    peer: IpAddr,
+    /// Whether the peer connects.
+    accepts: bool,
+}
+
+impl Expected {
+    /// Lets the peer's connections in; those that prove the introduction come to `to`.
+    ///
+    /// # Errors
+    /// If an endpoint waits for one of this name already.
+    pub(super) fn enter(
+        awaited: &Arc<Awaited>,
+        introduction: &Introduction,
+        to: &Arc<Arrivals>,
+    ) -> Result<Self, DownReason> {
+        let Introduction { name, secret, peer, initiate, source_ports } = introduction;
+        let mut table = awaited.lock();
+        if !initiate {
+            if table.links.contains_key(name) {
+                return Err(DownReason::Refused("a link of this name is open already".into()));
+            }
+            let (paths, to) = (source_ports.len(), Arc::clone(to));
+            let entry = Entry { secret: *secret, paths, up: false, trouble: None, to };
+            table.links.insert(*name, entry);
+            table.added.push(*name);
+        }
+        let peer = peer.ip().to_canonical();
+        *table.addresses.entry(peer).or_default() += 1;
+        drop(table);
+        if !initiate {
+            awaited.bell.ring();
+        }
+        Ok(Self { awaited: Arc::clone(awaited), name: *name, peer, accepts: !initiate })
+    }
+
+    /// The link is up: who comes now is too late.
+    pub(super) fn set_up(&self) {
+        if self.accepts
+            && let Some(entry) = self.awaited.lock().links.get_mut(&self.name)
+        {
+            entry.up = true;
+        }
+    }
+
+    /// Why someone who came was refused.
+    pub(super) fn trouble(&self) -> Option<DownReason> {
+        let table = self.awaited.lock();
+        let status = table.links.get(&self.name).filter(|_| self.accepts)?.trouble?;
+        Some(DownReason::Refused(status.describe(0)))
+    }
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        let mut table = self.awaited.lock();
+        if self.accepts {
+            table.links.remove(&self.name);
+        }
+        if let Some(count) = table.addresses.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                table.addresses.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// Connections that have proved an introduction of one endpoint, which it has not taken yet.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    arrived: Mutex<Vec<(Incoming, Hello)>>,
+    bell: Bell,
+}
+
+impl Arrivals {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { arrived: Mutex::default(), bell: Bell::new()? })
+    }
+
+    pub(super) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// Hands the endpoint a connection.
+    pub(super) fn push(&self, guest: Incoming, hello: Hello) {
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrived.len() < MAX_ARRIVALS {
+            arrived.push((guest, hello));
+            drop(arrived);
+            self.bell.ring();
+        }
+    }
+
+    /// All that have come since the last call.
+    pub(super) fn take(&self) -> Vec<(Incoming, Hello)> {
+        self.bell.silence();
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
