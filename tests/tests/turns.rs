@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_tests::job::{Worker, deploy, run, sockets, succeeded};
 use harmonaize_tests::star;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -72,9 +73,31 @@ fn wait_until_interleaved(deployment: &Deployment) -> Result<()> {
     bail!("not {SLOTS} turns of each job within {PATIENCE:?}: {last:?}")
 }
 
+/// What each thread of the engine of the agent on the first host has taken of a processor, in nanoseconds, by its name.
+fn engine_times(deployment: &mut Deployment) -> Result<Vec<(String, u64)>> {
+    let tasks = Path::new("/proc").join(deployment.agent(0)?.id().to_string()).join("task");
+    let mut times = Vec::new();
+    for task in std::fs::read_dir(tasks)? {
+        let task = task?.path();
+        let name = std::fs::read_to_string(task.join("comm"))?.trim().to_owned();
+        if name.starts_with("engine-") {
+            let spent = std::fs::read_to_string(task.join("schedstat"))?;
+            times.push((name, spent.split(' ').next().context("an empty schedstat")?.parse()?));
+        }
+    }
+    times.sort();
+    Ok(times)
+}
+
 #[test]
 fn two_jobs_interleave_on_one_link() {
-    let Some(mut deployment) = deploy(&star(2, RATE), |setup| setup.measure(RATE)) else { return };
+    // A thread for each tenant.
+    let adjust = |setup: &mut Setup| {
+        setup.measure(RATE);
+        setup.agent += "[engine]\nthreads = 2\n";
+    };
+    let Some(mut deployment) = deploy(&star(2, RATE), adjust) else { return };
+    let idle = engine_times(&mut deployment).unwrap();
     let sockets = TENANTS.map(|tenant| sockets(&deployment, tenant));
     let progress = TENANTS.map(|_| Mutex::new(Progress { begun: 0, limit: u64::MAX }));
     let (seen, results) = std::thread::scope(|scope| {
@@ -97,4 +120,10 @@ fn two_jobs_interleave_on_one_link() {
         panic!("{error:#}\ncontrol's log:\n{control}");
     }
     deployment.check().unwrap();
+    // Each thread served its own: moving some dozens of tensors of 1 MB takes ten milliseconds and more.
+    let busy = engine_times(&mut deployment).unwrap();
+    assert_eq!(busy.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["engine-0", "engine-1"]);
+    for ((name, after), (_, before)) in busy.iter().zip(&idle) {
+        assert!(after - before > 5_000_000, "{name} took {} ns", after - before);
+    }
 }

@@ -124,7 +124,7 @@ fn measure(every: Option<Duration>, gap: Duration, late: Duration) -> (u64, f64,
         rates: BTreeMap::new(),
         interval: Duration::from_millis(5),
         record: None,
-        marks: None,
+        marks: Vec::new(),
         decide: Box::new(|_| {}),
     };
     let (handle, thread) = start(setup, move || Ok(Box::new(fed))).unwrap();

@@ -8,6 +8,7 @@ pub use prepare::{Check, Checked};
 
 use crate::coding;
 use crate::control::Event;
+use crate::engines::{Engines, Thread};
 use crate::interleave::read_interleaving;
 use crate::paths::Paths;
 use crate::questions::Questions;
@@ -19,7 +20,7 @@ use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Handle, Notice, SlotId};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice, SlotId};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Flow;
 use std::collections::{BTreeMap, HashMap};
@@ -46,6 +47,7 @@ const MAX_RECENT_ERRORS: usize = 16;
 #[derive(Debug)]
 struct Attachment {
     tenant: String,
+    thread: Thread,
     /// Handle to communicator and rank.
     joined: HashMap<u32, (u64, Rank)>,
     next_handle: u32,
@@ -74,6 +76,8 @@ struct LocalMember {
 #[derive(Debug)]
 struct Communicator {
     recipe: v1::Recipe,
+    /// That of its tenant's attachments when it formed.
+    thread: Thread,
     members: Vec<LocalMember>,
     ended: Option<FailureDetail>,
     /// Asked before the end was known here.
@@ -82,7 +86,7 @@ struct Communicator {
 
 /// See the module's documentation.
 pub struct Agent {
-    engine: Handle,
+    engines: Engines,
     control: mpsc::Sender<from_agent::Message>,
     telemetry: Option<telemetry::Handle>,
     paths: Paths,
@@ -107,16 +111,16 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent whose engine runs, and whose messages to control go into `control`; telemetry hears whose flows are, and `paths`
+    /// An agent whose engine's threads run, and whose messages to control go into `control`; telemetry hears whose flows are, and `paths`
     /// what control asks of ways.
     pub fn new(
-        engine: Handle,
+        engines: Engines,
         control: mpsc::Sender<from_agent::Message>,
         telemetry: Option<telemetry::Handle>,
         paths: Paths,
     ) -> Self {
         Self {
-            engine,
+            engines,
             control,
             telemetry,
             paths,
@@ -143,13 +147,20 @@ impl Agent {
         }
     }
 
-    fn command(&mut self, command: Command) {
-        self.try_command(command);
+    /// Gives the thread of a communicator a command about it; of one that the agent does not know, no thread has anything.
+    fn command_of(&mut self, communicator: u64, command: Command) {
+        if let Some(thread) = self.communicators.get(&communicator).map(|known| known.thread) {
+            self.try_command(thread, command);
+        }
     }
 
-    /// Gives the engine a command; whether it took it.
-    fn try_command(&mut self, command: Command) -> bool {
-        let taken = self.engine.command(command).is_ok();
+    /// Gives a thread of the engine a command; whether it took it.
+    fn try_command(&mut self, thread: Thread, command: Command) -> bool {
+        let taken = self.engines.command(thread, command);
+        self.note_taken(taken)
+    }
+
+    fn note_taken(&mut self, taken: bool) -> bool {
         if !taken && !self.stopping {
             self.note("the engine does not keep up or has stopped; a command was dropped".into());
         }
@@ -161,7 +172,8 @@ impl Agent {
         self.control.capacity() > RESERVE
     }
 
-    fn note(&mut self, error: String) {
+    /// Keeps an error for the operator's status, and logs it.
+    pub fn note(&mut self, error: String) {
         tracing::warn!("{error}");
         self.errors += 1;
         if self.recent.len() == MAX_RECENT_ERRORS {
@@ -175,18 +187,21 @@ impl Agent {
         match request {
             SessionRequest::Attached { attachment, tenant, end, operation_timeout } => {
                 tracing::info!(%attachment, tenant, "attached");
-                self.attachments
-                    .insert(attachment, Attachment { tenant, joined: HashMap::new(), next_handle: 1 });
+                let thread = self.engines.place(&tenant);
+                self.attachments.insert(
+                    attachment,
+                    Attachment { tenant, thread, joined: HashMap::new(), next_handle: 1 },
+                );
                 let attachment = engine_id(attachment);
-                self.command(Command::Attach { attachment, end, operation_timeout });
+                self.try_command(thread, Command::Attach { attachment, end, operation_timeout });
             }
             SessionRequest::AddRegion { attachment, base, memory, reply } => {
-                let attachment = engine_id(attachment);
-                self.region((attachment.0, base), reply, Command::AddRegion { attachment, base, memory });
+                let command = Command::AddRegion { attachment: engine_id(attachment), base, memory };
+                self.region((attachment, base), reply, command);
             }
             SessionRequest::RemoveRegion { attachment, base, reply } => {
-                let attachment = engine_id(attachment);
-                self.region((attachment.0, base), reply, Command::RemoveRegion { attachment, base });
+                let command = Command::RemoveRegion { attachment: engine_id(attachment), base };
+                self.region((attachment, base), reply, command);
             }
             SessionRequest::Join { attachment, name, rank, ranks, timeout, budget, reply } => {
                 let Some(tenant) = self.attachments.get(&attachment).map(|a| a.tenant.clone()) else {
@@ -281,9 +296,10 @@ impl Agent {
     }
 
     /// Has the engine add a region or remove it. What the engine does not take is not answered.
-    fn region(&mut self, place: (u64, u64), reply: RegionReply, command: Command) {
-        if self.try_command(command) {
-            self.pending_regions.insert(place, reply);
+    fn region(&mut self, (attachment, base): (AttachmentId, u64), reply: RegionReply, command: Command) {
+        let Some(thread) = self.attachments.get(&attachment).map(|attached| attached.thread) else { return };
+        if self.try_command(thread, command) {
+            self.pending_regions.insert((attachment.0, base), reply);
         }
     }
 
@@ -291,10 +307,11 @@ impl Agent {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         communicator.members.retain(|member| member.rank != rank);
         let (over, empty) = (communicator.ended.is_some(), communicator.members.is_empty());
+        let thread = communicator.thread;
         if over && empty {
             self.communicators.remove(&id);
         }
-        self.command(Command::Leave { communicator: CommunicatorId(id), rank });
+        self.try_command(thread, Command::Leave { communicator: CommunicatorId(id), rank });
         // Control wants to know even if it is over: the rank is not expected to go on with the others.
         self.send_to_control(from_agent::Message::Leave(v1::Leave {
             communicator: id,
@@ -308,7 +325,7 @@ impl Agent {
         let Some((id, rank)) = joined else { return };
         tracing::info!(communicator = %format_args!("{id:016x}"), %rank, "aborted");
         let failure = Failure::Aborted { rank };
-        self.command(Command::Dissolve { communicator: CommunicatorId(id), failure });
+        self.command_of(id, Command::Dissolve { communicator: CommunicatorId(id), failure });
     }
 
     fn detail(&mut self, attachment: AttachmentId, handle: u32, reply: DetailReply) {
@@ -328,7 +345,8 @@ impl Agent {
         let Some(attached) = self.attachments.remove(&attachment) else { return };
         tracing::info!(%attachment, tenant = attached.tenant, "detached");
         // The engine sees the end first: with an operation in flight its ranks are lost, not leaving.
-        self.command(Command::Detach { attachment: engine_id(attachment) });
+        self.try_command(attached.thread, Command::Detach { attachment: engine_id(attachment) });
+        self.engines.release(&attached.tenant);
         for (_, (communicator, rank)) in attached.joined {
             self.leave(communicator, rank);
         }
@@ -358,10 +376,8 @@ impl Agent {
             Event::Ready { communicator, epoch } => self.handle_ready(communicator, epoch),
             Event::Abandon(abandon) => {
                 if let Ok(epoch) = Epoch::from_wire(abandon.epoch) {
-                    self.command(Command::Abandon {
-                        communicator: CommunicatorId(abandon.communicator),
-                        epoch,
-                    });
+                    let communicator = CommunicatorId(abandon.communicator);
+                    self.command_of(abandon.communicator, Command::Abandon { communicator, epoch });
                 }
             }
             Event::JoinRefused(refused) => {
@@ -371,7 +387,10 @@ impl Agent {
                 }
             }
             Event::Dissolve(dissolved) => self.dissolve(&dissolved),
-            Event::ReportRequest { id } => self.command(Command::Status { id }),
+            Event::ReportRequest { id } => {
+                let taken = self.engines.ask_status(id);
+                self.note_taken(taken);
+            }
             Event::TracePaths(asked) => {
                 if let Some(answer) = self.paths.trace(asked) {
                     self.send_to_control(from_agent::Message::PathsTraced(answer));
@@ -382,15 +401,15 @@ impl Agent {
                     self.send_to_control(from_agent::Message::PathProbed(answer));
                 }
             }
-            Event::Turns(told) => self.command(Command::Interleave {
-                communicator: CommunicatorId(told.communicator),
-                interleaving: read_interleaving(&told),
-            }),
+            Event::Turns(told) => {
+                let (communicator, interleaving) =
+                    (CommunicatorId(told.communicator), read_interleaving(&told));
+                self.command_of(told.communicator, Command::Interleave { communicator, interleaving });
+            }
             Event::TurnGiven(v1::GrantSlot { communicator, slot: turn }) => {
-                self.command(Command::SlotGranted {
-                    communicator: CommunicatorId(communicator),
-                    slot: SlotId(turn),
-                });
+                let granted =
+                    Command::SlotGranted { communicator: CommunicatorId(communicator), slot: SlotId(turn) };
+                self.command_of(communicator, granted);
             }
             // Control asks these of aggregators alone.
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
@@ -411,10 +430,8 @@ impl Agent {
                 self.questions.session(false);
                 // Whoever gives turns next knows nothing of those that were.
                 for id in self.communicators.keys().copied().collect::<Vec<_>>() {
-                    self.command(Command::Interleave {
-                        communicator: CommunicatorId(id),
-                        interleaving: None,
-                    });
+                    let communicator = CommunicatorId(id);
+                    self.command_of(id, Command::Interleave { communicator, interleaving: None });
                 }
                 self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
                 self.note(format!("no session with control: {reason}"));
@@ -447,7 +464,8 @@ impl Agent {
     }
 
     fn end(&mut self, id: u64, failure: Failure, reason: &str) {
-        self.command(Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() });
+        let dissolve = Command::Dissolve { communicator: CommunicatorId(id), failure: failure.clone() };
+        self.command_of(id, dissolve);
         // If the engine never had it, or has let it go, nobody else will say that it is over.
         self.finish(id, &failure, reason);
     }
@@ -508,6 +526,7 @@ impl Agent {
                 }
             }
             Notice::Status { id, status } => {
+                let Some((id, status)) = self.engines.gather(id, status) else { return };
                 let attached = self.attachments.iter().map(|(id, a)| (id.0, a.tenant.clone())).collect();
                 let mut report = report::report(id, &status, &attached, self.start.elapsed());
                 report.errors = self.errors;
@@ -550,7 +569,7 @@ impl Agent {
         for (_, reply) in communicator.detail_requests.drain(..) {
             let _ = reply.send(Some(told.clone()));
         }
-        let attachments = &self.attachments;
+        let (attachments, thread) = (&self.attachments, communicator.thread);
         communicator
             .members
             .retain(|m| attachments.get(&m.attachment).is_some_and(|a| a.joined.contains_key(&m.handle)));
@@ -558,14 +577,14 @@ impl Agent {
             self.communicators.remove(&id);
         }
         for rank in refused {
-            self.command(Command::Leave { communicator: CommunicatorId(id), rank });
+            self.try_command(thread, Command::Leave { communicator: CommunicatorId(id), rank });
         }
     }
 
     /// Begins the end: no more joins, every communicator is dissolved.
     pub fn stop(&mut self) {
         self.stopping = true;
-        self.command(Command::Stop);
+        self.engines.stop();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The agent's configuration file.
 
+mod engine;
 mod rdma;
 mod telemetry;
 mod tenant;
@@ -36,6 +37,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// How long the poll loop looks for work before it sleeps.
     pub spin: Duration,
+    /// How many threads serve attachments and links, each with the tenants that are placed on it.
+    pub engine_threads: usize,
     /// How long a peer may be silent before its communicators end.
     pub peer_timeout: Duration,
     /// How long the links of a communicator may take to come up.
@@ -91,6 +94,8 @@ struct File {
     insecure_loopback: bool,
     listen: SocketAddr,
     spin: Option<Nanos>,
+    #[serde(default)]
+    engine: engine::FileEngine,
     peer_timeout: Option<Nanos>,
     connect_timeout: Option<Nanos>,
     congestion: Option<String>,
@@ -138,6 +143,7 @@ impl Config {
             control_session(path, file.control, file.tls, file.insecure_loopback).map_err(value)?;
         file.verbs.iter().try_for_each(Verbs::check).map_err(value)?;
         file.rdma.iter().try_for_each(Rdma::check).map_err(value)?;
+        let engine_threads = file.engine.threads().map_err(value)?;
         let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder).map_err(value)?;
@@ -147,6 +153,7 @@ impl Config {
             protection,
             listen: file.listen,
             spin: or(file.spin, Duration::from_micros(50)),
+            engine_threads,
             peer_timeout,
             connect_timeout,
             congestion: file.congestion,

@@ -1,6 +1,6 @@
 //! The provider's agent: the daemon on an offload unit or hypervisor that runs tenants' collectives.
 //!
-//! Architecture invariant: tokio carries control traffic only; tensors move in the engine's own thread.
+//! Architecture invariant: tokio carries control traffic only; tensors move in the engine's own threads.
 #![forbid(unsafe_code)]
 
 pub mod agent;
@@ -9,6 +9,7 @@ pub mod aggregator;
 pub mod coding;
 pub mod config;
 pub mod control;
+pub mod engines;
 mod interleave;
 pub mod observe;
 pub mod paths;

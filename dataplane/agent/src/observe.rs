@@ -102,7 +102,7 @@ impl Observe {
             rates: BTreeMap::new(),
             interval: Duration::from_millis(5),
             record: self.record.clone(),
-            marks: None,
+            marks: Vec::new(),
             decide: Box::new(|_| {}),
         };
         let options = Options {

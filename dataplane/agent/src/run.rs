@@ -4,18 +4,20 @@ use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Settings};
+use crate::engines::Engines;
 use crate::paths::Paths;
 use crate::session::{RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
 use harmonaize_api::v1;
-use harmonaize_engine::{Engine, marks, start};
+use harmonaize_engine::{Engine, MarkReader, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
 use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::RdmaPort;
-use harmonaize_transport::tcp::{Config as TcpConfig, TcpTransport};
+use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Strangers, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
 use std::net::IpAddr;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -23,10 +25,12 @@ use tokio::task::JoinSet;
 
 /// Requests of tenants that wait.
 const REQUESTS: usize = 1024;
-/// Marks that wait for the telemetry thread; an operation makes some for each segment and message.
+/// Marks of one of the engine's threads that wait for telemetry's; an operation makes some for each segment and message.
 const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
+/// How often the operator is told of connections that nobody introduced.
+const STRANGERS: Duration = Duration::from_secs(10);
 /// How long communicators may take to end in order when the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -45,21 +49,32 @@ pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
     })
 }
 
-/// The way to other agents that the configuration asks for.
-fn bind(config: &Config, devices: &Devices) -> anyhow::Result<Box<dyn Transport + Send>> {
-    let tcp = TcpConfig {
+/// How links to other agents go over TCP.
+fn tcp(config: &Config) -> TcpConfig {
+    TcpConfig {
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
         congestion: config.congestion.clone(),
         ..TcpConfig::new(config.listen)
+    }
+}
+
+/// A way to other agents that the configuration asks for, of one thread.
+fn transport(
+    config: &Config,
+    acceptor: &Acceptor,
+    devices: &Devices,
+) -> anyhow::Result<Box<dyn Transport + Send>> {
+    let tcp = tcp(config);
+    let Some(asked) = &config.verbs else {
+        return Ok(Box::new(TcpTransport::accepting(acceptor, tcp)?));
     };
-    let Some(asked) = &config.verbs else { return Ok(Box::new(TcpTransport::bind(tcp)?)) };
     let verbs = VerbsConfig {
         devices: asked.devices.clone(),
         options: asked.port_options(),
         ..VerbsConfig::new(tcp)
     };
-    Ok(Box::new(VerbsTransport::bind(verbs, devices)?))
+    Ok(Box::new(VerbsTransport::accepting(acceptor, verbs, devices)?))
 }
 
 /// The device for datagrams to aggregators, and most bytes of one: where links go over RDMA, the first of theirs.
@@ -86,6 +101,68 @@ fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
     }
 }
 
+/// The engine's threads, and what they have for the rest of the agent.
+struct Started {
+    engines: Engines,
+    threads: Vec<JoinHandle<()>>,
+    telemetry: Option<telemetry::Running>,
+}
+
+impl Started {
+    /// Starts the threads, and telemetry's where the configuration asks for it.
+    fn start(
+        config: &Config,
+        acceptor: &Acceptor,
+        devices: &Devices,
+        port: Option<&RdmaPort>,
+        notices: &mpsc::UnboundedSender<Notice>,
+    ) -> anyhow::Result<Self> {
+        let mut engines = Vec::new();
+        for _ in 0..config.engine_threads {
+            let transport = transport(config, acceptor, devices).context("cannot reach other agents")?;
+            let notices = notices.clone();
+            // The receiver outlives the engine but for the end of the process.
+            let notify = Box::new(move |notice| drop(notices.send(notice)));
+            let mut engine = Engine::new(transport, notify).context("cannot create the engine")?;
+            if let Some(port) = port {
+                engine.set_datagram_port(port.clone());
+            }
+            engines.push(engine);
+        }
+        let telemetry = config.telemetry.as_ref().and_then(|asked| {
+            let (writers, readers): (Vec<_>, Vec<MarkReader>) = engines.iter().map(|_| marks(MARKS)).unzip();
+            let begun = telemetry::begin(asked, &config.host, config.listen.ip(), readers)?;
+            engines.iter_mut().zip(writers).for_each(|(engine, writer)| engine.set_mark_writer(writer));
+            Some(begun)
+        });
+        let started = (0..).zip(engines).map(|(number, engine)| start(engine, number, config.spin));
+        let started: Vec<_> =
+            started.collect::<Result<_, _>>().context("cannot start the engine's threads")?;
+        let (handles, threads) = started.into_iter().unzip();
+        Ok(Self { engines: Engines::new(handles), threads, telemetry })
+    }
+}
+
+/// Tells the operator now and then of connections that nobody introduced.
+struct StrangersWatch {
+    acceptor: Acceptor,
+    told: u64,
+    next: Instant,
+}
+
+impl StrangersWatch {
+    /// What is new, if it is time to tell.
+    fn news(&mut self, now: Instant) -> Option<String> {
+        let Strangers { count, last } = self.acceptor.strangers();
+        let last = last.filter(|_| count > self.told && now >= self.next)?;
+        let more = count - std::mem::replace(&mut self.told, count);
+        self.next = now + STRANGERS;
+        Some(format!(
+            "{more} connections from addresses that control did not introduce, the last from {last}"
+        ))
+    }
+}
+
 /// Runs an agent until `stop` completes, then ends its communicators in order.
 ///
 /// # Errors
@@ -99,25 +176,15 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Resu
 /// # Errors
 /// As of [`run`].
 pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let transport = bind(&config, devices)
+    let acceptor = Acceptor::bind(&tcp(&config))
         .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
-    let address = transport.local_address();
+    let address = acceptor.local_address();
     let (notices, mut heard) = mpsc::unbounded_channel();
-    // The receiver outlives the engine but for the end of the process.
-    let notify = Box::new(move |notice| drop(notices.send(notice)));
-    let mut engine = Engine::new(transport, notify).context("cannot create the engine")?;
     let datagrams = datagrams(&config, devices);
-    let datagram_bytes = datagrams.as_ref().map_or(0, |(_, bytes)| *bytes);
-    if let Some((port, _)) = datagrams {
-        engine.set_datagram_port(port);
-    }
-    let mut telemetry = config.telemetry.as_ref().and_then(|asked| {
-        let (writer, reader) = marks(MARKS);
-        let begun = telemetry::begin(asked, &config.host, config.listen.ip(), reader)?;
-        engine.set_mark_writer(writer);
-        Some(begun)
-    });
-    let (engine, thread) = start(engine, config.spin).context("cannot start the engine's thread")?;
+    let (port, datagram_bytes) = datagrams.as_ref().map_or((None, 0), |(port, bytes)| (Some(port), *bytes));
+    let Started { engines, threads, mut telemetry } =
+        Started::start(&config, &acceptor, devices, port, &notices)?;
+    let mut strangers = StrangersWatch { acceptor, told: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let (closing, closed) = watch::channel(false);
@@ -142,14 +209,15 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         telemetry.serve(asked, &config.host, &control.to_control).await;
     }
     let mut agent =
-        Agent::new(engine, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
+        Agent::new(engines, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
     tokio::pin!(stop);
     let mut tick = tokio::time::interval(TICK);
-    tracing::info!(host = config.host, %address, "agent is up");
+    tracing::info!(host = config.host, %address, threads = threads.len(), "agent is up");
 
     let mut checks = JoinSet::new();
     let mut ending: Option<Instant> = None;
-    while ending.is_none_or(|ending| ending.elapsed() < DRAIN_TIMEOUT && !thread.is_finished()) {
+    let running = || !threads.iter().all(JoinHandle::is_finished);
+    while ending.is_none_or(|ending| ending.elapsed() < DRAIN_TIMEOUT && running()) {
         tokio::select! {
             Some(notice) = heard.recv() => agent.handle_notice(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
@@ -160,9 +228,15 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             }
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
-                agent.handle_timeout(Instant::now());
-                if ending.is_none() && thread.is_finished() {
-                    tracing::error!("the engine's thread is gone; the agent ends");
+                let now = Instant::now();
+                agent.handle_timeout(now);
+                if let Some(news) = strangers.news(now) {
+                    agent.note(news);
+                }
+                let gone = threads.iter().any(JoinHandle::is_finished) || strangers.acceptor.is_finished();
+                if ending.is_none() && gone {
+                    tracing::error!("a thread of the engine, or the one that takes connections, is gone; the agent ends");
+                    agent.stop();
                     closing.send_replace(true);
                     break;
                 }
@@ -185,8 +259,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     if let Some(telemetry) = telemetry.take() {
         telemetry.end().await;
     }
-    if thread.is_finished() {
-        thread.join().map_err(|_| anyhow::anyhow!("the engine's thread has panicked"))?;
+    for thread in threads.into_iter().filter(JoinHandle::is_finished) {
+        thread.join().map_err(|_| anyhow::anyhow!("a thread of the engine has panicked"))?;
     }
     Ok(())
 }

@@ -35,17 +35,17 @@ impl Handle {
     }
 }
 
-/// Starts the thread. It ends after [`Command::Stop`]. `spin` is how long it looks for work before it sleeps.
+/// Starts the thread, `engine-` and its number by name. It ends after [`Command::Stop`]. `spin` is how long it looks for work before it sleeps.
 ///
 /// # Errors
 /// If the kernel grants no descriptor or no thread.
-pub fn start(engine: Engine, spin: Duration) -> std::io::Result<(Handle, JoinHandle<()>)> {
+pub fn start(engine: Engine, number: usize, spin: Duration) -> std::io::Result<(Handle, JoinHandle<()>)> {
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     crate::wake::watch(engine.wake(), bell.as_fd())?;
     let (sender, receiver) = bounded(COMMANDS);
     let handle = Handle { commands: sender, bell: Arc::clone(&bell) };
     let thread = std::thread::Builder::new()
-        .name("engine".into())
+        .name(format!("engine-{number}"))
         .spawn(move || run_loop(engine, &receiver, &bell, spin))?;
     Ok((handle, thread))
 }

@@ -1,6 +1,7 @@
 //! What control has this agent prepare: communicators that form, changes of plan, and that all have prepared.
 
 use super::{Agent, Communicator, LocalMember, engine_id};
+use crate::engines::Thread;
 use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
 use crate::session::Joined;
 use harmonaize_abi::Rank;
@@ -75,7 +76,7 @@ impl Agent {
 
     fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
-        let (mut members, mut tenant) = (Vec::new(), 0);
+        let (mut members, mut tenant, mut thread) = (Vec::new(), 0, Thread::default());
         for local in &recipe.local_ranks {
             let waiting = self
                 .pending_joins
@@ -85,7 +86,7 @@ impl Agent {
             let Some((attached, waiting)) = joined else { continue };
             let handle = attached.next_handle;
             attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
-            tenant = tenant_index(&mut self.tenants, &attached.tenant);
+            (tenant, thread) = (tenant_index(&mut self.tenants, &attached.tenant), attached.thread);
             let (attachment, rank) = (waiting.attachment, Rank(local.rank));
             attached.joined.insert(handle, (communicator, rank));
             members.push(LocalMember { attachment, rank, handle, reply: Some(waiting.reply) });
@@ -105,11 +106,12 @@ impl Agent {
             aggregator: expanded.aggregator,
             locals: locals.collect(),
         };
+        let (ended, detail_requests) = (None, Vec::new());
         self.communicators
-            .insert(communicator, Communicator { recipe, members, ended: None, detail_requests: Vec::new() });
+            .insert(communicator, Communicator { recipe, thread, members, ended, detail_requests });
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
-        } else if !self.try_command(Command::Form(Box::new(formation))) {
+        } else if !self.try_command(thread, Command::Form(Box::new(formation))) {
             self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
     }
@@ -124,20 +126,24 @@ impl Agent {
     }
 
     fn change(&mut self, communicator: u64, epoch: u64, expanded: ExpandedRecipe) {
-        let taken = self.try_command(Command::Change {
+        let Some(thread) = self.communicators.get(&communicator).map(|known| known.thread) else {
+            return self.prepare_failed(communicator, epoch, "no such communicator".into());
+        };
+        let change = Command::Change {
             communicator: CommunicatorId(communicator),
             plan: expanded.plan,
             peers: expanded.peers,
             aggregator: expanded.aggregator.map(Box::new),
-        });
-        if !taken {
+        };
+        if !self.try_command(thread, change) {
             self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
     }
 
     pub(super) fn handle_ready(&mut self, communicator: u64, epoch: u64) {
         if let Ok(epoch) = Epoch::from_wire(epoch) {
-            self.command(Command::AllPrepared { communicator: CommunicatorId(communicator), epoch });
+            let ready = Command::AllPrepared { communicator: CommunicatorId(communicator), epoch };
+            self.command_of(communicator, ready);
         }
         let Some(Communicator { recipe, members, .. }) = self.communicators.get_mut(&communicator) else {
             return;
@@ -169,6 +175,7 @@ mod tests {
     use super::*;
     use crate::agent::RESERVE;
     use crate::control::Event;
+    use crate::engines::Engines;
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
     use harmonaize_engine::{Engine, start};
@@ -180,12 +187,12 @@ mod tests {
     fn control_hears_of_what_the_engine_does_not_take() {
         let transport = Box::new(Hub::new().endpoint().unwrap());
         let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
-        let (engine, thread) = start(engine, Duration::ZERO).unwrap();
+        let (engine, thread) = start(engine, 0, Duration::ZERO).unwrap();
         engine.command(Command::Stop).unwrap();
         thread.join().unwrap();
         let (control, mut told) = mpsc::channel(RESERVE + 1);
         let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
-        let mut agent = Agent::new(engine, control, None, paths);
+        let mut agent = Agent::new(Engines::new(vec![engine]), control, None, paths);
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
             let check = agent.handle_control(event).expect("recipes are checked");

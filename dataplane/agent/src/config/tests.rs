@@ -36,6 +36,23 @@ fn a_table_asks_for_rdma() {
 }
 
 #[test]
+fn threads_of_the_engine_are_in_range() {
+    let threads = |line: &str| {
+        let parsed = Config::parse(Path::new("agent.toml"), &format!("{GOOD}[engine]\n{line}\n"));
+        parsed.map(|config| config.engine_threads).map_err(|error| error.to_string())
+    };
+    assert!(threads("").is_ok_and(|usual| (1..=4).contains(&usual)));
+    assert_eq!(threads("threads = 1"), Ok(1));
+    assert_eq!(threads("threads = 64"), Ok(64));
+    for wrong in [0, 65] {
+        let said = format!("agent.toml: `threads` of [engine] is {wrong}; 1 to 64");
+        assert_eq!(threads(&format!("threads = {wrong}")), Err(said));
+    }
+    assert!(threads("threads = -1").is_err_and(|said| said.contains("line 6")));
+    assert!(threads("thread = 2").is_err_and(|said| said.contains("line 6")));
+}
+
+#[test]
 fn errors_name_file_line_and_key() {
     let unknown = error(&format!("{GOOD}spinn = \"20us\"\n"));
     assert!(unknown.starts_with("agent.toml: line 5") && unknown.contains("spinn"), "{unknown}");

@@ -93,7 +93,7 @@ impl Running {
 }
 
 /// Begins telemetry, or says why there is none. `links` is the address that other agents connect to.
-pub fn begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> Option<Running> {
+pub fn begin(config: &Telemetry, host: &str, links: IpAddr, marks: Vec<MarkReader>) -> Option<Running> {
     match try_begin(config, host, links, marks) {
         Ok(running) => Some(running),
         Err(error) => {
@@ -103,7 +103,12 @@ pub fn begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -
     }
 }
 
-fn try_begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -> anyhow::Result<Running> {
+fn try_begin(
+    config: &Telemetry,
+    host: &str,
+    links: IpAddr,
+    marks: Vec<MarkReader>,
+) -> anyhow::Result<Running> {
     let interfaces =
         match config.interfaces.as_slice() {
             [] => {
@@ -120,7 +125,7 @@ fn try_begin(config: &Telemetry, host: &str, links: IpAddr, marks: MarkReader) -
         rates: config.rates.clone(),
         interval: config.interval,
         record: config.record.clone(),
-        marks: Some(marks),
+        marks,
         decide: Box::new(log),
     };
     let options = Options {

@@ -68,11 +68,16 @@ impl Pipeline {
         })
     }
 
-    /// Takes marks out of the engine's queue.
-    pub(crate) fn read_marks(&mut self, source: Option<&MarkReader>, own_flows: &mut OwnFlows) {
+    /// Takes marks out of the queues of the engine's threads, a bounded number of each, in the order of their times.
+    pub(crate) fn read_marks(&mut self, sources: &[MarkReader], own_flows: &mut OwnFlows) {
         self.marks.clear();
-        let marks = std::iter::from_fn(|| source.and_then(MarkReader::read)).take(MARKS);
-        self.marks.extend(marks.inspect(|mark| own_flows.mark(mark)));
+        for source in sources {
+            let marks = std::iter::from_fn(|| source.read()).take(MARKS / sources.len().max(1));
+            self.marks.extend(marks.inspect(|mark| own_flows.mark(mark)));
+        }
+        if sources.len() > 1 {
+            self.marks.sort_by_key(|mark| mark.time_ns);
+        }
     }
 
     /// Appends events and marks to the records, in the order of their times.

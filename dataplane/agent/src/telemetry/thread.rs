@@ -45,8 +45,8 @@ pub struct Setup {
     pub interval: Duration,
     /// A file that everything is recorded in.
     pub record: Option<PathBuf>,
-    /// The engine's marks.
-    pub marks: Option<MarkReader>,
+    /// The marks of each of the engine's threads.
+    pub marks: Vec<MarkReader>,
     /// The decision loop: receives each finding within the thread, at once. It must not block.
     pub decide: Box<dyn FnMut(&Finding) + Send>,
 }
@@ -89,8 +89,8 @@ where
 /// See the module's documentation.
 struct Thread {
     source: Box<dyn Collector>,
-    /// The engine's marks.
-    marks: Option<MarkReader>,
+    /// The marks of each of the engine's threads.
+    marks: Vec<MarkReader>,
     commands: Receiver<Command>,
     bell: Arc<OwnedFd>,
     links: Links,
@@ -189,7 +189,7 @@ impl Thread {
     fn gather(&mut self) -> bool {
         let Self { source, sampler, pipeline, own_flows, .. } = self;
         let late_rtt = sampler.read_events(source.as_mut(), own_flows, &mut pipeline.events);
-        pipeline.read_marks(self.marks.as_ref(), own_flows);
+        pipeline.read_marks(&self.marks, own_flows);
         pipeline.merge();
         late_rtt
     }
@@ -242,7 +242,7 @@ impl Thread {
                     flows: self.sampler.flows.flows().evicted,
                     ambiguous: losses.ambiguous,
                     unregistered: losses.unregistered,
-                    marks: self.marks.as_ref().map_or(0, MarkReader::lost),
+                    marks: self.marks.iter().map(MarkReader::lost).sum(),
                     ..Losses::default()
                 };
                 pipeline.losses.note(now_ns, lost, &mut pipeline.records);

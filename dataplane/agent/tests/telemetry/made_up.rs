@@ -29,7 +29,7 @@ pub(crate) fn setup(record: Option<PathBuf>) -> Setup {
         rates: BTreeMap::from([("made0".to_owned(), 8_000_000_000)]),
         interval: Duration::from_millis(2),
         record,
-        marks: None,
+        marks: Vec::new(),
         decide: Box::new(|_| {}),
     }
 }

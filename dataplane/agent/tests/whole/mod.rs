@@ -82,6 +82,7 @@ impl Agent {
             protection: harmonaize_identity::Protection::InsecureLoopback,
             listen: "127.0.0.1:0".parse().unwrap(),
             spin: Duration::from_micros(50),
+            engine_threads: 2,
             peer_timeout: LIMIT,
             connect_timeout: LIMIT,
             verbs: None,

@@ -26,7 +26,7 @@ fn thread(fake: &Fake) -> Thread {
         rates: BTreeMap::new(),
         interval: HOUR,
         record: None,
-        marks: None,
+        marks: Vec::new(),
         decide: Box::new(|_| {}),
     };
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());

@@ -1,0 +1,193 @@
+//! The engine's threads: which of them serves whom, and what all of them say together.
+//!
+//! Each thread has an engine and a transport of its own; they share nothing that an operation touches. All attachments of a tenant
+//! go to one thread, so that the local ranks of a communicator meet there, and its communicators share one window to aggregators.
+
+use harmonaize_engine::{Command, Handle, Status};
+use std::collections::HashMap;
+
+/// One of the engine's threads, by its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Thread(usize);
+
+/// All of them.
+#[derive(Debug)]
+pub struct Engines {
+    threads: Vec<Handle>,
+    placement: Placement,
+    asked: HashMap<u64, Gathering>,
+    /// The number under which threads were last asked for their status.
+    last_asked: u64,
+}
+
+/// A status that not all threads have told yet.
+#[derive(Debug)]
+struct Gathering {
+    /// What control calls it.
+    id: u64,
+    missing: usize,
+    status: Status,
+}
+
+impl Engines {
+    /// These threads, which run.
+    pub fn new(threads: Vec<Handle>) -> Self {
+        let placement = Placement::new(threads.len());
+        Self { threads, placement, asked: HashMap::new(), last_asked: 0 }
+    }
+
+    /// Counts an attachment of a tenant; the thread that it belongs to.
+    pub fn place(&mut self, tenant: &str) -> Thread {
+        Thread(self.placement.place(tenant))
+    }
+
+    /// An attachment of a tenant has ended.
+    pub fn release(&mut self, tenant: &str) {
+        self.placement.release(tenant);
+    }
+
+    /// Gives a thread a command; whether it took it.
+    pub fn command(&self, thread: Thread, command: Command) -> bool {
+        self.threads.get(thread.0).is_some_and(|thread| thread.command(command).is_ok())
+    }
+
+    /// Asks all threads for their status, which [`Engines::gather`] puts together under `id`; whether all took it.
+    pub fn ask_status(&mut self, id: u64) -> bool {
+        self.last_asked += 1;
+        let asked = self.last_asked;
+        let ask = |thread: &&Handle| thread.command(Command::Status { id: asked }).is_ok();
+        let missing = self.threads.iter().filter(ask).count();
+        if missing > 0 {
+            self.asked.insert(asked, Gathering { id, missing, status: Status::default() });
+        }
+        missing == self.threads.len()
+    }
+
+    /// Takes in a thread's status; with the last that was missing, that of all, under what it was asked for by.
+    pub fn gather(&mut self, asked: u64, status: Status) -> Option<(u64, Status)> {
+        let gathering = self.asked.get_mut(&asked)?;
+        gathering.missing -= 1;
+        gathering.status.communicators.extend(status.communicators);
+        gathering.status.attachments.extend(status.attachments);
+        if gathering.missing > 0 {
+            return None;
+        }
+        self.asked.remove(&asked).map(|gathering| (gathering.id, gathering.status))
+    }
+
+    /// Has all threads end.
+    pub fn stop(&self) {
+        for thread in &self.threads {
+            // One that does not take it is gone, or ends with the process.
+            let _ = thread.command(Command::Stop);
+        }
+    }
+}
+
+/// Which thread a tenant is on: from its first attachment to its last, that which had the fewest attachments then.
+#[derive(Debug)]
+struct Placement {
+    /// Attachments of each thread.
+    threads: Vec<usize>,
+    /// Of each tenant that is attached, its thread and how many attachments it has.
+    tenants: HashMap<String, (usize, usize)>,
+}
+
+impl Placement {
+    fn new(threads: usize) -> Self {
+        Self { threads: vec![0; threads], tenants: HashMap::new() }
+    }
+
+    fn place(&mut self, tenant: &str) -> usize {
+        let thread = match self.tenants.get_mut(tenant) {
+            Some((thread, count)) => {
+                *count += 1;
+                *thread
+            }
+            None => {
+                let least = self.threads.iter().enumerate().min_by_key(|(_, count)| **count);
+                let thread = least.map_or(0, |(thread, _)| thread);
+                self.tenants.insert(tenant.to_owned(), (thread, 1));
+                thread
+            }
+        };
+        if let Some(count) = self.threads.get_mut(thread) {
+            *count += 1;
+        }
+        thread
+    }
+
+    fn release(&mut self, tenant: &str) {
+        let Some((thread, count)) = self.tenants.get_mut(tenant) else { return };
+        *count -= 1;
+        if let Some(of_thread) = self.threads.get_mut(*thread) {
+            *of_thread -= 1;
+        }
+        if *count == 0 {
+            self.tenants.remove(tenant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harmonaize_engine::{AttachmentId, AttachmentStatus, Engine, start};
+    use harmonaize_transport::loopback::Hub;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    #[test]
+    fn a_tenant_stays_on_the_thread_with_the_fewest() {
+        let mut placement = Placement::new(3);
+        let places = ["a", "a", "a", "b", "b", "c", "d", "a", "d"].map(|tenant| placement.place(tenant));
+        assert_eq!(places, [0, 0, 0, 1, 1, 2, 2, 0, 2]);
+        assert_eq!(placement.threads, [4, 2, 3]);
+    }
+
+    #[test]
+    fn with_its_last_attachment_a_tenant_is_free() {
+        let mut placement = Placement::new(2);
+        assert_eq!(["a", "a", "b", "b"].map(|tenant| placement.place(tenant)), [0, 0, 1, 1]);
+        placement.release("a");
+        placement.release("b");
+        placement.release("nobody");
+        assert_eq!(["b", "b", "b"].map(|tenant| placement.place(tenant)), [1, 1, 1]);
+        placement.release("a");
+        (0..4).for_each(|_| placement.release("b"));
+        assert_eq!(placement.threads, [0, 0]);
+        assert_eq!(["b", "a"].map(|tenant| placement.place(tenant)), [0, 1]);
+    }
+
+    #[test]
+    fn the_status_is_the_union_of_all_threads() {
+        let (notices, heard) = channel();
+        let hub = Hub::new();
+        let (mut threads, mut running) = (Vec::new(), Vec::new());
+        for number in 0..2 {
+            let notices = notices.clone();
+            let notify = Box::new(move |notice| notices.send(notice).unwrap());
+            let engine = Engine::new(Box::new(hub.endpoint().unwrap()), notify).unwrap();
+            let (thread, end) = start(engine, number, Duration::ZERO).unwrap();
+            assert_eq!(end.thread().name(), Some(format!("engine-{number}").as_str()));
+            threads.push(thread);
+            running.push(end);
+        }
+        let mut engines = Engines::new(threads);
+        assert!(engines.ask_status(70) && engines.ask_status(70));
+        let mut told = Vec::new();
+        for _ in 0..4 {
+            let harmonaize_engine::Notice::Status { id, mut status } = heard.recv().unwrap() else {
+                panic!()
+            };
+            let attachment = AttachmentId(id);
+            status.attachments.push(AttachmentStatus { attachment, arena_bytes: 0, in_flight: 0 });
+            told.extend(engines.gather(id, status).map(|(id, status)| (id, status.attachments.len())));
+        }
+        assert_eq!(told, [(70, 2), (70, 2)]);
+        assert!(engines.asked.is_empty());
+        engines.stop();
+        running.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(!engines.ask_status(71) && engines.asked.is_empty());
+    }
+}
