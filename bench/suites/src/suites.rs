@@ -6,7 +6,7 @@ use crate::row::Row;
 use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
-    aggregation, codec, compression, control, cooperation, dataplane, rdma, small, sweep, telemetry,
+    aggregation, codec, compression, control, cooperation, dataplane, rdma, small, sweep, telemetry, threads,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -32,8 +32,8 @@ pub const SUITES: &[Suite] = &[
     Suite::whole(
         "service",
         AGENTS,
-        "Two ranks on one host: what agent and rings add to the plan alone",
-        Run::Built(|request, binaries, stop| on_a_star(1, &request, binaries, stop, dataplane::service)),
+        "Two ranks on one host: what agent and rings add to the plan alone; two tenants there, with two threads of the engine against one",
+        Run::Built(service),
     ),
     Suite {
         name: "sweep",
@@ -117,6 +117,16 @@ fn on_a_star(
 ) -> Result<Outcome> {
     let mut lab = Lab::build(hosts, "1Gbit/s", binaries, stop)?;
     suite(&mut lab, request).map(Outcome::from)
+}
+
+/// What an agent adds, and what a second thread of its engine is worth.
+fn service(request: Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Outcome> {
+    let mut outcome = on_a_star(1, &request, binaries.clone(), Arc::clone(&stop), dataplane::service)?;
+    match threads::scale(&request, &binaries, &stop) {
+        Ok(rows) => outcome.rows.extend(rows),
+        Err(error) => outcome.problems.push(format!("two threads against one: {error:#}")),
+    }
+    Ok(outcome)
 }
 
 /// The suite rdma on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.

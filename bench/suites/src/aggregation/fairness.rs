@@ -4,12 +4,12 @@ use super::{PLAIN, Suite};
 use crate::lab::{Lab, options};
 use crate::processors::Busy;
 use crate::row::{Case, Row};
-use anyhow::{Context, Result, ensure};
+use crate::steady::{Interval, Steady, common, finish, nanos};
+use anyhow::{Result, ensure};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
 use harmonaize_testkit::job::Job;
 use harmonaize_testkit::topology::{Topology, star_with_aggregator};
-use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,54 +45,6 @@ struct Load {
     every: Duration,
 }
 
-/// What `steady` prints.
-#[derive(Debug, Deserialize)]
-pub(super) struct Steady {
-    pub(super) bytes: u64,
-    pub(super) done_ns: Vec<u64>,
-    pub(super) took_us: Vec<f64>,
-    pub(super) aggregated: Vec<bool>,
-}
-
-/// An interval of CLOCK_MONOTONIC, nanoseconds.
-#[derive(Clone, Copy)]
-struct Interval(u64, u64);
-
-impl Steady {
-    fn first(&self) -> u64 {
-        self.done_ns.first().copied().unwrap_or(u64::MAX)
-    }
-
-    fn last(&self) -> u64 {
-        self.done_ns.last().copied().unwrap_or(0)
-    }
-
-    /// Places of the operations that were done within an interval.
-    fn within(&self, Interval(from, until): Interval) -> std::ops::Range<usize> {
-        let below = |ns: u64| self.done_ns.partition_point(|done| *done < ns);
-        below(from)..below(until)
-    }
-
-    /// Bytes of a rank's tensors a second, from one operation's end to another's.
-    fn rate(&self, interval: Interval) -> f64 {
-        let done = self.done_ns.get(self.within(interval)).unwrap_or_default();
-        let (Some(first), Some(last)) = (done.first(), done.last()) else { return 0.0 };
-        (done.len() - 1) as f64 * self.bytes as f64 / ((last - first).max(1) as f64 / 1e9)
-    }
-
-    /// The median time of an operation, ms.
-    fn middle_ms(&self, interval: Interval) -> f64 {
-        let took = self.took_us.get(self.within(interval)).unwrap_or_default();
-        crate::row::median(took).unwrap_or(f64::NAN) / 1e3
-    }
-
-    /// Of the operations, those that were an aggregator's.
-    fn aggregated(&self, interval: Interval) -> f64 {
-        let of = self.aggregated.get(self.within(interval)).unwrap_or_default();
-        of.iter().filter(|aggregated| **aggregated).count() as f64 / of.len().max(1) as f64
-    }
-}
-
 /// Jain, Chiu, Hawe, A quantitative measure of fairness, 1984: 1 where all are alike, 1/n where one has everything.
 fn jain(values: &[f64]) -> f64 {
     let (sum, squares) =
@@ -120,8 +72,8 @@ pub(super) fn fair(suite: &Suite) -> Result<Vec<Row>> {
             let until = monotonic_ns()? + nanos(JOIN + suite.window());
             let jobs =
                 loads.iter().map(|load| start(&mut lab, *load, until)).collect::<Result<Vec<Job>>>()?;
-            let steady = finish(&mut lab, jobs)?;
-            let interval = common(&steady, until)?;
+            let steady = finish(&mut lab, jobs, LIMIT)?;
+            let interval = common(&steady, until, STABILIZE)?;
             let processors = busy.share()?;
             let rates: Vec<f64> = steady.iter().map(|one| one.rate(interval)).collect();
             print_rates(&format!("tensors {name}"), &steady, interval);
@@ -210,16 +162,16 @@ fn beside_hog(
             ["--collective", "alltoall", "--bytes", "4194304", "--iterations", "1000000", "--json"];
         // It ends when it is dropped.
         let _hog = lab.start_of(0, "collective", &(0..HOSTS).collect::<Vec<_>>(), &arguments)?;
-        let steady = finish(lab, jobs)?;
-        let without = common(&steady, comes)?;
+        let steady = finish(lab, jobs, LIMIT)?;
+        let without = common(&steady, comes, STABILIZE)?;
         let last = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
         return Ok((steady, [without, Interval(comes + nanos(JOIN), last)]));
     }
     let greedy = Load { tenant: 0, bytes: LARGE, in_flight: IN_FLIGHT, every: Duration::ZERO };
     jobs.extend((0..GREEDY).map(|_| start(lab, greedy, until)).collect::<Result<Vec<Job>>>()?);
-    let mut steady = finish(lab, jobs)?;
+    let mut steady = finish(lab, jobs, LIMIT)?;
     let hogs = steady.split_off(TENANTS - 1);
-    let (without, with) = (common(&steady, comes)?, common(&hogs, until)?);
+    let (without, with) = (common(&steady, comes, STABILIZE)?, common(&hogs, until, STABILIZE)?);
     print_rates("the hog's communicators", &hogs, with);
     ensure!(hogs.iter().all(|hog| hog.rate(with) > 0.0), "the hog did nothing");
     Ok((steady, [without, with]))
@@ -254,10 +206,6 @@ fn carried() -> f64 {
     RATE as f64 * 1e6 / 8.0 * GOODPUT
 }
 
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 fn start(lab: &mut Lab, load: Load, until: u64) -> Result<Job> {
     let Load { tenant, bytes, in_flight: at_once, every } = load;
     let arguments = options(&[
@@ -268,20 +216,6 @@ fn start(lab: &mut Lab, load: Load, until: u64) -> Result<Job> {
     ]);
     let hosts: Vec<usize> = (0..HOSTS).collect();
     lab.start_of(tenant, "steady", &hosts, &arguments)
-}
-
-fn finish(lab: &mut Lab, jobs: Vec<Job>) -> Result<Vec<Steady>> {
-    jobs.into_iter()
-        .map(|job| lab.finish::<Steady>(job, LIMIT)?.into_iter().next().context("no figures"))
-        .collect()
-}
-
-/// When all were under way, up to `until`.
-fn common(steady: &[Steady], until: u64) -> Result<Interval> {
-    let from = steady.iter().map(Steady::first).max().unwrap_or(0).saturating_add(nanos(STABILIZE));
-    let until = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
-    ensure!(from < until, "not all tenants had begun in time");
-    Ok(Interval(from, until))
 }
 
 fn print_rates(what: &str, steady: &[Steady], interval: Interval) {
@@ -300,18 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_of_whole_operations_within_an_interval() {
-        let steady = Steady {
-            bytes: 1_000_000,
-            done_ns: (1..=10).map(|second| second * 1_000_000_000).collect(),
-            took_us: vec![500_000.0; 10],
-            aggregated: (0..10).map(|at| at >= 5).collect(),
-        };
-        let interval = Interval(3_500_000_000, 8_500_000_000);
-        assert_eq!(steady.within(interval), 3..8);
-        assert_eq!((steady.rate(interval), steady.middle_ms(interval)), (1e6, 500.0));
-        assert_eq!(steady.aggregated(interval), 0.6);
-        assert_eq!(steady.rate(Interval(0, 1)), 0.0);
+    fn jains_index_is_one_where_all_are_alike() {
         assert_eq!((jain(&[2.0; 8]), jain(&[1.0, 0.0, 0.0, 0.0])), (1.0, 0.25));
     }
 }

@@ -1,10 +1,10 @@
 //! Part killed: how long an operation takes in which the aggregator is killed, early, in the middle or late.
 
-use super::fairness::Steady;
 use super::{JUMBO, LIMIT, STAR, Suite, without_aggregator};
 use crate::lab::{Lab, options};
 use crate::row::{Case, Row};
 use crate::runs::interleave;
+use crate::steady::Steady;
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::topology::{Topology, star_with_aggregator};
