@@ -58,6 +58,7 @@ const JSON_MESSAGES: &[&str] = &[
     "TcpInfo",
     "TelemetryCost",
     "TelemetryLosses",
+    "TenantAtHost",
     "TenantRecord",
     "TenantStatus",
     "TenantsReply",

@@ -109,7 +109,7 @@ fn two_tenants_and_several_communicators_share_the_agents() {
 #[test]
 fn a_running_operation_changes_its_ring_order() {
     let Some(mut deployment) = deploy(&star(4, "1Gbit/s"), |_| ()) else { return };
-    let control = deployment.control_address();
+    let control = deployment.operators_address();
     let operator = deployment.operator();
     let namespace = deployment.fabric().control();
     let harmonaize = deployment.binaries().path("harmonaize").unwrap();

@@ -117,6 +117,69 @@ fn a_crash_of_control_disturbs_no_operation() {
     });
 }
 
+/// A user that is not root, as those of tenants that control adds.
+const USER: u32 = 12_345;
+
+/// An operator adds a tenant and removes it again and again, while strangers hold connections to control open and say nothing.
+#[test]
+fn tenants_come_and_go_beside_a_job() {
+    let adjust = |setup: &mut Setup| {
+        noticed_soon(setup);
+        setup.agent += "[control_tenants]\nsockets = \"{folder}\"\n";
+    };
+    let Some(mut deployment) = deploy(&star(2, "1Gbit/s"), adjust) else { return };
+    let places: Vec<PathBuf> = deployment.hosts().iter().map(|host| host.folder.join("c.sock")).collect();
+    let served = |deployment: &Deployment, wanted: usize| {
+        let tenants = deployment.harmonaize(&["tenants", "--json"])?;
+        let tenants: serde_json::Value = serde_json::from_str(&tenants)?;
+        let known = tenants["tenants"].as_array().cloned().unwrap_or_default();
+        let at = known.iter().find(|one| one["name"] == "c").and_then(|one| one["at"].as_array());
+        let count = at.map_or(0, |at| at.iter().filter(|one| one["refused"] == "").count());
+        Ok((count == wanted && places.iter().all(|place| place.exists() == (wanted > 0))).then_some(()))
+    };
+    under_load(&sockets(&deployment, "a"), |load| {
+        load.goes_on();
+        for _ in 0..5 {
+            deployment.harmonaize(&["tenants", "add", "c", "--uid", &USER.to_string()]).unwrap();
+            deployment.wait_until("the tenant is not served", |this| served(this, 2)).unwrap();
+            std::thread::scope(|scope| {
+                // As its user, of this thread alone.
+                let job = scope.spawn(|| {
+                    let user = rustix::thread::Uid::from_raw(USER);
+                    rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                    let client =
+                        Client::attach(&places[0], options(harmonaize_client::Access::Mapped, 8)).unwrap();
+                    let communicator = client.join("short", Rank(0), 1, STEP).unwrap();
+                    communicator.barrier().unwrap().wait(STEP).unwrap();
+                    communicator
+                });
+                drop(job.join().unwrap());
+            });
+            // Control hears of the last rank's end from the agent.
+            deployment
+                .wait_until("the tenant is busy", |this| {
+                    Ok(this.harmonaize(&["tenants", "remove", "c"]).ok().map(drop))
+                })
+                .unwrap();
+            deployment.wait_until("the tenant is served still", |this| served(this, 0)).unwrap();
+            load.goes_on();
+        }
+        harmonaize_identity::raise_open_files();
+        let control = deployment.control_address();
+        let connect =
+            || (0..1100).filter_map(|_| std::net::TcpStream::connect(control).ok()).collect::<Vec<_>>();
+        let idle = deployment.hosts()[0].namespace.enter(connect).unwrap();
+        assert!(idle.len() > 500, "{} strangers", idle.len());
+        let host = deployment.hosts()[1].name.clone();
+        deployment.fabric().set_management(&host, false).unwrap();
+        in_phase(&mut deployment, "recovering");
+        deployment.fabric().set_management(&host, true).unwrap();
+        deployment.wait_until_ready().unwrap();
+        load.goes_on();
+        drop(idle);
+    });
+}
+
 /// A host that dies while nobody hears of it at control either.
 #[test]
 fn a_dead_host_is_lost_before_its_lease_is_over() {

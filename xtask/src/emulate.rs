@@ -125,7 +125,7 @@ fn describe(fabric: &Fabric) {
 }
 
 fn describe_programs(deployment: &Deployment, binaries: &Binaries) -> Result<()> {
-    let (fabric, control) = (deployment.fabric(), deployment.control_address());
+    let (fabric, control) = (deployment.fabric(), deployment.operators_address());
     let cli = binaries.path("harmonaize")?;
     println!("\nControl listens at {control} on the management network:");
     println!(

@@ -10,7 +10,7 @@ use crate::text::page;
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
-use harmonaize_planner::Nanos;
+use harmonaize_planner::{Bytes, Nanos};
 use serde_json::{Value, json};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
@@ -47,12 +47,14 @@ In its window it is as if it were drained; afterwards it is used again by itself
 /// Examples of `tenants`.
 pub(crate) const TENANTS_HELP: &str = "\
 Examples:
-  harmonaize tenants                          who may form communicators, and how many there are
-  harmonaize tenants add bert-team            one more, beside those of the configuration
+  harmonaize tenants                          who may form communicators, how many there are, and where agents serve it
+  harmonaize tenants add bert-team --uid 10002 --host h0 --host h1 --arena 4GiB
+  harmonaize tenants add gpt-team             one more; agents have it in their own configuration
   harmonaize tenants remove bert-team         once it has no communicators
 
-A tenant that is added outlives restarts of control, where its configuration names a store. Agents let a tenant's
-processes attach by their own configuration.";
+A tenant that is added outlives restarts of control, where its configuration names a store. With --uid agents serve it at
+once, within what [control_tenants] of their configuration allows; its processes attach at NAME.sock in the folder that is
+named there.";
 
 /// Examples of `explain`.
 pub(crate) const EXPLAIN_HELP: &str = "\
@@ -68,15 +70,54 @@ much longer operations take than on an idle fabric: 1.00 is best.";
 #[derive(Subcommand)]
 pub(crate) enum TenantAction {
     /// One more.
-    Add {
-        /// 1 to 63 visible ASCII characters, no slash.
-        name: String,
-    },
+    Add(AddTenant),
     /// One less; only one that was added, and has no communicators.
     Remove {
         /// Its name.
         name: String,
     },
+}
+
+/// A tenant to be added.
+#[derive(clap::Args)]
+pub(crate) struct AddTenant {
+    /// 1 to 63 visible ASCII characters, no slash.
+    name: String,
+    /// A user whose processes may attach: agents serve the tenant beside those of their configuration. May be given several
+    /// times.
+    #[arg(long, value_name = "USER")]
+    uid: Vec<u32>,
+    /// A host where it may be, and is served; everywhere without. May be given several times.
+    #[arg(long, value_name = "HOST")]
+    host: Vec<String>,
+    /// Its tensor memory at each agent, such as 4GiB.
+    #[arg(long, value_name = "SIZE", requires = "uid")]
+    arena: Option<Bytes>,
+    /// Processes at each agent at once.
+    #[arg(long, value_name = "NUMBER", requires = "uid")]
+    attachments: Option<u32>,
+    /// Regions of memory beside arenas at each agent.
+    #[arg(long, value_name = "NUMBER", requires = "uid")]
+    regions: Option<u32>,
+    /// Communicators of a process at once.
+    #[arg(long, value_name = "NUMBER", requires = "uid")]
+    communicators: Option<u32>,
+    /// The longest time-out of an operation, such as 1h.
+    #[arg(long, value_name = "TIME", requires = "uid")]
+    operation_timeout: Option<Nanos>,
+}
+
+impl AddTenant {
+    fn request(self) -> v1::AddTenantRequest {
+        let quota = v1::TenantQuota {
+            arena_bytes: self.arena.map_or(0, |bytes| bytes.0),
+            attachments: self.attachments.unwrap_or(0),
+            regions: self.regions.unwrap_or(0),
+            communicators: self.communicators.unwrap_or(0),
+            operation_timeout_ns: self.operation_timeout.map_or(0, |time| time.0),
+        };
+        v1::AddTenantRequest { name: self.name, uids: self.uid, hosts: self.host, quota: Some(quota) }
+    }
 }
 
 /// What `drain` and `maintenance` are asked for.
@@ -160,15 +201,16 @@ impl Operate {
         json: bool,
     ) -> Result<String, Failure> {
         match action {
-            Some(TenantAction::Add { name }) => {
-                let outcome = self.client.add_tenant(v1::AddTenantRequest { name: name.clone() }).await;
+            Some(TenantAction::Add(tenant)) => {
+                let (name, request) = (tenant.name.clone(), tenant.request());
+                let outcome = self.client.add_tenant(request).await;
                 self.done(outcome)?;
-                Ok(tenant(&name, "added", json))
+                Ok(tenant_outcome(&name, "added", json))
             }
             Some(TenantAction::Remove { name }) => {
                 let outcome = self.client.remove_tenant(v1::RemoveTenantRequest { name: name.clone() }).await;
                 self.done(outcome)?;
-                Ok(tenant(&name, "removed", json))
+                Ok(tenant_outcome(&name, "removed", json))
             }
             None => {
                 let outcome = self.client.tenants(v1::TenantsRequest {}).await;
@@ -316,7 +358,7 @@ impl Operate {
 }
 
 /// What was done with a tenant.
-fn tenant(name: &str, outcome: &str, json: bool) -> String {
+fn tenant_outcome(name: &str, outcome: &str, json: bool) -> String {
     match json {
         true => page(&json!({"tenant": name, "outcome": outcome})),
         false => format!("tenant {name}: {outcome}\n"),

@@ -8,16 +8,22 @@
 #[cfg(feature = "authority")]
 mod authority;
 mod folder;
+#[cfg(feature = "session")]
+mod limits;
 mod name;
 #[cfg(feature = "session")]
 mod session;
+mod watched;
 
 #[cfg(feature = "authority")]
 pub use authority::{Authority, Issued, Use};
 pub use folder::{Folder, Protection};
+#[cfg(feature = "session")]
+pub use limits::{Place, Places, raise_open_files};
 pub use name::Identity;
 #[cfg(feature = "session")]
 pub use session::{Connection, Peer, endpoint, root_cause, serve};
+pub use watched::Watched;
 
 use std::path::PathBuf;
 

@@ -1,6 +1,8 @@
 //! Connections with control, both ends of them.
 
 use crate::folder::read;
+use crate::limits::{Handshakes, Place, Places};
+use crate::watched::{Stamp, stamp};
 use crate::{CONTROL, Error, Folder, Identity, Protection};
 use std::io;
 use std::net::SocketAddr;
@@ -8,10 +10,10 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -23,9 +25,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
-/// Handshakes under way at once; more wait in the kernel.
-const HANDSHAKES: usize = 256;
-/// How long one may take.
+/// Connections whose handshake is over, and that nobody has taken yet.
+const READY: usize = 16;
+/// How long a handshake may take; without certificates, the first byte.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The pause after the system gave no connection, as when there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -72,6 +74,8 @@ pub struct Peer {
     pub identity: Identity,
     /// From where.
     pub address: SocketAddr,
+    /// The most connections that it may have, if this is one too many: whatever is asked through it is to be refused.
+    pub surplus_of: Option<usize>,
 }
 
 /// A connection with somebody who is known.
@@ -79,6 +83,8 @@ pub struct Peer {
 pub struct Connection {
     stream: Stream,
     peer: Peer,
+    /// Where connections are counted.
+    place: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -127,37 +133,37 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Accepts connections until the stream is dropped. Handshakes run beside each other; one that fails or takes longer than
-/// five seconds is logged, and nobody else waits for it. Certificates are read again when their files have changed.
+/// Accepts connections until the stream is dropped. Handshakes run beside each other, 64 from an address; one that fails or
+/// takes longer than five seconds is logged, and nobody else waits for it. Certificates are read again when their files have
+/// changed. An identity may have `most` connections; through as many again it is told so, and more are closed.
 ///
 /// # Errors
 /// If a file cannot be read or is not what it should be.
 pub fn serve(
     listener: TcpListener,
     protection: &Protection,
+    most: usize,
 ) -> Result<ReceiverStream<io::Result<Connection>>, Error> {
     let acceptor = match protection {
         Protection::Mutual(folder) => Some(Arc::new(Acceptor::new(folder.clone())?)),
         Protection::InsecureLoopback => None,
     };
-    let (sink, stream) = mpsc::channel(1);
-    tokio::spawn(accept(listener, acceptor, sink));
+    let (sink, stream) = mpsc::channel(READY);
+    let identities = (Places::default(), most);
+    tokio::spawn(accept(listener, acceptor, identities, sink));
     Ok(ReceiverStream::new(stream))
 }
 
 async fn accept(
     listener: TcpListener,
     acceptor: Option<Arc<Acceptor>>,
+    (places, most): (Places, usize),
     sink: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let places = Arc::new(Semaphore::new(HANDSHAKES));
+    let mut handshakes = Handshakes::default();
     loop {
-        let next = async {
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             () = sink.closed() => return,
         };
         let (stream, address) = match accepted {
@@ -168,15 +174,20 @@ async fn accept(
                 continue;
             }
         };
-        let (acceptor, sink) = (acceptor.clone(), sink.clone());
-        tokio::spawn(async move {
-            let _place = place;
+        let (from, now) = (address.ip().to_canonical(), Instant::now());
+        if !handshakes.room(from, now) {
+            continue;
+        }
+        let (acceptor, places, sink) = (acceptor.clone(), places.clone(), sink.clone());
+        let task = tokio::spawn(async move {
             let made = tokio::time::timeout(HANDSHAKE, shake_hands(acceptor.as_deref(), stream, address));
-            match made.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+            let made = made.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+            match made.and_then(|connection| connection.counted(&places, most)) {
                 Ok(connection) => drop(sink.send(Ok(connection)).await),
                 Err(error) => tracing::warn!(target: "audit", from = %address, %error, "handshake refused"),
             }
         });
+        handshakes.begun(from, now, task.abort_handle());
     }
 }
 
@@ -186,16 +197,33 @@ async fn shake_hands(
     address: SocketAddr,
 ) -> io::Result<Connection> {
     stream.set_nodelay(true)?;
+    let peer = |identity| Peer { identity, address, surplus_of: None };
     let Some(acceptor) = acceptor else {
-        let peer = Peer { identity: Identity::Local, address };
-        return Ok(Connection { stream: Stream::Plain(stream), peer });
+        // Who says nothing has no connection yet.
+        stream.peek(&mut [0]).await?;
+        return Ok(Connection { stream: Stream::Plain(stream), peer: peer(Identity::Local), place: None });
     };
     let stream = acceptor.current().accept(stream).await?;
     let (_, session) = stream.get_ref();
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
     let none = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
     let identity = identity(certificate.ok_or_else(none)?)?;
-    Ok(Connection { stream: Stream::Tls(Box::new(stream)), peer: Peer { identity, address } })
+    Ok(Connection { stream: Stream::Tls(Box::new(stream)), peer: peer(identity), place: None })
+}
+
+impl Connection {
+    /// The same, as one of those that its identity has.
+    fn counted(mut self, places: &Places, most: usize) -> io::Result<Self> {
+        if self.peer.identity == Identity::Local {
+            return Ok(self);
+        }
+        let who = self.peer.identity.to_string();
+        let too_many = || io::Error::other(format!("{who} has {} connections already", most * 2));
+        let place = places.take(&who, most * 2).ok_or_else(too_many)?;
+        self.peer.surplus_of = (place.number > most).then_some(most);
+        self.place = Some(place);
+        Ok(self)
+    }
 }
 
 fn identity(certificate: &CertificateDer<'_>) -> io::Result<Identity> {
@@ -204,8 +232,8 @@ fn identity(certificate: &CertificateDer<'_>) -> io::Result<Identity> {
     Ok(Identity::new(parsed.valid_dns_names(), parsed.valid_uri_names()))
 }
 
-/// When each file was changed last.
-type Stamps = [Option<SystemTime>; 3];
+/// How each file was when it was read.
+type Stamps = [Stamp; 3];
 
 /// Control's end of handshakes.
 struct Acceptor {
@@ -238,7 +266,7 @@ impl Acceptor {
 }
 
 fn stamps(folder: &Folder) -> Stamps {
-    folder.files().map(|file| std::fs::metadata(file).and_then(|file| file.modified()).ok())
+    folder.files().map(|file| stamp(&file))
 }
 
 fn load(folder: &Folder) -> Result<TlsAcceptor, Error> {

@@ -23,7 +23,7 @@ fn issued(authority: &Authority, name: &str, purpose: Use, folder: &Path) -> Pro
 
 async fn listen(protection: &Protection) -> (SocketAddr, ReceiverStream<std::io::Result<Connection>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    (listener.local_addr().unwrap(), serve(listener, protection).unwrap())
+    (listener.local_addr().unwrap(), serve(listener, protection, 4).unwrap())
 }
 
 /// Who the server says is there; none where it was refused.
@@ -130,4 +130,46 @@ fn missing_and_broken_files_are_named() {
     for name in ["ä", "", "..", "a/b", "a b", ".h0", &"h".repeat(64)] {
         assert!(authority.issue(name, Use::Session).is_err(), "{name}");
     }
+}
+
+#[tokio::test]
+async fn strangers_that_say_nothing_keep_nobody_out() {
+    harmonaize_identity::raise_open_files();
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create().unwrap();
+    let (address, mut incoming) = listen(&issued(&authority, CONTROL, Use::Control, folder.path())).await;
+    let host = issued(&authority, "h0", Use::Session, folder.path());
+    // From the host's own address, and more than a process may usually have open.
+    let mut idle = Vec::new();
+    for _ in 0..1100 {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    let begin = tokio::time::Instant::now();
+    while seen(&host, address, &mut incoming).await.is_none() {
+        assert!(begin.elapsed() < Duration::from_secs(4), "kept out until the strangers' time was over");
+    }
+    drop(idle);
+}
+
+#[tokio::test]
+async fn an_identity_has_so_many_connections_and_hears_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create().unwrap();
+    let (address, mut incoming) = listen(&issued(&authority, CONTROL, Use::Control, folder.path())).await;
+    let clients = ["h0", "h1"].map(|name| issued(&authority, name, Use::Session, folder.path()));
+    let mut held = Vec::new();
+    let mut connect = async |client: &Protection| {
+        let endpoint = endpoint(client, &address.to_string()).unwrap();
+        let client = tokio::spawn(async move { endpoint.connect().await });
+        let connection = tokio::time::timeout(Duration::from_secs(1), incoming.next()).await.ok()?;
+        let connection = connection.unwrap().unwrap();
+        let surplus = connection.connect_info().surplus_of;
+        held.push((connection, client));
+        Some(surplus)
+    };
+    for number in 0..8 {
+        assert_eq!(connect(&clients[0]).await, Some((number >= 4).then_some(4)), "{number}");
+    }
+    assert_eq!(connect(&clients[0]).await, None, "closed");
+    assert_eq!(connect(&clients[1]).await, Some(None), "another has its own");
 }

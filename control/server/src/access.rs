@@ -5,9 +5,12 @@
 
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_identity::{Identity, Peer, Protection};
+use harmonaize_units::{Gcra, Quota};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tonic::{Request, Status};
 
 /// What an operator may do. Each may do what those before it may.
@@ -70,6 +73,57 @@ impl Access {
     }
 }
 
+/// How often an operator may call.
+const CALLS: Quota = Quota { interval: Duration::from_millis(5), burst: 400 };
+
+/// Who may do what now, and how often each operator has of late.
+#[derive(Debug)]
+pub(crate) struct Current {
+    access: RwLock<Arc<Access>>,
+    calls: Mutex<BTreeMap<String, Gcra>>,
+    begin: Instant,
+}
+
+impl Current {
+    pub(crate) fn new(access: Access) -> Self {
+        let (access, calls) = (RwLock::new(Arc::new(access)), Mutex::default());
+        Self { access, calls, begin: Instant::now() }
+    }
+
+    /// What is in force.
+    pub(crate) fn get(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Who calls, if a role of at least `least` is his and he has not called too often.
+    pub(crate) fn caller<T>(
+        &self,
+        request: &Request<T>,
+        least: Role,
+        what: &'static str,
+    ) -> Result<Caller, Status> {
+        let caller = self.get().caller(request, least, what)?;
+        let who = &caller.peer.identity;
+        if *who != Identity::Local {
+            let now = self.begin.elapsed();
+            let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+            calls.retain(|_, calls| !calls.is_idle(now));
+            if let Err(next) = calls.entry(who.to_string()).or_default().take(now, CALLS) {
+                let (most, wait) =
+                    (1000 / CALLS.interval.as_millis(), next.saturating_sub(now).as_millis() + 1);
+                let text = format!("{who} may call {most} times a second; call again in {wait} ms");
+                return Err(Status::resource_exhausted(text));
+            }
+        }
+        Ok(caller)
+    }
+
+    /// Whoever calls or joins from now on is judged by this.
+    pub(crate) fn set(&self, access: Access) {
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(access);
+    }
+}
+
 fn named(role: Role) -> &'static str {
     match role {
         Role::Viewer => "viewer",
@@ -81,7 +135,13 @@ fn named(role: Role) -> &'static str {
 /// Who is at the other end of a request's connection.
 pub(crate) fn peer<T>(request: &Request<T>) -> Result<Peer, Status> {
     let peer = request.extensions().get::<Peer>();
-    peer.cloned().ok_or_else(|| Status::unauthenticated("nobody is known to be at the other end"))
+    let peer = peer.ok_or_else(|| Status::unauthenticated("nobody is known to be at the other end"))?;
+    if let Some(most) = peer.surplus_of {
+        let who = &peer.identity;
+        let text = format!("{who} has {most} connections with control, as many as it may have; close some");
+        return Err(Status::resource_exhausted(text));
+    }
+    Ok(peer.clone())
 }
 
 /// An operator who may do what he asks for.
@@ -93,14 +153,14 @@ pub(crate) struct Caller {
 
 impl Caller {
     fn refused(&self, why: String) -> Status {
-        let Peer { identity, address } = &self.peer;
+        let Peer { identity, address, .. } = &self.peer;
         tracing::warn!(target: "audit", who = %identity, from = %address, what = self.what, %why, "refused");
         Status::permission_denied(why)
     }
 
     /// Logs what came of a change. `about` is what it was to change.
     pub(crate) fn log<T>(&self, about: &impl Debug, outcome: Result<T, Status>) -> Result<T, Status> {
-        let Peer { identity, address } = &self.peer;
+        let Peer { identity, address, .. } = &self.peer;
         let (who, from, what) = (identity, address, self.what);
         match &outcome {
             Ok(_) => tracing::info!(target: "audit", %who, %from, what, about = ?about, "done"),
@@ -138,7 +198,7 @@ impl Speaker {
 
     /// Whether an agent may say this.
     pub(crate) fn admit(&mut self, access: &Access, message: &v1::FromAgent) -> Verdict {
-        let Peer { identity, address } = &self.peer;
+        let Peer { identity, address, .. } = &self.peer;
         match &message.message {
             Some(from_agent::Message::Hello(hello)) => {
                 if !identity.may_be_host(&hello.host) {

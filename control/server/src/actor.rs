@@ -3,7 +3,9 @@
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::state::touched;
-use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
+use crate::state::{
+    Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings, Terms,
+};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
@@ -52,6 +54,8 @@ pub(crate) enum Command {
     Look(Query),
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
+    /// The configuration file has these tenants now, on these terms.
+    Configure(Vec<String>, BTreeMap<String, Terms>),
     /// `harmonaize dissolve`; the answer is whether there was one.
     Dissolve(CommunicatorId, String, oneshot::Sender<bool>),
 }
@@ -293,6 +297,7 @@ impl Actor {
                 let _ = answer.send(self.state.queries(now).fabric(realtime()));
             }
             Command::Look(look) => look(&mut self.state, now),
+            Command::Configure(tenants, terms) => self.state.configure(now, tenants, terms),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
             Command::Reorder(id, hosts, answer) => {
                 let _ = answer.send(match hosts.is_empty() {

@@ -6,9 +6,10 @@ use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_api::is_tenant_name;
 use harmonaize_identity::Protection;
 use harmonaize_planner::{AlgorithmPolicy, Nanos, Position, TextError, Topology, TopologyError, parse_toml};
+use harmonaize_units::unchanged_but;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,8 +19,10 @@ const MOST_RANKS: u32 = 1024;
 /// What the operator decided, and where control listens.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where agents and tools connect.
+    /// Where agents and aggregators connect.
     pub listen: SocketAddr,
+    /// Where operators' tools connect; none: where agents do.
+    pub listen_operators: Option<SocketAddr>,
     /// How long a silent session lives.
     pub session_timeout: Duration,
     /// Who may do what.
@@ -28,6 +31,35 @@ pub struct Config {
     pub settings: Settings,
     /// What outlives a restart, and where; nothing does where absent.
     pub store: Option<StoreConfig>,
+    /// Where all this was read, to be read again; none: it never is.
+    pub source: Option<Source>,
+}
+
+/// Keys that may change while control runs.
+const CHANGEABLE: [&str; 2] = ["tenant", "operator"];
+
+/// Where a configuration was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The file.
+    pub path: PathBuf,
+    /// What it said.
+    pub text: String,
+}
+
+impl Source {
+    /// Reads the configuration again. What its topology says is looked at for names alone: control keeps the one that it was
+    /// started with.
+    ///
+    /// # Errors
+    /// As of [`Config::load`]; and where a key has changed that cannot change at run time, with its line.
+    pub fn read_again(&self) -> Result<Config, ConfigError> {
+        let config = Config::load(&self.path)?;
+        let text = config.source.as_ref().map_or("", |source| &source.text);
+        unchanged_but(&CHANGEABLE, &self.text, text)
+            .map_err(|error| ConfigError::Text { path: self.path.clone(), error })?;
+        Ok(config)
+    }
 }
 
 /// Where control keeps what must outlive it.
@@ -72,6 +104,7 @@ pub enum ConfigError {
 #[serde(deny_unknown_fields)]
 struct File {
     listen: SocketAddr,
+    listen_operators: Option<toml::Spanned<SocketAddr>>,
     topology: PathBuf,
     store: Option<PathBuf>,
     tls: Option<PathBuf>,
@@ -153,6 +186,7 @@ impl Config {
     /// Reads a configuration file and its topology, whose path is relative to it:
     /// ```toml
     /// listen = "10.0.0.1:7000"
+    /// listen_operators = "127.0.0.1:7000"  # where operators' tools connect; loopback at the port of `listen` where absent
     /// topology = "topology.toml"
     /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
     /// tls = "tls/control"           # folder with ca.crt, tls.crt and tls.key; `insecure_loopback = true` for one machine alone
@@ -198,7 +232,9 @@ impl Config {
             .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
         let store = file.store.as_ref().map(|store| folder.join(store));
         let store = store.map(|path| StoreConfig { path, topology: topology_text });
-        file.into_config(&text, folder, topology, store).map_err(wrong)
+        let config = file.into_config(&text, folder, topology, store).map_err(wrong)?;
+        let source = Source { path: path.to_owned(), text: text.clone() };
+        Ok(Config { source: Some(source), ..config })
     }
 }
 
@@ -215,6 +251,7 @@ impl File {
         let tls = self.tls.map(|tls| folder.join(tls));
         let protection = Protection::choose(tls, self.insecure_loopback, &listen);
         let protection = protection.map_err(|message| wrong(0, message))?;
+        let listen_operators = listen_operators(text, self.listen, self.listen_operators, &protection)?;
         let mut access = Access { protection, operators: BTreeMap::new(), hosts: BTreeMap::new() };
         for FileOperator { name, role } in self.operator {
             let (at, name) = (name.span().start, name.into_inner());
@@ -303,8 +340,43 @@ impl File {
             most_weight,
             longest_regroup: self.longest_regroup.into(),
         };
-        Ok(Config { listen: self.listen, session_timeout, access, settings, store })
+        Ok(Config {
+            listen: self.listen,
+            listen_operators,
+            session_timeout,
+            access,
+            settings,
+            store,
+            source: None,
+        })
     }
+}
+
+/// Where operators' tools connect, if that is not where agents do: on the loopback unless the file says so.
+fn listen_operators(
+    text: &str,
+    listen: SocketAddr,
+    asked: Option<toml::Spanned<SocketAddr>>,
+    protection: &Protection,
+) -> Result<Option<SocketAddr>, TextError> {
+    let wrong =
+        |byte: usize, message: &str| TextError { at: Position::of(text, byte), message: message.to_owned() };
+    let Some(asked) = asked else {
+        return match listen.ip() {
+            ip if ip.is_loopback() => Ok(None),
+            ip if ip.is_unspecified() => Err(wrong(
+                0,
+                "`listen_operators` is missing: with `listen` on all addresses the port is taken on the loopback; \
+                 give another, or the same address to serve both at one",
+            )),
+            _ => Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, listen.port())))),
+        };
+    };
+    let (at, asked) = (asked.span().start, asked.into_inner());
+    if *protection == Protection::InsecureLoopback && !asked.ip().is_loopback() {
+        return Err(wrong(at, "`insecure_loopback` is for a loopback address alone, which this is not"));
+    }
+    Ok((asked != listen).then_some(asked))
 }
 
 #[cfg(test)]
@@ -352,6 +424,24 @@ name = "a"
         }
         let open = GOOD.replace("127.0.0.1", "10.0.0.1");
         assert!(load(&open).unwrap_err().contains("for a loopback address alone"));
+    }
+
+    #[test]
+    fn operators_have_a_listener_of_their_own_on_the_loopback() {
+        let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
+        let listen = |listen: &str, more: &str| {
+            load(&format!("{more}{}", secured.replace("127.0.0.1:0", listen)))
+                .map(|config| config.listen_operators)
+        };
+        let loopback = Some("127.0.0.1:7000".parse().unwrap());
+        assert_eq!(listen("10.0.0.1:7000", ""), Ok(loopback));
+        assert_eq!(listen("127.0.0.1:7000", ""), Ok(None));
+        assert_eq!(listen("10.0.0.1:7000", "listen_operators = \"10.0.0.1:7000\"\n"), Ok(None));
+        let other = listen("0.0.0.0:7000", "listen_operators = \"10.0.0.1:7001\"\n");
+        assert_eq!(other, Ok(Some("10.0.0.1:7001".parse().unwrap())));
+        assert!(listen("0.0.0.0:7000", "").unwrap_err().contains("`listen_operators` is missing"));
+        let open = load(&format!("listen_operators = \"10.0.0.1:7001\"\n{GOOD}")).unwrap_err();
+        assert!(open.starts_with("control.toml: line 1, column 20: `insecure_loopback` is for"), "{open}");
     }
 
     #[test]

@@ -95,7 +95,9 @@ mod tests {
         let groups = Arc::default();
         let store = Slow { inside: Memory::new(), let_on, groups: Arc::clone(&groups) };
         let (mut keeper, mut kept) = Keeper::start(Box::new(store)).unwrap();
-        let tenant = |name: &str| vec![Change::Tenant(Tenant { name: name.to_owned(), added_ns: 0 })];
+        let tenant = |name: &str| {
+            vec![Change::Tenant(Tenant { name: name.to_owned(), added_ns: 0, ..Tenant::default() })]
+        };
         assert_eq!(keeper.keep(tenant("a")), 1);
         while groups.lock().unwrap().is_empty() {
             std::thread::yield_now();

@@ -9,10 +9,11 @@ mod config;
 mod keeper;
 mod log;
 mod operators;
+mod reload;
 mod service;
 pub mod state;
 mod thread;
 
 pub use access::{Access, Role};
-pub use config::{Config, ConfigError, StoreConfig};
+pub use config::{Config, ConfigError, Source, StoreConfig};
 pub use service::{RunError, Server, StartError};

@@ -3,6 +3,7 @@
 
 use anyhow::Context;
 use clap::Parser;
+use harmonaize_identity::raise_open_files;
 use harmonaize_server::{Config, Server};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ Examples:
   harmonaize-control --config control.toml --log debug --log-json
 
 A configuration:
-  listen = \"10.0.0.1:7000\"         # where agents and tools connect
+  listen = \"10.0.0.1:7000\"         # where agents connect; tools at this port of 127.0.0.1, or at listen_operators
   tls = \"tls/control\"             # made by `harmonaize init`; relative to this file, as are the others
   topology = \"topology.toml\"
   store = \"control.redb\"           # may be left out: what outlives a restart
@@ -28,7 +29,9 @@ A configuration:
   name = \"a\"
   [[operator]]
   name = \"alice\"
-  role = \"admin\""
+  role = \"admin\"
+
+Tenants and operators are read again when the file changes, and at SIGHUP."
 )]
 struct Arguments {
     /// Configuration file (TOML).
@@ -65,6 +68,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     start_log(arguments)?;
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config))
 }
@@ -88,7 +92,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let server = Server::bind(config).await?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tracing::info!(listen = %server.local_address(), "control serves");
+    tracing::info!(listen = %server.local_address(), listen_operators = %server.operators_address(), "control serves");
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}

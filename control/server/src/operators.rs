@@ -1,6 +1,6 @@
 //! What operators ask: looks at the state, and instructions that are kept before they are answered.
 
-use crate::access::{Access, Role};
+use crate::access::{Current, Role};
 use crate::actor::{Command, Refusal};
 use crate::state::{Controller, Instruction, InstructionError};
 use harmonaize_abi::CommunicatorId;
@@ -15,13 +15,13 @@ use tonic::{Request, Response, Status};
 /// The service.
 pub(crate) struct Operators {
     commands: mpsc::Sender<Command>,
-    access: Arc<Access>,
+    access: Arc<Current>,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Operators {
-    pub(crate) fn new(commands: mpsc::Sender<Command>, access: Arc<Access>) -> Self {
+    pub(crate) fn new(commands: mpsc::Sender<Command>, access: Arc<Current>) -> Self {
         Self { commands, access }
     }
 
@@ -55,7 +55,9 @@ fn senseless(error: &InstructionError) -> Status {
     use InstructionError as Error;
     let text = error.to_string();
     match error {
-        Error::BadName(_) | Error::Targets(_) | Error::Window(_) => Status::invalid_argument(text),
+        Error::BadName(_) | Error::Targets(_) | Error::Window(_) | Error::Users | Error::QuotaOfNobody => {
+            Status::invalid_argument(text)
+        }
         Error::TenantThere(_) => Status::already_exists(text),
         Error::NoTenant(_) | Error::Unknown(_) => Status::not_found(text),
         Error::TooManyTenants => Status::resource_exhausted(text),
@@ -87,8 +89,8 @@ impl Operator for Operators {
 
     async fn add_tenant(&self, request: Request<v1::AddTenantRequest>) -> Answer<v1::AddTenantReply> {
         let caller = self.access.caller(&request, Role::Admin, "tenants add")?;
-        let v1::AddTenantRequest { name } = request.into_inner();
-        caller.log(&name, self.instruct(Instruction::AddTenant { name: name.clone() }).await)?;
+        let asked = request.into_inner();
+        caller.log(&asked, self.instruct(Instruction::AddTenant(asked.clone())).await)?;
         Ok(Response::new(v1::AddTenantReply {}))
     }
 

@@ -1,10 +1,11 @@
 //! The gRPC layer: streams and calls become commands to the actor.
 
-use crate::access::{Access, Role, Speaker, Verdict, peer};
+use crate::access::{Caller, Current, Role, Speaker, Verdict, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
 use crate::config::{Config, StoreConfig};
 use crate::keeper::Keeper;
 use crate::operators::Operators;
+use crate::reload::follow;
 use crate::state::{ReorderError, SessionId};
 use crate::thread::Running;
 use harmonaize_abi::CommunicatorId;
@@ -14,7 +15,7 @@ use harmonaize_api::v1::{
     DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, ReorderReply, ReorderRequest, StatusReply,
     StatusRequest, WatchTelemetryRequest,
 };
-use harmonaize_identity as identity;
+use harmonaize_identity::{self as identity, Identity, Places, Protection};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -22,7 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -40,21 +43,35 @@ const WATCH: (Duration, Duration, Duration) =
 /// Most who watch telemetry at a time.
 const WATCHERS: usize = 64;
 
-/// Most bytes of a message.
-const MESSAGE_BYTES: usize = 16 << 20;
+/// Most bytes of a message of an agent or aggregator, and of an operator's call.
+const MESSAGE_BYTES: (usize, usize) = (16 << 20, 64 << 10);
+
+/// Most connections of one certificate's holder: an agent or aggregator has one, or two while it comes again; an operator has
+/// one for each tool that runs.
+const CONNECTIONS: (usize, usize) = (8, 64);
+
+/// Most sessions of one certificate's holder: the one that it has, and the one before that nobody knows to be dead.
+const SESSIONS: usize = 2;
+
+/// Most streams at once of a connection of an agent's, and of an operator's.
+const STREAMS: (u32, u32) = (8, 64);
 
 /// How long streams may take to end after the shutdown.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A control server that listens.
 pub struct Server {
-    connections: ReceiverStream<std::io::Result<identity::Connection>>,
+    connections: Connections,
     address: SocketAddr,
+    /// Where operators have a listener of their own.
+    operators: Option<(Connections, SocketAddr)>,
     config: Config,
     seed: [u8; 32],
     store: Box<dyn Store>,
     stored: Stored,
 }
+
+type Connections = ReceiverStream<std::io::Result<identity::Connection>>;
 
 /// Why a server does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +79,9 @@ pub enum RunError {
     /// The listener failed.
     #[error("serving: {0}")]
     Serve(tonic::transport::Error),
+    /// Nobody can tell control to read its configuration again.
+    #[error("cannot listen for SIGHUP: {0}")]
+    Signal(std::io::Error),
     /// The system gives no thread for the store, or for the state.
     #[error("no thread for the store or the state: {0}")]
     Thread(std::io::Error),
@@ -100,16 +120,25 @@ impl Server {
         let mut first = [0; 4];
         getrandom::fill(&mut first).map_err(StartError::Random)?;
         let (store, stored) = open(config.store.as_ref(), u32::from_le_bytes(first))?;
-        let listen = |source| StartError::Listen { address: config.listen, source };
-        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
-        let connections = identity::serve(listener, &config.access.protection)?;
-        Ok(Self { connections, address, config, seed, store, stored })
+        let protection = &config.access.protection;
+        let shared = config.listen_operators.is_none();
+        let most = if shared { CONNECTIONS.1 } else { CONNECTIONS.0 };
+        let (connections, address) = listen(config.listen, protection, most).await?;
+        let operators = match config.listen_operators {
+            Some(operators) => Some(listen(operators, protection, CONNECTIONS.1).await?),
+            None => None,
+        };
+        Ok(Self { connections, address, operators, config, seed, store, stored })
     }
 
-    /// Where agents and tools connect.
+    /// Where agents and aggregators connect.
     pub fn local_address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where operators' tools connect.
+    pub fn operators_address(&self) -> SocketAddr {
+        self.operators.as_ref().map_or(self.address, |(_, address)| *address)
     }
 
     /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control. What control decides it
@@ -132,31 +161,59 @@ impl Server {
         let keeper = Keeper::start(self.store).map_err(RunError::Thread)?;
         let actor = Actor::new(self.config.settings, self.seed, self.stored, keeper);
         let running = Running::start(actor, queue).map_err(RunError::Thread)?;
-        let access = Arc::new(self.config.access);
+        let access = Arc::new(Current::new(self.config.access));
+        if let Some(source) = self.config.source {
+            let hangup = signal(SignalKind::hangup()).map_err(RunError::Signal)?;
+            tokio::spawn(follow(source, hangup, Arc::clone(&access), commands.clone()));
+        }
         let operators = OperatorServer::new(Operators::new(commands.clone(), Arc::clone(&access)));
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
-        let service = Service {
+        let operators = operators.max_decoding_message_size(MESSAGE_BYTES.1);
+        let agents = Service {
             commands,
             access,
-            sessions: AtomicU64::new(0),
+            door: if self.operators.is_some() { Door::Agents } else { Door::Both },
+            sessions: Arc::default(),
+            places: Places::default(),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
             hello_timeout: self.config.session_timeout,
         };
-        let (stop, stopped) = oneshot::channel::<()>();
-        let serve = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(half))
-            .http2_keepalive_timeout(Some(half))
-            .add_service(ProviderServer::new(service).max_decoding_message_size(MESSAGE_BYTES))
-            .add_service(operators)
-            .serve_with_incoming_shutdown(self.connections, async {
-                let _ = stopped.await;
-            });
+        let (stop, stopped) = watch::channel(false);
+        let builder = |streams| {
+            tonic::transport::Server::builder()
+                .http2_keepalive_interval(Some(half))
+                .http2_keepalive_timeout(Some(half))
+                .max_concurrent_streams(Some(streams))
+        };
+        let until = |mut stopped: watch::Receiver<bool>| async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        let provider =
+            |service: Service, bytes| ProviderServer::new(service).max_decoding_message_size(bytes);
+        let mut serves = JoinSet::new();
+        let shared = self.operators.is_none();
+        if let Some((connections, _)) = self.operators {
+            let own = provider(Service { door: Door::Operators, ..agents.clone() }, MESSAGE_BYTES.1);
+            let router = builder(STREAMS.1).add_service(own).add_service(operators.clone());
+            let serve = router.serve_with_incoming_shutdown(connections, until(stopped.clone()));
+            serves.spawn(serve);
+        }
+        let streams = if shared { STREAMS.1 } else { STREAMS.0 };
+        let router = builder(streams).add_service(provider(agents, MESSAGE_BYTES.0));
+        let router = router.add_optional_service(shared.then_some(operators));
+        serves.spawn(router.serve_with_incoming_shutdown(self.connections, until(stopped)));
+        let serve = async {
+            while let Some(served) = serves.join_next().await {
+                served.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))?;
+            }
+            Ok(())
+        };
         tokio::pin!(serve);
         tokio::select! {
             ended = &mut serve => return ended.map_err(RunError::Serve),
             ended = running.until(shutdown) => ended.map_err(RunError::Thread)?,
         }
-        let _ = stop.send(());
+        stop.send_replace(true);
         tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(())).map_err(RunError::Serve)
     }
 }
@@ -192,15 +249,49 @@ fn open(config: Option<&StoreConfig>, first: u32) -> Result<(Box<dyn Store>, Sto
     Ok((store, stored))
 }
 
+/// Listens for connections, of which one identity may have `most`.
+async fn listen(
+    address: SocketAddr,
+    protection: &Protection,
+    most: usize,
+) -> Result<(Connections, SocketAddr), StartError> {
+    let failed = |source| StartError::Listen { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((identity::serve(listener, protection, most)?, address))
+}
+
+/// Whom a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Door {
+    Agents,
+    Operators,
+    Both,
+}
+
+#[derive(Clone)]
 struct Service {
     commands: mpsc::Sender<Command>,
-    access: Arc<Access>,
-    sessions: AtomicU64,
+    access: Arc<Current>,
+    door: Door,
+    sessions: Arc<AtomicU64>,
+    /// Sessions by the names in certificates.
+    places: Places,
     watchers: Arc<Semaphore>,
     hello_timeout: Duration,
 }
 
 impl Service {
+    /// Who calls, if this is operators' listener, a role of at least `least` is his and he has not called too often.
+    fn operator<T>(&self, request: &Request<T>, least: Role, what: &'static str) -> Result<Caller, Status> {
+        if self.door == Door::Agents {
+            let text =
+                "agents connect here; operators' tools at `listen_operators` of control's configuration";
+            return Err(Status::permission_denied(text));
+        }
+        self.access.caller(request, least, what)
+    }
+
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
         let (answer, answered) = oneshot::channel();
         let gone = || Status::unavailable("control is going down");
@@ -218,7 +309,7 @@ impl Provider for Service {
         &self,
         request: Request<WatchTelemetryRequest>,
     ) -> Result<Response<Self::WatchTelemetryStream>, Status> {
-        self.access.caller(&request, Role::Viewer, "watch telemetry")?;
+        self.operator(&request, Role::Viewer, "watch telemetry")?;
         let full = |_| Status::resource_exhausted("too many watch telemetry already");
         let place = Arc::clone(&self.watchers).try_acquire_owned().map_err(full)?;
         let interval = match request.into_inner().interval_ns {
@@ -238,7 +329,18 @@ impl Provider for Service {
         &self,
         request: Request<Streaming<FromAgent>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let speaker = Speaker::new(peer(&request)?);
+        let peer = peer(&request)?;
+        if self.door == Door::Operators {
+            let text = "operators' tools connect here; agents at `listen` of control's configuration";
+            return Err(Status::permission_denied(text));
+        }
+        let who = peer.identity.to_string();
+        let most = if peer.identity == Identity::Local { usize::MAX } else { SESSIONS };
+        let place = self.places.take(&who, most).ok_or_else(|| {
+            let text = format!("{who} has {SESSIONS} sessions with control, as many as it may have; end one");
+            Status::resource_exhausted(text)
+        })?;
+        let speaker = Speaker::new(peer);
         let session = SessionId(self.sessions.fetch_add(1, Ordering::Relaxed));
         let (agent, stream) = mpsc::channel(SESSION_QUEUE);
         let (ended, end) = oneshot::channel();
@@ -246,12 +348,16 @@ impl Provider for Service {
         let open = Command::Open { session, agent, ended };
         self.commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
         let upstream = request.into_inner();
-        tokio::spawn(read(upstream, session, admission, self.commands.clone(), end, self.hello_timeout));
+        let read = read(upstream, session, admission, self.commands.clone(), end, self.hello_timeout);
+        tokio::spawn(async move {
+            read.await;
+            drop(place);
+        });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        self.access.caller(&request, Role::Viewer, "status")?;
+        self.operator(&request, Role::Viewer, "status")?;
         let patience = match request.into_inner().patience_ns {
             0 => PATIENCE.0,
             wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
@@ -260,7 +366,7 @@ impl Provider for Service {
     }
 
     async fn reorder(&self, request: Request<ReorderRequest>) -> Result<Response<ReorderReply>, Status> {
-        let caller = self.access.caller(&request, Role::Operator, "reorder")?;
+        let caller = self.operator(&request, Role::Operator, "reorder")?;
         let request = request.into_inner();
         let ReorderRequest { communicator, hosts } = request.clone();
         let outcome =
@@ -275,7 +381,7 @@ impl Provider for Service {
     }
 
     async fn dissolve(&self, request: Request<DissolveRequest>) -> Result<Response<DissolveReply>, Status> {
-        let caller = self.access.caller(&request, Role::Operator, "dissolve")?;
+        let caller = self.operator(&request, Role::Operator, "dissolve")?;
         let request = request.into_inner();
         let DissolveRequest { communicator, reason } = request.clone();
         let found =
@@ -313,7 +419,7 @@ async fn watch(
 
 /// What an agent may say, and where it is told what it may not.
 struct Admission {
-    access: Arc<Access>,
+    access: Arc<Current>,
     speaker: Speaker,
     agent: mpsc::WeakSender<Downstream>,
 }
@@ -321,7 +427,7 @@ struct Admission {
 impl Admission {
     /// Whether a message goes on; none where the session ends.
     async fn admit(&mut self, message: &FromAgent) -> Option<bool> {
-        let (said, goes_on) = match self.speaker.admit(&self.access, message) {
+        let (said, goes_on) = match self.speaker.admit(&self.access.get(), message) {
             Verdict::Pass => return Some(true),
             Verdict::Answer(message) => (Ok((*message).into()), Some(false)),
             Verdict::End(status) => (Err(status), None),

@@ -44,27 +44,36 @@ struct Provider {
     folder: tempfile::TempDir,
     authority: Authority,
     address: SocketAddr,
+    operators: SocketAddr,
 }
 
 impl Provider {
     async fn start() -> Self {
+        Self::start_as(CONFIG).await
+    }
+
+    async fn start_as(text: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let authority = Authority::create().unwrap();
         let control = Folder(folder.path().join("control"));
         authority.issue(CONTROL, Use::Control).unwrap().write(&control).unwrap();
         std::fs::write(folder.path().join("topology.toml"), TOPOLOGY).unwrap();
         let config = folder.path().join("control.toml");
-        std::fs::write(&config, CONFIG).unwrap();
+        std::fs::write(&config, text).unwrap();
         let server = Server::bind(Config::load(&config).unwrap()).await.unwrap();
-        let address = server.local_address();
+        let (address, operators) = (server.local_address(), server.operators_address());
         tokio::spawn(server.run(std::future::pending()));
-        Self { folder, authority, address }
+        Self { folder, authority, address, operators }
     }
 
     /// A connection of who holds a certificate of this name.
     async fn connect(&self, name: &str) -> Channel {
+        self.connect_to(self.address, name).await
+    }
+
+    async fn connect_to(&self, address: SocketAddr, name: &str) -> Channel {
         let protection = issued(&self.authority, name, self.folder.path());
-        endpoint(&protection, &self.address.to_string()).unwrap().connect().await.unwrap()
+        endpoint(&protection, &address.to_string()).unwrap().connect().await.unwrap()
     }
 
     /// What control says to an agent whose certificate has `name`, and which says that it is `host`.
@@ -163,7 +172,11 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
     let restore = v1::RestoreRequest { targets: vec!["h9".into()], kind: 1 };
     changes.push(operator.restore(restore).await.err().map(code));
     let mut administers = vec![
-        operator.add_tenant(v1::AddTenantRequest { name: name.into() }).await.err().map_or(Code::Ok, code),
+        operator
+            .add_tenant(v1::AddTenantRequest { name: name.into(), ..Default::default() })
+            .await
+            .err()
+            .map_or(Code::Ok, code),
     ];
     administers.push(
         operator
@@ -213,4 +226,86 @@ async fn a_strangers_certificate_gets_no_connection() {
     if let Ok(mut client) = plain {
         assert!(client.status(v1::StatusRequest::default()).await.is_err(), "plain text was answered");
     }
+}
+
+#[tokio::test]
+async fn agents_and_operators_have_listeners_of_their_own() {
+    let provider = Provider::start_as(&format!("listen_operators = \"127.0.0.2:0\"{CONFIG}")).await;
+    assert_ne!(provider.operators, provider.address);
+    let status = async |address, name| {
+        let mut client = ProviderClient::new(provider.connect_to(address, name).await);
+        client.status(v1::StatusRequest::default()).await.err().map_or(Code::Ok, |status| status.code())
+    };
+    assert_eq!(status(provider.operators, "vera").await, Code::Ok);
+    assert_eq!(status(provider.address, "vera").await, Code::PermissionDenied);
+    let mut operator = OperatorClient::new(provider.connect("vera").await);
+    let refused = operator.tenants(v1::TenantsRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented, "{refused}");
+    let (_up, stream) = mpsc::channel(1);
+    let mut agent = ProviderClient::new(provider.connect_to(provider.operators, "h0").await);
+    let refused = agent.session(ReceiverStream::new(stream)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    let (_up, mut down) = provider.hello("h0", "h0").await;
+    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+}
+
+#[tokio::test]
+async fn nobody_takes_more_of_control_than_his_part() {
+    let provider = Provider::start().await;
+    // Two sessions of a certificate, and no third.
+    let mut agent = ProviderClient::new(provider.connect("h0").await);
+    let mut held = Vec::new();
+    for number in 0..3 {
+        let (up, stream) = mpsc::channel(1);
+        let opened = agent.session(ReceiverStream::new(stream)).await;
+        let code = opened.as_ref().err().map_or(Code::Ok, Status::code);
+        assert_eq!(code, if number < 2 { Code::Ok } else { Code::ResourceExhausted }, "{opened:?}");
+        held.push((up, opened));
+    }
+    // A message that is too large for a call is not taken in.
+    let mut operator = OperatorClient::new(provider.connect("otto").await);
+    let targets = vec!["x".repeat(80 << 10)];
+    let refused = operator.dry_run(v1::DryRunRequest { targets }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    // Who calls as fast as he can is told when to call again, and another is not held up.
+    let refused = loop {
+        if let Err(refused) = operator.tenants(v1::TenantsRequest {}).await {
+            break refused;
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().starts_with("otto may call 200 times a second; call again in "), "{refused}");
+    let mut other = OperatorClient::new(provider.connect("vera").await);
+    other.tenants(v1::TenantsRequest {}).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_configuration_is_read_again_and_refused_as_a_whole() {
+    let provider = Provider::start().await;
+    let write = |text: &str| std::fs::write(provider.folder.path().join("control.toml"), text).unwrap();
+    let mut operator = OperatorClient::new(provider.connect("ada").await);
+    let mut until = async |known: &[&str], code: Code| {
+        let deadline = tokio::time::Instant::now() + LIMIT;
+        loop {
+            let reply = operator.tenants(v1::TenantsRequest {}).await;
+            let found = reply.as_ref().err().map_or(Code::Ok, Status::code);
+            let tenants = reply.map(|reply| reply.into_inner().tenants).unwrap_or_default();
+            let names: Vec<String> = tenants.into_iter().map(|tenant| tenant.name).collect();
+            if found == code && names == known {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{found} {names:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    write(&format!("{CONFIG}[[tenant]]\nname = \"b\"\n"));
+    until(&["a", "b"], Code::Ok).await;
+    // Nothing of a text that is wrong, or changes what cannot change.
+    write(&format!("{CONFIG}[[tenant]]\nname = \"c d\"\n"));
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    write(&format!("paths = 2{CONFIG}[[tenant]]\nname = \"e\"\n"));
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    until(&["a", "b"], Code::Ok).await;
+    write(&CONFIG.replace("\"ada\"", "\"alan\"").replace("hosts = [\"h0\"]", "hosts = [\"h1\"]"));
+    until(&[], Code::PermissionDenied).await;
 }

@@ -48,7 +48,9 @@ fn config() -> Config {
         access: Access::insecure_loopback(),
         session_timeout: Duration::from_secs(10),
         settings,
+        listen_operators: None,
         store: None,
+        source: None,
     }
 }
 

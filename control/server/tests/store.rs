@@ -89,7 +89,7 @@ async fn what_is_answered_is_there_after_a_restart() {
     let config = configure(folder.path());
     let mut control = Control::start(&config).await;
     let client = &mut control.client;
-    client.add_tenant(v1::AddTenantRequest { name: "b".to_owned() }).await.unwrap();
+    client.add_tenant(v1::AddTenantRequest { name: "b".to_owned(), ..Default::default() }).await.unwrap();
     let [record] = &client.withdraw(drain("s0")).await.unwrap().into_inner().withdrawals[..] else {
         panic!("one")
     };
@@ -136,7 +136,7 @@ async fn refusals_are_precise_and_change_nothing() {
     assert_eq!(client.withdraw(nothing).await.unwrap_err().code(), Code::InvalidArgument);
     let neither = v1::WithdrawRequest { kind: 0, ..drain("s0") };
     assert_eq!(client.withdraw(neither).await.unwrap_err().code(), Code::InvalidArgument);
-    let add = |name: &str| v1::AddTenantRequest { name: name.to_owned() };
+    let add = |name: &str| v1::AddTenantRequest { name: name.to_owned(), ..Default::default() };
     assert_eq!(client.add_tenant(add("a")).await.unwrap_err().code(), Code::AlreadyExists);
     let remove = v1::RemoveTenantRequest { name: "a".to_owned() };
     let refused = client.remove_tenant(remove).await.unwrap_err();
@@ -223,7 +223,10 @@ async fn operate(
         let outcome = if there.contains(&name) {
             client.remove_tenant(v1::RemoveTenantRequest { name: name.clone() }).await.map(drop)
         } else {
-            client.add_tenant(v1::AddTenantRequest { name: name.clone() }).await.map(drop)
+            client
+                .add_tenant(v1::AddTenantRequest { name: name.clone(), ..Default::default() })
+                .await
+                .map(drop)
         };
         match outcome {
             Ok(()) if there.contains(&name) => drop(there.remove(&name)),

@@ -9,6 +9,15 @@ pub struct Tenant {
     /// When it was added, CLOCK_REALTIME in nanoseconds.
     #[prost(uint64, tag = "2")]
     pub added_ns: u64,
+    /// Users whose processes may attach where agents serve it at control's word.
+    #[prost(uint32, repeated, tag = "3")]
+    pub uids: Vec<u32>,
+    /// Where it may be; everywhere where empty.
+    #[prost(string, repeated, tag = "4")]
+    pub hosts: Vec<String>,
+    /// `TenantQuota` of the provider's interface, encoded.
+    #[prost(bytes = "vec", tag = "5")]
+    pub quota: Vec<u8>,
 }
 
 /// Why something is withdrawn from use.

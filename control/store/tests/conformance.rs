@@ -58,8 +58,8 @@ fn changes() -> Vec<Change> {
     vec![
         Change::Boot(41),
         Change::Fabric(Fabric { text: "[[host]]\nname = \"h0\"\n".into(), since_ns: 3 }),
-        Change::Tenant(Tenant { name: "a".into(), added_ns: 1 }),
-        Change::Tenant(Tenant { name: "b".into(), added_ns: 2 }),
+        Change::Tenant(Tenant { name: "a".into(), added_ns: 1, ..Tenant::default() }),
+        Change::Tenant(Tenant { name: "b".into(), added_ns: 2, ..Tenant::default() }),
         Change::NoTenant("a".into()),
         Change::Withdraw(withdrawal("spine0", WithdrawalKind::Drain)),
         Change::Withdraw(withdrawal("spine0", WithdrawalKind::Maintenance)),

@@ -128,6 +128,8 @@ pub enum RefusalKind {
     Slow,
     /// The agent could not create what the attachment needs, or is going down.
     Agent,
+    /// The tenant was attached, and is served here no longer.
+    Removed,
 }
 
 /// The agent's first and last message when it refuses.
@@ -390,6 +392,13 @@ pub enum Answer {
         /// Or so.
         refused: Option<RegionRefused>,
     },
+    /// The agent's last word: it ends the attachment.
+    Detached {
+        /// 0: of no request.
+        id: u64,
+        /// Why.
+        refused: Refused,
+    },
 }
 
 impl Answer {
@@ -408,7 +417,8 @@ impl Answer {
             | Self::Hinted { id, .. }
             | Self::Grown { id, .. }
             | Self::Registered { id, .. }
-            | Self::Unregistered { id, .. } => *id,
+            | Self::Unregistered { id, .. }
+            | Self::Detached { id, .. } => *id,
         }
     }
 }

@@ -411,8 +411,8 @@ impl Agent {
                     Command::SlotGranted { communicator: CommunicatorId(communicator), slot: SlotId(turn) };
                 self.command_of(communicator, granted);
             }
-            // Control asks these of aggregators alone.
-            Event::GrantAggregation(_) | Event::RevokeAggregation { .. } => {}
+            // Control asks these of aggregators alone, and sessions are not the agent's.
+            Event::GrantAggregation(_) | Event::RevokeAggregation { .. } | Event::ServeTenants(_) => {}
             Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
                 self.questions.session(true);
@@ -579,6 +579,11 @@ impl Agent {
         for rank in refused {
             self.try_command(thread, Command::Leave { communicator: CommunicatorId(id), rank });
         }
+    }
+
+    /// Tells control which tenants are served here.
+    pub fn tenants_served(&mut self, tenants: v1::TenantsServed) {
+        self.send_to_control(from_agent::Message::TenantsServed(tenants));
     }
 
     /// Begins the end: no more joins, every communicator is dissolved.

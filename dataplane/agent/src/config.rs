@@ -1,5 +1,6 @@
 //! The agent's configuration file.
 
+mod control_tenants;
 mod engine;
 mod rdma;
 mod telemetry;
@@ -7,6 +8,7 @@ mod tenant;
 #[cfg(test)]
 mod tests;
 
+pub use control_tenants::ControlTenants;
 pub use rdma::{Rdma, Verbs};
 pub use telemetry::Telemetry;
 pub(crate) use telemetry::check_name;
@@ -14,7 +16,7 @@ pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
 use harmonaize_identity::Protection;
-use harmonaize_units::{Nanos, TextError, parse_toml};
+use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -53,6 +55,38 @@ pub struct Config {
     pub telemetry: Option<Telemetry>,
     /// Tenants, and where they come in.
     pub tenants: Vec<TenantRules>,
+    /// Within which bounds control may have more tenants served; none: it may not.
+    pub control_tenants: Option<ControlTenants>,
+    /// Where all this was read, to be read again; none: it never is.
+    pub source: Option<Source>,
+}
+
+/// Keys that may change while the agent runs.
+const CHANGEABLE: [&str; 2] = ["tenant", "control_tenants"];
+
+/// Where a configuration was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// The file.
+    pub path: PathBuf,
+    /// What it said.
+    pub text: String,
+    /// It, and the files with secrets that it names.
+    pub files: Vec<PathBuf>,
+}
+
+impl Source {
+    /// Reads the configuration again.
+    ///
+    /// # Errors
+    /// As of [`Config::read`]; and where a key has changed that cannot change at run time, with its line.
+    pub fn read_again(&self) -> Result<Config, ConfigError> {
+        let config = Config::read(&self.path)?;
+        let text = config.source.as_ref().map_or("", |source| &source.text);
+        unchanged_but(&CHANGEABLE, &self.text, text)
+            .map_err(|error| ConfigError::Text { path: self.path.clone(), error })?;
+        Ok(config)
+    }
 }
 
 /// What is wrong with a configuration file.
@@ -104,6 +138,7 @@ struct File {
     telemetry: Option<telemetry::FileTelemetry>,
     #[serde(default)]
     tenant: Vec<tenant::FileTenant>,
+    control_tenants: Option<control_tenants::FileControlTenants>,
 }
 
 impl Config {
@@ -146,7 +181,12 @@ impl Config {
         let engine_threads = file.engine.threads().map_err(value)?;
         let telemetry = file.telemetry.map(telemetry::FileTelemetry::check).transpose().map_err(value)?;
         let folder = path.parent().unwrap_or(Path::new("."));
+        let secrets = file.tenant.iter().filter_map(|tenant| tenant.secret_file(folder));
+        let files = std::iter::once(path.to_owned()).chain(secrets).collect();
+        let source = Source { path: path.to_owned(), text: text.to_owned(), files };
         let tenants = tenant::read_all(file.tenant, file.rdma.as_ref(), folder).map_err(value)?;
+        let control_tenants =
+            file.control_tenants.map(|table| table.check(folder)).transpose().map_err(value)?;
         Ok(Self {
             host: file.host,
             control,
@@ -161,6 +201,8 @@ impl Config {
             rdma: file.rdma,
             telemetry,
             tenants,
+            control_tenants,
+            source: Some(source),
         })
     }
 }

@@ -114,6 +114,8 @@ pub enum Event {
         /// Which.
         communicator: u64,
     },
+    /// Serve these tenants beside those of the configuration, and no others: answer with `TenantsServed`.
+    ServeTenants(Vec<v1::AddedTenant>),
     /// Answer to what a tenant asked.
     Answered(ControlAnswer),
     /// Answer with a `Report` of this id.

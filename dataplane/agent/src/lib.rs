@@ -17,5 +17,6 @@ mod questions;
 pub mod recipe;
 mod report;
 pub mod run;
+mod served;
 pub mod session;
 pub mod telemetry;

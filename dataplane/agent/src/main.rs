@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::config::Config;
 use harmonaize_agent::observe::Observe;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use harmonaize_identity::raise_open_files;
 use std::path::PathBuf;
 
 /// The provider's agent: runs the collectives of this host's tenants, or aggregates those of others.
@@ -115,7 +115,7 @@ fn main() -> anyhow::Result<()> {
         if arguments.check {
             return Ok(());
         }
-        raise_files();
+        raise_open_files();
         return runtime.block_on(async {
             let stop = harmonaize_agent::run::signalled()?;
             aggregator::run(config, stop).await
@@ -125,21 +125,9 @@ fn main() -> anyhow::Result<()> {
     if arguments.check {
         return Ok(());
     }
-    raise_files();
+    raise_open_files();
     runtime.block_on(async {
         let stop = harmonaize_agent::run::signalled()?;
         harmonaize_agent::run::run(config, stop).await
     })
-}
-
-/// Raises the soft limit of open files to the hard one: every link, attachment and aggregator takes some.
-fn raise_files() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current == maximum {
-        return;
-    }
-    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        Ok(()) => tracing::info!(from = ?current, to = ?maximum, "raised the limit of open files"),
-        Err(error) => tracing::warn!(%error, ?current, ?maximum, "cannot raise the limit of open files"),
-    }
 }

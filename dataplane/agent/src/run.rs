@@ -3,9 +3,10 @@
 use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
-use crate::control::{self, Settings};
+use crate::control::{self, Event, Settings};
 use crate::engines::Engines;
 use crate::paths::Paths;
+use crate::served::Tenants;
 use crate::session::{RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
@@ -20,8 +21,9 @@ use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// Requests of tenants that wait.
 const REQUESTS: usize = 1024;
@@ -31,6 +33,8 @@ const MARKS: usize = 1 << 16;
 const TICK: Duration = Duration::from_millis(100);
 /// How often the operator is told of connections that nobody introduced.
 const STRANGERS: Duration = Duration::from_secs(10);
+/// How often the configuration's files are looked at.
+const LOOK: Duration = Duration::from_millis(500);
 /// How long communicators may take to end in order when the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -187,11 +191,10 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut strangers = StrangersWatch { acceptor, told: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
-    let (closing, closed) = watch::channel(false);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
-    let server = SessionServer::bind(config.tenants, rdma)?;
-    let mut servers = JoinSet::new();
-    servers.spawn(server.run(requests, closed));
+    let server = SessionServer::bind(rdma, requests)?;
+    let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
+    let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();
     let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
@@ -211,7 +214,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut agent =
         Agent::new(engines, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
     tokio::pin!(stop);
-    let mut tick = tokio::time::interval(TICK);
+    let (mut tick, mut look) = (tokio::time::interval(TICK), tokio::time::interval(LOOK));
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tracing::info!(host = config.host, %address, threads = threads.len(), "agent is up");
 
     let mut checks = JoinSet::new();
@@ -221,10 +225,22 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         tokio::select! {
             Some(notice) = heard.recv() => agent.handle_notice(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
-            Some(event) = control.events.recv(), if !agent.is_checking() => {
-                if let Some(check) = agent.handle_control(event) {
+            Some(event) = control.events.recv(), if !agent.is_checking() => match event {
+                Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.told(told)),
+                Event::Connected(mut welcome) if ending.is_none() => {
+                    let told = std::mem::take(&mut welcome.serve);
+                    agent.handle_control(Event::Connected(welcome));
+                    agent.tenants_served(tenants.told(told));
+                }
+                event => if let Some(check) = agent.handle_control(event) {
                     checks.spawn_blocking(move || check.run());
                 }
+            },
+            Some(()) = reload.recv(), if ending.is_none() => {
+                tenants.reload().into_iter().for_each(|served| agent.tenants_served(served));
+            }
+            _ = look.tick(), if ending.is_none() => {
+                tenants.look().into_iter().for_each(|served| agent.tenants_served(served));
             }
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
@@ -237,7 +253,6 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
                 if ending.is_none() && gone {
                     tracing::error!("a thread of the engine, or the one that takes connections, is gone; the agent ends");
                     agent.stop();
-                    closing.send_replace(true);
                     break;
                 }
             }
@@ -245,7 +260,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
                 tracing::info!("agent is going down");
                 ending = Some(Instant::now());
                 agent.stop();
-                closing.send_replace(true);
+                tenants.stop();
             }
         }
     }
@@ -254,7 +269,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     }
     // Nobody takes requests any more: sessions that wait for room end.
     drop((agent, asked));
-    while servers.join_next().await.is_some() {}
+    tenants.ended().await;
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
     if let Some(telemetry) = telemetry.take() {
         telemetry.end().await;

@@ -48,7 +48,7 @@ impl std::fmt::Display for AttachmentId {
 }
 
 /// A tenant: who may attach, in which ways, and with how much.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantRules {
     /// The tenant's name, for logs and [`SessionRequest::Attached`].
     pub tenant: String,
@@ -67,7 +67,7 @@ pub struct TenantRules {
 }
 
 /// A tenant's Unix socket.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketRules {
     /// Where the socket is made. The folder must exist and must not be writable for the tenant.
     pub path: PathBuf,
@@ -77,7 +77,7 @@ pub struct SocketRules {
 }
 
 /// What a tenant's process that comes over TCP must be and know.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkRules {
     /// What it knows.
     pub secret: Secret,

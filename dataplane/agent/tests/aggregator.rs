@@ -42,7 +42,9 @@ fn control() -> Config {
         access: Access::insecure_loopback(),
         session_timeout: LIMIT,
         settings,
+        listen_operators: None,
         store: None,
+        source: None,
     }
 }
 

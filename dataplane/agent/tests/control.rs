@@ -27,7 +27,15 @@ fn config(listen: SocketAddr) -> Config {
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
     let settings = settings(&topology, LIMIT);
-    Config { listen, access: Access::insecure_loopback(), session_timeout: LIMIT, settings, store: None }
+    Config {
+        listen,
+        access: Access::insecure_loopback(),
+        session_timeout: LIMIT,
+        settings,
+        listen_operators: None,
+        store: None,
+        source: None,
+    }
 }
 
 struct Server0 {

@@ -61,6 +61,14 @@ pub enum Error {
         /// What was seen.
         reason: String,
     },
+    /// The provider has ended the attachment, because it serves the tenant there no longer.
+    #[error("the agent has ended the attachment: {text}")]
+    Detached {
+        /// For programs.
+        kind: RefusalKind,
+        /// The agent's words.
+        text: String,
+    },
     /// This process is a child by `fork` of the one that attached, and has only inherited the handle. Attach in this one.
     #[error("this attachment belongs to the process that this one was forked from; attach anew here")]
     Forked,

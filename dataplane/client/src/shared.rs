@@ -6,7 +6,7 @@ use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
 use crate::session::Session;
-use harmonaize_abi::session::{AddedRegion, Answer, Request, Welcome};
+use harmonaize_abi::session::{AddedRegion, Answer, Refused, Request, Welcome};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -76,7 +76,7 @@ pub(crate) struct State {
     /// Whether a thread sleeps in the kernel for all. Nobody else takes completions or answers meanwhile.
     driving: bool,
     last_poll: Instant,
-    lost: Option<String>,
+    lost: Option<Lost>,
     /// Who wants to be told of operations' ends.
     pub(crate) watch: Watch,
 }
@@ -300,7 +300,7 @@ impl Shared {
             if let Err(error) = ready
                 && error != Errno::INTR
             {
-                state.lose(format!("poll: {error}"));
+                state.lose(Lost::Agent(format!("poll: {error}")));
             }
             // What comes from now on a task would notice, and what came before it may have left to this thread.
             if session || state.answers.values().any(|awaited| awaited.task.is_some()) {
@@ -323,9 +323,18 @@ impl Drop for Shared {
     }
 }
 
+/// Why there is no attachment any more.
+#[derive(Debug)]
+enum Lost {
+    /// The agent went, or broke the protocol.
+    Agent(String),
+    /// The agent said so.
+    Detached(Refused),
+}
+
 impl State {
-    fn lose(&mut self, reason: String) {
-        self.lost.get_or_insert(reason);
+    fn lose(&mut self, lost: Lost) {
+        self.lost.get_or_insert(lost);
         self.watch.signal();
         self.answers.values_mut().filter_map(|awaited| awaited.task.take()).for_each(Waker::wake);
     }
@@ -334,7 +343,10 @@ impl State {
     pub(crate) fn alive(&self) -> Result<(), Error> {
         match &self.lost {
             None => Ok(()),
-            Some(reason) => Err(Error::AgentLost { reason: reason.clone() }),
+            Some(Lost::Agent(reason)) => Err(Error::AgentLost { reason: reason.clone() }),
+            Some(Lost::Detached(Refused { kind, text })) => {
+                Err(Error::Detached { kind: *kind, text: text.clone() })
+            }
         }
     }
 
@@ -343,7 +355,9 @@ impl State {
         if self.lost.is_none()
             && let Err(error) = self.try_take()
         {
-            self.lose(error.to_string());
+            // Its last word, if it had one, says why.
+            let _ = self.hear();
+            self.lose(Lost::Agent(error.to_string()));
         }
         self.unregister_unused();
     }
@@ -377,11 +391,24 @@ impl State {
     /// Takes answers, and notices when the agent is gone.
     fn receive(&mut self) {
         self.last_poll = Instant::now();
+        if let Err(reason) = self.hear() {
+            self.take();
+            self.lose(Lost::Agent(reason));
+        }
+    }
+
+    /// Takes answers. An error means that the agent is gone.
+    fn hear(&mut self) -> Result<(), String> {
         let mut answers = Vec::new();
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));
         for (answer, descriptor) in answers {
             match (self.answers.get_mut(&answer.id()), answer) {
+                (_, Answer::Detached { refused, .. }) => {
+                    // What ended before counts.
+                    let _ = self.try_take();
+                    self.lose(Lost::Detached(refused));
+                }
                 (Some(awaited), answer) => {
                     (awaited.answer, awaited.descriptor) = (Some(answer), descriptor);
                     awaited.task.take().into_iter().for_each(Waker::wake);
@@ -390,10 +417,7 @@ impl State {
                 (None, answer) => self.undo(&answer),
             }
         }
-        if let Err(reason) = received {
-            self.take();
-            self.lose(reason);
-        }
+        received
     }
 
     /// Submits an operation on these buffers; its cookie.
@@ -428,7 +452,7 @@ impl State {
     pub(crate) fn submit_reserved(&mut self, submission: &Submission) -> Result<(), Error> {
         if let Err(error) = self.end.submit(submission) {
             self.in_flight.cancel(submission.cookie);
-            self.lose(error.to_string());
+            self.lose(Lost::Agent(error.to_string()));
         }
         self.alive()
     }
@@ -508,7 +532,7 @@ impl State {
         let id = self.next_id;
         self.next_id += 1;
         if let Err(error) = self.session.send(&request(id), None) {
-            self.lose(error.to_string());
+            self.lose(Lost::Agent(error.to_string()));
         }
     }
 }

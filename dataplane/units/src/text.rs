@@ -73,6 +73,28 @@ pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, TextError> {
     })
 }
 
+/// The first key of a TOML text, but for `changeable` ones, whose value is another than in the text before, is new, or is
+/// gone. Where it stands, or begins where it is gone, and that it cannot change while what reads it runs.
+///
+/// # Errors
+/// Names the key and its line. A text that is not TOML differs in nothing: who reads it has said so.
+pub fn unchanged_but(changeable: &[&str], before: &str, now: &str) -> Result<(), TextError> {
+    let values = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
+    let (old, new) = (values(before), values(now));
+    let keys = new.keys().chain(old.keys()).filter(|key| !changeable.contains(&key.as_str()));
+    let differing = keys.filter(|key| old.get(*key) != new.get(*key));
+    let places = toml::de::DeTable::parse(now).map(|table| {
+        let keys = table.get_ref().keys().map(|key| (key.get_ref().to_string(), key.span().start));
+        keys.collect::<std::collections::BTreeMap<String, usize>>()
+    });
+    let places = places.unwrap_or_default();
+    let place = |key: &String| places.get(key).copied().unwrap_or(now.len());
+    let Some((byte, key)) = differing.map(|key| (place(key), key)).min() else { return Ok(()) };
+    let gone = if new.contains_key(key) { "" } else { ", and is gone here" };
+    let message = format!("`{key}` cannot change at run time{gone}: restart for it, or take the change back");
+    Err(TextError { at: Position::of(now, byte), message })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,5 +125,26 @@ mod tests {
                 assert_eq!(Lines::new(text).position(byte), Position::of(text, byte), "{text:?} {byte}");
             }
         }
+    }
+
+    #[test]
+    fn keys_that_must_stay_are_named_with_their_line() {
+        let before = "host = \"h0\"\nspin = \"50us\"\n[[tenant]]\nname = \"a\"\n[rdma]\nmtu = 1024\n";
+        let said = |now: &str| unchanged_but(&["tenant"], before, now).map_err(|error| error.to_string());
+        assert_eq!(said(before), Ok(()));
+        let spaced = before.replace("host = ", "# comment\nhost  =  ");
+        assert_eq!(said(&format!("{spaced}[[tenant]]\nname = \"b\"\n")), Ok(()));
+        let why = "cannot change at run time";
+        let expect = |now: String, expected: &str| {
+            let said = said(&now).unwrap_err();
+            assert!(said.starts_with(expected), "{said}\n{expected}");
+        };
+        expect(before.replace("50us", "60us"), &format!("line 2, column 1: `spin` {why}: restart"));
+        expect(before.replace("1024", "4096"), &format!("line 5, column 2: `rdma` {why}"));
+        expect(
+            before.replace("spin = \"50us\"\n", ""),
+            &format!("line 6, column 1: `spin` {why}, and is gone"),
+        );
+        expect(format!("listen = 1\n{before}"), &format!("line 1, column 1: `listen` {why}"));
     }
 }

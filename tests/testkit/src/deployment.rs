@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Where control listens, in its own namespace.
 const CONTROL_PORT: u16 = 7100;
+/// Where operators' tools connect to control, likewise.
+const OPERATORS_PORT: u16 = 7101;
 /// Where an agent listens for other agents, in its host's namespace.
 const AGENT_PORT: u16 = 7200;
 /// Where an aggregator takes datagrams, on its machine.
@@ -200,6 +202,11 @@ impl Deployment {
         control_address(&self.fabric)
     }
 
+    /// Where operators' tools connect to control, on the management network.
+    pub fn operators_address(&self) -> SocketAddr {
+        operators_address(&self.fabric)
+    }
+
     /// The folder with the certificate of an operator who may do everything.
     pub fn operator(&self) -> PathBuf {
         tls(&control_folder(&self.fabric)).with_file_name(OPERATOR)
@@ -239,7 +246,7 @@ impl Deployment {
     /// Runs `harmonaize` beside control, and returns what it printed.
     pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
-        command.arg("--control").arg(self.control_address().to_string());
+        command.arg("--control").arg(self.operators_address().to_string());
         command.arg("--tls").arg(self.operator()).args(arguments);
         let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
         if !output.status.success() {
@@ -336,6 +343,10 @@ fn control_address(fabric: &Fabric) -> SocketAddr {
     SocketAddr::from((fabric.control_address(), CONTROL_PORT))
 }
 
+fn operators_address(fabric: &Fabric) -> SocketAddr {
+    SocketAddr::from((fabric.control_address(), OPERATORS_PORT))
+}
+
 fn own_folder(folder: &Path, user: u32) -> Result<()> {
     use std::os::unix::fs::{PermissionsExt, chown};
     make_folder(folder)?;
@@ -358,9 +369,9 @@ fn remove(path: &Path) -> Result<()> {
 }
 
 fn control_config(fabric: &Fabric, setup: &Setup) -> String {
-    let address = control_address(fabric);
+    let (address, operators) = (control_address(fabric), operators_address(fabric));
     let mut text = format!(
-        "listen = \"{address}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
+        "listen = \"{address}\"\nlisten_operators = \"{operators}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
         setup.control
     );
     for tenant in &setup.tenants {

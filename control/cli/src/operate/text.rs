@@ -107,7 +107,8 @@ fn link(link: &v1::DirectedLinkStatus) -> Vec<String> {
 }
 
 pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
-    let head = row(["tenant", "from", "communicators", "ranks", "errors", "agreements", "not kept"]);
+    let head =
+        row(["tenant", "from", "agents", "communicators", "ranks", "errors", "agreements", "not kept"]);
     let rows = reply.tenants.iter().map(|tenant| {
         let from = match tenant.configured {
             true => "configuration".to_owned(),
@@ -116,13 +117,24 @@ pub(crate) fn tenants(reply: &v1::TenantsReply) -> String {
         let counts = [tenant.communicators, tenant.ranks, tenant.agreements, tenant.broken];
         let [communicators, ranks, agreements, broken] = counts.map(|count| count.to_string());
         let errors = tenant.errors.to_string();
-        row([&clean(&tenant.name), &from, &communicators, &ranks, &errors, &agreements, &broken])
+        let agents = tenant.at.iter().filter(|at| at.refused.is_empty()).count().to_string();
+        row([&clean(&tenant.name), &from, &agents, &communicators, &ranks, &errors, &agreements, &broken])
     });
     let rows: Vec<Vec<String>> = rows.collect();
     if rows.is_empty() {
         return "no tenants; `harmonaize tenants add NAME` adds one\n".to_owned();
     }
-    table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+    let mut page = table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
+    // Where those attach that no configuration of an agent names.
+    let added = reply.tenants.iter().filter(|tenant| !tenant.configured);
+    let places = added.flat_map(|tenant| tenant.at.iter().map(move |at| (tenant, at)));
+    let rows = places.map(|(tenant, at)| {
+        let socket = if at.socket.is_empty() { "-" } else { &at.socket };
+        let why = if at.refused.is_empty() { "served".to_owned() } else { sanitize(&at.refused) };
+        row([&clean(&tenant.name), &clean(&at.host), &sanitize(socket), &why])
+    });
+    section(&mut page, "ADDED, AT AGENTS", row(["tenant", "host", "socket", "state"]), rows.collect());
+    page
 }
 
 pub(crate) fn plans(reply: &v1::PlansReply) -> String {

@@ -2,9 +2,10 @@
 
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::v1::{self, JoinRefusedKind, to_agent};
+use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_server::state::{Instruction, InstructionError, SessionId};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// CLOCK_REALTIME at time 0.
@@ -82,7 +83,10 @@ fn window(target: &str, from: Duration, until: Duration) -> Instruction {
 
 fn tenant(name: &str, add: bool) -> Instruction {
     let name = name.to_owned();
-    if add { Instruction::AddTenant { name } } else { Instruction::RemoveTenant { name } }
+    match add {
+        true => Instruction::AddTenant(v1::AddTenantRequest { name, ..Default::default() }),
+        false => Instruction::RemoveTenant { name },
+    }
 }
 
 #[test]
@@ -311,4 +315,61 @@ fn plans_of_lost_communicators_are_forgotten() {
     assert_eq!(kept.world.state.lost_plans(recovery), [CommunicatorId(id)]);
     assert_eq!(kept.world.state.plan_change(CommunicatorId(id)), Change::NoPlan(CommunicatorId(id)));
     assert!(kept.world.state.lost_plans(recovery).is_empty());
+}
+
+/// Agents hear of tenants that were added for their hosts, whoever comes later too; such a tenant may be nowhere else. One that
+/// the configuration has is as there.
+#[test]
+fn added_tenants_reach_the_agents_that_shall_serve_them() {
+    let mut kept = StoreLog::new();
+    let (here, there) = (kept.world.agent(1), kept.world.agent(0));
+    let told = |kept: &mut StoreLog, session| match kept.world.received(session).as_slice() {
+        [to_agent::Message::ServeTenants(told)] => told.tenants.clone(),
+        other => panic!("{other:?}"),
+    };
+    let asked = v1::AddTenantRequest {
+        name: "c".to_owned(),
+        uids: vec![7],
+        hosts: vec!["h1".to_owned()],
+        quota: Some(v1::TenantQuota { attachments: 3, ..Default::default() }),
+    };
+    let unknown = InstructionError::Unknown("host `h9`".to_owned());
+    for (wrong, expected) in [
+        (v1::AddTenantRequest { uids: vec![7, 0], ..asked.clone() }, InstructionError::Users),
+        (v1::AddTenantRequest { uids: Vec::new(), ..asked.clone() }, InstructionError::QuotaOfNobody),
+        (v1::AddTenantRequest { hosts: vec!["h9".to_owned()], ..asked.clone() }, unknown),
+    ] {
+        assert_eq!(kept.instruct(&Instruction::AddTenant(wrong)), Err(expected));
+    }
+    kept.instruct(&Instruction::AddTenant(asked.clone())).unwrap();
+    let served = v1::AddedTenant { name: "c".to_owned(), uids: vec![7], quota: asked.quota };
+    assert_eq!((told(&mut kept, here), told(&mut kept, there)), (vec![served.clone()], vec![]));
+    kept.world.join_as(there, "c", "world", 0, 1);
+    assert_eq!(kept.world.refusal(there).kind(), JoinRefusedKind::UnknownTenant);
+    let serves =
+        v1::TenantServed { name: "c".to_owned(), socket: "/c.sock".to_owned(), ..Default::default() };
+    kept.world.send(here, from_agent::Message::TenantsServed(v1::TenantsServed { tenants: vec![serves] }));
+    let record = |kept: &StoreLog| kept.world.state.queries(SECOND).tenants().tenants.pop().unwrap();
+    let at = v1::TenantAtHost { host: "h1".to_owned(), socket: "/c.sock".to_owned(), refused: String::new() };
+    assert_eq!((record(&kept).hosts, record(&kept).at), (asked.hosts.clone(), vec![at]));
+
+    // After a restart it is in the welcome.
+    let mut kept = kept.again();
+    let session = kept.world.hello(hello(1, vec![]));
+    let welcome = only!(kept.world.received(session), Welcome);
+    assert_eq!(welcome.serve, [served]);
+    let configure = |kept: &mut StoreLog, tenants: &[&str]| {
+        let tenants = tenants.iter().map(|name| (*name).to_owned()).collect();
+        kept.world.state.configure(SECOND * 2, tenants, BTreeMap::new());
+        kept.world.run_until_quiet();
+    };
+    configure(&mut kept, &["a", "c"]);
+    assert!(told(&mut kept, session).is_empty() && record(&kept).configured);
+    kept.world.join_as(session, "b", "world", 0, 1);
+    assert_eq!(kept.world.refusal(session).kind(), JoinRefusedKind::UnknownTenant, "gone from the file");
+    kept.world.join_as(session, "a", "world", 0, 1);
+    let id = kept.world.recipe(session).communicator;
+    configure(&mut kept, &["c"]);
+    let end = only!(kept.world.received(session), Dissolve);
+    assert_eq!((end.communicator, end.kind()), (id, v1::FailureKind::Operator));
 }

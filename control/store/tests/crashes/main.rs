@@ -30,7 +30,7 @@ fn change(random: &mut ChaCha20Rng) -> Change {
             let text = "x".repeat(random.random_range(0..20_000));
             Change::Fabric(Fabric { text, since_ns: random.next_u64() })
         }
-        2 => Change::Tenant(Tenant { name: tenant, added_ns: random.next_u64() }),
+        2 => Change::Tenant(Tenant { name: tenant, added_ns: random.next_u64(), ..Tenant::default() }),
         3 => Change::NoTenant(tenant),
         4 => {
             let (kind, until_ns) = (kind.into(), random.next_u64());

@@ -57,6 +57,11 @@ pub(super) fn read_all(
 }
 
 impl FileTenant {
+    /// The file with its secret, if it has one.
+    pub(super) fn secret_file(&self, folder: &Path) -> Option<PathBuf> {
+        self.secret.as_ref().map(|file| folder.join(file))
+    }
+
     fn rules(self, rdma: Option<&Rdma>, folder: &Path) -> Result<TenantRules, String> {
         let wrong = |what: &str| Err(format!("tenant `{}`: {what}", self.name));
         if !is_tenant_name(&self.name) {

@@ -180,7 +180,8 @@ impl Ledger {
             | Message::PathsTraced(_)
             | Message::PathProbed(_)
             | Message::RequestSlot(_)
-            | Message::ReleaseSlot(_) => {}
+            | Message::ReleaseSlot(_)
+            | Message::TenantsServed(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
     }
@@ -243,6 +244,7 @@ impl Ledger {
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
             Message::Interleaving(turns) => Some(Event::Turns(turns)),
             Message::GrantSlot(given) => Some(Event::TurnGiven(given)),
+            Message::ServeTenants(told) => Some(Event::ServeTenants(told.tenants)),
             Message::EventsRead(answer) => Some(Event::Answered(ControlAnswer::Events(answer))),
             Message::Negotiated(answer) => Some(Event::Answered(ControlAnswer::Negotiated(answer))),
             Message::IterationChoice(answer) => Some(Event::Answered(ControlAnswer::Iteration(answer))),

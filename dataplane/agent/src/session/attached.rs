@@ -2,14 +2,14 @@
 
 use super::memory::AttachedMemory;
 use super::stream::Stream;
-use super::tenant::Tenant;
+use super::tenant::{Life, Tenant};
 use super::{AttachmentId, Joined, Question, SessionRequest};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
     AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused,
-    MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RegionRefused, Regrouping, Request, RequestError,
-    decode, encode, full_name, length,
+    MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RefusalKind, Refused, RegionRefused, Regrouping,
+    Request, RequestError, decode, encode, full_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -23,6 +23,9 @@ use tokio::task::{JoinError, JoinSet};
 const MAX_PENDING: usize = 256;
 /// Answers that wait for the process to read them.
 const MAX_ANSWERS: usize = 64;
+
+/// How long the last word to a process may take.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Most descriptors that came and belong to no request.
 const MAX_DESCRIPTORS: usize = 4;
@@ -69,6 +72,8 @@ pub(super) enum DetachReason {
     ProcessGone,
     #[error("the agent goes down")]
     AgentStops,
+    #[error("the tenant is served here no longer")]
+    TenantRemoved,
     #[error("a request failed: {0}")]
     RequestFailed(JoinError),
     #[error("the process sent nonsense: {0}")]
@@ -109,7 +114,8 @@ impl AttachedSession {
         Self { attachment, tenant, memory, requests, joined, pending, outstanding }
     }
 
-    /// Serves requests. Returns why it ended.
+    /// Serves requests, as long as the tenant is served. Returns why it ended; where the tenant was removed the process has
+    /// been told.
     pub(super) async fn serve(mut self, stream: Stream) -> DetachReason {
         let stream = Arc::new(stream);
         let (answers, unsent) = mpsc::channel(MAX_ANSWERS);
@@ -117,7 +123,25 @@ impl AttachedSession {
         let mut writer = JoinSet::new();
         writer.spawn(write_answers(Arc::clone(&stream), unsent));
         let reader = Reader { stream, received: BytesMut::new(), descriptors: VecDeque::new() };
-        self.exchange(reader, answers).await.err().unwrap_or(DetachReason::ProcessGone)
+        let ended = Arc::clone(&self.tenant).ended();
+        let life = tokio::select! {
+            done = self.exchange(reader, answers.clone()) => {
+                return done.err().unwrap_or(DetachReason::ProcessGone);
+            }
+            life = ended => life,
+        };
+        if life != Life::Removed {
+            return DetachReason::AgentStops;
+        }
+        let text = "the provider serves this tenant here no longer; ask its operators".to_owned();
+        let last = Answer::Detached { id: 0, refused: Refused { kind: RefusalKind::Removed, text } };
+        let said = async {
+            let _ = answers.send((last, None)).await;
+            drop(answers);
+            writer.join_next().await
+        };
+        let _ = tokio::time::timeout(LAST_WORD, said).await;
+        DetachReason::TenantRemoved
     }
 
     async fn exchange(
@@ -437,7 +461,7 @@ impl AttachedSession {
 
     /// Whether one more communicator, of so many ranks, is within the tenant's quota.
     fn check_room(&self, ranks: u32) -> Result<(), JoinRefused> {
-        let quota = self.tenant.rules.quota;
+        let quota = self.tenant.rules().quota;
         if ranks > quota.ranks {
             let text = format!("{ranks} ranks; this tenant's communicators have at most {}", quota.ranks);
             return refused(JoinRefusal::Quota, text);

@@ -1,6 +1,6 @@
 //! One connection: the handshake, then what follows it.
 
-use super::attached::{AttachedSession, DetachReason};
+use super::attached::AttachedSession;
 use super::memory::AttachedMemory;
 use super::rdma;
 use super::stream::{ReadError, Stream};
@@ -16,8 +16,8 @@ use harmonaize_verbs::attachment::AgentOffer;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::sync::mpsc::Permit;
-use tokio::sync::{mpsc, watch};
 
 /// Most bytes of a first message; others are not waited for.
 pub(super) const MAX_HELLO: usize = 1024;
@@ -50,16 +50,12 @@ impl Connection {
     }
 
     /// Serves the connection to its end.
-    pub(super) async fn run(
-        mut self,
-        requests: mpsc::Sender<SessionRequest>,
-        mut stop: watch::Receiver<bool>,
-    ) {
-        let tenant = self.tenant.rules.tenant.clone();
-        let mut stopping = stop.clone();
+    pub(super) async fn run(mut self, requests: mpsc::Sender<SessionRequest>) {
+        let tenant = self.tenant.name.clone();
+        let ended = Arc::clone(&self.tenant).ended();
         let opened = tokio::select! {
             opened = self.handshake(&requests) => opened,
-            _ = stopping.wait_for(|stop| *stop) => return,
+            _ = ended => return,
         };
         let (attachment, memory, grant) = match opened {
             Ok(opened) => opened,
@@ -72,11 +68,8 @@ impl Connection {
             }
         };
         tracing::info!(tenant, %attachment, "attached");
-        let why = AttachedSession::new(attachment, Arc::clone(&self.tenant), memory, requests.clone());
-        let why = tokio::select! {
-            why = why.serve(self.stream) => why,
-            _ = stop.wait_for(|stop| *stop) => DetachReason::AgentStops,
-        };
+        let session = AttachedSession::new(attachment, Arc::clone(&self.tenant), memory, requests.clone());
+        let why = session.serve(self.stream).await;
         tracing::info!(tenant, %attachment, "detached: {why}");
         let _ = requests.send(SessionRequest::Detached { attachment }).await;
         drop(grant);
@@ -87,7 +80,8 @@ impl Connection {
         &mut self,
         requests: &mpsc::Sender<SessionRequest>,
     ) -> Result<(AttachmentId, AttachedMemory, Grant), Denied> {
-        let limit = self.tenant.rules.handshake;
+        let rules = self.tenant.rules();
+        let limit = rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
         let welcome = self.check(&hello).map_err(Some)?;
         let grant = self.tenant.attachment(welcome.arena_bytes).map_err(Some)?;
@@ -107,7 +101,7 @@ impl Connection {
                     tracing::error!("cannot copy a session's descriptor: {error}");
                     Some(failed("the agent has no descriptor left; try again later"))
                 })?;
-                let addresses = match (&self.stream, &self.tenant.rules.network) {
+                let addresses = match (&self.stream, &rules.network) {
                     (Stream::Tcp(_), Some(network)) => Some(network.addresses.as_slice()),
                     _ => None,
                 };
@@ -118,8 +112,8 @@ impl Connection {
                 (permit, end)
             }
         };
-        let (attachment, tenant) = (AttachmentId::next(), self.tenant.rules.tenant.clone());
-        let operation_timeout = self.tenant.rules.quota.operation_timeout;
+        let (attachment, tenant) = (AttachmentId::next(), self.tenant.name.clone());
+        let operation_timeout = rules.quota.operation_timeout;
         permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout });
         let memory = AttachedMemory::new(Arc::clone(&self.tenant), hello.access, welcome.arena_bytes);
         Ok((attachment, memory, grant))
@@ -139,7 +133,7 @@ impl Connection {
 
     /// What the process will be granted, if the tenant has so much left.
     fn check(&self, hello: &Hello) -> Result<Welcome, Refused> {
-        let quota = &self.tenant.rules.quota;
+        let quota = self.tenant.rules().quota;
         let most = quota.entries.min(MAX_ENTRIES);
         if !hello.entries.is_power_of_two() || hello.entries > most {
             let text = format!(
@@ -161,17 +155,16 @@ impl Connection {
 
     async fn create(&self, access: Access, welcome: &Welcome) -> Result<End, Refused> {
         let (arena_bytes, entries) = (welcome.arena_bytes, welcome.entries);
+        let rules = self.tenant.rules();
         let refused = |text: &str| Err(Refused { kind: RefusalKind::Access, text: text.into() });
         match (access, &self.stream) {
             (Access::Rdma, _) => match &self.tenant.rdma {
-                Some(rdma) if self.tenant.rules.rdma => {
-                    Ok(End::Rdma(Box::new(rdma.offer(arena_bytes, entries).await?)))
-                }
+                Some(rdma) if rules.rdma => Ok(End::Rdma(Box::new(rdma.offer(arena_bytes, entries).await?))),
                 _ => refused("attachments over RDMA are not offered here; attach mapped"),
             },
             (_, Stream::Tcp(_)) => refused("over TCP, attachments over RDMA alone are possible"),
             (Access::Mapped, _) => mapped(arena_bytes, entries).map_err(no_memory),
-            (Access::Remote, _) if self.tenant.rules.remote => {
+            (Access::Remote, _) if rules.remote => {
                 let (end, socket) = RemoteEnd::create(arena_bytes, entries).map_err(no_memory)?;
                 Ok(End::Local(Box::new(end), vec![socket]))
             }

@@ -11,7 +11,7 @@ use harmonaize_abi::session::{
 };
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -30,8 +30,8 @@ pub(super) struct NetworkServer {
 
 /// Who may come in.
 #[derive(Debug)]
-struct Gate {
-    tenants: Vec<Arc<Tenant>>,
+pub(super) struct Gate {
+    tenants: RwLock<Vec<Arc<Tenant>>>,
     limit: Duration,
     /// Of nobody: whoever names no tenant is asked to prove as much as the others.
     decoy: Secret,
@@ -65,12 +65,8 @@ fn random() -> std::io::Result<[u8; 32]> {
 }
 
 impl NetworkServer {
-    /// Listens for the tenants that may come over TCP.
-    pub(super) fn bind(
-        listen: SocketAddr,
-        limit: Duration,
-        tenants: &[Arc<Tenant>],
-    ) -> Result<Self, BindError> {
+    /// Listens for tenants that may come over TCP, which [`Gate::admit_only`] says.
+    pub(super) fn bind(listen: SocketAddr, limit: Duration) -> Result<Self, BindError> {
         let failed = |source| BindError::Network { listen, source };
         let decoy = Secret::new(&random().map_err(failed)?.map(|byte| byte | 0x80));
         let decoy = decoy.ok_or_else(|| failed(std::io::Error::other("no secret from random bytes")))?;
@@ -79,18 +75,22 @@ impl NetworkServer {
         listener.set_nonblocking(true).map_err(failed)?;
         let listener = TcpListener::from_std(listener).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let with_network = tenants.iter().filter(|tenant| tenant.rules.network.is_some());
-        let tenants = with_network.cloned().collect();
-        let door = Arc::new(Gate { tenants, limit, decoy, unauthenticated: Mutex::default() });
+        let (tenants, unauthenticated) = (RwLock::default(), Mutex::default());
+        let gate = Arc::new(Gate { tenants, limit, decoy, unauthenticated });
         tracing::info!(%address, "tenants may connect over TCP");
-        Ok(Self { listener, address, gate: door })
+        Ok(Self { listener, address, gate })
     }
 
     pub(super) fn local_address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody.
+    /// Who decides whom it lets in.
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+
+    /// Serves until `stop` becomes true (or its sender is dropped) and everybody has gone.
     pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
         let Self { listener, gate, .. } = self;
         let own_stop = stop.clone();
@@ -126,7 +126,7 @@ async fn visit(
     match proved {
         Ok((tenant, grant)) => {
             drop(place);
-            Connection::new(tenant, visitor.stream, grant).run(requests, stop).await;
+            Connection::new(tenant, visitor.stream, grant).run(requests).await;
         }
         // It keeps its place until it has heard.
         Err(Some(refused)) => visitor.refuse(&refused).await,
@@ -135,10 +135,20 @@ async fn visit(
 }
 
 impl Gate {
+    /// From now on these may come in, and no others.
+    pub(super) fn admit_only(&self, tenants: Vec<Arc<Tenant>>) {
+        *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = tenants;
+    }
+
+    fn find(&self, fits: impl Fn(&Tenant) -> bool) -> Option<Arc<Tenant>> {
+        let tenants = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
+        tenants.iter().find(|tenant| fits(tenant)).cloned()
+    }
+
     fn admit(self: &Arc<Self>, from: IpAddr) -> Option<UnauthenticatedSlot> {
         let of_tenant =
-            |tenant: &Arc<Tenant>| tenant.rules.network.as_ref().is_some_and(|n| n.addresses.contains(&from));
-        let from = self.tenants.iter().any(of_tenant).then_some(from);
+            |tenant: &Tenant| tenant.rules().network.as_ref().is_some_and(|n| n.addresses.contains(&from));
+        let from = self.find(of_tenant).map(|_| from);
         let mut unproven = self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
         let count = unproven.entry(from).or_default();
         if *count >= MAX_UNAUTHENTICATED {
@@ -155,9 +165,10 @@ impl Gate {
         request: &AuthRequest,
         challenge: &Challenge,
         response: &Response,
-    ) -> Result<(&Arc<Tenant>, AuthConfirmation), AuthError> {
-        let named = self.tenants.iter().find(|tenant| tenant.rules.tenant == request.tenant);
-        let rules = named.and_then(|tenant| tenant.rules.network.as_ref());
+    ) -> Result<(Arc<Tenant>, AuthConfirmation), AuthError> {
+        let named = self.find(|tenant| tenant.name == request.tenant);
+        let in_force = named.as_ref().map(|tenant| tenant.rules());
+        let rules = in_force.as_ref().and_then(|rules| rules.network.as_ref());
         let secret = rules.map_or(&self.decoy, |rules| &rules.secret);
         let proven = secret.verify(request, challenge, response);
         match (named, rules, proven) {
@@ -211,7 +222,6 @@ impl UnauthenticatedClient {
         match self.gate.authenticate(self.from, &knock, &challenge, &response) {
             Ok((tenant, proven)) => {
                 let grant = tenant.connection().map_err(Some)?;
-                let tenant = Arc::clone(tenant);
                 self.stream.send(&Ok::<_, Refused>(proven)).await.map_err(|_| None)?;
                 Ok((tenant, grant))
             }

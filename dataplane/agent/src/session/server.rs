@@ -1,12 +1,13 @@
 //! All places where tenants' processes come in, made and served together.
 
-use super::network::NetworkServer;
+use super::network::{Gate, NetworkServer};
 use super::rdma::Rdma;
-use super::socket::SocketServer;
-use super::tenant::Tenant;
+use super::socket::{SocketFile, SocketServer};
+use super::tenant::{Life, Tenant};
 use super::{RdmaRules, SessionRequest, TenantRules};
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -80,49 +81,202 @@ pub enum BindError {
     },
 }
 
-/// Tenants' sockets and the address for those over TCP, listening.
+impl BindError {
+    /// The tenant that it is about, if it is about one.
+    pub fn tenant(&self) -> Option<&str> {
+        match self {
+            Self::Live { tenant, .. }
+            | Self::NotASocket { tenant, .. }
+            | Self::NoUser { tenant }
+            | Self::Owner { tenant, .. }
+            | Self::System { tenant, .. } => Some(tenant),
+            Self::Rdma(_) | Self::Network { .. } => None,
+        }
+    }
+}
+
+/// Tenants' sockets and the address for those over TCP, served. Dropped, it is as if the agent died.
 #[derive(Debug)]
 pub struct SessionServer {
-    sockets: Vec<SocketServer>,
-    network: Option<NetworkServer>,
+    rdma: Option<Arc<Rdma>>,
+    network: Option<(SocketAddr, Arc<Gate>, watch::Sender<bool>)>,
+    served: BTreeMap<String, Served>,
+    requests: mpsc::Sender<SessionRequest>,
+    tasks: JoinSet<()>,
+}
+
+/// A tenant, and its socket if it has one.
+#[derive(Debug)]
+struct Served {
+    tenant: Arc<Tenant>,
+    socket: Option<Listening>,
+}
+
+/// A socket that takes connections until this is dropped; its file goes at once.
+#[derive(Debug)]
+struct Listening {
+    file: SocketFile,
+    _stop: watch::Sender<bool>,
+}
+
+/// What is ready to be served, and not served yet.
+enum Prepared {
+    /// A tenant that was not there, and its socket.
+    New(Arc<Tenant>, Option<(SocketServer, SocketFile)>),
+    /// A tenant's other rules; another socket, or none any more.
+    Changed(TenantRules, Socket),
+}
+
+/// What becomes of a tenant's socket.
+enum Socket {
+    /// It is still the same.
+    Kept,
+    /// It goes.
+    Closed,
+    /// Another takes its place.
+    Moved(SocketServer, SocketFile),
 }
 
 impl SessionServer {
-    /// Opens the RDMA device, if attachments over RDMA are served, listens over TCP, and makes the tenants' sockets, in place
-    /// of stale ones that a dead agent left. Within a tokio runtime.
+    /// Opens the RDMA device, if attachments over RDMA are served, and listens over TCP. Nobody is served before
+    /// [`SessionServer::apply`]. Within a tokio runtime.
     ///
     /// # Errors
-    /// Says which tenant, path, address or device, and what to do.
-    pub fn bind(tenants: Vec<TenantRules>, rdma: Option<RdmaRules>) -> Result<Self, BindError> {
-        let (mut device, mut listen) = (None, None);
+    /// Says which address or device, and what to do.
+    pub fn bind(rdma: Option<RdmaRules>, requests: mpsc::Sender<SessionRequest>) -> Result<Self, BindError> {
+        let (mut device, mut network, mut tasks) = (None, None, JoinSet::new());
         if let Some(rules) = rdma {
-            listen = rules.listen.map(|listen| (listen, rules.handshake));
+            if let Some(listen) = rules.listen {
+                let server = NetworkServer::bind(listen, rules.handshake)?;
+                let (stop, stopped) = watch::channel(false);
+                network = Some((server.local_address(), server.gate(), stop));
+                tasks.spawn(server.run(requests.clone(), stopped));
+            }
             device = Some(Arc::new(Rdma::open(rules)?));
         }
-        let tenants: Vec<Arc<Tenant>> =
-            tenants.into_iter().map(|rules| Tenant::new(rules, device.clone())).collect();
-        let network =
-            listen.map(|(listen, limit)| NetworkServer::bind(listen, limit, &tenants)).transpose()?;
-        let with_socket = tenants.iter().filter(|tenant| tenant.rules.socket.is_some());
-        let sockets = with_socket.map(SocketServer::bind).collect::<Result<_, _>>()?;
-        Ok(Self { sockets, network })
+        Ok(Self { rdma: device, network, served: BTreeMap::new(), requests, tasks })
     }
 
     /// Where tenants' processes can connect over TCP.
     pub fn network_address(&self) -> Option<SocketAddr> {
-        self.network.as_ref().map(NetworkServer::local_address)
+        self.network.as_ref().map(|(address, ..)| *address)
     }
 
-    /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody and removes the sockets.
-    pub async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
-        let mut servers = JoinSet::new();
-        for server in self.sockets {
-            servers.spawn(server.run(requests.clone(), stop.clone()));
+    /// Serves these tenants, each by these rules, and no others: sockets of new ones are there when it returns, in place of
+    /// stale ones that a dead agent left, and those of others are gone, whose attachments end. What a tenant holds beyond a
+    /// quota that shrinks stays, and so do attachments of a user that may attach no longer.
+    ///
+    /// # Errors
+    /// Says which tenant and path, and what to do. All is as it was then.
+    pub fn apply(&mut self, desired: &[TenantRules]) -> Result<(), BindError> {
+        while self.tasks.try_join_next().is_some() {}
+        let prepared = desired.iter().map(|rules| self.prepare(rules)).collect::<Result<Vec<_>, _>>()?;
+        self.open_sockets(desired)?;
+        let stays = |name: &String| desired.iter().any(|rules| rules.tenant == *name);
+        for (name, gone) in self.served.extract_if(.., |name, _| !stays(name)) {
+            tracing::info!(tenant = name, "the tenant is served no longer");
+            gone.tenant.end(Life::Removed);
         }
-        if let Some(server) = self.network {
-            servers.spawn(server.run(requests, stop));
+        for change in prepared.into_iter().flatten() {
+            self.commit(change);
         }
-        while servers.join_next().await.is_some() {}
+        if let Some((_, gate, _)) = &self.network {
+            let tenants = self.served.values().map(|served| &served.tenant);
+            gate.admit_only(tenants.filter(|tenant| tenant.rules().network.is_some()).cloned().collect());
+        }
+        Ok(())
+    }
+
+    /// What serving a tenant by these rules takes; none where it is served by them.
+    fn prepare(&self, rules: &TenantRules) -> Result<Option<Prepared>, BindError> {
+        let bind = |tenant: &Arc<Tenant>| {
+            let socket = rules.socket.as_ref();
+            socket.map(|socket| SocketServer::bind(tenant, socket)).transpose()
+        };
+        let Some(served) = self.served.get(&rules.tenant) else {
+            let tenant = Tenant::new(rules.clone(), self.rdma.clone());
+            let socket = bind(&tenant)?;
+            return Ok(Some(Prepared::New(tenant, socket)));
+        };
+        let before = served.tenant.rules();
+        if *before == *rules {
+            return Ok(None);
+        }
+        let path = |rules: &TenantRules| rules.socket.as_ref().map(|socket| socket.path.clone());
+        let socket = match path(&before) == path(rules) {
+            true => Socket::Kept,
+            false => {
+                bind(&served.tenant)?.map_or(Socket::Closed, |(server, file)| Socket::Moved(server, file))
+            }
+        };
+        Ok(Some(Prepared::Changed(rules.clone(), socket)))
+    }
+
+    /// Gives sockets that stay where they are to other users; all or none.
+    fn open_sockets(&self, desired: &[TenantRules]) -> Result<(), BindError> {
+        let mut opened: Vec<(&SocketFile, &str, Vec<u32>)> = Vec::new();
+        for rules in desired {
+            let Some(Served { tenant, socket: Some(listening) }) = self.served.get(&rules.tenant) else {
+                continue;
+            };
+            let before = tenant.rules();
+            let (Some(old), Some(new)) = (&before.socket, &rules.socket) else { continue };
+            if old.path != new.path || old.uids == new.uids {
+                continue;
+            }
+            opened.push((&listening.file, &rules.tenant, old.uids.clone()));
+            if let Err(error) = listening.file.open_to(&rules.tenant, &new.uids) {
+                for (file, tenant, uids) in opened {
+                    // It was so before.
+                    let _ = file.open_to(tenant, &uids);
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, change: Prepared) {
+        match change {
+            Prepared::New(tenant, socket) => {
+                tracing::info!(tenant = tenant.name, "the tenant is served");
+                let socket = socket.map(|(server, file)| self.listen(server, file));
+                self.served.insert(tenant.name.clone(), Served { tenant, socket });
+            }
+            Prepared::Changed(rules, socket) => {
+                let listening = match socket {
+                    Socket::Moved(server, file) => Some(Some(self.listen(server, file))),
+                    Socket::Closed => Some(None),
+                    Socket::Kept => None,
+                };
+                let Some(served) = self.served.get_mut(&rules.tenant) else { return };
+                tracing::info!(tenant = rules.tenant, "the tenant is served by other rules");
+                served.tenant.set_rules(rules);
+                if let Some(listening) = listening {
+                    served.socket = listening;
+                }
+            }
+        }
+    }
+
+    fn listen(&mut self, server: SocketServer, file: SocketFile) -> Listening {
+        let (stop, stopped) = watch::channel(false);
+        self.tasks.spawn(server.run(self.requests.clone(), stopped));
+        Listening { file, _stop: stop }
+    }
+
+    /// Begins the end: sockets go, and everybody is detached.
+    pub fn stop(&mut self) {
+        for (_, served) in std::mem::take(&mut self.served) {
+            served.tenant.end(Life::AgentStops);
+        }
+        // Its sender goes, and with it the listener.
+        self.network = None;
+    }
+
+    /// Completes once everybody is detached, after [`SessionServer::stop`].
+    pub async fn ended(mut self) {
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 
 /// Removes the socket's file when dropped, if it is still the same.
 #[derive(Debug)]
-struct SocketFile {
+pub(super) struct SocketFile {
     path: PathBuf,
     identity: Option<(u64, u64)>,
 }
@@ -26,6 +26,30 @@ struct SocketFile {
 impl SocketFile {
     fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: identity(path) }
+    }
+
+    /// Lets these users connect: one alone owns the file.
+    pub(super) fn open_to(&self, tenant: &str, uids: &[u32]) -> Result<(), BindError> {
+        let (tenant, path) = (tenant.to_owned(), self.path.clone());
+        let mode = match uids {
+            [] => return Err(BindError::NoUser { tenant }),
+            [uid] => {
+                let uid = *uid;
+                let owner = Some(rustix::fs::Uid::from_raw(uid));
+                rustix::fs::chown(&path, owner, None).map_err(|source| {
+                    let (tenant, path) = (tenant.clone(), path.clone());
+                    BindError::Owner { tenant, path, uid, source }
+                })?;
+                0o600
+            }
+            _ => 0o666,
+        };
+        rustix::fs::chmod(&path, Mode::from_raw_mode(mode)).map_err(|source| BindError::System {
+            tenant,
+            path,
+            call: "chmod",
+            source: source.into(),
+        })
     }
 
     /// Gives it another name, which nobody may have.
@@ -57,18 +81,17 @@ impl Drop for SocketFile {
 #[derive(Debug)]
 pub(super) struct SocketServer {
     tenant: Arc<Tenant>,
-    uids: Vec<u32>,
     listener: UnixListener,
-    file: SocketFile,
 }
 
 impl SocketServer {
-    /// Makes the socket, in place of a stale one that a dead agent left. Within a tokio runtime.
-    pub(super) fn bind(of: &Arc<Tenant>) -> Result<Self, BindError> {
-        let (tenant, socket) = (of.rules.tenant.clone(), of.rules.socket.clone());
-        let Some(SocketRules { path, uids }) = socket.filter(|socket| !socket.uids.is_empty()) else {
+    /// Makes a tenant's socket, in place of a stale one that a dead agent left. Within a tokio runtime. The socket takes
+    /// connections as long as its file is kept.
+    pub(super) fn bind(of: &Arc<Tenant>, rules: &SocketRules) -> Result<(Self, SocketFile), BindError> {
+        let (tenant, SocketRules { path, uids }) = (of.name.clone(), rules.clone());
+        if uids.is_empty() {
             return Err(BindError::NoUser { tenant });
-        };
+        }
         let system = |call| {
             let (tenant, path) = (tenant.clone(), path.clone());
             move |source: Errno| BindError::System { tenant, path, call, source: source.into() }
@@ -85,20 +108,7 @@ impl SocketServer {
         let address = SocketAddrUnix::new(&name).map_err(system("address"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind"))?;
         let mut file = SocketFile::new(&name);
-        let mode = match uids.as_slice() {
-            [uid] => {
-                let owner = Some(rustix::fs::Uid::from_raw(*uid));
-                rustix::fs::chown(&name, owner, None).map_err(|source| BindError::Owner {
-                    tenant: tenant.clone(),
-                    path: path.clone(),
-                    uid: *uid,
-                    source,
-                })?;
-                0o600
-            }
-            _ => 0o666,
-        };
-        rustix::fs::chmod(&name, Mode::from_raw_mode(mode)).map_err(system("chmod"))?;
+        file.open_to(&tenant, &uids)?;
         rustix::net::listen(&listener, 128).map_err(system("listen on"))?;
         file.rename(&path).map_err(system("name"))?;
         let listener = UnixListener::from_std(listener.into()).map_err(|source| BindError::System {
@@ -107,25 +117,21 @@ impl SocketServer {
             call: "watch",
             source,
         })?;
-        Ok(Self { tenant: Arc::clone(of), uids, listener, file })
+        Ok((Self { tenant: Arc::clone(of), listener }, file))
     }
 
-    /// Serves until `stop` becomes true (or its sender is dropped), then detaches everybody and removes the socket.
+    /// Serves until `stop` becomes true (or its sender is dropped) and everybody has gone.
     pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
-        let Self { tenant, uids, listener, file } = self;
-        let place = format!("for tenant {}", tenant.rules.tenant);
-        let accept = move |cx: &mut Context<'_>| {
-            let _goes_with_the_listener = &file;
-            listener.poll_accept(cx).map_ok(|(stream, _)| stream)
-        };
-        let own_stop = stop.clone();
-        let admit = |stream: UnixStream| match admit(&tenant, &uids, &stream) {
+        let Self { tenant, listener } = self;
+        let place = format!("for tenant {}", tenant.name);
+        let accept = move |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+        let admit = |stream: UnixStream| match admit(&tenant, &stream) {
             Ok(grant) => {
                 let connection = Connection::new(Arc::clone(&tenant), Stream::Unix(stream), grant);
-                Some(connection.run(requests.clone(), own_stop.clone()))
+                Some(connection.run(requests.clone()))
             }
             Err(refused) => {
-                tracing::warn!(tenant = tenant.rules.tenant, "refused: {}", refused.text);
+                tracing::warn!(tenant = tenant.name, "refused: {}", refused.text);
                 refuse_at_once(&stream, &refused);
                 None
             }
@@ -135,10 +141,12 @@ impl SocketServer {
 }
 
 /// Admits a process of a user who may attach.
-fn admit(tenant: &Arc<Tenant>, uids: &[u32], stream: &UnixStream) -> Result<Grant, Refused> {
+fn admit(tenant: &Arc<Tenant>, stream: &UnixStream) -> Result<Grant, Refused> {
     let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd());
+    let rules = tenant.rules();
+    let may = |uid: &u32| rules.socket.as_ref().is_some_and(|socket| socket.uids.contains(uid));
     let text = match credentials.map(|credentials| credentials.uid.as_raw()) {
-        Ok(uid) if uids.contains(&uid) => return tenant.connection(),
+        Ok(uid) if may(&uid) => return tenant.connection(),
         Ok(uid) => {
             format!("user {uid} is not one of this tenant's; run as a user that the provider has registered")
         }

@@ -4,8 +4,9 @@ use super::TenantRules;
 use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
 use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
+use tokio::sync::watch;
 
 /// Connections that may be shaking hands beyond a tenant's attachments.
 const HANDSHAKES: u32 = 16;
@@ -20,10 +21,24 @@ struct Usage {
     regions: u32,
 }
 
+/// Whether a tenant's connections go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// They do.
+    Served,
+    /// They end: the tenant is served here no longer.
+    Removed,
+    /// They end: the agent goes down.
+    AgentStops,
+}
+
 /// A tenant with what its connections need, however they came.
 #[derive(Debug)]
 pub(super) struct Tenant {
-    pub(super) rules: TenantRules,
+    pub(super) name: String,
+    /// Those in force. What was granted by others before stays.
+    rules: RwLock<Arc<TenantRules>>,
+    life: watch::Sender<Life>,
     pub(super) rdma: Option<Arc<Rdma>>,
     usage: Mutex<Usage>,
     /// Outlives attachments, so that attaching anew gains nothing.
@@ -49,7 +64,36 @@ impl Drop for Grant {
 
 impl Tenant {
     pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>) -> Arc<Self> {
-        Arc::new(Self { rules, rdma, usage: Mutex::default(), requests: Mutex::default() })
+        Arc::new(Self {
+            name: rules.tenant.clone(),
+            rules: RwLock::new(Arc::new(rules)),
+            life: watch::Sender::new(Life::Served),
+            rdma,
+            usage: Mutex::default(),
+            requests: Mutex::default(),
+        })
+    }
+
+    /// The rules in force.
+    pub(super) fn rules(&self) -> Arc<TenantRules> {
+        Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on these are in force.
+    pub(super) fn set_rules(&self, rules: TenantRules) {
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
+
+    /// Ends all connections.
+    pub(super) fn end(&self, life: Life) {
+        self.life.send_replace(life);
+    }
+
+    /// Completes once its connections are to end: why.
+    pub(super) async fn ended(self: Arc<Self>) -> Life {
+        let mut life = self.life.subscribe();
+        let ended = life.wait_for(|life| *life != Life::Served).await;
+        ended.map_or(Life::AgentStops, |life| *life)
     }
 
     fn usage(&self) -> std::sync::MutexGuard<'_, Usage> {
@@ -65,7 +109,7 @@ impl Tenant {
     /// Room for a connection, or why there is none.
     pub(super) fn connection(self: &Arc<Self>) -> Result<Grant, Refused> {
         let mut held = self.usage();
-        let most = self.rules.quota.attachments.saturating_add(HANDSHAKES);
+        let most = self.rules().quota.attachments.saturating_add(HANDSHAKES);
         if held.connections >= most {
             let text = format!("{most} connections are open; close some");
             return Err(Refused { kind: RefusalKind::Attachments, text });
@@ -76,7 +120,7 @@ impl Tenant {
 
     /// Room for an attachment with an arena of this size, or why there is none.
     pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64) -> Result<Grant, Refused> {
-        let (mut held, quota) = (self.usage(), self.rules.quota);
+        let (mut held, quota) = (self.usage(), self.rules().quota);
         if held.attachments >= quota.attachments {
             let text = format!("{} attachments are open, as many as this tenant may have", held.attachments);
             return Err(Refused { kind: RefusalKind::Attachments, text });
@@ -99,7 +143,7 @@ impl Tenant {
 
     /// Room for a region of this size beside an arena, or why there is none.
     pub(super) fn region(self: &Arc<Self>, bytes: u64) -> Result<Grant, RegionRefused> {
-        let (mut held, quota) = (self.usage(), self.rules.quota);
+        let (mut held, quota) = (self.usage(), self.rules().quota);
         let (limit, left) = (quota.arena_bytes, quota.arena_bytes.saturating_sub(held.arena_bytes));
         if bytes > left {
             return Err(RegionRefused::Bytes { asked: bytes, left, limit });

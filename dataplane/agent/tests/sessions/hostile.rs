@@ -214,7 +214,9 @@ fn a_remote_process_that_speaks_nonsense_or_dies_is_dropped_alone() {
 }
 
 fn bind(tenant: TenantRules) -> Result<SessionServer, BindError> {
-    SessionServer::bind(vec![tenant], None)
+    let mut server = SessionServer::bind(None, tokio::sync::mpsc::channel(1).0)?;
+    server.apply(&[tenant])?;
+    Ok(server)
 }
 
 /// Who waits for the file and connects at once is let in, never refused; and nothing is left beside the sockets.

@@ -5,7 +5,7 @@ use harmonaize_abi::session::{
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
 use harmonaize_agent::session::{
-    AttachmentId, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
+    AttachmentId, BindError, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
     SocketRules, TenantRules,
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 /// Longest time that anything in these tests may take.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -59,10 +59,14 @@ pub(crate) struct Stub {
     /// With the agent's device, "agent", and the tenants', "tenant".
     pub(crate) fabric: Fabric,
     pub(crate) knobs: Arc<Knobs>,
-    stop: watch::Sender<bool>,
+    /// Whom it is to serve; none: nobody any more.
+    serve: mpsc::UnboundedSender<Option<Wanted>>,
     threads: Vec<std::thread::JoinHandle<()>>,
     _folder: tempfile::TempDir,
 }
+
+/// Tenants, and where to say what came of them.
+type Wanted = (Vec<TenantRules>, std::sync::mpsc::Sender<Result<(), BindError>>);
 
 /// What a test may adjust.
 pub(crate) struct Setup {
@@ -124,13 +128,15 @@ impl Stub {
         adjust(&mut setup);
         let knobs = Arc::new(Knobs::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let server = {
+        let (requests, inbox) = mpsc::channel(64);
+        let mut server = {
             let _context = runtime.enter();
-            SessionServer::bind(setup.tenants, Some(setup.rdma)).unwrap()
+            let mut server = SessionServer::bind(Some(setup.rdma), requests).unwrap();
+            server.apply(&setup.tenants).unwrap();
+            server
         };
         let network = server.network_address().unwrap();
-        let (requests, inbox) = mpsc::channel(64);
-        let (stop, stopped) = watch::channel(false);
+        let (serve, mut wanted) = mpsc::unbounded_channel::<Option<Wanted>>();
         let engine = Engine {
             inbox,
             knobs: Arc::clone(&knobs),
@@ -140,10 +146,25 @@ impl Stub {
             next: 1,
         };
         let threads = vec![
-            std::thread::spawn(move || runtime.block_on(server.run(requests, stopped))),
+            std::thread::spawn(move || {
+                runtime.block_on(async {
+                    while let Some((tenants, applied)) = wanted.recv().await.flatten() {
+                        applied.send(server.apply(&tenants)).unwrap();
+                    }
+                    server.stop();
+                    server.ended().await;
+                });
+            }),
             std::thread::spawn(move || engine.run()),
         ];
-        Self { path, network, fabric, knobs, stop, threads, _folder: folder }
+        Self { path, network, fabric, knobs, serve, threads, _folder: folder }
+    }
+
+    /// Serves these tenants from now on.
+    pub(crate) fn apply(&self, tenants: Vec<TenantRules>) -> Result<(), BindError> {
+        let (applied, outcome) = std::sync::mpsc::channel();
+        self.serve.send(Some((tenants, applied))).unwrap();
+        outcome.recv_timeout(LIMIT).unwrap()
     }
 
     /// Options for an arena of 1 MiB, over RDMA on the tenants' device.
@@ -156,7 +177,7 @@ impl Stub {
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        let _ = self.stop.send(true);
+        let _ = self.serve.send(None);
         for thread in self.threads.drain(..) {
             let joined = thread.join();
             assert!(joined.is_ok() || std::thread::panicking());

@@ -823,6 +823,61 @@ fn attachments_are_refused_with_reasons() {
     assert_eq!(refusal(&stub, mapped), RefusalKind::User);
 }
 
+/// Tenants come, change and go while others are attached and operate.
+#[test]
+fn tenants_come_change_and_go_while_others_are_served() {
+    for access in ALL {
+        let stub = Stub::start();
+        let own = crate::stub::rules(stub.path.clone());
+        let place = stub.path.with_file_name("other.sock");
+        let mut other = crate::stub::rules(place.clone());
+        (other.tenant, other.network) = ("other".into(), None);
+        let (client, comm) = attach(&stub, access);
+        let tensor = filled(&client, &[1.0; 8]);
+        let works = || comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();
+        for _ in 0..3 {
+            stub.apply(vec![own.clone(), other.clone()]).unwrap();
+            let theirs = Client::attach(&place, stub.options(access)).unwrap();
+            let joined = theirs.join("job", Rank(0), 1, LIMIT).unwrap();
+            works();
+            stub.apply(vec![own.clone()]).unwrap();
+            assert!(!place.exists());
+            let ended = loop {
+                match joined.barrier().and_then(|mut barrier| barrier.wait(LIMIT).map(drop)) {
+                    Ok(()) => std::thread::yield_now(),
+                    Err(error) => break error,
+                }
+            };
+            let removed = matches!(&ended, Error::Detached { kind: RefusalKind::Removed, .. });
+            assert!(removed, "{access:?}: {ended}");
+            works();
+        }
+    }
+
+    // A quota that shrinks below what is in use ends nothing, and lets nobody in; other users, and another place.
+    let stub = Stub::start();
+    let (client, comm) = attach(&stub, Access::Mapped);
+    let mut rules = crate::stub::rules(stub.path.clone());
+    let mine = rustix::process::getuid().as_raw();
+    (rules.quota.arena_bytes, rules.socket.as_mut().unwrap().uids) = (1 << 19, vec![mine, mine + 1]);
+    stub.apply(vec![rules.clone()]).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&stub.path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o666);
+    let refused = Client::attach(&stub.path, stub.options(Access::Mapped)).unwrap_err();
+    assert!(matches!(refused, Error::Refused { kind: RefusalKind::Arena, .. }), "{refused}");
+    let moved = stub.path.with_file_name("moved.sock");
+    let socket = rules.socket.as_mut().unwrap();
+    (socket.path, rules.quota.arena_bytes) = (stub.path.with_file_name("none").join("a.sock"), 1 << 30);
+    assert!(stub.apply(vec![rules.clone()]).is_err());
+    assert!(Client::attach(&stub.path, stub.options(Access::Mapped)).is_err(), "nothing has changed");
+    rules.socket.as_mut().unwrap().path.clone_from(&moved);
+    stub.apply(vec![rules]).unwrap();
+    assert!(!stub.path.exists());
+    Client::attach(&moved, stub.options(Access::Mapped)).unwrap();
+    comm.barrier().unwrap().wait(LIMIT).unwrap();
+    drop((comm, client));
+}
+
 #[test]
 fn mistakes_of_the_caller_are_told() {
     let stub = Stub::start();

@@ -48,7 +48,9 @@ pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) 
             access: harmonaize_server::Access::insecure_loopback(),
             session_timeout: LIMIT,
             settings,
+            listen_operators: None,
             store: None,
+            source: None,
         };
         let server = Server::bind(config).await.unwrap();
         sender.send(server.local_address()).unwrap();
@@ -90,6 +92,8 @@ impl Agent {
             telemetry: None,
             congestion: None,
             tenants: vec![tenant],
+            control_tenants: None,
+            source: None,
         };
         Self { config, devices: host_devices(), socket: socket.to_owned() }
     }

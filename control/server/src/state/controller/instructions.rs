@@ -3,15 +3,18 @@
 use super::Controller;
 use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
+use crate::state::job::decisions::Trigger;
 use crate::state::job::stored::plan_change;
+use crate::state::settings::Terms;
 use crate::state::tenants::events::note_maintenance;
 use crate::state::world::agents::OpenJoin;
 use crate::state::world::operator::Instruction;
 use crate::state::world::withdrawals::InstructionError;
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::v1::{FailureKind, JoinRefusedKind};
+use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, to_agent};
 use harmonaize_disclose::JoinFailure;
-use harmonaize_store::{Change, Stored};
+use harmonaize_store::{Change, Stored, Tenant};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Controller {
@@ -44,6 +47,7 @@ impl Controller {
 
     /// Carries out what is stored.
     pub fn apply_stored(&mut self, now: Duration, changes: &[Change]) {
+        let served = self.operator.served();
         for change in changes {
             if let Change::Agreement(record) = change {
                 self.agreements.agreed(&ctx!(self, now), &mut self.outbox, record);
@@ -52,10 +56,37 @@ impl Controller {
                 self.forget_tenant(now, &tenant);
             }
         }
+        self.tell_tenants(&served);
         self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger);
         note_maintenance(&ctx!(self, now), &mut self.outbox, None);
         self.regroups.mark_all_due();
         self.act(now);
+    }
+
+    /// The configuration file has these tenants now, on these terms. What those have that it has no longer ends.
+    pub fn configure(&mut self, now: Duration, tenants: Vec<String>, terms: BTreeMap<String, Terms>) {
+        let served = self.operator.served();
+        for tenant in self.operator.configure(&mut self.settings, tenants) {
+            self.forget_tenant(now, &tenant);
+        }
+        if terms != self.settings.terms {
+            self.settings.terms = terms;
+            self.outbox.want_plan(Trigger::Aggregators);
+        }
+        self.tell_tenants(&served);
+        self.regroups.mark_all_due();
+        self.act(now);
+    }
+
+    /// Tells all agents which tenants they shall serve beside their own, where that was `before` and is another now.
+    fn tell_tenants(&mut self, before: &[Tenant]) {
+        if self.operator.served() == before {
+            return;
+        }
+        for (session, known) in &self.sessions {
+            let tenants = self.operator.served_at(&self.settings.host_name(known.host));
+            self.outbox.send(*session, to_agent::Message::ServeTenants(v1::ServeTenants { tenants }));
+        }
     }
 
     /// What was to be stored could not be: it is not in effect.

@@ -60,6 +60,11 @@ impl Controller {
         use from_agent::Message;
         let ctx = &ctx!(self, now);
         match message {
+            Message::TenantsServed(told) => {
+                if let Some(session) = self.sessions.get_mut(&from) {
+                    session.serves(&told);
+                }
+            }
             Message::Hello(_) => return Err("a second Hello"),
             Message::Join(join) => return self.join(now, from, join),
             Message::Leave(leave) => return self.leave(now, from, &leave),

@@ -61,7 +61,8 @@ impl Controller {
         }
         let build = hello.build.chars().take(BUILD_BYTES).collect();
         let abilities = Abilities::new(hello.capabilities.as_ref());
-        let session = Session { host, listen, build, since: now, abilities, joins: BTreeMap::new() };
+        let (joins, tenants) = (BTreeMap::new(), BTreeMap::new());
+        let session = Session { host, listen, build, since: now, abilities, tenants, joins };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
         self.telemetry.forget(host);
@@ -72,6 +73,7 @@ impl Controller {
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
             congestion_reports_per_second: MOST_A_SECOND,
+            serve: self.operator.served_at(&hello.host),
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -152,6 +152,12 @@ impl Queries<'_> {
             let ids =
                 self.ctx.communicators.iter().filter(|(_, known)| known.tenant == *name).map(|(id, _)| *id);
             let (agreements, broken) = self.agreements.count(ids);
+            let sessions =
+                self.ctx.hosts.iter().filter_map(|(host, id)| Some((host, self.ctx.sessions.get(id)?)));
+            let at = sessions.filter_map(|(host, session)| {
+                let (socket, refused) = session.tenants.get(name)?.clone();
+                Some(v1::TenantAtHost { host: self.ctx.host_name(*host), socket, refused })
+            });
             v1::TenantRecord {
                 name: name.clone(),
                 configured: added.is_none(),
@@ -161,6 +167,9 @@ impl Queries<'_> {
                 errors: self.history.errors_of(name),
                 agreements,
                 broken,
+                uids: added.map(|tenant| tenant.uids.clone()).unwrap_or_default(),
+                hosts: added.map(|tenant| tenant.hosts.clone()).unwrap_or_default(),
+                at: at.collect(),
             }
         };
         v1::TenantsReply { tenants: self.ctx.settings.tenants.iter().map(record).collect() }

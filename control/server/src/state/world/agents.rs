@@ -2,7 +2,7 @@
 
 use crate::state::job::codec::levels;
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::{SECRET_BYTES, v1};
+use harmonaize_api::{SECRET_BYTES, is_tenant_name, v1};
 use harmonaize_codec::Level;
 use harmonaize_planner::HostId;
 use std::collections::BTreeMap;
@@ -21,8 +21,24 @@ pub(crate) struct Session {
     pub build: String,
     pub since: Duration,
     pub abilities: Abilities,
+    /// Tenants there: where their processes attach, or why they cannot.
+    pub tenants: BTreeMap<String, (String, String)>,
     /// Open joins by the agent's number.
     pub joins: BTreeMap<u64, OpenJoin>,
+}
+
+/// Most tenants of an agent that are kept, and characters of what it says of each.
+const MOST_TENANTS: usize = 1024;
+const TENANT_CHARS: usize = 300;
+
+impl Session {
+    /// Takes in which tenants an agent serves, within bounds.
+    pub(crate) fn serves(&mut self, told: &v1::TenantsServed) {
+        let text = |text: &String| text.chars().filter(|c| !c.is_control()).take(TENANT_CHARS).collect();
+        let known = told.tenants.iter().take(MOST_TENANTS);
+        let known = known.filter(|tenant| is_tenant_name(&tenant.name));
+        self.tenants = known.map(|one| (one.name.clone(), (text(&one.socket), text(&one.refused)))).collect();
+    }
 }
 
 /// A join that waits.

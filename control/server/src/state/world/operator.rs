@@ -5,9 +5,10 @@ use crate::state::job::decisions::Trigger;
 use crate::state::settings::Settings;
 use crate::state::world::withdrawals::{self, InstructionError, MOST_TENANTS, Windows};
 use harmonaize_abi::CommunicatorId;
-use harmonaize_api::is_tenant_name;
+use harmonaize_api::{is_tenant_name, v1};
 use harmonaize_planner::{Drains, HostId};
 use harmonaize_store::{Change, Plan, Stored, Tenant, Withdrawal, WithdrawalKind};
+use prost::Message;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use std::time::Duration;
 #[allow(missing_docs)] // each field is named after what it holds
 pub enum Instruction {
     /// A tenant beside those of the configuration.
-    AddTenant { name: String },
+    AddTenant(v1::AddTenantRequest),
     /// That tenant is to be gone.
     RemoveTenant { name: String },
     /// Hosts, switches and links ("end:end") that are to carry nothing. Times are CLOCK_REALTIME in
@@ -31,7 +32,9 @@ pub enum Instruction {
 pub(crate) struct Operator {
     /// CLOCK_REALTIME at time 0 of the state.
     began_ns: u64,
-    /// Tenants beside those of the configuration.
+    /// Tenants of the configuration, once it is known that there are others.
+    configured: Vec<String>,
+    /// Tenants that operators added. One that the configuration has too is as there.
     added: BTreeMap<String, Tenant>,
     withdrawals: BTreeMap<(String, WithdrawalKind), Withdrawal>,
     windows: Windows,
@@ -44,14 +47,48 @@ pub(crate) struct Operator {
 impl Operator {
     /// Takes up what an earlier start left, at time 0; `realtime_ns` is what the clock says then.
     pub(crate) fn restore(&mut self, settings: &mut Settings, stored: &mut Stored, realtime_ns: u64) {
-        let tenants = std::mem::take(&mut stored.tenants);
-        let configured = &settings.tenants;
-        self.added = tenants.into_iter().filter(|(name, _)| !configured.contains(name)).collect();
-        settings.tenants.extend(self.added.keys().cloned());
+        self.added = std::mem::take(&mut stored.tenants);
+        let configured = std::mem::take(&mut settings.tenants);
+        self.configure(settings, configured);
         self.began_ns = realtime_ns;
         self.withdrawals = std::mem::take(&mut stored.withdrawals);
         self.plans = std::mem::take(&mut stored.plans);
         self.plans_until = (!self.plans.is_empty()).then_some(settings.lease);
+    }
+
+    /// The configuration has these tenants now. Returns those that are gone by it.
+    pub(crate) fn configure(&mut self, settings: &mut Settings, configured: Vec<String>) -> Vec<String> {
+        let added = self.added.keys().filter(|name| !configured.contains(name));
+        let tenants = configured.iter().chain(added).cloned().collect();
+        let before = std::mem::replace(&mut settings.tenants, tenants);
+        self.configured = configured;
+        before.into_iter().filter(|name| !settings.tenants.contains(name)).collect()
+    }
+
+    /// Returns the tenants that some agents shall serve beside their own.
+    pub(crate) fn served(&self) -> Vec<Tenant> {
+        let added = self.added.keys().filter_map(|name| self.added_tenant(name));
+        added.filter(|tenant| !tenant.uids.is_empty()).cloned().collect()
+    }
+
+    /// Returns the tenants that a host's agent shall serve beside its own.
+    pub(crate) fn served_at(&self, host: &str) -> Vec<v1::AddedTenant> {
+        let here =
+            |tenant: &&Tenant| tenant.hosts.is_empty() || tenant.hosts.iter().any(|known| known == host);
+        let added = self.added.keys().filter_map(|name| self.added_tenant(name));
+        let served =
+            added.filter(here).filter(|tenant| !tenant.uids.is_empty()).map(|tenant| v1::AddedTenant {
+                name: tenant.name.clone(),
+                uids: tenant.uids.clone(),
+                quota: v1::TenantQuota::decode(tenant.quota.as_slice()).ok(),
+            });
+        served.collect()
+    }
+
+    /// Whether a tenant that operators added may not be on a host.
+    pub(crate) fn is_elsewhere(&self, tenant: &str, host: &str) -> bool {
+        let added = self.added_tenant(tenant);
+        added.is_some_and(|added| !added.hosts.is_empty() && !added.hosts.iter().any(|known| known == host))
     }
 
     /// Returns what must be stored for an instruction to be in effect. `communicators` counts those of a
@@ -68,7 +105,7 @@ impl Operator {
     ) -> Result<Vec<Change>, InstructionError> {
         let clock = self.realtime(now);
         match instruction {
-            Instruction::AddTenant { name } => add_tenant(settings, clock, name),
+            Instruction::AddTenant(asked) => add_tenant(settings, clock, asked),
             Instruction::RemoveTenant { name } => self.remove_tenant(settings, name, communicators),
             Instruction::Withdraw { targets, kind, from_ns, until_ns, reason } => {
                 withdrawals::consider_withdrawal(
@@ -91,7 +128,9 @@ impl Operator {
                 settings.tenants.push(tenant.name.clone());
                 self.added.insert(tenant.name.clone(), tenant.clone());
             }
-            Change::NoTenant(name) if self.added.remove(name).is_some() => {
+            Change::NoTenant(name)
+                if self.added.remove(name).is_some() && !self.configured.contains(name) =>
+            {
                 settings.tenants.retain(|known| known != name);
                 return Some(name.clone());
             }
@@ -117,7 +156,7 @@ impl Operator {
         if !settings.tenants.contains(&name) {
             return Err(InstructionError::NoTenant(name));
         }
-        if !self.added.contains_key(&name) {
+        if self.added_tenant(&name).is_none() {
             return Err(InstructionError::Configured(name));
         }
         match communicators(&name) {
@@ -138,7 +177,7 @@ impl Operator {
 
     /// Returns the record of a tenant that is not the configuration's.
     pub(crate) fn added_tenant(&self, name: &str) -> Option<&Tenant> {
-        self.added.get(name)
+        self.added.get(name).filter(|_| !self.configured.iter().any(|known| known == name))
     }
 
     /// Returns when a window begins or ends next, or the plans of an earlier start are given up.
@@ -213,16 +252,37 @@ impl Operator {
     }
 }
 
-fn add_tenant(settings: &Settings, added_ns: u64, name: &str) -> Result<Vec<Change>, InstructionError> {
+/// Most users and hosts that are named for a tenant.
+const MOST_USERS: usize = 64;
+
+fn add_tenant(
+    settings: &Settings,
+    added_ns: u64,
+    asked: &v1::AddTenantRequest,
+) -> Result<Vec<Change>, InstructionError> {
+    let v1::AddTenantRequest { name, uids, hosts, quota } = asked.clone();
     let known = &settings.tenants;
-    if !is_tenant_name(name) {
+    if !is_tenant_name(&name) {
         return Err(InstructionError::BadName(name.chars().take(80).collect()));
     }
-    if known.iter().any(|known| known == name) {
-        return Err(InstructionError::TenantThere(name.to_owned()));
+    if known.contains(&name) {
+        return Err(InstructionError::TenantThere(name));
     }
     if known.len() >= MOST_TENANTS {
         return Err(InstructionError::TooManyTenants);
     }
-    Ok(vec![Change::Tenant(Tenant { name: name.to_owned(), added_ns })])
+    if uids.contains(&0) || uids.len() > MOST_USERS {
+        return Err(InstructionError::Users);
+    }
+    if uids.is_empty() && quota.is_some_and(|quota| quota != v1::TenantQuota::default()) {
+        return Err(InstructionError::QuotaOfNobody);
+    }
+    if let Some(unknown) = hosts.iter().find(|host| settings.topology.host(host).is_none()) {
+        return Err(InstructionError::Unknown(format!(
+            "host `{}`",
+            unknown.chars().take(80).collect::<String>()
+        )));
+    }
+    let quota = quota.map(|quota| quota.encode_to_vec()).unwrap_or_default();
+    Ok(vec![Change::Tenant(Tenant { name, added_ns, uids, hosts, quota })])
 }

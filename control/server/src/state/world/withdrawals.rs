@@ -68,11 +68,19 @@ pub enum InstructionError {
     #[error("there is no tenant `{0}`")]
     NoTenant(String),
     /// The tenant is the configuration's.
-    #[error("tenant `{0}` stands in the configuration file: take it out there, and start control again")]
+    #[error("tenant `{0}` stands in the configuration file: take it out there, which control reads again")]
     Configured(String),
     /// The tenant has communicators.
     #[error("tenant `{0}` has {1} communicators; dissolve them first")]
     TenantBusy(String, usize),
+    /// Users of a tenant.
+    #[error("a tenant's users are at most 64 uids, and 0 is none of them")]
+    Users,
+    /// A quota that no agent would hear of.
+    #[error(
+        "without uids agents serve a tenant by their own configuration, which has its quota; name uids, or no quota"
+    )]
+    QuotaOfNobody,
     /// No room.
     #[error("there are {MOST_TENANTS} tenants already")]
     TooManyTenants,

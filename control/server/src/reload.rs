@@ -1,0 +1,48 @@
+//! The configuration, read again while control runs: tenants, on which hosts each may be, and operators.
+
+use crate::access::Current;
+use crate::actor::Command;
+use crate::config::{Config, Source};
+use harmonaize_identity::Watched;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::signal::unix::Signal;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+
+/// How often the file is looked at.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Reads the configuration again at each SIGHUP and where the file has changed, and has it be in force, until nobody takes
+/// commands any more. One that cannot be used is refused as a whole, and the log says why.
+pub(crate) async fn follow(
+    mut source: Source,
+    mut hangup: Signal,
+    access: Arc<Current>,
+    commands: mpsc::Sender<Command>,
+) {
+    let mut watched = Watched::new(vec![source.path.clone()]);
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            Some(()) = hangup.recv() => {}
+            _ = look.tick() => if !watched.changed() { continue },
+            () = commands.closed() => return,
+        }
+        let Config { access: may, settings, source: again, .. } = match source.read_again() {
+            Ok(again) => again,
+            Err(error) => {
+                tracing::error!(%error, "the configuration stays as it was");
+                continue;
+            }
+        };
+        let (tenants, operators) = (settings.tenants.len(), may.operators.len());
+        access.set(may);
+        if commands.send(Command::Configure(settings.tenants, settings.terms)).await.is_err() {
+            return;
+        }
+        source = again.unwrap_or(source);
+        tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, "the configuration was read again");
+    }
+}
