@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{self, TcpTransport};
+use harmonaize_transport::tcp::{self, Acceptor, TcpTransport};
 use harmonaize_transport::verbs::{Config, SetupError, VerbsTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, Landing, LinkId, Ring, Transport};
 use harmonaize_verbs::fake::{Fabric, Fault};
@@ -344,6 +344,20 @@ fn last_words_overtake_payloads_that_will_not_go() {
         Seen::Down(DownReason::Closed),
     ];
     assert_eq!(seen, [vec![], expected.to_vec()]);
+}
+
+#[test]
+fn endpoints_of_one_address_exchange_queue_pairs() {
+    let fabric = fabric();
+    let acceptor = Acceptor::bind(&tcp()).unwrap();
+    let end = |device| VerbsTransport::accepting(&acceptor, config(&[device]), &fabric.devices()).unwrap();
+    let (mut a, mut b) = (end("a0"), end("b0"));
+    assert_eq!(a.local_address(), b.local_address());
+    let [to_b, _] = up(&mut a, &mut b, 2);
+    a.send(to_b, 1, b"word", None).unwrap();
+    let mut seen = [vec![], vec![]];
+    until([&mut a, &mut b], &mut seen, |seen| !seen[1].is_empty());
+    assert_eq!(seen[1], [Seen::Received(b"word".to_vec(), None)]);
 }
 
 /// A peer without RDMA is told apart, and so is one that says nothing.
