@@ -356,12 +356,12 @@ impl File {
 fn listen_operators(
     text: &str,
     listen: SocketAddr,
-    asked: Option<toml::Spanned<SocketAddr>>,
+    address: Option<toml::Spanned<SocketAddr>>,
     protection: &Protection,
 ) -> Result<Option<SocketAddr>, TextError> {
     let wrong =
         |byte: usize, message: &str| TextError { at: Position::of(text, byte), message: message.to_owned() };
-    let Some(asked) = asked else {
+    let Some(address) = address else {
         return match listen.ip() {
             ip if ip.is_loopback() => Ok(None),
             ip if ip.is_unspecified() => Err(wrong(
@@ -372,11 +372,11 @@ fn listen_operators(
             _ => Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, listen.port())))),
         };
     };
-    let (at, asked) = (asked.span().start, asked.into_inner());
-    if *protection == Protection::InsecureLoopback && !asked.ip().is_loopback() {
+    let (at, address) = (address.span().start, address.into_inner());
+    if *protection == Protection::InsecureLoopback && !address.ip().is_loopback() {
         return Err(wrong(at, "`insecure_loopback` is for a loopback address alone, which this is not"));
     }
-    Ok((asked != listen).then_some(asked))
+    Ok((address != listen).then_some(address))
 }
 
 #[cfg(test)]

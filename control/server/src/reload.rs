@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 
 /// How often the file is looked at.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Reads the configuration again at each SIGHUP and where the file has changed, and has it be in force, until nobody takes
 /// commands any more. One that cannot be used is refused as a whole, and the log says why.
@@ -22,7 +22,7 @@ pub(crate) async fn follow(
     commands: mpsc::Sender<Command>,
 ) {
     let mut watched = Watched::new(vec![source.path.clone()]);
-    let mut look = tokio::time::interval(LOOK);
+    let mut look = tokio::time::interval(POLL_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {

@@ -15,9 +15,9 @@ pub struct Thread(usize);
 pub struct Engines {
     threads: Vec<Handle>,
     placement: Placement,
-    asked: HashMap<u64, Gathering>,
+    pending: HashMap<u64, Gathering>,
     /// The number under which threads were last asked for their status.
-    last_asked: u64,
+    last_request: u64,
 }
 
 /// A status that not all threads have told yet.
@@ -33,7 +33,7 @@ impl Engines {
     /// These threads, which run.
     pub fn new(threads: Vec<Handle>) -> Self {
         let placement = Placement::new(threads.len());
-        Self { threads, placement, asked: HashMap::new(), last_asked: 0 }
+        Self { threads, placement, pending: HashMap::new(), last_request: 0 }
     }
 
     /// Counts an attachment of a tenant; the thread that it belongs to.
@@ -53,26 +53,26 @@ impl Engines {
 
     /// Asks all threads for their status, which [`Engines::gather`] puts together under `id`; whether all took it.
     pub fn ask_status(&mut self, id: u64) -> bool {
-        self.last_asked += 1;
-        let asked = self.last_asked;
-        let ask = |thread: &&Handle| thread.command(Command::Status { id: asked }).is_ok();
+        self.last_request += 1;
+        let request = self.last_request;
+        let ask = |thread: &&Handle| thread.command(Command::Status { id: request }).is_ok();
         let missing = self.threads.iter().filter(ask).count();
         if missing > 0 {
-            self.asked.insert(asked, Gathering { id, missing, status: Status::default() });
+            self.pending.insert(request, Gathering { id, missing, status: Status::default() });
         }
         missing == self.threads.len()
     }
 
     /// Takes in a thread's status; with the last that was missing, that of all, under what it was asked for by.
-    pub fn gather(&mut self, asked: u64, status: Status) -> Option<(u64, Status)> {
-        let gathering = self.asked.get_mut(&asked)?;
+    pub fn gather(&mut self, request: u64, status: Status) -> Option<(u64, Status)> {
+        let gathering = self.pending.get_mut(&request)?;
         gathering.missing -= 1;
         gathering.status.communicators.extend(status.communicators);
         gathering.status.attachments.extend(status.attachments);
         if gathering.missing > 0 {
             return None;
         }
-        self.asked.remove(&asked).map(|gathering| (gathering.id, gathering.status))
+        self.pending.remove(&request).map(|gathering| (gathering.id, gathering.status))
     }
 
     /// Has all threads end.
@@ -185,9 +185,9 @@ mod tests {
             told.extend(engines.gather(id, status).map(|(id, status)| (id, status.attachments.len())));
         }
         assert_eq!(told, [(70, 2), (70, 2)]);
-        assert!(engines.asked.is_empty());
+        assert!(engines.pending.is_empty());
         engines.stop();
         running.into_iter().for_each(|thread| thread.join().unwrap());
-        assert!(!engines.ask_status(71) && engines.asked.is_empty());
+        assert!(!engines.ask_status(71) && engines.pending.is_empty());
     }
 }

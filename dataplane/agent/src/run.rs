@@ -15,7 +15,7 @@ use harmonaize_engine::{Engine, MarkReader, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
 use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::RdmaPort;
-use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Strangers, TcpTransport};
+use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Rejected, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
 use std::net::IpAddr;
 use std::thread::JoinHandle;
@@ -32,9 +32,9 @@ const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How often the operator is told of connections that nobody introduced.
-const STRANGERS: Duration = Duration::from_secs(10);
+const REJECTED_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long communicators may take to end in order when the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -148,19 +148,19 @@ impl Started {
 }
 
 /// Tells the operator now and then of connections that nobody introduced.
-struct StrangersWatch {
+struct RejectedWatch {
     acceptor: Acceptor,
-    told: u64,
+    reported: u64,
     next: Instant,
 }
 
-impl StrangersWatch {
+impl RejectedWatch {
     /// What is new, if it is time to tell.
     fn news(&mut self, now: Instant) -> Option<String> {
-        let Strangers { count, last } = self.acceptor.strangers();
-        let last = last.filter(|_| count > self.told && now >= self.next)?;
-        let more = count - std::mem::replace(&mut self.told, count);
-        self.next = now + STRANGERS;
+        let Rejected { count, last } = self.acceptor.rejected();
+        let last = last.filter(|_| count > self.reported && now >= self.next)?;
+        let more = count - std::mem::replace(&mut self.reported, count);
+        self.next = now + REJECTED_INTERVAL;
         Some(format!(
             "{more} connections from addresses that control did not introduce, the last from {last}"
         ))
@@ -188,7 +188,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let (port, datagram_bytes) = datagrams.as_ref().map_or((None, 0), |(port, bytes)| (Some(port), *bytes));
     let Started { engines, threads, mut telemetry } =
         Started::start(&config, &acceptor, devices, port, &notices)?;
-    let mut strangers = StrangersWatch { acceptor, told: 0, next: Instant::now() };
+    let mut rejected = RejectedWatch { acceptor, reported: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
@@ -214,8 +214,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut agent =
         Agent::new(engines, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
     tokio::pin!(stop);
-    let (mut tick, mut look) = (tokio::time::interval(TICK), tokio::time::interval(LOOK));
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tracing::info!(host = config.host, %address, threads = threads.len(), "agent is up");
 
     let mut checks = JoinSet::new();
@@ -226,11 +226,11 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             Some(notice) = heard.recv() => agent.handle_notice(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
             Some(event) = control.events.recv(), if !agent.is_checking() => match event {
-                Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.told(told)),
+                Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.set_added(told)),
                 Event::Connected(mut welcome) if ending.is_none() => {
                     let told = std::mem::take(&mut welcome.serve);
                     agent.handle_control(Event::Connected(welcome));
-                    agent.tenants_served(tenants.told(told));
+                    agent.tenants_served(tenants.set_added(told));
                 }
                 event => if let Some(check) = agent.handle_control(event) {
                     checks.spawn_blocking(move || check.run());
@@ -239,17 +239,17 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             Some(()) = reload.recv(), if ending.is_none() => {
                 tenants.reload().into_iter().for_each(|served| agent.tenants_served(served));
             }
-            _ = look.tick(), if ending.is_none() => {
-                tenants.look().into_iter().for_each(|served| agent.tenants_served(served));
+            _ = poll.tick(), if ending.is_none() => {
+                tenants.poll().into_iter().for_each(|served| agent.tenants_served(served));
             }
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
                 let now = Instant::now();
                 agent.handle_timeout(now);
-                if let Some(news) = strangers.news(now) {
+                if let Some(news) = rejected.news(now) {
                     agent.note(news);
                 }
-                let gone = threads.iter().any(JoinHandle::is_finished) || strangers.acceptor.is_finished();
+                let gone = threads.iter().any(JoinHandle::is_finished) || rejected.acceptor.is_finished();
                 if ending.is_none() && gone {
                     tracing::error!("a thread of the engine, or the one that takes connections, is gone; the agent ends");
                     agent.stop();

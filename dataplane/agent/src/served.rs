@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Most of control's tenants that are looked at.
-const MOST_TOLD: usize = 1024;
+const MAX_ADDED: usize = 1024;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Tenants {
     own: Vec<TenantRules>,
     bounds: Option<ControlTenants>,
     /// Control's last word, in this process alone.
-    told: Vec<v1::AddedTenant>,
+    added: Vec<v1::AddedTenant>,
     source: Option<Source>,
     watched: Watched,
 }
@@ -38,11 +38,11 @@ impl Tenants {
     ) -> Result<Self, BindError> {
         server.apply(&own)?;
         let watched = Watched::new(files(source.as_ref()));
-        Ok(Self { server, own, bounds, told: Vec::new(), source, watched })
+        Ok(Self { server, own, bounds, added: Vec::new(), source, watched })
     }
 
     /// Reads the configuration again if its files have changed. What is served then; none where nothing changed.
-    pub(crate) fn look(&mut self) -> Option<v1::TenantsServed> {
+    pub(crate) fn poll(&mut self) -> Option<v1::TenantsServed> {
         if self.watched.changed() { self.reload() } else { None }
     }
 
@@ -73,16 +73,16 @@ impl Tenants {
     }
 
     /// Serves these tenants of control's, and no others of its: what is served then.
-    pub(crate) fn told(&mut self, mut told: Vec<v1::AddedTenant>) -> v1::TenantsServed {
-        told.truncate(MOST_TOLD);
-        let before = std::mem::replace(&mut self.told, told);
+    pub(crate) fn set_added(&mut self, mut added: Vec<v1::AddedTenant>) -> v1::TenantsServed {
+        added.truncate(MAX_ADDED);
+        let before = std::mem::replace(&mut self.added, added);
         let (own, bounds) = (std::mem::take(&mut self.own), self.bounds.take());
         let served = self.apply(&own, bounds.as_ref());
         (self.own, self.bounds) = (own, bounds);
         served.unwrap_or_else(|error| {
             // Those of the configuration are served already, so that nothing can be wrong with them.
             tracing::error!(%error, "what control said of tenants has no effect");
-            self.told = before;
+            self.added = before;
             v1::TenantsServed::default()
         })
     }
@@ -93,7 +93,7 @@ impl Tenants {
         own: &[TenantRules],
         bounds: Option<&ControlTenants>,
     ) -> Result<v1::TenantsServed, BindError> {
-        let mut added = admitted(own, bounds, &self.told);
+        let mut added = admitted(own, bounds, &self.added);
         loop {
             let rules = added.iter().filter_map(|(_, rules)| rules.as_ref().ok());
             let desired: Vec<TenantRules> = own.iter().chain(rules).cloned().collect();
@@ -143,10 +143,10 @@ fn served(name: &str, rules: Result<&TenantRules, &String>, added: bool) -> v1::
 fn admitted(
     own: &[TenantRules],
     bounds: Option<&ControlTenants>,
-    told: &[v1::AddedTenant],
+    from_control: &[v1::AddedTenant],
 ) -> Vec<(String, Result<TenantRules, String>)> {
     let mut admitted: Vec<(String, Result<TenantRules, String>)> = Vec::new();
-    for tenant in told {
+    for tenant in from_control {
         let there = own.iter().any(|rules| rules.tenant == tenant.name)
             || admitted.iter().any(|(name, _)| *name == tenant.name);
         if there {

@@ -215,6 +215,21 @@ fn a_device_taken_away_in_silence_is_let_go_and_opened_anew_once_it_is_back() {
     up(&mut a, &mut b, 2);
 }
 
+/// One of several threads of an agent may have no links, and holds the device up for all.
+#[test]
+fn a_device_taken_away_is_let_go_without_links_too() {
+    let fabric = fabric();
+    let mut idle = end(&fabric, config(&["a0"]));
+    fabric.take_calls("a0");
+    fabric.inject("a0", Fault::DeviceRemoved);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !fabric.take_calls("a0").iter().any(|recorded| recorded.call == Call::CloseDevice) {
+        assert!(Instant::now() < deadline, "the device is held");
+        idle.progress(64, &mut |_, event| panic!("{event:?}"));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn an_end_whose_port_is_down_says_so() {
     let fabric = fabric();

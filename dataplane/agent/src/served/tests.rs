@@ -71,15 +71,15 @@ async fn files_and_control_change_what_is_served_and_nothing_by_halves() {
     let there = |names: &[&str]| {
         ["a", "b", "c"].map(|name| socket(name).exists()) == ["a", "b", "c"].map(|name| names.contains(&name))
     };
-    assert!(there(&["a"]) && tenants.look().is_none());
+    assert!(there(&["a"]) && tenants.poll().is_none());
 
     // Who has no place says why, and does not keep others from theirs.
     let told = vec![tenant("c", 12345)];
-    let served = tenants.told(told.clone()).tenants;
+    let served = tenants.set_added(told.clone()).tenants;
     assert!(served[1].added && served[1].refused.contains("[control_tenants]"), "{served:?}");
     write(format!("{head}{}{}{added}", table("a"), table("b")));
-    assert!(tenants.look().is_none(), "someone may be writing still");
-    let served = tenants.look().unwrap().tenants;
+    assert!(tenants.poll().is_none(), "someone may be writing still");
+    let served = tenants.poll().unwrap().tenants;
     assert!(there(&["a", "b", "c"]) || uid != 0, "{served:?}");
     assert_eq!(served.iter().map(|tenant| tenant.name.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
     std::fs::remove_dir_all(folder.path().join("none")).ok();

@@ -4,7 +4,7 @@
 //! proves that it knows the link's secret (`handshake`), within bounds of number and time. An endpoint sees authenticated
 //! connections alone, so that strangers cost its poll loop nothing.
 
-use super::awaited::{Admission, Arrivals, Awaited, Expected, Strangers};
+use super::awaited::{Admission, Arrivals, Awaited, Expected, Rejected};
 use super::guests::Guests;
 use super::handshake::{Hello, Status};
 use super::incoming::{Incoming, IncomingProgress};
@@ -74,8 +74,8 @@ impl Acceptor {
     }
 
     /// Who has come so far that nobody introduced.
-    pub fn strangers(&self) -> Strangers {
-        self.0.awaited.strangers()
+    pub fn rejected(&self) -> Rejected {
+        self.0.awaited.rejected()
     }
 
     /// Whether the thread is gone: no link comes up any more.
@@ -190,7 +190,7 @@ impl Reception {
             IncomingProgress::Named(hello) => self.greet(at, serial, &hello),
             IncomingProgress::Proved(hello, proof, nonce) => {
                 let Some(guest) = self.guests.remove(at) else { return };
-                match self.awaited.prove(&hello, &proof, &nonce) {
+                match self.awaited.verify(&hello, &proof, &nonce) {
                     Ok(to) => {
                         if self.poll.remove(&guest.socket).is_ok() {
                             to.push(guest, hello);

@@ -31,13 +31,13 @@ struct Table {
     addresses: HashMap<IpAddr, usize>,
     /// What was added since the acceptor last looked.
     added: Vec<Name>,
-    strangers: Strangers,
+    rejected: Rejected,
     over: bool,
 }
 
 /// Connections that were closed because control had introduced nobody of their address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Strangers {
+pub struct Rejected {
     /// How many.
     pub count: u64,
     /// Where the last one came from.
@@ -105,14 +105,14 @@ impl Awaited {
         let mut table = self.lock();
         let introduced = table.addresses.contains_key(&address);
         if !introduced {
-            table.strangers.count += 1;
-            table.strangers.last = Some(address);
+            table.rejected.count += 1;
+            table.rejected.last = Some(address);
         }
         introduced
     }
 
-    pub(super) fn strangers(&self) -> Strangers {
-        self.lock().strangers
+    pub(super) fn rejected(&self) -> Rejected {
+        self.lock().rejected
     }
 
     /// What is to become of a connection that says hello.
@@ -124,7 +124,7 @@ impl Awaited {
     ///
     /// # Errors
     /// What to refuse it with.
-    pub(super) fn prove(
+    pub(super) fn verify(
         &self,
         hello: &Hello,
         proof: &Proof,

@@ -27,7 +27,7 @@ mod sys;
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
 
 pub use acceptor::Acceptor;
-pub use awaited::Strangers;
+pub use awaited::Rejected;
 
 use awaited::Arrivals;
 use closing::{Closing, let_go};

@@ -152,6 +152,7 @@ impl VerbsTransport {
             sweep: Instant::now(),
         };
         transport.open_devices()?;
+        transport.set_timer();
         Ok(transport)
     }
 
@@ -429,8 +430,8 @@ impl VerbsTransport {
         let links = self.links.iter();
         let due = links
             .filter_map(|link| link.deadline.into_iter().chain(link.failing.as_ref().map(|f| f.0)).min());
-        let up = self.links.iter().any(|link| link.stage == Stage::Up);
-        self.due = due.chain(up.then_some(self.sweep)).min();
+        // Without links, too: a device that is taken away is not gone before all have let go of it.
+        self.due = due.chain((!self.rails.is_empty()).then_some(self.sweep)).min();
         self.wake.at(self.due);
     }
 }

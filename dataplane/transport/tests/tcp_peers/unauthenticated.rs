@@ -1,8 +1,8 @@
-//! Strangers, liars and broken peers against a TCP endpoint: nobody else notices.
+//! Rejected, liars and broken peers against a TCP endpoint: nobody else notices.
 
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{Acceptor, Config, Strangers, TcpTransport};
+use harmonaize_transport::tcp::{Acceptor, Config, Rejected, TcpTransport};
 use harmonaize_transport::{DownReason, Introduction, LinkId, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -265,7 +265,7 @@ fn silent_strangers_are_cut_off_and_keep_nobody_out() {
 
 #[test]
 fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
-    const STRANGERS: u64 = 200;
+    const FLOOD: u64 = 200;
     let config = Config { max_incoming: 4, ..config() };
     let acceptor = Acceptor::bind(&config).unwrap();
     let to = acceptor.local_address();
@@ -277,7 +277,7 @@ fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
     let words = hello(1, 1, 0, 1);
     let mut early = TcpStream::connect(to).unwrap();
     early.write_all(&words[..30]).unwrap();
-    for _ in 0..STRANGERS {
+    for _ in 0..FLOOD {
         let mut stranger = crate::raw::connect_from([127, 0, 0, 2], to);
         let ended = crate::raw::read_exactly(&mut stranger, &mut [0], &mut || _ = turn(&mut b, &mut logs[1]));
         assert_ne!(ended.unwrap_err().kind(), std::io::ErrorKind::TimedOut, "still connected");
@@ -287,7 +287,7 @@ fn a_flood_from_an_address_not_introduced_puts_nobody_out() {
     crate::raw::read_exactly(&mut early, &mut reply, &mut || _ = turn(&mut b, &mut logs[1])).unwrap();
     assert_eq!(reply[8..12], [1, 0, 0, 0], "our version, and accepted");
     let last = Some(Ipv4Addr::new(127, 0, 0, 2).into());
-    assert_eq!(acceptor.strangers(), Strangers { count: STRANGERS, last });
+    assert_eq!(acceptor.rejected(), Rejected { count: FLOOD, last });
     let at_a = a.open(introduction(1, to, true)).unwrap();
     let [log_a, log_b] = &mut logs;
     let up = |logs: &[&Log]| logs[0].contains(&(at_a, Seen::Up)) && logs[1].contains(&(at_b, Seen::Up));

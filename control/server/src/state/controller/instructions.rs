@@ -56,7 +56,7 @@ impl Controller {
                 self.forget_tenant(now, &tenant);
             }
         }
-        self.tell_tenants(&served);
+        self.send_tenants(&served);
         self.operator.update_windows(&self.settings, now, &mut self.outbox.trigger);
         note_maintenance(&ctx!(self, now), &mut self.outbox, None);
         self.regroups.mark_all_due();
@@ -73,13 +73,13 @@ impl Controller {
             self.settings.terms = terms;
             self.outbox.want_plan(Trigger::Aggregators);
         }
-        self.tell_tenants(&served);
+        self.send_tenants(&served);
         self.regroups.mark_all_due();
         self.act(now);
     }
 
     /// Tells all agents which tenants they shall serve beside their own, where that was `before` and is another now.
-    fn tell_tenants(&mut self, before: &[Tenant]) {
+    fn send_tenants(&mut self, before: &[Tenant]) {
         if self.operator.served() == before {
             return;
         }
