@@ -6,8 +6,8 @@ mod congestion;
 mod json;
 
 pub use agreements::{clause_numbers, clauses, collective};
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use harmonaize_abi::keyed;
+use hmac::Mac;
 use std::net::Ipv4Addr;
 
 /// Version 1 of the interface, generated from `proto/harmonaize/provider/v1`.
@@ -28,10 +28,7 @@ pub const SECRET_BYTES: usize = 32;
 /// The key of packet trains from an agent at `source`, by the [key](v1::Capabilities::probe_key) of the agent that measures them. That one
 /// and control can tell it, and who is asked is told it: an address that control never asked has no key.
 pub fn train_key(probe_key: &[u8; SECRET_BYTES], source: Ipv4Addr) -> [u8; SECRET_BYTES] {
-    // Shorter keys than a block are zeros behind (RFC 2104).
-    let mut block = [0; 64];
-    block.iter_mut().zip(probe_key).for_each(|(to, from)| *to = *from);
-    let mut mac = Hmac::<Sha256>::new(&block.into());
+    let mut mac = keyed(probe_key);
     mac.update(b"trains from ");
     mac.update(&source.octets());
     mac.finalize().into_bytes().into()

@@ -4,9 +4,9 @@
 //! is in `docs/protocol.md`.
 
 use crate::PayloadFormat;
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, keyed};
 use harmonaize_kernels::polyval::Polyval;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 use zerocopy::little_endian::{U16, U64};
@@ -236,13 +236,6 @@ pub fn worker_key(secret: &[u8; 32], communicator: u64, worker: u16) -> [u8; 32]
     mac.update(&communicator.to_le_bytes());
     mac.update(&worker.to_le_bytes());
     mac.finalize().into_bytes().into()
-}
-
-fn keyed(bytes: &[u8; 32]) -> Hmac<Sha256> {
-    // A key of the hash's block size is what a shorter one is padded to (RFC 2104, section 2).
-    let mut key = [0; 64];
-    key.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-    Hmac::<Sha256>::new(&key.into())
 }
 
 /// The first half.

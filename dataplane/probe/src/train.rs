@@ -8,7 +8,8 @@
 //! Control gives a [`TrainKey`] to whom it asks for trains. Of nobody else a train is begun or a question answered, and nothing is
 //! looked at for his sake: what comes into a host is told to those alone who are to know it.
 
-use hmac::{Hmac, KeyInit, Mac};
+use harmonaize_abi::keyed;
+use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -106,10 +107,7 @@ impl Head {
     }
 
     fn mac(&self, key: &TrainKey, behind: &[u8]) -> Hmac<Sha256> {
-        // Shorter keys than a block are zeros behind (RFC 2104).
-        let mut block = [0; 64];
-        block.iter_mut().zip(key.0).for_each(|(to, from)| *to = from);
-        let mut mac = Hmac::<Sha256>::new(&block.into());
+        let mut mac = keyed(&key.0);
         mac.update(Self { tag: [0; 16], ..*self }.as_bytes());
         mac.update(behind);
         mac

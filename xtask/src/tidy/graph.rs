@@ -13,7 +13,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("codec", &["abi", "kernels"]),
     ("core", &["abi", "plan", "codec", "aggregator"]),
     ("aggregator", &["abi", "kernels"]),
-    ("probe", &[]),
+    ("probe", &["abi"]),
     ("units", &["abi"]),
     ("shm", &["abi"]),
     ("verbs", &["abi", "shm"]),

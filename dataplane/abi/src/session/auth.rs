@@ -13,7 +13,7 @@
 //! nothing to guess the secret by. What follows is neither encrypted nor authenticated.
 
 use alloc::string::String;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::Mac;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -39,10 +39,7 @@ impl Secret {
     }
 
     fn proof(&self, speaker: &[u8; 8], knock: &AuthRequest, challenge: &Challenge) -> [u8; 32] {
-        // HMAC pads keys with zeros to its block of 64 bytes.
-        let mut key = [0; 64];
-        key.iter_mut().zip(self.0).for_each(|(to, from)| *to = from);
-        let mut mac = Hmac::<Sha256>::new(&key.into());
+        let mut mac = crate::keyed(&self.0);
         mac.update(speaker);
         mac.update(&(knock.tenant.len() as u64).to_le_bytes());
         mac.update(knock.tenant.as_bytes());

@@ -11,8 +11,8 @@
 //! a proof of one end is never one of the other, and none can be used again. Frames after it are neither encrypted nor
 //! authenticated.
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
+use harmonaize_abi::keyed;
+use hmac::Mac;
 use subtle::ConstantTimeEq;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -175,10 +175,7 @@ impl Welcome {
 }
 
 fn compute_mac(secret: &[u8; 32], who: &[u8; 9], hello: &Hello, nonce: &[u8; 32]) -> [u8; 32] {
-    // A key of the hash's block size is what a shorter one is padded to (RFC 2104, section 2).
-    let mut key = [0; 64];
-    key.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
-    let mut mac = Hmac::<Sha256>::new(&key.into());
+    let mut mac = keyed(secret);
     mac.update(who);
     mac.update(hello.as_bytes());
     mac.update(nonce);
