@@ -66,8 +66,8 @@ pub(crate) fn finish(lab: &mut Lab, jobs: Vec<Job>, limit: Duration) -> Result<V
 }
 
 /// When all were under way and had settled, up to `until`.
-pub(crate) fn common(steady: &[Steady], until: u64, settle: Duration) -> Result<Interval> {
-    let from = steady.iter().map(Steady::first).max().unwrap_or(0).saturating_add(nanos(settle));
+pub(crate) fn common(steady: &[Steady], until: u64, warm_up: Duration) -> Result<Interval> {
+    let from = steady.iter().map(Steady::first).max().unwrap_or(0).saturating_add(nanos(warm_up));
     let until = steady.iter().map(Steady::last).min().unwrap_or(0).min(until);
     ensure!(from < until, "not all tenants had begun in time");
     Ok(Interval(from, until))

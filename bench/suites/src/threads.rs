@@ -22,7 +22,7 @@ const IN_FLIGHT: u64 = 4;
 const BAR: f64 = 1.6;
 /// How long tenants may take to join, and rates to settle.
 const JOIN: Duration = Duration::from_secs(3);
-const SETTLE: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_millis(500);
 /// How long a job may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -56,7 +56,7 @@ fn rate(threads: usize, window: Duration, binaries: &Binaries, stop: &Arc<Atomic
     let start = |tenant| lab.start_of(tenant, "steady", &[0; RANKS], &arguments);
     let jobs = (0..TENANTS).map(start).collect::<Result<_>>()?;
     let steady = finish(&mut lab, jobs, LIMIT)?;
-    let interval = common(&steady, until, SETTLE)?;
+    let interval = common(&steady, until, WARM_UP)?;
     lab.end().context("the lab did not end in order")?;
     Ok(steady.iter().map(|one: &Steady| one.rate(interval)).sum())
 }

@@ -55,7 +55,7 @@ impl Drop for Place {
 /// Handshakes under way, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Handshakes {
-    under_way: VecDeque<(IpAddr, Instant, AbortHandle)>,
+    pending: VecDeque<(IpAddr, Instant, AbortHandle)>,
     refused: u64,
     logged: Option<Instant>,
 }
@@ -63,11 +63,11 @@ pub(crate) struct Handshakes {
 impl Handshakes {
     /// Whether there is a place for one more from an address at `now`: where there was none, an idle one is ended for it.
     pub(crate) fn room(&mut self, from: IpAddr, now: Instant) -> bool {
-        self.under_way.retain(|(.., task)| !task.is_finished());
-        let own = self.under_way.iter().filter(|(address, ..)| *address == from).count();
+        self.pending.retain(|(.., task)| !task.is_finished());
+        let own = self.pending.iter().filter(|(address, ..)| *address == from).count();
         let oldest = if own >= HANDSHAKES.0 {
-            self.under_way.iter().position(|(address, ..)| *address == from)
-        } else if self.under_way.len() >= HANDSHAKES.1 {
+            self.pending.iter().position(|(address, ..)| *address == from)
+        } else if self.pending.len() >= HANDSHAKES.1 {
             Some(0)
         } else {
             return true;
@@ -79,10 +79,10 @@ impl Handshakes {
             tracing::warn!(target: "audit", %from, refused, "too many connections without a handshake: one is closed");
         }
         let idle = |at: &usize| {
-            let since = self.under_way.get(*at).map(|(_, since, _)| *since);
+            let since = self.pending.get(*at).map(|(_, since, _)| *since);
             since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE)
         };
-        let Some((.., task)) = oldest.filter(idle).and_then(|at| self.under_way.remove(at)) else {
+        let Some((.., task)) = oldest.filter(idle).and_then(|at| self.pending.remove(at)) else {
             return false;
         };
         task.abort();
@@ -91,7 +91,7 @@ impl Handshakes {
 
     /// One from an address has begun at `now`.
     pub(crate) fn begun(&mut self, from: IpAddr, now: Instant, task: AbortHandle) {
-        self.under_way.push_back((from, now, task));
+        self.pending.push_back((from, now, task));
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
         assert!(!start(&mut handshakes, stranger, begin + IDLE / 2));
         assert!(start(&mut handshakes, stranger, begin + IDLE));
         tokio::task::yield_now().await;
-        handshakes.under_way.retain(|(.., task)| !task.is_finished());
-        assert_eq!(handshakes.under_way.len(), HANDSHAKES.0 + 1);
+        handshakes.pending.retain(|(.., task)| !task.is_finished());
+        assert_eq!(handshakes.pending.len(), HANDSHAKES.0 + 1);
     }
 }

@@ -11,7 +11,7 @@ use harmonaize_aggregator::{Codes, Event as Done, Key, PayloadFormat, Task, Tens
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_identity::Protection;
-use harmonaize_server::{Access, Config, Server, state};
+use harmonaize_server::{Config, Server, state};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
 use settings::settings;
 use std::net::SocketAddr;
@@ -36,16 +36,10 @@ fn control() -> Config {
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
     topology += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n";
-    let settings = state::Settings { telemetry_interval: Duration::ZERO, ..settings(&topology, LIMIT) };
-    Config {
-        listen: any(),
-        access: Access::insecure_loopback(),
-        session_timeout: LIMIT,
-        settings,
-        listen_operators: None,
-        store: None,
-        source: None,
-    }
+    settings::config(
+        state::Settings { telemetry_interval: Duration::ZERO, ..settings(&topology, LIMIT) },
+        LIMIT,
+    )
 }
 
 /// An aggregator that runs until its end is dropped, and where it tells its metrics.

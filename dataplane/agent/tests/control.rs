@@ -7,7 +7,7 @@ use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
 use harmonaize_identity::Protection;
-use harmonaize_server::{Access, Config, Server};
+use harmonaize_server::{Config, Server};
 use settings::settings;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,16 +26,7 @@ fn config(listen: SocketAddr) -> Config {
         topology += &format!("[[host]]\nname = \"h{host}\"\n");
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
-    let settings = settings(&topology, LIMIT);
-    Config {
-        listen,
-        access: Access::insecure_loopback(),
-        session_timeout: LIMIT,
-        settings,
-        listen_operators: None,
-        store: None,
-        source: None,
-    }
+    Config { listen, ..settings::config(settings(&topology, LIMIT), LIMIT) }
 }
 
 struct Server0 {

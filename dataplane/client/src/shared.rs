@@ -356,7 +356,7 @@ impl State {
             && let Err(error) = self.try_take()
         {
             // Its last word, if it had one, says why.
-            let _ = self.hear();
+            let _ = self.receive_answers();
             self.lose(Lost::Agent(error.to_string()));
         }
         self.unregister_unused();
@@ -391,14 +391,14 @@ impl State {
     /// Takes answers, and notices when the agent is gone.
     fn receive(&mut self) {
         self.last_poll = Instant::now();
-        if let Err(reason) = self.hear() {
+        if let Err(reason) = self.receive_answers() {
             self.take();
             self.lose(Lost::Agent(reason));
         }
     }
 
     /// Takes answers. An error means that the agent is gone.
-    fn hear(&mut self) -> Result<(), String> {
+    fn receive_answers(&mut self) -> Result<(), String> {
         let mut answers = Vec::new();
         let received = self.session.flush().map_err(|error| error.to_string());
         let received = received.and_then(|()| self.session.receive(&mut answers));

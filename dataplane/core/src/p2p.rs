@@ -733,39 +733,29 @@ impl P2p {
     pub(crate) fn handle_timeout(&self, now: Nanos, last_progress: Nanos, shared: &mut Shared) {
         let since = self.moved.max(last_progress);
         let late = |open: &Open| now >= open.at.max(since).after(open.call.timeout);
-        let Some(open) = self.open().find(|open| late(open)) else { return };
-        let (rank, call, missing) = (open.rank, open.call.signature, self.awaits(shared, open));
+        let Some((open, matched)) = self.calls().find(|(open, _)| late(open)) else { return };
+        let (rank, call, missing) = (open.rank, open.call.signature, awaits(shared, open, matched));
         shared.fail(Failure::P2pTimeout { rank, call, missing });
     }
 
-    /// Who has not called the other end of a call in flight.
-    fn awaits(&self, shared: &Shared, open: &Open) -> Vec<Rank> {
-        let token = open.call.token;
-        let pulled = |send: &Send| send.open.call.token == token && (send.round > 0 || send.received);
-        let matched = |receive: &Receive| receive.open.call.token == token && receive.matched.is_some();
+    /// The calls in flight, and of each whether its other end was called as far as is known here.
+    fn calls(&self) -> impl Iterator<Item = (&Open, bool)> {
+        let pulled = |send: &Send| send.round > 0 || send.received;
         let here = |send: &Send| self.receives.iter().any(|receive| receive.gets(send.id));
-        let moves = match open.call.signature.direction {
-            Direction::Send => {
-                self.sends.iter().any(|send| pulled(send) || send.open.call.token == token && here(send))
-            }
-            Direction::Receive => self.receives.iter().any(matched),
-        };
-        match open.call.signature.peer {
-            _ if moves => Vec::new(),
-            Some(peer) => vec![peer],
-            None => (0..shared.group.ranks()).map(Rank).filter(|other| *other != open.rank).collect(),
-        }
+        let sends = self.sends.iter().map(move |send| (&send.open, pulled(send) || here(send)));
+        let receives = self.receives.iter().map(|receive| (&receive.open, receive.matched.is_some()));
+        sends.chain(receives)
     }
 
-    /// The calls in flight.
+    /// The calls in flight, for people.
     pub(crate) fn in_flight(&self, shared: &Shared) -> Vec<MessageInFlight> {
-        let describe = |open: &Open| MessageInFlight {
+        let describe = |(open, matched): (&Open, bool)| MessageInFlight {
             rank: open.rank,
             call: open.call.signature,
             since: open.at,
-            awaits: self.awaits(shared, open),
+            awaits: awaits(shared, open, matched),
         };
-        self.open().map(describe).collect()
+        self.calls().map(describe).collect()
     }
 
     fn open(&self) -> impl Iterator<Item = &Open> {
@@ -841,6 +831,15 @@ impl MessageId {
     fn write(self, header: &mut Header) {
         (header.root, header.count) = (self.from.0, self.to.0.into());
         header.operation = self.number;
+    }
+}
+
+/// Who has not called the other end of a call in flight, which is known to be `matched` or not.
+fn awaits(shared: &Shared, open: &Open, matched: bool) -> Vec<Rank> {
+    match open.call.signature.peer {
+        _ if matched => Vec::new(),
+        Some(peer) => vec![peer],
+        None => (0..shared.group.ranks()).map(Rank).filter(|other| *other != open.rank).collect(),
     }
 }
 

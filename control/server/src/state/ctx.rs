@@ -51,8 +51,7 @@ impl<'a> Ctx<'a> {
     }
 
     pub(crate) fn can_trace(&self, host: HostId) -> bool {
-        let session = self.hosts.get(&host).and_then(|session| self.sessions.get(session));
-        session.is_some_and(|session| session.abilities.trace)
+        self.session_of(host).is_some_and(|session| session.abilities.trace)
     }
 
     /// Switches on the shortest ways between two hosts.

@@ -25,7 +25,7 @@ const MAX_PENDING: usize = 256;
 const MAX_ANSWERS: usize = 64;
 
 /// How long the last word to a process may take.
-const LAST_WORD: Duration = Duration::from_secs(1);
+const FINAL_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Most descriptors that came and belong to no request.
 const MAX_DESCRIPTORS: usize = 4;
@@ -140,7 +140,7 @@ impl AttachedSession {
             drop(answers);
             writer.join_next().await
         };
-        let _ = tokio::time::timeout(LAST_WORD, said).await;
+        let _ = tokio::time::timeout(FINAL_ANSWER_TIMEOUT, said).await;
         DetachReason::TenantRemoved
     }
 

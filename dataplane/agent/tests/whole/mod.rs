@@ -42,17 +42,7 @@ pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) 
     let settings = state::Settings { paths: 2, ..settings(&topology, LIMIT) };
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let config = harmonaize_server::Config {
-            listen,
-            access: harmonaize_server::Access::insecure_loopback(),
-            session_timeout: LIMIT,
-            settings,
-            listen_operators: None,
-            store: None,
-            source: None,
-        };
-        let server = Server::bind(config).await.unwrap();
+        let server = Server::bind(settings::config(settings, LIMIT)).await.unwrap();
         sender.send(server.local_address()).unwrap();
         server.run(async { drop(stop.await) }).await.unwrap();
     });

@@ -6,7 +6,7 @@ use harmonaize_abi::{Collective, Region, Status, Submission, flags};
 /// Elements of each rank.
 const COUNTS: [u64; 3] = [3, 0, 5];
 const OUTPUT: u64 = 1 << 20;
-const SAID: u64 = 2 << 20;
+const COUNTS_AT: u64 = 2 << 20;
 
 fn gather(rank: usize, cookie: u64) -> Submission {
     let region = |offset, count: u64| Region { offset, bytes: count * 8 };
@@ -14,15 +14,15 @@ fn gather(rank: usize, cookie: u64) -> Submission {
         flags: flags::UNEVEN,
         input: region(0, COUNTS[rank]),
         output: region(OUTPUT, COUNTS.iter().sum()),
-        residual_in: region(SAID, COUNTS.len() as u64),
+        residual_in: region(COUNTS_AT, COUNTS.len() as u64),
         cookie,
         ..call(Collective::AllGather, 5, 1, 0, 0, 0)
     }
 }
 
-fn said(world: &World) {
+fn write_counts(world: &World) {
     for (rank, count) in COUNTS.into_iter().enumerate() {
-        world.write(rank, SAID, &COUNTS);
+        world.write(rank, COUNTS_AT, &COUNTS);
         let own: Vec<u64> = (0..count).map(|at| rank as u64 * 100 + at).collect();
         world.write(rank, 0, &own);
     }
@@ -31,7 +31,7 @@ fn said(world: &World) {
 #[test]
 fn counts_are_fetched_and_calls_keep_their_order() {
     let mut world = World::with_away(loopback(2), &[vec![0, 1], vec![2]], None, &|rank| rank != 1);
-    said(&world);
+    write_counts(&world);
     for rank in 0..COUNTS.len() {
         world.submit(rank, gather(rank, 1));
         // What is called behind must not overtake it: it would be another operation at this rank.
@@ -51,9 +51,9 @@ fn counts_are_fetched_and_calls_keep_their_order() {
 #[test]
 fn counts_beyond_the_memory_or_of_too_few_ranks_are_refused() {
     let mut world = World::with_away(loopback(1), &[vec![0, 1, 2]], None, &|_| true);
-    said(&world);
+    write_counts(&world);
     let arena = crate::common::ARENA;
-    for wrong in [(arena - 16, 24), (u64::MAX, 24), (SAID, 16), (SAID, 1 << 40)] {
+    for wrong in [(arena - 16, 24), (u64::MAX, 24), (COUNTS_AT, 16), (COUNTS_AT, 1 << 40)] {
         let residual_in = Region { offset: wrong.0, bytes: wrong.1 };
         world.submit(0, Submission { residual_in, ..gather(0, 9) });
         let mut done = None;

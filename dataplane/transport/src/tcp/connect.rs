@@ -100,7 +100,7 @@ impl TcpTransport {
             let link = id.and_then(|id| Some((id, self.links.get(&id)?)));
             // Since it proved itself the link may have ended, or come up with another of its peer's.
             let (id, number) = match link {
-                Some((id, link)) if link.takes(&hello) => (id, hello.path.get()),
+                Some((id, link)) if link.accepts(&hello) => (id, hello.path.get()),
                 Some(_) => {
                     guest.refuse(Status::Up);
                     continue;

@@ -86,7 +86,7 @@ impl Link {
     }
 
     /// Whether a connection that said hello may become a path.
-    pub(super) fn takes(&self, hello: &Hello) -> bool {
+    pub(super) fn accepts(&self, hello: &Hello) -> bool {
         let path = usize::from(hello.path.get());
         !self.introduction.initiate && !self.up && path < self.slots.len()
     }

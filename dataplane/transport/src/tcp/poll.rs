@@ -112,15 +112,15 @@ impl Poll {
 
     /// What is ready now, without waiting: a bounded number, each in its turn.
     pub(super) fn ready(&self) -> Events {
-        self.look(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+        self.poll(Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
     }
 
     /// Sleeps until something is ready; what is, as of [`Poll::ready`].
     pub(super) fn wait(&self) -> Events {
-        self.look(None)
+        self.poll(None)
     }
 
-    fn look(&self, patience: Option<&Timespec>) -> Events {
+    fn poll(&self, patience: Option<&Timespec>) -> Events {
         let mut room = [MaybeUninit::<Event>::uninit(); EVENTS];
         let mut events = Events { list: [None; EVENTS] };
         // An interrupted call finds nothing; the caller comes again.
