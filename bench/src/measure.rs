@@ -18,6 +18,27 @@ pub struct Repetitions {
     pub iterations: usize,
 }
 
+/// A size of the sweep and how often it is timed at most, as its programs read them: BYTES:ROUNDS.
+#[derive(Clone, Copy, Debug)]
+pub struct Effort {
+    /// Bytes of a rank's larger tensor.
+    pub bytes: usize,
+    /// Timed operations at most.
+    pub rounds: usize,
+}
+
+impl std::str::FromStr for Effort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text
+            .split_once(':')
+            .and_then(|(bytes, rounds)| Some((bytes.parse().ok()?, rounds.parse().ok()?)));
+        let (bytes, rounds) = parts.ok_or_else(|| format!("{text} is not BYTES:ROUNDS"))?;
+        Ok(Self { bytes, rounds })
+    }
+}
+
 /// A collective by its name.
 pub fn collective(text: &str) -> Result<Collective, String> {
     let names = || Collective::ALL.iter().map(|one| one.name()).collect::<Vec<_>>().join(", ");

@@ -4,6 +4,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use harmonaize_bench::measure::Effort;
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -31,7 +32,7 @@ struct Arguments {
     /// Microseconds that a size may take; at least three rounds are timed
     budget_us: f64,
     /// BYTES:ROUNDS, bytes of the larger tensor
-    sizes: Vec<String>,
+    sizes: Vec<Effort>,
 }
 
 /// The two connections of a rank.
@@ -163,11 +164,7 @@ fn main() -> Result<()> {
         other => bail!("{other} is not done by a ring"),
     };
     let mut ring = Ring::join(arguments.rank, &arguments.addresses)?;
-    for size in &arguments.sizes {
-        let parsed = size
-            .split_once(':')
-            .and_then(|(bytes, rounds)| Some((bytes.parse::<usize>().ok()?, rounds.parse::<usize>().ok()?)));
-        let (bytes, rounds) = parsed.with_context(|| format!("{size} is not BYTES:ROUNDS"))?;
+    for Effort { bytes, rounds } in arguments.sizes {
         let steps = rounds_of_the_ring * (ranks - 1);
         let p50_us = ring.measure(bytes.div_ceil(ranks), steps, rounds, arguments.budget_us)?;
         if arguments.rank == 0 {

@@ -97,6 +97,7 @@ impl Lab {
                 "harmonaize-perf",
                 "inference",
                 "rhythm",
+                "relay",
                 "ring",
                 "steady",
                 "stream",

@@ -152,6 +152,8 @@ enum Role {
     Peer,
     /// A ring of bare sockets.
     Ring,
+    /// Another thread than the ranks' that waits for them, sums, and tells them.
+    Relay,
     /// What one TCP stream takes for the bytes on the bus.
     Stream,
     /// What a copy of the tensor takes.
@@ -218,7 +220,7 @@ impl Setting {
         timed.min_by(|one, other| one.1.total_cmp(&other.1)).map(|(entry, _)| entry)
     }
 
-    /// A row for each size against the best peer, one for each limit that has a bar, and one for each contestant that failed.
+    /// A row for each size against the best peer, one for each limit that has a bar or is a relay, and one for each contestant that failed.
     fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let ours = |bytes| {
@@ -236,8 +238,10 @@ impl Setting {
                 None => case_of_peers.missing("any peer", "none has run"),
             });
             for limit in &self.entries {
-                if let Some(share) = self.site.share(self.collective.name, *bytes, limit) {
-                    rows.push(case(*bytes, share).compare(&ours(*bytes), &limit.times(*bytes), &limit.name));
+                let asked = self.site.share(self.collective.name, *bytes, limit);
+                let stated = (limit.role == Role::Relay).then(|| case(*bytes, 1.0).stated());
+                if let Some(case) = asked.map(|share| case(*bytes, share)).or(stated) {
+                    rows.push(case.compare(&ours(*bytes), &limit.times(*bytes), &limit.name));
                 }
             }
         }
@@ -457,6 +461,14 @@ mod tests {
         let rows = setting(Site::Unshaped, &entries).rows();
         assert!(rows[0].passed(), "{rows:?}");
         assert!(rows[1].failed() && rows[1].reference_name == "ring", "0.84 is less than 0.85: {rows:?}");
+    }
+
+    #[test]
+    fn a_relay_is_a_limit_without_a_bar() {
+        let entries: [(&str, Role, &[f64]); 3] =
+            [("ours", Role::Ours, &[10.0]), ("p", Role::Peer, &[20.0]), ("relay", Role::Relay, &[4.0])];
+        let rows = setting(Site::Host, &entries).rows();
+        assert_eq!((rows[1].reference_name.as_str(), rows[1].ratio, rows[1].bar), ("relay", Some(0.4), None));
     }
 
     #[test]
