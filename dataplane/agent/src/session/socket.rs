@@ -6,10 +6,10 @@ use super::stream::Stream;
 use super::tenant::{Grant, Tenant};
 use super::{SessionRequest, SocketRules};
 use harmonaize_abi::session::{RefusalKind, Refused};
-use rustix::fs::{FileType, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Context;
@@ -20,12 +20,24 @@ use tokio::sync::{mpsc, watch};
 #[derive(Debug)]
 pub(super) struct SocketFile {
     path: PathBuf,
-    identity: Option<(u64, u64)>,
+    /// The file itself. Whoever may write its folder can put another under its name, which stays as it is.
+    file: OwnedFd,
 }
 
 impl SocketFile {
-    fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), identity: identity(path) }
+    /// The socket that was bound just now.
+    ///
+    /// # Errors
+    /// Where something else has its name already: no socket of this process's user, or one that has another name too.
+    fn new(path: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&file)?;
+        let socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if !socket || stat.st_nlink != 1 || stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::STALE);
+        }
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Lets these users connect: one alone owns the file.
@@ -36,7 +48,7 @@ impl SocketFile {
             [uid] => {
                 let uid = *uid;
                 let owner = Some(rustix::fs::Uid::from_raw(uid));
-                rustix::fs::chown(&path, owner, None).map_err(|source| {
+                rustix::fs::chownat(&self.file, c"", owner, None, AtFlags::EMPTY_PATH).map_err(|source| {
                     let (tenant, path) = (tenant.clone(), path.clone());
                     BindError::Owner { tenant, path, uid, source }
                 })?;
@@ -44,7 +56,9 @@ impl SocketFile {
             }
             _ => 0o666,
         };
-        rustix::fs::chmod(&path, Mode::from_raw_mode(mode)).map_err(|source| BindError::System {
+        // The kernel changes no mode by a descriptor that is only a place (open(2), O_PATH), but by its name there.
+        let place = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::chmod(place, Mode::from_raw_mode(mode)).map_err(|source| BindError::System {
             tenant,
             path,
             call: "chmod",
@@ -65,13 +79,13 @@ impl SocketFile {
     }
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    rustix::fs::lstat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))
-}
-
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if self.identity.is_some() && identity(&self.path) == self.identity {
+        let same = rustix::fs::lstat(&self.path).and_then(|there| {
+            let own = rustix::fs::fstat(&self.file)?;
+            Ok((there.st_dev, there.st_ino) == (own.st_dev, own.st_ino))
+        });
+        if same == Ok(true) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -107,7 +121,7 @@ impl SocketServer {
         remove_stale(&tenant, &name)?;
         let address = SocketAddrUnix::new(&name).map_err(system("address"))?;
         rustix::net::bind(&listener, &address).map_err(system("bind"))?;
-        let mut file = SocketFile::new(&name);
+        let mut file = SocketFile::new(&name).map_err(system("own"))?;
         file.open_to(&tenant, &uids)?;
         rustix::net::listen(&listener, 128).map_err(system("listen on"))?;
         file.rename(&path).map_err(system("name"))?;
@@ -187,5 +201,38 @@ fn remove_stale(tenant: &str, path: &Path) -> Result<(), BindError> {
         // Connected, or a full backlog.
         Ok(()) | Err(Errno::AGAIN) => Err(BindError::Live { tenant, path }),
         Err(error) => Err(system("probe")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, symlink};
+
+    /// A tenant that may write the socket's folder puts something of another's under the socket's name.
+    #[test]
+    fn what_takes_a_sockets_name_is_neither_given_away_nor_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, victim) = (folder.path().join("agent.sock"), folder.path().join("shadow"));
+        std::fs::write(&victim, "secret").unwrap();
+        let before = victim.metadata().unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let file = SocketFile::new(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        symlink(&victim, &path).unwrap();
+        let own = rustix::process::geteuid().as_raw();
+        for uids in [&[own][..], &[own, 7]] {
+            file.open_to("a", uids).unwrap();
+        }
+        drop(file);
+        let after = victim.metadata().unwrap();
+        assert_eq!((after.mode(), after.uid()), (before.mode(), before.uid()));
+        assert!(path.is_symlink(), "what is not the socket stays");
+        // Nor is a link, a file or a socket with two names taken for the socket in the first place.
+        assert!(SocketFile::new(&path).is_err() && SocketFile::new(&victim).is_err());
+        let twice = folder.path().join("twice");
+        let _second = std::os::unix::net::UnixListener::bind(&twice).unwrap();
+        std::fs::hard_link(&twice, folder.path().join("other")).unwrap();
+        assert!(SocketFile::new(&twice).is_err());
     }
 }
