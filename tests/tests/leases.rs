@@ -117,6 +117,29 @@ fn a_crash_of_control_disturbs_no_operation() {
     });
 }
 
+#[test]
+fn a_restored_store_disturbs_no_operation() {
+    let stored = |setup: &mut Setup| {
+        noticed_soon(setup);
+        setup.control += "store = \"control.redb\"\n";
+    };
+    let Some(mut deployment) = deploy(&star(3, "1Gbit/s"), stored) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    deployment.harmonaize(&["backup", copy.to_str().unwrap()]).unwrap();
+    under_load(&sockets(&deployment, "a"), |load| {
+        load.goes_on();
+        deployment.control().unwrap().end().unwrap();
+        deployment.restore_control(&copy).unwrap();
+        load.goes_on();
+        deployment.start_control().unwrap();
+        deployment.wait_until_ready().unwrap();
+        in_phase(&mut deployment, "running");
+        load.goes_on();
+        forms_anew(&deployment, "new");
+    });
+}
+
 /// A user that is not root, as those of tenants that control adds.
 const USER: u32 = 12_345;
 

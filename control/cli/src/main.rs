@@ -111,6 +111,15 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
     },
+    /// Writes a copy of all that control has stored, while it runs.
+    #[command(after_help = operate::BACKUP_HELP)]
+    Backup {
+        /// Where it goes.
+        file: PathBuf,
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
     /// Shows what communicators run by: rings, paths, shares, and why.
     #[command(after_help = help::PLANS)]
     Plans {
@@ -466,6 +475,7 @@ async fn operate(control: &ControlArguments, command: Command) -> Result<String,
     match command {
         Command::Topology { json, .. } => control.topology(json).await,
         Command::Tenants { action, json } => control.tenants(action, json).await,
+        Command::Backup { file, json } => control.backup(&file, json).await,
         Command::Plans { communicator, json } => control.plans(communicator.as_ref(), json).await,
         Command::Explain { communicator, last, json } => {
             control.explain(communicator.as_ref(), last, json).await

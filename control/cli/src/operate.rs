@@ -6,12 +6,13 @@ mod text;
 
 use crate::Failure;
 use crate::control::{Control, ControlArguments, Target};
-use crate::text::page;
+use crate::text::{bytes, page};
 use clap::Subcommand;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_planner::{Bytes, Nanos};
 use serde_json::{Value, json};
+use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -55,6 +56,15 @@ Examples:
 A tenant that is added outlives restarts of control, where its configuration names a store. With --uid agents serve it at
 once, within what [control_tenants] of their configuration allows; its processes attach at NAME.sock in the folder that is
 named there.";
+
+/// Examples of `backup`.
+pub(crate) const BACKUP_HELP: &str = "\
+Examples:
+  harmonaize backup control.backup            all that control has stored, while it runs
+  harmonaize-control --config control.toml --restore control.backup
+
+The file has tenants that were added, drains and maintenance, plans and agreements; keys and the configuration are files of
+their own. It takes the place of an earlier one of its name. An admin may ask for it.";
 
 /// Examples of `explain`.
 pub(crate) const EXPLAIN_HELP: &str = "\
@@ -218,6 +228,29 @@ impl Operate {
                 Ok(if json { page(&&reply) } else { text::tenants(&reply) })
             }
         }
+    }
+
+    /// Writes a copy of control's store into a file.
+    pub(crate) async fn backup(&mut self, file: &Path, json: bool) -> Result<String, Failure> {
+        let outcome = self.client.backup(v1::BackupRequest {}).await;
+        let mut chunks = self.done(outcome)?;
+        let (mut copy, mut total) = (Vec::new(), 0);
+        while let Some(chunk) = chunks.message().await.map_err(|status| self.control.failure(&status))? {
+            copy.extend_from_slice(&chunk.bytes);
+            total = chunk.total;
+        }
+        if copy.is_empty() || copy.len() as u64 != total {
+            let (length, file) = (copy.len(), file.display());
+            return Err(Failure::Refused(format!(
+                "the copy was cut off at {length} of {total} bytes; {file} is not written"
+            )));
+        }
+        harmonaize_identity::write_file(file, &copy, 0o600)
+            .map_err(|error| Failure::Refused(error.to_string()))?;
+        Ok(match json {
+            true => page(&json!({"file": file, "bytes": total})),
+            false => format!("{}: {}\n", file.display(), bytes(total)),
+        })
     }
 
     pub(crate) async fn plans(&mut self, of: Option<&Target>, json: bool) -> Result<String, Failure> {

@@ -457,3 +457,23 @@ async fn init_makes_what_control_and_its_operators_need() {
     let (code, out, err) = ask("alice".into(), &["status", "--json"]).await.unwrap();
     assert_eq!(code, 0, "{out}{err}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn backup_writes_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    let (control, path) = (serve().await, copy.to_str().unwrap().to_owned());
+    let path: &'static str = path.leak();
+    let arguments: &'static [&'static str] = vec!["backup", path].leak();
+    let (code, said, _) = ask(control, arguments).await;
+    assert!(code == 0 && said.starts_with(path), "{said}");
+    let first = std::fs::read(&copy).unwrap();
+    // Again, in the place of the first.
+    assert_eq!(ask(control, arguments).await.0, 0);
+    assert_eq!(std::fs::read(&copy).unwrap().len(), first.len());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&copy.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let nowhere: &'static [&'static str] = vec!["backup", "/proc/nothing/copy"].leak();
+    let (code, _, error) = ask(control, nowhere).await;
+    assert!(code != 0 && error.contains("/proc/nothing/copy"), "{error}");
+}

@@ -178,8 +178,15 @@ fn cannot(path: &Path, error: &rcgen::Error) -> Error {
     Error::Content { path: path.to_owned(), why: error.to_string() }
 }
 
-/// Writes a file whole or not at all.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
+    write_file(path, text.as_bytes(), mode)
+}
+
+/// Writes a file whole or not at all, in the place of one of that name. Folders above it are made.
+///
+/// # Errors
+/// Where the system does not let it be written.
+pub fn write_file(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Error> {
     let part = path.with_extension("part");
     let written = || {
         if let Some(folder) = path.parent() {
@@ -190,7 +197,7 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<(), Error> {
             _ => {}
         }
         let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&part)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(bytes)?;
         file.sync_all()?;
         std::fs::rename(&part, path)
     };

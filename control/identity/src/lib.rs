@@ -16,7 +16,7 @@ mod session;
 mod watched;
 
 #[cfg(feature = "authority")]
-pub use authority::{Authority, Issued, Use};
+pub use authority::{Authority, Issued, Use, write_file};
 pub use folder::{Folder, Protection};
 #[cfg(feature = "session")]
 pub use limits::{Place, Places, raise_open_files};

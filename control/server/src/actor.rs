@@ -11,6 +11,7 @@ use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, SystemTime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -56,6 +57,8 @@ pub(crate) enum Command {
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
     /// The configuration file has these tenants now, on these terms.
     Configure(Vec<String>, BTreeMap<String, Terms>),
+    /// `harmonaize backup`: all that is stored, as the bytes of a store's file.
+    Backup(oneshot::Sender<Result<Vec<u8>, String>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
     Dissolve(CommunicatorId, String, oneshot::Sender<bool>),
 }
@@ -270,7 +273,29 @@ impl Actor {
         }
     }
 
+    /// A command whose handling panics costs whoever sent it: an agent its session, an operator the answer.
     fn command(&mut self, command: Command) {
+        let session = match &command {
+            Command::Message(session, _) => Some(*session),
+            _ => None,
+        };
+        if catch_unwind(AssertUnwindSafe(|| self.execute(command))).is_ok() {
+            return;
+        }
+        // Where and why was printed by the panic itself.
+        match session {
+            Some(session) => {
+                tracing::error!(
+                    session = session.0,
+                    "an agent's message made control panic; its session ends"
+                );
+                self.end_session(session);
+            }
+            None => tracing::error!("what an operator asked made control panic; it gets no answer"),
+        }
+    }
+
+    fn execute(&mut self, command: Command) {
         let now = self.start.elapsed();
         match command {
             Command::Open { session, agent, ended } => {
@@ -285,10 +310,7 @@ impl Actor {
                 self.state.message(now, session, *message);
             }
             Command::Message(..) => {}
-            Command::Closed(session) => {
-                self.streams.remove(&session);
-                self.state.session_ended(now, session);
-            }
+            Command::Closed(session) => self.end_session(session),
             Command::Status(patience, answer) => {
                 let id = self.state.ask_status(now, patience);
                 self.status.insert(id, answer);
@@ -299,6 +321,7 @@ impl Actor {
             Command::Look(look) => look(&mut self.state, now),
             Command::Configure(tenants, terms) => self.state.configure(now, tenants, terms),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
+            Command::Backup(answer) => self.keeper.backup(answer),
             Command::Reorder(id, hosts, answer) => {
                 let _ = answer.send(match hosts.is_empty() {
                     true => self.state.unpin(now, id),
@@ -341,9 +364,13 @@ impl Actor {
         let Some(stream) = self.streams.get(&session) else { return };
         if let Err(error) = stream.agent.try_send(Ok(message)) {
             tracing::warn!(session = session.0, %error, "an agent does not read; its session ends");
-            self.streams.remove(&session);
-            self.state.session_ended(self.start.elapsed(), session);
+            self.end_session(session);
         }
+    }
+
+    fn end_session(&mut self, session: SessionId) {
+        self.streams.remove(&session);
+        self.state.session_ended(self.start.elapsed(), session);
     }
 }
 

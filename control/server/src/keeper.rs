@@ -1,16 +1,19 @@
 //! The thread that writes to the store, so that nobody waits for the disk but who asked for something to be kept.
 
-use harmonaize_store::{Change, Store};
+use harmonaize_store::{Change, Store, backup};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// Most jobs that are written together.
 const MOST_TOGETHER: usize = 256;
 
-/// Changes that are to be kept, by a number of their own.
-struct Job {
-    number: u64,
-    changes: Vec<Change>,
+/// What the thread is asked for.
+enum Job {
+    /// Changes that are to be kept, by a number of their own.
+    Keep(u64, Vec<Change>),
+    /// Everything that is kept, as the bytes of a store's file.
+    Backup(oneshot::Sender<Result<Vec<u8>, String>>),
 }
 
 /// What became of a job: kept, or why not.
@@ -41,23 +44,39 @@ impl Keeper {
     pub(crate) fn keep(&mut self, changes: Vec<Change>) -> u64 {
         self.numbers += 1;
         // The thread outlives this.
-        let _ = self.jobs.send(Job { number: self.numbers, changes });
+        let _ = self.jobs.send(Job::Keep(self.numbers, changes));
         self.numbers
+    }
+
+    /// Queues a copy of all that was queued before.
+    pub(crate) fn backup(&mut self, answer: oneshot::Sender<Result<Vec<u8>, String>>) {
+        let _ = self.jobs.send(Job::Backup(answer));
     }
 }
 
 /// Writes what waits as one group: one wait for the disk, however many ask.
 fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSender<StoreAck>) {
     while let Ok(first) = queue.recv() {
-        let (mut numbers, mut changes) = (vec![first.number], first.changes);
-        for job in queue.try_iter().take(MOST_TOGETHER) {
-            numbers.push(job.number);
-            changes.extend(job.changes);
+        let (mut numbers, mut changes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        for job in std::iter::once(first).chain(queue.try_iter().take(MOST_TOGETHER)) {
+            match job {
+                Job::Keep(number, more) => {
+                    numbers.push(number);
+                    changes.extend(more);
+                }
+                Job::Backup(answer) => copies.push(answer),
+            }
         }
-        let outcome = store.write(&changes).map_err(|error| error.to_string());
-        for number in numbers {
-            // Nobody asks any more where control goes down.
-            let _ = answers.send(StoreAck { number, outcome: outcome.clone() });
+        if !numbers.is_empty() {
+            let outcome = store.write(&changes).map_err(|error| error.to_string());
+            for number in numbers {
+                // Nobody asks any more where control goes down.
+                let _ = answers.send(StoreAck { number, outcome: outcome.clone() });
+            }
+        }
+        if !copies.is_empty() {
+            let copy = store.read().and_then(backup).map_err(|error| error.to_string());
+            copies.into_iter().for_each(|answer| drop(answer.send(copy.clone())));
         }
     }
 }

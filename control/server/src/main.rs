@@ -5,7 +5,8 @@ use anyhow::Context;
 use clap::Parser;
 use harmonaize_identity::raise_open_files;
 use harmonaize_server::{Config, Server};
-use std::path::PathBuf;
+use harmonaize_store::Stored;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,6 +20,7 @@ Examples:
   harmonaize-control --config control.toml                  serves until SIGTERM
   harmonaize-control --config control.toml --check          reads configuration and topology, and exits
   harmonaize-control --config control.toml --log debug --log-json
+  harmonaize-control --config control.toml --restore control.backup   makes the store of a copy, and exits
 
 A configuration:
   listen = \"10.0.0.1:7000\"         # where agents connect; tools at this port of 127.0.0.1, or at listen_operators
@@ -40,6 +42,9 @@ struct Arguments {
     /// Check configuration and topology, and exit.
     #[arg(long)]
     check: bool,
+    /// Make the store anew of what `harmonaize backup` wrote, and exit. The store that was there is kept beside it.
+    #[arg(long, value_name = "COPY", conflicts_with = "check")]
+    restore: Option<PathBuf>,
     /// What to log, such as `info` or `harmonaize_server=debug`; the environment's RUST_LOG otherwise.
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
@@ -67,10 +72,28 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         println!("ok: {hosts} hosts, {} links, {tenants} tenants", topology.links().len());
         return Ok(());
     }
+    if let Some(copy) = &arguments.restore {
+        let store = config.store.context("the configuration names no `store` to restore")?;
+        let (stored, kept) = restore(copy, &store.path)?;
+        let (path, tenants, withdrawn) =
+            (store.path.display(), stored.tenants.len(), stored.withdrawals.len());
+        println!("{path}: {tenants} tenants, {withdrawn} withdrawals, {} plans", stored.plans.len());
+        if let Some(kept) = kept {
+            println!("the store that was there is {} now", kept.display());
+        }
+        return Ok(());
+    }
     start_log(arguments)?;
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(config))
+}
+
+/// Makes the store of a copy. Communicators that were formed after it keep their ids to themselves: the next start's number is random.
+fn restore(copy: &Path, store: &Path) -> anyhow::Result<(Stored, Option<PathBuf>)> {
+    let mut boot = [0; 4];
+    getrandom::fill(&mut boot).context("the system gives no randomness")?;
+    Ok(harmonaize_store::restore(copy, store, u32::from_le_bytes(boot))?)
 }
 
 fn start_log(arguments: &Arguments) -> anyhow::Result<()> {

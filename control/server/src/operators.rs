@@ -18,6 +18,12 @@ pub(crate) struct Operators {
     access: Arc<Current>,
 }
 
+/// Bytes of a store's copy in a message.
+const BACKUP_CHUNK: usize = 1 << 20;
+
+/// A store's copy, in order.
+type Chunks = tokio_stream::Iter<std::vec::IntoIter<Result<v1::BackupChunk, Status>>>;
+
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Operators {
@@ -128,6 +134,20 @@ impl Operator for Operators {
         // Planning for very many takes a while; nobody else waits for it.
         let planned = tokio::task::spawn_blocking(move || run.reply()).await;
         planned.map(Response::new).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    type BackupStream = Chunks;
+
+    async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
+        let caller = self.access.caller(&request, Role::Admin, "backup")?;
+        let copy = self.ask(Command::Backup).await?;
+        let copy = copy.map_err(|why| Status::internal(format!("the store cannot be copied: {why}")));
+        let copy = caller.log(&"the store", copy)?;
+        let chunks: Vec<_> = copy
+            .chunks(BACKUP_CHUNK)
+            .map(|bytes| Ok(v1::BackupChunk { bytes: bytes.to_vec(), total: copy.len() as u64 }))
+            .collect();
+        Ok(Response::new(tokio_stream::iter(chunks)))
     }
 
     async fn withdraw(&self, request: Request<v1::WithdrawRequest>) -> Answer<v1::WithdrawReply> {

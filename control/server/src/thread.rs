@@ -77,10 +77,6 @@ mod tests {
         (Running::start(actor, queue).unwrap(), commands)
     }
 
-    fn panics(_: &mut Controller, _: Duration) {
-        std::panic::resume_unwind(Box::new("of the state"));
-    }
-
     #[tokio::test]
     async fn others_go_on_while_the_state_computes() {
         let (running, commands) = start();
@@ -99,11 +95,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_of_the_state_goes_on_where_the_server_runs() {
+    async fn a_command_that_panics_costs_its_sender_alone() {
         let (running, commands) = start();
+        let (answer, answered) = oneshot::channel::<()>();
+        let panics = move |_: &mut Controller, _: Duration| {
+            let _answer = answer;
+            std::panic::resume_unwind(Box::new("of the state"));
+        };
         assert!(commands.send(Command::Look(Box::new(panics))).await.is_ok());
-        let server = tokio::spawn(running.until(std::future::pending()));
-        let error = tokio::time::timeout(LIMIT, server).await.unwrap().unwrap_err();
-        assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"of the state"));
+        assert!(answered.await.is_err(), "it gets no answer");
+        let (answer, answered) = oneshot::channel();
+        assert!(commands.send(Command::Fabric(answer)).await.is_ok());
+        tokio::time::timeout(LIMIT, answered).await.unwrap().unwrap();
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }
 }

@@ -185,6 +185,7 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
             .err()
             .map_or(Code::Ok, code),
     );
+    administers.push(operator.backup(v1::BackupRequest {}).await.err().map_or(Code::Ok, code));
     let same = |codes: Vec<Code>| {
         assert!(codes.iter().all(|code| *code == codes[0]), "{name}: {codes:?}");
         codes[0]

@@ -122,6 +122,50 @@ async fn what_is_answered_is_there_after_a_restart() {
     control.stop().await;
 }
 
+/// Makes the store of a copy by the program; what it said.
+fn restore(config: &Path, copy: &Path) -> (bool, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_harmonaize-control"));
+    let output = command.arg("--config").arg(config).arg("--restore").arg(copy).output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(said).unwrap())
+}
+
+#[tokio::test]
+async fn a_copy_of_a_running_control_is_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, copy) = (configure(folder.path()), folder.path().join("copy"));
+    let mut control = Control::start(&config).await;
+    let client = &mut control.client;
+    client.add_tenant(v1::AddTenantRequest { name: "b".to_owned(), ..Default::default() }).await.unwrap();
+    client.withdraw(drain("s0")).await.unwrap();
+    let mut chunks = client.backup(v1::BackupRequest {}).await.unwrap().into_inner();
+    let mut bytes = Vec::new();
+    while let Some(chunk) = chunks.message().await.unwrap() {
+        bytes.extend(chunk.bytes);
+    }
+    std::fs::write(&copy, bytes).unwrap();
+    client.add_tenant(v1::AddTenantRequest { name: "c".to_owned(), ..Default::default() }).await.unwrap();
+    let (done, said) = restore(&config, &copy);
+    assert!(!done && said.contains("is in use by another process"), "{said}");
+    control.stop().await;
+    let (done, said) = restore(&config, &copy);
+    assert!(
+        done && said.contains("1 tenants, 1 withdrawals") && said.contains("control.redb.replaced"),
+        "{said}"
+    );
+
+    let mut control = Control::start(&config).await;
+    assert_eq!(tenants(&mut control.client).await, ["a", "b"].map(str::to_owned).into());
+    assert_eq!(drained(&mut control.client).await, ["s0".to_owned()].into());
+    control.stop().await;
+    std::fs::write(&copy, "no store").unwrap();
+    let (done, said) = restore(&config, &copy);
+    assert!(!done && said.contains("is no store, or damaged"), "{said}");
+    let mut control = Control::start(&config).await;
+    assert_eq!(tenants(&mut control.client).await.len(), 2, "the store is as it was");
+    control.stop().await;
+}
+
 #[tokio::test]
 async fn refusals_are_precise_and_change_nothing() {
     let folder = tempfile::tempdir().unwrap();

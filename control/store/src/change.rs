@@ -79,6 +79,19 @@ impl Stored {
         }
     }
 
+    /// The changes that make this of nothing.
+    pub fn changes(self) -> Vec<Change> {
+        let Self { boot, fabric, tenants, withdrawals, plans, agreements, pasts } = self;
+        let mut changes: Vec<Change> = boot.map(Change::Boot).into_iter().collect();
+        changes.extend(fabric.map(Change::Fabric));
+        changes.extend(tenants.into_values().map(Change::Tenant));
+        changes.extend(withdrawals.into_values().map(Change::Withdraw));
+        changes.extend(plans.into_values().map(|plan| Change::Plan(Box::new(plan))));
+        changes.extend(agreements.into_values().map(Change::Agreement));
+        changes.extend(pasts.into_values().map(|past| Change::Past(Box::new(past))));
+        changes
+    }
+
     /// The number of the next start: one more than the last's. The first of all is `random`, so that a store that was begun
     /// anew does not give ids that communicators may still have.
     pub fn next_boot(&self, random: u32) -> u32 {

@@ -4,11 +4,13 @@
 //! them in a file (redb), [`Memory`] nowhere. Agents are the truth of what runs; a plan here is only what they do not tell.
 #![forbid(unsafe_code)]
 
+mod backup;
 mod change;
 mod embedded;
 mod memory;
 mod record;
 
+pub use backup::{backup, restore};
 pub use change::{Change, Stored};
 pub use embedded::Embedded;
 pub use memory::Memory;

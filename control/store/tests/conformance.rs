@@ -4,7 +4,7 @@
 use harmonaize_abi::CommunicatorId;
 use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
-    StoreError, Stored, Tenant, Withdrawal, WithdrawalKind,
+    StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
 };
 use std::path::Path;
 
@@ -217,6 +217,44 @@ fn a_file_of_before_is_read_and_written() {
     store.write(&again).unwrap();
     again.iter().for_each(|change| model.apply(change));
     assert_eq!(store.read().unwrap(), model);
+}
+
+/// A copy is a store's file, of which another is made; the one that was there is kept.
+#[test]
+fn a_copy_is_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, copy) = (folder.path().join("control.redb"), folder.path().join("copy"));
+    let mut store = Embedded::open(&path).unwrap();
+    store.write(&changes()).unwrap();
+    let mut model = store.read().unwrap();
+    std::fs::write(&copy, backup(model.clone()).unwrap()).unwrap();
+    assert_eq!(Embedded::open(&copy).unwrap().read().unwrap(), model, "a copy is a store itself");
+    store.write(&[Change::NoTenant("b".into())]).unwrap();
+    let later = store.read().unwrap();
+    assert!(matches!(restore(&copy, &path, 7), Err(StoreError::InUse { .. })), "control runs on it");
+    drop(store);
+    model.boot = Some(7);
+    let (restored, kept) = restore(&copy, &path, 7).unwrap();
+    assert_eq!(restored, model);
+    assert_eq!(Embedded::open(&path).unwrap().read().unwrap(), model);
+    assert_eq!(Embedded::open(&kept.unwrap()).unwrap().read().unwrap(), later);
+    // Where there is none, and where there is a damaged one.
+    let elsewhere = folder.path().join("other.redb");
+    assert!(restore(&copy, &elsewhere, 8).unwrap().1.is_none());
+    std::fs::write(&elsewhere, "no store").unwrap();
+    assert!(restore(&copy, &elsewhere, 9).unwrap().1.is_some());
+    assert_eq!(Embedded::open(&elsewhere).unwrap().read().unwrap().boot, Some(9));
+    // What is no copy leaves the store alone.
+    for bad in [&b""[..], b"no store", &std::fs::read(&copy).unwrap()[..5000]] {
+        std::fs::write(&copy, bad).unwrap();
+        let refused = restore(&copy, &path, 10);
+        assert!(matches!(&refused, Err(StoreError::Damaged { path, .. }) if *path == copy), "{refused:?}");
+    }
+    assert_eq!(Embedded::open(&path).unwrap().read().unwrap(), model);
+    let mut left: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["control.redb", "control.redb.replaced", "copy", "other.redb", "other.redb.replaced"]);
 }
 
 /// Bytes that change under a store are found, not believed: an error, or what was there.

@@ -3,7 +3,7 @@
 use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::Binaries;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use harmonaize_identity::{Authority, CONTROL, Folder, Use};
 use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
@@ -113,6 +113,15 @@ impl Deployment {
         command.arg("--config").arg(&config).env("NO_COLOR", "1");
         self.control =
             Some(Process::start("control", &mut command, &self.fabric.control(), &folder.join("log"))?);
+        Ok(())
+    }
+
+    /// Makes control's store of a copy, while control does not run. Its configuration must name one.
+    pub fn restore_control(&self, copy: &Path) -> Result<()> {
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
+        command.arg("--config").arg(control_folder(&self.fabric).join("control.toml"));
+        let output = command.arg("--restore").arg(copy).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(())
     }
 
