@@ -458,7 +458,7 @@ async fn init_makes_what_control_and_its_operators_need() {
     assert_eq!(code, 0, "{out}{err}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn backup_writes_a_store() {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("copy");
