@@ -129,6 +129,9 @@ pub fn algorithm_name(algorithm: Algorithm) -> &'static str {
         Algorithm::OneShot => "one shot",
         Algorithm::TwoShot => "two shots",
         Algorithm::Aggregated => "aggregated",
+        Algorithm::RecursiveDoubling => "recursive doubling",
+        Algorithm::RecursiveHalving => "recursive halving",
+        Algorithm::BinomialTree => "binomial tree",
         _ => "other",
     }
 }

@@ -58,6 +58,12 @@ pub enum Algorithm {
     TwoShot,
     /// Sums by an aggregator on the way.
     Aggregated,
+    /// Everything between partners among the hosts, twice as far apart each time.
+    RecursiveDoubling,
+    /// Half of what is left between such partners, and back.
+    RecursiveHalving,
+    /// Along a binomial tree of hosts.
+    BinomialTree,
     /// Something that this version has no name for.
     Other(u8),
 }
@@ -109,6 +115,9 @@ impl Receipt {
                 7 => Algorithm::OneShot,
                 8 => Algorithm::TwoShot,
                 9 => Algorithm::Aggregated,
+                10 => Algorithm::RecursiveDoubling,
+                11 => Algorithm::RecursiveHalving,
+                12 => Algorithm::BinomialTree,
                 other => Algorithm::Other(other),
             },
             fallback: completion.fallback != 0,

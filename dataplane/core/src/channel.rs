@@ -2,7 +2,7 @@
 
 use crate::counts::Counts;
 use harmonaize_abi::{Epoch, Signature};
-use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Step};
+use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Slot, Step};
 use std::sync::Arc;
 
 /// A step not yet issued.
@@ -77,6 +77,17 @@ impl Segment {
         // A block ends where it ends, within the segment or before it.
         let (start, elements) = part.elements(self.lo.min(count), self.hi.min(count));
         (offset.saturating_add(start), elements)
+    }
+
+    /// Where an operand of a staging slot begins in it, in elements.
+    pub fn offset_in_slot(&self, slot: Slot, operand: &Operand) -> u64 {
+        let part = operand.part;
+        let Some(divisor) = self.program.slots.get(usize::from(slot.0)) else { return 0 };
+        let count = match &self.counts {
+            Some(counts) => counts.get(part.block).map_or(0, |(_, count)| count),
+            None => self.hi,
+        };
+        part.offset_in_slot(*divisor, self.lo.min(count), self.hi.min(count))
     }
 
     /// Whether its result waits in staging: for everybody's acknowledgement, or until it is done here ([`Segment::retains_output`]).

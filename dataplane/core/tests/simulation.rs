@@ -377,6 +377,34 @@ fn direct_death() {
 }
 
 #[test]
+fn recursive() {
+    let build = |seed| match seed % 3 {
+        0 => Scenario::new(seed, 2).rough().recursive(),
+        1 => Scenario::new(seed, 2).changing().recursive(),
+        _ => Scenario::new(seed, 2).changing().carrying().recursive(),
+    };
+    let sum = family("recursive", 200, false, build, |world| {
+        well(world);
+        agreed(world);
+    });
+    assert!(sum.recursive.iter().all(|count| *count > 0) && sum.switches > 0, "{sum}");
+}
+
+#[test]
+fn recursive_death() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2).rough();
+        let scenario = if seed % 2 == 0 { scenario } else { scenario.changing() };
+        scenario.killing().recursive()
+    };
+    let sum = family("recursive_death", 150, true, build, |world| {
+        mourned(world);
+        agreed(world);
+    });
+    assert!(sum.recursive.iter().all(|count| *count > 0) && sum.failures > 0, "{sum}");
+}
+
+#[test]
 fn coded_death() {
     let build = |seed| {
         let scenario = Scenario::new(seed, 2).rough();

@@ -11,7 +11,7 @@ use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
-use harmonaize_plan::{CODED_ROOM, Participant, Program, Slot};
+use harmonaize_plan::{CODED_ROOM, Operand, Participant, Program, Slot};
 use harmonaize_shm::{Memory, MemoryError, Span};
 use harmonaize_transport::{DownReason, LinkId};
 use std::ops::RangeInclusive;
@@ -268,16 +268,17 @@ impl CommunicatorState {
         Some((segment, segment.signature.dtype.size() as u64))
     }
 
-    /// Where a staging slot of the channel's segment starts.
+    /// Where an operand in a staging slot of the channel's segment starts.
     pub(crate) fn staging(
         &self,
         channel: u16,
         segment: &Segment,
         size: u64,
-        slot: Slot,
+        (slot, operand): (Slot, &Operand),
     ) -> Option<(&Arc<Memory>, u64)> {
         let memory = self.staging.get(usize::from(channel))?.as_ref()?;
-        Some((memory, slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size)))
+        let start = slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size);
+        Some((memory, start + segment.offset_in_slot(slot, operand) * size))
     }
 
     /// The sum so far of the own part of a channel's segment, if anything was added to it.

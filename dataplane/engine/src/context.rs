@@ -46,8 +46,8 @@ impl<'a> Context<'a> {
                 Ok((memory, at + offset, bytes))
             }
             Buffer::Staging(slot) => {
-                let (memory, at) =
-                    self.member.staging(self.channel, segment, size, slot).ok_or_else(missing)?;
+                let place = self.member.staging(self.channel, segment, size, (slot, operand));
+                let (memory, at) = place.ok_or_else(missing)?;
                 Ok((memory, at, bytes))
             }
             Buffer::Peer(peer) => self.landing(segment.epoch, peer, bytes).ok_or_else(missing),

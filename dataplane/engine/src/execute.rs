@@ -72,7 +72,8 @@ pub(crate) fn scale_fetched(member: &CommunicatorState, channel: u16, step: u32)
     let ([source], [staged]) = (sources.as_slice(), destinations.as_slice()) else { return Ok(()) };
     let (Buffer::Input(rank), Buffer::Staging(slot)) = (source.buffer, staged.buffer) else { return Ok(()) };
     let call = member.pending(segment.operation, rank).ok_or(ExecuteError::Operand(*source))?;
-    let (memory, at) = member.staging(channel, segment, size, slot).ok_or(ExecuteError::Operand(*staged))?;
+    let (memory, at) =
+        member.staging(channel, segment, size, (slot, staged)).ok_or(ExecuteError::Operand(*staged))?;
     let (_, bytes) = tensor_range(segment, size, staged);
     let fetched = memory.view_mut(at, bytes)?;
     let factors = [call.factor];

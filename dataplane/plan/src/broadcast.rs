@@ -1,11 +1,12 @@
 //! Broadcast: a chain along the ring order from the root's participant, down which the parts of a segment follow one
-//! another; or in one shot, from there to everybody.
+//! another; in one shot, from there to everybody; or down a binomial tree.
 
 use crate::builder::{Builder, Feeder, Rotation, input, outputs, peer, remote_count, staged};
 use crate::one_two_shot;
 use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
 use crate::program::{Access, Operand, Part, Participant, Program, Retention, Slot, StepKind};
 use crate::segmentation::CHAIN_PARTS;
+use crate::tree;
 use harmonaize_abi::Rank;
 
 /// Slots in which remote ranks' parts wait.
@@ -29,15 +30,18 @@ pub(crate) fn program(
 ) -> Result<Program, PlanError> {
     let (participants, root) = (plan.participants(), request.root);
     let first = plan.position_of_root(root)?;
-    let one = request.algorithm == Algorithm::OneShot;
-    // How many get it straight from here, and how far back is who it comes from.
-    let (next, back) = match (position + participants - first) % participants {
-        0 if one => (participants - 1, 0),
-        distance if one => (0, distance),
-        distance => (u32::from(distance + 1 < participants), 1),
+    let place = (position + participants - first) % participants;
+    // How far on are those who get it straight from here, how far back is who it comes from, and in how many parts.
+    let (next, back, of): (Vec<u32>, _, _) = match (request.algorithm, place) {
+        (Algorithm::OneShot, 0) => ((1..participants).collect(), 0, 1),
+        (Algorithm::OneShot, _) => (Vec::new(), place, 1),
+        (Algorithm::BinomialTree, 0) => (tree::to_children(0, participants).rev().collect(), 0, 1),
+        (Algorithm::BinomialTree, _) => {
+            (tree::to_children(place, participants).rev().collect(), tree::to_parent(place), 1)
+        }
+        _ => ((1..participants.min(2)).filter(|next| place + next < participants).collect(), 1, CHAIN_PARTS),
     };
-    let next = (1..=next).map(|distance| plan.at(position, distance)).collect::<Result<_, _>>()?;
-    let of = if one { 1 } else { CHAIN_PARTS };
+    let next = next.into_iter().map(|distance| plan.at(position, distance)).collect::<Result<_, _>>()?;
     let link = Link { ranks: plan.group().local(me), local, of, next };
     let mut builder = Builder::default();
     if position != first {

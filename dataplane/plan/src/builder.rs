@@ -17,11 +17,29 @@ pub(crate) struct Builder {
     committed: bool,
 }
 
-/// Steps that touch a slot and were not yet waited for.
+/// Steps that touch a slot and were not yet waited for, each with the part that it touches.
 #[derive(Default)]
 struct Unfinished {
-    reads: Vec<u32>,
-    writes: Vec<u32>,
+    /// Of how many parts the slot holds one.
+    divisor: u32,
+    reads: Vec<(u32, Part)>,
+    writes: Vec<(u32, Part)>,
+}
+
+impl Unfinished {
+    /// Takes out those of `steps` that touch what `part` does. Only parts of a whole segment lie side by side wherever they are.
+    fn take(divisor: u32, steps: &mut Vec<(u32, Part)>, part: Part) -> impl Iterator<Item = u32> {
+        let end = |part: Part| u64::from(part.index) + 1;
+        let before = |one: Part, other: Part| {
+            end(one) * u64::from(other.of) <= u64::from(other.index) * u64::from(one.of)
+        };
+        let apart = |other: Part| {
+            divisor == 1 && part.block == other.block && (before(part, other) || before(other, part))
+        };
+        let (kept, taken): (Vec<_>, Vec<_>) = steps.drain(..).partition(|(_, other)| apart(*other));
+        *steps = kept;
+        taken.into_iter().map(|(step, _)| step)
+    }
 }
 
 impl Builder {
@@ -30,7 +48,7 @@ impl Builder {
         let number =
             u16::try_from(self.slots.len()).map_err(|_| PlanError::TooLarge(usize::from(u16::MAX)))?;
         self.slots.push(divisor);
-        self.unfinished.push(Unfinished::default());
+        self.unfinished.push(Unfinished { divisor, ..Unfinished::default() });
         Ok(Slot(number))
     }
 
@@ -47,7 +65,9 @@ impl Builder {
     /// Begins the steps that wait for the acknowledgement.
     pub(crate) fn begin_committed(&mut self) {
         self.committed = true;
-        self.unfinished.iter_mut().for_each(|slot| *slot = Unfinished::default());
+        for slot in &mut self.unfinished {
+            (slot.reads, slot.writes) = (Vec::new(), Vec::new());
+        }
     }
 
     /// The program.
@@ -81,13 +101,13 @@ impl Builder {
         let mut after = Vec::new();
         for operand in &sources {
             if let Some(slot) = self.unfinished_at(operand) {
-                after.append(&mut slot.writes);
+                after.extend(Unfinished::take(slot.divisor, &mut slot.writes, operand.part));
             }
         }
         for operand in &destinations {
             if let Some(slot) = self.unfinished_at(operand) {
-                after.append(&mut slot.writes);
-                after.append(&mut slot.reads);
+                after.extend(Unfinished::take(slot.divisor, &mut slot.writes, operand.part));
+                after.extend(Unfinished::take(slot.divisor, &mut slot.reads, operand.part));
             }
         }
         after.sort_unstable();
@@ -100,11 +120,15 @@ impl Builder {
             _ if sends => (memory.or(sources.first()), None),
             _ => (None, None),
         };
-        if let Some(slot) = read.and_then(|operand| self.unfinished_at(operand)) {
-            slot.reads.push(index);
+        if let Some((slot, part)) =
+            read.and_then(|operand| Some((self.unfinished_at(operand)?, operand.part)))
+        {
+            slot.reads.push((index, part));
         }
-        if let Some(slot) = written.and_then(|operand| self.unfinished_at(operand)) {
-            slot.writes.push(index);
+        if let Some((slot, part)) =
+            written.and_then(|operand| Some((self.unfinished_at(operand)?, operand.part)))
+        {
+            slot.writes.push((index, part));
         }
         self.steps.push(Step { kind, sources, destinations, after, committed: self.committed });
     }

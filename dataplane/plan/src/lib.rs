@@ -4,6 +4,7 @@
 //! Architecture invariant: no clock, socket, thread, file or async runtime; an algorithm is data.
 #![forbid(unsafe_code)]
 
+mod algorithm_table;
 mod allgather;
 mod allreduce;
 mod barrier;
@@ -15,10 +16,13 @@ mod one_two_shot;
 mod pairwise;
 mod plan;
 mod program;
+mod recursive;
 mod reduce;
 mod reducescatter;
 mod segmentation;
+mod tree;
 
+pub use algorithm_table::{AlgorithmRange, AlgorithmTable, MAX_RANGES, TableError};
 pub use check::{CheckError, Fault, Found, Report, Usage, Wait, check, check_own};
 pub use plan::{Algorithm, Coding, Edges, Local, Plan, PlanError, Request, algorithm_code, edges, program};
 pub use program::{

@@ -98,7 +98,7 @@ pub(crate) fn barrier(plan: &Plan, position: u32) -> Result<Program, PlanError> 
 }
 
 /// What this participant adds to each part.
-enum LocalContribution<'a> {
+pub(crate) enum LocalContribution<'a> {
     /// The input of its only rank, sent from where it lies.
     Input(Rank),
     /// What its ranks add, copied beforehand; by part.
@@ -109,7 +109,7 @@ enum LocalContribution<'a> {
 
 impl<'a> LocalContribution<'a> {
     /// Of `parts`, which must be asked for in this order.
-    fn new(
+    pub(crate) fn new(
         builder: &mut Builder,
         ranks: &'a [Rank],
         local: &'a Local<'a>,
@@ -129,7 +129,7 @@ impl<'a> LocalContribution<'a> {
         }
     }
 
-    fn take(&mut self, builder: &mut Builder, part: Part) -> Result<Operand, PlanError> {
+    pub(crate) fn take(&mut self, builder: &mut Builder, part: Part) -> Result<Operand, PlanError> {
         match self {
             Self::Input(rank) => Ok(input(*rank, part)),
             Self::Copies(slots) => {

@@ -2,7 +2,8 @@
 
 use crate::program::{Access, Buffer, Group, Participant, Program, Retention};
 use crate::{
-    allgather, allreduce, barrier, broadcast, direct, one_two_shot, pairwise, reduce, reducescatter,
+    allgather, allreduce, barrier, broadcast, direct, one_two_shot, pairwise, recursive, reduce,
+    reducescatter,
 };
 use harmonaize_abi::{Blocks, Collective, Pattern, Rank};
 use serde::{Deserialize, Serialize};
@@ -51,26 +52,70 @@ impl Request {
     }
 }
 
-/// In how many hops an operation goes from everybody to everybody.
+/// How an operation goes between participants. One that its collective cannot take stands for [`Algorithm::Ring`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Algorithm {
-    /// From one to the next: by ring, chain or dissemination.
+    /// From one to the next by ring or chain, by dissemination, or pairwise.
     #[default]
     Ring,
     /// Straight from each to all.
     OneShot,
-    /// Straight from each to the owners of the parts, and from these to all. As [`Algorithm::Ring`] but for an AllReduce.
+    /// Straight from each to the owners of the parts, and from these to all.
     TwoShot,
+    /// Everything between partners that are twice as far from one another each time.
+    RecursiveDoubling,
+    /// Half of what is left between such partners, and back.
+    RecursiveHalving,
+    /// Along a binomial tree, from the root or to it.
+    BinomialTree,
 }
 
 impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 6] = [
+        Self::Ring,
+        Self::OneShot,
+        Self::TwoShot,
+        Self::RecursiveDoubling,
+        Self::RecursiveHalving,
+        Self::BinomialTree,
+    ];
+
     /// Those that data of a pattern can take.
     pub const fn of(pattern: Pattern) -> &'static [Self] {
         match pattern {
-            Pattern::ReduceDistribute => &[Self::Ring, Self::OneShot, Self::TwoShot],
+            Pattern::ReduceDistribute => {
+                &[Self::Ring, Self::OneShot, Self::TwoShot, Self::RecursiveDoubling, Self::RecursiveHalving]
+            }
             Pattern::Pairwise => &[Self::Ring],
-            Pattern::Gather | Pattern::Chain | Pattern::Dissemination => &[Self::Ring, Self::OneShot],
+            Pattern::Chain => &[Self::Ring, Self::OneShot, Self::BinomialTree],
+            Pattern::Gather | Pattern::Dissemination => &[Self::Ring, Self::OneShot],
         }
+    }
+
+    /// The name that people read and type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::OneShot => "one-shot",
+            Self::TwoShot => "two-shot",
+            Self::RecursiveDoubling => "recursive-doubling",
+            Self::RecursiveHalving => "recursive-halving",
+            Self::BinomialTree => "binomial-tree",
+        }
+    }
+}
+
+impl core::fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl core::str::FromStr for Algorithm {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|each| each.name() == text).ok_or(())
     }
 }
 
@@ -217,9 +262,11 @@ pub fn program(
             direct::program(plan, position, me, local)
         }
         Collective::AllReduce if plan.participants() > 1 => match request.algorithm {
-            Algorithm::Ring => allreduce::program(plan, position, me, local),
             Algorithm::OneShot => one_two_shot::one_shot(plan, None, position, me, local),
             Algorithm::TwoShot => one_two_shot::two_shot(plan, position, me, local),
+            Algorithm::RecursiveDoubling => recursive::doubling(plan, position, me, local),
+            Algorithm::RecursiveHalving => recursive::halving(plan, position, me, local),
+            Algorithm::Ring | Algorithm::BinomialTree => allreduce::program(plan, position, me, local),
         },
         Collective::AllReduce => allreduce::program(plan, position, me, local),
         Collective::AllToAll | Collective::Gather | Collective::Scatter => {
@@ -264,7 +311,8 @@ pub fn edges(program: &Program) -> Edges {
 }
 
 /// Class of a request's algorithm among so many participants, as in a completion's receipt ([`harmonaize_abi::Completion::algorithm`]): 1 within one host,
-/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two.
+/// 2 ring, 3 pairwise, 4 chain, 5 dissemination, 6 direct and coded, 7 direct in one shot, 8 direct in two, 10 recursive doubling, 11
+/// recursive halving, 12 binomial tree.
 pub fn algorithm_code(participants: u32, request: Request) -> u8 {
     let coded = request.codes();
     match (request.collective.traits().pattern, request.algorithm) {
@@ -273,6 +321,9 @@ pub fn algorithm_code(participants: u32, request: Request) -> u8 {
         _ if coded => 6,
         (_, Algorithm::OneShot) => 7,
         (Pattern::ReduceDistribute, Algorithm::TwoShot) => 8,
+        (Pattern::ReduceDistribute, Algorithm::RecursiveDoubling) => 10,
+        (Pattern::ReduceDistribute, Algorithm::RecursiveHalving) => 11,
+        (Pattern::Chain, Algorithm::BinomialTree) => 12,
         (Pattern::ReduceDistribute | Pattern::Gather, _) => 2,
         (Pattern::Chain, _) => 4,
         (Pattern::Dissemination, _) => 5,

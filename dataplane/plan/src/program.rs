@@ -58,7 +58,7 @@ pub enum Buffer {
     Input(Rank),
     /// A local rank's output tensor.
     Output(Rank),
-    /// A staging buffer. Its content lies at the start of the buffer: an operand's `part` says how long it is.
+    /// A staging buffer. It holds one part of as many as its divisor says, from its start on; an operand may be a part of that part.
     Staging(Slot),
     /// The other end of a channel to a peer: a message that arrived (source) or that is sent (destination).
     /// At most one source and one destination of a step is the same peer.
@@ -156,7 +156,8 @@ pub struct Step {
 pub struct Program {
     /// Steps in issue order.
     pub steps: Vec<Step>,
-    /// Staging slots: slot `i` holds at most `ceil(segment elements of a block / slots[i])` elements, exact or coded.
+    /// Staging slots: slot `i` holds a part of `slots[i]`, at most `ceil(segment elements of a block / slots[i])` elements, exact or coded.
+    /// What is coded is such a part whole.
     pub slots: Vec<u32>,
     /// How many of the first steps secure the inputs under [`Retention::CopyInputs`], else 0. They talk to no peer; later
     /// steps read no input and overwrite none of the copies that they read. A segment that is run again under a plan of
@@ -239,6 +240,25 @@ impl Part {
     /// All of a block's segment.
     pub const fn whole(block: u32) -> Self {
         Self { block, index: 0, of: 1 }
+    }
+
+    /// The part that a slot of this divisor holds where this is in it; nothing where it would lie across two.
+    pub const fn enclosing(self, divisor: u32) -> Option<Self> {
+        match (divisor, self.of) {
+            (0, _) | (_, 0) => None,
+            (divisor, of) if of % divisor != 0 => None,
+            (divisor, of) => {
+                Some(Self { block: self.block, index: self.index / (of / divisor), of: divisor })
+            }
+        }
+    }
+
+    /// Elements before it in a slot of this divisor, of a block of which the segment covers `lo..hi`.
+    pub const fn offset_in_slot(self, divisor: u32, lo: u64, hi: u64) -> u64 {
+        match self.enclosing(divisor) {
+            Some(slot) => self.elements(lo, hi).0.saturating_sub(slot.elements(lo, hi).0),
+            None => 0,
+        }
     }
 
     /// Start and length in elements within a block of which the segment covers `lo..hi`.

@@ -1,5 +1,5 @@
 //! Reduce: a chain along the ring order that ends at the root's participant, down which the parts of a segment follow one another and
-//! gather contributions; or in one shot, from everybody straight to there. Either way the root's participant receives, and each other
+//! gather contributions; in one shot, from everybody straight to there; or up a [binomial tree](crate::tree). Along the chain and in one shot the root's participant receives, and each other
 //! sends, at most a tensor at a time; along the chain nobody receives more.
 //!
 //! Along the chain a part is added up in the ring's order, beginning after the root's participant; in one shot in the order of
@@ -13,6 +13,7 @@ use crate::one_two_shot::one_shot;
 use crate::plan::{Algorithm, Local, Plan, PlanError, Request};
 use crate::program::{Participant, Program, Retention};
 use crate::segmentation::CHAIN_PARTS;
+use crate::tree;
 
 /// Slots for sums that wait to be sent.
 const STAGED: u32 = 2;
@@ -32,6 +33,9 @@ pub(crate) fn program(
     }
     if request.algorithm == Algorithm::OneShot {
         return one_shot(plan, Some(root), position, me, local);
+    }
+    if request.algorithm == Algorithm::BinomialTree {
+        return tree::reduce(plan, request, position, me, local);
     }
     let (next, previous) = (plan.at(position, 1)?, plan.at(position, all - 1)?);
     let previous = ((end + 1) % all != position).then_some(previous);

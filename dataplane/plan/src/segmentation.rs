@@ -1,5 +1,6 @@
 //! How an operation is cut into segments, and which retention an operation of its size gets.
 
+use crate::algorithm_table::AlgorithmTable;
 use crate::plan::{Algorithm, Plan};
 use crate::program::{Participant, Retention};
 use harmonaize_abi::{Collective, Pattern, Signature};
@@ -17,11 +18,8 @@ pub struct Tuning {
     pub message_bytes: u32,
     /// Operations up to this many bytes a rank copy their inputs ([`Retention::CopyInputs`]).
     pub copy_bytes: u64,
-    /// Operations of up to this many bytes go in one shot; Barriers too, unless it is 0.
-    pub one_shot_bytes: u64,
-    /// AllReduces of more, up to this many bytes, go in two; AllGathers and ReduceScatters, each of which is half of such an
-    /// AllReduce, in one.
-    pub two_shot_bytes: u64,
+    /// How operations go, by collective and size.
+    pub algorithms: AlgorithmTable,
 }
 
 /// How an operation is cut. Depends only on what all participants share.
@@ -48,8 +46,7 @@ impl Default for Tuning {
             segment_bytes: 1 << 20,
             message_bytes: 16 << 10,
             copy_bytes: 32 << 10,
-            one_shot_bytes: 0,
-            two_shot_bytes: 0,
+            algorithms: AlgorithmTable::default(),
         }
     }
 }
@@ -77,7 +74,13 @@ pub fn segmentation(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Segm
 }
 
 /// Most elements of a block that a segment may have, at least 1.
-fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64, tuning: &Tuning) -> u64 {
+fn max_elements(
+    plan: &Plan,
+    collective: Collective,
+    algorithm: Algorithm,
+    size: u64,
+    tuning: &Tuning,
+) -> u64 {
     let participants = u64::from(plan.participants());
     let chunk = (u64::from(tuning.chunk_bytes) / size).max(1);
     let segment = (u64::from(tuning.segment_bytes) / size).max(1);
@@ -85,7 +88,12 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
     let of_blocks = |blocks: u64| (segment / blocks.max(1)).max(least).min(chunk);
     match collective.traits().pattern {
         Pattern::ReduceDistribute | Pattern::Chain if participants == 1 => segment,
-        Pattern::ReduceDistribute | Pattern::Chain if shots == Algorithm::OneShot => segment.min(chunk),
+        Pattern::ReduceDistribute | Pattern::Chain if sends_whole(algorithm) => segment.min(chunk),
+        Pattern::ReduceDistribute if algorithm == Algorithm::RecursiveHalving => {
+            // The first exchange sends half of a segment, but a participant that goes by a neighbour all of it.
+            let halves = if participants.is_power_of_two() { 2 } else { 1 };
+            segment.min(chunk.saturating_mul(halves))
+        }
         Pattern::ReduceDistribute => segment.min(chunk.saturating_mul(participants)),
         Pattern::Chain => segment.min(chunk.saturating_mul(u64::from(CHAIN_PARTS))),
         Pattern::Pairwise => {
@@ -101,18 +109,18 @@ fn max_elements(plan: &Plan, collective: Collective, shots: Algorithm, size: u64
     }
 }
 
+/// Whether an algorithm sends a segment in one message.
+fn sends_whole(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::OneShot | Algorithm::RecursiveDoubling | Algorithm::BinomialTree)
+}
+
 /// How an operation goes between participants. Depends only on what all participants share.
 pub fn select_algorithm(plan: &Plan, signature: &Signature, tuning: &Tuning) -> Algorithm {
-    let bytes = tensor_bytes(plan, signature);
-    let within = |most: u64| most > 0 && bytes <= most;
-    match signature.collective.traits().pattern {
-        _ if plan.participants() == 1 => Algorithm::Ring,
-        Pattern::Dissemination if tuning.one_shot_bytes > 0 => Algorithm::OneShot,
-        Pattern::ReduceDistribute | Pattern::Chain if within(tuning.one_shot_bytes) => Algorithm::OneShot,
-        Pattern::ReduceDistribute if within(tuning.two_shot_bytes) => Algorithm::TwoShot,
-        // As many messages, of as many bytes, as along the ring.
-        Pattern::Gather if within(tuning.one_shot_bytes.max(tuning.two_shot_bytes)) => Algorithm::OneShot,
-        _ => Algorithm::Ring,
+    let collective = signature.collective;
+    match (plan.participants(), collective.has_data()) {
+        (1, _) => Algorithm::Ring,
+        (_, false) => tuning.algorithms.choose(collective, 0),
+        (_, true) => tuning.algorithms.choose(collective, tensor_bytes(plan, signature)),
     }
 }
 

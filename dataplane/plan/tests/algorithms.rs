@@ -11,7 +11,17 @@ use harmonaize_plan::{
 };
 
 fn sweep(collective: Collective, coded: bool, shots: Algorithm) {
+    sweep_where(collective, coded, shots, |_, _| true);
+}
+
+/// All ways up to nine ranks; of more ranks, each number of them in some ways.
+fn sample(collective: Collective, algorithm: Algorithm) {
+    sweep_where(collective, false, algorithm, |ranks, way| ranks <= 9 || (way + ranks).is_multiple_of(17));
+}
+
+fn sweep_where(collective: Collective, coded: bool, shots: Algorithm, chosen: impl Fn(u32, u32) -> bool) {
     for ranks in 1..=64 {
+        let mut way = 0;
         for grouping in Grouping::ALL {
             let plan = grouping.plan(ranks);
             let wanted = |request: &Request| {
@@ -24,6 +34,10 @@ fn sweep(collective: Collective, coded: bool, shots: Algorithm) {
                     Reach::ALL.into_iter().flat_map(|reach| ways.clone().map(move |way| (reach, way)))
                 {
                     for retention in RETENTIONS.map(Some).into_iter().chain([None]) {
+                        way += 1;
+                        if !chosen(ranks, way) {
+                            continue;
+                        }
                         let case = Case { plan: plan.clone(), request, retention, reach, scaled };
                         let what = || {
                             format!("{ranks} ranks {grouping:?} {request:?} {reach:?} {retention:?} {scaled}")
@@ -67,6 +81,78 @@ fn every_allreduce_in_two_shots_is_right() {
 fn every_broadcast_and_barrier_in_one_shot_is_right() {
     sweep(Collective::Broadcast, false, Algorithm::OneShot);
     sweep(Collective::Barrier, false, Algorithm::OneShot);
+}
+
+#[test]
+fn every_allreduce_by_recursive_doubling_is_right() {
+    sample(Collective::AllReduce, Algorithm::RecursiveDoubling);
+}
+
+#[test]
+fn every_allreduce_by_recursive_halving_is_right() {
+    sample(Collective::AllReduce, Algorithm::RecursiveHalving);
+}
+
+#[test]
+fn every_broadcast_and_reduce_by_a_binomial_tree_is_right() {
+    sample(Collective::Broadcast, Algorithm::BinomialTree);
+    sample(Collective::Reduce, Algorithm::BinomialTree);
+}
+
+/// Every number of participants up to 64, one rank each, in an order that is not theirs.
+#[test]
+fn exchanges_by_powers_of_two_take_any_number_of_participants() {
+    for all in 2..=64_u32 {
+        let group = Grouping::PerHost(1).plan(all).group().clone();
+        let order = (0..all).map(|at| Participant((at + all / 3) % all)).rev().collect();
+        let plan = Plan::new(group, order).unwrap();
+        let levels = all.ilog2() as usize;
+        let folds = if all.is_power_of_two() { 0 } else { 2 };
+        for (collective, algorithm, hops) in [
+            (Collective::AllReduce, Algorithm::RecursiveDoubling, levels + folds),
+            (Collective::AllReduce, Algorithm::RecursiveHalving, 2 * levels + folds),
+            (Collective::Broadcast, Algorithm::BinomialTree, (all - 1).ilog2() as usize + 1),
+            (Collective::Reduce, Algorithm::BinomialTree, (all - 1).ilog2() as usize + 1),
+        ] {
+            let request = Request { algorithm, ..plain(collective, Rank(all / 2)) };
+            let retention = Some(RETENTIONS[all as usize % 3]);
+            let reach = Reach::ALL[all as usize / 3 % 3];
+            let case = Case { plan: plan.clone(), request, retention, reach, scaled: false };
+            let programs = case.programs();
+            let report = case.check(&programs, 1).unwrap();
+            assert_eq!(case.check_alone(&programs).unwrap(), report.usage, "{all} {request:?}");
+            let longest = longest_path(&programs);
+            match collective {
+                Collective::Broadcast | Collective::Reduce => {
+                    assert_eq!(report.messages, u64::from(all) - 1);
+                    assert!(longest <= hops, "{all} {request:?}: {longest} of {hops}");
+                }
+                // A neighbour's way there may be hidden by the partners' first exchange.
+                _ => assert!((hops - folds / 2..=hops).contains(&longest), "{all} {request:?}: {longest}"),
+            }
+        }
+    }
+}
+
+/// Of 8 participants each has three partners. Halving sends 7 eighths of a tensor and gets as much, then the same again, as a ring in 14
+/// messages does.
+#[test]
+fn halving_sends_the_bytes_of_a_ring_in_six_messages() {
+    let bytes = |algorithm| {
+        let mut one =
+            case(Grouping::PerHost(1), 8, Collective::AllReduce, Retention::KeepInputs, Reach::Mapped);
+        one.request.algorithm = algorithm;
+        let sent = |program: &harmonaize_plan::Program| {
+            let operands = program.steps.iter().flat_map(|step| &step.destinations);
+            let sent = operands.filter(|operand| matches!(operand.buffer, Buffer::Peer(_)));
+            let lengths: Vec<u64> = sent.map(|operand| operand.part.elements(0, 800).1).collect();
+            (lengths.len(), lengths.iter().sum::<u64>())
+        };
+        one.programs().iter().map(sent).collect::<Vec<_>>()
+    };
+    assert_eq!(bytes(Algorithm::RecursiveHalving), [(6, 1400); 8]);
+    assert_eq!(bytes(Algorithm::Ring), [(14, 1400); 8]);
+    assert_eq!(bytes(Algorithm::RecursiveDoubling), [(3, 2400); 8]);
 }
 
 #[test]
@@ -447,6 +533,9 @@ fn algorithm_classes_are_those_of_the_receipt() {
     assert_eq!(classes(Algorithm::Ring), [2, 3, 4, 5, 2, 2, 4, 3, 3]);
     assert_eq!(classes(Algorithm::OneShot), [7, 3, 7, 7, 7, 7, 7, 3, 3]);
     assert_eq!(classes(Algorithm::TwoShot), [8, 3, 4, 5, 2, 2, 4, 3, 3]);
+    assert_eq!(classes(Algorithm::RecursiveDoubling), [10, 3, 4, 5, 2, 2, 4, 3, 3]);
+    assert_eq!(classes(Algorithm::RecursiveHalving), [11, 3, 4, 5, 2, 2, 4, 3, 3]);
+    assert_eq!(classes(Algorithm::BinomialTree), [2, 3, 12, 5, 2, 2, 12, 3, 3]);
     assert_eq!(algorithm_code(1, plain(Collective::AllToAll, Rank(0))), 1);
     let coded = Request { coded: true, ..plain(Collective::AllReduce, Rank(0)) };
     assert_eq!(algorithm_code(4, coded), 6);

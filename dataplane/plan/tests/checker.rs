@@ -432,6 +432,9 @@ fn an_input_that_is_sent_before_it_is_multiplied_is_refused() {
         (Collective::ReduceScatter, Algorithm::Ring),
         (Collective::ReduceScatter, Algorithm::OneShot),
         (Collective::Reduce, Algorithm::Ring),
+        (Collective::AllReduce, Algorithm::RecursiveDoubling),
+        (Collective::AllReduce, Algorithm::RecursiveHalving),
+        (Collective::Reduce, Algorithm::BinomialTree),
     ] {
         let request = Request { collective, root: Rank(0), coded: false, algorithm };
         let retention = Some(Retention::KeepInputs);

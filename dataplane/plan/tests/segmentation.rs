@@ -6,8 +6,8 @@ mod common;
 use common::{Case, Grouping, Reach};
 use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
-    Algorithm, Buffer, Operand, Request, Retention, Segmentation, Tuning, retention, segmentation,
-    select_algorithm,
+    Algorithm, AlgorithmTable, Buffer, Operand, Request, Retention, Segmentation, Tuning, retention,
+    segmentation, select_algorithm,
 };
 use proptest::prelude::*;
 
@@ -33,6 +33,14 @@ fn largest_message(case: &Case, lo: u64, hi: u64) -> u64 {
     sent.map(|operand| operand.part.elements(lo, hi).1).max().unwrap_or(0)
 }
 
+fn algorithms() -> impl Strategy<Value = AlgorithmTable> {
+    let size = || prop_oneof![Just(0), 0_u64..20_000_000];
+    prop_oneof![
+        (size(), size()).prop_map(|(one, two)| AlgorithmTable::direct(one, two)),
+        prop::sample::select(&Algorithm::ALL[..]).prop_map(AlgorithmTable::all_by),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -46,8 +54,7 @@ proptest! {
         chunk_bytes in 8_u32..300_000,
         segment_bytes in 0_u32..3_000_000,
         message_bytes in 0_u32..100_000,
-        one_shot_bytes in prop_oneof![Just(0), 0_u64..20_000_000],
-        two_shot_bytes in prop_oneof![Just(0), 0_u64..20_000_000],
+        algorithms in algorithms(),
     ) {
         let plan = grouping.plan(ranks);
         let tuning = Tuning {
@@ -55,8 +62,7 @@ proptest! {
             segment_bytes,
             message_bytes,
             copy_bytes: 0,
-            one_shot_bytes,
-            two_shot_bytes,
+            algorithms,
         };
         let signature = signature(collective, dtype, count);
         let cut = segmentation(&plan, &signature, &tuning);
@@ -91,18 +97,18 @@ proptest! {
         collective in prop::sample::select(Collective::ALL),
         dtype in prop::sample::select(Dtype::ALL),
         count in any::<u64>(),
-        sizes in any::<(u32, u32, u32, u64, u64, u64)>(),
+        sizes in any::<(u32, u32, u32, u64)>(),
+        algorithms in algorithms(),
         in_place in any::<bool>(),
     ) {
         let plan = Grouping::PerHost(3).plan(10);
-        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes, one_shot_bytes, two_shot_bytes) = sizes;
+        let (chunk_bytes, segment_bytes, message_bytes, copy_bytes) = sizes;
         let tuning = Tuning {
             chunk_bytes,
             segment_bytes,
             message_bytes,
             copy_bytes,
-            one_shot_bytes,
-            two_shot_bytes,
+            algorithms,
         };
         let signature = signature(collective, dtype, count);
         let cut = segmentation(&plan, &signature, &tuning);
@@ -157,8 +163,8 @@ fn small_operations_copy_and_those_in_place_hold() {
 
 #[test]
 fn the_size_says_in_how_many_shots() {
-    let tuning =
-        Tuning { chunk_bytes: 4096, one_shot_bytes: 8192, two_shot_bytes: 65536, ..Tuning::default() };
+    let algorithms = AlgorithmTable::direct(8192, 65536);
+    let tuning = Tuning { chunk_bytes: 4096, algorithms, ..Tuning::default() };
     let several = Grouping::PerHost(2).plan(8);
     let chosen =
         |collective, count| select_algorithm(&several, &signature(collective, Dtype::F32, count), &tuning);
@@ -190,4 +196,17 @@ fn the_size_says_in_how_many_shots() {
     // A message is the whole segment, so there are as many as chunks.
     let cut = segmentation(&several, &signature(Collective::AllReduce, Dtype::F32, 2048), &tuning);
     assert_eq!(cut, Segmentation { segments: 2, elements: 1024, count: 2048 });
+}
+
+#[test]
+fn what_goes_by_powers_of_two_is_cut_so_that_messages_fit() {
+    let cut = |grouping: Grouping, collective, algorithm| {
+        let tuning = Tuning { algorithms: AlgorithmTable::all_by(algorithm), ..Tuning::default() };
+        segmentation(&grouping.plan(12), &signature(collective, Dtype::U8, 1 << 20), &tuning).elements >> 10
+    };
+    // Half of a segment to the first partner of four, but all of it to a neighbour of three.
+    let halving = |grouping| cut(grouping, Collective::AllReduce, Algorithm::RecursiveHalving);
+    assert_eq!([halving(Grouping::PerHost(3)), halving(Grouping::PerHost(4))], [256, 128]);
+    assert_eq!(cut(Grouping::PerHost(3), Collective::AllReduce, Algorithm::RecursiveDoubling), 128);
+    assert_eq!(cut(Grouping::PerHost(3), Collective::Reduce, Algorithm::BinomialTree), 128);
 }

@@ -290,7 +290,9 @@ impl World {
                 remote(rank);
                 (Place::Output(rank.0), start)
             }
-            plan::Buffer::Staging(slot) => (Place::Staging(context.channel, slot.0), 0),
+            plan::Buffer::Staging(slot) => {
+                (Place::Staging(context.channel, slot.0), context.segment.offset_in_slot(slot, operand))
+            }
             plan::Buffer::Peer(_) => unreachable!("peers have messages, not places"),
         };
         let (operation, segment) = (context.segment.operation, context.segment.number);

@@ -3,7 +3,10 @@
 use super::p2p::P2pScript;
 use harmonaize_abi::{Collective, Dtype, Epoch, Pattern, Rank, ReduceOp, Signature};
 use harmonaize_core::{EpochPlan, Interleaving};
-use harmonaize_plan::{Access, Group, Participant, Plan, Tuning, segmentation};
+use harmonaize_plan::{
+    Access, Algorithm, AlgorithmRange, AlgorithmTable, Group, Participant, Plan, Tuning, segmentation,
+};
+use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::time::Duration;
@@ -144,8 +147,7 @@ fn any_tuning(rng: &mut ChaCha8Rng, chunk_bytes: u32) -> Tuning {
         segment_bytes: rng.random_range(16..4096),
         message_bytes: rng.random_range(8..256),
         copy_bytes: if rng.random_bool(0.5) { rng.random_range(0..2048) } else { 0 },
-        one_shot_bytes: 0,
-        two_shot_bytes: 0,
+        algorithms: AlgorithmTable::RING,
     }
 }
 
@@ -280,8 +282,35 @@ impl Scenario {
         });
         for plan in plans.chain([&mut self.plan]) {
             let most = u64::from(plan.tuning.chunk_bytes) * 16;
-            plan.tuning.one_shot_bytes = rng.random_range(0..most.min(2048));
-            plan.tuning.two_shot_bytes = [0, rng.random_range(0..8192)][rng.random_range(0..2)];
+            let one_shot = rng.random_range(0..most.min(2048));
+            let two_shot = [0, rng.random_range(0..8192)][rng.random_range(0..2)];
+            plan.tuning.algorithms = AlgorithmTable::direct(one_shot, two_shot);
+        }
+        self
+    }
+
+    /// Operations go by doubling, halving or a tree, each collective up to any size; with every plan they change.
+    pub(crate) fn recursive(mut self) -> Self {
+        let mut rng = generator(self.seed, 31);
+        let plans = self.incidents.iter_mut().filter_map(|(_, incident)| match incident {
+            Incident::Change(plan) => Some(&mut **plan),
+            _ => None,
+        });
+        for plan in plans.chain([&mut self.plan]) {
+            let mut ranges = Vec::new();
+            for &collective in Collective::ALL {
+                let algorithms = &Algorithm::of(collective.traits().pattern)[1..];
+                let sizes = [256, 2048, u64::MAX];
+                let range = |up_to| {
+                    algorithms.choose(&mut rng).map(|&algorithm| AlgorithmRange {
+                        collective,
+                        up_to,
+                        algorithm,
+                    })
+                };
+                ranges.extend(sizes.into_iter().filter_map(range));
+            }
+            plan.tuning.algorithms = AlgorithmTable::new(ranges).unwrap();
         }
         self
     }

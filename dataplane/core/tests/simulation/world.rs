@@ -617,6 +617,9 @@ impl World {
             harmonaize_plan::Algorithm::Ring => {}
             harmonaize_plan::Algorithm::OneShot => self.statistics.one_two_shot[0] += 1,
             harmonaize_plan::Algorithm::TwoShot => self.statistics.one_two_shot[1] += 1,
+            harmonaize_plan::Algorithm::RecursiveDoubling => self.statistics.recursive[0] += 1,
+            harmonaize_plan::Algorithm::RecursiveHalving => self.statistics.recursive[1] += 1,
+            harmonaize_plan::Algorithm::BinomialTree => self.statistics.recursive[2] += 1,
         }
         self.end_call(rank, operation, Outcome::Complete);
     }

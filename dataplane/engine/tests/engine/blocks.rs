@@ -6,7 +6,7 @@ use harmonaize_abi::{
     BlockContent, Collective, Dtype, F8E4M3, F8E5M2, Rank, ReduceOp, Region, Submission, View, ViewMut,
 };
 use harmonaize_kernels::Isa;
-use harmonaize_plan::Tuning;
+use harmonaize_plan::{Algorithm, AlgorithmTable, Tuning};
 use harmonaize_transport::Transport;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
@@ -187,8 +187,13 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
     let random = &mut ChaCha8Rng::seed_from_u64(seed);
     let groups = groups(random);
     let copy_bytes = [0, 2048, 1 << 20][random.random_range(0..3)];
-    let (one_shot_bytes, two_shot_bytes) = [(0, 0), (2000, 40_000), (1 << 20, 0)][random.random_range(0..3)];
-    let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes, ..SMALL };
+    let algorithms = match random.random_range(0..4) {
+        0 => AlgorithmTable::RING,
+        1 => AlgorithmTable::direct(2000, 40_000),
+        2 => AlgorithmTable::direct(1 << 20, 0),
+        _ => AlgorithmTable::all_by(*Algorithm::ALL.choose(random).unwrap()),
+    };
+    let tuning = Tuning { copy_bytes, algorithms, ..SMALL };
     let away: Vec<bool> = (0..7).map(|_| random.random_bool(0.3)).collect();
     let transports = transports(groups.len(), random);
     let mut world = World::with_plan(

@@ -5,7 +5,7 @@ use crate::counting::counting;
 use harmonaize_abi::{Collective, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
-use harmonaize_plan::{Participant, Tuning};
+use harmonaize_plan::{Algorithm, AlgorithmTable, Participant, Tuning};
 use harmonaize_transport::Transport;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -94,9 +94,23 @@ fn every_collective_is_right_over_tcp() {
 #[test]
 fn every_collective_is_right_by_direct_exchange() {
     for transports in [loopback, tcp] {
-        everything_is_right(transports, Tuning { one_shot_bytes: 2000, two_shot_bytes: 500_000, ..SMALL });
+        everything_is_right(
+            transports,
+            Tuning { algorithms: AlgorithmTable::direct(2000, 500_000), ..SMALL },
+        );
     }
-    everything_is_right(loopback, Tuning { one_shot_bytes: 500_000, ..SMALL });
+    everything_is_right(loopback, Tuning { algorithms: AlgorithmTable::direct(500_000, 0), ..SMALL });
+}
+
+/// Small tensors, copied, and large ones in many segments; among two, three and four participants.
+#[test]
+fn every_collective_is_right_by_powers_of_two() {
+    for algorithm in [Algorithm::RecursiveDoubling, Algorithm::RecursiveHalving, Algorithm::BinomialTree] {
+        let tuning = Tuning { algorithms: AlgorithmTable::all_by(algorithm), ..SMALL };
+        everything_is_right(loopback, tuning);
+    }
+    let algorithms = AlgorithmTable::all_by(Algorithm::RecursiveHalving);
+    everything_is_right(tcp, Tuning { algorithms, ..SMALL });
 }
 
 #[test]
@@ -110,8 +124,8 @@ fn one_shot_and_two_give_all_ranks_the_same_bits() {
     let of_bits = |low: f32, high: f32| u64::from(high.to_bits()) << 32 | u64::from(low.to_bits());
     let mut results: Vec<Vec<u64>> = Vec::new();
     // Copied, and not; each in one shot, and in two.
-    for (copy_bytes, one_shot_bytes, class) in [(65536, 65536, 7), (65536, 0, 8), (0, 65536, 7), (0, 0, 8)] {
-        let tuning = Tuning { copy_bytes, one_shot_bytes, two_shot_bytes: 65536, ..SMALL };
+    for (copy_bytes, one_shot, class) in [(65536, 65536, 7), (65536, 0, 8), (0, 65536, 7), (0, 0, 8)] {
+        let tuning = Tuning { copy_bytes, algorithms: AlgorithmTable::direct(one_shot, 65536), ..SMALL };
         let mut world = World::new(loopback(ranks.len()), &ranks, tuning);
         for rank in 0..7 {
             let bits: Vec<u64> = values(rank).chunks_exact(2).map(|two| of_bits(two[0], two[1])).collect();

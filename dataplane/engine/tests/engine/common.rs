@@ -6,7 +6,7 @@ use harmonaize_engine::{
     Aggregator, AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, MarkReader,
     Notice, Peer,
 };
-use harmonaize_plan::{Coding, Group, Participant, Plan, Tuning};
+use harmonaize_plan::{AlgorithmTable, Coding, Group, Participant, Plan, Tuning};
 use harmonaize_shm::{AgentEnd, MappedEnd, MappedTenant, RemoteEnd, RemoteTenant, TenantEnd};
 use harmonaize_transport::loopback::Hub;
 use harmonaize_transport::tcp::{Config, TcpTransport};
@@ -27,8 +27,7 @@ pub(crate) const SMALL: Tuning = Tuning {
     segment_bytes: 16384,
     message_bytes: 1024,
     copy_bytes: 2048,
-    one_shot_bytes: 0,
-    two_shot_bytes: 0,
+    algorithms: AlgorithmTable::RING,
 };
 
 /// One rank's end.

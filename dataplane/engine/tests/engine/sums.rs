@@ -4,7 +4,7 @@ use crate::common::reduce;
 use crate::served::{FORMAT, Served, any, grant, my_turn, ordinary, rules, whole_by, world, world_where};
 use harmonaize_abi::{Dtype, ReduceOp, Region, Submission, View};
 use harmonaize_aggregator::Grant;
-use harmonaize_plan::Tuning;
+use harmonaize_plan::{AlgorithmTable, Tuning};
 
 /// Elements of any type that adds exactly, or as floats of its own, by every reduction; of several ranks on a host, in place, and small ones that
 /// are done at once.
@@ -77,7 +77,7 @@ fn sums_in_order_have_one_outcome_whoever_adds() {
     let reached = served.reached_by(4);
     let address = reached[0].address;
     // Hosts add in the order in which the aggregator does.
-    let tuning = Tuning { one_shot_bytes: 2000, two_shot_bytes: 1 << 40, ..Tuning::default() };
+    let tuning = Tuning { algorithms: AlgorithmTable::direct(2000, 1 << 40), ..Tuning::default() };
     let mut world = world_where(rules(FORMAT), &ranks, reached, tuning);
     let (mut served, mut by_aggregator, mut by_hosts) = (Some(served), 0, 0);
     for round in 0..24_usize {

@@ -8,7 +8,7 @@ use crate::common::{World, call, reduce};
 use counting::Counting;
 use harmonaize_abi::{Collective, ReduceOp, Region, Submission};
 use harmonaize_codec::Codec;
-use harmonaize_plan::{Coding, Tuning};
+use harmonaize_plan::{AlgorithmTable, Coding, Tuning};
 use harmonaize_transport::verbs::{Config, VerbsTransport};
 use harmonaize_transport::{Transport, tcp};
 use harmonaize_verbs::fake::Fabric;
@@ -88,8 +88,7 @@ fn no_turn_allocates_once_a_communicator_is_up() {
         segment_bytes: 32768,
         message_bytes: 1024,
         copy_bytes: 4096,
-        one_shot_bytes: 1000,
-        two_shot_bytes: 2000,
+        algorithms: AlgorithmTable::direct(1000, 2000),
     };
     let number = |name| Codec::NAMED.iter().position(|(known, _)| *known == name).unwrap() as u16;
     let (codec, finer) = (number("rotated 4"), Some(number("int8 stochastic")));

@@ -7,7 +7,9 @@
 use crate::direct::AHEAD;
 use crate::plan::{Algorithm, Plan, PlanError, Request};
 use crate::program::{Encoding, Part, Participant, Stage};
+use crate::recursive::{Folding, Role, sibling};
 use crate::segmentation::CHAIN_PARTS;
+use crate::tree::{depth, to_children, to_parent};
 use harmonaize_abi::{Collective, Rank};
 
 /// A message over a link.
@@ -32,6 +34,10 @@ pub(super) enum AgreedContent {
     Input(Rank, u32),
     /// A sum of contributions.
     Sum(Sum),
+    /// The complete sum, each part by who adds it up in the [results](Results::Once).
+    Complete,
+    /// The sum of so many leaves of [`Results::Tree`] from a first one on, a power of two, as everybody adds them up.
+    Tree(u32, u32),
 }
 
 /// Contributions to a block, those of `count` participants from position `start` of the order on, added up by one participant. All
@@ -50,6 +56,8 @@ pub(super) enum Results {
     Own,
     /// All add contributions in the same order, each participant's as that of its [`Sum`].
     Alike(Vec<Sum>),
+    /// All add these, a power of two, in the same pairs: two neighbours, then two such pairs, and so on.
+    Tree(Vec<Sum>),
     /// Each part is added up by one, and perhaps encoded there.
     Once(Vec<(Part, Sum, Encoding)>),
 }
@@ -100,7 +108,9 @@ impl<'a> Protocol<'a> {
             (Collective::AllReduce, _) if self.codes() => Ok(link.coded_sums()),
             (Collective::AllReduce, Algorithm::OneShot) => Ok(vec![link.contribution(0, Part::whole(0), 0)]),
             (Collective::AllReduce, Algorithm::TwoShot) => Ok(link.sums()),
-            (Collective::AllReduce, Algorithm::Ring) if next => link.ring(),
+            (Collective::AllReduce, Algorithm::RecursiveDoubling) => Ok(link.doubled()),
+            (Collective::AllReduce, Algorithm::RecursiveHalving) => Ok(link.halved()),
+            (Collective::AllReduce, _) if next => link.ring(),
             (Collective::AllToAll | Collective::Gather | Collective::Scatter, _) => Ok(link.blocks()),
             (Collective::AllGather, _) if straight => Ok(link.gathered()),
             (Collective::AllGather, _) if next => link.gathered_round(),
@@ -116,6 +126,14 @@ impl<'a> Protocol<'a> {
             }
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// Into how many parts the results are divided that are added up by one each, if the programs of all do not say so.
+    pub(super) fn parts(plan: &Plan, request: Request) -> u32 {
+        let halved = request.collective == Collective::AllReduce
+            && request.algorithm == Algorithm::RecursiveHalving
+            && !request.codes();
+        if halved { Folding::of(plan.participants()).partners() } else { 1 }
     }
 
     /// How all ranks come to the same result of an AllReduce.
@@ -138,7 +156,23 @@ impl<'a> Protocol<'a> {
                 }
                 Ok(Results::Alike(sums))
             }
-            Algorithm::Ring => {
+            Algorithm::RecursiveDoubling => {
+                let folding = Folding::of(of);
+                let leaf = |number: u32| {
+                    let (start, count) = folding.span(number, 1);
+                    Ok(Sum { by: self.plan.at(start, 0)?, block: 0, start, count })
+                };
+                Ok(Results::Tree((0..folding.partners()).map(leaf).collect::<Result<_, _>>()?))
+            }
+            Algorithm::RecursiveHalving => {
+                let folding = Folding::of(of);
+                let owned = |index: u32| {
+                    let owner = self.plan.at(folding.position(folding.owner(index)), 0)?;
+                    Ok((Part { block: 0, index, of: folding.partners() }, complete(owner), Encoding::Exact))
+                };
+                Ok(Results::Once((0..folding.partners()).map(owned).collect::<Result<_, _>>()?))
+            }
+            Algorithm::Ring | Algorithm::BinomialTree => {
                 let chunk = |index| {
                     let by = self.plan.at(index, of - 1)?;
                     Ok((part(index), complete(by), Encoding::Exact))
@@ -162,6 +196,15 @@ impl AgreedMessage {
     fn coded(self, stage: Stage) -> Self {
         Self { encoding: Encoding::Coded(stage), ..self }
     }
+}
+
+/// What goes over a link where partners exchange by powers of two.
+enum Exchange {
+    Nothing,
+    /// The sender's number, and the level.
+    Partners(Folding, u32, u32),
+    ToNeighbour,
+    FromNeighbour(Folding),
 }
 
 /// From one participant to another.
@@ -216,6 +259,60 @@ impl Link<'_> {
         let contribution = AgreedMessage { received: ahead(self.distance) - 1, ..contribution };
         let complete = self.complete(ahead(self.all()));
         vec![contribution.coded(Stage::Contribution), complete.coded(Stage::Result)]
+    }
+
+    /// Between whom an exchange by powers of two has messages over this link: partners, with the level at which they are; to a neighbour
+    /// that takes part for the sender; or back to it.
+    fn exchange(&self) -> Exchange {
+        let folding = Folding::of(self.all());
+        let to = (self.position + self.distance) % self.all();
+        match (folding.role(self.position), folding.role(to)) {
+            (Role::Partner(from, _), Role::Partner(to, _)) if (from ^ to).is_power_of_two() => {
+                Exchange::Partners(folding, from, (from ^ to).trailing_zeros())
+            }
+            (Role::Neighbour(of), Role::Partner(..)) if of == to => Exchange::ToNeighbour,
+            (Role::Partner(..), Role::Neighbour(of)) if of == self.position => {
+                Exchange::FromNeighbour(folding)
+            }
+            _ => Exchange::Nothing,
+        }
+    }
+
+    /// AllReduce by recursive doubling: to each partner what is added up by then.
+    fn doubled(&self) -> Vec<AgreedMessage> {
+        match self.exchange() {
+            Exchange::ToNeighbour => vec![self.contribution(0, Part::whole(0), 0)],
+            Exchange::Partners(_, from, level) => {
+                let first = from >> level << level;
+                vec![AgreedMessage::at(2 + 2 * u64::from(level), AgreedContent::Tree(first, 1 << level))]
+            }
+            Exchange::FromNeighbour(folding) => {
+                let sent = 2 + 2 * u64::from(folding.levels());
+                vec![AgreedMessage::at(sent, AgreedContent::Tree(0, folding.partners()))]
+            }
+            Exchange::Nothing => Vec::new(),
+        }
+    }
+
+    /// AllReduce by recursive halving and doubling: to each partner the half that it adds up, and later what is complete here.
+    fn halved(&self) -> Vec<AgreedMessage> {
+        match self.exchange() {
+            Exchange::ToNeighbour => vec![self.contribution(0, Part::whole(0), 0)],
+            Exchange::Partners(folding, from, level) => {
+                let (start, count) = folding.span(from >> level << level, 1 << level);
+                let sum = AgreedContent::Sum(Sum { by: self.from, block: 0, start, count });
+                let part = Folding::kept(from, level + 1);
+                let back = 2 * folding.levels() - level;
+                vec![
+                    AgreedMessage::at(2 + 2 * u64::from(level), sum).part(sibling(part)),
+                    AgreedMessage::at(2 * u64::from(back), AgreedContent::Complete).part(part),
+                ]
+            }
+            Exchange::FromNeighbour(folding) => {
+                vec![AgreedMessage::at(2 + 4 * u64::from(folding.levels()), AgreedContent::Complete)]
+            }
+            Exchange::Nothing => Vec::new(),
+        }
     }
 
     /// AllReduce along the ring: a chunk that begins here, then those that others have added to; then what is complete, first the chunk that is so here.
@@ -299,7 +396,7 @@ impl Link<'_> {
         Ok(self.passing(1..self.all())?.into_iter().map(message).collect())
     }
 
-    /// Reduce: from everybody to the root, or each to the next as far as there, part by part.
+    /// Reduce: from everybody to the root, or up the tree; or each to the next as far as there, part by part.
     fn reduced(&self) -> Vec<AgreedMessage> {
         let hops = self.back(self.protocol.root);
         match self.protocol.request.algorithm {
@@ -307,7 +404,14 @@ impl Link<'_> {
             Algorithm::OneShot if hops + self.distance == self.all() => {
                 vec![self.contribution(0, Part::whole(0), 0)]
             }
-            Algorithm::Ring | Algorithm::TwoShot if self.distance == 1 => {
+            Algorithm::BinomialTree if self.distance == self.all() - to_parent(hops) => {
+                let count = to_parent(hops).min(self.all() - hops);
+                let sum = Sum { by: self.from, block: 0, start: self.position, count };
+                let sent = 2 * u64::from(to_parent(hops).trailing_zeros());
+                vec![AgreedMessage::at(sent, AgreedContent::Sum(sum))]
+            }
+            Algorithm::OneShot | Algorithm::BinomialTree => Vec::new(),
+            _ if self.distance == 1 => {
                 let sum = Sum { by: self.from, block: 0, start: self.back(hops - 1), count: hops };
                 let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);
                 let message = |index| AgreedMessage::at(sent(index), AgreedContent::Sum(sum));
@@ -318,13 +422,17 @@ impl Link<'_> {
         }
     }
 
-    /// Broadcast: from the root to everybody, or each to the next but the last, part by part.
+    /// Broadcast: from the root to everybody, or down the tree; or each to the next but the last, part by part.
     fn broadcast(&self) -> Vec<AgreedMessage> {
         let holds = AgreedContent::Input(self.protocol.request.root, 0);
         let hops = self.back(self.protocol.root);
         match self.protocol.request.algorithm {
             Algorithm::OneShot if hops == 0 => vec![AgreedMessage::at(0, holds)],
-            Algorithm::Ring | Algorithm::TwoShot if self.distance == 1 && hops + 1 < self.all() => {
+            Algorithm::BinomialTree if to_children(hops, self.all()).any(|child| child == self.distance) => {
+                vec![AgreedMessage::at(2 * u64::from(depth(hops)), holds)]
+            }
+            Algorithm::OneShot | Algorithm::BinomialTree => Vec::new(),
+            _ if self.distance == 1 && hops + 1 < self.all() => {
                 let of = CHAIN_PARTS;
                 let part = |index| Part { block: 0, index, of };
                 let sent = |index| 2 * u64::from(hops) + 4 * u64::from(index);

@@ -14,11 +14,13 @@ pub(super) struct Grid {
 }
 
 impl Grid {
-    /// The grid of all programs' parts, or `None` if it is too fine.
-    pub(super) fn new(programs: &[Program]) -> Option<Self> {
+    /// The grid of all programs' parts and of so many, or `None` if it is too fine.
+    pub(super) fn new(programs: &[Program], parts: u32) -> Option<Self> {
         let steps = programs.iter().flat_map(|program| &program.steps);
         let operands = steps.flat_map(|step| step.sources.iter().chain(&step.destinations));
-        let divisors: BTreeSet<u32> = operands.map(|operand| operand.part.of.max(1)).chain([1]).collect();
+        let slots = programs.iter().flat_map(|program| program.slots.iter().copied());
+        let all = operands.map(|operand| operand.part.of).chain(slots).chain([parts, 1]);
+        let divisors: BTreeSet<u32> = all.map(|of| of.max(1)).collect();
         let total = divisors.iter().fold(0_u64, |sum, of| sum.saturating_add(u64::from(*of) + 1));
         if total > MAX_BOUNDARIES {
             return None;
@@ -90,7 +92,7 @@ mod tests {
             after: vec![],
             committed: false,
         };
-        let grid = Grid::new(&[Program { steps: vec![step], slots: vec![], copying: 0 }]).unwrap();
+        let grid = Grid::new(&[Program { steps: vec![step], slots: vec![], copying: 0 }], 1).unwrap();
         assert_eq!(grid.atoms(), 4); // 0 1/3 1/2 2/3 1
         assert_eq!(grid.range(Part { block: 0, index: 1, of: 2 }), 2..4);
         assert_eq!(grid.range(Part { block: 0, index: 1, of: 3 }), 1..3);

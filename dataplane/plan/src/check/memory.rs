@@ -47,7 +47,10 @@ struct Use {
 
 #[derive(Default)]
 struct Staged {
-    content: Option<(Part, Encoding, Content)>,
+    /// Of how many parts it holds one.
+    divisor: u32,
+    /// Which part it holds, in which form, and what of it was written, by range of the grid.
+    content: Option<(Part, Encoding, Vec<Option<Value>>)>,
     /// Written by a copying step.
     copy: bool,
     /// Read later: must stay.
@@ -81,7 +84,7 @@ impl Memory {
             root,
             atoms: grid.atoms(),
             ranks: plan.group().local(me).iter().map(|rank| (*rank, tensors(*rank))).collect(),
-            slots: program.slots.iter().map(|_| Staged::default()).collect(),
+            slots: program.slots.iter().map(|&divisor| Staged { divisor, ..Staged::default() }).collect(),
             in_place,
             protected: several && local.retention == Retention::HoldOutputs,
             copied: several && local.retention == Retention::CopyInputs,
@@ -139,11 +142,15 @@ impl Memory {
             Buffer::Staging(slot) => {
                 let late = step >= self.copying;
                 let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Buffer)?;
-                unused(&mut staged.writes, &self.done, 0, 1)?;
+                unused(&mut staged.writes, &self.done, lo, hi)?;
                 staged.retained |= staged.copy && late;
+                let holds = staged.holds(operand)?;
                 match &staged.content {
-                    Some((part, form, content)) if *part == operand.part && *form == operand.encoding => {
-                        Ok(content.clone())
+                    Some((part, form, cells)) if (*part, *form) == (holds, operand.encoding) => {
+                        let start = grid.range(holds).start;
+                        let range = (atoms.start - start) as usize..(atoms.end - start) as usize;
+                        let cells = cells.get(range).ok_or(Fault::Undefined)?;
+                        cells.iter().map(|cell| cell.ok_or(Fault::Undefined)).collect()
                     }
                     _ => Err(Fault::Undefined),
                 }
@@ -164,7 +171,7 @@ impl Memory {
     ) -> Result<(), Fault> {
         match operand.buffer {
             Buffer::Output(rank) => self.write_output(values, grid, (rank, operand), content, committed),
-            Buffer::Staging(slot) => self.write_slot(step, slot, operand, content),
+            Buffer::Staging(slot) => self.write_slot(grid, step, slot, operand, content),
             Buffer::Input(_) | Buffer::Peer(_) => Err(Fault::Destinations),
         }
     }
@@ -207,20 +214,35 @@ impl Memory {
 
     fn write_slot(
         &mut self,
+        grid: &Grid,
         step: u32,
         slot: Slot,
         operand: &Operand,
         content: &Content,
     ) -> Result<(), Fault> {
         let early = step < self.copying;
+        let (lo, hi) = self.cells(operand, grid);
         let staged = self.slots.get_mut(usize::from(slot.0)).ok_or(Fault::Buffer)?;
-        unused(&mut staged.reads, &self.done, 0, 1)?;
-        unused(&mut staged.writes, &self.done, 0, 1)?;
-        if staged.retained && !early {
+        unused(&mut staged.reads, &self.done, lo, hi)?;
+        unused(&mut staged.writes, &self.done, lo, hi)?;
+        let holds = staged.holds(operand)?;
+        // What is left of a copy would not be there when the segment is run again.
+        if !early && (staged.retained || staged.copy && holds != operand.part) {
             return Err(Fault::Copied);
         }
         staged.copy = early;
-        staged.content = Some((operand.part, operand.encoding, content.clone()));
+        let (all, part) = (grid.range(holds), grid.range(operand.part));
+        let now = (holds, operand.encoding);
+        if staged.content.as_ref().is_none_or(|(held, form, _)| (*held, *form) != now) {
+            staged.content = Some((holds, operand.encoding, vec![None; all.len()]));
+        }
+        if let Some((_, _, cells)) = &mut staged.content {
+            let range = (part.start - all.start) as usize..(part.end - all.start) as usize;
+            let cells = cells.get_mut(range).ok_or(Fault::SlotSize(slot))?;
+            for (cell, value) in cells.iter_mut().zip(content) {
+                *cell = Some(*value);
+            }
+        }
         Ok(())
     }
 
@@ -275,14 +297,26 @@ impl Memory {
         cells.zip(output).map(|((block, atom), value)| (block, atom, *value))
     }
 
-    /// Cells of a tensor that an operand covers; of a slot, its one cell.
+    /// Cells of a tensor that an operand covers; of a slot, those of a whole segment's only block, else all.
     fn cells(&self, operand: &Operand, grid: &Grid) -> (usize, usize) {
-        if let Buffer::Staging(_) = operand.buffer {
-            return (0, 1);
+        if let Buffer::Staging(slot) = operand.buffer {
+            let divisor = self.slots.get(usize::from(slot.0)).map(|staged| staged.divisor);
+            if divisor != Some(1) || operand.part.block > 0 {
+                return (0, usize::MAX);
+            }
         }
         let start = operand.part.block as usize * self.atoms as usize;
         let range = grid.range(operand.part);
         (start + range.start as usize, start + range.end as usize)
+    }
+}
+
+impl Staged {
+    /// The part that the slot holds where it holds this operand's; what is coded is such a part whole.
+    fn holds(&self, operand: &Operand) -> Result<Part, Fault> {
+        let holds = operand.part.enclosing(self.divisor).ok_or(Fault::Undefined)?;
+        let whole = operand.encoding == Encoding::Exact || holds == operand.part;
+        if whole { Ok(holds) } else { Err(Fault::Undefined) }
     }
 }
 

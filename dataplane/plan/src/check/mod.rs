@@ -22,8 +22,8 @@
 //!   belongs, whether it is complete and how often it was encoded are alike for a name and its meaning; the checks ask nothing else of symbols. So
 //!   each step that passes alone passes with the real messages, which are those agreed on. Memory, slots and the order of steps are each
 //!   participant's own.
-//! - **Results.** That all ranks of an AllReduce end with the same bits is asked of each of them as equality with one name, or with one sum of named
-//!   contributions, which is the same for all; of a coded AllGather, with what the owner encodes.
+//! - **Results.** That all ranks of an AllReduce end with the same bits is asked of each of them as equality with one name, or with one expression of named
+//!   contributions, which is the same for all, a sum of all at once or of pairs of pairs; a message of such pairs is their expression, too; of a coded AllGather, with what the owner encodes.
 //! - **Waiting.** A step can be issued once the one before it is, its messages have been sent, and of each link that it sends over the message before
 //!   was received (one landing slot is the hardest). `agreed` gives each message a time at which it is sent, a later one at which it is
 //!   received, before that at which the next over its link is sent; both ends check that. A step happens at one time, which is that of all messages that it sends
@@ -274,7 +274,7 @@ pub fn check(
         });
     }
     rooted(plan, request)?;
-    let grid = grid(plan, request, programs, plan.group().ranks())?;
+    let grid = grid(plan, request, (programs, 1), plan.group().ranks())?;
     for (me, (program, local)) in (0..participants).map(Participant).zip(programs.iter().zip(locals)) {
         shape::check(plan, request, me, program, local)?;
     }
@@ -299,7 +299,9 @@ pub fn check_own(
     local: &Local<'_>,
 ) -> Result<Usage, CheckError> {
     rooted(plan, request)?;
-    let grid = grid(plan, request, core::slice::from_ref(program), plan.group().local(me).len() as u32)?;
+    let parts = agreed::Protocol::parts(plan, request);
+    let programs = (core::slice::from_ref(program), parts);
+    let grid = grid(plan, request, programs, plan.group().local(me).len() as u32)?;
     shape::check(plan, request, me, program, local)?;
     let alone = single::SingleCheck::new(plan, request, me, program, local, grid)?;
     if let Some(peer) = alone.sends_to().filter(|_| landing_slots == 0) {
@@ -317,9 +319,14 @@ fn rooted(plan: &Plan, request: Request) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// The grid of programs whose participants drive so many ranks.
-fn grid(plan: &Plan, request: Request, programs: &[Program], ranks: u32) -> Result<grid::Grid, CheckError> {
-    let grid = grid::Grid::new(programs).ok_or(CheckError::TooFine)?;
+/// The grid of programs whose participants drive so many ranks, and of so many parts.
+fn grid(
+    plan: &Plan,
+    request: Request,
+    (programs, parts): (&[Program], u32),
+    ranks: u32,
+) -> Result<grid::Grid, CheckError> {
+    let grid = grid::Grid::new(programs, parts).ok_or(CheckError::TooFine)?;
     let blocks = request.collective.max_blocks(plan.group().ranks());
     let tensor = u64::from(blocks) * u64::from(grid.atoms());
     if tensor.saturating_mul(u64::from(ranks)) > MAX_CELLS {

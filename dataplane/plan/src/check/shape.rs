@@ -112,7 +112,7 @@ impl Shape<'_> {
             }
             Buffer::Staging(slot) => match self.slots.get(usize::from(slot.0)) {
                 None => return Err(Fault::Buffer),
-                Some(divisor) if operand.part.of < *divisor || *divisor == 0 => {
+                Some(divisor) if operand.part.enclosing(*divisor).is_none() => {
                     return Err(Fault::SlotSize(slot));
                 }
                 Some(_) => (collective.counts(ranks), block),

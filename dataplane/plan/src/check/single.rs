@@ -32,6 +32,10 @@ struct Ends {
     terms: AllTerms,
     /// Sums that were sent, by range of the grid.
     made: HashMap<(Sum, u32), Value>,
+    /// By range of the grid: the complete sum of who adds it up, where it is added up by one.
+    complete: Vec<Option<Sum>>,
+    /// What everybody adds up in pairs.
+    leaves: Vec<Sum>,
     /// When the last step happened that talked to anybody.
     clock: u64,
     /// When this step happens, where it talks to anybody.
@@ -66,7 +70,7 @@ impl<'a> SingleCheck<'a> {
         grid: Grid,
     ) -> Result<Self, CheckError> {
         let protocol = Protocol::new(plan, request);
-        let ends = Ends::new(plan, request, me, &protocol).ok_or(CheckError::Participant(me))?;
+        let ends = Ends::new(plan, request, me, &protocol, &grid).ok_or(CheckError::Participant(me))?;
         Ok(Self {
             machine: Machine::new(plan, request, me, program, local, &grid),
             values: Values::new(plan.group().ranks(), request.collective.reduces()),
@@ -187,6 +191,13 @@ impl<'a> SingleCheck<'a> {
                     *result = Some(self.added_up(&sums, atom)?);
                 }
             }
+            Results::Tree(leaves) => {
+                let all = AgreedContent::Tree(0, leaves.len() as u32);
+                for (atom, result) in (0..).zip(&mut alike) {
+                    let from = self.me;
+                    *result = Some(self.ends.symbol(&mut self.values, from, (Encoding::Exact, all), atom)?);
+                }
+            }
             Results::Once(parts) => {
                 for (part, sum, form) in parts {
                     for atom in self.grid.range(part) {
@@ -220,7 +231,13 @@ impl<'a> SingleCheck<'a> {
 }
 
 impl Ends {
-    fn new(plan: &Plan, request: Request, me: Participant, protocol: &Protocol<'_>) -> Option<Self> {
+    fn new(
+        plan: &Plan,
+        request: Request,
+        me: Participant,
+        protocol: &Protocol<'_>,
+        grid: &Grid,
+    ) -> Option<Self> {
         let (position, all) = (plan.position(me)?, plan.participants());
         let mut links = BTreeMap::new();
         for distance in 1..all {
@@ -238,7 +255,22 @@ impl Ends {
         }
         let terms = AllTerms::new(plan, request, protocol);
         let (collective, ranks) = (request.collective, plan.group().ranks());
-        Some(Self { me, collective, ranks, links, terms, made: HashMap::new(), clock: 0, step: None })
+        let (mut complete, mut leaves) = (vec![None; grid.atoms() as usize], Vec::new());
+        if collective.replicates() && collective.reduces() {
+            match protocol.results().ok()? {
+                Results::Once(parts) => {
+                    for (part, sum, _) in parts {
+                        for atom in grid.range(part) {
+                            *complete.get_mut(atom as usize)? = Some(sum);
+                        }
+                    }
+                }
+                Results::Tree(sums) => leaves = sums,
+                Results::Own | Results::Alike(_) => {}
+            }
+        }
+        let (made, clock, step) = (HashMap::new(), 0, None);
+        Some(Self { me, collective, ranks, links, terms, made, complete, leaves, clock, step })
     }
 
     /// The next message over a link, of which one end is here, if the time for it has come. Steps follow the times that are agreed on, and
@@ -266,15 +298,32 @@ impl Ends {
         (form, holds): (Encoding, AgreedContent),
         atom: u32,
     ) -> Option<Value> {
-        let plain = match holds {
-            AgreedContent::Nothing => return None,
-            AgreedContent::Input(rank, block) => values.leaf(rank, block, atom),
-            AgreedContent::Sum(sum) if sum.by == self.me => *self.made.get(&(sum, atom))?,
-            AgreedContent::Sum(sum) => values.made(sum, atom, &self.terms.of(sum, &self.terms.set(sum))),
+        let plain = match (holds, self.sum(holds, atom)) {
+            (_, Some(sum)) if sum.by == self.me => *self.made.get(&(sum, atom))?,
+            (_, Some(sum)) => values.made(sum, atom, &self.terms.of(sum, &self.terms.set(sum))),
+            (AgreedContent::Input(rank, block), None) => values.leaf(rank, block, atom),
+            (AgreedContent::Tree(first, leaves), None) if leaves > 1 => {
+                let form = Encoding::Exact;
+                let mut half =
+                    |first| self.symbol(values, from, (form, AgreedContent::Tree(first, leaves / 2)), atom);
+                let halves = [half(first)?, half(first + leaves / 2)?];
+                values.reduce(&halves, leaves as usize == self.leaves.len()).ok()?
+            }
+            _ => return None,
         };
         match form {
             Encoding::Exact => Some(plain),
             Encoding::Coded(stage) => values.encode(from, stage, plain).ok(),
+        }
+    }
+
+    /// The named sum that a message holds of a range of the grid.
+    fn sum(&self, holds: AgreedContent, atom: u32) -> Option<Sum> {
+        match holds {
+            AgreedContent::Sum(sum) => Some(sum),
+            AgreedContent::Complete => *self.complete.get(atom as usize)?,
+            AgreedContent::Tree(leaf, 1) => self.leaves.get(leaf as usize).copied(),
+            AgreedContent::Nothing | AgreedContent::Input(..) | AgreedContent::Tree(..) => None,
         }
     }
 
@@ -284,6 +333,7 @@ impl Ends {
             AgreedContent::Nothing => 0,
             AgreedContent::Input(rank, block) => self.collective.count_of_input(rank, block, self.ranks),
             AgreedContent::Sum(sum) => sum.block,
+            AgreedContent::Complete | AgreedContent::Tree(..) => 0,
         }
     }
 
@@ -344,9 +394,7 @@ impl Links for Ends {
             return Err(unagreed);
         }
         for (atom, value) in atoms.zip(content) {
-            if let AgreedContent::Sum(sum) = holds
-                && sum.by == from
-            {
+            if let Some(sum) = self.sum(holds, atom).filter(|sum| sum.by == from) {
                 self.name(values, sum, atom, value);
             }
             if self.symbol(values, from, (form, holds), atom) != Some(value) {

@@ -32,6 +32,8 @@ struct Actor {
     pending: Vec<usize>,
     done: Vec<bool>,
     slots: Vec<Vec<Element>>,
+    /// By slot: of how many parts it holds one.
+    divisors: Vec<u32>,
     sequences: HashMap<usize, Vec<(u32, u64)>>,
 }
 
@@ -102,6 +104,7 @@ impl<'a> World<'a> {
                 .iter()
                 .map(|divisor| vec![POISON; self.elements.div_ceil(u64::from((*divisor).max(1))) as usize])
                 .collect(),
+            divisors: program.slots.iter().map(|divisor| (*divisor).max(1)).collect(),
             sequences: HashMap::new(),
         }
     }
@@ -375,7 +378,12 @@ impl<'a> World<'a> {
                 (&mut self.outputs[rank.0 as usize], at + tensor)
             }
             Buffer::Staging(slot) => {
-                (self.actors[me].slots.get_mut(usize::from(slot.0)).ok_or("no such slot")?, 0)
+                let slots = &mut self.actors[me];
+                let divisor = *slots.divisors.get(usize::from(slot.0)).ok_or("no such slot")?;
+                // The part of so many that it lies in is at the slot's start.
+                let holds = u64::from(operand.part.index) * u64::from(divisor) / u64::from(operand.part.of);
+                let first = self.elements * holds / u64::from(divisor);
+                (&mut slots.slots[usize::from(slot.0)], start.saturating_sub(first) as usize)
             }
             Buffer::Peer(_) => return Err("a peer is no memory".into()),
         };
