@@ -110,6 +110,7 @@ impl std::fmt::Debug for v1::Capabilities {
             .field("congestion_reports", &self.congestion_reports)
             .field("missing", &self.missing)
             .field("aggregation", &self.aggregation)
+            .field("costs", &self.costs)
             .finish_non_exhaustive()
     }
 }

@@ -22,7 +22,7 @@ mod tuning;
 pub use aggregation::{
     AggregationDecision, AggregationPlan, AggregatorOffer, LeafAggregator, decide_aggregation,
 };
-pub use algorithm::{DirectThresholds, GroupCosts, delays, max_delay};
+pub use algorithm::{GroupCosts, HostCosts, delays, hop_delay, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
 pub use conditions::{Conditions, Drains, LinkUse};
 pub use estimates::{CongestionReport, Connection, Estimate, Estimates, Probe};
@@ -35,7 +35,7 @@ pub use plan::{
     Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
     apply_priorities, check, off_ring_paths, plan,
 };
-pub use policy::algorithm::{AlgorithmChoice, AlgorithmPolicy};
+pub use policy::algorithm::{AlgorithmChoice, AlgorithmOverride, AlgorithmPolicy, AlgorithmStatus};
 pub use policy::codec::{
     CodecChoice, CodecRates, CodecReason, CodecRequest, coded_ratio, common_levels, nonzero_ratio,
 };

@@ -2,10 +2,15 @@
 
 use crate::access::{Access, Role};
 use crate::state::{Settings, Terms};
+use harmonaize_abi::Collective;
 use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_api::is_tenant_name;
 use harmonaize_identity::Protection;
-use harmonaize_planner::{AlgorithmPolicy, Nanos, Position, TextError, Topology, TopologyError, parse_toml};
+use harmonaize_plan::Algorithm;
+use harmonaize_planner::{
+    AlgorithmOverride, AlgorithmPolicy, Bytes, Nanos, Position, TextError, Topology, TopologyError,
+    parse_toml,
+};
 use harmonaize_units::unchanged_but;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -139,6 +144,8 @@ struct File {
     compression: bool,
     #[serde(default)]
     direct: BTreeMap<String, AlgorithmPolicy>,
+    #[serde(default)]
+    algorithm: Vec<FileAlgorithm>,
     #[serde(default = "number::<8>")]
     most_weight: toml::Spanned<u32>,
     #[serde(default = "time::<600>")]
@@ -153,6 +160,15 @@ struct FileTenant {
     aggregation: bool,
     weight: Option<toml::Spanned<u32>>,
     hosts: Option<Vec<toml::Spanned<String>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileAlgorithm {
+    collective: toml::Spanned<String>,
+    from: Option<toml::Spanned<Bytes>>,
+    to: Option<toml::Spanned<Bytes>>,
+    algorithm: toml::Spanned<String>,
 }
 
 #[derive(Deserialize)]
@@ -210,6 +226,11 @@ impl Config {
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
     /// weight = 1                    # where tenants compete for an aggregator's memory
     /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
+    /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
+    /// collective = "allreduce"
+    /// from = "64KiB"                # the smallest; 0 where absent
+    /// to = "1MiB"                   # the largest; no bound where absent
+    /// algorithm = "recursive-halving"
     /// [[operator]]
     /// name = "alice"                # as in the operator's certificate
     /// role = "admin"                # or "operator", who adds no tenants, or "viewer", who changes nothing
@@ -293,6 +314,7 @@ impl File {
             }
             tenants.push(name);
         }
+        let algorithms = algorithms(text, self.algorithm)?;
         let (at, paths) = (self.paths.span().start, self.paths.into_inner());
         if !(1..=64).contains(&paths) {
             return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
@@ -336,6 +358,7 @@ impl File {
             turns: self.turns,
             compression: self.compression,
             direct: self.direct,
+            algorithms,
             terms,
             most_weight,
             longest_regroup: self.longest_regroup.into(),
@@ -350,6 +373,48 @@ impl File {
             source: None,
         })
     }
+}
+
+/// The algorithms that an operator has chosen, which do not contradict each other.
+fn algorithms(text: &str, chosen: Vec<FileAlgorithm>) -> Result<Vec<AlgorithmOverride>, TextError> {
+    let wrong = |at: usize, message: String| TextError { at: Position::of(text, at), message };
+    let names = |names: &[&str]| names.join(", ");
+    let mut overrides: Vec<AlgorithmOverride> = Vec::new();
+    for FileAlgorithm { collective, from, to, algorithm } in chosen {
+        let (at, name) = (collective.span().start, collective.into_inner());
+        let collective: Collective = name.parse().map_err(|()| {
+            let all: Vec<&str> = Collective::ALL.iter().map(|each| each.name()).collect();
+            wrong(at, format!("`{name}` is not a collective: {}", names(&all)))
+        })?;
+        let (by, name) = (algorithm.span().start, algorithm.into_inner());
+        let can = Algorithm::of(collective.traits().pattern);
+        let algorithm = name.parse().ok().filter(|algorithm| can.contains(algorithm)).ok_or_else(|| {
+            let can: Vec<&str> = can.iter().map(|each| each.name()).collect();
+            wrong(by, format!("`{name}` is not an algorithm of {collective}, which takes {}", names(&can)))
+        })?;
+        let first = from.as_ref().map_or(Bytes(0), |from| *from.get_ref());
+        let last = to.as_ref().map_or(Bytes(u64::MAX), |to| *to.get_ref());
+        if first > last {
+            let at = to.map_or(at, |to| to.span().start);
+            return Err(wrong(at, format!("the largest size, {last}, is below the smallest, {first}")));
+        }
+        let same = || overrides.iter().filter(|one| one.collective == collective);
+        if same().any(|one| one.from <= last && first <= one.to) {
+            return Err(wrong(
+                at,
+                format!("an algorithm for some of these sizes of {collective} is there already"),
+            ));
+        }
+        if same().count() == AlgorithmOverride::MAX {
+            let most = AlgorithmOverride::MAX;
+            return Err(wrong(
+                at,
+                format!("{collective} has {most} ranges of sizes already, which is the most"),
+            ));
+        }
+        overrides.push(AlgorithmOverride { collective, from: first, to: last, algorithm });
+    }
+    Ok(overrides)
 }
 
 /// Where operators' tools connect, if that is not where agents do: on the loopback unless the file says so.
@@ -455,6 +520,51 @@ name = "a"
         let kept = load(&format!("store = \"state/control.redb\"\n{GOOD}")).unwrap().store.unwrap();
         assert!(kept.path.ends_with("state/control.redb") && kept.path.is_absolute(), "{kept:?}");
         assert_eq!(kept.topology, "[[host]]\nname = \"h0\"\n");
+    }
+
+    #[test]
+    fn operators_choose_algorithms_by_size() {
+        let one = "[[algorithm]]\ncollective = \"allreduce\"\nfrom = \"64KiB\"\nto = \"1MiB\"\nalgorithm = \"recursive-halving\"\n";
+        let chosen = |text: &str| load(&format!("{GOOD}{text}")).map(|config| config.settings.algorithms);
+        let expected = AlgorithmOverride {
+            collective: Collective::AllReduce,
+            from: Bytes(64 << 10),
+            to: Bytes(1 << 20),
+            algorithm: Algorithm::RecursiveHalving,
+        };
+        assert_eq!(chosen(one), Ok(vec![expected]));
+        let all = one.replace("from = \"64KiB\"\nto = \"1MiB\"\n", "");
+        let all = chosen(&all).unwrap();
+        assert_eq!((all[0].from, all[0].to), (Bytes(0), Bytes(u64::MAX)));
+        let beside = one.replace("64KiB", "1048577B").replace("1MiB", "2MiB");
+        assert_eq!(chosen(&format!("{one}{beside}")).unwrap().len(), 2);
+        let wrong = |from: &str, to: &str| chosen(&one.replacen(from, to, 1)).unwrap_err();
+        for (error, expected) in [
+            (
+                wrong("allreduce", "allredcue"),
+                "line 9, column 14: `allredcue` is not a collective: allreduce, ",
+            ),
+            (wrong("64KiB", "64"), "line 10, column 8: `64` is not"),
+            (
+                wrong("1MiB", "1KiB"),
+                "line 11, column 6: the largest size, 1KiB, is below the smallest, 64KiB",
+            ),
+            (
+                wrong("recursive-halving", "tree"),
+                "line 12, column 13: `tree` is not an algorithm of allreduce",
+            ),
+            (
+                wrong("allreduce", "broadcast"),
+                "line 12, column 13: `recursive-halving` is not an algorithm of broadcast, which takes ring, one-shot, binomial-tree",
+            ),
+            (wrong("from", "form"), "line 10, column 1: unknown field `form`"),
+            (
+                chosen(&format!("{one}{one}")).unwrap_err(),
+                "line 14, column 14: an algorithm for some of these sizes of allreduce",
+            ),
+        ] {
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
     }
 
     #[test]

@@ -38,6 +38,7 @@ fn config() -> Config {
         turns: true,
         compression: true,
         direct: Default::default(),
+        algorithms: Vec::new(),
         terms: Default::default(),
         most_weight: 8,
         longest_regroup: Duration::from_secs(600),

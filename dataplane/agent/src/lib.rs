@@ -9,6 +9,7 @@ pub mod aggregator;
 pub mod coding;
 pub mod config;
 pub mod control;
+mod costs;
 pub mod engines;
 mod interleave;
 pub mod observe;

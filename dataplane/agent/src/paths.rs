@@ -91,6 +91,7 @@ impl Paths {
             aggregation: false,
             datagram_bytes: 0,
             probe_key: self.key.to_vec(),
+            costs: None,
         }
     }
 

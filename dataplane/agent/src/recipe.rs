@@ -7,8 +7,8 @@ use harmonaize_codec::Codec;
 use harmonaize_core::EpochPlan;
 use harmonaize_engine::{Aggregator, MAX_CHANNELS, Peer};
 use harmonaize_plan::{
-    Access, Algorithm, CheckError, Coding, Group, Local, Participant, Plan, PlanError, Request, Retention,
-    Tuning, check_own, program,
+    Access, Algorithm, AlgorithmRange, AlgorithmTable, CheckError, Coding, Group, Local, Participant, Plan,
+    PlanError, Request, Retention, TableError, Tuning, check_own, program,
 };
 use harmonaize_transport::Introduction;
 use std::collections::VecDeque;
@@ -49,6 +49,10 @@ enum InvalidRecipe {
     NoTuning,
     #[error("{field} {value} out of range")]
     OutOfRange { field: &'static str, value: u64 },
+    #[error("{of} \"{name}\" is not known here")]
+    Name { of: &'static str, name: String },
+    #[error("algorithms: {0}")]
+    Algorithms(#[from] TableError),
     #[error("{0} channels")]
     Channels(u32),
     #[error("a bound of {0} on what a codec loses")]
@@ -146,8 +150,7 @@ fn expand_valid(recipe: &Recipe, proved: &mut VerifiedPlans) -> Result<ExpandedR
             chunk_bytes: small("chunk", tuning.chunk_bytes)?,
             segment_bytes: small("segment", tuning.segment_bytes)?,
             copy_bytes: tuning.copy_bytes,
-            one_shot_bytes: tuning.one_shot_bytes,
-            two_shot_bytes: tuning.two_shot_bytes,
+            algorithms: algorithms(&tuning.algorithms)?,
             ..Tuning::default()
         },
         channels: channels.ok_or(InvalidRecipe::Channels(tuning.channels))?,
@@ -204,10 +207,11 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
             let exact = |shots| Request { collective, root: Rank(0), coded: false, algorithm: shots };
             let coded = Request { coded: true, ..exact(Algorithm::Ring) };
             let coded = (can && retention != Retention::CopyInputs).then_some(coded);
-            // An operation that began in an earlier epoch goes on in as many shots as it began in, whatever this one says.
+            // An operation that began in an earlier epoch goes on by the algorithm that it began with, whatever this one says.
             let shots = Algorithm::of(collective.traits().pattern);
-            let roots = if collective.is_rooted() { roots(plan, me) } else { vec![Rank(0)] };
             for request in shots.iter().map(|shots| exact(*shots)).chain(coded) {
+                let tree = request.algorithm == Algorithm::BinomialTree;
+                let roots = if collective.is_rooted() { roots(plan, me, tree) } else { vec![Rank(0)] };
                 for root in &roots {
                     let request = Request { root: *root, ..request };
                     let variant = |access, scaled| Variant { request, retention, access, scaled };
@@ -224,12 +228,18 @@ fn variants(plan: &EpochPlan, me: Participant) -> Vec<Variant> {
 }
 
 /// Roots that are as different as can be to a participant: all its own ranks, and a rank of those who stand just before and
-/// after it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on.
-fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
+/// after it, and opposite. Whether it is first, in the middle or last, and who is before and after it, is all that a program depends on; along a
+/// tree also on how many children it has: for each number of them, on the first that have so many after the root, and on the last.
+fn roots(plan: &EpochPlan, me: Participant, tree: bool) -> Vec<Rank> {
     let (order, all) = (plan.plan.order(), plan.plan.participants());
     let position = plan.plan.position(me).unwrap_or(0);
     let mut distances: Vec<u32> =
         [1, 2, all / 2, all.saturating_sub(2), all.saturating_sub(1)].map(|distance| distance % all).to_vec();
+    if tree {
+        let digits = 0..u32::BITS - all.leading_zeros();
+        let places = digits.flat_map(|digit| [1 << digit, all.saturating_sub(1) >> digit << digit]);
+        distances.extend(places.filter(|place| *place < all).map(|place| (all - place) % all));
+    }
     distances.sort_unstable();
     distances.dedup();
     let others = distances.into_iter().filter(|distance| *distance != 0).filter_map(|distance| {
@@ -237,6 +247,20 @@ fn roots(plan: &EpochPlan, me: Participant) -> Vec<Rank> {
         plan.plan.group().local(*order.get(at as usize)?).first().copied()
     });
     others.chain(plan.plan.group().local(me).iter().copied()).collect()
+}
+
+/// How operations go by collective and size, if all names are known here.
+fn algorithms(told: &[v1::AlgorithmRange]) -> Result<AlgorithmTable, InvalidRecipe> {
+    let unknown = |of, name: &str| InvalidRecipe::Name { of, name: name.chars().take(64).collect() };
+    let range = |range: &v1::AlgorithmRange| {
+        let (collective, algorithm) = (&range.collective, &range.algorithm);
+        Ok(AlgorithmRange {
+            collective: collective.parse().map_err(|()| unknown("collective", collective))?,
+            up_to: range.up_to_bytes,
+            algorithm: algorithm.parse().map_err(|()| unknown("algorithm", algorithm))?,
+        })
+    };
+    Ok(AlgorithmTable::new(told.iter().map(range).collect::<Result<Vec<_>, InvalidRecipe>>()?)?)
 }
 
 /// How tensors travel, by a codec that is known here and within a bound that can be kept.
@@ -282,6 +306,10 @@ fn introduce(peer: &v1::Peer) -> Result<Peer, InvalidRecipe> {
 pub(crate) mod tests {
     use super::*;
 
+    fn range(collective: &str, up_to_bytes: u64, algorithm: &str) -> v1::AlgorithmRange {
+        v1::AlgorithmRange { collective: collective.to_owned(), up_to_bytes, algorithm: algorithm.to_owned() }
+    }
+
     pub(crate) fn recipe(hosts: u32, per_host: u32) -> Recipe {
         let participants = (0..hosts).map(|host| v1::Participant {
             ranks: (host * per_host..(host + 1) * per_host).collect(),
@@ -309,8 +337,10 @@ pub(crate) mod tests {
                 segment_bytes: 262_144,
                 copy_bytes: 4096,
                 landing_slots: 2,
-                one_shot_bytes: 8192,
-                two_shot_bytes: 262_144,
+                algorithms: vec![
+                    range("allreduce", 8192, "recursive-doubling"),
+                    range("allreduce", 262_144, "two-shot"),
+                ],
             }),
             ..Recipe::default()
         }
@@ -323,7 +353,9 @@ pub(crate) mod tests {
             assert_eq!(expanded.plan.plan.participants(), hosts);
             assert_eq!(expanded.peers.len() as u32, hosts - 1);
             let tuning = expanded.plan.tuning;
-            assert_eq!((tuning.one_shot_bytes, tuning.two_shot_bytes), (8192, 262_144));
+            let sizes =
+                [8192, 262_144, 262_145].map(|size| tuning.algorithms.choose(Collective::AllReduce, size));
+            assert_eq!(sizes, [Algorithm::RecursiveDoubling, Algorithm::TwoShot, Algorithm::Ring]);
         }
     }
 
@@ -432,7 +464,7 @@ pub(crate) mod tests {
         let named = |number: u16| Codec::NAMED[usize::from(number)].1;
         assert_eq!((named(found.codec), found.max_error), (Codec::INT8, Some(1e-3)));
         assert_eq!(found.finer.map(named), Some(Codec::BF16));
-        let damaged: [Damage; 12] = [
+        let damaged: [Damage; 16] = [
             ("codec \"bf17\"", |r| {
                 let finer = Some("bf17".into());
                 r.coding =
@@ -454,6 +486,14 @@ pub(crate) mod tests {
             ("no rank", |r| r.me = 9),
             ("tuning", |r| r.tuning = None),
             ("channels", |r| r.tuning.as_mut().unwrap().channels = 0),
+            ("collective \"allredcue\"", |r| {
+                r.tuning.as_mut().unwrap().algorithms[0].collective = "allredcue".into();
+            }),
+            ("algorithm \"star\"", |r| r.tuning.as_mut().unwrap().algorithms[0].algorithm = "star".into()),
+            ("allreduce cannot go by binomial-tree", |r| {
+                r.tuning.as_mut().unwrap().algorithms[0].algorithm = "binomial-tree".into();
+            }),
+            ("does not go beyond", |r| r.tuning.as_mut().unwrap().algorithms[0].up_to_bytes = 1 << 30),
             ("chunk", |r| r.tuning.as_mut().unwrap().chunk_bytes = 1 << 40),
             ("link name", |r| r.peers[0].link = vec![1]),
             ("no path", |r| r.peers[1].source_ports.clear()),

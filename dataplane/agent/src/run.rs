@@ -4,6 +4,7 @@ use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Event, Settings};
+use crate::costs;
 use crate::engines::Engines;
 use crate::paths::Paths;
 use crate::served::Tenants;
@@ -202,7 +203,13 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.protection, config.host.clone(), address);
     let mut control = control::connect(Settings {
-        abilities: v1::Capabilities { codecs, aggregation, datagram_bytes, ..abilities },
+        abilities: v1::Capabilities {
+            codecs,
+            aggregation,
+            datagram_bytes,
+            costs: costs::measure(),
+            ..abilities
+        },
         ..settings
     });
     paths

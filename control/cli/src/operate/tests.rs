@@ -152,6 +152,81 @@ fn decision() -> v1::DecisionRecord {
 }
 
 #[test]
+fn algorithms_in_words() {
+    let time = |algorithm: &str, micros: u64| v1::PredictedTime {
+        algorithm: algorithm.to_owned(),
+        time_ns: micros * 1000,
+    };
+    let range = |from_bytes, to_bytes, algorithm: &str, predicted, overridden| v1::AlgorithmStatus {
+        collective: "allreduce".to_owned(),
+        from_bytes,
+        to_bytes,
+        algorithm: algorithm.to_owned(),
+        at_bytes: to_bytes.unwrap_or(16 << 20),
+        predicted,
+        overridden,
+    };
+    let times = || vec![time("ring", 420), time("recursive-doubling", 150)];
+    let algorithms = vec![
+        range(0, Some(4096), "recursive-doubling", times(), false),
+        range(4097, Some(8192), "one-shot", Vec::new(), true),
+        range(8193, None, "ring", times(), false),
+    ];
+    let algorithm_reason = "20us one way".to_owned();
+    let plan = v1::PlanStatus { algorithms, algorithm_reason, ..plan() };
+    let reply = v1::PlansReply { plans: vec![plan], ..v1::PlansReply::default() };
+    let shown = text::plans(&reply);
+    let line = "a/world: allreduce recursive-doubling up to 4.00KiB, allreduce one-shot up to 8.00KiB: 20us one way\n";
+    assert!(shown.contains(line) && !shown.contains("ALGORITHMS"), "{shown}");
+    let shown = text::explain(&v1::ExplainReply::default(), Some(&reply));
+    let table: Vec<Vec<&str>> = shown
+        .lines()
+        .skip_while(|line| *line != "ALGORITHMS")
+        .map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect())
+        .take(5)
+        .collect();
+    assert_eq!(
+        table[2..],
+        [
+            vec![
+                "a/world",
+                "allreduce",
+                "0B",
+                "4.00KiB",
+                "recursive-doubling",
+                "150us",
+                "4.00KiB",
+                "predicted",
+                "ring 420us"
+            ],
+            vec![
+                "a/world",
+                "allreduce",
+                "4.00KiB",
+                "8.00KiB",
+                "one-shot",
+                "-",
+                "-",
+                "an operator chose",
+                "-"
+            ],
+            vec![
+                "a/world",
+                "allreduce",
+                "8.00KiB",
+                "-",
+                "ring",
+                "420us",
+                "16.0MiB",
+                "predicted",
+                "recursive-doubling 150us"
+            ],
+        ],
+        "{shown}"
+    );
+}
+
+#[test]
 fn decisions_in_words() {
     let reply = v1::ExplainReply { decisions: vec![decision()], now_ns: ms(100), ..Default::default() };
     assert_eq!(

@@ -192,11 +192,18 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         let why = sanitize(&plan.codec_reason);
         page += &format!("\n{name}: tensors travel as {codec} (budget: {budget}): {why}\n");
     }
-    for plan in plans.iter().filter(|plan| plan.one_shot_bytes > 0 || plan.two_shot_bytes > 0) {
-        let name = name(&plan.tenant, &plan.name);
-        let (one, two) = (bytes(plan.one_shot_bytes), bytes(plan.two_shot_bytes));
-        let why = sanitize(&plan.algorithm_reason);
-        page += &format!("\n{name}: directly in one shot up to {one}, in two up to {two}: {why}\n");
+    for plan in plans {
+        let ranges = plan.algorithms.iter().filter(|range| range.algorithm != RING);
+        let ranges: Vec<String> = ranges
+            .map(|range| {
+                let to = range.to_bytes.map_or_else(String::new, |to| format!(" up to {}", bytes(to)));
+                format!("{} {}{to}", clean(&range.collective), clean(&range.algorithm))
+            })
+            .collect();
+        if !ranges.is_empty() {
+            let (name, why) = (name(&plan.tenant, &plan.name), sanitize(&plan.algorithm_reason));
+            page += &format!("\n{name}: {}: {why}\n", ranges.join(", "));
+        }
     }
     for plan in plans.iter().filter(|plan| !plan.aggregation_reason.is_empty()) {
         let by = match plan.aggregator.as_str() {
@@ -213,6 +220,42 @@ fn plan_sections(plans: &[v1::PlanStatus]) -> String {
         page +=
             &format!("\n{}: its tenant expects {}\n", name(&plan.tenant, &plan.name), sanitize(&plan.hints));
     }
+    page
+}
+
+/// The algorithm of those sizes for which there is no better.
+const RING: &str = "ring";
+
+/// Which algorithm operations take by their size, and what each was predicted to take.
+fn algorithms(plans: &[v1::PlanStatus]) -> String {
+    let mut page = String::new();
+    let ranges = plans.iter().flat_map(|plan| plan.algorithms.iter().map(move |range| (plan, range)));
+    let rows = ranges.map(|(plan, range)| {
+        let to = range.to_bytes.map_or_else(|| "-".to_owned(), bytes);
+        let predicted =
+            |one: &v1::PredictedTime| format!("{} {}", clean(&one.algorithm), duration(one.time_ns));
+        let own = range.predicted.iter().find(|one| one.algorithm == range.algorithm);
+        let others = range.predicted.iter().filter(|one| one.algorithm != range.algorithm);
+        let others: Vec<String> = others.map(predicted).collect();
+        let why = match (range.overridden, own) {
+            (true, _) => "an operator chose",
+            (false, Some(_)) => "predicted",
+            (false, None) => "-",
+        };
+        row([
+            &name(&plan.tenant, &plan.name),
+            &clean(&range.collective),
+            &bytes(range.from_bytes),
+            &to,
+            &clean(&range.algorithm),
+            &own.map_or_else(|| "-".to_owned(), |one| duration(one.time_ns)),
+            &if own.is_some() { bytes(range.at_bytes) } else { "-".to_owned() },
+            why,
+            &if others.is_empty() { "-".to_owned() } else { others.join(", ") },
+        ])
+    });
+    let head = ["name", "collective", "from", "to", "algorithm", "takes", "at", "why", "others"];
+    section(&mut page, "ALGORITHMS", row(head), rows.collect());
     page
 }
 
@@ -240,8 +283,8 @@ fn sanitize(text: &str) -> String {
 }
 
 pub(crate) fn explain(reply: &v1::ExplainReply, plans: Option<&v1::PlansReply>) -> String {
-    let mut page =
-        plans.map_or_else(String::new, |plans| plan_sections(&plans.plans).trim_start().to_owned());
+    let of = |plans: &v1::PlansReply| plan_sections(&plans.plans) + &algorithms(&plans.plans);
+    let mut page = plans.map_or_else(String::new, |plans| of(plans).trim_start().to_owned());
     if reply.decisions.is_empty() {
         return page + "nothing was decided since control started\n" + &pending_reports(reply);
     }

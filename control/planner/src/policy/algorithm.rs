@@ -1,6 +1,8 @@
-//! Which algorithm operations take, by their size: one-shot, two-shot, else the ring.
+//! Which algorithm operations take, by collective and size: as is predicted to be the fastest, where no operator decided.
 
-use crate::algorithm::{DirectThresholds, GroupCosts};
+use crate::algorithm::GroupCosts;
+use harmonaize_abi::Collective;
+use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
 
 /// How a tenant's small operations go.
@@ -18,96 +20,272 @@ pub enum AlgorithmPolicy {
     TwoShot,
 }
 
-/// Up to which size an operator's choice holds.
-const FORCED: Bytes = Bytes(1 << 20);
+/// Up to which size an operator's choice for a tenant holds.
+const FORCED: u64 = 1 << 20;
 
-/// Up to which sizes operations take which algorithm, and why.
+/// The size of an operation that stands for all that are larger than any range, where it is not larger itself.
+const LARGE: u64 = 16 << 20;
+
+/// An operator's choice for operations of a collective, whoever's they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlgorithmOverride {
+    /// Which collective.
+    pub collective: Collective,
+    /// The smallest that it is for.
+    pub from: Bytes,
+    /// The largest that it is for.
+    pub to: Bytes,
+    /// How they go.
+    pub algorithm: Algorithm,
+}
+
+impl AlgorithmOverride {
+    /// Most of them for a collective: so many ranges of sizes has a table room for.
+    pub const MAX: usize = 4;
+
+    /// Whether contributions are still added in one order, whatever the plan's is.
+    pub fn keeps_order(&self) -> bool {
+        let sums = matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter);
+        !sums || matches!(self.algorithm, Algorithm::OneShot | Algorithm::TwoShot)
+    }
+
+    fn covers(&self, collective: Collective, bytes: u64) -> bool {
+        self.collective == collective && (self.from.0..=self.to.0).contains(&bytes)
+    }
+}
+
+/// Which sizes take which algorithm, and why.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AlgorithmChoice {
-    /// The largest operations of one-shot and of two-shot.
-    pub sizes: DirectThresholds,
-    /// Why, as text.
+    /// By collective and size.
+    pub table: AlgorithmTable,
+    /// What an operator decided of it.
+    pub overrides: Vec<AlgorithmOverride>,
+    /// What times are predicted from; none where nothing was.
+    pub costs: Option<GroupCosts>,
+    /// Why, as text, where no operator decided.
     pub reason: String,
+}
+
+/// How operations of a range of sizes go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AlgorithmStatus {
+    /// Which collective.
+    pub collective: Collective,
+    /// The smallest.
+    pub from: Bytes,
+    /// The largest; none where there is no bound.
+    pub to: Option<Bytes>,
+    /// How they go.
+    pub algorithm: Algorithm,
+    /// A size among them, and what each algorithm that the collective can take is predicted to take there.
+    pub predicted: Option<(Bytes, Vec<(Algorithm, Nanos)>)>,
+    /// Whether an operator chose it by collective and size.
+    pub overridden: bool,
 }
 
 impl AlgorithmChoice {
     /// The ring for all sizes, for a reason.
     pub fn ring(reason: &str) -> Self {
-        Self { sizes: DirectThresholds::default(), reason: reason.to_owned() }
+        Self { reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// What an operator decided; none where it is to be chosen.
-    pub fn forced(policy: AlgorithmPolicy) -> Option<Self> {
-        let (one_shot, two_shot) = match policy {
-            AlgorithmPolicy::Chosen => return None,
-            AlgorithmPolicy::Never => (Bytes(0), Bytes(0)),
-            AlgorithmPolicy::OneShot => (FORCED, Bytes(0)),
-            AlgorithmPolicy::TwoShot => (Bytes(0), FORCED),
+    /// What an operator decided for a tenant; none where it is to be chosen.
+    fn forced(policy: AlgorithmPolicy) -> Option<AlgorithmTable> {
+        match policy {
+            AlgorithmPolicy::Chosen => None,
+            AlgorithmPolicy::Never => Some(AlgorithmTable::RING),
+            AlgorithmPolicy::OneShot => Some(AlgorithmTable::direct(FORCED, 0)),
+            AlgorithmPolicy::TwoShot => Some(AlgorithmTable::direct(0, FORCED)),
+        }
+    }
+
+    /// As an operator decided, else as is predicted to be the fastest, near the sizes of `before`. `ordered`: up to which size
+    /// contributions are to be added in one order, which only direct exchanges do.
+    pub fn new(
+        costs: GroupCosts,
+        before: &AlgorithmTable,
+        policy: AlgorithmPolicy,
+        overrides: &[AlgorithmOverride],
+        ordered: Option<Bytes>,
+    ) -> Self {
+        let (chosen, reason) = match (Self::forced(policy), ordered) {
+            (Some(forced), _) => (forced, "an operator chose for its tenant".to_owned()),
+            (None, Some(most)) => {
+                let reason = "contributions are added in one order: its tenant wants that";
+                (in_order(&costs.choose(before), most.0), reason.to_owned())
+            }
+            (None, None) => (costs.choose(before), explain(&costs)),
         };
-        Some(Self { sizes: DirectThresholds { one_shot, two_shot }, reason: "an operator chose".to_owned() })
+        let kept = |one: &&AlgorithmOverride| ordered.is_none() || one.keeps_order();
+        let overrides: Vec<AlgorithmOverride> = overrides.iter().filter(kept).copied().collect();
+        let table = overlay(&chosen, &overrides);
+        Self { table, overrides, costs: Some(costs), reason }
     }
 
-    /// What is predicted to be the fastest, near the sizes `before`. `ordered`: up to which size contributions are to be added in one
-    /// order, which the ring does not.
-    pub fn fastest(reach: &GroupCosts, before: DirectThresholds, ordered: Option<Bytes>) -> Self {
-        let sizes = reach.thresholds(before);
-        match ordered {
-            Some(two_shot) => Self {
-                sizes: DirectThresholds { two_shot, ..sizes },
-                reason: "contributions are added in one order: its tenant wants that".to_owned(),
-            },
-            None => Self { sizes, reason: prediction(reach, sizes) },
+    /// How operations go, collective after collective, each from the smallest on.
+    pub fn status(&self) -> Vec<AlgorithmStatus> {
+        let mut all = Vec::new();
+        for &collective in Collective::ALL {
+            let mut from = 0;
+            let ranges = self.table.ranges().filter(|range| range.collective == collective);
+            for up_to in ranges.map(|range| range.up_to).chain([u64::MAX]) {
+                if up_to < from || from > 0 && !collective.has_data() {
+                    break;
+                }
+                all.push(self.range(collective, from, up_to));
+                let Some(next) = up_to.checked_add(1) else { break };
+                from = next;
+            }
+        }
+        all
+    }
+
+    fn range(&self, collective: Collective, from: u64, up_to: u64) -> AlgorithmStatus {
+        let bounded = collective.has_data() && up_to < u64::MAX;
+        let large = if collective.has_data() { from.saturating_mul(2).max(LARGE) } else { 0 };
+        let at = Bytes(if bounded { up_to } else { large });
+        let predict = |costs: &GroupCosts| {
+            let all = Algorithm::of(collective.traits().pattern).iter();
+            let time = |algorithm| Nanos((costs.time(collective, algorithm, at) * 1e9) as u64);
+            (at, all.map(|algorithm| (*algorithm, time(*algorithm))).collect())
+        };
+        AlgorithmStatus {
+            collective,
+            from: Bytes(from),
+            to: bounded.then_some(Bytes(up_to)),
+            algorithm: self.table.choose(collective, from),
+            predicted: self.costs.as_ref().map(predict),
+            overridden: self.overrides.iter().any(|one| one.covers(collective, from)),
         }
     }
 }
 
-fn prediction(reach: &GroupCosts, sizes: DirectThresholds) -> String {
-    let GroupCosts { delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, .. } = reach;
-    let time = |seconds: f64| Nanos((seconds * 1e9) as u64 / 1000 * 1000);
-    let (one, two) = (sizes.one_shot, sizes.two_shot);
+/// The same, but AllReduces and ReduceScatters of up to so many bytes by direct exchange.
+fn in_order(table: &AlgorithmTable, most: u64) -> AlgorithmTable {
+    let sums = |collective| matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
+    let others = table.ranges().filter(|range| !sums(range.collective));
+    let first = table.ranges().find(|range| range.collective == Collective::AllReduce);
+    let one_shot = first.filter(|range| range.algorithm == Algorithm::OneShot).map_or(0, |range| range.up_to);
+    let direct = AlgorithmTable::direct(one_shot, most);
+    let ordered = direct.ranges().filter(|range| sums(range.collective));
+    AlgorithmTable::new(others.chain(ordered)).unwrap_or(direct)
+}
+
+/// The same, but for what an operator decided.
+fn overlay(table: &AlgorithmTable, overrides: &[AlgorithmOverride]) -> AlgorithmTable {
+    let mut ranges: Vec<AlgorithmRange> = Vec::new();
+    for &collective in Collective::ALL {
+        let own = || overrides.iter().filter(move |one| one.collective == collective);
+        let decided = own().flat_map(|one| [one.from.0.checked_sub(1), Some(one.to.0)]).flatten();
+        let chosen = table.ranges().filter(|range| range.collective == collective);
+        let mut ends: Vec<u64> = chosen.map(|range| range.up_to).chain(decided).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        for up_to in ends {
+            let decided = own().find(|one| one.covers(collective, up_to)).map(|one| one.algorithm);
+            let algorithm = decided.unwrap_or_else(|| table.choose(collective, up_to));
+            ranges.push(AlgorithmRange { collective, up_to, algorithm });
+        }
+    }
+    AlgorithmTable::new(ranges).unwrap_or(*table)
+}
+
+fn explain(costs: &GroupCosts) -> String {
+    let GroupCosts { delay, hop_delay: hop, direct_rate: direct, ring_rate: ring, host, .. } = costs;
     format!(
-        "{delay} one way between the farthest, {hop} along the ring; {direct} to all at once, {ring} along the ring; predicted for {one}: {} in one shot, {} in two, {} by the ring; for {two}: {} in two, {} by the ring",
-        time(reach.one_shot(one)),
-        time(reach.two_shot(one)),
-        time(reach.ring(one)),
-        time(reach.two_shot(two)),
-        time(reach.ring(two)),
+        "{delay} one way between the farthest, {hop} along the ring; {direct} to all at once, {ring} along the ring; {} a message, {:.3} ns a byte that is added",
+        Nanos((host.message * 1e9) as u64),
+        host.reduced_byte * 1e9,
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithm::HostCosts;
     use harmonaize_units::Rate;
 
-    #[test]
-    fn an_order_of_contributions_takes_two_shots() {
-        let reach = GroupCosts {
+    fn costs() -> GroupCosts {
+        GroupCosts {
             hosts: 4,
             delay: Nanos(50_000),
             hop_delay: Nanos(50_000),
             direct_rate: Rate(1_000_000_000),
             ring_rate: Rate(1_000_000_000),
             chunk: Bytes(64 << 10),
+            straight: true,
+            host: HostCosts::default(),
+        }
+    }
+
+    fn choice(
+        policy: AlgorithmPolicy,
+        overrides: &[AlgorithmOverride],
+        ordered: Option<u64>,
+    ) -> AlgorithmChoice {
+        AlgorithmChoice::new(costs(), &AlgorithmTable::RING, policy, overrides, ordered.map(Bytes))
+    }
+
+    #[test]
+    fn an_order_of_contributions_takes_direct_exchanges() {
+        let free = choice(AlgorithmPolicy::Chosen, &[], None);
+        assert!(free.reason.contains("one way between the farthest"), "{}", free.reason);
+        assert_eq!(free.table, costs().choose(&AlgorithmTable::RING));
+        let ring = AlgorithmOverride {
+            collective: Collective::AllReduce,
+            from: Bytes(0),
+            to: Bytes(u64::MAX),
+            algorithm: Algorithm::Ring,
         };
-        let free = AlgorithmChoice::fastest(&reach, DirectThresholds::default(), None);
-        assert!(
-            free.reason.contains("along the ring")
-                && free.sizes == reach.thresholds(DirectThresholds::default())
-        );
-        let ordered = AlgorithmChoice::fastest(&reach, DirectThresholds::default(), Some(Bytes(1 << 30)));
-        assert_eq!((ordered.sizes.one_shot, ordered.sizes.two_shot), (free.sizes.one_shot, Bytes(1 << 30)));
+        let ordered = choice(AlgorithmPolicy::Chosen, &[ring], Some(1 << 30)).table;
+        assert_eq!(ordered.choose(Collective::AllReduce, 1 << 30), Algorithm::TwoShot);
+        assert_eq!(ordered.choose(Collective::ReduceScatter, 1 << 30), Algorithm::OneShot);
+        for bytes in [0, 100, 1000, 10_000] {
+            let algorithm = ordered.choose(Collective::AllReduce, bytes);
+            assert!(matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot), "{bytes}: {algorithm}");
+        }
+        let broadcast = |table: &AlgorithmTable| table.choose(Collective::Broadcast, 1000);
+        assert_eq!(broadcast(&ordered), broadcast(&free.table));
     }
 
     #[test]
     fn an_operator_decides_first() {
-        assert_eq!(AlgorithmChoice::forced(AlgorithmPolicy::Chosen), None);
-        let forced = |policy| AlgorithmChoice::forced(policy).unwrap().sizes;
-        assert_eq!(forced(AlgorithmPolicy::Never), DirectThresholds::default());
-        assert_eq!(forced(AlgorithmPolicy::OneShot).one_shot, FORCED);
-        assert_eq!(
-            forced(AlgorithmPolicy::TwoShot),
-            DirectThresholds { one_shot: Bytes(0), two_shot: FORCED }
-        );
+        let forced = |policy| choice(policy, &[], None).table;
+        assert_eq!(forced(AlgorithmPolicy::Never), AlgorithmTable::RING);
+        assert_eq!(forced(AlgorithmPolicy::OneShot), AlgorithmTable::direct(FORCED, 0));
+        assert_eq!(forced(AlgorithmPolicy::TwoShot), AlgorithmTable::direct(0, FORCED));
+    }
+
+    #[test]
+    fn an_override_holds_from_its_first_byte_to_its_last() {
+        let (collective, algorithm) = (Collective::AllReduce, Algorithm::RecursiveHalving);
+        let one = AlgorithmOverride { collective, from: Bytes(1000), to: Bytes(2000), algorithm };
+        for policy in [AlgorithmPolicy::Chosen, AlgorithmPolicy::Never, AlgorithmPolicy::TwoShot] {
+            let (before, after) = (choice(policy, &[], None).table, choice(policy, &[one], None));
+            for bytes in [0, 1, 999, 1000, 1500, 2000, 2001, 30_000, u64::MAX] {
+                let decided = (1000..=2000).contains(&bytes);
+                let expected = if decided { algorithm } else { before.choose(collective, bytes) };
+                assert_eq!(after.table.choose(collective, bytes), expected, "{policy:?} {bytes}");
+            }
+            assert_eq!(after.table.choose(Collective::Barrier, 0), before.choose(Collective::Barrier, 0));
+            let status = after.status();
+            let decided: Vec<_> = status.iter().filter(|range| range.overridden).collect();
+            assert!(!decided.is_empty() && decided.iter().all(|range| range.algorithm == algorithm));
+            let (at, times) = decided[0].predicted.clone().unwrap();
+            assert_eq!((at, times.len()), (Bytes(2000), 5));
+        }
+    }
+
+    #[test]
+    fn every_size_has_its_line() {
+        let status = choice(AlgorithmPolicy::Chosen, &[], None).status();
+        for collective in Collective::ALL {
+            let lines: Vec<_> = status.iter().filter(|line| line.collective == *collective).collect();
+            assert_eq!((lines[0].from, lines[lines.len() - 1].to), (Bytes(0), None), "{collective}");
+            for two in lines.windows(2) {
+                assert_eq!(two[0].to.map(|to| to.0 + 1), Some(two[1].from.0), "{collective}");
+            }
+        }
     }
 }

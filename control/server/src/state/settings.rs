@@ -1,6 +1,6 @@
 //! What the operator decided before control started.
 
-use harmonaize_planner::{AlgorithmPolicy, HostId, Topology};
+use harmonaize_planner::{AlgorithmOverride, AlgorithmPolicy, HostId, Topology};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ pub struct Settings {
     pub compression: bool,
     /// How small operations of a tenant go; as control decides where it is absent.
     pub direct: BTreeMap<String, AlgorithmPolicy>,
+    /// How operations of a collective and a range of sizes go, whoever's they are.
+    pub algorithms: Vec<AlgorithmOverride>,
     /// What tenants have of aggregators, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.

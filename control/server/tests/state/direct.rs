@@ -1,17 +1,24 @@
-//! How small operations go: by delays and rates; an operator's choice; after a restart as before.
+//! How operations go by their size: by delays, rates and what hosts have measured; an operator's choice; after a restart as before.
 
 use super::fabric::Fabric;
 use super::topology::star;
 use super::world::{SECOND, World, hello, join_of, running, settings, settings_of};
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1;
-use harmonaize_planner::AlgorithmPolicy;
+use harmonaize_plan::Algorithm;
+use harmonaize_planner::{AlgorithmOverride, AlgorithmPolicy, Bytes};
 use harmonaize_server::state::testing::Testing as _;
 use std::time::Duration;
 
-fn sizes(recipe: &v1::Recipe) -> (u64, u64) {
-    let tuning = recipe.tuning.unwrap();
-    (tuning.one_shot_bytes, tuning.two_shot_bytes)
+/// Up to which sizes AllReduces go in one shot and in two; 0 for none.
+pub(super) fn sizes(recipe: &v1::Recipe) -> (u64, u64) {
+    let ranges = &recipe.tuning.as_ref().unwrap().algorithms;
+    let size = |algorithm: &str| {
+        let mut by =
+            ranges.iter().filter(|range| range.collective == "allreduce" && range.algorithm == algorithm);
+        by.next_back().map_or(0, |range| range.up_to_bytes)
+    };
+    (size("one-shot"), size("two-shot"))
 }
 
 #[test]
@@ -61,7 +68,8 @@ fn a_small_change_of_plan_keeps_sizes() {
     fabric.run(SECOND * 3);
     let after = fabric.recipe_of(0, id);
     assert!(after.epoch >= epoch && sizes(&after) == before, "{after:?}");
-    assert_eq!(fabric.epoch(id).algorithm.sizes.one_shot.0, before.0);
+    let one_shot = fabric.epoch(id).algorithm.table.choose(Collective::AllReduce, before.0);
+    assert_eq!(one_shot, Algorithm::OneShot);
 }
 
 #[test]
@@ -83,5 +91,64 @@ fn a_restart_finds_the_sizes_again() {
         .unwrap()
         .plans
         .remove(0);
-    assert_eq!((plan.one_shot_bytes, plan.two_shot_bytes), expected);
+    let of = |algorithm: &str| {
+        let mut ranges = plan.algorithms.iter().filter(|range| range.algorithm == algorithm);
+        ranges.find(|range| range.collective == "allreduce").and_then(|range| range.to_bytes).unwrap_or(0)
+    };
+    assert_eq!((of("one-shot"), of("two-shot")), expected);
+    assert!(plan.algorithms.iter().all(|range| range.predicted.is_empty()), "predicted from nothing");
+}
+
+/// The algorithm of an AllReduce of so many bytes, as a recipe says.
+fn chosen(recipe: &v1::Recipe, bytes: u64) -> &str {
+    let mut ranges = recipe.tuning.as_ref().unwrap().algorithms.iter();
+    let range = ranges.find(|range| range.collective == "allreduce" && bytes <= range.up_to_bytes);
+    range.map_or("ring", |range| &range.algorithm)
+}
+
+#[test]
+fn what_hosts_measure_moves_sizes() {
+    let found = [None, Some((200_000, 0)), Some((0, 0)), Some((200_000, u64::MAX))].map(|costs| {
+        let mut world = World::new(settings_of(&star(8, "20us")), 1);
+        let costs = costs.map(|(message_ns, reduced_byte_ps)| v1::HostCosts { message_ns, reduced_byte_ps });
+        // One of them has measured: all wait for it.
+        let sessions = world.connect((0..8).map(|host| {
+            let capabilities =
+                v1::Capabilities { costs: costs.filter(|_| host == 3), ..v1::Capabilities::default() };
+            v1::Hello { capabilities: Some(capabilities), ..hello(host, vec![]) }
+        }));
+        let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
+        assert!(recipes.iter().all(|recipe| recipe.tuning == recipes[0].tuning), "all have one table");
+        let plan = world.state.queries(world.now).plans(CommunicatorId(recipes[0].communicator)).unwrap();
+        (chosen(&recipes[0], 100).to_owned(), plan.plans.len())
+    });
+    let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+    // Where a message takes 200 us, 3 exchanges are sooner done than 7 messages; what cannot be is not believed.
+    assert_eq!(names, ["one-shot", "recursive-doubling", "one-shot", "one-shot"]);
+}
+
+#[test]
+fn an_operator_may_choose_by_collective_and_size() {
+    let mut settings = settings_of(&star(8, "0.5ms"));
+    settings.algorithms.push(AlgorithmOverride {
+        collective: Collective::AllReduce,
+        from: Bytes(1000),
+        to: Bytes(2000),
+        algorithm: Algorithm::RecursiveHalving,
+    });
+    let mut world = World::new(settings, 3);
+    let sessions = world.connect((0..8).map(|host| hello(host, vec![])));
+    let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));
+    let sizes = [999, 1000, 2000, 2001].map(|bytes| chosen(&recipes[0], bytes));
+    assert_eq!(sizes, ["one-shot", "recursive-halving", "recursive-halving", "one-shot"]);
+    let id = recipes[0].communicator;
+    world.prepare(&sessions, id, 1);
+    let plan = world.state.queries(world.now).plans(CommunicatorId(id)).unwrap().plans.remove(0);
+    let own: Vec<_> = plan.algorithms.iter().filter(|range| range.overridden).collect();
+    assert_eq!(own.len(), 1, "{:?}", plan.algorithms);
+    assert_eq!((own[0].from_bytes, own[0].to_bytes, own[0].at_bytes), (1000, Some(2000), 2000));
+    let times: Vec<(&str, u64)> =
+        own[0].predicted.iter().map(|one| (one.algorithm.as_str(), one.time_ns)).collect();
+    assert_eq!(times.len(), 5);
+    assert!(times.iter().all(|(_, time)| *time >= 1_000_000), "{times:?}");
 }

@@ -1,6 +1,7 @@
 //! What tenants agree on for their sums: aggregators and agents are told of it by the next epoch, which comes at once.
 
 use super::aggregation::{able as can_aggregate, aggregator, change_over, grants, plan, revoked, settings};
+use super::direct::sizes;
 use super::world::{SECOND, World, join_of, running};
 use harmonaize_abi::session::{Clause, Constraints, MAX_TARGET_BYTES, Negotiated};
 use harmonaize_api::v1::{self, from_agent, to_agent};
@@ -69,7 +70,7 @@ fn hosts_and_aggregators_sum_in_order() {
         "{grant:?}"
     );
     for recipe in &recipes {
-        assert_eq!(recipe.tuning.unwrap().two_shot_bytes, MAX_TARGET_BYTES);
+        assert_eq!(sizes(recipe).1, MAX_TARGET_BYTES);
         assert!(recipe.coding.is_none() && recipe.aggregation.is_some());
         assert!(recipe.peers.iter().all(|peer| peer.reused), "links go on");
     }
@@ -79,7 +80,7 @@ fn hosts_and_aggregators_sum_in_order() {
     assert!(world.is_quiet(&sessions));
     propose(&mut world, sessions[0], &Constraints::new());
     let recipes = change_over(&mut world, &sessions, id, 3);
-    assert!(recipes[0].tuning.unwrap().two_shot_bytes < MAX_TARGET_BYTES);
+    assert!(sizes(&recipes[0]).1 < MAX_TARGET_BYTES);
     assert!(!grants(&mut world, agg)[0].ordered);
 }
 

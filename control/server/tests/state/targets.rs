@@ -9,7 +9,7 @@ use super::fabric::{CrossTraffic, Fabric};
 use super::world::{SECOND, operation as operation_of};
 use harmonaize_abi::session::{Constraints, Negotiated};
 use harmonaize_api::v1::EventKind;
-use harmonaize_planner::{Bytes, DirectedLink, GroupCosts, HostId, Rate, delays};
+use harmonaize_planner::{Bytes, DirectedLink, GroupCosts, HostCosts, HostId, Rate, delays};
 use harmonaize_server::state::testing::Testing as _;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -101,8 +101,17 @@ fn time(fabric: &Fabric, id: u64, hosts: &[usize], bytes: u64, rate: f64) -> f64
     let ring: Vec<HostId> = hosts.iter().copied().map(HostId).collect();
     let (delay, hop) = delays(&fabric.topology, &ring);
     let (rate, chunk) = (Rate(rate as u64), fabric.communicator(id).chunk);
-    GroupCosts { hosts: hosts.len() as u32, delay, hop_delay: hop, direct_rate: rate, ring_rate: rate, chunk }
-        .fastest(Bytes(bytes))
+    GroupCosts {
+        hosts: hosts.len() as u32,
+        delay,
+        hop_delay: hop,
+        direct_rate: rate,
+        ring_rate: rate,
+        chunk,
+        straight: true,
+        host: HostCosts::default(),
+    }
+    .fastest(Bytes(bytes))
 }
 
 /// What each communicator moves while all of them communicate, bits a second.

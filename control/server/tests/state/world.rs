@@ -41,6 +41,7 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         turns: true,
         compression: true,
         direct: BTreeMap::new(),
+        algorithms: Vec::new(),
         terms: BTreeMap::new(),
         most_weight: 8,
         longest_regroup: SECOND * 600,

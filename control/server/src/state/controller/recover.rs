@@ -13,7 +13,8 @@ use crate::state::job::stored::{is_stored_as, take_up_plan};
 use crate::state::output::SessionId;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
-use harmonaize_planner::{AlgorithmChoice, Bytes, DirectThresholds, HostId, RateLimits, Tuning};
+use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
+use harmonaize_planner::{AlgorithmChoice, Bytes, HostId, RateLimits, Tuning};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -292,12 +293,14 @@ fn is_same(known: &Communicator, recipe: &v1::Recipe, members: &[Member]) -> boo
         && known.members.iter().map(part).eq(members.iter().map(part))
 }
 
-/// How small operations go, as an agent's recipe says it.
+/// How operations go, as an agent's recipe says it.
 fn algorithm(recipe: &v1::Recipe) -> AlgorithmChoice {
-    let sizes = recipe.tuning.unwrap_or_default();
-    let sizes =
-        DirectThresholds { one_shot: Bytes(sizes.one_shot_bytes), two_shot: Bytes(sizes.two_shot_bytes) };
-    AlgorithmChoice { sizes, reason: "as before control restarted".to_owned() }
+    let ranges = recipe.tuning.iter().flat_map(|tuning| &tuning.algorithms).filter_map(|range| {
+        let (collective, algorithm) = (range.collective.parse().ok()?, range.algorithm.parse().ok()?);
+        Some(AlgorithmRange { collective, up_to: range.up_to_bytes, algorithm })
+    });
+    let table = AlgorithmTable::new(ranges).unwrap_or_default();
+    AlgorithmChoice { table, ..AlgorithmChoice::ring("as before control restarted") }
 }
 
 /// What a communicator runs by, as far as an agent's recipe says it.
@@ -326,7 +329,7 @@ fn unseen_epoch(recipe: &v1::Recipe) -> Epoch {
 }
 
 fn adopt(recipe: &v1::Recipe, members: Vec<Member>) -> Communicator {
-    let sizes = recipe.tuning.unwrap_or_default();
+    let sizes = recipe.tuning.clone().unwrap_or_default();
     let tuning = Tuning {
         channels: sizes.channels,
         chunk: Bytes(sizes.chunk_bytes),

@@ -1,13 +1,14 @@
-//! Up to which sizes a communicator's operations go straight between all its hosts; chosen anew for every
-//! epoch.
+//! Which algorithm a communicator's operations take, by collective and size; chosen anew for every epoch.
 
 use crate::state::job::coding::takers;
 use crate::state::job::lifecycle::Planned;
 use crate::state::view::View;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_abi::session::MAX_TARGET_BYTES;
+use harmonaize_plan::AlgorithmTable;
 use harmonaize_planner::{
-    AlgorithmChoice, Bytes, DirectThresholds, GroupCosts, HostId, Rate, delays, exchange_rate, line_rate,
+    AlgorithmChoice, Bytes, GroupCosts, HostCosts, HostId, Rate, delays, exchange_rate, hop_delay, line_rate,
+    max_delay,
 };
 
 /// For the next epoch of a communicator, by this plan and with hosts in this order.
@@ -23,20 +24,24 @@ pub(crate) fn choose_algorithm(
     if hosts < 2 {
         return AlgorithmChoice::ring("nothing crosses a wire");
     }
-    if let Some(why) = known.indirect() {
-        return AlgorithmChoice::ring(why);
-    }
     let policy = ctx.settings.direct.get(&known.tenant).copied().unwrap_or_default();
-    if let Some(forced) = AlgorithmChoice::forced(policy) {
-        return forced;
-    }
+    let straight = known.indirect().is_none();
     let members: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
     let ring: Vec<HostId> = order.iter().filter_map(|at| members.get(*at as usize)).copied().collect();
     let conditions = view.conditions();
-    let direct = exchange_rate(&known.coding.usage, &conditions, &takers(view, id));
-    let line = line_rate(&ctx.settings.topology, &members).0 as f64;
-    let along = planned.map_or(direct.0 as f64, |planned| line / planned.slowdown.max(1.0));
-    let (delay, hop) = delays(&ctx.settings.topology, &ring);
+    let topology = &ctx.settings.topology;
+    let line = line_rate(topology, &members).0 as f64;
+    let along = planned.map(|planned| line / planned.slowdown.max(1.0));
+    // Between so many hosts that it is not known what they load together, about what the ring carries; and no pair of them is looked at.
+    let (direct, (delay, hop)) = match straight {
+        true => {
+            let rate = exchange_rate(&known.coding.usage, &conditions, &takers(view, id));
+            (rate, delays(topology, &ring))
+        }
+        false => (Rate(along.unwrap_or(line) as u64), (max_delay(topology), hop_delay(topology, &ring))),
+    };
+    let along = along.unwrap_or(direct.0 as f64);
+    let costs = known.members.iter().filter_map(|member| ctx.sessions.get(&member.session?)?.abilities.costs);
     let reach = GroupCosts {
         hosts: hosts as u32,
         delay,
@@ -44,8 +49,10 @@ pub(crate) fn choose_algorithm(
         direct_rate: direct,
         ring_rate: Rate(along as u64),
         chunk: known.tuning.chunk,
+        straight,
+        host: costs.reduce(HostCosts::max).unwrap_or_default(),
     };
-    let before = known.current().map_or_else(DirectThresholds::default, |current| current.algorithm.sizes);
+    let before = known.current().map_or(AlgorithmTable::RING, |current| current.algorithm.table);
     let ordered = view.agreements.reduction_policy(id).ordered.then_some(Bytes(MAX_TARGET_BYTES));
-    AlgorithmChoice::fastest(&reach, before, ordered)
+    AlgorithmChoice::new(reach, &before, policy, &ctx.settings.algorithms, ordered)
 }

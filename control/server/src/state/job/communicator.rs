@@ -159,7 +159,7 @@ impl Communicator {
             return None;
         }
         let directly = settings.direct.get(&self.tenant).copied().unwrap_or_default();
-        if directly != AlgorithmPolicy::Chosen {
+        if directly != AlgorithmPolicy::Chosen || !settings.algorithms.iter().all(|one| one.keeps_order()) {
             return Some("the provider has chosen a way for this tenant's operations");
         }
         self.indirect()

@@ -9,7 +9,9 @@ use crate::state::world::withdrawals::{Target, find};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
 use harmonaize_codec::{Budget, Codec};
-use harmonaize_planner::{DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind};
+use harmonaize_planner::{
+    AlgorithmStatus, DirectedLink, HostId, LinkId, Nanos, Node, Path, SwitchId, SwitchKind,
+};
 use harmonaize_store::{Withdrawal, WithdrawalKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -240,8 +242,7 @@ impl Queries<'_> {
             budget: codec.budget.to_string(),
             codec: codec.codec.name().to_owned(),
             codec_reason: codec.reason.to_string(),
-            one_shot_bytes: algorithm.sizes.one_shot.0,
-            two_shot_bytes: algorithm.sizes.two_shot.0,
+            algorithms: algorithm.status().iter().map(algorithm_status).collect(),
             algorithm_reason: algorithm.reason.clone(),
             aggregator: self.aggregators.names_of(&self.ctx.settings.topology, aggregation),
             aggregation_reason: aggregation.reason.clone(),
@@ -377,6 +378,22 @@ pub(crate) fn ring(order: &[u32], hosts: &[HostId]) -> Vec<((u32, HostId), (u32,
     let part = |index: &u32| hosts.get(*index as usize).map(|host| (*index, *host));
     let parts: Vec<(u32, HostId)> = order.iter().filter_map(part).collect();
     parts.iter().copied().zip(parts.iter().copied().cycle().skip(1)).collect()
+}
+
+fn algorithm_status(range: &AlgorithmStatus) -> v1::AlgorithmStatus {
+    let (at, times) = range.predicted.clone().unwrap_or_default();
+    let predicted = times
+        .into_iter()
+        .map(|(algorithm, time)| v1::PredictedTime { algorithm: algorithm.to_string(), time_ns: time.0 });
+    v1::AlgorithmStatus {
+        collective: range.collective.to_string(),
+        from_bytes: range.from.0,
+        to_bytes: range.to.map(|to| to.0),
+        algorithm: range.algorithm.to_string(),
+        at_bytes: at.0,
+        predicted: predicted.collect(),
+        overridden: range.overridden,
+    }
 }
 
 /// What was predicted of a plan, and why it is.

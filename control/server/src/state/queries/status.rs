@@ -6,7 +6,7 @@ use crate::state::job::reconcile::proposer::tuning_message;
 use crate::state::output::SessionId;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
-use harmonaize_planner::DirectThresholds;
+use harmonaize_plan::AlgorithmTable;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ impl Queries<'_> {
             })
             .collect();
         let current = communicator.current();
-        let sizes = current.map_or_else(DirectThresholds::default, |current| current.algorithm.sizes);
+        let algorithms = current.map_or(AlgorithmTable::RING, |current| current.algorithm.table);
         v1::CommunicatorStatus {
             communicator: id.0,
             tenant: communicator.tenant.clone(),
@@ -135,7 +135,7 @@ impl Queries<'_> {
                 })
                 .collect(),
             order: current.map_or_else(Vec::new, |current| current.order.clone()),
-            tuning: Some(tuning_message(communicator.tuning, sizes)),
+            tuning: Some(tuning_message(communicator.tuning, &algorithms)),
             in_flight: merge(&answered),
             messages: answered.iter().flat_map(|(_, own)| own.messages.clone()).collect(),
             operations_completed: answered.iter().map(|(_, own)| own.operations_completed).min().unwrap_or(0),

@@ -21,7 +21,7 @@ use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::Budget;
 use harmonaize_disclose::{Call, Fact as Told, Outcome, ProviderState, Watch, negotiate, quarters};
 use harmonaize_planner::{
-    Bytes, Conditions, GroupCosts, Guarantee, HoseModel, HostId, Nanos, Rate, line_rate, max_delay,
+    Bytes, Conditions, GroupCosts, Guarantee, HoseModel, HostCosts, HostId, Nanos, Rate, line_rate, max_delay,
 };
 use harmonaize_store::{Agreement as Stored, Change};
 use prost::Message;
@@ -284,6 +284,8 @@ impl Agreements {
                 direct_rate: rate,
                 ring_rate: rate,
                 chunk,
+                straight: known.indirect().is_none(),
+                host: HostCosts::default(),
             };
             match collective.traits().pattern {
                 Pattern::ReduceDistribute if wanted.ordered => reach.two_shot(Bytes(bytes)),

@@ -4,7 +4,7 @@ use crate::state::job::codec::levels;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::{SECRET_BYTES, is_tenant_name, v1};
 use harmonaize_codec::Level;
-use harmonaize_planner::HostId;
+use harmonaize_planner::{HostCosts, HostId};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub(crate) struct Abilities {
     pub aggregation: bool,
     /// Most bytes of a datagram of RDMA; 0: it has none.
     pub datagram_bytes: u32,
+    /// What taking part costs its host, if it has measured that.
+    pub costs: Option<HostCosts>,
     /// Codecs that it takes, and what they take there.
     pub codecs: Vec<Level>,
     /// What is missing and why.
@@ -83,8 +85,20 @@ impl Abilities {
             verdicts: said.congestion_reports,
             aggregation: said.aggregation,
             datagram_bytes: said.datagram_bytes,
+            costs: said.costs.as_ref().and_then(host_costs),
             codecs: levels(&said.codecs),
             missing: said.missing.iter().take(MOST_MISSING).map(text).collect(),
         }
     }
+}
+
+/// Most that a message takes its hosts, and a byte that is added up, in nanoseconds and in picoseconds.
+const MOST_COSTS: (u64, u64) = (10_000_000, 1_000_000);
+
+/// What an agent has measured, where it can be.
+fn host_costs(said: &v1::HostCosts) -> Option<HostCosts> {
+    let v1::HostCosts { message_ns, reduced_byte_ps } = *said;
+    let believable = (1..=MOST_COSTS.0).contains(&message_ns) && reduced_byte_ps <= MOST_COSTS.1;
+    believable
+        .then(|| HostCosts { message: message_ns as f64 / 1e9, reduced_byte: reduced_byte_ps as f64 / 1e12 })
 }

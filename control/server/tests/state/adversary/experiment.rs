@@ -306,7 +306,7 @@ impl Experiment {
         for (id, group) in &groups {
             let [i, j] = group[..] else { continue };
             let recipe = self.fabric.recipe_of(self.hosts[i], *id);
-            let sizes = recipe.tuning.map_or((0, 0), |tuning| (tuning.one_shot_bytes, tuning.two_shot_bytes));
+            let sizes = crate::direct::sizes(&recipe);
             let place = [HostId(self.hosts[i]), HostId(self.hosts[j])];
             let exact = delays(&self.fabric.topology, &place).0.0 as f64;
             let answer = self.fabric.negotiate("a", &super::evidence::name(group), Some(&shortest));

@@ -27,9 +27,9 @@ use crate::state::world::operator::Operator;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_api::{LINK_BYTES, SECRET_BYTES};
+use harmonaize_plan::{AlgorithmRange, AlgorithmTable};
 use harmonaize_planner::{
-    CodecChoice, DirectThresholds, HostId, LinkUse, Path, Policy, Request, RingEdge, Routes, Tuning,
-    off_ring_paths,
+    CodecChoice, HostId, LinkUse, Path, Policy, Request, RingEdge, Routes, Tuning, off_ring_paths,
 };
 use rand::Rng;
 use rand_chacha::ChaCha20Rng;
@@ -205,7 +205,7 @@ impl Proposer<'_> {
                 host: self.settings.host_name(member.host),
             })
             .collect();
-        let tuning = tuning_message(communicator.tuning, to.algorithm.sizes);
+        let tuning = tuning_message(communicator.tuning, &to.algorithm.table);
         let mut recipes = Vec::new();
         for ((index, member), peers) in communicator.members.iter().enumerate().zip(links) {
             let local = member
@@ -221,7 +221,7 @@ impl Proposer<'_> {
                 order: to.order.clone(),
                 me: index as u32,
                 peers,
-                tuning: Some(tuning),
+                tuning: Some(tuning.clone()),
                 local_ranks: local.collect(),
                 budget: budget_to_proto(&to.codec.budget),
                 coding: coding(&to.codec),
@@ -370,14 +370,18 @@ impl Proposer<'_> {
 }
 
 /// Returns how a communicator is tuned, as recipes have it.
-pub(crate) fn tuning_message(tuning: Tuning, direct: DirectThresholds) -> v1::Tuning {
+pub(crate) fn tuning_message(tuning: Tuning, algorithms: &AlgorithmTable) -> v1::Tuning {
+    let range = |range: AlgorithmRange| v1::AlgorithmRange {
+        collective: range.collective.to_string(),
+        up_to_bytes: range.up_to,
+        algorithm: range.algorithm.to_string(),
+    };
     v1::Tuning {
         channels: tuning.channels,
         chunk_bytes: tuning.chunk.0,
         segment_bytes: tuning.segment.0,
         copy_bytes: tuning.copy_threshold.0,
         landing_slots: tuning.landing_slots,
-        one_shot_bytes: direct.one_shot.0,
-        two_shot_bytes: direct.two_shot.0,
+        algorithms: algorithms.ranges().map(range).collect(),
     }
 }
