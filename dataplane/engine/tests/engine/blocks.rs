@@ -187,13 +187,13 @@ fn one(seed: u64, algorithms: &mut BTreeSet<u8>) {
     let random = &mut ChaCha8Rng::seed_from_u64(seed);
     let groups = groups(random);
     let copy_bytes = [0, 2048, 1 << 20][random.random_range(0..3)];
-    let algorithms = match random.random_range(0..4) {
+    let table = match random.random_range(0..4) {
         0 => AlgorithmTable::RING,
         1 => AlgorithmTable::direct(2000, 40_000),
         2 => AlgorithmTable::direct(1 << 20, 0),
         _ => AlgorithmTable::all_by(*Algorithm::ALL.choose(random).unwrap()),
     };
-    let tuning = Tuning { copy_bytes, algorithms, ..SMALL };
+    let tuning = Tuning { copy_bytes, algorithms: table, ..SMALL };
     let away: Vec<bool> = (0..7).map(|_| random.random_bool(0.3)).collect();
     let transports = transports(groups.len(), random);
     let mut world = World::with_plan(
@@ -235,8 +235,8 @@ fn every_block_is_where_it_belongs_and_what_it_must_be() {
         Ok(seed) => one(seed.parse().unwrap(), &mut algorithms),
         Err(_) => {
             (0..150).for_each(|seed| one(seed, &mut algorithms));
-            // Within a host, along the ring, pairwise, by chain, in one shot, and in two.
-            assert_eq!(algorithms, BTreeSet::from([1, 2, 3, 4, 7, 8]));
+            // Within a host, along the ring, pairwise, by chain, in one shot and in two, by doubling, halving and tree.
+            assert_eq!(algorithms, BTreeSet::from([1, 2, 3, 4, 7, 8, 10, 11, 12]));
         }
     }
 }
