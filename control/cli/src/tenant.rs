@@ -172,7 +172,7 @@ struct ProposedConstraints {
     priority: Option<PriorityArg>,
     /// What may be lost of tensors: exact, bf16, vnmse=0.01, or names of codecs separated by commas.
     #[arg(long, value_name = "BUDGET")]
-    budget: Option<Loss>,
+    budget: Option<Budget>,
     /// Nothing is to be summed on the way.
     #[arg(long)]
     no_aggregation: bool,
@@ -272,23 +272,6 @@ impl FromStr for Busbw {
     }
 }
 
-#[derive(Clone, Debug, PartialEq)]
-struct Loss(Budget);
-
-impl FromStr for Loss {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        Ok(Self(match text {
-            "exact" => Budget::Exact,
-            "bf16" => Budget::MatchBf16,
-            text => match text.strip_prefix("vnmse=") {
-                Some(most) => Budget::Vnmse(most.parse().map_err(|_| format!("`{most}` is no number"))?),
-                None => Budget::Codecs(text.split(',').map(str::to_owned).collect()),
-            },
-        }))
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Policy(OnFailure);
 
@@ -336,7 +319,7 @@ impl ProposedConstraints {
             None | Some(PriorityArg::Normal) => Priority::Normal,
             Some(PriorityArg::High) => Priority::High,
         };
-        wanted.budget = self.budget.map(|Loss(budget)| budget);
+        wanted.budget = self.budget;
         wanted.aggregation = !self.no_aggregation;
         wanted.on_failure = self.on_failure.map(|Policy(policy)| policy);
         wanted.ordered = self.ordered;
@@ -560,7 +543,6 @@ mod tests {
         assert!("end=3s".parse::<Policy>().unwrap_err().contains("regroup=30s"));
         assert!("regroup=3".parse::<Policy>().unwrap_err().contains("not a duration"));
         assert!("80MB".parse::<Busbw>().unwrap_err().contains("80MB/s"));
-        assert!("vnmse=x".parse::<Loss>().unwrap_err().contains("`x`"));
         assert!("7".parse::<Cursor>().is_err() && "x:1".parse::<Cursor>().is_err());
         assert_eq!("ff:3".parse(), Ok(Cursor(EventCursor { feed: 255, next: 3 })));
     }

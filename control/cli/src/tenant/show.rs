@@ -26,15 +26,6 @@ fn clauses(of: &[Clause]) -> String {
     of.iter().map(|of| clause(*of)).collect::<Vec<_>>().join(", ")
 }
 
-fn budget(budget: &Budget) -> String {
-    match budget {
-        Budget::Exact => "exact".to_owned(),
-        Budget::Vnmse(most) => format!("vnmse={most}"),
-        Budget::Codecs(names) => names.join(","),
-        Budget::MatchBf16 => "bf16".to_owned(),
-    }
-}
-
 fn policy(policy: OnFailure) -> String {
     match policy {
         OnFailure::End => "end".to_owned(),
@@ -66,7 +57,7 @@ fn options(constraints: &Constraints) -> String {
         Priority::Low => add("priority", "low".to_owned()),
         Priority::High => add("priority", "high".to_owned()),
     }
-    constraints.budget.iter().for_each(|wanted| add("budget", budget(wanted)));
+    constraints.budget.iter().for_each(|wanted| add("budget", wanted.to_string()));
     constraints.on_failure.iter().for_each(|wanted| add("on-failure", policy(*wanted)));
     text += if constraints.aggregation { "" } else { " --no-aggregation" };
     text += if constraints.ordered { " --ordered" } else { "" };
@@ -79,7 +70,7 @@ fn options(constraints: &Constraints) -> String {
 fn constraints_json(wanted: &Constraints) -> Value {
     let target = |target: &Target| json!({"collective": target.collective.name(), "bytes": target.bytes, "p99_ns": u64::try_from(target.p99.as_nanos()).unwrap_or(u64::MAX)});
     json!({
-        "budget": wanted.budget.as_ref().map(budget),
+        "budget": wanted.budget.as_ref().map(Budget::to_string),
         "p99": wanted.completions.iter().map(target).collect::<Vec<_>>(),
         "iteration": wanted.iteration.as_ref().map(target),
         "priority": match wanted.priority {
