@@ -7,6 +7,7 @@ use crate::in_flight::InFlight;
 use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
 use harmonaize_abi::{CODECS, Called, Completion, Rank, SEVERAL_CODECS, Status};
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -296,7 +297,7 @@ impl Operation {
     /// # Errors
     /// [`Error::WaitTimeout`] where none has ended in time: all are in flight still. [`Error::AgentLost`], and then all have failed.
     /// [`Error::Foreign`] where they are of several attachments, [`Error::Shape`] where there are none, [`Error::GroupOpen`] where one was not called yet.
-    pub fn wait_any(operations: &mut [Self], timeout: Duration) -> Result<usize, Error> {
+    pub fn wait_any<O: Borrow<Self>>(operations: &mut [O], timeout: Duration) -> Result<usize, Error> {
         Self::await_any(operations, Instant::now().checked_add(timeout), timeout)
     }
 
@@ -304,26 +305,26 @@ impl Operation {
     ///
     /// # Errors
     /// As [`Self::wait_any`].
-    pub fn wait_any_until(operations: &mut [Self], deadline: Instant) -> Result<usize, Error> {
+    pub fn wait_any_until<O: Borrow<Self>>(operations: &mut [O], deadline: Instant) -> Result<usize, Error> {
         let timeout = deadline.saturating_duration_since(Instant::now());
         Self::await_any(operations, Some(deadline), timeout)
     }
 
-    fn await_any(
-        operations: &mut [Self],
+    fn await_any<O: Borrow<Self>>(
+        operations: &mut [O],
         deadline: Option<Instant>,
         waited: Duration,
     ) -> Result<usize, Error> {
         let Some(first) = operations.first() else {
             return Err(Error::Shape("waiting for one of no operations".into()));
         };
-        operations.iter().try_for_each(Self::check_called)?;
-        let shared = Arc::clone(first.attachment());
-        if operations.iter().any(|operation| !Arc::ptr_eq(operation.attachment(), &shared)) {
+        operations.iter().try_for_each(|operation| operation.borrow().check_called())?;
+        let shared = Arc::clone(first.borrow().attachment());
+        if operations.iter().any(|operation| !Arc::ptr_eq(operation.borrow().attachment(), &shared)) {
             return Err(Error::Foreign);
         }
         let ended = shared.wait(deadline, |state| {
-            operations.iter().position(|operation| operation.has_ended(&state.in_flight))
+            operations.iter().position(|operation| operation.borrow().has_ended(&state.in_flight))
         })?;
         ended.ok_or_else(|| Error::WaitTimeout {
             what: format!("any of {} operations", operations.len()),
