@@ -48,6 +48,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ),
     ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
     ("perf", &["client", "plot"]),
+    ("c", &["client"]),
     ("nccl", &["abi", "client"]),
     ("python", &["abi", "client"]),
     ("events", &[]),
@@ -87,7 +88,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 
 /// Rooms of which a tenant runs or reads the code.
 const TENANT_FACING: &[&str] =
-    &["abi", "shm", "verbs", "libibverbs", "client", "nccl", "python", "api-tenant"];
+    &["abi", "shm", "verbs", "libibverbs", "client", "c", "nccl", "python", "api-tenant"];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =

@@ -40,6 +40,7 @@ const UNSAFE: &[&str] = &[
     "dataplane/libibverbs",
     "dataplane/probe",
     "dataplane/transport",
+    "dataplane/c",
     "dataplane/nccl",
     "ebpf",
     // Only the constructors of the tensor view.
@@ -109,7 +110,7 @@ fn unsafe_code(file: &TextFile, code: &str, found: &mut Vec<Violation>) {
             found.push(violation(
                 &file.path,
                 line,
-                "unsafe code belongs in shm, kernels, verbs, transport, probe, nccl or ebpf",
+                "unsafe code belongs in shm, kernels, verbs, transport, probe, c, nccl or ebpf",
             ));
         }
         let after = code.get(at + "unsafe".len()..).unwrap_or_default().trim_start();
