@@ -4,6 +4,7 @@
 
 pub mod aarch64;
 pub mod bench;
+pub mod c;
 pub mod ci;
 pub mod demo;
 pub mod dpu;

@@ -39,6 +39,8 @@ enum Task {
     Emulate(crate::emulate::Args),
     /// Run a suite of benchmarks and compare each with its bar
     Bench(Box<crate::bench::Args>),
+    /// Build the C library with its header, and put both where they are asked for
+    C(crate::c::Args),
     /// Build for the offload unit's architecture, and run tests of the result under emulation
     Aarch64(crate::aarch64::Args),
     /// Run the agent on emulated offload units of another architecture, for tenants on their hosts
@@ -62,6 +64,7 @@ pub fn main() -> ExitCode {
         Task::Softroce(args) => crate::softroce::run(&args),
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),
+        Task::C(args) => crate::c::run(&args),
         Task::Aarch64(args) => crate::aarch64::run(&args),
         Task::Dpu(args) => crate::dpu::run(&args),
         Task::Ebpf(args) => crate::ebpf::run(&args),

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: builds, and runs every test, in namespaces too where the privilege is there.
 
 use anyhow::{Context, Result, bail};
+use harmonaize_testkit::c_library;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
@@ -34,7 +35,7 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    packages::require(packages::BUILDING, consent)?;
+    packages::require(&[packages::BUILDING, packages::C].concat(), consent)?;
     if harmonaize_testkit::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     // One selection in all calls: cargo unifies features over what a call names, and builds anew what differs.
     let all: &[&str] = if args.runner.is_empty() { &["--workspace"] } else { &[] };
     workspace::run(workspace::cargo().args(["build", "--bins", "--tests"]).args(all))?;
+    c_library::build(Profile::Dev)?;
     let mut count = Count::default();
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {

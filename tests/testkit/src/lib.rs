@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bystander;
+pub mod c_library;
 pub mod clock;
 pub mod counters;
 pub mod cross_traffic;

@@ -22,6 +22,9 @@ pub const BUILDING: &[&str] = &[
     "make",
 ];
 
+/// What the tests of the C library compile with; sanitizers come with the first.
+pub const C: &[&str] = &["gcc", "g++", "clang"];
+
 /// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
 pub const SOFTROCE: &[&str] = &[
     "qemu-system-x86",

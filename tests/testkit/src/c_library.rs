@@ -1,0 +1,71 @@
+//! The C library: built, linked with versioned symbols, and laid out as it is installed.
+
+use crate::workspace::{self, Binaries, Profile};
+use anyhow::{Context, Result, bail};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The name by which programs load it. Its number changes when programs that were linked with an older one would break.
+pub const SONAME: &str = "libharmonaize.so.0";
+
+/// What `pkg-config` says of it.
+const PKG_CONFIG: &str = concat!(
+    "prefix=${pcfiledir}/../..\n",
+    "Name: harmonaize\n",
+    "Description: Collectives as a service of the cloud provider\n",
+    "Version: ",
+    env!("CARGO_PKG_VERSION"),
+    "\n",
+    "Cflags: -I${prefix}/include\n",
+    "Libs: -L${prefix}/lib -lharmonaize\n",
+    "Libs.private: -lgcc_s -lpthread -ldl -lm\n",
+);
+
+/// Builds what the shared library is linked from, as `Binaries::build` does programs: not where `HARMONAIZE_BINARIES` names a folder.
+pub fn build(profile: Profile) -> Result<PathBuf> {
+    let folder = match std::env::var_os("HARMONAIZE_BINARIES") {
+        Some(folder) => PathBuf::from(folder),
+        None => {
+            // By itself: beside other packages it would have their features, and need their libraries.
+            let mut build = workspace::cargo();
+            build.args(["build", "--quiet", "--package", "harmonaize-c"]);
+            build.args((profile == Profile::Release).then_some("--release"));
+            workspace::run(&mut build)?;
+            Binaries::folder_of(profile)
+        }
+    };
+    let archive = folder.join("libharmonaize.a");
+    if !archive.is_file() {
+        bail!("{} is not there; build it with `cargo build -p harmonaize-c`", archive.display());
+    }
+    Ok(archive)
+}
+
+/// Links the shared library from its archive and puts it into a folder: `lib`, `lib/pkgconfig` and `include`.
+///
+/// rustc links shared libraries with a version script of its own, beside which linkers take no other one or pass over it. So this is the
+/// C compiler's work.
+pub fn install(archive: &Path, folder: &Path) -> Result<()> {
+    let source = workspace::root().join("dataplane/c");
+    let (lib, include) = (folder.join("lib"), folder.join("include"));
+    for folder in [&lib.join("pkgconfig"), &include] {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let mut link = Command::new("cc");
+    link.arg("-shared").arg("-o").arg(lib.join(SONAME));
+    link.arg(format!("-Wl,-soname,{SONAME}"));
+    link.arg(format!("-Wl,--version-script={}", source.join("harmonaize.map").display()));
+    link.args(["-Wl,--gc-sections", "-Wl,-z,defs,-z,relro,-z,now", "-Wl,--whole-archive"]).arg(archive);
+    link.args(["-Wl,--no-whole-archive", "-lgcc_s", "-lpthread", "-ldl", "-lm"]);
+    workspace::run(&mut link)?;
+    let short = lib.join("libharmonaize.so");
+    if short.is_symlink() {
+        std::fs::remove_file(&short)?;
+    }
+    symlink(SONAME, &short)?;
+    std::fs::copy(archive, lib.join("libharmonaize.a"))?;
+    std::fs::copy(source.join("include/harmonaize.h"), include.join("harmonaize.h"))?;
+    std::fs::write(lib.join("pkgconfig/harmonaize.pc"), PKG_CONFIG)?;
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! The C library end to end: its symbols, the example of docs/tenants.md as it stands there, and programs in C that try every
+//! function and every mistake, under sanitizers of addresses, leaks and undefined behaviour.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_testkit::deployment::Deployment;
+use harmonaize_testkit::workspace::{Profile, root};
+use harmonaize_testkit::{c_library, strict};
+use harmonaize_tests::job::{deploy, sockets};
+use harmonaize_tests::star;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// What every program and header here has to compile with.
+const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-Werror", "-pedantic"];
+
+/// The example for tenants, and the cases of the tests, in the tree.
+const PROGRAMS: [&str; 2] = ["dataplane/c/examples/all_reduce.c", "tests/tests/c/cases.c"];
+
+/// The library as it is installed, in a folder that goes with this.
+fn installed() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    c_library::install(&c_library::build(Profile::Dev).unwrap(), folder.path()).unwrap();
+    folder
+}
+
+/// What a command printed, once it has succeeded.
+fn succeeded(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}\n{text}{error}");
+    text.into_owned()
+}
+
+/// Compiles a program of the tree, and links it with the library and sanitizers.
+fn compiled(installed: &Path, source: &str) -> PathBuf {
+    let program = installed.join(Path::new(source).file_stem().unwrap());
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    compile.args(WARNINGS).arg(root().join(source)).arg("-I").arg(installed.join("include"));
+    compile.arg("-L").arg(installed.join("lib")).args(["-lharmonaize", "-pthread"]);
+    succeeded(compile.arg("-o").arg(&program));
+    program
+}
+
+/// Starts ranks of a program on one host.
+fn start(
+    deployment: &Deployment,
+    installed: &Path,
+    program: &Path,
+    case: Option<&str>,
+    ranks: u32,
+) -> Vec<Child> {
+    let socket = &sockets(deployment, "a")[0];
+    let one = |rank: u32| {
+        let mut command = Command::new(program);
+        command.args(case).env("HARMONAIZE_SOCKET", socket).env("LD_LIBRARY_PATH", installed.join("lib"));
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    (0..ranks).map(one).collect()
+}
+
+/// What each rank printed, once all have succeeded.
+fn printed(case: &str, ranks: Vec<Child>) -> Vec<String> {
+    let ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let wrong = ended.iter().any(|output| !output.status.success() || !output.stderr.is_empty());
+    let errors: Vec<String> = ended.iter().map(|output| text(&output.stderr)).collect();
+    assert!(!wrong, "{case}: {errors:#?}");
+    ended.iter().map(|output| text(&output.stdout)).collect()
+}
+
+/// Runs cases, each with as many ranks.
+fn run(cases: &[(&str, u32)]) {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let installed = installed();
+    let program = compiled(installed.path(), PROGRAMS[1]);
+    for (case, ranks) in cases {
+        printed(case, start(&deployment, installed.path(), &program, Some(case), *ranks));
+    }
+}
+
+#[test]
+fn every_function_of_the_header_is_exported_with_a_version() {
+    let header = std::fs::read_to_string(root().join("dataplane/c/include/harmonaize.h")).unwrap();
+    let declared = header.lines().filter_map(|line| {
+        let (before, _) = line.strip_suffix(';').unwrap_or(line).split_once('(')?;
+        let name = before.rsplit([' ', '*']).next()?;
+        name.starts_with("harmonaize_").then(|| name.to_owned())
+    });
+    let declared: BTreeSet<String> = declared.collect();
+    assert!(declared.len() > 60, "{declared:?}");
+    let installed = installed();
+    let library = installed.path().join("lib").join(c_library::SONAME);
+    let symbols =
+        succeeded(Command::new("nm").args(["-D", "--defined-only", "--format=posix"]).arg(&library));
+    let exported = symbols.lines().filter_map(|line| line.split(' ').next());
+    // The version is a symbol, too.
+    let exported: BTreeSet<&str> = exported.filter(|name| *name != "HARMONAIZE_0.1").collect();
+    let expected: BTreeSet<String> = declared.iter().map(|name| format!("{name}@@HARMONAIZE_0.1")).collect();
+    assert_eq!(exported, expected.iter().map(String::as_str).collect());
+    let dynamic = succeeded(Command::new("readelf").arg("-d").arg(&library));
+    assert!(dynamic.contains("Library soname: [libharmonaize.so.0]"), "{dynamic}");
+    assert!(!dynamic.contains("libibverbs"), "{dynamic}");
+}
+
+#[test]
+fn header_and_programs_compile_without_a_warning() {
+    let include = root().join("dataplane/c/include");
+    for (compiler, package) in [("gcc", "gcc"), ("g++", "g++"), ("clang", "clang"), ("clang++", "clang")] {
+        if Command::new(compiler).arg("--version").output().is_err() {
+            strict::skip_test(format!("{compiler} of Debian's package {package} is not installed"));
+            continue;
+        }
+        let compile = || {
+            let mut command = Command::new(compiler);
+            command.arg("-fsyntax-only").args(WARNINGS).arg("-I").arg(&include);
+            command
+        };
+        if compiler.ends_with("++") {
+            let header = include.join("harmonaize.h");
+            succeeded(compile().args(["-std=c++11", "-x", "c++"]).arg(header));
+            continue;
+        }
+        for program in PROGRAMS {
+            succeeded(compile().arg("-std=c11").arg(root().join(program)));
+        }
+    }
+}
+
+#[test]
+fn the_example_for_tenants_is_built_and_run_as_it_says() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let tutorial = std::fs::read_to_string(root().join("docs/tenants.md")).unwrap();
+    let commands = tutorial.split("```sh\n").filter_map(|block| block.split("```").next());
+    let commands = commands.filter(|block| block.contains("cargo xtask c\n"));
+    let commands: Vec<&str> = commands.flat_map(str::lines).collect();
+    let [xtask, rest @ ..] = commands.as_slice() else { panic!("no example") };
+    // What the first does, but for the time that a release takes.
+    assert_eq!(*xtask, "cargo xtask c");
+    c_library::install(&c_library::build(Profile::Dev).unwrap(), &root().join("target/c")).unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-euc", &rest.join("\n")]).current_dir(root());
+    let said = succeeded(shell.env("HARMONAIZE_SOCKET", &sockets(&deployment, "a")[0]));
+    for rank in [0, 1] {
+        assert!(said.contains(&format!("rank {rank} of 2: the sum is 3, ")), "{said}");
+    }
+    // It frees what it has, and says what is wrong.
+    let installed = installed();
+    let program = compiled(installed.path(), PROGRAMS[0]);
+    printed("hello", start(&deployment, installed.path(), &program, None, 2));
+    let mut alone = Command::new(&program);
+    alone.env("LD_LIBRARY_PATH", installed.path().join("lib")).env("HARMONAIZE_SOCKET", "/nowhere");
+    let refused = alone.output().unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && text.starts_with("cannot connect to the agent at /nowhere: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn calls_from_c_do_what_they_say() {
+    run(&[("collectives", 2), ("calls", 2), ("provider", 2), ("regroup", 2)]);
+}
+
+#[test]
+fn mistakes_from_c_are_answered() {
+    run(&[
+        ("wrong", 1),
+        ("no_agent", 1),
+        ("patience", 2),
+        ("mismatch", 2),
+        ("late", 2),
+        ("abort", 2),
+        ("forked", 2),
+    ]);
+}
