@@ -151,7 +151,7 @@ fn one_of_several_operations_is_waited_for() {
         }
         ended.sort_unstable();
         assert_eq!(ended, [0, 1, 2, 3, 4]);
-        assert!(matches!(Operation::wait_any(&mut [], LIMIT), Err(Error::Shape(_))));
+        assert!(matches!(Operation::wait_any::<Operation>(&mut [], LIMIT), Err(Error::Shape(_))));
         let (_other, elsewhere) = attach(&stub, access);
         let mut mixed = [comm.barrier().unwrap(), elsewhere.barrier().unwrap()];
         assert!(matches!(Operation::wait_any(&mut mixed, LIMIT), Err(Error::Foreign)));
