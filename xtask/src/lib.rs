@@ -18,3 +18,4 @@ pub mod task;
 pub mod test;
 pub mod tidy;
 pub mod vm;
+pub mod wheel;

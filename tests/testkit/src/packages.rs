@@ -25,6 +25,9 @@ pub const BUILDING: &[&str] = &[
 /// What the tests of the C library compile with; sanitizers come with the first.
 pub const C: &[&str] = &["gcc", "g++", "clang"];
 
+/// What building and testing the Python wheel needs; binutils for the libraries that stand in for CUDA's.
+pub const PYTHON: &[&str] = &["python3", "python3-venv", "gcc", "libc6-dev", "binutils"];
+
 /// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
 pub const SOFTROCE: &[&str] = &[
     "qemu-system-x86",

@@ -42,6 +42,7 @@ const UNSAFE: &[&str] = &[
     "dataplane/transport",
     "dataplane/c",
     "dataplane/nccl",
+    "dataplane/python",
     "ebpf",
     // Only the constructors of the tensor view.
     "dataplane/abi/src/view.rs",

@@ -1,0 +1,57 @@
+"""Collectives as a service of the provider.
+
+    import harmonaize
+
+    client = harmonaize.Client()                  # the agent's socket: HARMONAIZE_SOCKET
+    job = client.join("job")                      # RANK and WORLD_SIZE, as torchrun sets them
+    tensor = client.tensor("float32", 1024)
+    tensor.numpy()[:] = job.rank
+    receipt = job.all_reduce(tensor).wait()
+
+A tensor lies in memory that the agent reaches. NumPy, torch and whatever takes the buffer protocol or DLPack see it there
+without a copy. ``init_process_group("harmonaize")`` makes torch.distributed use the provider: see ``harmonaize.torch``.
+"""
+
+from ._core import (
+    Client,
+    Communicator,
+    Events,
+    Feedback,
+    Group,
+    Operation,
+    Receipt,
+    Tensor,
+    __version__,
+    wait_any,
+)
+from ._errors import (
+    AbortedError,
+    AgentError,
+    ArgumentError,
+    Error,
+    ForkedError,
+    JoinError,
+    OperationError,
+    WaitTimeout,
+)
+
+__all__ = [
+    "AbortedError",
+    "AgentError",
+    "ArgumentError",
+    "Client",
+    "Communicator",
+    "Error",
+    "Events",
+    "Feedback",
+    "ForkedError",
+    "Group",
+    "JoinError",
+    "Operation",
+    "OperationError",
+    "Receipt",
+    "Tensor",
+    "WaitTimeout",
+    "__version__",
+    "wait_any",
+]

@@ -1,0 +1,103 @@
+//! The client's errors as Python's exceptions, with what to do about them.
+
+use harmonaize_client::{Error, FailureDetail, Rank};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+
+/// The module with the classes, which are Python's own so that they may have two bases.
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("harmonaize._errors").map(Bound::unbind))?;
+    Ok(module.bind(py).getattr(name)?.cast_into::<PyType>()?)
+}
+
+/// An exception of a class of ours.
+fn made(py: Python<'_>, name: &str, text: &str, ranks: &[Rank], status: Option<&str>) -> PyErr {
+    let make = || -> PyResult<PyErr> {
+        let exception = class(py, name)?.call1((text,))?;
+        exception.setattr("ranks", ranks.iter().map(|rank| rank.0).collect::<Vec<_>>())?;
+        exception.setattr("status", status)?;
+        Ok(PyErr::from_value(exception))
+    };
+    make().unwrap_or_else(|_| PyRuntimeError::new_err(text.to_owned()))
+}
+
+/// A call whose arguments do not fit.
+pub(crate) fn argument(py: Python<'_>, text: &str) -> PyErr {
+    made(py, "ArgumentError", text, &[], None)
+}
+
+/// What is wrong before anybody was asked.
+pub(crate) fn no_agent(py: Python<'_>, text: &str) -> PyErr {
+    made(py, "AgentError", text, &[], None)
+}
+
+/// The exception of an error.
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
+    let text = error.to_string();
+    let status = |detail: &Option<Box<FailureDetail>>| {
+        detail.as_ref().map(|detail| detail.ranks.clone()).unwrap_or_default()
+    };
+    match error {
+        Error::Connect { at, source } => {
+            made(py, "AgentError", &format!("{text}. {}", remedy(at, source.kind())), &[], None)
+        }
+        Error::Refused { .. }
+        | Error::Unauthenticated { .. }
+        | Error::Secret { .. }
+        | Error::NoRdma
+        | Error::Protocol(_)
+        | Error::AgentLost { .. }
+        | Error::Detached { .. } => made(py, "AgentError", &text, &[], None),
+        Error::Forked => {
+            let more = "make a Client in each process, after the fork; of multiprocessing use the start method spawn";
+            made(py, "ForkedError", &format!("{text}; {more}"), &[], None)
+        }
+        Error::Join { concerned, .. } | Error::Regroup { concerned, .. } | Error::Split { concerned, .. } => {
+            made(py, "JoinError", &text, concerned, None)
+        }
+        Error::Aborted { by } => made(py, "AbortedError", &text, by.as_slice(), Some("Aborted")),
+        Error::Operation { status: code, detail, .. } => {
+            made(py, "OperationError", &text, &status(detail), Some(&format!("{code:?}")))
+        }
+        Error::WaitTimeout { .. } => made(py, "WaitTimeout", &text, &[], None),
+        Error::TimeoutTooLong { longest, .. } => {
+            let error = argument(py, &text);
+            // A caller may ask again for as long as is allowed.
+            let _ = error.value(py).setattr("longest", longest.as_secs_f64());
+            error
+        }
+        Error::OutOfRange { .. }
+        | Error::Dtype { .. }
+        | Error::Reduction { .. }
+        | Error::Shape(_)
+        | Error::Foreign
+        | Error::InUse { .. }
+        | Error::GroupOpen
+        | Error::GroupEnded => argument(py, &text),
+        _ => made(py, "Error", &text, &[], None),
+    }
+}
+
+/// What to do where nobody answers at a socket.
+fn remedy(at: &str, kind: ErrorKind) -> String {
+    let user = std::fs::metadata("/proc/self").map_or_else(|_| "?".to_owned(), |own| own.uid().to_string());
+    match kind {
+        ErrorKind::NotFound => format!(
+            "There is no socket: start harmonaize-agent on this host, with a [[tenant]] whose `socket` is {at}, or set \
+             HARMONAIZE_SOCKET to the one that the operator has named"
+        ),
+        ErrorKind::ConnectionRefused => {
+            "The socket is there and nobody listens: harmonaize-agent has ended; start it again".to_owned()
+        }
+        ErrorKind::PermissionDenied => format!(
+            "This process runs as user {user}, who may not open it: the operator lets that user into its folder and lists \
+             {user} in the tenant's `uids`"
+        ),
+        _ => format!("Does harmonaize-agent run on this host, and is user {user} one of the tenant's `uids`?"),
+    }
+}

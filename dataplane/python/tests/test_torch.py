@@ -1,0 +1,587 @@
+"""`init_process_group("harmonaize")`: each call against a reference, trainings against gloo, and what goes wrong."""
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import harmonaize
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from harmonaize.torch import ddp_hook
+from harmonaize.torch._backend import HarmonaizeBackend, _check
+from torch.nn.parallel import DistributedDataParallel
+
+WITHIN = timedelta(seconds=30)
+
+
+class group:
+    """A process group of the whole team for a block."""
+
+    def __init__(self, path, backend="harmonaize", timeout=WITHIN):
+        self.path, self.backend, self.timeout = path, backend, timeout
+
+    def __enter__(self):
+        torch.set_num_threads(1)
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(str(self.path), ranks)
+        dist.init_process_group(self.backend, store=store, rank=rank, world_size=ranks, timeout=self.timeout)
+        return rank, ranks
+
+    def __exit__(self, *_):
+        dist.destroy_process_group()
+
+
+def given(rank, count, dtype=torch.float32):
+    return ((torch.arange(count) * 7 + rank * 3 + 1) % 5).to(dtype)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "store"
+
+
+# Collectives
+
+
+def reductions(path):
+    with group(path) as (rank, ranks):
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
+            for count in (0, 1, 1000):
+                inputs = [given(one, count, dtype) for one in range(ranks)]
+                for op, expected in [
+                    (dist.ReduceOp.SUM, sum(inputs)),
+                    (dist.ReduceOp.MAX, torch.stack(inputs).amax(0)),
+                    (dist.ReduceOp.MIN, torch.stack(inputs).amin(0)),
+                    (dist.ReduceOp.PRODUCT, torch.stack(inputs).prod(0).to(dtype)),
+                ]:
+                    tensor = inputs[rank].clone()
+                    dist.all_reduce(tensor, op)
+                    assert torch.equal(tensor, expected), (dtype, count, op)
+                    for root in range(ranks):
+                        tensor = inputs[rank].clone()
+                        dist.reduce(tensor, root, op)
+                        assert torch.equal(tensor, expected if rank == root else inputs[rank])
+        tensor = given(rank, 10)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        assert torch.allclose(tensor, sum(given(one, 10) for one in range(ranks)) / ranks)
+        bits = torch.tensor([1 << rank], dtype=torch.int32)
+        dist.all_reduce(bits, dist.ReduceOp.BOR)
+        assert bits.item() == (1 << ranks) - 1
+        scaled = given(rank, 10)
+        dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+        assert torch.allclose(scaled, sum(given(one, 10) for one in range(ranks)) / 2)
+        flags = torch.tensor([rank == 0, True])
+        dist.all_reduce(flags, dist.ReduceOp.MIN)
+        assert flags.tolist() == [False, True]
+        turned = torch.complex(given(rank, 4), given(rank + 1, 4))
+        dist.all_reduce(turned)
+        assert torch.equal(turned.real, sum(given(one, 4) for one in range(ranks)))
+    return True
+
+
+def test_reductions_are_torchs(team, store):
+    assert all(team.run(reductions, store))
+
+
+def moves(path):
+    with group(path) as (rank, ranks):
+        inputs = [given(one, 12) for one in range(ranks)]
+        for root in range(ranks):
+            tensor = inputs[rank].clone()
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, inputs[root])
+            outputs = [torch.empty(12) for _ in range(ranks)] if rank == root else None
+            dist.gather(inputs[rank], outputs, root)
+            assert rank != root or all(map(torch.equal, outputs, inputs))
+            tensor = torch.empty(12)
+            dist.scatter(tensor, inputs if rank == root else None, root)
+            assert torch.equal(tensor, inputs[rank])
+        outputs = [torch.empty(12) for _ in range(ranks)]
+        dist.all_gather(outputs, inputs[rank])
+        assert all(map(torch.equal, outputs, inputs))
+        whole = torch.empty(12 * ranks)
+        dist.all_gather_into_tensor(whole, inputs[rank])
+        assert torch.equal(whole, torch.cat(inputs))
+        sizes = [one + 1 for one in range(ranks)]
+        outputs = [torch.empty(size) for size in sizes]
+        dist.all_gather(outputs, given(rank, sizes[rank]))
+        assert all(torch.equal(output, given(one, sizes[one])) for one, output in enumerate(outputs))
+
+        whole = [given(one, 6 * ranks) for one in range(ranks)]
+        expected = sum(whole).reshape(ranks, 6)[rank]
+        output = torch.empty(6)
+        dist.reduce_scatter_tensor(output, whole[rank])
+        assert torch.equal(output, expected)
+        dist.reduce_scatter(output, list(whole[rank].reshape(ranks, 6)))
+        assert torch.equal(output, expected)
+        parts = [given(rank, size) for size in sizes]
+        output = torch.empty(sizes[rank])
+        dist.reduce_scatter(output, parts)
+        assert torch.equal(output, sum(given(one, sizes[rank]) for one in range(ranks)))
+
+        output = torch.empty(6 * ranks)
+        dist.all_to_all_single(output, whole[rank])
+        assert torch.equal(output, torch.cat([one.reshape(ranks, 6)[rank] for one in whole]))
+        sent = lambda one, other: one + 2 * other  # noqa: E731
+        block = lambda one, other: torch.full((sent(one, other), 3), float(10 * one + other))  # noqa: E731
+        send, recv = [sent(rank, other) for other in range(ranks)], [sent(other, rank) for other in range(ranks)]
+        output = torch.empty(sum(recv), 3)
+        dist.all_to_all_single(output, torch.cat([block(rank, other) for other in range(ranks)]), recv, send)
+        assert torch.equal(output, torch.cat([block(other, rank) for other in range(ranks)]))
+        outputs = [torch.empty(size, 3) for size in recv]
+        dist.all_to_all(outputs, [block(rank, other) for other in range(ranks)])
+        assert all(torch.equal(output, block(other, rank)) for other, output in enumerate(outputs))
+        outputs = [torch.empty(6) for _ in range(ranks)]
+        dist.all_to_all(outputs, list(whole[rank].reshape(ranks, 6)))
+        assert all(torch.equal(output, whole[one].reshape(ranks, 6)[rank]) for one, output in enumerate(outputs))
+        dist.barrier()
+        dist.monitored_barrier(timeout=WITHIN)
+    return True
+
+
+def test_moves_are_torchs(team, store):
+    assert all(team.run(moves, store))
+
+
+def coalesced(path):
+    with group(path) as (rank, ranks):
+        total = lambda count, dtype=torch.float32: sum(given(one, count, dtype) for one in range(ranks))  # noqa: E731
+        tensors = [given(rank, 5), given(rank, 7, torch.int64), given(rank, 9)]
+        dist.all_reduce_coalesced(tensors)
+        assert torch.equal(tensors[0], total(5)) and torch.equal(tensors[1], total(7, torch.int64))
+        assert torch.equal(tensors[2], total(9))
+        tensors = [given(rank, 5), given(rank, 9)]
+        with dist._coalescing_manager(async_ops=True) as works:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        works.wait()
+        assert torch.equal(tensors[0], total(5)) and torch.equal(tensors[1], total(9))
+        mesh = list(range(ranks))
+        summed = functional.all_reduce_coalesced([given(rank, 5), given(rank, 9)], "sum", mesh)
+        assert torch.equal(summed[0], total(5)) and torch.equal(summed[1], total(9))
+        gathered = functional.all_gather_into_tensor_coalesced([given(rank, 5), given(rank, 9)], mesh)
+        assert torch.equal(gathered[1], torch.cat([given(one, 9) for one in range(ranks)]))
+        inputs = [given(rank, 2 * ranks), given(rank, 3 * ranks)]
+        parts = functional.reduce_scatter_tensor_coalesced(inputs, "sum", [0, 0], mesh)
+        assert torch.equal(parts[1], total(3 * ranks).reshape(ranks, 3)[rank])
+        assert torch.equal(functional.all_reduce(given(rank, 5), "avg", mesh), total(5) / ranks)
+        assert torch.equal(functional.broadcast(given(rank, 5), 0, mesh), given(0, 5))
+        exchanged = functional.all_to_all_single(given(rank, ranks), None, None, mesh)
+        assert torch.equal(exchanged, torch.stack([given(one, ranks)[rank] for one in range(ranks)]))
+    return True
+
+
+def test_coalesced_and_functional_calls_are_torchs(team, store):
+    assert all(team.run(coalesced, store))
+
+
+def in_flight(path):
+    with group(path) as (rank, ranks):
+        total = sum(given(one, 100) for one in range(ranks))
+        # More than the rings have entries, waited for by nobody until all are called.
+        tensors = [given(rank, 100) for _ in range(600)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work in works:
+            work.wait()
+        assert all(torch.equal(tensor, total) for tensor in tensors)
+        tensor = given(rank, 100)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        (result,) = future.then(lambda done: [2 * done.value()[0]]).wait()
+        assert torch.equal(result, 2 * total) and torch.equal(tensor, total)
+        # Of a handle that is dropped the result comes all the same.
+        tensor = given(rank, 100)
+        dist.all_reduce(tensor, async_op=True)
+        dist.barrier()
+        until = time.monotonic() + 10
+        while not torch.equal(tensor, total) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert torch.equal(tensor, total)
+        # Memory that is not contiguous.
+        matrix = given(rank, 12).reshape(3, 4)
+        dist.all_reduce(matrix.t())
+        assert torch.equal(matrix, sum(given(one, 12).reshape(3, 4) for one in range(ranks)))
+        column = given(rank, 12).reshape(3, 4)
+        dist.broadcast(column[:, 1], 0)
+        assert torch.equal(column[:, 1], given(0, 12).reshape(3, 4)[:, 1])
+        outputs = [torch.zeros(4, 3).t() for _ in range(ranks)]
+        work = dist.all_gather(outputs, given(rank, 12).reshape(3, 4).t().reshape(3, 4), async_op=True)
+        work.get_future().wait()
+        assert all(torch.equal(output, given(one, 12).reshape(3, 4).t().reshape(3, 4)) for one, output in enumerate(outputs))
+    return True
+
+
+def test_many_calls_are_in_flight(team, store):
+    assert all(team.run(in_flight, store))
+
+
+def messages(path):
+    with group(path) as (rank, ranks):
+        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        received = torch.empty(10)
+        if rank % 2:
+            dist.recv(received, left)
+            dist.send(given(rank, 10), right)
+        else:
+            dist.send(given(rank, 10), right)
+            dist.recv(received, left)
+        assert torch.equal(received, given(left, 10))
+        batch = [dist.P2POp(dist.isend, given(rank, 4), right), dist.P2POp(dist.irecv, received[:4], left)]
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+        assert torch.equal(received[:4], given(left, 4))
+        if rank == 0:
+            sums = 0.0
+            for _ in range(ranks - 1):
+                dist.irecv(received).wait()
+                sums += received[0].item()
+            assert sums == sum(range(1, ranks))
+        else:
+            dist.send(torch.full((10,), float(rank)), 0)
+        dist.barrier()
+    return True
+
+
+def test_messages_are_torchs(team, store):
+    assert all(team.run(messages, store))
+
+
+def objects(path):
+    with group(path) as (rank, ranks):
+        gathered = [None] * ranks
+        dist.all_gather_object(gathered, {"rank": rank, "text": "x" * (rank + 1)})
+        assert [one["rank"] for one in gathered] == list(range(ranks))
+        sent = ["a", {"b": rank}] if rank == 1 else [None, None]
+        dist.broadcast_object_list(sent, 1)
+        assert sent == ["a", {"b": 1}]
+        collected = [None] * ranks if rank == 0 else None
+        dist.gather_object((rank, "x"), collected, 0)
+        assert rank or collected == [(one, "x") for one in range(ranks)]
+        mine = [None]
+        dist.scatter_object_list(mine, [f"for {one}" for one in range(ranks)] if rank == 0 else None, 0)
+        assert mine == [f"for {rank}"]
+        if rank == 0:
+            dist.send_object_list(["hello"], 1)
+        elif rank == 1:
+            dist.recv_object_list(sent[:1], 0)
+        dist.barrier()
+    return True
+
+
+def test_objects_are_torchs(team, store):
+    assert all(team.run(objects, store))
+
+
+def groups(path):
+    with group(path) as (rank, ranks):
+        assert dist.get_backend() == "harmonaize"
+        mine = rank % 2
+        members = [list(range(one, ranks, 2)) for one in range(2)]
+        made = [dist.new_group(ones) for ones in members]
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=made[mine])
+        assert tensor.item() == sum(members[mine])
+        split = dist.split_group(split_ranks=members)
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=split)
+        assert tensor.item() == sum(members[mine])
+        alone = dist.new_group([rank], use_local_synchronization=True)
+        dist.all_reduce(tensor, group=alone)
+        assert tensor.item() == sum(members[mine])
+        mesh = dist.init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("a", "b"))
+        tensor = torch.tensor([float(rank)])
+        dist.all_reduce(tensor, group=mesh.get_group("b"))
+        assert tensor.item() == 2 * (rank // 2 * 2) + 1
+        dist.barrier()
+    return True
+
+
+def test_groups_are_torchs(team, store):
+    assert all(team.run(groups, store))
+
+
+# Trainings
+
+
+def network(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+    )
+
+
+def train(model, rank, steps=8):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(1000 * step + rank)
+        inputs, labels = torch.randn(16, 32, generator=generator), torch.randint(8, (16,), generator=generator)
+        loss = torch.nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def by_ddp(path, backend, hooked=False, layers=None, budget="exact"):
+    with group(path, backend) as (rank, _):
+        # Several buckets.
+        model = DistributedDataParallel(network(), bucket_cap_mb=0.01)
+        state = ddp_hook(model, budget=budget, layers=layers) if hooked else None
+        losses = train(model, rank)
+        receipts = [one for ones in state.receipts.values() for one in ones] if hooked else []
+        return losses, len(receipts), sorted({receipt.codec for receipt in receipts})
+
+
+def losses(answers):
+    return torch.tensor([answer[0] for answer in answers], dtype=torch.float64)
+
+
+def test_ddp_has_the_losses_of_gloo(team, tmp_path):
+    own = losses(team.run(by_ddp, tmp_path / "own", "harmonaize"))
+    gloo = losses(team.run(by_ddp, tmp_path / "gloo", "gloo"))
+    # Two summands have one order.
+    assert torch.equal(own, gloo) if team.ranks == 2 else torch.allclose(own, gloo, rtol=1e-5)
+    assert own[:, -1].mean() < own[:, 0].mean()
+
+
+def test_the_ddp_hook_beside_gloo_has_its_losses(team, tmp_path):
+    layers = {"1.*": "exact", "*.bias": "exact"}
+    answers = team.run(by_ddp, tmp_path / "hooked", "gloo", True, layers)
+    gloo = losses(team.run(by_ddp, tmp_path / "gloo", "gloo"))
+    assert torch.allclose(losses(answers), gloo, rtol=1e-5)
+    assert all(count > 1 and codecs == ["exact"] for _, count, codecs in answers)
+
+
+def test_the_ddp_hook_takes_budgets_by_layer(pair, tmp_path):
+    answers = pair.run(by_ddp, tmp_path / "hooked", "gloo", True, {"1.*": "exact"}, 0.01)
+    gloo = losses(pair.run(by_ddp, tmp_path / "gloo", "gloo"))
+    assert torch.allclose(losses(answers), gloo, rtol=0.1)
+    # More operations than with one budget: buckets are cut where budgets change.
+    assert all(count > 1 for _, count, _ in answers)
+
+
+def by_fully_shard(path, backend):
+    from torch.distributed.fsdp import fully_shard
+
+    with group(path, backend) as (rank, ranks):
+        mesh = dist.init_device_mesh("cpu", (ranks,))
+        model = network()
+        for layer in model:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return (train(model, rank),)
+
+
+def by_fsdp(path, backend):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with group(path, backend) as (rank, _):
+        model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+        return (train(model, rank),)
+
+
+@pytest.mark.parametrize("sharded", [by_fully_shard, by_fsdp])
+def test_sharded_training_has_the_losses_of_gloo(team, tmp_path, sharded):
+    own = losses(team.run(sharded, tmp_path / "own", "harmonaize"))
+    gloo = losses(team.run(sharded, tmp_path / "gloo", "gloo"))
+    assert torch.allclose(own, gloo, rtol=1e-5)
+    assert own[:, -1].mean() < own[:, 0].mean()
+
+
+# What goes wrong
+
+
+def late(path):
+    with group(path, timeout=timedelta(seconds=2)) as (rank, _):
+        dist.barrier()
+        if rank == 1:
+            time.sleep(4)
+            return None
+        with pytest.raises(dist.DistBackendError, match="ranks concerned: 1"):
+            dist.all_reduce(torch.ones(4))
+        return True
+
+
+def test_a_time_out_names_the_rank_that_is_late(pair, store):
+    assert pair.run(late, store) == [True, None]
+
+
+def unmet(path):
+    with group(path) as (rank, ranks):
+        if rank == ranks - 1:
+            time.sleep(3)
+            return None
+        with pytest.raises(dist.DistBackendError, match=f"ranks concerned: {ranks - 1}"):
+            dist.monitored_barrier(timeout=timedelta(seconds=1))
+        return True
+
+
+def test_a_monitored_barrier_names_who_is_not_there(team, store):
+    assert team.run(unmet, store)[:-1] == [True] * (team.ranks - 1)
+
+
+def late_in_a_group(path):
+    with group(path) as (rank, _):
+        pair = dist.new_group([1, 3], timeout=timedelta(seconds=1))
+        others = dist.new_group([0, 2])
+        if rank == 1:
+            with pytest.raises(dist.DistBackendError, match="of the job ranks 3"):
+                dist.all_reduce(torch.ones(4), group=pair)
+        if rank == 3:
+            time.sleep(3)
+        if rank in (0, 2):
+            dist.all_reduce(torch.ones(4), group=others)
+        return True
+
+
+def test_a_groups_late_rank_is_told_by_its_rank_in_the_job(request, store):
+    from conftest import _kept
+
+    for team in _kept(request, "4 on two hosts"):
+        assert all(team.run(late_in_a_group, store))
+
+
+def killed(path):
+    with group(path) as (rank, _):
+        dist.barrier()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError, match="rank.* 1"):
+            for _ in range(100):
+                dist.all_reduce(torch.ones(4))
+                time.sleep(0.01)
+        return True
+
+
+def test_a_killed_rank_is_named(lone, store):
+    assert lone.run(killed, store) == [True, None]
+
+
+def lost_in_ddp(path):
+    with group(path) as (rank, _):
+        model = DistributedDataParallel(network())
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="rank"):
+            train(model, rank, 3)
+        return True
+
+
+def test_ddp_raises_where_a_rank_is_lost(lone, store):
+    assert lone.run(lost_in_ddp, store) == [True, None]
+
+
+def aborts(path):
+    with group(path) as (rank, _):
+        work = dist.all_reduce(torch.ones(4), async_op=True) if rank == 0 else None
+        if rank == 1:
+            time.sleep(0.5)
+            dist.group.WORLD.abort()
+            return True
+        with pytest.raises(dist.DistBackendError, match="aborted by rank 1"):
+            work.wait()
+        return True
+
+
+def test_an_abort_reaches_the_others(pair, store):
+    assert all(pair.run(aborts, store))
+
+
+def forks(path):
+    with group(path) as (rank, ranks):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                dist.all_reduce(torch.ones(4))
+            except dist.DistBackendError as error:
+                code = 0 if "forked" in str(error) else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [ranks] * 4
+        return True
+
+
+def test_a_fork_after_init_is_refused(pair, store):
+    assert all(pair.run(forks, store))
+
+
+def refusals(path):
+    with group(path) as (rank, ranks):
+        with pytest.raises(TypeError, match="no element type torch.complex32"):
+            dist.broadcast(torch.zeros(4, dtype=torch.complex32), 0)
+        with pytest.raises(dist.DistBackendError, match="no reduction"):
+            dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND)
+        with pytest.raises(ValueError, match="cpu:harmonaize,cuda:nccl"):
+            _check(torch.empty(1, device="meta"))
+        with pytest.raises((ValueError, RuntimeError)):
+            dist.all_gather_into_tensor(torch.empty(3), torch.empty(ranks + 1))
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        assert tensor.tolist() == [ranks] * 4
+        return True
+
+
+def test_wrong_tensors_are_refused_and_the_group_goes_on(pair, store):
+    assert all(pair.run(refusals, store))
+
+
+def without_agent(path):
+    import harmonaize.torch._backend as backend
+
+    before, os.environ["HARMONAIZE_SOCKET"] = os.environ["HARMONAIZE_SOCKET"], "/nowhere/agent.sock"
+    attached, backend._attached = backend._attached, {}
+    try:
+        with pytest.raises(dist.DistBackendError, match="start harmonaize-agent on this host"):
+            group(path).__enter__()
+    finally:
+        os.environ["HARMONAIZE_SOCKET"], backend._attached = before, attached
+    return not dist.is_initialized()
+
+
+def test_a_missing_agent_is_told_with_its_remedy(pair, store):
+    assert all(pair.run(without_agent, store))
+
+
+def interrupted(path):
+    import threading
+
+    with group(path) as (rank, _):
+        if rank == 0:
+            sent = []
+
+            def interrupt():
+                time.sleep(0.4)
+                sent.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+
+            threading.Thread(target=interrupt).start()
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(torch.ones(4))
+            assert time.monotonic() - sent[0] < 0.2
+        else:
+            time.sleep(1)
+            dist.all_reduce(torch.ones(4))
+        dist.barrier()
+        return True
+
+
+def test_ctrl_c_ends_a_wait(pair, store):
+    assert all(pair.run(interrupted, store))
+
+
+def test_every_method_is_of_torchs_interface():
+    own = {name for name in vars(HarmonaizeBackend) if not name.startswith("__")}
+    torchs = set(dir(torch._C._distributed_c10d.Backend))
+    private = {name for name in own if name.startswith("_") and name not in torchs}
+    called_by_torch = {"getBackendName", "perform_nocolor_split", "start_coalescing", "end_coalescing"}
+    called_by_torch |= {"reduce_scatter", "_set_default_timeout"}
+    assert own - private - called_by_torch <= torchs
+    assert harmonaize.torch.HarmonaizeBackend is HarmonaizeBackend
