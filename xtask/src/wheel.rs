@@ -28,6 +28,8 @@ const RATE: &str = "10Gbit/s";
 #[command(after_help = "Examples:
   cargo xtask wheel --yes                    build, install, test; installs what is missing
   cargo xtask wheel --release --build        the wheel for tenants, in target/wheel/dist
+  cargo xtask wheel --program dataplane/python/examples/hello_torch.py
+                                             a program of one's own on the fabric
   cargo xtask wheel -- -k ddp                tests whose names contain a word; arguments go to pytest")]
 pub struct Args {
     /// Install missing packages without asking
@@ -39,7 +41,7 @@ pub struct Args {
     /// Only build the wheel
     #[arg(long)]
     pub build: bool,
-    /// Run a Python program instead of the tests, with HARMONAIZE_SOCKETS of the fabric
+    /// Run a Python program by torchrun instead of the tests, as two ranks on the fabric's first host
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
     /// Arguments for pytest, or for the program
@@ -118,11 +120,16 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
     let sockets: Vec<String> = sockets.map(|path| path.to_string_lossy().into_owned()).collect();
     let mut command = tests.python();
     match &args.program {
-        Some(program) => command.arg(program),
-        None => command.args(["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]).arg(sources().join("tests")),
-    };
-    command.args(&args.arguments).env("HARMONAIZE_SOCKETS", sockets.join(","));
-    command.env("PYTHONDONTWRITEBYTECODE", "1");
+        Some(program) => {
+            command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]).arg(program);
+            command.envs(sockets.first().map(|socket| ("HARMONAIZE_SOCKET", socket)));
+        }
+        None => {
+            command.args(["-m", "pytest", "-q", "--durations=5", "-p", "no:cacheprovider"]);
+            command.arg(sources().join("tests")).env("HARMONAIZE_SOCKETS", sockets.join(","));
+        }
+    }
+    command.args(&args.arguments).env("PYTHONDONTWRITEBYTECODE", "1").env("OMP_NUM_THREADS", "1");
     let ran = workspace::run(&mut command);
     deployment.check()?;
     ran

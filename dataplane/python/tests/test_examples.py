@@ -1,0 +1,35 @@
+"""The examples of the documents, as a person runs them."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+from team import SOCKETS
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+def ran(*words):
+    environment = {**os.environ, "HARMONAIZE_SOCKET": SOCKETS[0], "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def lines(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.split("\n")[:-1]
+
+
+def test_torchrun_needs_nothing_but_the_backends_name():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = lines(ran(*torchrun, str(EXAMPLES / "hello_torch.py")))
+    assert sorted(said) == [f"rank {rank} of 2: 1, by harmonaize" for rank in range(2)]
+
+
+def test_hello_runs_without_torch():
+    program = "import os, runpy, sys; os.environ.update(RANK=sys.argv[1], WORLD_SIZE='2'); runpy.run_path(sys.argv[2])"
+    program += "; assert 'torch' not in sys.modules"
+    ranks = [ran(sys.executable, "-c", program, str(rank), str(EXAMPLES / "hello.py")) for rank in range(2)]
+    said = [line for rank in ranks for line in lines(rank)]
+    assert [line.split(", by")[0] for line in said] == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
