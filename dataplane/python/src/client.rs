@@ -60,15 +60,13 @@ fn number(py: Python<'_>, given: Option<u32>, variable: &str) -> PyResult<u32> {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (socket = None, *, arena_bytes = 64 << 20, max_arena_bytes = None, entries = 64, spin = 50e-6, timeout = 10.0, access = "mapped"))]
-    #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
+    #[pyo3(signature = (socket = None, *, arena_bytes = 64 << 20, max_arena_bytes = None, entries = 64, timeout = 10.0, access = "mapped"))]
     fn new(
         py: Python<'_>,
         socket: Option<PathBuf>,
         arena_bytes: u64,
         max_arena_bytes: Option<u64>,
         entries: u32,
-        spin: f64,
         timeout: f64,
         access: &str,
     ) -> PyResult<Self> {
@@ -91,8 +89,8 @@ impl Client {
             arena_bytes,
             max_arena_bytes: max_arena_bytes.unwrap_or(u64::MAX),
             entries,
-            spin: duration(Some(spin))?,
             timeout: duration(Some(timeout))?,
+            ..AttachOptions::default()
         };
         let client = interruptible(py, move || client::Client::attach(socket, options))?;
         let open = OpenCalls::default();

@@ -74,8 +74,7 @@ impl Communicator {
     }
 
     /// The same membership, whose operations have these options.
-    #[pyo3(name = "options")]
-    #[pyo3(signature = (*, timeout = None, priority = 0, tensor_class = 0, deadline = None, iteration = 0, factor = None))]
+    #[pyo3(name = "options", signature = (*, timeout = None, priority = 0, tensor_class = 0, deadline = None, iteration = 0, factor = None))]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     fn with_options(
         &self,
@@ -208,7 +207,6 @@ impl Communicator {
 
     /// Starts an AllToAll. Blocks that differ in size have counts; `most` is the largest of any two ranks.
     #[pyo3(signature = (tensor, output, *, send_counts = None, recv_counts = None, most = None))]
-    #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     fn all_to_all(
         &self,
         py: Python<'_>,

@@ -39,12 +39,12 @@ pub(crate) fn no_agent(py: Python<'_>, text: &str) -> PyErr {
 /// The exception of an error.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
-    let status = |detail: &Option<Box<FailureDetail>>| {
+    let late = |detail: &Option<Box<FailureDetail>>| {
         detail.as_ref().map(|detail| detail.ranks.clone()).unwrap_or_default()
     };
     match error {
         Error::Connect { at, source } => {
-            made(py, "AgentError", &format!("{text}. {}", remedy(at, source.kind())), &[], None)
+            made(py, "AgentError", &format!("cannot connect to the agent at {at}: {source}. {}", remedy(at, source.kind())), &[], None)
         }
         Error::Refused { .. }
         | Error::Unauthenticated { .. }
@@ -62,7 +62,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         }
         Error::Aborted { by } => made(py, "AbortedError", &text, by.as_slice(), Some("Aborted")),
         Error::Operation { status: code, detail, .. } => {
-            made(py, "OperationError", &text, &status(detail), Some(&format!("{code:?}")))
+            made(py, "OperationError", &text, &late(detail), Some(&format!("{code:?}")))
         }
         Error::WaitTimeout { .. } => made(py, "WaitTimeout", &text, &[], None),
         Error::TimeoutTooLong { longest, .. } => {

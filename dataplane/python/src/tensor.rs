@@ -143,9 +143,8 @@ impl Tensor {
     /// Copies the elements of an object that has the buffer protocol in, such as a NumPy array's or bytes.
     fn copy_from(slf: &Bound<'_, Self>, source: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = slf.py();
-        let view = |object: &Bound<'_, PyAny>| py.import("builtins")?.call_method1("memoryview", (object,));
-        let own = view(slf.as_any())?.call_method1("cast", ("B",))?;
-        let theirs = view(source)?;
+        let own = memoryview(slf.as_any())?.call_method1("cast", ("B",))?;
+        let theirs = memoryview(source)?;
         if !theirs.getattr("c_contiguous")?.extract::<bool>()? {
             return Err(argument(py, "a buffer with gaps; make it contiguous first"));
         }
@@ -228,13 +227,18 @@ impl Tensor {
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 }
 
+/// What the buffer protocol says of an object.
+fn memoryview<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    object.py().import("builtins")?.call_method1("memoryview", (object,))
+}
+
 /// A tensor with the shape, the type and the contents of an object that has the buffer protocol.
 pub(crate) fn copied<'py>(
     client: &client::Client,
     source: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, Tensor>> {
     let py = source.py();
-    let view = py.import("builtins")?.call_method1("memoryview", (source,))?;
+    let view = memoryview(source)?;
     let format = view.getattr("format")?.extract::<String>()?;
     let format = std::ffi::CString::new(format)?;
     let dtype = dtype::of_buffer(&format, view.getattr("itemsize")?.extract()?)?;

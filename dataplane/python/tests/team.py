@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import secrets
 import time
 import traceback
 
@@ -10,8 +11,9 @@ SPAWN = multiprocessing.get_context("spawn")
 SOCKETS = [socket for socket in os.environ.get("HARMONAIZE_SOCKETS", "").split(",") if socket]
 
 
-def _work(pipe, rank, ranks, socket):
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), HARMONAIZE_SOCKET=socket)
+def _work(pipe, rank, ranks, socket, job):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    os.environ.update(HARMONAIZE_SOCKET=socket, HARMONAIZE_JOB=job)
     while True:
         try:
             function, arguments = pipe.recv()
@@ -33,10 +35,12 @@ class Team:
 
     def __init__(self, ranks, spread):
         self.ranks, self.members = ranks, []
+        # Teams are side by side, and their communicators do not meet.
+        job = f"team-{secrets.token_hex(4)}"
         for rank in range(ranks):
             socket = SOCKETS[rank * len(SOCKETS) // ranks if spread else 0]
             ours, theirs = SPAWN.Pipe()
-            process = SPAWN.Process(target=_work, args=(theirs, rank, ranks, socket), daemon=True)
+            process = SPAWN.Process(target=_work, args=(theirs, rank, ranks, socket, job), daemon=True)
             process.start()
             theirs.close()
             self.members.append((process, ours))

@@ -19,9 +19,13 @@ def client():
     return harmonaize.Client()
 
 
+def join(name, *place, **options):
+    return client().join(name, *place, job=os.environ["HARMONAIZE_JOB"], **options)
+
+
 @functools.cache
 def world():
-    return client().join("core")
+    return join("core")
 
 
 def mine(rank, count, dtype):
@@ -222,7 +226,7 @@ def test_messages_go_from_rank_to_rank(team):
 def splits():
     job = world()
     half = job.split(job.rank % 2)
-    assert half.ranks == job.ranks // 2 and half.rank == job.rank // 2 and half.name.startswith("core#")
+    assert half.ranks == job.ranks // 2 and half.rank == job.rank // 2 and "/core#" in half.name
     tensor = filled(np.array([job.rank], dtype="int64"))
     half.all_reduce(tensor).wait(WITHIN)
     assert tensor.numpy()[0] == sum(range(job.rank % 2, job.ranks, 2))
@@ -235,7 +239,7 @@ def test_a_communicator_splits(team):
 
 
 def lossy():
-    job = client().join("lossy", budget="match bf16")
+    job = join("lossy", budget="match bf16")
     tensor = filled(np.ones(1 << 18, dtype="float32"))
     receipt = job.all_reduce(tensor).wait(WITHIN)
     assert (tensor.numpy() == job.ranks).all()
@@ -244,7 +248,7 @@ def lossy():
     job.all_reduce(tensor, feedback=feedback).wait(WITHIN)
     feedback.reset()
     with pytest.raises(harmonaize.ArgumentError, match="there is no budget"):
-        client().join("other", budget="much")
+        join("other", budget="much")
     return receipt.bits_per_element
 
 
@@ -256,7 +260,7 @@ def test_a_budget_is_kept(pair):
 
 
 def agrees():
-    job = client().join("promised")
+    job = join("promised")
     if job.rank == 0:
         outcome = client().propose(job.name, {"weight": 2, "on_failure": {"regroup": 5}})
         assert outcome["agreed"] and outcome["agreement"]["constraints"]["weight"] == 2
@@ -279,7 +283,7 @@ def test_promises_are_dictionaries(pair):
 def hears():
     events = client().events()
     assert events.read() == [] and events.cursor is not None and events.missed == 0
-    job = client().join("heard")
+    job = join("heard")
     job.barrier().wait(WITHIN)
     if job.rank == 1:
         # A newcomer that waits to be taken in, of which the members hear.
@@ -340,7 +344,7 @@ def test_a_missing_agent_is_told_with_its_remedy(tmp_path, monkeypatch):
 
 
 def late(rank):
-    job = client().join(f"late-{rank}", operation_timeout=1.0)
+    job = join(f"late-{rank}", operation_timeout=1.0)
     if job.rank == rank:
         time.sleep(3.0)
         return None
@@ -360,7 +364,7 @@ def absent():
     if world().rank == 1:
         return None
     with pytest.raises(harmonaize.JoinError, match="ranks concerned: 1") as caught:
-        client().join("absent", 0, 2, timeout=1.0)
+        join("absent", 0, 2, timeout=1.0)
     return caught.value.ranks
 
 
@@ -369,7 +373,7 @@ def test_a_join_names_the_ranks_that_never_came(pair):
 
 
 def interrupted():
-    job = client().join("interrupted")
+    job = join("interrupted")
     if job.rank == 0:
         operation = job.all_reduce(client().tensor("float32", 8))
         sent = []
@@ -399,7 +403,7 @@ def test_ctrl_c_ends_a_wait_and_not_the_operation(pair):
 
 
 def aborted():
-    job = client().join("aborted")
+    job = join("aborted")
     if job.rank == 1:
         job.barrier().wait(WITHIN)
         job.abort()
@@ -417,7 +421,7 @@ def test_an_abort_names_its_rank(pair):
 
 
 def killed():
-    job = client().join("killed")
+    job = join("killed")
     job.barrier().wait(WITHIN)
     if job.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -454,7 +458,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(pair):
 
 def threads():
     """Threads wait while others run Python: the interpreter's lock is free."""
-    job = client().join("threads")
+    job = join("threads")
     if job.rank == 1:
         time.sleep(0.5)
     operation, counted, done = job.barrier(), [0], threading.Event()

@@ -20,7 +20,6 @@ class Client:
         arena_bytes: int = ...,
         max_arena_bytes: int | None = None,
         entries: int = 64,
-        spin: float = 50e-6,
         timeout: float = 10.0,
         access: Literal["mapped", "remote"] = "mapped",
     ) -> None: ...
