@@ -90,7 +90,8 @@ def _attach():
 
 def register() -> None:
     """Tells torch of the backend. Torch calls it by itself, through the wheel's entry point."""
-    dist.Backend.register_backend("harmonaize", _create, extended_api=True, devices=["cpu", "cuda"])
+    # Of the host's memory alone: a barrier of a backend for GPUs looks for one.
+    dist.Backend.register_backend("harmonaize", _create, extended_api=True, devices=["cpu"])
 
 
 def _create(options, backend_options):
