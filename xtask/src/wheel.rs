@@ -71,7 +71,9 @@ pub fn run(args: &Args) -> Result<()> {
     let bare = Environment { folder: place.join("bare") };
     bare.make()?;
     bare.pip(&["--no-index"], &[&wheel])?;
-    workspace::run(bare.python().args(["-c", "import harmonaize; print('harmonaize', harmonaize.__version__)"]))?;
+    workspace::run(
+        bare.python().args(["-c", "import harmonaize; print('harmonaize', harmonaize.__version__)"]),
+    )?;
     if !tests.has("torch")? {
         consent.obtain(&format!("{TORCH} in {}, 1.4 GB", tests.folder.display()))?;
         tests.pip(&["--no-deps"], &[TORCH])?;
@@ -121,7 +123,9 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
     let mut command = tests.python();
     match &args.program {
         Some(program) => {
-            command.args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]).arg(program);
+            command
+                .args(["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
+                .arg(program);
             command.envs(sockets.first().map(|socket| ("HARMONAIZE_SOCKET", socket)));
         }
         None => {

@@ -2,12 +2,12 @@
 
 use crate::blocking::{duration, interruptible, optional};
 use crate::communicator::Communicator;
+use crate::dtype;
 use crate::errors::{argument, no_agent, raised};
 use crate::events::Events;
 use crate::forms::{self, ConstraintsForm, HintsForm, KnobsForm};
 use crate::staged::OpenCalls;
 use crate::tensor::{Shape, Tensor, copied};
-use crate::dtype;
 use harmonaize_client as client;
 use harmonaize_client::{Access, AttachOptions, EventCursor, JoinOptions, Rank, RegroupOptions};
 use pyo3::prelude::*;
@@ -82,7 +82,9 @@ impl Client {
         let access = match access {
             "mapped" => Access::Mapped,
             "remote" => Access::Remote,
-            other => return Err(argument(py, &format!("there is no access {other:?}; there are mapped, remote"))),
+            other => {
+                return Err(argument(py, &format!("there is no access {other:?}; there are mapped, remote")));
+            }
         };
         let options = AttachOptions {
             access,
@@ -119,7 +121,8 @@ impl Client {
             operation_timeout: optional(operation_timeout)?,
         };
         let attachment = Arc::clone(&self.inner);
-        let joined = interruptible(py, move || attachment.client.join_with(&name, Rank(rank), ranks, &options))?;
+        let joined =
+            interruptible(py, move || attachment.client.join_with(&name, Rank(rank), ranks, &options))?;
         Ok(Communicator::new(joined, Arc::clone(&self.inner)))
     }
 

@@ -4,7 +4,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::ffi::{CStr, c_void};
-use std::ptr::null_mut;
 
 /// The device of host memory.
 pub(crate) const CPU: (i32, i32) = (1, 0);
@@ -31,11 +30,14 @@ struct Tensor {
     byte_offset: u64,
 }
 
+// SAFETY: of the type alone; a consumer calls it once, with what it was given.
+type Deleter<T> = unsafe extern "C" fn(*mut T);
+
 #[repr(C)]
 struct Managed {
     tensor: Tensor,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    deleter: Option<Deleter<Managed>>,
 }
 
 #[repr(C)]
@@ -43,7 +45,7 @@ struct Versioned {
     major: u32,
     minor: u32,
     context: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    deleter: Option<Deleter<Versioned>>,
     flags: u64,
     tensor: Tensor,
 }
@@ -88,11 +90,11 @@ pub(crate) fn export(
     };
     let context = Box::into_raw(context).cast();
     let (managed, name): (*mut c_void, _) = if versioned {
-        let deleter = Some(delete_versioned as unsafe extern "C" fn(_));
+        let deleter = Some(delete_versioned as Deleter<Versioned>);
         let made = Versioned { major: 1, minor: 0, context, deleter, flags: 0, tensor };
         (Box::into_raw(Box::new(made)).cast(), NAME_VERSIONED)
     } else {
-        let deleter = Some(delete as unsafe extern "C" fn(_));
+        let deleter = Some(delete as Deleter<Managed>);
         (Box::into_raw(Box::new(Managed { tensor, context, deleter })).cast(), NAME)
     };
     // SAFETY: the pointer is not null and the name is static; the destructor takes a capsule of these names.
@@ -111,9 +113,7 @@ pub(crate) fn export(
 /// The pointer is that of [`export`], and nobody uses it any more.
 unsafe fn free(managed: *mut c_void, versioned: bool) {
     // SAFETY: as this function's.
-    unsafe {
-        if versioned { delete_versioned(managed.cast()) } else { delete(managed.cast()) }
-    }
+    unsafe { if versioned { delete_versioned(managed.cast()) } else { delete(managed.cast()) } }
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
@@ -135,7 +135,7 @@ unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
 /// # Safety
 /// The context is that of [`export`], and dropped once.
 unsafe fn drop_context(context: *mut c_void) {
-    if context != null_mut() {
+    if !context.is_null() {
         // SAFETY: as this function's.
         let context = unsafe { Box::from_raw(context.cast::<Context>()) };
         // From whichever thread: where it has no interpreter, the reference is dropped by the next that has.

@@ -43,9 +43,13 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         detail.as_ref().map(|detail| detail.ranks.clone()).unwrap_or_default()
     };
     match error {
-        Error::Connect { at, source } => {
-            made(py, "AgentError", &format!("cannot connect to the agent at {at}: {source}. {}", remedy(at, source.kind())), &[], None)
-        }
+        Error::Connect { at, source } => made(
+            py,
+            "AgentError",
+            &format!("cannot connect to the agent at {at}: {source}. {}", remedy(at, source.kind())),
+            &[],
+            None,
+        ),
         Error::Refused { .. }
         | Error::Unauthenticated { .. }
         | Error::Secret { .. }
@@ -98,6 +102,8 @@ fn remedy(at: &str, kind: ErrorKind) -> String {
             "This process runs as user {user}, who may not open it: the operator lets that user into its folder and lists \
              {user} in the tenant's `uids`"
         ),
-        _ => format!("Does harmonaize-agent run on this host, and is user {user} one of the tenant's `uids`?"),
+        _ => {
+            format!("Does harmonaize-agent run on this host, and is user {user} one of the tenant's `uids`?")
+        }
     }
 }

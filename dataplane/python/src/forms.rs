@@ -2,8 +2,8 @@
 
 use crate::errors::argument;
 use harmonaize_client::{
-    Agreement, Budget, Checkpoint, Choice, Clause, Collective, CongestionLevel, Constraints, Event, EventKind,
-    Hints, Knobs, Negotiated, OnFailure, Priority, Rank, Target,
+    Agreement, Budget, Checkpoint, Choice, Clause, Collective, CongestionLevel, Constraints, Event,
+    EventKind, Hints, Knobs, Negotiated, OnFailure, Priority, Rank, Target,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -291,8 +291,11 @@ impl HintsForm {
         hints.period = self.period.map(|period| time(py, period)).transpose()?;
         for ExpectedForm { collective: name, bytes, overlapped } in self.sequence {
             let collective = collective(py, &name)?;
-            hints =
-                if overlapped { hints.overlapped(collective, bytes) } else { hints.expect(collective, bytes) };
+            hints = if overlapped {
+                hints.overlapped(collective, bytes)
+            } else {
+                hints.expect(collective, bytes)
+            };
         }
         Ok(hints)
     }

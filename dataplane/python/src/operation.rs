@@ -166,6 +166,9 @@ impl Receipt {
 
     fn __repr__(&self) -> String {
         let (operation, bytes, algorithm) = (self.0.operation, self.0.wire_bytes, self.algorithm());
-        format!("Receipt(operation={operation}, wire_bytes={bytes}, algorithm={algorithm:?}, codec={:?})", self.0.codec)
+        format!(
+            "Receipt(operation={operation}, wire_bytes={bytes}, algorithm={algorithm:?}, codec={:?})",
+            self.0.codec
+        )
     }
 }

@@ -121,9 +121,13 @@ impl Call {
                     (staging, operation)
                 }
             };
-            return Ok(Flight { operation, landing: Landing { from: Some((staging, 0)), outputs: self.outputs.clone() } });
+            return Ok(Flight {
+                operation,
+                landing: Landing { from: Some((staging, 0)), outputs: self.outputs.clone() },
+            });
         }
-        let collective = Collective::from_code(self.code).ok_or_else(|| unknown("a collective", self.code))?;
+        let collective =
+            Collective::from_code(self.code).ok_or_else(|| unknown("a collective", self.code))?;
         // What stands before this rank's part, in bytes.
         let offset = |counts: &[u64], block: usize| match counts {
             [] => block * own,
@@ -167,7 +171,8 @@ impl Call {
                 (operation, staging, offset(counts, outputs))
             }
             Collective::Gather => {
-                let staging = if at_root { filled(outputs, offset(&[], inputs))? } else { filled(inputs, 0)? };
+                let staging =
+                    if at_root { filled(outputs, offset(&[], inputs))? } else { filled(inputs, 0)? };
                 (members.gather_in_place(&staging, root)?, staging, 0)
             }
             Collective::Scatter if at_root => {
@@ -187,7 +192,10 @@ impl Call {
                 (operation, into, 0)
             }
         };
-        Ok(Flight { operation, landing: Landing { from: Some((staging, at)), outputs: self.outputs.clone() } })
+        Ok(Flight {
+            operation,
+            landing: Landing { from: Some((staging, at)), outputs: self.outputs.clone() },
+        })
     }
 }
 

@@ -165,7 +165,9 @@ impl Tensor {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let _ = stream;
         if dl_device.is_some_and(|device| device != dlpack::CPU) {
-            return Err(PyBufferError::new_err("a tensor of the arena lies in the host's memory, not on a device"));
+            return Err(PyBufferError::new_err(
+                "a tensor of the arena lies in the host's memory, not on a device",
+            ));
         }
         if copy == Some(true) {
             return Err(PyBufferError::new_err("a tensor of the arena is given as it is, not as a copy"));
@@ -186,11 +188,7 @@ impl Tensor {
     }
 
     #[allow(clippy::missing_safety_doc, reason = "called by the interpreter alone")]
-    unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let tensor = slf.get();
         if view.is_null() {
             return Err(PyBufferError::new_err("no view to fill"));
@@ -203,7 +201,8 @@ impl Tensor {
         let pointer = tensor.address(slf.py())?;
         let dimensions = tensor.shape.len();
         let asked = |flag: c_int| flags & flag == flag;
-        let or_none = |given: bool, values: &[isize]| if given { values.as_ptr().cast_mut() } else { null_mut() };
+        let or_none =
+            |given: bool, values: &[isize]| if given { values.as_ptr().cast_mut() } else { null_mut() };
         // SAFETY: the interpreter gives a view to fill. What it points to lives as long as the tensor, which is frozen and which
         // the view refers to.
         unsafe {
