@@ -18,6 +18,9 @@ use std::time::Duration;
 /// The variable with the agent's socket.
 const SOCKET: &str = "HARMONAIZE_SOCKET";
 
+/// The variable with the job's id, where a tenant runs several.
+const JOB: &str = "HARMONAIZE_JOB";
+
 /// What a client and its communicators share.
 pub(crate) struct Attachment {
     pub(crate) client: client::Client,
@@ -100,7 +103,7 @@ impl Client {
     }
 
     /// Becomes a rank of the communicator `name`, and waits until all have come.
-    #[pyo3(signature = (name, rank = None, ranks = None, *, timeout = 60.0, job = "", budget = None, operation_timeout = None))]
+    #[pyo3(signature = (name, rank = None, ranks = None, *, timeout = 60.0, job = None, budget = None, operation_timeout = None))]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     fn join(
         &self,
@@ -109,7 +112,7 @@ impl Client {
         rank: Option<u32>,
         ranks: Option<u32>,
         timeout: f64,
-        job: &str,
+        job: Option<String>,
         budget: Option<Bound<'_, PyAny>>,
         operation_timeout: Option<f64>,
     ) -> PyResult<Communicator> {
@@ -117,7 +120,7 @@ impl Client {
         let options = JoinOptions {
             timeout: duration(Some(timeout))?,
             budget: budget.map_or(Ok(client::Budget::Exact), |budget| forms::budget(&budget))?,
-            job: job.to_owned(),
+            job: job.or_else(|| std::env::var(JOB).ok()).unwrap_or_default(),
             operation_timeout: optional(operation_timeout)?,
         };
         let attachment = Arc::clone(&self.inner);

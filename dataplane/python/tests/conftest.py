@@ -29,6 +29,12 @@ def team(request):
 
 
 @pytest.fixture
+def spread(request):
+    """Four ranks on two hosts."""
+    yield from _kept(request, "4 on two hosts")
+
+
+@pytest.fixture
 def pair(request):
     """Two ranks on one host."""
     yield from _kept(request, "2 on a host")

@@ -30,7 +30,7 @@ class Client:
         ranks: int | None = None,
         *,
         timeout: float = 60.0,
-        job: str = "",
+        job: str | None = None,
         budget: Budget | None = None,
         operation_timeout: float | None = None,
     ) -> Communicator: ...
