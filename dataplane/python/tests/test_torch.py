@@ -302,6 +302,25 @@ def test_groups_are_torchs(team, store):
     assert all(team.run(groups, store))
 
 
+def again(path):
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(path), ranks)
+    for turn in range(3):
+        dist.init_process_group("cpu:harmonaize", store=store, rank=rank, world_size=ranks, timeout=WITHIN)
+        if rank:
+            # The first rank is ahead, and the others come to what it has left.
+            time.sleep(0.2)
+        tensor = torch.tensor([float(turn)])
+        dist.all_reduce(tensor)
+        assert tensor.item() == turn * ranks
+        dist.destroy_process_group()
+    return True
+
+
+def test_a_store_serves_one_group_after_another(pair, store):
+    assert all(pair.run(again, store))
+
+
 # Trainings
 
 

@@ -118,13 +118,17 @@ def join(store, rank, ranks, group, timeout, **options) -> _core.Communicator:
     job, name = store.get("harmonaize").decode().split("/")
     options.update(job=job, timeout=timeout)
     try:
-        return client().join(name, rank, ranks, operation_timeout=timeout, **options)
+        joined = client().join(name, rank, ranks, operation_timeout=timeout, **options)
     except ArgumentError as error:
         longest = getattr(error, "longest", None)
         if longest is None:
             raise
         # The operator allows less than torch's 30 minutes.
-        return client().join(name, rank, ranks, operation_timeout=longest, **options)
+        joined = client().join(name, rank, ranks, operation_timeout=longest, **options)
+    if rank == 0:
+        # All have read it. A group that is made of this store later has a name of its own.
+        store.delete_key("harmonaize")
+    return joined
 
 
 def _seconds(timeout: timedelta):
