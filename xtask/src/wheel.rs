@@ -9,7 +9,7 @@ use harmonaize_testkit::topology::{self, Topology};
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// What builds the wheel and tests it, but for torch.
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     let place = workspace::target().join("wheel");
     std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
     let tests = Environment { folder: place.join("venv") };
-    if !tests.has("maturin")? || !tests.has("pytest")? {
+    if !tests.runs("import maturin, numpy, pytest")? {
         consent.obtain(&format!("an environment in {} with {}", tests.folder.display(), TOOLS.join(", ")))?;
         tests.make()?;
         tests.pip(&[], TOOLS)?;
@@ -74,10 +74,10 @@ pub fn run(args: &Args) -> Result<()> {
     workspace::run(
         bare.python().args(["-c", "import harmonaize; print('harmonaize', harmonaize.__version__)"]),
     )?;
-    if !tests.has("torch")? {
+    if !tests.runs("import torch")? {
         consent.obtain(&format!("{TORCH} in {}, 1.4 GB", tests.folder.display()))?;
-        tests.pip(&["--no-deps"], &[TORCH])?;
         tests.pip(&[], TORCH_NEEDS)?;
+        tests.pip(&["--no-deps"], &[TORCH])?;
         // PyPI's is built for CUDA, whose libraries are three times as large as torch. Tests need none of them.
         let stubs = sources().join("tests/cuda-stubs.sh");
         workspace::run(Command::new("bash").arg(stubs).arg(&tests.folder))?;
@@ -155,13 +155,12 @@ impl Environment {
         python
     }
 
-    /// Whether a package is installed.
-    fn has(&self, package: &str) -> Result<bool> {
+    /// Whether a line of Python runs there.
+    fn runs(&self, line: &str) -> Result<bool> {
         if !self.folder.join("bin/python").is_file() {
             return Ok(false);
         }
-        let find = format!("import importlib.util as u, sys; sys.exit(u.find_spec({package:?}) is None)");
-        Ok(self.python().args(["-c", &find]).status()?.success())
+        Ok(self.python().args(["-c", line]).stderr(Stdio::null()).status()?.success())
     }
 
     fn pip(&self, options: &[&str], packages: &[impl AsRef<OsStr>]) -> Result<()> {

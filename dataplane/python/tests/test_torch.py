@@ -287,6 +287,11 @@ def groups(path):
         tensor = torch.tensor([float(rank)])
         dist.all_reduce(tensor, group=split)
         assert tensor.item() == sum(members[mine])
+        if rank == 0:
+            dist.split_group(split_ranks=[[0]])
+        else:
+            with pytest.raises(ValueError, match="each rank is in one, be it alone"):
+                dist.split_group(split_ranks=[[0]])
         alone = dist.new_group([rank], use_local_synchronization=True)
         dist.all_reduce(tensor, group=alone)
         assert tensor.item() == sum(members[mine])
