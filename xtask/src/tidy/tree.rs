@@ -111,8 +111,7 @@ fn unsafe_code(file: &TextFile, code: &str, found: &mut Vec<Violation>) {
             found.push(violation(
                 &file.path,
                 line,
-                "unsafe code belongs in shm, kernels, verbs, transport, probe, c, nccl or ebpf",
-                "unsafe code belongs in shm, kernels, verbs, transport, probe, nccl, python or ebpf",
+                "unsafe code belongs in shm, kernels, verbs, transport, probe, c, nccl, python or ebpf",
             ));
         }
         let after = code.get(at + "unsafe".len()..).unwrap_or_default().trim_start();
