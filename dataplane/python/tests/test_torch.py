@@ -594,7 +594,7 @@ def interrupted(path):
             threading.Thread(target=interrupt).start()
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(torch.ones(4))
-            assert time.monotonic() - sent[0] < 0.2
+            assert time.monotonic() - sent[0] < 0.3
         else:
             time.sleep(1)
             dist.all_reduce(torch.ones(4))
