@@ -401,22 +401,19 @@ def interrupted():
     job = join("interrupted")
     if job.rank == 0:
         operation = job.all_reduce(client().tensor("float32", 8))
-        sent = []
 
         def interrupt():
             time.sleep(0.4)
-            sent.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             operation.wait()
-        took = time.monotonic() - sent[0]
+        assert operation.poll() is None, "the other rank has come: the wait went on"
         thread.join()
-        assert took < 0.3, took
     else:
-        time.sleep(1.0)
+        time.sleep(3.0)
         operation = job.all_reduce(client().tensor("float32", 8))
     # It is in flight still, and ends.
     operation.wait(WITHIN)
