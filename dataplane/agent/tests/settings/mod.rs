@@ -21,6 +21,7 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         turns: true,
         compression: true,
         direct: Default::default(),
+        algorithms: Vec::new(),
         terms: Default::default(),
         most_weight: 8,
         longest_regroup: Duration::from_secs(600),
