@@ -181,7 +181,6 @@ struct Stream {
 }
 
 /// What happened next in a session.
-#[expect(clippy::large_enum_variant, reason = "one at a time, looked at where it was made")]
 enum SessionEvent {
     /// Something was handed on.
     Progress,

@@ -119,7 +119,7 @@ pub enum Command {
         /// The communicator.
         communicator: CommunicatorId,
         /// The new plan.
-        plan: EpochPlan,
+        plan: Box<EpochPlan>,
         /// Links for it.
         peers: Vec<Peer>,
         /// Its aggregator, if it has one.

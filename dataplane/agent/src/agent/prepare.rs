@@ -131,7 +131,7 @@ impl Agent {
         };
         let change = Command::Change {
             communicator: CommunicatorId(communicator),
-            plan: expanded.plan,
+            plan: Box::new(expanded.plan),
             peers: expanded.peers,
             aggregator: expanded.aggregator.map(Box::new),
         };

@@ -46,7 +46,7 @@ impl Engine {
             }
             Command::Form(formation) => self.form(*formation),
             Command::Change { communicator, plan, peers, aggregator } => {
-                self.change(communicator, plan, peers, aggregator.as_deref());
+                self.change(communicator, *plan, peers, aggregator.as_deref());
             }
             Command::AllPrepared { communicator, epoch } => {
                 if let Some(member) = self.member(communicator) {

@@ -217,7 +217,7 @@ fn an_epoch_ends_aggregation() {
         for me in (0..4).map(Participant) {
             let (plan, peers) = (world.plan(Epoch(2), &[0, 2, 1, 3]), world.peers(Epoch(2), me));
             let communicator = CommunicatorId(1);
-            let change = Command::Change { communicator, plan, peers, aggregator: None };
+            let change = Command::Change { communicator, plan: Box::new(plan), peers, aggregator: None };
             world.engines[me.0 as usize].handle_command(change);
         }
     });

@@ -37,7 +37,7 @@ fn change(world: &mut World, epoch: Epoch, order: &[u32], made: &[(u32, u32)]) {
         let plan = world.plan(epoch, order);
         world.engines[me.0 as usize].handle_command(Command::Change {
             communicator: COMMUNICATOR,
-            plan,
+            plan: Box::new(plan),
             peers,
             aggregator: None,
         });
@@ -148,7 +148,7 @@ fn a_link_that_is_not_there_cannot_go_on() {
     let plan = world.plan(Epoch(2), &[0, 1, 2, 3]);
     world.engines[0].handle_command(Command::Change {
         communicator: COMMUNICATOR,
-        plan,
+        plan: Box::new(plan),
         peers,
         aggregator: None,
     });

@@ -362,7 +362,12 @@ fn change(world: &mut World, epoch: Epoch, coding: Option<Coding>) {
         let mut peers = world.peers(epoch, me);
         peers.iter_mut().for_each(|peer| peer.introduction = None);
         let plan = world.plan(epoch, &order);
-        let change = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
+        let change = Command::Change {
+            communicator: CommunicatorId(1),
+            plan: Box::new(plan),
+            peers,
+            aggregator: None,
+        };
         world.engines[me.0 as usize].handle_command(change);
     }
 }

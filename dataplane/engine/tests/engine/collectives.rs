@@ -162,7 +162,7 @@ fn a_running_operation_changes_its_plan() {
     for me in (0..4).map(Participant) {
         let command = Command::Change {
             communicator: CommunicatorId(1),
-            plan: world.plan(Epoch(2), &[0, 2, 1, 3]),
+            plan: Box::new(world.plan(Epoch(2), &[0, 2, 1, 3])),
             peers: world.peers(Epoch(2), me),
             aggregator: None,
         };
@@ -206,7 +206,12 @@ fn a_change_may_follow_as_soon_as_one_is_made() {
         let epoch = Epoch(epoch);
         for me in (0..4).map(Participant) {
             let (plan, peers) = (world.plan(epoch, &order), world.peers(epoch, me));
-            let command = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
+            let command = Command::Change {
+                communicator: CommunicatorId(1),
+                plan: Box::new(plan),
+                peers,
+                aggregator: None,
+            };
             world.engines[me.0 as usize].handle_command(command);
         }
         world.until("a switch", |world| (0..4).all(|me| told(world, me, epoch)));

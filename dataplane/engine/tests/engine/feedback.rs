@@ -157,7 +157,12 @@ fn four_codecs(away: Away) {
             let mut peers = world.peers(epoch, me);
             peers.iter_mut().for_each(|peer| peer.introduction = None);
             let plan = world.plan(epoch, &[0, 1, 2, 3]);
-            let change = Command::Change { communicator: CommunicatorId(1), plan, peers, aggregator: None };
+            let change = Command::Change {
+                communicator: CommunicatorId(1),
+                plan: Box::new(plan),
+                peers,
+                aggregator: None,
+            };
             world.engines[me.0 as usize].handle_command(change);
         }
         let heard = |notice: &Notice| matches!(notice, Notice::Switched { epoch: of, .. } if *of == epoch);
