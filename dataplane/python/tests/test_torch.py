@@ -586,6 +586,8 @@ def interrupted(path):
     with group(path) as (rank, _):
         other = pathlib.Path(f"{path}.late")
         if rank == 0:
+            # Whoever starts tests in the background has them ignore it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
             def interrupt():
                 time.sleep(0.4)
