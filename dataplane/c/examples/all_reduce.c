@@ -1,7 +1,8 @@
 /*
  * Hello, collective: every rank gives its number plus one, and all get the sum.
  *
- * HARMONAIZE_SOCKET names the agent's socket; RANK and WORLD_SIZE say which rank this is, of how many.
+ * HARMONAIZE_SOCKET names the agent's socket. A launcher says which rank this is, of how many: torchrun by RANK and
+ * WORLD_SIZE, mpirun and srun by variables of their own.
  */
 #include <harmonaize.h>
 #include <inttypes.h>
@@ -18,13 +19,9 @@ static void check(harmonaize_status_t status) {
     }
 }
 
-static uint32_t number(const char *name, uint32_t usual) {
-    const char *text = getenv(name);
-    return text ? (uint32_t)strtoul(text, NULL, 10) : usual;
-}
-
 int main(void) {
-    uint32_t rank = number("RANK", 0), ranks = number("WORLD_SIZE", 1);
+    uint32_t rank, ranks;
+    check(harmonaize_place(&rank, &ranks));
 
     harmonaize_client_t *client;
     harmonaize_communicator_t *job;

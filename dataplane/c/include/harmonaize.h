@@ -538,6 +538,9 @@ typedef struct harmonaize_agreement_t {
 // The group of this call has ended.
 #define HARMONAIZE_ERROR_GROUP_ENDED 33
 
+// The environment does not say what was looked for there: the agent's socket, or this process's rank.
+#define HARMONAIZE_ERROR_ENVIRONMENT 34
+
 // The agent does not speak this version of descriptors. This and all that follow are 64 more than the agent's status.
 #define HARMONAIZE_ERROR_BAD_VERSION 65
 
@@ -707,6 +710,11 @@ const struct harmonaize_error_t *harmonaize_last_error(void);
 harmonaize_status_t harmonaize_attach(const char *socket,
                                       const struct harmonaize_attach_options_t *options,
                                       struct harmonaize_client_t **client);
+
+// Says which rank a launcher has made this process, of how many: torchrun, Open MPI, MPICH, Intel MPI or Slurm, by the
+// variables that they set.
+harmonaize_status_t harmonaize_place(uint32_t *rank,
+                                     uint32_t *ranks);
 
 // Makes the arena larger by at least so many bytes, so that tensors that come find room without waiting for the agent.
 harmonaize_status_t harmonaize_grow(const struct harmonaize_client_t *client,

@@ -2,13 +2,10 @@
 
 use crate::error::{Failure, call, create, free, given, result, text_if_any};
 use crate::options::{SizeFirst, duration, read};
-use crate::status::{HARMONAIZE_ERROR_CONNECT, harmonaize_status_t};
-use harmonaize_client::{Access, AttachOptions, Client};
+use crate::status::harmonaize_status_t;
+use harmonaize_client::{Access, AttachOptions, Client, Place};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
-
-/// The variable that names the agent's socket.
-const SOCKET: &str = "HARMONAIZE_SOCKET";
 
 /// How the agent reaches tensors: both map the arena.
 pub const HARMONAIZE_ACCESS_MAPPED: u32 = 0;
@@ -81,16 +78,25 @@ pub extern "C" fn harmonaize_attach(
         let options = unsafe { read(options) }?.options()?;
         // SAFETY: the caller gives a path with a NUL at its end, or none.
         let path = unsafe { text_if_any(socket, "the path of the agent's socket") }?;
-        let path = match path {
-            Some(path) => path.into(),
-            None => std::env::var_os(SOCKET).filter(|path| !path.is_empty()).ok_or_else(|| {
-                let text = format!(
-                    "which agent? set {SOCKET} to the path of its socket for this tenant, or name that"
-                );
-                Failure::new(HARMONAIZE_ERROR_CONNECT, text)
-            })?,
-        };
-        Ok(harmonaize_client_t(Client::attach(path, options)?))
+        Ok(harmonaize_client_t(match path {
+            Some(path) => Client::attach(path, options)?,
+            None => Client::from_env(options)?,
+        }))
+    })
+}
+
+/// Says which rank a launcher has made this process, of how many: torchrun, Open MPI, MPICH, Intel MPI or Slurm, by the
+/// variables that they set.
+#[unsafe(no_mangle)]
+pub extern "C" fn harmonaize_place(
+    rank: Option<&mut MaybeUninit<u32>>,
+    ranks: Option<&mut MaybeUninit<u32>>,
+) -> harmonaize_status_t {
+    call(|| {
+        let place = Place::from_env()?;
+        result(rank)?.write(place.rank.0);
+        result(ranks)?.write(place.ranks);
+        Ok(())
     })
 }
 

@@ -73,6 +73,8 @@ pub const HARMONAIZE_ERROR_WAIT_TIMEOUT: harmonaize_status_t = 31;
 pub const HARMONAIZE_ERROR_GROUP_OPEN: harmonaize_status_t = 32;
 /// The group of this call has ended.
 pub const HARMONAIZE_ERROR_GROUP_ENDED: harmonaize_status_t = 33;
+/// The environment does not say what was looked for there: the agent's socket, or this process's rank.
+pub const HARMONAIZE_ERROR_ENVIRONMENT: harmonaize_status_t = 34;
 /// The agent does not speak this version of descriptors. This and all that follow are 64 more than the agent's status.
 pub const HARMONAIZE_ERROR_BAD_VERSION: harmonaize_status_t = 65;
 /// The agent knows no such collective, element type, reduction or flag.
@@ -143,6 +145,7 @@ const TEXTS: &[(harmonaize_status_t, &CStr)] = &[
     (HARMONAIZE_ERROR_WAIT_TIMEOUT, c"still in flight"),
     (HARMONAIZE_ERROR_GROUP_OPEN, c"the group has not ended"),
     (HARMONAIZE_ERROR_GROUP_ENDED, c"the group has ended"),
+    (HARMONAIZE_ERROR_ENVIRONMENT, c"not in the environment"),
     (HARMONAIZE_ERROR_BAD_VERSION, c"descriptor version not supported"),
     (HARMONAIZE_ERROR_BAD_KIND, c"unknown collective, element type, reduction or flag"),
     (HARMONAIZE_ERROR_BAD_COMMUNICATOR, c"no such communicator"),

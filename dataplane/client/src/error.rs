@@ -6,6 +6,7 @@ use harmonaize_abi::session::{
 use harmonaize_abi::{Called, Dtype, Rank, ReduceOp, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,15 +15,16 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum Error {
     /// Nobody answers where the agent should be.
-    #[error(
-        "cannot connect to the agent at {at}: {source}; is the agent running, and is this where it listens for this user?"
-    )]
+    #[error("cannot connect to the agent at {at}: {source}. {}", remedy(at, source.kind()))]
     Connect {
         /// The socket or the address.
         at: String,
         /// What the kernel said.
         source: std::io::Error,
     },
+    /// The environment does not say what was looked for there.
+    #[error("{0}")]
+    Environment(String),
     /// The agent refused the attachment.
     #[error("the agent refused the attachment: {text}")]
     Refused {
@@ -247,6 +249,25 @@ pub enum Error {
         /// What the agent knows: ranks that never arrived or were lost, who called what.
         detail: Option<Box<FailureDetail>>,
     },
+}
+
+/// What to do where nobody answers at a socket or address.
+fn remedy(at: &str, kind: ErrorKind) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    match kind {
+        ErrorKind::NotFound => format!(
+            "There is no socket: start harmonaize-agent on this host, with a [[tenant]] whose `socket` is {at}, or name the socket \
+             that the operator has named (HARMONAIZE_SOCKET)"
+        ),
+        ErrorKind::ConnectionRefused => {
+            "Nobody listens there: harmonaize-agent has ended; start it again".to_owned()
+        }
+        ErrorKind::PermissionDenied => format!(
+            "This process runs as user {user}, who may not open it: the operator lets that user into its folder and lists {user} in \
+             the tenant's `uids`"
+        ),
+        _ => format!("Does harmonaize-agent run there, and is user {user} one of the tenant's `uids`?"),
+    }
 }
 
 impl Error {

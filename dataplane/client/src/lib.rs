@@ -34,6 +34,7 @@ mod attach;
 mod communicator;
 mod completions;
 mod element;
+mod environment;
 mod error;
 mod events;
 mod feedback;
@@ -53,6 +54,7 @@ pub use attach::{AttachOptions, Client};
 pub use communicator::{Communicator, JoinOptions, OperationOptions, RegroupOptions};
 pub use completions::Completions;
 pub use element::Element;
+pub use environment::{Place, job_from_env};
 pub use error::Error;
 #[cfg(feature = "async")]
 pub use events::EventStream;

@@ -1,19 +1,11 @@
 //! Which rank this process is: one that `--ranks` started, one of a launcher, or the one that starts the others.
 
 use crate::arguments::Arguments;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use harmonaize_client::Place;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
-
-/// Variables of rank and number of ranks: ours, torchrun's, Open MPI's, PMI's (MPICH, Intel MPI), Slurm's.
-const VARIABLES: &[[&str; 2]] = &[
-    ["HARMONAIZE_RANK", "HARMONAIZE_RANKS"],
-    ["RANK", "WORLD_SIZE"],
-    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-    ["PMI_RANK", "PMI_SIZE"],
-    ["SLURM_PROCID", "SLURM_NTASKS"],
-];
 
 /// By which ranks hear the communicator's name from the process that started them.
 const NAME: &str = "HARMONAIZE_NAME";
@@ -36,27 +28,15 @@ pub(crate) fn seat(arguments: &Arguments) -> Result<Option<Seat>> {
 }
 
 fn from_variables(arguments: &Arguments, value: impl Fn(&str) -> Option<String>) -> Result<Option<Seat>> {
-    let ours = VARIABLES.first().is_some_and(|[rank, _]| value(rank).is_some());
-    if arguments.ranks.is_some() && !ours {
+    if arguments.ranks.is_some() && value("HARMONAIZE_RANK").is_none() {
         return Ok(None);
     }
-    for [rank, ranks] in VARIABLES {
-        let (Some(of_rank), Some(of_ranks)) = (value(rank), value(ranks)) else { continue };
-        let number = |name: &str, text: &str| -> Result<u32> {
-            text.parse().with_context(|| format!("{name}={text} is no number"))
-        };
-        let (rank, ranks) = (number(rank, &of_rank)?, number(ranks, &of_ranks)?);
-        ensure!(rank < ranks, "rank {rank} of {ranks} ranks");
-        // Equal parts of the ranks, in order.
-        let at = u64::from(rank) * arguments.agent.len() as u64 / u64::from(ranks);
-        let agent =
-            usize::try_from(at).ok().and_then(|at| arguments.agent.get(at)).context("no agent")?.clone();
-        let name = value(NAME).or_else(|| arguments.name.clone()).unwrap_or_else(|| "perf".into());
-        return Ok(Some(Seat { rank, ranks, agent, name }));
-    }
-    bail!(
-        "--ranks is missing, and no launcher has set a rank and a number of ranks (RANK and WORLD_SIZE, for one)"
-    )
+    let place = Place::from_variables(&value).context("--ranks is missing")?;
+    // Equal parts of the ranks, in order.
+    let at = u64::from(place.rank.0) * arguments.agent.len() as u64 / u64::from(place.ranks);
+    let agent = usize::try_from(at).ok().and_then(|at| arguments.agent.get(at)).context("no agent")?.clone();
+    let name = value(NAME).or_else(|| arguments.name.clone()).unwrap_or_else(|| "perf".into());
+    Ok(Some(Seat { rank: place.rank.0, ranks: place.ranks, agent, name }))
 }
 
 /// Starts the ranks and waits for them. One that fails ends the others, which would wait for it.
@@ -121,14 +101,6 @@ mod tests {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         };
         from_variables(&arguments, value)
-    }
-
-    #[test]
-    fn launchers_name_the_rank() {
-        for [rank, ranks] in VARIABLES {
-            let seat = seat_of("--agent a --agent b", &[(rank, "2"), (ranks, "4")]).unwrap().unwrap();
-            assert_eq!((seat.rank, seat.ranks, seat.agent), (2, 4, PathBuf::from("b")), "{rank}");
-        }
     }
 
     #[test]

@@ -3,23 +3,19 @@
 use crate::blocking::{duration, interruptible, optional};
 use crate::communicator::Communicator;
 use crate::dtype;
-use crate::errors::{argument, no_agent, raised};
+use crate::errors::{argument, raised};
 use crate::events::Events;
 use crate::forms::{self, ConstraintsForm, HintsForm, KnobsForm};
 use crate::staged::OpenCalls;
 use crate::tensor::{Shape, Tensor, copied};
 use harmonaize_client as client;
-use harmonaize_client::{Access, AttachOptions, EventCursor, JoinOptions, Rank, RegroupOptions};
+use harmonaize_client::{
+    Access, AttachOptions, EventCursor, JoinOptions, Place, Rank, RegroupOptions, job_from_env,
+};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The variable with the agent's socket.
-const SOCKET: &str = "HARMONAIZE_SOCKET";
-
-/// The variable with the job's id, where a tenant runs several.
-const JOB: &str = "HARMONAIZE_JOB";
 
 /// What a client and its communicators share.
 pub(crate) struct Attachment {
@@ -49,17 +45,6 @@ impl Feedback {
     }
 }
 
-/// What torchrun tells a worker of itself.
-fn number(py: Python<'_>, given: Option<u32>, variable: &str) -> PyResult<u32> {
-    if let Some(given) = given {
-        return Ok(given);
-    }
-    let text = std::env::var(variable).map_err(|_| {
-        argument(py, &format!("neither given nor in the environment: {variable}; torchrun sets it"))
-    })?;
-    text.parse().map_err(|_| argument(py, &format!("{variable} is {text:?}, which is no number of ranks")))
-}
-
 #[pymethods]
 impl Client {
     #[new]
@@ -73,15 +58,6 @@ impl Client {
         timeout: f64,
         access: &str,
     ) -> PyResult<Self> {
-        let Some(socket) = socket.or_else(|| std::env::var_os(SOCKET).map(PathBuf::from)) else {
-            return Err(no_agent(
-                py,
-                &format!(
-                    "no socket: {SOCKET} is not set. Set it to the tenant's socket on this host, which the operator names, such as \
-                     /run/harmonaize/TENANT/agent.sock; harmonaize-agent must run on this host"
-                ),
-            ));
-        };
         let access = match access {
             "mapped" => Access::Mapped,
             "remote" => Access::Remote,
@@ -97,7 +73,10 @@ impl Client {
             timeout: duration(Some(timeout))?,
             ..AttachOptions::default()
         };
-        let client = interruptible(py, move || client::Client::attach(socket, options))?;
+        let client = interruptible(py, move || match socket {
+            Some(socket) => client::Client::attach(socket, options),
+            None => client::Client::from_env(options),
+        })?;
         let open = OpenCalls::default();
         Ok(Self { inner: Arc::new(Attachment { client, entries, open }) })
     }
@@ -116,11 +95,17 @@ impl Client {
         budget: Option<Bound<'_, PyAny>>,
         operation_timeout: Option<f64>,
     ) -> PyResult<Communicator> {
-        let (rank, ranks) = (number(py, rank, "RANK")?, number(py, ranks, "WORLD_SIZE")?);
+        let (rank, ranks) = match (rank, ranks) {
+            (Some(rank), Some(ranks)) => (rank, ranks),
+            _ => {
+                let place = Place::from_env().map_err(|error| argument(py, &error.to_string()))?;
+                (rank.unwrap_or(place.rank.0), ranks.unwrap_or(place.ranks))
+            }
+        };
         let options = JoinOptions {
             timeout: duration(Some(timeout))?,
             budget: budget.map_or(Ok(client::Budget::Exact), |budget| forms::budget(&budget))?,
-            job: job.or_else(|| std::env::var(JOB).ok()).unwrap_or_default(),
+            job: job.unwrap_or_else(job_from_env),
             operation_timeout: optional(operation_timeout)?,
         };
         let attachment = Arc::clone(&self.inner);

@@ -5,8 +5,6 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 
 /// The module with the classes, which are Python's own so that they may have two bases.
 fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
@@ -31,11 +29,6 @@ pub(crate) fn argument(py: Python<'_>, text: &str) -> PyErr {
     made(py, "ArgumentError", text, &[], None)
 }
 
-/// What is wrong before anybody was asked.
-pub(crate) fn no_agent(py: Python<'_>, text: &str) -> PyErr {
-    made(py, "AgentError", text, &[], None)
-}
-
 /// The exception of an error.
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let text = error.to_string();
@@ -43,14 +36,9 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         detail.as_ref().map(|detail| detail.ranks.clone()).unwrap_or_default()
     };
     match error {
-        Error::Connect { at, source } => made(
-            py,
-            "AgentError",
-            &format!("cannot connect to the agent at {at}: {source}. {}", remedy(at, source.kind())),
-            &[],
-            None,
-        ),
-        Error::Refused { .. }
+        Error::Connect { .. }
+        | Error::Environment(_)
+        | Error::Refused { .. }
         | Error::Unauthenticated { .. }
         | Error::Secret { .. }
         | Error::NoRdma
@@ -84,26 +72,5 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         | Error::GroupOpen
         | Error::GroupEnded => argument(py, &text),
         _ => made(py, "Error", &text, &[], None),
-    }
-}
-
-/// What to do where nobody answers at a socket.
-fn remedy(at: &str, kind: ErrorKind) -> String {
-    let user = std::fs::metadata("/proc/self").map_or_else(|_| "?".to_owned(), |own| own.uid().to_string());
-    match kind {
-        ErrorKind::NotFound => format!(
-            "There is no socket: start harmonaize-agent on this host, with a [[tenant]] whose `socket` is {at}, or set \
-             HARMONAIZE_SOCKET to the one that the operator has named"
-        ),
-        ErrorKind::ConnectionRefused => {
-            "The socket is there and nobody listens: harmonaize-agent has ended; start it again".to_owned()
-        }
-        ErrorKind::PermissionDenied => format!(
-            "This process runs as user {user}, who may not open it: the operator lets that user into its folder and lists \
-             {user} in the tenant's `uids`"
-        ),
-        _ => {
-            format!("Does harmonaize-agent run on this host, and is user {user} one of the tenant's `uids`?")
-        }
     }
 }

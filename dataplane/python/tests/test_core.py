@@ -364,7 +364,7 @@ def test_a_missing_agent_is_told_with_its_remedy(tmp_path, monkeypatch):
     assert str(path) in str(caught.value)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        with pytest.raises(harmonaize.AgentError, match="nobody listens"):
+        with pytest.raises(harmonaize.AgentError, match="Nobody listens"):
             harmonaize.Client(path)
 
 

@@ -590,10 +590,16 @@ static void regroup(void) {
 static void no_agent(void) {
     setenv("HARMONAIZE_SOCKET", "/nowhere/agent.sock", 1);
     FAILS(harmonaize_attach(NULL, NULL, &client), HARMONAIZE_ERROR_CONNECT, "/nowhere/agent.sock");
-    CHECK(!client && strstr(harmonaize_last_error()->text, "is the agent running"));
+    CHECK(!client && strstr(harmonaize_last_error()->text, "start harmonaize-agent on this host"));
     FAILS(harmonaize_attach("/elsewhere", NULL, &client), HARMONAIZE_ERROR_CONNECT, "/elsewhere");
     setenv("HARMONAIZE_SOCKET", "", 1);
-    FAILS(harmonaize_attach(NULL, NULL, &client), HARMONAIZE_ERROR_CONNECT, "set HARMONAIZE_SOCKET");
+    FAILS(harmonaize_attach(NULL, NULL, &client), HARMONAIZE_ERROR_ENVIRONMENT, "set HARMONAIZE_SOCKET");
+    uint32_t rank = 7, others = 7;
+    CHECK(harmonaize_place(&rank, &others) == HARMONAIZE_OK && rank == 0 && others == 1);
+    setenv("WORLD_SIZE", "none", 1);
+    FAILS(harmonaize_place(&rank, &others), HARMONAIZE_ERROR_ENVIRONMENT, "WORLD_SIZE=none is no number");
+    setenv("WORLD_SIZE", "1", 1);
+    FAILS(harmonaize_place(NULL, &others), HARMONAIZE_ERROR_INVALID_ARGUMENT, "");
     CHECK(strcmp(harmonaize_status_text(HARMONAIZE_ERROR_CONNECT), "cannot connect to the agent") == 0);
     CHECK(harmonaize_version()[0] == '0');
 }

@@ -153,6 +153,7 @@ fn the_example_for_tenants_is_built_and_run_as_it_says() {
     printed("hello", start(&deployment, installed.path(), &program, None, 2));
     let mut alone = Command::new(&program);
     alone.env("LD_LIBRARY_PATH", installed.path().join("lib")).env("HARMONAIZE_SOCKET", "/nowhere");
+    alone.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1");
     let refused = alone.output().unwrap();
     let text = String::from_utf8_lossy(&refused.stderr);
     assert!(

@@ -3,7 +3,7 @@
     import harmonaize
 
     client = harmonaize.Client()                  # the agent's socket: HARMONAIZE_SOCKET
-    job = client.join("job")                      # RANK and WORLD_SIZE, as torchrun sets them
+    job = client.join("job")                      # the rank, as torchrun or another launcher sets it
     tensor = client.tensor("float32", 1024)
     tensor.numpy()[:] = job.rank
     receipt = job.all_reduce(tensor).wait()
