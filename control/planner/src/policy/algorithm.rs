@@ -45,8 +45,7 @@ impl AlgorithmOverride {
 
     /// Whether contributions are still added in one order, whatever the plan's is.
     pub fn keeps_order(&self) -> bool {
-        let sums = matches!(self.collective, Collective::AllReduce | Collective::ReduceScatter);
-        !sums || matches!(self.algorithm, Algorithm::OneShot | Algorithm::TwoShot)
+        !sums(self.collective) || matches!(self.algorithm, Algorithm::OneShot | Algorithm::TwoShot)
     }
 
     fn covers(&self, collective: Collective, bytes: u64) -> bool {
@@ -161,9 +160,13 @@ impl AlgorithmChoice {
     }
 }
 
+/// Whether the order in which contributions are added follows from the algorithm.
+fn sums(collective: Collective) -> bool {
+    matches!(collective, Collective::AllReduce | Collective::ReduceScatter)
+}
+
 /// The same, but AllReduces and ReduceScatters of up to so many bytes by direct exchange.
 fn in_order(table: &AlgorithmTable, most: u64) -> AlgorithmTable {
-    let sums = |collective| matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
     let others = table.ranges().filter(|range| !sums(range.collective));
     let first = table.ranges().find(|range| range.collective == Collective::AllReduce);
     let one_shot = first.filter(|range| range.algorithm == Algorithm::OneShot).map_or(0, |range| range.up_to);
