@@ -91,7 +91,7 @@ enum Action {
         #[command(flatten)]
         constraints: ProposedConstraints,
         /// Take the counter-offer if there is one.
-        #[arg(long, requires = "wanted")]
+        #[arg(long, requires = "constraints")]
         take: bool,
         /// As JSON.
         #[arg(long)]
@@ -137,7 +137,7 @@ enum Action {
 
 /// What is proposed; what is left out is the provider's choice.
 #[derive(Args)]
-#[group(id = "wanted")]
+#[group(id = "constraints")]
 struct ProposedConstraints {
     /// Nothing: what was promised is given back.
     #[arg(
@@ -307,24 +307,24 @@ impl FromStr for Cursor {
 impl ProposedConstraints {
     /// What is proposed, if anything is.
     fn constraints(self) -> Option<Constraints> {
-        let mut wanted = Constraints::new();
+        let mut constraints = Constraints::new();
         for Target(target) in self.p99 {
-            wanted = wanted.p99_of(target.collective, target.bytes, target.p99);
+            constraints = constraints.p99_of(target.collective, target.bytes, target.p99);
         }
-        wanted.iteration = self.iteration.map(|Target(target)| target);
-        wanted.min_busbw = self.min_busbw.map_or(0, |Busbw(least)| least);
-        wanted.weight = self.weight.unwrap_or(1);
-        wanted.priority = match self.priority {
+        constraints.iteration = self.iteration.map(|Target(target)| target);
+        constraints.min_busbw = self.min_busbw.map_or(0, |Busbw(least)| least);
+        constraints.weight = self.weight.unwrap_or(1);
+        constraints.priority = match self.priority {
             Some(PriorityArg::Low) => Priority::Low,
             None | Some(PriorityArg::Normal) => Priority::Normal,
             Some(PriorityArg::High) => Priority::High,
         };
-        wanted.budget = self.budget;
-        wanted.aggregation = !self.no_aggregation;
-        wanted.on_failure = self.on_failure.map(|Policy(policy)| policy);
-        wanted.ordered = self.ordered;
-        let said = wanted != Constraints::new() || self.weight.is_some() || self.priority.is_some();
-        (self.none || said).then_some(wanted)
+        constraints.budget = self.budget;
+        constraints.aggregation = !self.no_aggregation;
+        constraints.on_failure = self.on_failure.map(|Policy(policy)| policy);
+        constraints.ordered = self.ordered;
+        let said = constraints != Constraints::new() || self.weight.is_some() || self.priority.is_some();
+        (self.none || said).then_some(constraints)
     }
 }
 
@@ -346,8 +346,8 @@ impl Tenant {
             error => Failure::Refused(error.to_string()),
         })?;
         match self.action {
-            Action::Constraints { communicator, constraints: wanted, take, json } => {
-                constraints(&client, &communicator, wanted.constraints(), take, json)
+            Action::Constraints { communicator, constraints: proposed, take, json } => {
+                constraints(&client, &communicator, proposed.constraints(), take, json)
             }
             Action::Hints { communicator, expected, json } => {
                 client.hint(&communicator, &expected.hints()).map_err(refused)?;
@@ -381,19 +381,19 @@ fn refused(error: Error) -> Failure {
 fn constraints(
     client: &Client,
     communicator: &str,
-    wanted: Option<Constraints>,
+    constraints: Option<Constraints>,
     take: bool,
     json: bool,
 ) -> Result<String, Failure> {
-    let outcome = match &wanted {
+    let outcome = match &constraints {
         None => Negotiated::Agreed(client.agreement(communicator).map_err(refused)?),
-        Some(wanted) => {
+        Some(constraints) => {
             let mut rounds = if take { ROUNDS } else { 0 };
             let amend = |counter: &Constraints, _: &[_]| {
                 rounds = rounds.checked_sub(1)?;
                 Some(counter.clone())
             };
-            client.negotiate(communicator, wanted, amend).map_err(refused)?
+            client.negotiate(communicator, constraints, amend).map_err(refused)?
         }
     };
     match outcome {
@@ -455,7 +455,7 @@ mod tests {
     fn constraints(line: &str) -> Option<Constraints> {
         let line = Line::try_parse_from(line.split(' ')).unwrap();
         match line.tenant.action {
-            Action::Constraints { constraints: wanted, .. } => wanted.constraints(),
+            Action::Constraints { constraints: proposed, .. } => proposed.constraints(),
             _ => panic!("no constraints"),
         }
     }

@@ -28,7 +28,7 @@ pub enum Failure {
         /// Who called what, as far as it is known.
         calls: Vec<(Rank, Signature)>,
     },
-    /// Ranks said different things of one count of an uneven operation.
+    /// Ranks reported different things of one count of an uneven operation.
     Counts {
         /// Number of the operation on its communicator, from 0.
         operation: u64,
@@ -36,8 +36,8 @@ pub enum Failure {
         from: Rank,
         /// For whom, where each pair has a count.
         to: Option<Rank>,
-        /// Who said what, as far as it is known.
-        said: Vec<(Rank, u64)>,
+        /// Who reported what, as far as it is known.
+        reported: Vec<(Rank, u64)>,
     },
     /// A send or a receive made no progress in time.
     P2pTimeout {
@@ -122,14 +122,14 @@ pub fn disclose(failure: &Failure) -> TenantError {
             error(Status::Timeout, Some(*operation), missing, text)
         }
         Failure::Mismatch { operation, calls } => mismatch(*operation, calls),
-        Failure::Counts { operation, from, to, said } => {
-            let ranks: Vec<Rank> = said.iter().map(|(rank, _)| *rank).collect();
+        Failure::Counts { operation, from, to, reported } => {
+            let ranks: Vec<Rank> = reported.iter().map(|(rank, _)| *rank).collect();
             let what = match to {
                 Some(to) => format!("what rank {from} sends rank {to}"),
                 None => format!("the block of rank {from}"),
             };
             let mut groups: Vec<(u64, Vec<Rank>)> = Vec::new();
-            for (rank, count) in said {
+            for (rank, count) in reported {
                 match groups.iter_mut().find(|(known, _)| known == count) {
                     Some((_, ranks)) => ranks.push(*rank),
                     None => groups.push((*count, vec![*rank])),
@@ -244,14 +244,14 @@ mod tests {
 
     #[test]
     fn names_who_said_which_count() {
-        let said = vec![(Rank(0), 5), (Rank(3), 7), (Rank(1), 5)];
-        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: None, said });
+        let reported = vec![(Rank(0), 5), (Rank(3), 7), (Rank(1), 5)];
+        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: None, reported });
         assert_eq!((told.status, told.operation), (Status::Mismatch, Some(2)));
         assert_eq!(told.ranks, [Rank(0), Rank(1), Rank(3)]);
         let text = "the block of rank 1 has 5 elements by ranks 0, 1, 7 elements by rank 3";
         assert_eq!(told.text, format!("operation 2 differs between ranks: {text}"));
-        let said = vec![(Rank(1), 5), (Rank(2), 0)];
-        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: Some(Rank(2)), said });
+        let reported = vec![(Rank(1), 5), (Rank(2), 0)];
+        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: Some(Rank(2)), reported });
         assert!(told.text.contains("what rank 1 sends rank 2 has 5 elements by rank 1, 0"), "{}", told.text);
     }
 

@@ -59,18 +59,18 @@ fn message() -> Option<Duration> {
     }
     let [at_a, at_b]: [LinkId; 2] = links.try_into().ok()?;
     let [a, b] = &mut ends;
-    trip((a, at_a), (b, at_b))?;
+    round_trip((a, at_a), (b, at_b))?;
     let (begun, mut trips) = (Instant::now(), 0_u32);
     while trips < MIN_TRIPS || begun.elapsed() < TRIPS_TIME {
-        trip((a, at_a), (b, at_b))?;
-        trip((b, at_b), (a, at_a))?;
+        round_trip((a, at_a), (b, at_b))?;
+        round_trip((b, at_b), (a, at_a))?;
         trips += 1;
     }
     Some(begun.elapsed() / (2 * trips))
 }
 
 /// Sends a message, and waits for it.
-fn trip((from, link): (&mut TcpTransport, LinkId), (to, _): (&mut TcpTransport, LinkId)) -> Option<()> {
+fn round_trip((from, link): (&mut TcpTransport, LinkId), (to, _): (&mut TcpTransport, LinkId)) -> Option<()> {
     let begun = Instant::now();
     let (mut sent, mut arrived) = (false, false);
     while !arrived {

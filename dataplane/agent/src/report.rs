@@ -57,8 +57,8 @@ pub(crate) fn failed(communicator: u64, failure: &Failure, detail: &str) -> v1::
         Failure::Mismatch { calls, .. } => {
             (v1::FailureKind::Mismatch, calls.iter().map(|(rank, _)| rank.0).collect())
         }
-        Failure::Counts { said, .. } => {
-            (v1::FailureKind::Mismatch, said.iter().map(|(rank, _)| rank.0).collect())
+        Failure::Counts { reported, .. } => {
+            (v1::FailureKind::Mismatch, reported.iter().map(|(rank, _)| rank.0).collect())
         }
         Failure::RanksLost { ranks } => (v1::FailureKind::RanksLost, numbers(ranks)),
         Failure::Dissolved => (v1::FailureKind::Operator, Vec::new()),
@@ -80,8 +80,8 @@ pub(crate) fn detail(failure: &Failure, detail: &str) -> FailureDetail {
             (disclose::Failure::RanksLost { ranks, detail }, None)
         }
         Failure::Mismatch { operation, calls } => (disclose::Failure::Mismatch { operation, calls }, None),
-        Failure::Counts { operation, from, to, said } => {
-            (disclose::Failure::Counts { operation, from, to, said }, None)
+        Failure::Counts { operation, from, to, reported } => {
+            (disclose::Failure::Counts { operation, from, to, reported }, None)
         }
         Failure::P2pTimeout { rank, call, missing } => {
             (disclose::Failure::P2pTimeout { rank, call, missing }, None)

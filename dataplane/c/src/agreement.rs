@@ -274,15 +274,15 @@ fn refusal(reasons: &[Reason]) -> String {
 /// # Safety
 /// `constraints` is NULL, or points to as many bytes as its size says.
 unsafe fn agreed(
-    told: &Agreement,
+    reached: &Agreement,
     agreement: Option<&mut MaybeUninit<harmonaize_agreement_t>>,
     constraints: *mut harmonaize_constraints_t,
 ) -> Result<(), Failure> {
     if let Some(agreement) = agreement {
-        agreement.write(told.into());
+        agreement.write(reached.into());
     }
     // SAFETY: as the caller has promised.
-    unsafe { write(constraints, &(&told.constraints).into()) }
+    unsafe { write(constraints, &(&reached.constraints).into()) }
 }
 
 /// Proposes what the provider shall promise for the tenant's communicator of this name. What is agreed on takes the place of
@@ -305,7 +305,7 @@ pub extern "C" fn harmonaize_propose(
         let wanted = unsafe { read(wanted) }?.constraints()?;
         match client.propose(communicator, &wanted)? {
             // SAFETY: the caller gives a place with the size that it has, or none.
-            Negotiated::Agreed(told) => unsafe { agreed(&told, agreement, outcome) },
+            Negotiated::Agreed(reached) => unsafe { agreed(&reached, agreement, outcome) },
             Negotiated::Refused { reasons, counter: Some(counter) } => {
                 // SAFETY: as above.
                 unsafe { write(outcome, &(&counter).into()) }?;
@@ -331,9 +331,9 @@ pub extern "C" fn harmonaize_agreement(
         let client = &given(client, "client")?.0;
         // SAFETY: the caller gives a name with a NUL at its end.
         let communicator = unsafe { text(communicator, "the communicator's name") }?;
-        let told = client.agreement(communicator)?;
+        let reached = client.agreement(communicator)?;
         // SAFETY: the caller gives a place with the size that it has, or none.
-        unsafe { agreed(&told, agreement, constraints) }
+        unsafe { agreed(&reached, agreement, constraints) }
     })
 }
 

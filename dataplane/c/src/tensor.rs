@@ -56,7 +56,7 @@ pub struct harmonaize_tensor_t(pub(crate) Tensor);
 /// go when it and all tensors on it are freed and no operation on them is in flight.
 pub struct harmonaize_region_t(Mutex<Option<Region>>);
 
-fn known(dtype: harmonaize_dtype_t) -> Result<Dtype, Failure> {
+fn dtype_of(dtype: harmonaize_dtype_t) -> Result<Dtype, Failure> {
     let found = u8::try_from(dtype).ok().and_then(Dtype::from_code);
     found.ok_or_else(|| Failure::argument(format!("{dtype} is no element type")))
 }
@@ -69,7 +69,7 @@ pub extern "C" fn harmonaize_tensor_create(
     elements: u64,
     tensor: Option<&mut MaybeUninit<Option<Box<harmonaize_tensor_t>>>>,
 ) -> harmonaize_status_t {
-    create(tensor, || Ok(harmonaize_tensor_t(given(client, "client")?.0.tensor(known(dtype)?, elements)?)))
+    create(tensor, || Ok(harmonaize_tensor_t(given(client, "client")?.0.tensor(dtype_of(dtype)?, elements)?)))
 }
 
 /// Makes a part of a tensor: so many elements from `first` on. It shares the tensor's memory and is used wherever a tensor is.
@@ -236,7 +236,7 @@ pub extern "C" fn harmonaize_region_tensor(
     create(tensor, || {
         let region = given(region, "region")?.0.lock().unwrap_or_else(PoisonError::into_inner);
         let region = region.as_ref().ok_or(Error::Region(RegionRefused::Unknown))?;
-        Ok(harmonaize_tensor_t(region.tensor(known(dtype)?, offset, elements)?))
+        Ok(harmonaize_tensor_t(region.tensor(dtype_of(dtype)?, offset, elements)?))
     })
 }
 

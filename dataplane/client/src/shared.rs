@@ -365,7 +365,7 @@ impl State {
     /// Has the agent let go of the regions that nobody uses any more.
     fn unregister_unused(&mut self) {
         for base in self.leaving.take() {
-            self.tell(|id| Request::Unregister { id, base });
+            self.send(|id| Request::Unregister { id, base });
         }
     }
 
@@ -511,7 +511,7 @@ impl State {
             Answer::Joined { communicator, .. } => self.leave(*communicator),
             Answer::Grown { added: Ok(AddedRegion { base, .. }), .. }
             | Answer::Registered { added: Ok(AddedRegion { base, .. }), .. } => {
-                self.tell(|id| Request::Unregister { id, base: *base });
+                self.send(|id| Request::Unregister { id, base: *base });
             }
             _ => {}
         }
@@ -519,16 +519,16 @@ impl State {
 
     /// Leaves a communicator without waiting for the answer.
     pub(crate) fn leave(&mut self, communicator: u32) {
-        self.tell(|id| Request::Leave { id, communicator });
+        self.send(|id| Request::Leave { id, communicator });
     }
 
     /// Has the agent abort a communicator, without waiting for the answer.
     pub(crate) fn abort(&mut self, communicator: u32) {
-        self.tell(|id| Request::Abort { id, communicator });
+        self.send(|id| Request::Abort { id, communicator });
     }
 
     /// Sends a request whose answer nobody waits for.
-    fn tell(&mut self, request: impl FnOnce(u64) -> Request) {
+    fn send(&mut self, request: impl FnOnce(u64) -> Request) {
         let id = self.next_id;
         self.next_id += 1;
         if let Err(error) = self.session.send(&request(id), None) {

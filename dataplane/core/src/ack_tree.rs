@@ -24,7 +24,7 @@ pub(crate) struct AckTree {
     participants: u32,
     /// By child (in order): all below it have done every segment below this.
     children_done: Vec<u64>,
-    /// What each child, and the parent, said in the next generation.
+    /// What each child, and the parent, reported in the next generation.
     children_next_generation: Vec<u64>,
     parent_next_generation: u64,
     generation: u8,
@@ -145,7 +145,7 @@ impl AckTree {
     /// A peer next to this one in the tree that is gone and took acknowledgements of segments below `begun` with it. Who
     /// leaves in good order has told all it knew, so this one did not.
     pub(crate) fn lost_neighbor(&self, begun: u64, gone: impl Fn(u32) -> bool) -> Option<Participant> {
-        // What it said in the next generation holds as soon as this one is there, too.
+        // What it reported in the next generation holds as soon as this one is there, too.
         let children = self
             .children_done
             .iter()

@@ -109,8 +109,8 @@ impl Communicator {
             CallOutcome::Accepted(number) => number,
             CallOutcome::Full => return Err(CoreError::Full),
             CallOutcome::NotLocal => return Err(CoreError::NotLocal(rank)),
-            CallOutcome::Counts { number, count, said } => {
-                let failure = Failure::of_counts(number, signature.collective, ranks, count, said);
+            CallOutcome::Counts { number, count, reported } => {
+                let failure = Failure::of_counts(number, signature.collective, ranks, count, reported);
                 self.shared.fail(failure.clone());
                 return Err(CoreError::Ended(failure));
             }
@@ -298,8 +298,8 @@ impl Communicator {
             Control::Inquire { operation, count } => {
                 inquiries::answer(&mut self.shared, from, operation, count);
             }
-            Control::Answer { operation, count, missing, call, said } => {
-                let answer = Answer { missing, call, said };
+            Control::Answer { operation, count, missing, call, reported } => {
+                let answer = Answer { missing, call, reported };
                 self.inquiries.handle_answer(now, &mut self.shared, from, (operation, count), answer);
             }
             Control::Left { rank, operations } => {

@@ -1,19 +1,19 @@
-//! How many elements each block of an uneven operation has, as local ranks have said.
+//! How many elements each block of an uneven operation has, as local ranks have reported.
 
 use harmonaize_abi::{Collective, Rank};
 use std::sync::Arc;
 
-/// What local ranks have said of an operation's counts.
+/// What local ranks have reported of an operation's counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Counts {
     collective: Collective,
     ranks: u32,
-    said: Vec<(Rank, Arc<[u64]>)>,
+    reported: Vec<(Rank, Arc<[u64]>)>,
 }
 
 impl Counts {
     pub(crate) fn new(collective: Collective, ranks: u32) -> Self {
-        Self { collective, ranks, said: Vec::new() }
+        Self { collective, ranks, reported: Vec::new() }
     }
 
     pub(crate) fn collective(&self) -> Collective {
@@ -24,9 +24,9 @@ impl Counts {
         self.ranks
     }
 
-    /// Takes in what a rank says. `Err` tells of a count of which another has said something else, and what both did.
-    pub(crate) fn say(&mut self, rank: Rank, counts: Arc<[u64]>) -> Result<(), (u32, Vec<(Rank, u64)>)> {
-        self.said.push((rank, counts));
+    /// Takes in what a rank says. `Err` tells of a count of which another has reported something else, and what both did.
+    pub(crate) fn record(&mut self, rank: Rank, counts: Arc<[u64]>) -> Result<(), (u32, Vec<(Rank, u64)>)> {
+        self.reported.push((rank, counts));
         let all = 0..self.ranks;
         let indices: Vec<u32> = if self.collective.is_pairwise() {
             let of_input = |to| self.collective.count_of_input(rank, to, self.ranks);
@@ -36,26 +36,26 @@ impl Counts {
             all.collect()
         };
         for index in indices {
-            let mut said = self.sayings(index);
-            let Some(first) = said.next() else { continue };
-            if let Some(other) = said.find(|(_, count)| *count != first.1) {
+            let mut reported = self.reports(index);
+            let Some(first) = reported.next() else { continue };
+            if let Some(other) = reported.find(|(_, count)| *count != first.1) {
                 return Err((index, vec![first, other]));
             }
         }
         Ok(())
     }
 
-    /// One of the [`Collective::counts`], and who has said it; nothing where no local rank knows of it.
+    /// One of the [`Collective::counts`], and who has reported it; nothing where no local rank knows of it.
     pub(crate) fn get(&self, index: u32) -> Option<(Rank, u64)> {
-        self.sayings(index).next()
+        self.reports(index).next()
     }
 
-    /// What local ranks have said of one of the counts.
-    fn sayings(&self, index: u32) -> impl Iterator<Item = (Rank, u64)> {
+    /// What local ranks have reported of one of the counts.
+    fn reports(&self, index: u32) -> impl Iterator<Item = (Rank, u64)> {
         let ranks = self.ranks.max(1);
         let (from, to) = (index / ranks, index % ranks);
         let pairwise = self.collective.is_pairwise();
-        self.said.iter().flat_map(move |(rank, counts)| {
+        self.reported.iter().flat_map(move |(rank, counts)| {
             let places = match pairwise {
                 true => {
                     [(rank.0 == from).then_some(to), (rank.0 == to).then_some(ranks.saturating_add(from))]

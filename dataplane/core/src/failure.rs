@@ -24,8 +24,8 @@ pub enum Failure {
         /// Who called what: one rank per differing call.
         calls: Vec<(Rank, Signature)>,
     },
-    /// Ranks said different things of one count of an uneven operation.
-    #[error("ranks disagree on a count of operation {operation}, from rank {from} to {to:?}: {said:?}")]
+    /// Ranks reported different things of one count of an uneven operation.
+    #[error("ranks disagree on a count of operation {operation}, from rank {from} to {to:?}: {reported:?}")]
     Counts {
         /// Number of the operation.
         operation: u64,
@@ -33,8 +33,8 @@ pub enum Failure {
         from: Rank,
         /// For whom, where each pair has a count.
         to: Option<Rank>,
-        /// Who said what.
-        said: Vec<(Rank, u64)>,
+        /// Who reported what.
+        reported: Vec<(Rank, u64)>,
     },
     /// A send or a receive made no progress within the time allowed.
     #[error(
@@ -94,13 +94,13 @@ impl Failure {
         collective: Collective,
         ranks: u32,
         index: u32,
-        said: Vec<(Rank, u64)>,
+        reported: Vec<(Rank, u64)>,
     ) -> Self {
         let (from, to) = match collective.is_pairwise() {
             true => (index / ranks.max(1), Some(Rank(index % ranks.max(1)))),
             false => (index, None),
         };
-        Self::Counts { operation, from: Rank(from), to, said }
+        Self::Counts { operation, from: Rank(from), to, reported }
     }
 
     pub(crate) fn shorten(&mut self) -> bool {
@@ -115,7 +115,7 @@ impl Failure {
             | Self::RanksLost { ranks: list }
             | Self::Internal { ranks: list } => halve(list),
             Self::Mismatch { calls, .. } => halve(calls),
-            Self::Counts { said, .. } => halve(said),
+            Self::Counts { reported, .. } => halve(reported),
             Self::P2pMismatch { .. } | Self::Dissolved | Self::Aborted { .. } => false,
         }
     }

@@ -21,8 +21,8 @@ pub(crate) struct Answer {
     pub(crate) missing: Vec<Rank>,
     /// What one of its ranks called.
     pub(crate) call: Option<(Rank, Signature)>,
-    /// What one of its ranks said of the count in doubt.
-    pub(crate) said: Option<(Rank, u64)>,
+    /// What one of its ranks reported of the count in doubt.
+    pub(crate) reported: Option<(Rank, u64)>,
 }
 
 impl Answer {
@@ -31,7 +31,7 @@ impl Answer {
         Self {
             missing: operations.missing(operation),
             call: operations.caller(operation),
-            said: count.and_then(|count| operations.said(operation, count)),
+            reported: count.and_then(|count| operations.reported(operation, count)),
         }
     }
 }
@@ -90,7 +90,7 @@ impl Inquiry {
             let local = group.local(Participant(index as u32));
             match answer {
                 None => missing.extend_from_slice(local),
-                Some(Answer { missing: absent, call, said: _ }) => {
+                Some(Answer { missing: absent, call, reported: _ }) => {
                     missing.extend(absent.iter().filter(|rank| local.contains(rank)));
                     if let Some((rank, signature)) = call
                         && calls.iter().all(|(_, known)| known != signature)
@@ -104,14 +104,17 @@ impl Inquiry {
             return Failure::Mismatch { operation, calls };
         }
         if let (Some(count), Some((_, signature))) = (self.count(), calls.first()) {
-            let mut said: Vec<_> = self.answers.iter().flatten().filter_map(|answer| answer.said).collect();
-            said.sort_unstable();
-            // Who has ended it, and called more since, no longer knows what it said.
+            let mut reported: Vec<_> =
+                self.answers.iter().flatten().filter_map(|answer| answer.reported).collect();
+            reported.sort_unstable();
+            // Who has ended it, and called more since, no longer knows what it reported.
             let suspect =
                 self.suspect.and_then(|suspect| self.answers.get(suspect.peer.0 as usize)?.as_ref());
             let forgot = suspect.is_some_and(|answer| answer.call.is_none() && answer.missing.is_empty());
-            if forgot || said.iter().any(|(_, other)| said.first().is_some_and(|(_, first)| first != other)) {
-                return Failure::of_counts(operation, signature.collective, group.ranks(), count, said);
+            if forgot
+                || reported.iter().any(|(_, other)| reported.first().is_some_and(|(_, first)| first != other))
+            {
+                return Failure::of_counts(operation, signature.collective, group.ranks(), count, reported);
             }
         }
         if let Some(suspect) = self.suspect {
@@ -266,7 +269,7 @@ pub(crate) fn answer(shared: &mut Shared, to: Participant, operation: u64, count
     let oldest = shared.operations.oldest().map(|oldest| oldest.number);
     let earlier = oldest.filter(|oldest| *oldest < operation);
     for (operation, count) in earlier.map(|earlier| (earlier, None)).into_iter().chain([(operation, count)]) {
-        let Answer { missing, call, said } = Answer::new(shared, operation, count);
-        shared.send(to, Control::Answer { operation, count, missing, call, said });
+        let Answer { missing, call, reported } = Answer::new(shared, operation, count);
+        shared.send(to, Control::Answer { operation, count, missing, call, reported });
     }
 }

@@ -147,8 +147,8 @@ pub enum Control {
         missing: Vec<Rank>,
         /// What one of its ranks called.
         call: Option<(Rank, Signature)>,
-        /// What one of its ranks said of that count.
-        said: Option<(Rank, u64)>,
+        /// What one of its ranks reported of that count.
+        reported: Option<(Rank, u64)>,
     },
     /// A rank left with nothing in flight; operations from this number on cannot happen.
     Left {
@@ -207,7 +207,7 @@ pub enum Control {
 pub struct Payload {
     /// Its length.
     pub bytes: u32,
-    /// It lies where an [`crate::Action::Post`] said, and not in its landing slot.
+    /// It lies where an [`crate::Action::Post`] reported, and not in its landing slot.
     pub posted: bool,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Operation {
     pub(crate) number: u64,
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
-    /// What local ranks have said of its counts, if it is uneven.
+    /// What local ranks have reported of its counts, if it is uneven.
     pub(crate) counts: Option<Arc<Counts>>,
     /// By local rank: its call, once it has called.
     pub(crate) calls: Vec<Option<Called>>,
@@ -124,8 +124,8 @@ pub(crate) enum CallOutcome {
     Full,
     /// Another local rank called something else as this operation.
     Mismatch { number: u64, other: (Rank, Signature) },
-    /// Another local rank has said something else of one of the counts.
-    Counts { number: u64, count: u32, said: Vec<(Rank, u64)> },
+    /// Another local rank has reported something else of one of the counts.
+    Counts { number: u64, count: u32, reported: Vec<(Rank, u64)> },
     /// No such local rank.
     NotLocal,
 }
@@ -224,8 +224,8 @@ impl Operations {
         self.called.iter().all(|called| *called > number)
     }
 
-    /// What a local rank has said of one of the counts of operation `number`. Remembered as [`Self::caller`].
-    pub(crate) fn said(&self, number: u64, count: u32) -> Option<(Rank, u64)> {
+    /// What a local rank has reported of one of the counts of operation `number`. Remembered as [`Self::caller`].
+    pub(crate) fn reported(&self, number: u64, count: u32) -> Option<(Rank, u64)> {
         self.caller(number)?;
         self.ring.get(self.index(number))?.counts.as_ref()?.get(count)
     }
@@ -244,11 +244,11 @@ impl Operations {
         }
         let counts = match call.counts {
             None => None,
-            Some(said) => {
+            Some(reported) => {
                 let known = self.get(number).and_then(|operation| operation.counts.as_deref().cloned());
                 let mut counts = known.unwrap_or_else(|| Counts::new(call.signature.collective, ranks));
-                if let Err((count, said)) = counts.say(rank, said) {
-                    return CallOutcome::Counts { number, count, said };
+                if let Err((count, reported)) = counts.record(rank, reported) {
+                    return CallOutcome::Counts { number, count, reported };
                 }
                 Some(Arc::new(counts))
             }

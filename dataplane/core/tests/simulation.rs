@@ -650,13 +650,13 @@ fn counts_that_differ() {
             for node in &world.nodes {
                 let (failure, _) =
                     node.failure.as_ref().unwrap_or_else(|| panic!("no end\n{}", world.describe()));
-                let Failure::Counts { operation, from, to, said } = failure else {
+                let Failure::Counts { operation, from, to, reported } = failure else {
                     panic!("{failure}\n{}", world.describe());
                 };
                 assert_eq!((*operation, *from, *to), (at, pair.0, pair.1), "{}", world.describe());
-                assert!(said.len() >= 2, "{said:?}");
-                for (rank, count) in said {
-                    assert_eq!(*count, if *rank == liar { wrong } else { right }, "{rank} of {said:?}");
+                assert!(reported.len() >= 2, "{reported:?}");
+                for (rank, count) in reported {
+                    assert_eq!(*count, if *rank == liar { wrong } else { right }, "{rank} of {reported:?}");
                 }
             }
         },

@@ -11,7 +11,7 @@ use std::time::Duration;
 const NAME: &str = "HARMONAIZE_NAME";
 
 /// How often the ranks are looked at.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A rank's place.
 #[derive(Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ pub(crate) fn ranks(arguments: &Arguments) -> Result<ExitCode> {
             eprintln!("{why}");
             return Ok(ExitCode::FAILURE);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -81,7 +81,7 @@ impl Folding {
     }
 
     /// The part that a partner keeps after so many exchanges in which it halves.
-    pub(crate) fn kept(partner: u32, exchanges: u32) -> Part {
+    pub(crate) fn owned(partner: u32, exchanges: u32) -> Part {
         let digit = |index: u32, level: u32| 2 * index + (partner >> level & 1);
         Part { block: 0, index: (0..exchanges).fold(0, digit), of: 1 << exchanges }
     }
@@ -170,7 +170,7 @@ pub(crate) fn halving(
                 sum = to;
             }
             for level in 0..levels {
-                let (partner, part) = (partner(level)?, Folding::kept(number, level + 1));
+                let (partner, part) = (partner(level)?, Folding::owned(number, level + 1));
                 builder.send(Operand { part: sibling(part), ..sum }, partner);
                 let kept = Operand { part, ..sum };
                 let sources = in_order(number >> level & 1 == 0, kept, peer(partner, part));
@@ -183,7 +183,7 @@ pub(crate) fn halving(
                 }
             }
             for level in (0..levels).rev() {
-                let (partner, part) = (partner(level)?, Folding::kept(number, level + 1));
+                let (partner, part) = (partner(level)?, Folding::owned(number, level + 1));
                 builder.send(place(part)?, partner);
                 builder.copy(peer(partner, sibling(part)), places(sibling(part)));
             }
@@ -263,7 +263,7 @@ mod tests {
                             assert!(!core::mem::replace(&mut seen[neighbour as usize], true));
                             assert!(matches!(folding.role(neighbour), Role::Neighbour(of) if of == position));
                         }
-                        let part = Folding::kept(number, folding.levels());
+                        let part = Folding::owned(number, folding.levels());
                         assert_eq!((folding.owner(part.index), part.of), (number, folding.partners()));
                     }
                     Role::Neighbour(of) => assert_eq!(of + 1, position),

@@ -72,11 +72,11 @@ pub(super) fn inference(suite: &Suite) -> Result<Vec<Row>> {
     for one in chosen {
         promised.extend(answered(suite, &mut lab, *one)?);
     }
-    Ok(vec![kept(&promised, chosen.len())])
+    Ok(vec![row_of_promises(&promised, chosen.len())])
 }
 
 /// The row of the promises, each with whether it was kept or its breach told. What was refused is not counted; without any promise it fails.
-fn kept(promised: &[bool], asked: usize) -> Row {
+fn row_of_promises(promised: &[bool], asked: usize) -> Row {
     let fine = promised.iter().filter(|fine| **fine).count() as f64;
     let share = (!promised.is_empty()).then(|| fine / promised.len() as f64);
     let what = format!(
@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn refusing_everything_passes_nothing() {
-        assert!(kept(&[], 5).failed());
-        assert!(kept(&[true, false], 5).failed());
-        assert!(kept(&[true, true], 5).passed());
+        assert!(row_of_promises(&[], 5).failed());
+        assert!(row_of_promises(&[true, false], 5).failed());
+        assert!(row_of_promises(&[true, true], 5).passed());
     }
 }

@@ -38,40 +38,40 @@ impl Secret {
         (bytes.len() >= MIN_SECRET).then(|| Self(Sha256::digest(bytes).into()))
     }
 
-    fn proof(&self, speaker: &[u8; 8], knock: &AuthRequest, challenge: &Challenge) -> [u8; 32] {
+    fn proof(&self, speaker: &[u8; 8], request: &AuthRequest, challenge: &Challenge) -> [u8; 32] {
         let mut mac = crate::keyed(&self.0);
         mac.update(speaker);
-        mac.update(&(knock.tenant.len() as u64).to_le_bytes());
-        mac.update(knock.tenant.as_bytes());
-        mac.update(&knock.nonce);
+        mac.update(&(request.tenant.len() as u64).to_le_bytes());
+        mac.update(request.tenant.as_bytes());
+        mac.update(&request.nonce);
         mac.update(&challenge.nonce);
         mac.finalize().into_bytes().into()
     }
 
     /// The process's proof.
-    pub fn response(&self, knock: &AuthRequest, challenge: &Challenge) -> Response {
-        Response { proof: self.proof(b"process ", knock, challenge) }
+    pub fn response(&self, request: &AuthRequest, challenge: &Challenge) -> Response {
+        Response { proof: self.proof(b"process ", request, challenge) }
     }
 
     /// The agent's proof, if the process's is right.
     pub fn verify(
         &self,
-        knock: &AuthRequest,
+        request: &AuthRequest,
         challenge: &Challenge,
         response: &Response,
     ) -> Option<AuthConfirmation> {
-        let right: bool = self.proof(b"process ", knock, challenge).ct_eq(&response.proof).into();
-        right.then(|| AuthConfirmation { proof: self.proof(b"agent   ", knock, challenge) })
+        let right: bool = self.proof(b"process ", request, challenge).ct_eq(&response.proof).into();
+        right.then(|| AuthConfirmation { proof: self.proof(b"agent   ", request, challenge) })
     }
 
     /// Whether the agent's proof is right.
     pub fn verify_agent(
         &self,
-        knock: &AuthRequest,
+        request: &AuthRequest,
         challenge: &Challenge,
         proven: &AuthConfirmation,
     ) -> bool {
-        self.proof(b"agent   ", knock, challenge).ct_eq(&proven.proof).into()
+        self.proof(b"agent   ", request, challenge).ct_eq(&proven.proof).into()
     }
 }
 
@@ -112,20 +112,20 @@ mod tests {
     #[test]
     fn only_the_same_secret_nonces_and_tenant_prove_anything() {
         let secret = Secret::new(&[b'a'; 32]).unwrap();
-        let knock = AuthRequest { tenant: "blue".into(), nonce: [1; 32] };
+        let request = AuthRequest { tenant: "blue".into(), nonce: [1; 32] };
         let challenge = Challenge { nonce: [2; 32] };
-        let response = secret.response(&knock, &challenge);
-        let proven = secret.verify(&knock, &challenge, &response).unwrap();
-        assert!(secret.verify_agent(&knock, &challenge, &proven));
-        assert!(!secret.verify_agent(&knock, &challenge, &AuthConfirmation { proof: response.proof }));
+        let response = secret.response(&request, &challenge);
+        let proven = secret.verify(&request, &challenge, &response).unwrap();
+        assert!(secret.verify_agent(&request, &challenge, &proven));
+        assert!(!secret.verify_agent(&request, &challenge, &AuthConfirmation { proof: response.proof }));
         let other = Secret::new(&[b'b'; 32]).unwrap();
-        assert_eq!(other.verify(&knock, &challenge, &response), None);
-        assert!(!other.verify_agent(&knock, &challenge, &proven));
+        assert_eq!(other.verify(&request, &challenge, &response), None);
+        assert!(!other.verify_agent(&request, &challenge, &proven));
         for (tenant, mine, theirs) in [("red", 1, 2), ("blue", 3, 2), ("blue", 1, 3)] {
-            let knock = AuthRequest { tenant: tenant.into(), nonce: [mine; 32] };
+            let request = AuthRequest { tenant: tenant.into(), nonce: [mine; 32] };
             let challenge = Challenge { nonce: [theirs; 32] };
-            assert_eq!(secret.verify(&knock, &challenge, &response), None);
-            assert!(!secret.verify_agent(&knock, &challenge, &proven));
+            assert_eq!(secret.verify(&request, &challenge, &response), None);
+            assert!(!secret.verify_agent(&request, &challenge, &proven));
         }
     }
 

@@ -44,13 +44,13 @@ impl World {
         match self.rng.random_range(0..10) {
             0 => Control::Inquire { operation, count: self.rng.random_bool(0.5).then_some(rank.0) },
             1 => {
-                let said = Some((rank, self.any_number()));
+                let reported = Some((rank, self.any_number()));
                 Control::Answer {
                     operation,
                     count: Some(rank.0),
                     missing,
                     call: Some((rank, signature)),
-                    said,
+                    reported,
                 }
             }
             2 => Control::Left { rank, operations: operation },
@@ -61,7 +61,7 @@ impl World {
             8 => Control::Aggregation { epoch: Epoch(epoch.0 % 4), generation, agreement },
             7 => {
                 let operation = operation % 4;
-                Control::Answer { operation, count: None, missing: Vec::new(), call: None, said: None }
+                Control::Answer { operation, count: None, missing: Vec::new(), call: None, reported: None }
             }
             _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },
         }

@@ -301,7 +301,7 @@ impl Link<'_> {
             Exchange::Partners(folding, from, level) => {
                 let (start, count) = folding.span(from >> level << level, 1 << level);
                 let sum = AgreedContent::Sum(Sum { by: self.from, block: 0, start, count });
-                let part = Folding::kept(from, level + 1);
+                let part = Folding::owned(from, level + 1);
                 let back = 2 * folding.levels() - level;
                 vec![
                     AgreedMessage::at(2 + 2 * u64::from(level), sum).part(sibling(part)),
