@@ -6,9 +6,11 @@ use super::part::Part;
 use super::processors::Busy;
 use super::row::{Case, Row, median};
 use super::runs::interleave;
+use super::small::add_tenants;
 use super::suite::{Bench, BenchBudget, Request};
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_testkit::deployment::{Setup, Tenant};
+use harmonaize_plan::Algorithm;
+use harmonaize_testkit::deployment::Setup;
 use harmonaize_testkit::fabric::Faults;
 use harmonaize_testkit::topology::{Topology, star_with_aggregator};
 use serde::Deserialize;
@@ -218,8 +220,8 @@ fn small(suite: &Suite) -> Result<Vec<Row>> {
 }
 
 /// The ways that hosts have of their own, as operators choose them for a tenant, and in words.
-const HOST_ALGORITHMS: [(&str, &str, &str); 3] =
-    [("ring", "never", "the ring"), ("one", "one-shot", "one shot"), ("two", "two-shot", "two shots")];
+const HOST_ALGORITHMS: [(Algorithm, &str); 3] =
+    [(Algorithm::Ring, "the ring"), (Algorithm::OneShot, "one shot"), (Algorithm::TwoShot, "two shots")];
 
 /// 4 hosts where each end loses one frame in a hundred, against the same where none is lost. So many frames that each goes by itself
 /// leave a machine of two cores time to spare at a quarter of the rate.
@@ -322,10 +324,7 @@ impl Suite {
         let topology = star_with_aggregator(star.hosts, star.rate, star.delay);
         let aggregated = self.fabric(&topology, star, |setup| setup)?;
         let alone = self.fabric(without_aggregator(&topology), star, |mut setup| {
-            let chosen = HOST_ALGORITHMS.map(|(tenant, way, _)| format!("{tenant} = \"{way}\""));
-            setup.control += &format!("direct = {{ {} }}\n", chosen.join(", "));
-            let more = HOST_ALGORITHMS.iter().zip(3002..);
-            setup.tenants.extend(more.map(|((name, ..), user)| Tenant { name: (*name).to_owned(), user }));
+            add_tenants(&mut setup, HOST_ALGORITHMS.map(|(algorithm, _)| algorithm));
             setup
         })?;
         let contestants: Vec<(usize, usize)> =
@@ -335,7 +334,7 @@ impl Suite {
         let mut rows = Vec::new();
         for (size, bar) in sizes {
             let mut best: Option<(&str, Vec<f64>)> = None;
-            for ((_, _, name), timed) in HOST_ALGORITHMS.iter().zip(by_hosts) {
+            for ((_, name), timed) in HOST_ALGORITHMS.iter().zip(by_hosts) {
                 let times = timed.of(*size)?;
                 let middle = |times: &[f64]| median(times).unwrap_or(f64::MAX);
                 eprintln!("{size} bytes, frames of {}, {name}: {:.0} us", star.mtu, middle(&times));

@@ -3,9 +3,7 @@
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::state::touched;
-use crate::state::{
-    Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings, Terms,
-};
+use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
 use harmonaize_store::{Change, Stored};
@@ -55,8 +53,8 @@ pub(crate) enum Command {
     Look(Query),
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
     Instruct(Instruction, oneshot::Sender<Result<(), Refusal>>),
-    /// The configuration file has these tenants now, on these terms.
-    Configure(Vec<String>, BTreeMap<String, Terms>),
+    /// The configuration file was read again.
+    Configure(Box<Settings>),
     /// `harmonaize backup`: all that is stored, as the bytes of a store's file.
     Backup(oneshot::Sender<Result<Vec<u8>, String>>),
     /// `harmonaize dissolve`; the answer is whether there was one.
@@ -319,7 +317,7 @@ impl Actor {
                 let _ = answer.send(self.state.queries(now).fabric(realtime()));
             }
             Command::Look(look) => look(&mut self.state, now),
-            Command::Configure(tenants, terms) => self.state.configure(now, tenants, terms),
+            Command::Configure(again) => self.state.configure(now, *again),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
             Command::Backup(answer) => self.keeper.backup(answer),
             Command::Reorder(id, hosts, answer) => {

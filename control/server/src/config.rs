@@ -1,15 +1,14 @@
 //! Control's configuration file, and the topology that it names.
 
 use crate::access::{Access, Role};
-use crate::state::{Settings, Terms};
+use crate::state::{Settings, TenantAlgorithm, Terms};
 use harmonaize_abi::Collective;
 use harmonaize_abi::session::MAX_WEIGHT;
 use harmonaize_api::is_tenant_name;
 use harmonaize_identity::Protection;
 use harmonaize_plan::Algorithm;
 use harmonaize_planner::{
-    AlgorithmOverride, AlgorithmPolicy, Bytes, Nanos, Position, TextError, Topology, TopologyError,
-    parse_toml,
+    AlgorithmOverride, Bytes, Nanos, Position, TextError, Topology, TopologyError, parse_toml,
 };
 use harmonaize_units::unchanged_but;
 use serde::Deserialize;
@@ -41,7 +40,7 @@ pub struct Config {
 }
 
 /// Keys that may change while control runs.
-const CHANGEABLE: [&str; 2] = ["tenant", "operator"];
+const CHANGEABLE: [&str; 3] = ["tenant", "operator", "algorithm"];
 
 /// Where a configuration was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,8 +142,6 @@ struct File {
     #[serde(default = "yes")]
     compression: bool,
     #[serde(default)]
-    direct: BTreeMap<String, AlgorithmPolicy>,
-    #[serde(default)]
     algorithm: Vec<FileAlgorithm>,
     #[serde(default = "number::<8>")]
     most_weight: toml::Spanned<u32>,
@@ -165,6 +162,7 @@ struct FileTenant {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FileAlgorithm {
+    tenant: Option<toml::Spanned<String>>,
     collective: toml::Spanned<String>,
     from: Option<toml::Spanned<Bytes>>,
     to: Option<toml::Spanned<Bytes>>,
@@ -218,7 +216,6 @@ impl Config {
     /// replan = true                 # whether control changes plans while communicators run
     /// turns = true                  # whether periodic jobs' operations take turns on links that they share, where both gain
     /// compression = true            # whether tensors may travel in fewer bits where tenants let something be lost
-    /// direct = { b = "never" }       # whether a tenant's small operations go straight from each host to all; control decides where absent
     /// most_weight = 8               # the largest weight that a tenant can have promised
     /// longest_regroup = "600s"      # how long what a communicator that failed was promised is kept at most for its members to regroup
     /// [[tenant]]
@@ -227,6 +224,7 @@ impl Config {
     /// weight = 1                    # where tenants compete for an aggregator's memory
     /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
     /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
+    /// tenant = "a"                  # whose; everybody's who has none of their own where absent
     /// collective = "allreduce"
     /// from = "64KiB"                # the smallest; 0 where absent
     /// to = "1MiB"                   # the largest; no bound where absent
@@ -314,7 +312,7 @@ impl File {
             }
             tenants.push(name);
         }
-        let algorithms = algorithms(text, self.algorithm)?;
+        let algorithms = algorithms(text, &tenants, self.algorithm)?;
         let (at, paths) = (self.paths.span().start, self.paths.into_inner());
         if !(1..=64).contains(&paths) {
             return Err(wrong(at, format!("paths must be 1 to 64, not {paths}")));
@@ -357,7 +355,6 @@ impl File {
             replan: self.replan,
             turns: self.turns,
             compression: self.compression,
-            direct: self.direct,
             algorithms,
             terms,
             most_weight,
@@ -376,11 +373,19 @@ impl File {
 }
 
 /// The algorithms that an operator has chosen, which do not contradict each other.
-fn algorithms(text: &str, chosen: Vec<FileAlgorithm>) -> Result<Vec<AlgorithmOverride>, TextError> {
+fn algorithms(
+    text: &str,
+    tenants: &[String],
+    chosen: Vec<FileAlgorithm>,
+) -> Result<Vec<TenantAlgorithm>, TextError> {
     let wrong = |at: usize, message: String| TextError { at: Position::of(text, at), message };
     let names = |names: &[&str]| names.join(", ");
-    let mut overrides: Vec<AlgorithmOverride> = Vec::new();
-    for FileAlgorithm { collective, from, to, algorithm } in chosen {
+    let mut overrides: Vec<TenantAlgorithm> = Vec::new();
+    for FileAlgorithm { tenant, collective, from, to, algorithm } in chosen {
+        if let Some(unknown) = tenant.as_ref().filter(|tenant| !tenants.contains(tenant.get_ref())) {
+            return Err(wrong(unknown.span().start, format!("there is no tenant `{}`", unknown.get_ref())));
+        }
+        let tenant = tenant.map(toml::Spanned::into_inner);
         let (at, name) = (collective.span().start, collective.into_inner());
         let collective: Collective = name.parse().map_err(|()| {
             let all: Vec<&str> = Collective::ALL.iter().map(|each| each.name()).collect();
@@ -398,7 +403,10 @@ fn algorithms(text: &str, chosen: Vec<FileAlgorithm>) -> Result<Vec<AlgorithmOve
             let at = to.map_or(at, |to| to.span().start);
             return Err(wrong(at, format!("the largest size, {last}, is below the smallest, {first}")));
         }
-        let same = || overrides.iter().filter(|one| one.collective == collective);
+        let same = || {
+            let those = overrides.iter().filter(|one| one.tenant == tenant);
+            those.map(|one| one.choice).filter(|one| one.collective == collective)
+        };
         if same().any(|one| one.from <= last && first <= one.to) {
             return Err(wrong(
                 at,
@@ -412,7 +420,8 @@ fn algorithms(text: &str, chosen: Vec<FileAlgorithm>) -> Result<Vec<AlgorithmOve
                 format!("{collective} has {most} ranges of sizes already, which is the most"),
             ));
         }
-        overrides.push(AlgorithmOverride { collective, from: first, to: last, algorithm });
+        let choice = AlgorithmOverride { collective, from: first, to: last, algorithm };
+        overrides.push(TenantAlgorithm { tenant, choice });
     }
     Ok(overrides)
 }
@@ -525,7 +534,8 @@ name = "a"
     #[test]
     fn operators_choose_algorithms_by_size() {
         let one = "[[algorithm]]\ncollective = \"allreduce\"\nfrom = \"64KiB\"\nto = \"1MiB\"\nalgorithm = \"recursive-halving\"\n";
-        let chosen = |text: &str| load(&format!("{GOOD}{text}")).map(|config| config.settings.algorithms);
+        let all_of = |text: &str| load(&format!("{GOOD}{text}")).map(|config| config.settings);
+        let chosen = |text: &str| all_of(text).map(|settings| settings.algorithms_of("a"));
         let expected = AlgorithmOverride {
             collective: Collective::AllReduce,
             from: Bytes(64 << 10),
@@ -538,6 +548,15 @@ name = "a"
         assert_eq!((all[0].from, all[0].to), (Bytes(0), Bytes(u64::MAX)));
         let beside = one.replace("64KiB", "1048577B").replace("1MiB", "2MiB");
         assert_eq!(chosen(&format!("{one}{beside}")).unwrap().len(), 2);
+        // A tenant's own come before everybody's, which another tenant keeps.
+        let own =
+            one.replace("collective", "tenant = \"a\"\ncollective").replace("recursive-halving", "ring");
+        let both = all_of(&format!("{one}{own}")).unwrap();
+        let ring = AlgorithmOverride { algorithm: Algorithm::Ring, ..expected };
+        assert_eq!(
+            (both.algorithms_of("a"), both.algorithms_of("b")),
+            (vec![ring, expected], vec![expected])
+        );
         let wrong = |from: &str, to: &str| chosen(&one.replacen(from, to, 1)).unwrap_err();
         for (error, expected) in [
             (
@@ -557,6 +576,7 @@ name = "a"
                 wrong("allreduce", "broadcast"),
                 "line 12, column 13: `recursive-halving` is not an algorithm of broadcast, which takes ring, one-shot, binomial-tree",
             ),
+            (wrong("collective", "tenant = \"c\"\ncollective"), "line 9, column 10: there is no tenant `c`"),
             (wrong("from", "form"), "line 10, column 1: unknown field `form`"),
             (
                 chosen(&format!("{one}{one}")).unwrap_err(),

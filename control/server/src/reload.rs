@@ -39,7 +39,7 @@ pub(crate) async fn follow(
         };
         let (tenants, operators) = (settings.tenants.len(), may.operators.len());
         access.set(may);
-        if commands.send(Command::Configure(settings.tenants, settings.terms)).await.is_err() {
+        if commands.send(Command::Configure(Box::new(settings))).await.is_err() {
             return;
         }
         source = again.unwrap_or(source);

@@ -27,6 +27,6 @@ pub(crate) use job::stored::touched;
 pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason, TurnsEnd};
-pub use settings::{Settings, Terms};
+pub use settings::{Settings, TenantAlgorithm, Terms};
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -37,7 +37,6 @@ fn config() -> Config {
         replan: true,
         turns: true,
         compression: true,
-        direct: Default::default(),
         algorithms: Vec::new(),
         terms: Default::default(),
         most_weight: 8,

@@ -5,6 +5,7 @@ use crate::process::Process;
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_identity::{Authority, CONTROL, Folder, Use};
+use harmonaize_plan::Algorithm;
 use serde_json::Value;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ pub struct Setup {
     pub aggregator: String,
     /// More lines for each tenant in each agent's configuration, for example `remote = true`.
     pub tenant: String,
+    /// Tenants, and the algorithm that an operator chose for AllReduces of each.
+    pub algorithms: Vec<(String, Algorithm)>,
     /// How many hosts at the end of the topology have no agent.
     pub unmanaged_hosts: usize,
 }
@@ -57,7 +60,16 @@ impl Setup {
     pub fn new(binaries: Binaries, tenants: &[Tenant]) -> Self {
         let tenants = tenants.to_vec();
         let [control, agent, aggregator, tenant] = [const { String::new() }; 4];
-        Self { binaries, tenants, control, agent, aggregator, tenant, unmanaged_hosts: 0 }
+        Self {
+            binaries,
+            tenants,
+            control,
+            agent,
+            aggregator,
+            tenant,
+            algorithms: Vec::new(),
+            unmanaged_hosts: 0,
+        }
     }
 }
 
@@ -385,6 +397,11 @@ fn control_config(fabric: &Fabric, setup: &Setup) -> String {
     );
     for tenant in &setup.tenants {
         text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
+    }
+    for (tenant, algorithm) in &setup.algorithms {
+        text += &format!(
+            "\n[[algorithm]]\ntenant = \"{tenant}\"\ncollective = \"allreduce\"\nalgorithm = \"{algorithm}\"\n"
+        );
     }
     text
 }

@@ -49,8 +49,9 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("client", &["abi", "shm", "verbs", "libibverbs", "api-tenant"]),
     ("perf", &["client", "plot"]),
     ("c", &["client"]),
-    ("nccl", &["abi", "client"]),
-    ("python", &["abi", "client"]),
+    ("staging", &["client"]),
+    ("nccl", &["client", "staging"]),
+    ("python", &["client", "staging"]),
     ("events", &[]),
     ("programs", &["events"]),
     ("core-c", &["events"]),
@@ -80,15 +81,15 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     ("cli", &["abi", "api", "api-tenant", "client", "planner", "events", "analysis", "identity"]),
-    ("testkit", &["identity", "planner"]),
+    ("testkit", &["identity", "plan", "planner"]),
     ("plot", &[]),
-    ("suites", &["testkit", "identity", "plot"]),
+    ("suites", &["testkit", "identity", "plan", "plot"]),
     ("xtask", &["testkit", "identity", "suites", "plot"]),
 ];
 
 /// Rooms of which a tenant runs or reads the code.
 const TENANT_FACING: &[&str] =
-    &["abi", "shm", "verbs", "libibverbs", "client", "c", "nccl", "python", "api-tenant"];
+    &["abi", "shm", "verbs", "libibverbs", "client", "staging", "c", "nccl", "python", "api-tenant"];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =

@@ -5,28 +5,10 @@ use harmonaize_abi::Collective;
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
 use harmonaize_units::{Bytes, Nanos};
 
-/// How a tenant's small operations go.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum AlgorithmPolicy {
-    /// As is predicted to be the fastest.
-    #[default]
-    Chosen,
-    /// Along the ring, whatever their size.
-    Never,
-    /// One-shot up to 1 MiB.
-    OneShot,
-    /// Two-shot up to 1 MiB.
-    TwoShot,
-}
-
-/// Up to which size an operator's choice for a tenant holds.
-const FORCED: u64 = 1 << 20;
-
 /// The size of an operation that stands for all that are larger than any range, where it is not larger itself.
 const LARGE: u64 = 16 << 20;
 
-/// An operator's choice for operations of a collective, whoever's they are.
+/// An operator's choice for operations of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlgorithmOverride {
     /// Which collective.
@@ -40,7 +22,7 @@ pub struct AlgorithmOverride {
 }
 
 impl AlgorithmOverride {
-    /// Most of them for a collective: so many ranges of sizes has a table room for.
+    /// Most of them for a collective, for one tenant and for everybody each: so many ranges of sizes has a table room for.
     pub const MAX: usize = 4;
 
     /// Whether contributions are still added in one order, whatever the plan's is.
@@ -89,32 +71,20 @@ impl AlgorithmChoice {
         Self { reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// What an operator decided for a tenant; none where it is to be chosen.
-    fn forced(policy: AlgorithmPolicy) -> Option<AlgorithmTable> {
-        match policy {
-            AlgorithmPolicy::Chosen => None,
-            AlgorithmPolicy::Never => Some(AlgorithmTable::RING),
-            AlgorithmPolicy::OneShot => Some(AlgorithmTable::direct(FORCED, 0)),
-            AlgorithmPolicy::TwoShot => Some(AlgorithmTable::direct(0, FORCED)),
-        }
-    }
-
-    /// As an operator decided, else as is predicted to be the fastest, near the sizes of `before`. `ordered`: up to which size
-    /// contributions are to be added in one order, which only direct exchanges do.
+    /// As the first of an operator's choices for a size says, else as is predicted to be the fastest, near the sizes of `before`.
+    /// `ordered`: up to which size contributions are to be added in one order, which only direct exchanges do.
     pub fn new(
         costs: GroupCosts,
         before: &AlgorithmTable,
-        policy: AlgorithmPolicy,
         overrides: &[AlgorithmOverride],
         ordered: Option<Bytes>,
     ) -> Self {
-        let (chosen, reason) = match (Self::forced(policy), ordered) {
-            (Some(forced), _) => (forced, "an operator chose for its tenant".to_owned()),
-            (None, Some(most)) => {
+        let (chosen, reason) = match ordered {
+            Some(most) => {
                 let reason = "contributions are added in one order: its tenant wants that";
                 (in_order(&costs.choose(before), most.0), reason.to_owned())
             }
-            (None, None) => (costs.choose(before), explain(&costs)),
+            None => (costs.choose(before), explain(&costs)),
         };
         let kept = |one: &&AlgorithmOverride| ordered.is_none() || one.keeps_order();
         let overrides: Vec<AlgorithmOverride> = overrides.iter().filter(kept).copied().collect();
@@ -222,17 +192,13 @@ mod tests {
         }
     }
 
-    fn choice(
-        policy: AlgorithmPolicy,
-        overrides: &[AlgorithmOverride],
-        ordered: Option<u64>,
-    ) -> AlgorithmChoice {
-        AlgorithmChoice::new(costs(), &AlgorithmTable::RING, policy, overrides, ordered.map(Bytes))
+    fn choice(overrides: &[AlgorithmOverride], ordered: Option<u64>) -> AlgorithmChoice {
+        AlgorithmChoice::new(costs(), &AlgorithmTable::RING, overrides, ordered.map(Bytes))
     }
 
     #[test]
     fn an_order_of_contributions_takes_direct_exchanges() {
-        let free = choice(AlgorithmPolicy::Chosen, &[], None);
+        let free = choice(&[], None);
         assert!(free.reason.contains("one way between the farthest"), "{}", free.reason);
         assert_eq!(free.table, costs().choose(&AlgorithmTable::RING));
         let ring = AlgorithmOverride {
@@ -241,7 +207,7 @@ mod tests {
             to: Bytes(u64::MAX),
             algorithm: Algorithm::Ring,
         };
-        let ordered = choice(AlgorithmPolicy::Chosen, &[ring], Some(1 << 30)).table;
+        let ordered = choice(&[ring], Some(1 << 30)).table;
         assert_eq!(ordered.choose(Collective::AllReduce, 1 << 30), Algorithm::TwoShot);
         assert_eq!(ordered.choose(Collective::ReduceScatter, 1 << 30), Algorithm::OneShot);
         for bytes in [0, 100, 1000, 10_000] {
@@ -253,23 +219,29 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_decides_first() {
-        let forced = |policy| choice(policy, &[], None).table;
-        assert_eq!(forced(AlgorithmPolicy::Never), AlgorithmTable::RING);
-        assert_eq!(forced(AlgorithmPolicy::OneShot), AlgorithmTable::direct(FORCED, 0));
-        assert_eq!(forced(AlgorithmPolicy::TwoShot), AlgorithmTable::direct(0, FORCED));
+    fn the_first_override_that_covers_a_size_decides() {
+        let over = |to, algorithm| AlgorithmOverride {
+            collective: Collective::AllReduce,
+            from: Bytes(0),
+            to: Bytes(to),
+            algorithm,
+        };
+        let both = [over(1000, Algorithm::Ring), over(u64::MAX, Algorithm::TwoShot)];
+        let table = choice(&both, None).table;
+        let found = [0, 1000, 1001, 1 << 40].map(|bytes| table.choose(Collective::AllReduce, bytes));
+        assert_eq!(found, [Algorithm::Ring, Algorithm::Ring, Algorithm::TwoShot, Algorithm::TwoShot]);
     }
 
     #[test]
     fn an_override_holds_from_its_first_byte_to_its_last() {
         let (collective, algorithm) = (Collective::AllReduce, Algorithm::RecursiveHalving);
         let one = AlgorithmOverride { collective, from: Bytes(1000), to: Bytes(2000), algorithm };
-        for policy in [AlgorithmPolicy::Chosen, AlgorithmPolicy::Never, AlgorithmPolicy::TwoShot] {
-            let (before, after) = (choice(policy, &[], None).table, choice(policy, &[one], None));
+        {
+            let (before, after) = (choice(&[], None).table, choice(&[one], None));
             for bytes in [0, 1, 999, 1000, 1500, 2000, 2001, 30_000, u64::MAX] {
                 let decided = (1000..=2000).contains(&bytes);
                 let expected = if decided { algorithm } else { before.choose(collective, bytes) };
-                assert_eq!(after.table.choose(collective, bytes), expected, "{policy:?} {bytes}");
+                assert_eq!(after.table.choose(collective, bytes), expected, "{bytes}");
             }
             assert_eq!(after.table.choose(Collective::Barrier, 0), before.choose(Collective::Barrier, 0));
             let status = after.status();
@@ -282,7 +254,7 @@ mod tests {
 
     #[test]
     fn every_size_has_its_line() {
-        let status = choice(AlgorithmPolicy::Chosen, &[], None).status();
+        let status = choice(&[], None).status();
         for collective in Collective::ALL {
             let lines: Vec<_> = status.iter().filter(|line| line.collective == *collective).collect();
             assert_eq!((lines[0].from, lines[lines.len() - 1].to), (Bytes(0), None), "{collective}");

@@ -1,6 +1,6 @@
 //! What the operator decided before control started.
 
-use harmonaize_planner::{AlgorithmOverride, AlgorithmPolicy, HostId, Topology};
+use harmonaize_planner::{AlgorithmOverride, HostId, Topology};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -33,10 +33,8 @@ pub struct Settings {
     pub turns: bool,
     /// Whether tensors may travel in fewer bits where tenants let something be lost.
     pub compression: bool,
-    /// How small operations of a tenant go; as control decides where it is absent.
-    pub direct: BTreeMap<String, AlgorithmPolicy>,
-    /// How operations of a collective and a range of sizes go, whoever's they are.
-    pub algorithms: Vec<AlgorithmOverride>,
+    /// How operations of a collective and a range of sizes go; as control decides where none says so.
+    pub algorithms: Vec<TenantAlgorithm>,
     /// What tenants have of aggregators, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
@@ -46,7 +44,23 @@ pub struct Settings {
     pub longest_regroup: Duration,
 }
 
+/// An operator's choice for operations of a collective and a range of sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantAlgorithm {
+    /// Whose; everybody's who has none of their own where absent.
+    pub tenant: Option<String>,
+    /// Which operations, and how they go.
+    pub choice: AlgorithmOverride,
+}
+
 impl Settings {
+    /// Returns what operators chose for a tenant's operations: its own choices, then everybody's.
+    pub(crate) fn algorithms_of(&self, tenant: &str) -> Vec<AlgorithmOverride> {
+        let own = self.algorithms.iter().filter(|one| one.tenant.as_deref() == Some(tenant));
+        let all = self.algorithms.iter().filter(|one| one.tenant.is_none());
+        own.chain(all).map(|one| one.choice).collect()
+    }
+
     pub(crate) fn terms(&self, tenant: &str) -> Terms {
         self.terms.get(tenant).copied().unwrap_or_default()
     }

@@ -6,8 +6,10 @@ use super::world::{SECOND, World, hello, join_of, running, settings, settings_of
 use harmonaize_abi::{Collective, CommunicatorId};
 use harmonaize_api::v1;
 use harmonaize_plan::Algorithm;
-use harmonaize_planner::{AlgorithmOverride, AlgorithmPolicy, Bytes};
+use harmonaize_planner::{AlgorithmOverride, Bytes};
 use harmonaize_server::state::testing::Testing as _;
+use harmonaize_server::state::{Settings, TenantAlgorithm};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// Up to which sizes AllReduces go in one shot and in two; 0 for none.
@@ -39,22 +41,50 @@ fn longer_delays_make_one_shot_sizes_larger() {
     assert_eq!(two, 1 << 20);
 }
 
+/// A choice for AllReduces of these sizes.
+fn chosen_by_operator(
+    tenant: Option<&str>,
+    sizes: RangeInclusive<u64>,
+    algorithm: Algorithm,
+) -> TenantAlgorithm {
+    let (collective, tenant) = (Collective::AllReduce, tenant.map(str::to_owned));
+    let (from, to) = (Bytes(*sizes.start()), Bytes(*sizes.end()));
+    TenantAlgorithm { tenant, choice: AlgorithmOverride { collective, from, to, algorithm } }
+}
+
 #[test]
 fn an_operator_may_choose_for_a_tenant() {
-    for (choice, expected) in [
-        (AlgorithmPolicy::Never, (0, 0)),
-        (AlgorithmPolicy::OneShot, (1 << 20, 0)),
-        (AlgorithmPolicy::TwoShot, (0, 1 << 20)),
-    ] {
-        let mut settings = settings_of(&star(8, "0.5ms"));
-        settings.direct.insert("a".to_owned(), choice);
-        let mut world = World::new(settings, 3);
-        let sessions = world.connect((0..4).map(|host| hello(host, vec![])));
-        let [chosen, left] =
-            ["a", "b"].map(|tenant| sizes(&world.join_all(&sessions, &join_of(tenant, "world", 0, 0))[0]));
-        assert_eq!(chosen, expected);
-        assert!(left.0 > 0 && left.1 > left.0, "{left:?}");
-    }
+    let mut settings = settings_of(&star(8, "0.5ms"));
+    settings.algorithms = vec![
+        chosen_by_operator(None, 0..=2000, Algorithm::RecursiveDoubling),
+        chosen_by_operator(Some("a"), 1000..=u64::MAX, Algorithm::TwoShot),
+    ];
+    let mut world = World::new(settings, 3);
+    let sessions = world.connect((0..4).map(|host| hello(host, vec![])));
+    let [own, everybody] = ["a", "b"].map(|tenant| {
+        let recipe = &world.join_all(&sessions, &join_of(tenant, "world", 0, 0))[0];
+        [999, 1000, 2000, 1 << 30].map(|bytes| chosen(recipe, bytes).to_owned())
+    });
+    assert_eq!(own, ["recursive-doubling", "two-shot", "two-shot", "two-shot"]);
+    assert_eq!(everybody, ["recursive-doubling", "recursive-doubling", "recursive-doubling", "ring"]);
+}
+
+#[test]
+fn a_choice_that_is_read_again_holds_from_the_next_epoch_on() {
+    let (mut fabric, id) = Fabric::formed(4, 1, &[0, 1, 2, 3]);
+    let algorithm = |fabric: &Fabric| chosen(&fabric.recipe_of(0, id), 1 << 20).to_owned();
+    let before = algorithm(&fabric);
+    assert_ne!(before, "recursive-halving");
+    let algorithms = vec![chosen_by_operator(None, 0..=u64::MAX, Algorithm::RecursiveHalving)];
+    let again = Settings { algorithms, ..settings(4) };
+    fabric.state.configure(fabric.now, again);
+    fabric.run_until_quiet();
+    assert_eq!(algorithm(&fabric), before);
+    let order: Vec<u32> = fabric.epoch(id).order.iter().rev().copied().collect();
+    fabric.state.propose_order(fabric.now, CommunicatorId(id), order).unwrap();
+    fabric.run_until_quiet();
+    fabric.run(SECOND * 3);
+    assert_eq!(algorithm(&fabric), "recursive-halving");
 }
 
 #[test]
@@ -130,12 +160,7 @@ fn what_hosts_measure_moves_sizes() {
 #[test]
 fn an_operator_may_choose_by_collective_and_size() {
     let mut settings = settings_of(&star(8, "0.5ms"));
-    settings.algorithms.push(AlgorithmOverride {
-        collective: Collective::AllReduce,
-        from: Bytes(1000),
-        to: Bytes(2000),
-        algorithm: Algorithm::RecursiveHalving,
-    });
+    settings.algorithms.push(chosen_by_operator(None, 1000..=2000, Algorithm::RecursiveHalving));
     let mut world = World::new(settings, 3);
     let sessions = world.connect((0..8).map(|host| hello(host, vec![])));
     let recipes = world.join_all(&sessions, &join_of("a", "world", 0, 0));

@@ -3,9 +3,8 @@
 use super::world::{SECOND, World, hello, join_of, running, settings};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
-use harmonaize_server::state::{Instruction, InstructionError, SessionId};
+use harmonaize_server::state::{Instruction, InstructionError, SessionId, Settings};
 use harmonaize_store::{Change, Stored, Withdrawal, WithdrawalKind};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// CLOCK_REALTIME at time 0.
@@ -360,7 +359,8 @@ fn added_tenants_reach_the_agents_that_shall_serve_them() {
     assert_eq!(welcome.serve, [served]);
     let configure = |kept: &mut StoreLog, tenants: &[&str]| {
         let tenants = tenants.iter().map(|name| (*name).to_owned()).collect();
-        kept.world.state.configure(SECOND * 2, tenants, BTreeMap::new());
+        let again = Settings { tenants, ..settings(4) };
+        kept.world.state.configure(SECOND * 2, again);
         kept.world.run_until_quiet();
     };
     configure(&mut kept, &["a", "c"]);

@@ -40,7 +40,6 @@ pub(super) fn settings_of(topology: &str) -> Settings {
         replan: true,
         turns: true,
         compression: true,
-        direct: BTreeMap::new(),
         algorithms: Vec::new(),
         terms: BTreeMap::new(),
         most_weight: 8,

@@ -5,7 +5,7 @@ use crate::state::ctx::ctx;
 use crate::state::job::communicator::EndCause;
 use crate::state::job::decisions::Trigger;
 use crate::state::job::stored::plan_change;
-use crate::state::settings::Terms;
+use crate::state::settings::Settings;
 use crate::state::tenants::events::note_maintenance;
 use crate::state::world::agents::OpenJoin;
 use crate::state::world::operator::Instruction;
@@ -14,7 +14,6 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, to_agent};
 use harmonaize_disclose::JoinFailure;
 use harmonaize_store::{Change, Stored, Tenant};
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 impl Controller {
@@ -63,8 +62,11 @@ impl Controller {
         self.act(now);
     }
 
-    /// The configuration file has these tenants now, on these terms. What those have that it has no longer ends.
-    pub fn configure(&mut self, now: Duration, tenants: Vec<String>, terms: BTreeMap<String, Terms>) {
+    /// The configuration file was read again: its tenants, their terms and the algorithms chosen for them hold from now on. What
+    /// tenants have that it has no longer ends.
+    pub fn configure(&mut self, now: Duration, again: Settings) {
+        let Settings { tenants, terms, algorithms, .. } = again;
+        self.settings.algorithms = algorithms;
         let served = self.operator.served();
         for tenant in self.operator.configure(&mut self.settings, tenants) {
             self.forget_tenant(now, &tenant);

@@ -24,7 +24,7 @@ pub(crate) fn choose_algorithm(
     if hosts < 2 {
         return AlgorithmChoice::ring("nothing crosses a wire");
     }
-    let policy = ctx.settings.direct.get(&known.tenant).copied().unwrap_or_default();
+    let overrides = ctx.settings.algorithms_of(&known.tenant);
     let straight = known.indirect().is_none();
     let members: Vec<HostId> = known.members.iter().map(|member| member.host).collect();
     let ring: Vec<HostId> = order.iter().filter_map(|at| members.get(*at as usize)).copied().collect();
@@ -54,5 +54,5 @@ pub(crate) fn choose_algorithm(
     };
     let before = known.current().map_or(AlgorithmTable::RING, |current| current.algorithm.table);
     let ordered = view.agreements.reduction_policy(id).ordered.then_some(Bytes(MAX_TARGET_BYTES));
-    AlgorithmChoice::new(reach, &before, policy, &ctx.settings.algorithms, ordered)
+    AlgorithmChoice::new(reach, &before, &overrides, ordered)
 }

@@ -8,7 +8,7 @@ use crate::state::settings::Settings;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, FailureKind, to_agent};
 use harmonaize_codec::{Budget, Codec};
-use harmonaize_planner::{AlgorithmPolicy, DirectedLink, HostId, Topology, Tuning, exchange_usage};
+use harmonaize_planner::{AlgorithmOverride, DirectedLink, HostId, Topology, Tuning, exchange_usage};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -158,8 +158,7 @@ impl Communicator {
         if self.members.len() < 2 {
             return None;
         }
-        let directly = settings.direct.get(&self.tenant).copied().unwrap_or_default();
-        if directly != AlgorithmPolicy::Chosen || !settings.algorithms.iter().all(|one| one.keeps_order()) {
+        if !settings.algorithms_of(&self.tenant).iter().all(AlgorithmOverride::keeps_order) {
             return Some("the provider has chosen a way for this tenant's operations");
         }
         self.indirect()
