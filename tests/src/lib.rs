@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregated;
+pub mod c_program;
 pub mod job;
 pub mod replay;
 

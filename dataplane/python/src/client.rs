@@ -2,10 +2,10 @@
 
 use crate::blocking::{duration, interruptible, optional};
 use crate::communicator::Communicator;
+use crate::dictionaries::{self, ConstraintsDictionary, HintsDictionary, KnobsDictionary};
 use crate::dtype;
 use crate::errors::{argument, raised};
 use crate::events::Events;
-use crate::forms::{self, ConstraintsForm, HintsForm, KnobsForm};
 use crate::staged::OpenCalls;
 use crate::tensor::{Shape, Tensor, copied};
 use harmonaize_client as client;
@@ -104,7 +104,7 @@ impl Client {
         };
         let options = JoinOptions {
             timeout: duration(Some(timeout))?,
-            budget: budget.map_or(Ok(client::Budget::Exact), |budget| forms::budget(&budget))?,
+            budget: budget.map_or(Ok(client::Budget::Exact), |budget| dictionaries::budget(&budget))?,
             job: job.unwrap_or_else(job_from_env),
             operation_timeout: optional(operation_timeout)?,
         };
@@ -171,10 +171,11 @@ impl Client {
         communicator: String,
         constraints: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = forms::read::<ConstraintsForm>(constraints, "constraints")?.constraints(py)?;
+        let wanted =
+            dictionaries::read::<ConstraintsDictionary>(constraints, "constraints")?.constraints(py)?;
         let attachment = Arc::clone(&self.inner);
         let outcome = interruptible(py, move || attachment.client.propose(&communicator, &wanted))?;
-        forms::write(py, &forms::of_negotiated(&outcome))
+        dictionaries::write(py, &dictionaries::of_negotiated(&outcome))
     }
 
     /// Proposes, and takes each counter-offer until something is agreed on.
@@ -184,24 +185,25 @@ impl Client {
         communicator: String,
         constraints: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let wanted = forms::read::<ConstraintsForm>(constraints, "constraints")?.constraints(py)?;
+        let wanted =
+            dictionaries::read::<ConstraintsDictionary>(constraints, "constraints")?.constraints(py)?;
         let attachment = Arc::clone(&self.inner);
         let outcome = interruptible(py, move || {
             attachment.client.negotiate(&communicator, &wanted, |counter, _| Some(counter.clone()))
         })?;
-        forms::write(py, &forms::of_negotiated(&outcome))
+        dictionaries::write(py, &dictionaries::of_negotiated(&outcome))
     }
 
     /// What is promised for a communicator, and how it was kept.
     fn agreement<'py>(&self, py: Python<'py>, communicator: String) -> PyResult<Bound<'py, PyAny>> {
         let attachment = Arc::clone(&self.inner);
         let agreement = interruptible(py, move || attachment.client.agreement(&communicator))?;
-        forms::write(py, &forms::of_agreement(&agreement))
+        dictionaries::write(py, &dictionaries::of_agreement(&agreement))
     }
 
     /// Says what a communicator is going to do.
     fn hint(&self, py: Python<'_>, communicator: String, hints: &Bound<'_, PyAny>) -> PyResult<()> {
-        let hints = forms::read::<HintsForm>(hints, "hints")?.hints(py)?;
+        let hints = dictionaries::read::<HintsDictionary>(hints, "hints")?.hints(py)?;
         let attachment = Arc::clone(&self.inner);
         interruptible(py, move || attachment.client.hint(&communicator, &hints))
     }
@@ -213,10 +215,10 @@ impl Client {
         communicator: String,
         knobs: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let knobs = forms::read::<KnobsForm>(knobs, "knobs")?.knobs(py)?;
+        let knobs = dictionaries::read::<KnobsDictionary>(knobs, "knobs")?.knobs(py)?;
         let attachment = Arc::clone(&self.inner);
         let choice = interruptible(py, move || attachment.client.iteration(&communicator, &knobs))?;
-        forms::write(py, &forms::of_choice(choice))
+        dictionaries::write(py, &dictionaries::of_choice(choice))
     }
 }
 

@@ -2,14 +2,17 @@
 
 use crate::blocking::{duration, interruptible, lock, optional};
 use crate::client::{Attachment, JOIN_WITHIN};
+use crate::dictionaries;
 use crate::dtype;
-use crate::errors::raised;
-use crate::forms;
+use crate::errors::{argument, raised};
 use crate::operation::Operation;
-use crate::staged::{Call, Staged};
+use crate::staged::Staged;
 use crate::tensor::Tensor;
 use harmonaize_client as client;
-use harmonaize_client::{Error, OperationOptions, Rank, ReduceOp, RegroupOptions};
+use harmonaize_client::{
+    Collective, Direction, Dtype, Error, OperationOptions, Rank, ReduceOp, RegroupOptions,
+};
+use harmonaize_staging::{Call, Counts, Kind, Piece};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
 
@@ -134,7 +137,7 @@ impl Communicator {
 
     /// Wants another budget from now on.
     fn set_budget(&self, py: Python<'_>, budget: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (members, budget) = (Arc::clone(&self.inner), forms::budget(budget)?);
+        let (members, budget) = (Arc::clone(&self.inner), dictionaries::budget(budget)?);
         interruptible(py, move || members.set_budget(&budget))
     }
 
@@ -330,7 +333,28 @@ impl Communicator {
         factor: Option<f64>,
         timeout: Option<f64>,
     ) -> PyResult<Staged> {
-        let call = Call { code, dtype, reduce, root, inputs, outputs, counts };
+        let pieces = |pieces: Vec<(usize, usize)>| {
+            pieces.into_iter().map(|(address, bytes)| Piece { address, bytes }).collect()
+        };
+        let unknown = |what: &str, code: u8| argument(py, &format!("{what} of the unknown code {code}"));
+        let kind = match (Direction::from_code(code), root) {
+            (Some(Direction::Send), _) => Kind::Send,
+            (Some(Direction::Receive), u32::MAX) => Kind::ReceiveAny,
+            (Some(Direction::Receive), _) => Kind::Receive,
+            (None, _) => {
+                let collective = Collective::from_code(code);
+                Kind::Collective(collective.ok_or_else(|| unknown("a collective", code))?)
+            }
+        };
+        let call = Call {
+            kind,
+            dtype: Dtype::from_code(dtype).ok_or_else(|| unknown("an element type", dtype))?,
+            reduce: ReduceOp::from_code(reduce).ok_or_else(|| unknown("a reduction", reduce))?,
+            root: Rank(root),
+            inputs: pieces(inputs),
+            outputs: pieces(outputs),
+            counts: counts.map(|(own, received, most)| Counts { own, received, most }),
+        };
         let options = OperationOptions { factor, timeout: optional(timeout)?, ..OperationOptions::default() };
         if options == OperationOptions::default() {
             return Staged::start(py, &self.client, &self.inner, &call, keep);

@@ -41,13 +41,13 @@ fn collective(py: Python<'_>, name: &str) -> PyResult<Collective> {
 /// A budget: "exact", "match bf16", `{"vnmse": 0.01}` or `{"codecs": ["bf16"]}`.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum BudgetForm {
+pub(crate) enum BudgetDictionary {
     Name(String),
     Vnmse { vnmse: f64 },
     Codecs { codecs: Vec<String> },
 }
 
-impl BudgetForm {
+impl BudgetDictionary {
     pub(crate) fn budget(self, py: Python<'_>) -> PyResult<Budget> {
         match self {
             Self::Vnmse { vnmse } => Ok(Budget::Vnmse(vnmse)),
@@ -73,9 +73,9 @@ pub(crate) fn budget(given: &Bound<'_, PyAny>) -> PyResult<Budget> {
     if let Ok(name) = given.extract::<String>()
         && !name.trim_start().starts_with(['{', '"'])
     {
-        return BudgetForm::Name(name).budget(py);
+        return BudgetDictionary::Name(name).budget(py);
     }
-    read::<BudgetForm>(given, "a budget")?.budget(py)
+    read::<BudgetDictionary>(given, "a budget")?.budget(py)
 }
 
 fn of_budget(budget: &Budget) -> Value {
@@ -89,7 +89,7 @@ fn of_budget(budget: &Budget) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TargetForm {
+struct TargetDictionary {
     #[serde(default = "all_reduce")]
     collective: String,
     bytes: u64,
@@ -100,7 +100,7 @@ fn all_reduce() -> String {
     Collective::AllReduce.name().to_owned()
 }
 
-impl TargetForm {
+impl TargetDictionary {
     fn target(self, py: Python<'_>) -> PyResult<Target> {
         let collective = collective(py, &self.collective)?;
         Ok(Target { collective, bytes: self.bytes, p99: time(py, self.seconds)? })
@@ -114,26 +114,26 @@ fn of_target(target: &Target) -> Value {
 
 #[derive(Clone, Copy, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum PriorityForm {
+enum PriorityDictionary {
     Low,
     #[default]
     Normal,
     High,
 }
 
-impl From<PriorityForm> for Priority {
-    fn from(form: PriorityForm) -> Self {
+impl From<PriorityDictionary> for Priority {
+    fn from(form: PriorityDictionary) -> Self {
         match form {
-            PriorityForm::Low => Self::Low,
-            PriorityForm::Normal => Self::Normal,
-            PriorityForm::High => Self::High,
+            PriorityDictionary::Low => Self::Low,
+            PriorityDictionary::Normal => Self::Normal,
+            PriorityDictionary::High => Self::High,
         }
     }
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum OnFailureForm {
+enum OnFailureDictionary {
     End,
     Regroup(f64),
 }
@@ -141,25 +141,25 @@ enum OnFailureForm {
 /// [`Constraints`], where each may be left out.
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct ConstraintsForm {
-    budget: Option<BudgetForm>,
-    p99: Vec<TargetForm>,
-    iteration: Option<TargetForm>,
-    priority: PriorityForm,
+pub(crate) struct ConstraintsDictionary {
+    budget: Option<BudgetDictionary>,
+    p99: Vec<TargetDictionary>,
+    iteration: Option<TargetDictionary>,
+    priority: PriorityDictionary,
     weight: u32,
     min_busbw: u64,
     aggregation: bool,
-    on_failure: Option<OnFailureForm>,
+    on_failure: Option<OnFailureDictionary>,
     ordered: bool,
 }
 
-impl Default for ConstraintsForm {
+impl Default for ConstraintsDictionary {
     fn default() -> Self {
         Self {
             budget: None,
             p99: Vec::new(),
             iteration: None,
-            priority: PriorityForm::Normal,
+            priority: PriorityDictionary::Normal,
             weight: 1,
             min_busbw: 0,
             aggregation: true,
@@ -169,7 +169,7 @@ impl Default for ConstraintsForm {
     }
 }
 
-impl ConstraintsForm {
+impl ConstraintsDictionary {
     pub(crate) fn constraints(self, py: Python<'_>) -> PyResult<Constraints> {
         let mut wanted = Constraints::new()
             .priority(self.priority.into())
@@ -185,8 +185,10 @@ impl ConstraintsForm {
         wanted.iteration = self.iteration.map(|target| target.target(py)).transpose()?;
         wanted.on_failure = match self.on_failure {
             None => None,
-            Some(OnFailureForm::End) => Some(OnFailure::End),
-            Some(OnFailureForm::Regroup(within)) => Some(OnFailure::Regroup { within: time(py, within)? }),
+            Some(OnFailureDictionary::End) => Some(OnFailure::End),
+            Some(OnFailureDictionary::Regroup(within)) => {
+                Some(OnFailure::Regroup { within: time(py, within)? })
+            }
         };
         Ok(wanted)
     }
@@ -268,7 +270,7 @@ pub(crate) fn of_negotiated(outcome: &Negotiated) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ExpectedForm {
+struct ExpectedDictionary {
     #[serde(default = "all_reduce")]
     collective: String,
     bytes: u64,
@@ -279,17 +281,17 @@ struct ExpectedForm {
 /// [`Hints`].
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct HintsForm {
+pub(crate) struct HintsDictionary {
     period: Option<f64>,
-    sequence: Vec<ExpectedForm>,
+    sequence: Vec<ExpectedDictionary>,
     task_priority: u8,
 }
 
-impl HintsForm {
+impl HintsDictionary {
     pub(crate) fn hints(self, py: Python<'_>) -> PyResult<Hints> {
         let mut hints = Hints::new().task_priority(self.task_priority);
         hints.period = self.period.map(|period| time(py, period)).transpose()?;
-        for ExpectedForm { collective: name, bytes, overlapped } in self.sequence {
+        for ExpectedDictionary { collective: name, bytes, overlapped } in self.sequence {
             let collective = collective(py, &name)?;
             hints = if overlapped {
                 hints.overlapped(collective, bytes)
@@ -303,27 +305,27 @@ impl HintsForm {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CheckpointForm {
+struct CheckpointDictionary {
     every: f64,
     cost: f64,
     last: f64,
     #[serde(default)]
-    importance: PriorityForm,
+    importance: PriorityDictionary,
 }
 
 /// [`Knobs`].
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct KnobsForm {
+pub(crate) struct KnobsDictionary {
     accumulate: Option<(u32, u32)>,
-    checkpoint: Option<CheckpointForm>,
+    checkpoint: Option<CheckpointDictionary>,
 }
 
-impl KnobsForm {
+impl KnobsDictionary {
     pub(crate) fn knobs(self, py: Python<'_>) -> PyResult<Knobs> {
         let checkpoint = match self.checkpoint {
             None => None,
-            Some(CheckpointForm { every, cost, last, importance }) => Some(Checkpoint {
+            Some(CheckpointDictionary { every, cost, last, importance }) => Some(Checkpoint {
                 every: time(py, every)?,
                 cost: time(py, cost)?,
                 last: time(py, last)?,

@@ -1,8 +1,8 @@
 //! The tenant's events as an iterator.
 
 use crate::blocking::{duration, lock};
+use crate::dictionaries;
 use crate::errors::raised;
-use crate::forms;
 use harmonaize_client as client;
 use harmonaize_client::{Event, EventCursor};
 use pyo3::prelude::*;
@@ -62,7 +62,7 @@ impl Events {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.next(py, None)?.map(|event| forms::write(py, &forms::of_event(&event))).transpose()
+        self.next(py, None)?.map(|event| dictionaries::write(py, &dictionaries::of_event(&event))).transpose()
     }
 
     /// Those that come until `wait` seconds are over; at once where there are some.
@@ -71,7 +71,10 @@ impl Events {
         let deadline = Instant::now().checked_add(duration(Some(wait))?);
         let Some(first) = self.next(py, deadline)? else { return Ok(Vec::new()) };
         let more: Vec<Event> = py.detach(|| lock(&self.inner).waiting.drain(..).collect());
-        std::iter::once(&first).chain(&more).map(|event| forms::write(py, &forms::of_event(event))).collect()
+        std::iter::once(&first)
+            .chain(&more)
+            .map(|event| dictionaries::write(py, &dictionaries::of_event(event)))
+            .collect()
     }
 
     /// How many events this reader came too late for.

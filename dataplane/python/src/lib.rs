@@ -8,11 +8,11 @@
 mod blocking;
 mod client;
 mod communicator;
+mod dictionaries;
 mod dlpack;
 mod dtype;
 mod errors;
 mod events;
-mod forms;
 mod operation;
 mod staged;
 mod tensor;

@@ -1,203 +1,32 @@
-//! Operations on memory that somebody else owns, such as torch's: copied into the arena before, and out of it after.
-//!
-//! The arena is the pool of staging memory: its pages stay, and taking a piece costs a lookup. Whoever waits copies out. Where nobody
-//! waits, because a future was asked for or the handle is gone, the attachment's completion thread does.
+//! Operations on torch's memory. Whoever waits copies out. Where nobody waits, because a future was asked for or the handle is gone, the
+//! attachment's completion thread does.
 
 use crate::blocking::{SLICE, duration, lock};
 use crate::client::Attachment;
 use crate::errors::raised;
 use crate::operation::Receipt;
 use harmonaize_client as client;
-use harmonaize_client::{Collective, Communicator, Direction, Dtype, Error, Rank, ReduceOp};
+use harmonaize_client::{Communicator, Error};
+use harmonaize_staging::{Call, Flight, Landing};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+/// Copies an output out while its memory is kept.
+fn copy_out(landing: &Landing) -> Result<(), Error> {
+    // SAFETY: `harmonaize.torch` gives addresses of tensors that the call's `keep` holds until it has ended.
+    unsafe { landing.copy_out() }
+}
+
+/// Starts a call whose memory is kept.
+fn start(call: &Call, client: &client::Client, members: &Communicator) -> Result<Flight, Error> {
+    // SAFETY: as in `copy_out`.
+    unsafe { call.start(client, members) }
+}
+
 /// How long a call waits for an entry of the rings before it looks again.
 const FULL: Duration = Duration::from_micros(50);
-
-/// Where a piece of memory begins, and its bytes.
-type Piece = (usize, usize);
-
-/// What is called, with torch's memory.
-pub(crate) struct Call {
-    /// Of a [`Collective`] or a [`Direction`].
-    pub(crate) code: u8,
-    pub(crate) dtype: u8,
-    pub(crate) reduce: u8,
-    /// The root, or the rank at the other end; any where it is [`u32::MAX`].
-    pub(crate) root: u32,
-    /// One after the other they are the operation's input.
-    pub(crate) inputs: Vec<Piece>,
-    /// One after the other they become the operation's output.
-    pub(crate) outputs: Vec<Piece>,
-    /// Where blocks differ in size: what is sent, what is received, and the most of any two ranks. Of all but an AllToAll the first alone.
-    pub(crate) counts: Option<(Vec<u64>, Vec<u64>, u64)>,
-}
-
-/// A call in flight.
-struct Flight {
-    operation: client::Operation,
-    landing: Landing,
-}
-
-/// What is to be copied out.
-struct Landing {
-    /// The staging memory, and where in it the output begins, in bytes.
-    from: Option<(client::Tensor, usize)>,
-    outputs: Vec<Piece>,
-}
-
-fn bytes(pieces: &[Piece]) -> usize {
-    pieces.iter().fold(0_usize, |sum, (_, bytes)| sum.saturating_add(*bytes))
-}
-
-fn unknown(what: &str, code: u8) -> Error {
-    Error::Shape(format!("{what} of the unknown code {code}"))
-}
-
-/// Copies pieces into staging memory, from a byte on.
-fn copy_in(staging: &client::Tensor, at: usize, pieces: &[Piece]) -> Result<(), Error> {
-    let view = staging.view_mut()?;
-    let mut at = at;
-    for (address, bytes) in pieces.iter().filter(|(_, bytes)| *bytes > 0) {
-        let room = view.range(at, *bytes);
-        let room = room.ok_or_else(|| Error::Shape("inputs do not fit the operation".into()))?;
-        // SAFETY: the caller keeps tensors at these addresses, of so many bytes; staging memory is nobody else's.
-        unsafe { std::ptr::copy_nonoverlapping(*address as *const u8, room.pointer(), *bytes) };
-        at += bytes;
-    }
-    Ok(())
-}
-
-impl Landing {
-    const NONE: Self = Self { from: None, outputs: Vec::new() };
-
-    fn copy_out(&self) -> Result<(), Error> {
-        let Some((staging, at)) = &self.from else { return Ok(()) };
-        let view = staging.view()?;
-        let mut at = *at;
-        for (address, bytes) in self.outputs.iter().filter(|(_, bytes)| *bytes > 0) {
-            let piece = view.range(at, *bytes);
-            let piece = piece.ok_or_else(|| Error::Shape("outputs do not fit the operation".into()))?;
-            // SAFETY: the caller keeps tensors at these addresses, of so many bytes, until this is dropped.
-            unsafe { std::ptr::copy_nonoverlapping(piece.pointer(), *address as *mut u8, *bytes) };
-            at += bytes;
-        }
-        Ok(())
-    }
-}
-
-impl Call {
-    /// Copies the inputs in and starts the operation.
-    fn start(&self, client: &client::Client, members: &Communicator) -> Result<Flight, Error> {
-        let dtype = Dtype::from_code(self.dtype).ok_or_else(|| unknown("an element type", self.dtype))?;
-        let reduce = ReduceOp::from_code(self.reduce).ok_or_else(|| unknown("a reduction", self.reduce))?;
-        let (inputs, outputs) = (bytes(&self.inputs), bytes(&self.outputs));
-        let size = dtype.size();
-        let tensor = |bytes: usize| client.tensor(dtype, (bytes / size) as u64);
-        let filled = |bytes: usize, at: usize| {
-            let staging = tensor(bytes)?;
-            copy_in(&staging, at, &self.inputs)?;
-            Ok::<_, Error>(staging)
-        };
-        let (rank, ranks, root) = (members.rank(), members.ranks() as usize, Rank(self.root));
-        let at_root = rank == root;
-        let own = rank.0 as usize;
-        if let Some(direction) = Direction::from_code(self.code) {
-            let (staging, operation) = match direction {
-                Direction::Send => {
-                    let staging = filled(inputs, 0)?;
-                    let operation = members.send(&staging, root)?;
-                    (staging, operation)
-                }
-                Direction::Receive => {
-                    let staging = tensor(outputs)?;
-                    let operation = match self.root {
-                        u32::MAX => members.recv_any(&staging)?,
-                        _ => members.recv(&staging, root)?,
-                    };
-                    (staging, operation)
-                }
-            };
-            return Ok(Flight {
-                operation,
-                landing: Landing { from: Some((staging, 0)), outputs: self.outputs.clone() },
-            });
-        }
-        let collective =
-            Collective::from_code(self.code).ok_or_else(|| unknown("a collective", self.code))?;
-        // What stands before this rank's part, in bytes.
-        let offset = |counts: &[u64], block: usize| match counts {
-            [] => block * own,
-            counts => counts.iter().take(own).sum::<u64>() as usize * size,
-        };
-        let counts = self.counts.as_ref().map_or(&[][..], |(counts, _, _)| counts);
-        let part = |staging: &client::Tensor| {
-            let start = counts.iter().take(own).sum::<u64>();
-            staging.slice(start..start + counts.get(own).copied().unwrap_or(0))
-        };
-        let (operation, staging, at) = match collective {
-            Collective::Barrier => {
-                return Ok(Flight { operation: members.barrier()?, landing: Landing::NONE });
-            }
-            Collective::AllReduce => {
-                let staging = filled(inputs, 0)?;
-                (members.all_reduce_in_place(&staging, reduce)?, staging, 0)
-            }
-            Collective::Broadcast => {
-                let staging = if at_root { filled(inputs, 0)? } else { tensor(outputs)? };
-                (members.broadcast(&staging, root)?, staging, 0)
-            }
-            Collective::Reduce => {
-                let staging = filled(inputs, 0)?;
-                (members.reduce_in_place(&staging, reduce, root)?, staging, 0)
-            }
-            Collective::AllGather => {
-                let staging = filled(outputs, offset(counts, inputs))?;
-                let operation = match counts {
-                    [] => members.all_gather_in_place(&staging)?,
-                    counts => members.all_gather_v(&part(&staging)?, &staging, counts)?,
-                };
-                (operation, staging, 0)
-            }
-            Collective::ReduceScatter => {
-                let staging = filled(inputs, 0)?;
-                let operation = match counts {
-                    [] => members.reduce_scatter_in_place(&staging, reduce)?,
-                    counts => members.reduce_scatter_v(&staging, &part(&staging)?, reduce, counts)?,
-                };
-                (operation, staging, offset(counts, outputs))
-            }
-            Collective::Gather => {
-                let staging =
-                    if at_root { filled(outputs, offset(&[], inputs))? } else { filled(inputs, 0)? };
-                (members.gather_in_place(&staging, root)?, staging, 0)
-            }
-            Collective::Scatter if at_root => {
-                let staging = filled(inputs, 0)?;
-                (members.scatter_in_place(&staging, root)?, staging, offset(&[], inputs / ranks.max(1)))
-            }
-            Collective::Scatter => {
-                let staging = tensor(outputs)?;
-                (members.scatter_in_place(&staging, root)?, staging, 0)
-            }
-            Collective::AllToAll => {
-                let (from, into) = (filled(inputs, 0)?, tensor(outputs)?);
-                let operation = match &self.counts {
-                    None => members.all_to_all(&from, &into)?,
-                    Some((send, recv, most)) => members.all_to_all_v(&from, send, &into, recv, *most)?,
-                };
-                (operation, into, 0)
-            }
-        };
-        Ok(Flight {
-            operation,
-            landing: Landing { from: Some((staging, at)), outputs: self.outputs.clone() },
-        })
-    }
-}
 
 /// A call of [`Call`] in flight, for `harmonaize.torch`.
 #[pyclass(frozen, module = "harmonaize")]
@@ -250,7 +79,7 @@ impl Shared {
         let (Flight { operation, landing }, keep) = *held;
         let shared = Arc::clone(self);
         let handed = operation.on_completion(move |result| {
-            let outcome = result.and_then(|receipt| landing.copy_out().map(|()| receipt)).map_err(Arc::new);
+            let outcome = result.and_then(|receipt| copy_out(&landing).map(|()| receipt)).map_err(Arc::new);
             let callbacks = shared.end(outcome.clone());
             // Nothing where the interpreter ends.
             Python::try_attach(|py| {
@@ -306,7 +135,7 @@ impl Staged {
         keep: Py<PyAny>,
     ) -> PyResult<Self> {
         loop {
-            let flight = match py.detach(|| call.start(&attachment.client, members)) {
+            let flight = match py.detach(|| start(call, &attachment.client, members)) {
                 Ok(flight) => flight,
                 Err(Error::TooMany { .. }) => {
                     // The completion thread takes ends as they come.
@@ -325,7 +154,7 @@ impl Staged {
     }
 
     /// Waits for a while, or only looks.
-    fn look(&self, slice: Duration) -> Seen {
+    fn poll_once(&self, slice: Duration) -> Seen {
         let mut stage = lock(&self.shared.stage);
         if matches!(*stage, Stage::Handed(_)) && !slice.is_zero() {
             let waited = self.shared.ended.wait_timeout(stage, slice);
@@ -344,7 +173,7 @@ impl Staged {
                     },
                 };
                 let Some(result) = result else { return (None, None) };
-                let result = result.and_then(|receipt| flight.landing.copy_out().map(|()| receipt));
+                let result = result.and_then(|receipt| copy_out(&flight.landing).map(|()| receipt));
                 let result = result.map_err(Arc::new);
                 match std::mem::replace(&mut *stage, Stage::Ended(result.clone())) {
                     Stage::InFlight(held) => (Some(held), Some(result)),
@@ -373,7 +202,7 @@ impl Staged {
         loop {
             let left = deadline.map_or(SLICE, |at| at.saturating_duration_since(Instant::now()));
             let slice = left.min(SLICE).max(Duration::from_nanos(1));
-            let (held, ended) = py.detach(|| self.look(slice));
+            let (held, ended) = py.detach(|| self.poll_once(slice));
             drop(held);
             if let Some(result) = ended {
                 return result.map(Receipt).map_err(|error| raised(py, &error));
@@ -388,7 +217,7 @@ impl Staged {
 
     /// The receipt if it has ended, else none.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Receipt>> {
-        let (held, ended) = py.detach(|| self.look(Duration::ZERO));
+        let (held, ended) = py.detach(|| self.poll_once(Duration::ZERO));
         drop(held);
         ended.transpose().map(|receipt| receipt.map(Receipt)).map_err(|error| raised(py, &error))
     }
@@ -407,7 +236,7 @@ impl Staged {
 impl Drop for Staged {
     fn drop(&mut self) {
         let lands = match &*lock(&self.shared.stage) {
-            Stage::InFlight(held) => !held.0.landing.outputs.is_empty(),
+            Stage::InFlight(held) => !held.0.landing.is_empty(),
             Stage::Handed(_) | Stage::Ended(_) => false,
         };
         if lands {

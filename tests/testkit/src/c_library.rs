@@ -9,6 +9,9 @@ use std::process::Command;
 /// The name by which programs load it. Its number changes when programs that were linked with an older one would break.
 pub const SONAME: &str = "libharmonaize.so.0";
 
+/// The library with NCCL's ABI, as it is installed.
+pub const NCCL: &str = "libharmonaize-nccl.so";
+
 /// What `pkg-config` says of it.
 const PKG_CONFIG: &str = concat!(
     "prefix=${pcfiledir}/../..\n",
@@ -24,22 +27,40 @@ const PKG_CONFIG: &str = concat!(
 
 /// Builds what the shared library is linked from, as `Binaries::build` does programs: not where `HARMONAIZE_BINARIES` names a folder.
 pub fn build(profile: Profile) -> Result<PathBuf> {
+    build_package("harmonaize-c", "libharmonaize.a", profile)
+}
+
+/// Builds the library with NCCL's ABI, likewise.
+pub fn build_nccl(profile: Profile) -> Result<PathBuf> {
+    build_package("harmonaize-nccl", "libharmonaize_nccl.so", profile)
+}
+
+fn build_package(package: &str, file: &str, profile: Profile) -> Result<PathBuf> {
     let folder = match std::env::var_os("HARMONAIZE_BINARIES") {
         Some(folder) => PathBuf::from(folder),
         None => {
             // By itself: beside other packages it would have their features, and need their libraries.
             let mut build = workspace::cargo();
-            build.args(["build", "--quiet", "--package", "harmonaize-c"]);
+            build.args(["build", "--quiet", "--package", package]);
             build.args((profile == Profile::Release).then_some("--release"));
             workspace::run(&mut build)?;
             Binaries::folder_of(profile)
         }
     };
-    let archive = folder.join("libharmonaize.a");
-    if !archive.is_file() {
-        bail!("{} is not there; build it with `cargo build -p harmonaize-c`", archive.display());
+    let library = folder.join(file);
+    if !library.is_file() {
+        bail!("{} is not there; build it with `cargo build -p {package}`", library.display());
     }
-    Ok(archive)
+    Ok(library)
+}
+
+/// Puts the library with NCCL's ABI into a folder: `lib`.
+pub fn install_nccl(library: &Path, folder: &Path) -> Result<()> {
+    let lib = folder.join("lib");
+    std::fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
+    let to = lib.join(NCCL);
+    std::fs::copy(library, &to).with_context(|| format!("cannot write {}", to.display()))?;
+    Ok(())
 }
 
 /// Links the shared library from its archive and puts it into a folder: `lib`, `lib/pkgconfig` and `include`.

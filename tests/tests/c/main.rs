@@ -2,18 +2,15 @@
 //! function and every mistake, under sanitizers of addresses, leaks and undefined behaviour.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_testkit::deployment::Deployment;
 use harmonaize_testkit::workspace::{Profile, root};
 use harmonaize_testkit::{c_library, strict};
+use harmonaize_tests::c_program::{Program, WARNINGS, printed, succeeded};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::Command;
 use tempfile::TempDir;
-
-/// What every program and header here has to compile with.
-const WARNINGS: &[&str] = &["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
 /// The example for tenants, and the cases of the tests, in the tree.
 const PROGRAMS: [&str; 2] = ["dataplane/c/examples/all_reduce.c", "tests/tests/c/cases.c"];
@@ -25,51 +22,10 @@ fn installed() -> TempDir {
     folder
 }
 
-/// What a command printed, once it has succeeded.
-fn succeeded(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}\n{text}{error}");
-    text.into_owned()
-}
-
-/// Compiles a program of the tree, and links it with the library and sanitizers.
-fn compiled(installed: &Path, source: &str) -> PathBuf {
-    let program = installed.join(Path::new(source).file_stem().unwrap());
-    let mut compile = Command::new("cc");
-    compile.args(["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
-    compile.args(WARNINGS).arg(root().join(source)).arg("-I").arg(installed.join("include"));
-    compile.arg("-L").arg(installed.join("lib")).args(["-lharmonaize", "-pthread"]);
-    succeeded(compile.arg("-o").arg(&program));
-    program
-}
-
-/// Starts ranks of a program on one host.
-fn start(
-    deployment: &Deployment,
-    installed: &Path,
-    program: &Path,
-    case: Option<&str>,
-    ranks: u32,
-) -> Vec<Child> {
-    let socket = &sockets(deployment, "a")[0];
-    let one = |rank: u32| {
-        let mut command = Command::new(program);
-        command.args(case).env("HARMONAIZE_SOCKET", socket).env("LD_LIBRARY_PATH", installed.join("lib"));
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.to_string());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    };
-    (0..ranks).map(one).collect()
-}
-
-/// What each rank printed, once all have succeeded.
-fn printed(case: &str, ranks: Vec<Child>) -> Vec<String> {
-    let ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let wrong = ended.iter().any(|output| !output.status.success() || !output.stderr.is_empty());
-    let errors: Vec<String> = ended.iter().map(|output| text(&output.stderr)).collect();
-    assert!(!wrong, "{case}: {errors:#?}");
-    ended.iter().map(|output| text(&output.stdout)).collect()
+/// Compiles a program of the tree.
+fn compiled(installed: &Path, source: &str) -> Program {
+    let include = format!("-I{}", installed.join("include").display());
+    Program::compile(source, installed, &installed.join("lib"), &[&include, "-lharmonaize"])
 }
 
 /// Runs cases, each with as many ranks.
@@ -78,7 +34,7 @@ fn run(cases: &[(&str, u32)]) {
     let installed = installed();
     let program = compiled(installed.path(), PROGRAMS[1]);
     for (case, ranks) in cases {
-        printed(case, start(&deployment, installed.path(), &program, Some(case), *ranks));
+        printed(case, program.start(Some(case), 0..*ranks, *ranks, &sockets(&deployment, "a")[0]));
     }
 }
 
@@ -150,8 +106,8 @@ fn the_example_for_tenants_is_built_and_run_as_it_says() {
     // It frees what it has, and says what is wrong.
     let installed = installed();
     let program = compiled(installed.path(), PROGRAMS[0]);
-    printed("hello", start(&deployment, installed.path(), &program, None, 2));
-    let mut alone = Command::new(&program);
+    printed("hello", program.start(None, 0..2, 2, &sockets(&deployment, "a")[0]));
+    let mut alone = Command::new(&program.path);
     alone.env("LD_LIBRARY_PATH", installed.path().join("lib")).env("HARMONAIZE_SOCKET", "/nowhere");
     alone.env("SLURM_PROCID", "0").env("SLURM_NTASKS", "1");
     let refused = alone.output().unwrap();

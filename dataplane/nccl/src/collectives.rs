@@ -1,0 +1,407 @@
+//! The collectives and messages from rank to rank.
+
+use crate::device::is_device;
+use crate::group::{Submission, submit};
+use crate::registry::{Comm, find, lock, ncclComm_t};
+use crate::result::{Failure, entry, give, ncclResult_t};
+use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
+use harmonaize_staging::{Call, Kind, Piece};
+use std::ffi::{c_int, c_void};
+
+/// A CUDA stream, which nothing here looks at.
+type cudaStream_t = *mut c_void;
+/// NCCL's element types and reductions, by number.
+type ncclDataType_t = c_int;
+type ncclRedOp_t = c_int;
+
+/// Element types, by NCCL's number.
+const DTYPES: [Dtype; 12] = [
+    Dtype::I8,
+    Dtype::U8,
+    Dtype::I32,
+    Dtype::U32,
+    Dtype::I64,
+    Dtype::U64,
+    Dtype::F16,
+    Dtype::F32,
+    Dtype::F64,
+    Dtype::Bf16,
+    Dtype::F8E4M3,
+    Dtype::F8E5M2,
+];
+
+/// Reductions, by NCCL's number. Those that a communicator made follow.
+const REDUCTIONS: [ReduceOp; 5] =
+    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min, ReduceOp::Average];
+
+fn dtype(number: ncclDataType_t) -> Result<Dtype, Failure> {
+    let known = usize::try_from(number).ok().and_then(|number| DTYPES.get(number));
+    known.copied().ok_or_else(|| Failure::argument(format!("there is no element type {number}")))
+}
+
+/// A reduction of a communicator, and the factor of one that multiplies first.
+fn reduction(comm: &Comm, number: ncclRedOp_t) -> Result<(ReduceOp, Option<f64>), Failure> {
+    let unknown = || Failure::argument(format!("the communicator has no reduction {number}"));
+    let at = usize::try_from(number).map_err(|_| unknown())?;
+    if let Some(reduce) = REDUCTIONS.get(at) {
+        return Ok((*reduce, None));
+    }
+    let own = lock(&comm.factors).get(at - REDUCTIONS.len()).copied().flatten();
+    own.map(|factor| (ReduceOp::PremulSum, Some(factor))).ok_or_else(unknown)
+}
+
+fn rank(number: c_int) -> Result<Rank, Failure> {
+    let rank = u32::try_from(number).map_err(|_| Failure::argument(format!("there is no rank {number}")))?;
+    Ok(Rank(rank))
+}
+
+/// A buffer of so many elements in so many blocks.
+fn piece(buffer: *const c_void, dtype: Dtype, count: usize, blocks: u32) -> Result<Vec<Piece>, Failure> {
+    let elements = usize::try_from(blocks).ok().and_then(|blocks| count.checked_mul(blocks));
+    let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size()));
+    let bytes = bytes.filter(|bytes| isize::try_from(*bytes).is_ok());
+    let bytes = bytes.ok_or_else(|| Failure::argument(format!("{blocks} times {count} elements")))?;
+    if buffer.is_null() {
+        return Err(Failure::argument("a buffer is NULL"));
+    }
+    if is_device(buffer) {
+        return Err(Failure::argument(
+            "a buffer is in a device's memory: this library takes host memory alone, so copy it first, or use \
+             NCCL's own library",
+        ));
+    }
+    Ok(vec![Piece { address: buffer.addr(), bytes }])
+}
+
+/// What is called of a communicator, and the reduction and the root of it where it has any.
+struct Wanted {
+    comm: ncclComm_t,
+    dtype: ncclDataType_t,
+    count: usize,
+    reduce: Option<ncclRedOp_t>,
+    root: Option<c_int>,
+}
+
+/// Starts a call. `blocks`: of how many blocks of `count` elements the input and the output are, by the communicator's ranks and
+/// whether this one is the root; nothing where that one is not used.
+fn call(
+    kind: Kind,
+    wanted: &Wanted,
+    (input, output): (*const c_void, *mut c_void),
+    blocks: impl FnOnce(u32, bool) -> (Option<u32>, Option<u32>),
+) -> ncclResult_t {
+    entry(|| {
+        let comm = find(wanted.comm)?;
+        let (dtype, count) = (dtype(wanted.dtype)?, wanted.count);
+        let (reduce, factor) =
+            wanted.reduce.map_or(Ok((ReduceOp::Sum, None)), |number| reduction(&comm, number))?;
+        let root = wanted.root.map_or(Ok(Rank(0)), rank)?;
+        if root.0 >= comm.place().1 {
+            return Err(Failure::argument(format!("rank {root} of {}", comm.place().1)));
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        let (own, ranks) = comm.place();
+        let (inputs, outputs) = blocks(ranks, own == root);
+        let pieces = |buffer: *const c_void, blocks: Option<u32>| {
+            blocks.map_or(Ok(Vec::new()), |blocks| piece(buffer, dtype, count, blocks))
+        };
+        let (inputs, outputs) = (pieces(input, inputs)?, pieces(output, outputs)?);
+        let call = Call { kind, dtype, reduce, root, inputs, outputs, counts: None };
+        submit(Submission { comm, call, factor })
+    })
+}
+
+/// Every rank's output becomes the reduction of all ranks' inputs.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllReduce(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    reduce: ncclRedOp_t,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: None };
+    call(Kind::Collective(Collective::AllReduce), &wanted, (input, output), |_, _| (Some(1), Some(1)))
+}
+
+/// The root's output becomes the reduction of all ranks' inputs.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclReduce(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    reduce: ncclRedOp_t,
+    root: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: Some(root) };
+    let blocks = |_, at_root: bool| (Some(1), at_root.then_some(1));
+    call(Kind::Collective(Collective::Reduce), &wanted, (input, output), blocks)
+}
+
+/// Every rank's output becomes the root's input.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclBroadcast(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let blocks = |_, at_root: bool| (at_root.then_some(1), Some(1));
+    call(Kind::Collective(Collective::Broadcast), &wanted, (input, output), blocks)
+}
+
+/// [`ncclBroadcast`] in place.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclBcast(
+    buffer: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    stream: cudaStream_t,
+) -> ncclResult_t {
+    ncclBroadcast(buffer, buffer, count, dtype, root, comm, stream)
+}
+
+/// Rank `r`'s output becomes the reduction of all ranks' block `r`, of `count` elements.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclReduceScatter(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    reduce: ncclRedOp_t,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: None };
+    let blocks = |ranks, _| (Some(ranks), Some(1));
+    call(Kind::Collective(Collective::ReduceScatter), &wanted, (input, output), blocks)
+}
+
+/// Block `r` of every rank's output becomes rank `r`'s input, of `count` elements.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAllGather(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: None };
+    let blocks = |ranks, _| (Some(1), Some(ranks));
+    call(Kind::Collective(Collective::AllGather), &wanted, (input, output), blocks)
+}
+
+/// Block `r` of the input goes to rank `r`, and block `r` of the output comes from it, each of `count` elements.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclAlltoAll(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: None };
+    let blocks = |ranks, _| (Some(ranks), Some(ranks));
+    call(Kind::Collective(Collective::AllToAll), &wanted, (input, output), blocks)
+}
+
+/// Block `r` of the root's output becomes rank `r`'s input, of `count` elements.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclGather(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let blocks = |ranks, at_root: bool| (Some(1), at_root.then_some(ranks));
+    call(Kind::Collective(Collective::Gather), &wanted, (input, output), blocks)
+}
+
+/// Rank `r`'s output becomes block `r` of the root's input, of `count` elements.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclScatter(
+    input: *const c_void,
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    root: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let blocks = |ranks, at_root: bool| (at_root.then_some(ranks), Some(1));
+    call(Kind::Collective(Collective::Scatter), &wanted, (input, output), blocks)
+}
+
+/// Sends to a rank, which receives as much.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclSend(
+    input: *const c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(peer) };
+    call(Kind::Send, &wanted, (input, std::ptr::null_mut()), |_, _| (Some(1), None))
+}
+
+/// Receives from a rank, which sends as much.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRecv(
+    output: *mut c_void,
+    count: usize,
+    dtype: ncclDataType_t,
+    peer: c_int,
+    comm: ncclComm_t,
+    _stream: cudaStream_t,
+) -> ncclResult_t {
+    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(peer) };
+    call(Kind::Receive, &wanted, (std::ptr::null(), output), |_, _| (None, Some(1)))
+}
+
+/// Reads a scalar. Half floats have no Rust type: their bits become that of an `f32`.
+fn scalar(dtype: Dtype, at: *const c_void) -> Result<f64, Failure> {
+    // SAFETY: the caller gives the address of a scalar of this type.
+    unsafe {
+        Ok(match dtype {
+            Dtype::F64 => at.cast::<f64>().read_unaligned(),
+            Dtype::F32 => at.cast::<f32>().read_unaligned().into(),
+            Dtype::Bf16 => f32::from_bits(u32::from(at.cast::<u16>().read_unaligned()) << 16).into(),
+            Dtype::F16 => half(at.cast::<u16>().read_unaligned()),
+            Dtype::I8 => at.cast::<i8>().read().into(),
+            Dtype::U8 => at.cast::<u8>().read().into(),
+            Dtype::I32 => at.cast::<i32>().read_unaligned().into(),
+            Dtype::U32 => at.cast::<u32>().read_unaligned().into(),
+            other => return Err(Failure::argument(format!("a factor of type {other}"))),
+        })
+    }
+}
+
+/// The value of a binary16.
+fn half(bits: u16) -> f64 {
+    let (exponent, fraction) = (i32::from(bits >> 10 & 31), f64::from(bits & 1023) / 1024.0);
+    let value = match exponent {
+        0 => fraction * 2_f64.powi(-14),
+        31 if fraction == 0.0 => f64::INFINITY,
+        31 => f64::NAN,
+        _ => (1.0 + fraction) * 2_f64.powi(exponent - 15),
+    };
+    if bits >> 15 == 1 { -value } else { value }
+}
+
+/// Makes a reduction of a communicator that multiplies this rank's input by a scalar and sums. The scalar is read now, wherever it
+/// resides, so it must be in host memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRedOpCreatePreMulSum(
+    op: *mut ncclRedOp_t,
+    factor: *mut c_void,
+    number: ncclDataType_t,
+    _residence: c_int,
+    comm: ncclComm_t,
+) -> ncclResult_t {
+    entry(|| {
+        let (comm, dtype) = (find(comm)?, dtype(number)?);
+        if factor.is_null() || is_device(factor) {
+            return Err(Failure::argument("the factor is not in host memory"));
+        }
+        let factor = scalar(dtype, factor)?;
+        let mut factors = lock(&comm.factors);
+        let (made, free) = (factors.len(), factors.iter().position(Option::is_none));
+        let at = free.unwrap_or(made);
+        let number = c_int::try_from(at + REDUCTIONS.len());
+        let number = number.map_err(|_| Failure::usage("the communicator has too many reductions"))?;
+        give(number, op, "where the reduction goes")?;
+        factors.resize(made.max(at + 1), None);
+        if let Some(slot) = factors.get_mut(at) {
+            *slot = Some(factor);
+        }
+        Ok(())
+    })
+}
+
+/// Takes a reduction back.
+#[unsafe(no_mangle)]
+pub extern "C" fn ncclRedOpDestroy(op: ncclRedOp_t, comm: ncclComm_t) -> ncclResult_t {
+    entry(|| {
+        let comm = find(comm)?;
+        let at = usize::try_from(op).ok().and_then(|op| op.checked_sub(REDUCTIONS.len()));
+        let mut factors = lock(&comm.factors);
+        let own = at.and_then(|at| factors.get_mut(at)).and_then(Option::take);
+        own.map(drop).ok_or_else(|| Failure::argument(format!("the communicator did not make {op}")))
+    })
+}
+
+/// Collectives with a configuration, which is not looked at: it tunes NCCL's own kernels.
+macro_rules! configured {
+    ($($name:ident => $plain:ident($($argument:ident: $type:ty),*);)*) => {$(
+        /// The same with a configuration for NCCL's kernels.
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $name($($argument: $type,)* _config: *const c_void) -> ncclResult_t {
+            $plain($($argument),*)
+        }
+    )*};
+}
+
+configured! {
+    ncclAllReduceConfig => ncclAllReduce(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, reduce: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t);
+    ncclReduceConfig => ncclReduce(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, reduce: ncclRedOp_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t);
+    ncclBroadcastConfig => ncclBroadcast(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t);
+    ncclReduceScatterConfig => ncclReduceScatter(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, reduce: ncclRedOp_t, comm: ncclComm_t, stream: cudaStream_t);
+    ncclAllGatherConfig => ncclAllGather(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t);
+    ncclAlltoAllConfig => ncclAlltoAll(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, comm: ncclComm_t, stream: cudaStream_t);
+    ncclGatherConfig => ncclGather(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t);
+    ncclScatterConfig => ncclScatter(input: *const c_void, output: *mut c_void, count: usize, dtype: ncclDataType_t, root: c_int, comm: ncclComm_t, stream: cudaStream_t);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_floats_have_their_values() {
+        for (bits, value) in [
+            (0, 0.0),
+            (0x3c00, 1.0),
+            (0x3800, 0.5),
+            (0xc000, -2.0),
+            (0x7bff, 65_504.0),
+            (1, 2_f64.powi(-24)),
+            (0x7c00, f64::INFINITY),
+        ] {
+            assert_eq!(half(bits), value, "{bits:#x}");
+        }
+        assert!(half(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn sizes_that_no_memory_has_are_refused() {
+        let buffer = [0_u8; 8];
+        let buffer = buffer.as_ptr().cast();
+        assert_eq!(piece(buffer, Dtype::F64, 1, 1).unwrap()[0].bytes, 8);
+        for (count, blocks) in [(usize::MAX, 1), (usize::MAX / 8, 2), (1 << 62, 3)] {
+            assert!(piece(buffer, Dtype::F64, count, blocks).is_err(), "{count} {blocks}");
+        }
+        assert!(piece(std::ptr::null(), Dtype::F64, 1, 1).is_err());
+    }
+}

@@ -1,0 +1,360 @@
+/*
+ * What a program built for NCCL gets from the library with its ABI, case by case: argv[1] names one, RANK and WORLD_SIZE say which rank
+ * this is, of how many, and ID is the file by which rank 0 tells the others the id.
+ */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* As a program knows them: the types and numbers of NCCL's ABI. */
+typedef void *ncclComm_t;
+typedef void *cudaStream_t;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+enum { ncclSuccess, ncclUnhandledCudaError, ncclSystemError, ncclInternalError, ncclInvalidArgument, ncclInvalidUsage };
+enum { ncclRemoteError = 6, ncclInProgress, ncclTimeout };
+enum { ncclInt8, ncclUint8, ncclInt32, ncclUint32, ncclInt64, ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64 };
+enum { ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg };
+
+int ncclGetVersion(int *version);
+int ncclGetUniqueId(ncclUniqueId *id);
+int ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank);
+int ncclCommInitAll(ncclComm_t *comms, int devices, const int *list);
+int ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *new, void *config);
+int ncclCommShrink(ncclComm_t comm, int *excluded, int count, ncclComm_t *new, void *config, int flags);
+int ncclCommDestroy(ncclComm_t comm);
+int ncclCommFinalize(ncclComm_t comm);
+int ncclCommAbort(ncclComm_t comm);
+int ncclCommGetAsyncError(ncclComm_t comm, int *error);
+int ncclCommCount(ncclComm_t comm, int *count);
+int ncclCommCuDevice(ncclComm_t comm, int *device);
+int ncclCommUserRank(ncclComm_t comm, int *rank);
+int ncclCommSuspend(ncclComm_t comm, int flags);
+const char *ncclGetErrorString(int result);
+const char *ncclGetLastError(ncclComm_t comm);
+int ncclMemAlloc(void **pointer, size_t bytes);
+int ncclMemFree(void *pointer);
+int ncclCommRegister(ncclComm_t comm, void *buffer, size_t bytes, void **handle);
+int ncclCommDeregister(ncclComm_t comm, void *handle);
+int ncclRedOpCreatePreMulSum(int *op, void *factor, int dtype, int residence, ncclComm_t comm);
+int ncclRedOpDestroy(int op, ncclComm_t comm);
+int ncclAllReduce(const void *in, void *out, size_t count, int dtype, int op, ncclComm_t comm, cudaStream_t stream);
+int ncclReduce(const void *in, void *out, size_t count, int dtype, int op, int root, ncclComm_t comm, cudaStream_t stream);
+int ncclBcast(void *buffer, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);
+int ncclBroadcast(const void *in, void *out, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);
+int ncclReduceScatter(const void *in, void *out, size_t count, int dtype, int op, ncclComm_t comm, cudaStream_t stream);
+int ncclAllGather(const void *in, void *out, size_t count, int dtype, ncclComm_t comm, cudaStream_t stream);
+int ncclAlltoAll(const void *in, void *out, size_t count, int dtype, ncclComm_t comm, cudaStream_t stream);
+int ncclGather(const void *in, void *out, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);
+int ncclScatter(const void *in, void *out, size_t count, int dtype, int root, ncclComm_t comm, cudaStream_t stream);
+int ncclSend(const void *in, size_t count, int dtype, int peer, ncclComm_t comm, cudaStream_t stream);
+int ncclRecv(void *out, size_t count, int dtype, int peer, ncclComm_t comm, cudaStream_t stream);
+int ncclGroupStart(void);
+int ncclGroupEnd(void);
+
+#define COUNT 1000
+#define MOST 8
+
+static int rank = -1, ranks;
+
+static void fail(int line, const char *what) {
+    fprintf(stderr, "rank %d, line %d: %s; last error: %s\n", rank, line, what, ncclGetLastError(NULL));
+    exit(EXIT_FAILURE);
+}
+
+#define CHECK(holds) ((holds) ? (void)0 : fail(__LINE__, #holds))
+#define OK(call) CHECK((call) == ncclSuccess)
+/* A call that fails, with a text that contains a word. */
+#define FAILS(call, result, word)                                                                                      \
+    do {                                                                                                               \
+        CHECK((call) == (result));                                                                                     \
+        CHECK(strstr(ncclGetLastError(NULL), word));                                                                   \
+    } while (0)
+
+static int number(const char *name) {
+    const char *text = getenv(name);
+    CHECK(text);
+    return (int)strtol(text, NULL, 10);
+}
+
+/* Where CUDA is loaded, its driver says whose memory an address is in. This one knows of one page. */
+static void *device_page;
+
+int cuPointerGetAttribute(void *value, unsigned attribute, uint64_t address) {
+    CHECK(attribute == 2);
+    if (address != (uint64_t)(uintptr_t)device_page)
+        return 1;
+    *(unsigned *)value = 2;
+    return 0;
+}
+
+static ncclUniqueId told(void) {
+    ncclUniqueId id;
+    const char *path = getenv("ID");
+    char other[4096];
+    CHECK(path);
+    snprintf(other, sizeof other, "%s.new", path);
+    if (rank == 0) {
+        OK(ncclGetUniqueId(&id));
+        FILE *file = fopen(other, "wb");
+        CHECK(file && fwrite(&id, sizeof id, 1, file) == 1 && fclose(file) == 0);
+        CHECK(rename(other, path) == 0);
+        return id;
+    }
+    for (int tries = 0; tries < 2000; tries++) {
+        FILE *file = fopen(path, "rb");
+        if (file) {
+            CHECK(fread(&id, sizeof id, 1, file) == 1);
+            fclose(file);
+            return id;
+        }
+        usleep(10000);
+    }
+    fail(__LINE__, "nobody told the id");
+    return id;
+}
+
+static ncclComm_t join(void) {
+    ncclComm_t comm = NULL;
+    int found = -1;
+    rank = number("RANK");
+    ranks = number("WORLD_SIZE");
+    CHECK(ranks <= MOST);
+    OK(ncclCommInitRank(&comm, ranks, told(), rank));
+    OK(ncclCommCount(comm, &found));
+    CHECK(found == ranks);
+    OK(ncclCommUserRank(comm, &found));
+    CHECK(found == rank);
+    OK(ncclCommGetAsyncError(comm, &found));
+    CHECK(found == ncclSuccess);
+    return comm;
+}
+
+static float in[MOST * COUNT], out[MOST * COUNT];
+
+/* What a rank has at a place. */
+static float value(int of, int at) {
+    return (float)(of * 1000 + at);
+}
+
+static void fill(void) {
+    for (int at = 0; at < MOST * COUNT; at++) {
+        in[at] = value(rank, at);
+        out[at] = -1;
+    }
+}
+
+static float sum(int at) {
+    float all = 0;
+    for (int of = 0; of < ranks; of++)
+        all += value(of, at);
+    return all;
+}
+
+static void collectives(void) {
+    ncclComm_t comm = join();
+    int last = ranks - 1;
+
+    fill();
+    OK(ncclAllReduce(in, out, COUNT, ncclFloat32, ncclSum, comm, NULL));
+    for (int at = 0; at < COUNT; at++)
+        CHECK(out[at] == sum(at) && in[at] == value(rank, at));
+    CHECK(out[COUNT] == -1);
+    OK(ncclAllReduce(in, in, COUNT, ncclFloat32, ncclMax, comm, NULL));
+    for (int at = 0; at < COUNT; at++)
+        CHECK(in[at] == value(last, at));
+
+    fill();
+    OK(ncclAllReduce(in, out, COUNT, ncclFloat32, ncclAvg, comm, NULL));
+    CHECK(out[7] == sum(7) / (float)ranks);
+    int op = -1;
+    float factor = (float)(rank + 1), scaled = 0;
+    OK(ncclRedOpCreatePreMulSum(&op, &factor, ncclFloat32, 1, comm));
+    OK(ncclAllReduce(in, out, COUNT, ncclFloat32, op, comm, NULL));
+    for (int of = 0; of < ranks; of++)
+        scaled += (float)(of + 1) * value(of, 3);
+    CHECK(out[3] == scaled);
+    OK(ncclRedOpDestroy(op, comm));
+    FAILS(ncclAllReduce(in, out, COUNT, ncclFloat32, op, comm, NULL), ncclInvalidArgument, "no reduction");
+
+    int64_t whole[2] = {rank, -rank};
+    OK(ncclAllReduce(whole, whole, 2, ncclInt64, ncclMin, comm, NULL));
+    CHECK(whole[0] == 0 && whole[1] == -last);
+
+    fill();
+    OK(ncclReduce(in, out, COUNT, ncclFloat32, ncclSum, last, comm, NULL));
+    CHECK(out[9] == (rank == last ? sum(9) : -1));
+    OK(ncclBroadcast(rank == last ? in : NULL, out, COUNT, ncclFloat32, last, comm, NULL));
+    CHECK(out[11] == value(last, 11));
+    OK(ncclBcast(in, COUNT, ncclFloat32, 0, comm, NULL));
+    CHECK(in[11] == value(0, 11));
+
+    fill();
+    OK(ncclReduceScatter(in, out, COUNT, ncclFloat32, ncclSum, comm, NULL));
+    CHECK(out[5] == sum(rank * COUNT + 5) && out[COUNT] == -1);
+    OK(ncclAllGather(in, out, COUNT, ncclFloat32, comm, NULL));
+    for (int of = 0; of < ranks; of++)
+        CHECK(out[of * COUNT + 5] == value(of, 5));
+    OK(ncclAlltoAll(in, out, COUNT, ncclFloat32, comm, NULL));
+    for (int of = 0; of < ranks; of++)
+        CHECK(out[of * COUNT + 5] == value(of, rank * COUNT + 5));
+    OK(ncclGather(in, out, 10, ncclFloat32, 0, comm, NULL));
+    for (int of = 0; of < ranks && rank == 0; of++)
+        CHECK(out[of * 10 + 5] == value(of, 5));
+    OK(ncclScatter(in, out, 10, ncclFloat32, last, comm, NULL));
+    CHECK(out[5] == value(last, rank * 10 + 5));
+
+    /* To all and from all, in one group. */
+    fill();
+    OK(ncclGroupStart());
+    OK(ncclGroupStart());
+    for (int other = 0; other < ranks; other++) {
+        OK(ncclSend(in + other * COUNT, COUNT, ncclFloat32, other, comm, NULL));
+        OK(ncclRecv(out + other * COUNT, COUNT, ncclFloat32, other, comm, NULL));
+    }
+    OK(ncclGroupEnd());
+    CHECK(out[0] == -1);
+    OK(ncclAllReduce(&factor, &scaled, 1, ncclFloat32, ncclSum, comm, NULL));
+    OK(ncclGroupEnd());
+    for (int of = 0; of < ranks; of++)
+        CHECK(out[of * COUNT + 5] == value(of, rank * COUNT + 5));
+    CHECK(scaled == (float)(ranks * (ranks + 1) / 2));
+
+    /* More operations at once than the rings have room for. */
+    OK(ncclGroupStart());
+    for (int at = 0; at < 1500; at++)
+        OK(ncclAllReduce(in + at, out + at, 1, ncclFloat32, ncclSum, comm, NULL));
+    OK(ncclGroupEnd());
+    for (int at = 0; at < 1500; at++)
+        CHECK(out[at] == sum(at));
+
+    OK(ncclAllReduce(NULL, NULL, 0, ncclFloat32, ncclSum, comm, NULL));
+    OK(ncclCommFinalize(comm));
+    OK(ncclCommDestroy(comm));
+}
+
+static void one_process(void) {
+    ncclComm_t comms[3];
+    int devices[3] = {4, 2, 0}, found = -1;
+    OK(ncclCommInitAll(comms, 3, devices));
+    ranks = 3;
+    OK(ncclCommCuDevice(comms[1], &found));
+    CHECK(found == 2);
+    float each[3] = {1, 2, 4};
+    OK(ncclGroupStart());
+    for (int at = 0; at < 3; at++)
+        OK(ncclAllReduce(each + at, each + at, 1, ncclFloat32, ncclSum, comms[at], NULL));
+    OK(ncclGroupEnd());
+    CHECK(each[0] == 7 && each[1] == 7 && each[2] == 7);
+    for (int at = 0; at < 3; at++)
+        OK(ncclCommDestroy(comms[at]));
+}
+
+static void parts(void) {
+    ncclComm_t comm = join(), half = NULL, none = comm, fewer = NULL;
+    int found = -1, members = -1, excluded[1] = {1};
+    float each = 1;
+    OK(ncclCommSplit(comm, rank % 2, -rank, &half, NULL));
+    OK(ncclCommCount(half, &members));
+    CHECK(members == (ranks + 1 - rank % 2) / 2);
+    OK(ncclCommUserRank(half, &found));
+    CHECK(found == members - 1 - rank / 2);
+    OK(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, half, NULL));
+    CHECK(each == (float)members);
+    OK(ncclCommSplit(comm, rank == 0 ? 5 : -1, 0, &none, NULL));
+    CHECK((none != NULL) == (rank == 0));
+    if (none)
+        OK(ncclCommDestroy(none));
+    OK(ncclCommDestroy(half));
+    if (rank != 1) {
+        OK(ncclCommShrink(comm, excluded, 1, &fewer, NULL, 0));
+        OK(ncclCommUserRank(fewer, &found));
+        CHECK(found == (rank == 0 ? 0 : rank - 1));
+        each = 1;
+        OK(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, fewer, NULL));
+        CHECK(each == (float)(ranks - 1));
+        OK(ncclCommDestroy(fewer));
+    }
+    /* All are there still. */
+    each = 1;
+    OK(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL));
+    CHECK(each == (float)ranks);
+    if (rank == 0) {
+        OK(ncclCommAbort(comm));
+        return;
+    }
+    FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, comm, NULL), ncclRemoteError, "abort");
+    OK(ncclCommGetAsyncError(comm, &found));
+    CHECK(found == ncclRemoteError);
+    OK(ncclCommDestroy(comm));
+}
+
+static void mistakes(void) {
+    ncclComm_t comm = join(), gone = comm;
+    float each = 1;
+    int version = 0, op = -1;
+    void *memory = NULL, *handle = NULL;
+    OK(ncclGetVersion(&version));
+    CHECK(version == 23203);
+    FAILS(ncclAllReduce(NULL, &each, 1, ncclFloat32, ncclSum, comm, NULL), ncclInvalidArgument, "NULL");
+    FAILS(ncclAllReduce(&each, &each, 1, 99, ncclSum, comm, NULL), ncclInvalidArgument, "element type 99");
+    FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, -3, comm, NULL), ncclInvalidArgument, "no reduction -3");
+    FAILS(ncclBcast(&each, 1, ncclFloat32, ranks, comm, NULL), ncclInvalidArgument, "rank 1 of 1");
+    FAILS(ncclSend(&each, 1, ncclFloat32, -1, comm, NULL), ncclInvalidArgument, "rank -1");
+    FAILS(ncclAllReduce(&each, &each, SIZE_MAX / 2, ncclFloat32, ncclSum, comm, NULL), ncclInvalidArgument, "elements");
+    FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, NULL, NULL), ncclInvalidArgument, "no such");
+    FAILS(ncclAllReduce(&each, &each, 1, ncclFloat32, ncclSum, &each, NULL), ncclInvalidArgument, "no such");
+    FAILS(ncclRedOpCreatePreMulSum(&op, &each, ncclInt64, 1, comm), ncclInvalidArgument, "factor of type i64");
+    FAILS(ncclRedOpDestroy(ncclSum, comm), ncclInvalidArgument, "did not make");
+    FAILS(ncclCommSplit(comm, -2, 0, &gone, NULL), ncclInvalidArgument, "color");
+    FAILS(ncclCommShrink(comm, (int[]){0}, 1, &gone, NULL, 0), ncclInvalidArgument, "excludes itself");
+    FAILS(ncclCommInitRank(&gone, 2, (ncclUniqueId){{0}}, 2), ncclInvalidArgument, "rank 2 of 2");
+    FAILS(ncclGroupEnd(), ncclInvalidUsage, "without ncclGroupStart");
+    FAILS(ncclCommSuspend(comm, 0), ncclInvalidUsage, "ncclCommSuspend");
+    FAILS(ncclMemFree(&each), ncclInvalidArgument, "did not allocate");
+    CHECK(strstr(ncclGetErrorString(ncclRemoteError), "remote error"));
+    CHECK(strstr(ncclGetErrorString(77), "no result"));
+
+    OK(ncclMemAlloc(&memory, 10));
+    CHECK((uintptr_t)memory % 4096 == 0);
+    OK(ncclCommRegister(comm, memory, 10, &handle));
+    OK(ncclCommDeregister(comm, handle));
+    device_page = memory;
+    FAILS(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, comm, NULL), ncclInvalidArgument, "device's memory");
+    device_page = NULL;
+    OK(ncclAllReduce(memory, memory, 1, ncclFloat32, ncclSum, comm, NULL));
+    OK(ncclMemFree(memory));
+    OK(ncclCommDestroy(comm));
+    FAILS(ncclCommDestroy(comm), ncclInvalidArgument, "no such");
+}
+
+static void no_agent(void) {
+    ncclComm_t comm = NULL;
+    setenv("HARMONAIZE_SOCKET", "/nowhere", 1);
+    FAILS(ncclCommInitRank(&comm, 1, (ncclUniqueId){{1}}, 0), ncclSystemError, "/nowhere");
+    CHECK(comm == NULL);
+}
+
+int main(int argc, char **argv) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } cases[] = {{"collectives", collectives},
+                 {"one_process", one_process},
+                 {"parts", parts},
+                 {"mistakes", mistakes},
+                 {"no_agent", no_agent}};
+    for (size_t at = 0; argc == 2 && at < sizeof cases / sizeof *cases; at++) {
+        if (strcmp(cases[at].name, argv[1]) == 0) {
+            cases[at].run();
+            return EXIT_SUCCESS;
+        }
+    }
+    fprintf(stderr, "no such case\n");
+    return EXIT_FAILURE;
+}
