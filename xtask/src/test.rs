@@ -35,7 +35,7 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    packages::require(&[packages::BUILDING, packages::C].concat(), consent)?;
+    packages::require(&[packages::BUILDING, packages::C, packages::ETCD].concat(), consent)?;
     if harmonaize_testkit::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {

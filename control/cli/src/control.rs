@@ -6,7 +6,7 @@ use harmonaize_api::v1::{
     DissolveRequest, FabricSnapshot, ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
 };
 use harmonaize_api::{communicator_from_text, communicator_text};
-use harmonaize_identity::{Protection, endpoint};
+use harmonaize_identity::{CONTROL, Protection, endpoint};
 use harmonaize_planner::Nanos;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -119,7 +119,7 @@ impl Control {
         let address = at.control.clone();
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
         let endpoint =
-            endpoint(&at.protection()?, &address).map_err(|error| unreachable(error.to_string()))?;
+            endpoint(&at.protection()?, CONTROL, &address).map_err(|error| unreachable(error.to_string()))?;
         let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
         let channel =
             endpoint.connect().await.map_err(|error| unreachable(harmonaize_identity::root_cause(&error)))?;

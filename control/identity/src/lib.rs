@@ -30,6 +30,9 @@ use std::path::PathBuf;
 /// The DNS name in control's certificate.
 pub const CONTROL: &str = "control";
 
+/// The DNS name in the certificate of a member of etcd.
+pub const ETCD: &str = "etcd";
+
 /// Why there is no identity, or no connection by it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

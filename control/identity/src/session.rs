@@ -3,7 +3,7 @@
 use crate::folder::read;
 use crate::limits::{Handshakes, Place, Places};
 use crate::watched::{Stamp, stamp};
-use crate::{CONTROL, Error, Folder, Identity, Protection};
+use crate::{Error, Folder, Identity, Protection};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -32,12 +32,12 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The pause after the system gave no connection, as when there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Where control is connected to: its certificate must have the name [`CONTROL`]. The files are read now: who calls this for
-/// each connection has new certificates as soon as they are there.
+/// Where a server is connected to: its certificate must have the name `name`, as [`CONTROL`](crate::CONTROL). The files are read
+/// now: who calls this for each connection has new certificates as soon as they are there.
 ///
 /// # Errors
 /// If a file cannot be read or is none, or the address cannot be one.
-pub fn endpoint(protection: &Protection, address: &str) -> Result<Endpoint, Error> {
+pub fn endpoint(protection: &Protection, name: &str, address: &str) -> Result<Endpoint, Error> {
     let bad = |error: tonic::transport::Error| Error::Address {
         address: address.to_owned(),
         why: root_cause(&error),
@@ -48,8 +48,7 @@ pub fn endpoint(protection: &Protection, address: &str) -> Result<Endpoint, Erro
             let authorities = Certificate::from_pem(read(&folder.authorities())?);
             let certificate = read(&folder.certificate())?;
             let identity = tonic::transport::Identity::from_pem(certificate, read(&folder.key())?);
-            let tls =
-                ClientTlsConfig::new().ca_certificate(authorities).identity(identity).domain_name(CONTROL);
+            let tls = ClientTlsConfig::new().ca_certificate(authorities).identity(identity).domain_name(name);
             let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(bad)?;
             endpoint
                 .tls_config(tls)

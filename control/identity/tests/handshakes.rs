@@ -32,7 +32,7 @@ async fn seen(
     address: SocketAddr,
     incoming: &mut ReceiverStream<std::io::Result<Connection>>,
 ) -> Option<Peer> {
-    let endpoint = endpoint(client, &address.to_string()).unwrap();
+    let endpoint = endpoint(client, CONTROL, &address.to_string()).unwrap();
     let client = tokio::spawn(async move { endpoint.connect().await.map(drop) });
     let peer = tokio::select! {
         connection = incoming.next() => Some(connection.unwrap().unwrap().connect_info()),
@@ -78,7 +78,7 @@ async fn nobody_is_control_by_another_certificate() {
         ("another authority's control", issued(&stranger, CONTROL, Use::Control, &other)),
     ] {
         let (address, _incoming) = listen(&protection).await;
-        let endpoint = endpoint(&host, &address.to_string()).unwrap();
+        let endpoint = endpoint(&host, CONTROL, &address.to_string()).unwrap();
         let connected = tokio::time::timeout(LIMIT, endpoint.connect()).await.unwrap();
         assert!(connected.is_err(), "{what}");
     }
@@ -125,7 +125,12 @@ async fn who_has_no_certificate_is_anyone_on_the_loopback() {
 fn missing_and_broken_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = Protection::Mutual(Folder(folder.path().join("none")));
-    assert!(endpoint(&nowhere, "10.0.0.1:7000").unwrap_err().to_string().contains("ca.crt: No such file"));
+    assert!(
+        endpoint(&nowhere, CONTROL, "10.0.0.1:7000")
+            .unwrap_err()
+            .to_string()
+            .contains("ca.crt: No such file")
+    );
     let authority = Authority::create().unwrap();
     for name in ["ä", "", "..", "a/b", "a b", ".h0", &"h".repeat(64)] {
         assert!(authority.issue(name, Use::Session).is_err(), "{name}");
@@ -159,7 +164,7 @@ async fn an_identity_has_so_many_connections_and_hears_of_it() {
     let clients = ["h0", "h1"].map(|name| issued(&authority, name, Use::Session, folder.path()));
     let mut held = Vec::new();
     let mut connect = async |client: &Protection| {
-        let endpoint = endpoint(client, &address.to_string()).unwrap();
+        let endpoint = endpoint(client, CONTROL, &address.to_string()).unwrap();
         let client = tokio::spawn(async move { endpoint.connect().await });
         let connection = tokio::time::timeout(Duration::from_secs(1), incoming.next()).await.ok()?;
         let connection = connection.unwrap().unwrap();

@@ -73,7 +73,7 @@ impl Provider {
 
     async fn connect_to(&self, address: SocketAddr, name: &str) -> Channel {
         let protection = issued(&self.authority, name, self.folder.path());
-        endpoint(&protection, &address.to_string()).unwrap().connect().await.unwrap()
+        endpoint(&protection, CONTROL, &address.to_string()).unwrap().connect().await.unwrap()
     }
 
     /// What control says to an agent whose certificate has `name`, and which says that it is `host`.
@@ -216,7 +216,7 @@ async fn a_strangers_certificate_gets_no_connection() {
     let stranger = issued(&Authority::create().unwrap(), "ada", &provider.folder.path().join("stranger"));
     let ours = provider.folder.path().join("control/ca.crt");
     std::fs::copy(ours, provider.folder.path().join("stranger/ada/ca.crt")).unwrap();
-    let endpoint = endpoint(&stranger, &provider.address.to_string()).unwrap();
+    let endpoint = endpoint(&stranger, CONTROL, &provider.address.to_string()).unwrap();
     // TLS 1.3 tells a client of its refusal only with the first answer.
     let refused = match endpoint.connect().await {
         Err(_) => true,

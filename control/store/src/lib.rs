@@ -1,12 +1,13 @@
 //! What control must still know after a crash: records, the changes to them, and where they are kept.
 //!
 //! A [`Store`] takes changes in groups: all of a group or none, and durable when [`Store::write`] returns. [`Embedded`] keeps
-//! them in a file (redb), [`Memory`] nowhere. Agents are the truth of what runs; a plan here is only what they do not tell.
+//! them in a file (redb), [`etcd::Etcd`] where several controls find them, [`Memory`] nowhere. Agents are the truth of what runs; a plan here is only what they do not tell.
 #![forbid(unsafe_code)]
 
 mod backup;
 mod change;
 mod embedded;
+pub mod etcd;
 mod memory;
 mod record;
 
@@ -81,6 +82,9 @@ pub enum StoreError {
         /// The newest that is known here.
         supported: u32,
     },
+    /// Another control leads now.
+    #[error("another control leads by now: nothing was written")]
+    Superseded,
     /// It cannot be read or written now.
     #[error("{path}: {why}", path = path.display())]
     Failed {

@@ -2,11 +2,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::CommunicatorId;
+use harmonaize_identity::Protection;
+use harmonaize_store::etcd::{Election, Members, Role, Term};
 use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
     StoreError, Stored, Tenant, Withdrawal, WithdrawalKind, backup, restore,
 };
+use harmonaize_testkit::etcd::Member;
+use harmonaize_testkit::process::Process;
+use rustix::process::Signal;
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
 
 fn changes() -> Vec<Change> {
     let epoch = Epoch {
@@ -121,6 +130,135 @@ fn in_a_file_over_starts() {
     assert_eq!(left.collect::<Vec<_>>(), ["control.redb"], "nothing else is left");
     let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
+}
+
+/// A member of etcd that is alone, or none where it is not installed.
+fn etcd(folder: &Path) -> Option<(Member, Process)> {
+    if !harmonaize_testkit::etcd::is_installed() {
+        return None;
+    }
+    let member = Member::alone(folder).unwrap();
+    let process = member.start_alone().unwrap();
+    Some((member, process))
+}
+
+fn join(member: &Member, name: &str) -> Election {
+    let addresses = vec![member.clients.to_string()];
+    Election::join(Members { addresses, protection: Protection::InsecureLoopback }, name.to_owned()).unwrap()
+}
+
+/// Waits until a control leads.
+fn leads(election: &Election) -> Term {
+    until(election, |role| match role {
+        Role::Leads(term) => Some(*term),
+        Role::Follows(_) => None,
+    })
+}
+
+/// Waits until a control is what `wanted` looks for.
+fn until<T>(election: &Election, wanted: impl Fn(&Role) -> Option<T>) -> T {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = wanted(&election.role().borrow()) {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{:?}", election.role().borrow());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn tenant(name: &str) -> Change {
+    Change::Tenant(Tenant { name: name.into(), ..Tenant::default() })
+}
+
+#[test]
+fn in_etcd_over_leaders() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((member, _process)) = etcd(folder.path()) else { return };
+    let first = join(&member, "first");
+    let model = keeps_what_it_is_given(&mut first.store(leads(&first)));
+    drop(first);
+    let second = join(&member, "second");
+    assert_eq!(second.store(leads(&second)).read().unwrap(), model);
+}
+
+#[test]
+fn in_etcd_much_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((member, _process)) = etcd(folder.path()) else { return };
+    let leader = join(&member, "leader");
+    let mut store = leader.store(leads(&leader));
+    let many: Vec<Change> = (0..300).map(|number| tenant(&format!("t{number}"))).collect();
+    store.write(&many).unwrap();
+    let large = |communicator| Past { communicator, budget: vec![7; 400 << 10], ..Past::default() };
+    let large: Vec<Change> = (0..12).map(|number| Change::Past(Box::new(large(number)))).collect();
+    store.write(&large).unwrap();
+    let stored = store.read().unwrap();
+    assert_eq!((stored.tenants.len(), stored.pasts.len()), (300, 12));
+    let too_large = Past { communicator: 1, budget: vec![7; 4 << 20], ..Past::default() };
+    let error = store.write(&[Change::Past(Box::new(too_large))]).unwrap_err().to_string();
+    assert!(error.starts_with("etcd: "), "{error}");
+    store.write(&[tenant("after")]).unwrap();
+}
+
+#[test]
+fn a_leader_that_another_has_followed_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((member, process)) = etcd(folder.path()) else { return };
+    let first = join(&member, "first");
+    let mut late = first.store(leads(&first));
+    late.write(&[tenant("before")]).unwrap();
+    let second = join(&member, "second");
+    until(&second, |role| (*role == Role::Follows(Some("first".into()))).then_some(()));
+    // Its lease is taken from it, as if it had slept.
+    let lease = member.etcdctl(&["lease", "list"]).unwrap();
+    let lease = lease.lines().last().unwrap();
+    member.etcdctl(&["lease", "revoke", lease]).unwrap();
+    let (one, other) = (&first, &second);
+    let deadline = Instant::now() + LIMIT;
+    let (leader, term) = loop {
+        let now = |election: &Election| match *election.role().borrow() {
+            Role::Leads(term) => Some(term),
+            Role::Follows(_) => None,
+        };
+        match late.write(&[tenant("late")]) {
+            Err(StoreError::Superseded) => {}
+            other => panic!("{other:?}"),
+        }
+        // Whichever stands first; a new term of the first is another term.
+        if let Some(term) = now(other) {
+            break (other, term);
+        }
+        if let Some(term) = now(one).filter(|term| one.store(*term).write(&[]).is_ok()) {
+            break (one, term);
+        }
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let mut store = leader.store(term);
+    store.write(&[tenant("after")]).unwrap();
+    assert!(matches!(late.write(&[tenant("late")]), Err(StoreError::Superseded)));
+    let names: Vec<String> = store.read().unwrap().tenants.into_keys().collect();
+    assert_eq!(names, ["after", "before"]);
+    drop(process);
+}
+
+#[test]
+fn an_etcd_that_is_silent_has_nobody_lead() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some((member, mut process)) = etcd(folder.path()) else { return };
+    let leader = join(&member, "leader");
+    let mut store = leader.store(leads(&leader));
+    store.write(&[tenant("before")]).unwrap();
+    process.signal(Signal::STOP).unwrap();
+    until(&leader, |role| (*role == Role::Follows(None)).then_some(()));
+    // It may be carried out later, or not at all: etcd has it in hand.
+    store.write(&[tenant("unknown")]).unwrap_err();
+    process.signal(Signal::CONT).unwrap();
+    let term = leads(&leader);
+    assert!(matches!(store.write(&[tenant("late")]), Err(StoreError::Superseded)));
+    let stored = leader.store(term).read().unwrap();
+    assert!(stored.tenants.contains_key("before") && !stored.tenants.contains_key("late"), "{stored:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod ledger;
 
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
-use harmonaize_identity::{Protection, endpoint};
+use harmonaize_identity::{CONTROL, Protection, endpoint};
 use ledger::Ledger;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -230,7 +230,7 @@ impl Session {
 
     fn endpoint(&self) -> Result<Endpoint, String> {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
-        let endpoint = endpoint(&self.settings.protection, &self.settings.control);
+        let endpoint = endpoint(&self.settings.protection, CONTROL, &self.settings.control);
         let endpoint = endpoint.map_err(|error| error.to_string())?;
         let endpoint = endpoint.connect_timeout(self.settings.session_timeout).tcp_nodelay(true);
         Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))

@@ -11,6 +11,7 @@ pub mod cross_traffic;
 mod delay;
 pub mod deployment;
 pub mod elastic;
+pub mod etcd;
 pub mod fabric;
 pub mod found;
 pub mod job;

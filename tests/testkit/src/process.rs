@@ -25,9 +25,23 @@ pub struct Process {
 impl Process {
     /// Starts `command` inside `namespace` with both output streams in the file `log`, which is made anew.
     pub fn start(name: &str, command: &mut Command, namespace: &Namespace, log: &Path) -> Result<Self> {
+        Self::spawn(name, command, log, |command| namespace.spawn(command))
+    }
+
+    /// Starts `command` where this process is, likewise.
+    pub fn start_here(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        Self::spawn(name, command, log, |command| Ok(command.spawn()?))
+    }
+
+    fn spawn(
+        name: &str,
+        command: &mut Command,
+        log: &Path,
+        spawn: impl FnOnce(&mut Command) -> Result<Child>,
+    ) -> Result<Self> {
         let output = std::fs::File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
-        let child = namespace.spawn(command).with_context(|| format!("cannot start {name}"))?;
+        let child = spawn(command).with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name: name.to_owned(), child, log: log.to_path_buf(), ended: None })
     }
 

@@ -62,7 +62,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("planner", &["abi", "plan", "codec", "aggregator", "units"]),
     ("disclose", &["abi", "plan", "planner"]),
     ("identity", &[]),
-    ("store", &["abi", "planner"]),
+    ("store", &["abi", "identity", "planner"]),
     (
         "server",
         &[
