@@ -5,6 +5,7 @@
 pub mod aggregated;
 pub mod c_program;
 pub mod job;
+pub mod load;
 pub mod replay;
 
 use anyhow::{Context, Result, ensure};

@@ -3,7 +3,8 @@
 use crate::Failure;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
-    DissolveRequest, FabricSnapshot, ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
+    DissolveRequest, FabricSnapshot, LeaderRequest, ReorderRequest, StatusReply, StatusRequest,
+    WatchTelemetryRequest,
 };
 use harmonaize_api::{communicator_from_text, communicator_text};
 use harmonaize_identity::{CONTROL, Protection, endpoint};
@@ -17,6 +18,15 @@ use tonic::{Code, Status, Streaming};
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same, where there are others.
+const ONE_OF_SEVERAL: Duration = Duration::from_secs(1);
+
+/// How long a leader may take to be elected.
+const ELECTION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often is asked who leads.
+const LEADER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a change is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -77,15 +87,16 @@ impl Reordered {
 /// Where control is, and who asks it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ControlArguments {
-    /// Where control listens.
+    /// Where control listens; several with commas between, of which the one that leads is found.
     #[arg(
         long,
         global = true,
         env = "HARMONAIZE_CONTROL",
         value_name = "HOST:PORT",
+        value_delimiter = ',',
         default_value = "127.0.0.1:7000"
     )]
-    control: String,
+    control: Vec<String>,
     /// Folder with your certificate: ca.crt, tls.crt and tls.key, as `harmonaize init` makes them.
     #[arg(
         long,
@@ -101,9 +112,9 @@ pub(crate) struct ControlArguments {
 }
 
 impl ControlArguments {
-    fn protection(&self) -> Result<Protection, Failure> {
+    fn protection(&self, address: &str) -> Result<Protection, Failure> {
         let tls = (!self.insecure_loopback).then(|| self.tls.clone());
-        Protection::choose(tls, self.insecure_loopback, &self.control).map_err(Failure::Usage)
+        Protection::choose(tls, self.insecure_loopback, address).map_err(Failure::Usage)
     }
 }
 
@@ -115,12 +126,75 @@ pub(crate) struct Control {
 }
 
 impl Control {
+    /// Connects to control; where there are several, to the one that leads. One that follows is better than none: it answers
+    /// what is stored.
     pub(crate) async fn connect(at: &ControlArguments) -> Result<Self, Failure> {
-        let address = at.control.clone();
+        if let [address] = at.control.as_slice() {
+            return Self::connect_to(at, address, CONNECT_TIMEOUT).await;
+        }
+        let deadline = Instant::now() + ELECTION_TIMEOUT;
+        loop {
+            let (mut follower, mut why) = (None, Vec::new());
+            for address in &at.control {
+                let mut control = match Self::connect_to(at, address, ONE_OF_SEVERAL).await {
+                    Ok(control) => control,
+                    Err(Failure::Unreachable { address, why: text }) => {
+                        why.push(format!("{address}: {text}"));
+                        continue;
+                    }
+                    Err(failure) => return Err(failure),
+                };
+                match control.client.leader(LeaderRequest {}).await.map(tonic::Response::into_inner) {
+                    Ok(reply) if reply.here => return Ok(control),
+                    Ok(_) => follower = Some(control),
+                    Err(status) => match control.failure(&status) {
+                        Failure::Unreachable { address, why: text } => why.push(format!("{address}: {text}")),
+                        failure => return Err(failure),
+                    },
+                }
+            }
+            if Instant::now() < deadline {
+                tokio::time::sleep(LEADER_INTERVAL).await;
+                continue;
+            }
+            let none = || Failure::Unreachable { address: at.control.join(","), why: why.join("; ") };
+            return follower.ok_or_else(none);
+        }
+    }
+
+    /// What each of several controls is now: a line each.
+    pub(crate) async fn roles(at: &ControlArguments, json: bool) -> Result<String, Failure> {
+        let mut roles = Vec::new();
+        for address in &at.control {
+            let asked = async {
+                let mut control = Self::connect_to(at, address, ONE_OF_SEVERAL).await?;
+                let reply = control.client.leader(LeaderRequest {}).await;
+                reply.map(tonic::Response::into_inner).map_err(|status| control.failure(&status))
+            };
+            let role = match asked.await {
+                Ok(reply) if reply.here => "leads".to_owned(),
+                Ok(reply) if reply.listen.is_empty() => "follows nobody".to_owned(),
+                Ok(reply) => format!("follows {}", reply.listen),
+                Err(Failure::Unreachable { why, .. }) => format!("does not answer: {why}"),
+                Err(failure) => return Err(failure),
+            };
+            roles.push((address, role));
+        }
+        Ok(match json {
+            true => {
+                let role = |(address, role)| serde_json::json!({ "control": address, "role": role });
+                format!("{:#}\n", serde_json::Value::Array(roles.into_iter().map(role).collect()))
+            }
+            false => roles.iter().map(|(address, role)| format!("{address}  {role}\n")).collect(),
+        })
+    }
+
+    async fn connect_to(at: &ControlArguments, address: &str, within: Duration) -> Result<Self, Failure> {
+        let address = address.to_owned();
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
-        let endpoint =
-            endpoint(&at.protection()?, CONTROL, &address).map_err(|error| unreachable(error.to_string()))?;
-        let endpoint = endpoint.connect_timeout(CONNECT_TIMEOUT);
+        let endpoint = endpoint(&at.protection(&address)?, CONTROL, &address)
+            .map_err(|error| unreachable(error.to_string()))?;
+        let endpoint = endpoint.connect_timeout(within);
         let channel =
             endpoint.connect().await.map_err(|error| unreachable(harmonaize_identity::root_cause(&error)))?;
         let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);

@@ -1,8 +1,9 @@
 //! `harmonaize init`: certificates for a deployment that has no authority of its own.
 
 use crate::Failure;
-use harmonaize_identity::{Authority, CONTROL, Folder, Use};
+use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use};
 use harmonaize_planner::Topology;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 pub(crate) const HELP: &str = "\
@@ -10,11 +11,13 @@ Examples:
   harmonaize init tls --topology topology.toml --operator alice
   harmonaize init tls --topology topology.toml          again: for hosts that are new, nothing else changes
   harmonaize init tls --topology topology.toml --renew  new certificates for all, by the same authority
+  harmonaize init tls --topology topology.toml --etcd 10.0.0.1 --etcd 10.0.0.2 --etcd 10.0.0.3
 
 It makes:
   tls/authority/       the authority; keep its key where no host can read it
   tls/control/         for control.toml: tls = \"tls/control\"
   tls/hosts/NAME/      for the agent or aggregator of that name in the topology
+  tls/etcd/ADDRESS/    for the member of etcd there
   tls/operators/NAME/  for who uses this program: --tls tls/operators/NAME, or HARMONAIZE_TLS
 Certificates are good for a year. Control and agents read new ones by themselves, while operations run.";
 
@@ -29,6 +32,9 @@ pub(crate) struct Init {
     /// An operator who gets one; may be given several times.
     #[arg(long, value_name = "NAME")]
     operator: Vec<String>,
+    /// The address of a member of etcd, which gets one; may be given several times.
+    #[arg(long, value_name = "ADDRESS")]
+    etcd: Vec<IpAddr>,
     /// Replace certificates that are there.
     #[arg(long)]
     renew: bool,
@@ -63,8 +69,10 @@ impl Init {
         let at = |kind: &str, name: &str| self.folder.join(kind).join(name);
         let machines = machines.iter().map(|name| (*name, Use::Session, at("hosts", name)));
         let operators = operators.iter().map(|name| (*name, Use::Session, at("operators", name)));
+        let etcd =
+            self.etcd.iter().map(|address| (ETCD, Use::Etcd(*address), at("etcd", &address.to_string())));
         let mut said = String::new();
-        for (name, purpose, folder) in control.into_iter().chain(machines).chain(operators) {
+        for (name, purpose, folder) in control.into_iter().chain(machines).chain(operators).chain(etcd) {
             // Made first: it says what is wrong with a name before that is part of a path.
             let issued = authority.issue(name, purpose).map_err(|error| Failure::Usage(error.to_string()))?;
             if folder.exists() && !self.renew {

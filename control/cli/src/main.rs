@@ -111,6 +111,12 @@ enum Command {
         #[arg(long, global = true)]
         json: bool,
     },
+    /// Shows which of several controls leads.
+    Leader {
+        /// As JSON, complete.
+        #[arg(long)]
+        json: bool,
+    },
     /// Writes a copy of all that control has stored, while it runs.
     #[command(after_help = operate::BACKUP_HELP)]
     Backup {
@@ -455,6 +461,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         command @ (Command::Status { .. } | Command::Reorder { .. } | Command::Dissolve { .. }) => {
             runtime.block_on(ask(&control, command))
         }
+        Command::Leader { json } => runtime.block_on(Control::roles(&control, json)),
         command => runtime.block_on(operate(&control, command)),
     };
     // A thread that waits for keys does not hold the end up.

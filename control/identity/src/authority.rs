@@ -7,6 +7,7 @@ use rcgen::{
     KeyPair, KeyUsagePurpose, SanType,
 };
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use time::{Duration, OffsetDateTime};
@@ -21,10 +22,12 @@ const SKEW: Duration = Duration::days(1);
 /// What a certificate is for: nobody can be control by an agent's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Control's end of sessions.
+    /// Control's end of sessions, and of its connections with etcd.
     Control,
     /// The end of an agent, an aggregator or an operator.
     Session,
+    /// A member of etcd at this address: its end with control, and both its ends with other members.
+    Etcd(IpAddr),
 }
 
 /// An authority, with its key.
@@ -90,10 +93,14 @@ impl Authority {
             params.distinguished_name = named(name);
             params.subject_alt_names = vec![SanType::DnsName(name.try_into()?)];
             params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-            params.extended_key_usages = vec![match purpose {
-                Use::Control => ExtendedKeyUsagePurpose::ServerAuth,
-                Use::Session => ExtendedKeyUsagePurpose::ClientAuth,
-            }];
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+            if purpose != Use::Session {
+                params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+            }
+            if let Use::Etcd(address) = purpose {
+                // Members connect with each other by address.
+                params.subject_alt_names.push(SanType::IpAddress(address));
+            }
             params.use_authority_key_identifier_extension = true;
             let certificate = params.signed_by(&key, &self.issuer)?;
             Ok((certificate.pem(), key.serialize_pem()))

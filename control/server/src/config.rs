@@ -10,6 +10,7 @@ use harmonaize_plan::Algorithm;
 use harmonaize_planner::{
     AlgorithmOverride, Bytes, Nanos, Position, TextError, Topology, TopologyError, parse_toml,
 };
+use harmonaize_store::etcd::Members;
 use harmonaize_units::unchanged_but;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,10 +70,19 @@ impl Source {
 /// Where control keeps what must outlive it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// The file.
-    pub path: PathBuf,
+    /// Where.
+    pub place: Place,
     /// Text of the topology's file, which is kept too: after a restart control says what has changed.
     pub topology: String,
+}
+
+/// What keeps what must outlive control.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A file, for one control.
+    File(PathBuf),
+    /// etcd, for several of which one leads.
+    Etcd(Members),
 }
 
 /// What is wrong with a configuration.
@@ -111,6 +121,7 @@ struct File {
     listen_operators: Option<toml::Spanned<SocketAddr>>,
     topology: PathBuf,
     store: Option<PathBuf>,
+    etcd: Option<toml::Spanned<Vec<String>>>,
     tls: Option<PathBuf>,
     #[serde(default)]
     insecure_loopback: bool,
@@ -203,6 +214,7 @@ impl Config {
     /// listen_operators = "127.0.0.1:7000"  # where operators' tools connect; loopback at the port of `listen` where absent
     /// topology = "topology.toml"
     /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
+    /// etcd = ["10.0.0.1:2379"]      # in place of `store`, where several controls share it
     /// tls = "tls/control"           # folder with ca.crt, tls.crt and tls.key; `insecure_loopback = true` for one machine alone
     /// join_timeout = "60s"          # how long the first rank to join waits for the last
     /// prepare_timeout = "10s"       # how long agents may take to connect for a new epoch
@@ -249,8 +261,8 @@ impl Config {
         let topology_text = read(&topology_path)?;
         let topology = Topology::parse(&topology_text)
             .map_err(|error| ConfigError::Topology { path: topology_path, error })?;
-        let store = file.store.as_ref().map(|store| folder.join(store));
-        let store = store.map(|path| StoreConfig { path, topology: topology_text });
+        let place = file.place(&text, folder).map_err(wrong)?;
+        let store = place.map(|place| StoreConfig { place, topology: topology_text });
         let config = file.into_config(&text, folder, topology, store).map_err(wrong)?;
         let source = Source { path: path.to_owned(), text: text.clone() };
         Ok(Config { source: Some(source), ..config })
@@ -258,6 +270,30 @@ impl Config {
 }
 
 impl File {
+    /// Where what must outlive control is kept, if anywhere.
+    fn place(&self, text: &str, folder: &Path) -> Result<Option<Place>, TextError> {
+        let Some(etcd) = &self.etcd else {
+            return Ok(self.store.as_ref().map(|store| Place::File(folder.join(store))));
+        };
+        let wrong = |message: String| TextError { at: Position::of(text, etcd.span().start), message };
+        if self.store.is_some() {
+            return Err(wrong("give `store` or `etcd`, not both".to_owned()));
+        }
+        let tls = || self.tls.as_ref().map(|tls| folder.join(tls));
+        let mut chosen = None;
+        for address in etcd.get_ref() {
+            let complete = address.rsplit_once(':').is_some_and(|(host, port)| {
+                !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
+            });
+            if !complete {
+                return Err(wrong(format!("`{address}` is no address and port, such as \"10.0.0.1:2379\"")));
+            }
+            chosen = Some(Protection::choose(tls(), self.insecure_loopback, address).map_err(wrong)?);
+        }
+        let protection = chosen.ok_or_else(|| wrong("`etcd` names no member".to_owned()))?;
+        Ok(Some(Place::Etcd(Members { addresses: etcd.get_ref().clone(), protection })))
+    }
+
     fn into_config(
         self,
         text: &str,
@@ -527,8 +563,36 @@ name = "a"
         assert_eq!(config.settings.tenants, ["a"]);
         assert_eq!(config.store, None);
         let kept = load(&format!("store = \"state/control.redb\"\n{GOOD}")).unwrap().store.unwrap();
-        assert!(kept.path.ends_with("state/control.redb") && kept.path.is_absolute(), "{kept:?}");
         assert_eq!(kept.topology, "[[host]]\nname = \"h0\"\n");
+        let Place::File(path) = kept.place else { panic!("{kept:?}") };
+        assert!(path.ends_with("state/control.redb") && path.is_absolute(), "{path:?}");
+    }
+
+    #[test]
+    fn etcd_is_shared_by_several_controls() {
+        let etcd = |line: &str, text: &str| load(&format!("{line}\n{text}")).map(|config| config.store);
+        let here = etcd("etcd = [\"127.0.0.1:1\", \"[::1]:2\"]", GOOD).unwrap().unwrap().place;
+        let Place::Etcd(members) = here else { panic!("{here:?}") };
+        assert_eq!(members.protection, Protection::InsecureLoopback);
+        assert_eq!(members.addresses, ["127.0.0.1:1", "[::1]:2"]);
+        let secured = GOOD.replace("insecure_loopback = true", "tls = \"tls\"");
+        let far = etcd("etcd = [\"10.0.0.1:2379\"]", &secured).unwrap().unwrap().place;
+        let Place::Etcd(Members { protection: Protection::Mutual(folder), .. }) = far else {
+            panic!("{far:?}")
+        };
+        assert!(folder.0.ends_with("tls"));
+        for (line, expected) in [
+            (
+                "etcd = [\"10.0.0.1:2379\"]",
+                "line 1, column 8: `insecure_loopback` is for a loopback address alone",
+            ),
+            ("etcd = []", "line 1, column 8: `etcd` names no member"),
+            ("etcd = [\"http://127.0.0.1:1\"]", "line 1, column 8: `http://127.0.0.1:1` is no address"),
+            ("store = \"x\"\netcd = [\"127.0.0.1:1\"]", "line 2, column 8: give `store` or `etcd`, not both"),
+        ] {
+            let error = etcd(line, GOOD).unwrap_err();
+            assert!(error.contains(expected), "{error}\n{expected}");
+        }
     }
 
     #[test]

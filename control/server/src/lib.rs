@@ -7,6 +7,7 @@ mod access;
 mod actor;
 mod config;
 mod keeper;
+mod leader;
 mod log;
 mod operators;
 mod reload;
@@ -15,5 +16,5 @@ pub mod state;
 mod thread;
 
 pub use access::{Access, Role};
-pub use config::{Config, ConfigError, Source, StoreConfig};
+pub use config::{Config, ConfigError, Place, Source, StoreConfig};
 pub use service::{RunError, Server, StartError};

@@ -1,10 +1,10 @@
 //! `harmonaize-control`: reads its configuration, serves until it is told to stop.
 #![forbid(unsafe_code)]
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Parser;
 use harmonaize_identity::raise_open_files;
-use harmonaize_server::{Config, Server};
+use harmonaize_server::{Config, Place, Server};
 use harmonaize_store::Stored;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -26,7 +26,8 @@ A configuration:
   listen = \"10.0.0.1:7000\"         # where agents connect; tools at this port of 127.0.0.1, or at listen_operators
   tls = \"tls/control\"             # made by `harmonaize init`; relative to this file, as are the others
   topology = \"topology.toml\"
-  store = \"control.redb\"           # may be left out: what outlives a restart
+  store = \"control.redb\"           # may be left out: what outlives a restart; or, for several controls:
+  # etcd = [\"10.0.0.1:2379\", \"10.0.0.2:2379\", \"10.0.0.3:2379\"]
   [[tenant]]
   name = \"a\"
   [[operator]]
@@ -74,9 +75,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if let Some(copy) = &arguments.restore {
         let store = config.store.context("the configuration names no `store` to restore")?;
-        let (stored, kept) = restore(copy, &store.path)?;
-        let (path, tenants, withdrawn) =
-            (store.path.display(), stored.tenants.len(), stored.withdrawals.len());
+        let Place::File(path) = &store.place else {
+            bail!("the store is in etcd: restore a snapshot of it with `etcdctl snapshot restore`");
+        };
+        let (stored, kept) = restore(copy, path)?;
+        let (path, tenants, withdrawn) = (path.display(), stored.tenants.len(), stored.withdrawals.len());
         println!("{path}: {tenants} tenants, {withdrawn} withdrawals, {} plans", stored.plans.len());
         if let Some(kept) = kept {
             println!("the store that was there is {} now", kept.display());

@@ -1,21 +1,32 @@
 //! What operators ask: looks at the state, and instructions that are kept before they are answered.
 
 use crate::access::{Current, Role};
-use crate::actor::{Command, Refusal};
-use crate::state::{Controller, Instruction, InstructionError};
+use crate::actor::{Command, Refusal, realtime};
+use crate::leader::Commands;
+use crate::state::{Controller, Instruction, InstructionError, Settings};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
+use harmonaize_store::etcd::Reader;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{oneshot, watch};
 use tonic::{Request, Response, Status};
 
 /// The service.
 pub(crate) struct Operators {
-    commands: mpsc::Sender<Command>,
+    commands: Commands,
     access: Arc<Current>,
+    /// What is read where another control leads.
+    stored: Option<Stored>,
+}
+
+/// What several controls share, and by which settings this one reads it.
+#[derive(Clone)]
+pub(crate) struct Stored {
+    pub(crate) reader: Reader,
+    pub(crate) settings: watch::Receiver<Settings>,
 }
 
 /// Bytes of a store's copy in a message.
@@ -27,15 +38,8 @@ type Chunks = tokio_stream::Iter<std::vec::IntoIter<Result<v1::BackupChunk, Stat
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Operators {
-    pub(crate) fn new(commands: mpsc::Sender<Command>, access: Arc<Current>) -> Self {
-        Self { commands, access }
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
-        let (answer, answered) = oneshot::channel();
-        let gone = || Status::unavailable("control is going down");
-        self.commands.send(command(answer)).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())
+    pub(crate) fn new(commands: Commands, access: Arc<Current>, stored: Option<Stored>) -> Self {
+        Self { commands, access, stored }
     }
 
     /// Returns what `read` finds in the state.
@@ -43,12 +47,29 @@ impl Operators {
         &self,
         read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        self.ask(|answer| Command::Look(Box::new(move |state, now| drop(answer.send(read(state, now))))))
-            .await
+        let look = |answer: oneshot::Sender<T>| {
+            Command::Look(Box::new(move |state, now| drop(answer.send(read(state, now)))))
+        };
+        self.commands.ask(look).await
+    }
+
+    /// Returns what `read` finds in what is stored; in the state, which knows more, where this control leads.
+    async fn query_stored<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let Some(shared) = self.stored.as_ref().filter(|_| self.commands.queue().is_err()) else {
+            return self.query(read).await;
+        };
+        let stored = shared.reader.read().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        // It forms nothing, and so needs no randomness.
+        let mut state = Controller::new(shared.settings.borrow().clone(), [0; 32]);
+        state.restore(stored, realtime());
+        Ok(read(&mut state, Duration::ZERO))
     }
 
     async fn instruct(&self, instruction: Instruction) -> Result<(), Status> {
-        let outcome = self.ask(|answer| Command::Instruct(instruction, answer)).await?;
+        let outcome = self.commands.ask(|answer| Command::Instruct(instruction, answer)).await?;
         outcome.map_err(|refusal| match refusal {
             Refusal::Senseless(error) => senseless(&error),
             Refusal::Busy => Status::resource_exhausted("too many instructions wait to be stored; try again"),
@@ -85,12 +106,12 @@ fn kind(kind: WithdrawalKind) -> Result<Kind, Status> {
 impl Operator for Operators {
     async fn topology(&self, request: Request<v1::TopologyRequest>) -> Answer<v1::TopologyReply> {
         self.access.caller(&request, Role::Viewer, "topology")?;
-        Ok(Response::new(self.query(|state, now| state.queries(now).topology()).await?))
+        Ok(Response::new(self.query_stored(|state, now| state.queries(now).topology()).await?))
     }
 
     async fn tenants(&self, request: Request<v1::TenantsRequest>) -> Answer<v1::TenantsReply> {
         self.access.caller(&request, Role::Viewer, "tenants")?;
-        Ok(Response::new(self.query(|state, now| state.queries(now).tenants()).await?))
+        Ok(Response::new(self.query_stored(|state, now| state.queries(now).tenants()).await?))
     }
 
     async fn add_tenant(&self, request: Request<v1::AddTenantRequest>) -> Answer<v1::AddTenantReply> {
@@ -140,7 +161,7 @@ impl Operator for Operators {
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
         let caller = self.access.caller(&request, Role::Admin, "backup")?;
-        let copy = self.ask(Command::Backup).await?;
+        let copy = self.commands.ask(Command::Backup).await?;
         let copy = copy.map_err(|why| Status::internal(format!("the store cannot be copied: {why}")));
         let copy = caller.log(&"the store", copy)?;
         let chunks: Vec<_> = copy
@@ -174,7 +195,7 @@ impl Operator for Operators {
 
     async fn withdrawals(&self, request: Request<v1::WithdrawalsRequest>) -> Answer<v1::WithdrawalsReply> {
         self.access.caller(&request, Role::Viewer, "withdrawals")?;
-        let withdrawals = self.query(|state, now| state.queries(now).withdrawals(None)).await?;
+        let withdrawals = self.query_stored(|state, now| state.queries(now).withdrawals(None)).await?;
         Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
     }
 }

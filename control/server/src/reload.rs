@@ -3,23 +3,25 @@
 use crate::access::Current;
 use crate::actor::Command;
 use crate::config::{Config, Source};
+use crate::leader::Commands;
+use crate::state::Settings;
 use harmonaize_identity::Watched;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::Signal;
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 /// How often the file is looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Reads the configuration again at each SIGHUP and where the file has changed, and has it be in force, until nobody takes
-/// commands any more. One that cannot be used is refused as a whole, and the log says why.
+/// Reads the configuration again at each SIGHUP and where the file has changed, and has it be in force. One that cannot be used is refused as a whole, and the log says why.
 pub(crate) async fn follow(
     mut source: Source,
     mut hangup: Signal,
     access: Arc<Current>,
-    commands: mpsc::Sender<Command>,
+    in_force: watch::Sender<Settings>,
+    commands: Commands,
 ) {
     let mut watched = Watched::new(vec![source.path.clone()]);
     let mut look = tokio::time::interval(POLL_INTERVAL);
@@ -28,7 +30,6 @@ pub(crate) async fn follow(
         tokio::select! {
             Some(()) = hangup.recv() => {}
             _ = look.tick() => if !watched.changed() { continue },
-            () = commands.closed() => return,
         }
         let Config { access: may, settings, source: again, .. } = match source.read_again() {
             Ok(again) => again,
@@ -39,8 +40,13 @@ pub(crate) async fn follow(
         };
         let (tenants, operators) = (settings.tenants.len(), may.operators.len());
         access.set(may);
-        if commands.send(Command::Configure(Box::new(settings))).await.is_err() {
-            return;
+        // For who begins to lead from now on; one that follows has nobody who must hear of it.
+        in_force.send_modify(|known| {
+            (known.tenants, known.terms) = (settings.tenants.clone(), settings.terms.clone());
+            known.algorithms.clone_from(&settings.algorithms);
+        });
+        if let Ok(queue) = commands.queue() {
+            let _ = queue.send(Command::Configure(Box::new(settings))).await;
         }
         source = again.unwrap_or(source);
         tracing::info!(target: "audit", path = %source.path.display(), tenants, operators, "the configuration was read again");

@@ -2,20 +2,22 @@
 
 use crate::access::{Caller, Current, Role, Speaker, Verdict, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
-use crate::config::{Config, StoreConfig};
+use crate::config::{Config, Place};
 use crate::keeper::Keeper;
-use crate::operators::Operators;
+use crate::leader::{Commands, Leader};
+use crate::operators::{Operators, Stored as Shared};
 use crate::reload::follow;
-use crate::state::{ReorderError, SessionId};
+use crate::state::{ReorderError, SessionId, Settings};
 use crate::thread::Running;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::OperatorServer;
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
-    DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, ReorderReply, ReorderRequest, StatusReply,
-    StatusRequest, WatchTelemetryRequest,
+    DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, LeaderReply, LeaderRequest, ReorderReply,
+    ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
 };
 use harmonaize_identity::{self as identity, Identity, Places, Protection};
+use harmonaize_store::etcd::{Election, Role as Elected, Term};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use std::future::Future;
 use std::net::SocketAddr;
@@ -56,6 +58,9 @@ const SESSIONS: usize = 2;
 /// Most streams at once of a connection of an agent's, and of an operator's.
 const STREAMS: (u32, u32) = (8, 64);
 
+/// The pause before a leader tries again to read what is stored.
+const TAKE_OVER_AGAIN: Duration = Duration::from_millis(500);
+
 /// How long streams may take to end after the shutdown.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -66,9 +71,15 @@ pub struct Server {
     /// Where operators have a listener of their own.
     operators: Option<(Connections, SocketAddr)>,
     config: Config,
-    seed: [u8; 32],
-    store: Box<dyn Store>,
-    stored: Stored,
+    kept: Kept,
+}
+
+/// What outlives this process.
+enum Kept {
+    /// Nobody else has it, and so this control leads.
+    Own(Box<dyn Store>, Stored),
+    /// Whoever is elected has it.
+    Shared(Election),
 }
 
 type Connections = ReceiverStream<std::io::Result<identity::Connection>>;
@@ -82,6 +93,9 @@ pub enum RunError {
     /// Nobody can tell control to read its configuration again.
     #[error("cannot listen for SIGHUP: {0}")]
     Signal(std::io::Error),
+    /// The system gives no randomness.
+    #[error("the system gives no randomness: {0}")]
+    Random(getrandom::Error),
     /// The system gives no thread for the store, or for the state.
     #[error("no thread for the store or the state: {0}")]
     Thread(std::io::Error),
@@ -110,16 +124,25 @@ pub enum StartError {
 }
 
 impl Server {
-    /// Takes up what an earlier start left, has this start's number stored, and starts to listen.
+    /// Takes up what an earlier start left, has this start's number stored, and starts to listen. Where several controls share a
+    /// store that is for the one that leads, whenever it does.
     ///
     /// # Errors
     /// Where the address or the store cannot be had, or the system gives no randomness.
     pub async fn bind(config: Config) -> Result<Self, StartError> {
-        let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(StartError::Random)?;
-        let mut first = [0; 4];
-        getrandom::fill(&mut first).map_err(StartError::Random)?;
-        let (store, stored) = open(config.store.as_ref(), u32::from_le_bytes(first))?;
+        let first = u32::from_le_bytes(random().map_err(StartError::Random)?);
+        let topology = config.store.as_ref().map(|store| store.topology.as_str());
+        let own = |store: Box<dyn Store>| {
+            begin(store, topology, |stored| stored.next_boot(first))
+                .map(|(store, stored)| Kept::Own(store, stored))
+        };
+        let kept = match config.store.as_ref().map(|store| &store.place) {
+            None => own(Box::new(Memory::new()))?,
+            Some(Place::File(path)) => own(Box::new(Embedded::open(path)?))?,
+            Some(Place::Etcd(members)) => {
+                Kept::Shared(Election::join(members.clone(), config.listen.to_string())?)
+            }
+        };
         let protection = &config.access.protection;
         let shared = config.listen_operators.is_none();
         let most = if shared { CONNECTIONS.1 } else { CONNECTIONS.0 };
@@ -128,7 +151,7 @@ impl Server {
             Some(operators) => Some(listen(operators, protection, CONNECTIONS.1).await?),
             None => None,
         };
-        Ok(Self { connections, address, operators, config, seed, store, stored })
+        Ok(Self { connections, address, operators, config, kept })
     }
 
     /// Where agents and aggregators connect.
@@ -147,26 +170,20 @@ impl Server {
     /// # Errors
     /// Where the listener fails, or the system gives no thread.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-        let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
-        match &self.config.store {
-            Some(store) => {
-                let Stored { tenants, withdrawals, plans, .. } = &self.stored;
-                let (path, tenants, withdrawn) = (store.path.display(), tenants.len(), withdrawals.len());
-                tracing::info!(%path, tenants, withdrawn, plans = plans.len(), "taken up from the store");
-            }
-            None => {
-                tracing::info!("no `store` is configured: drains and added tenants end with this process")
-            }
-        }
-        let keeper = Keeper::start(self.store).map_err(RunError::Thread)?;
-        let actor = Actor::new(self.config.settings, self.seed, self.stored, keeper);
-        let running = Running::start(actor, queue).map_err(RunError::Thread)?;
         let access = Arc::new(Current::new(self.config.access));
+        let (leads, commands) = Commands::new();
+        let (in_force, settings) = watch::channel(self.config.settings);
+        let mut background = JoinSet::new();
         if let Some(source) = self.config.source {
             let hangup = signal(SignalKind::hangup()).map_err(RunError::Signal)?;
-            tokio::spawn(follow(source, hangup, Arc::clone(&access), commands.clone()));
+            background.spawn(follow(source, hangup, Arc::clone(&access), in_force, commands.clone()));
         }
-        let operators = OperatorServer::new(Operators::new(commands.clone(), Arc::clone(&access)));
+        let shared = match &self.kept {
+            Kept::Own(..) => None,
+            Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
+        };
+        let operators = Operators::new(commands.clone(), Arc::clone(&access), shared);
+        let operators = OperatorServer::new(operators);
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let operators = operators.max_decoding_message_size(MESSAGE_BYTES.1);
         let agents = Service {
@@ -177,6 +194,7 @@ impl Server {
             places: Places::default(),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
             hello_timeout: self.config.session_timeout,
+            listen: self.address.to_string().into(),
         };
         let (stop, stopped) = watch::channel(false);
         let builder = |streams| {
@@ -209,9 +227,16 @@ impl Server {
             Ok(())
         };
         tokio::pin!(serve);
+        let lead = Lead { leads, settings, topology: self.config.store.map(|store| store.topology) };
+        let lead = async {
+            match self.kept {
+                Kept::Own(store, stored) => lead.lead(store, stored, shutdown).await,
+                Kept::Shared(election) => lead.when_elected(election, shutdown).await,
+            }
+        };
         tokio::select! {
             ended = &mut serve => return ended.map_err(RunError::Serve),
-            ended = running.until(shutdown) => ended.map_err(RunError::Thread)?,
+            ended = lead => ended?,
         }
         stop.send_replace(true);
         tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(())).map_err(RunError::Serve)
@@ -227,21 +252,131 @@ impl std::fmt::Debug for Server {
     }
 }
 
-/// Opens the store, and begins a start of its own in it.
-fn open(config: Option<&StoreConfig>, first: u32) -> Result<(Box<dyn Store>, Stored), StoreError> {
-    let mut store: Box<dyn Store> = match config {
-        Some(config) => Box::new(Embedded::open(&config.path)?),
-        None => Box::new(Memory::new()),
-    };
+/// What it takes to lead.
+struct Lead {
+    leads: watch::Sender<Leader>,
+    settings: watch::Receiver<Settings>,
+    /// The file, where it is stored.
+    topology: Option<String>,
+}
+
+impl Lead {
+    /// Leads with this store until `over`; then agents are told, and what is decided is written.
+    async fn lead(
+        &self,
+        store: Box<dyn Store>,
+        stored: Stored,
+        over: impl Future<Output = ()>,
+    ) -> Result<(), RunError> {
+        let (tenants, withdrawn, plans) =
+            (stored.tenants.len(), stored.withdrawals.len(), stored.plans.len());
+        match &self.topology {
+            Some(_) => tracing::info!(tenants, withdrawn, plans, "taken up from the store"),
+            None => {
+                tracing::info!("no `store` is configured: drains and added tenants end with this process")
+            }
+        }
+        let mut settings = self.settings.clone();
+        let decided = settings.borrow_and_update().clone();
+        let keeper = Keeper::start(store).map_err(RunError::Thread)?;
+        let actor = Actor::new(decided, random().map_err(RunError::Random)?, stored, keeper);
+        let (commands, queue) = mpsc::channel(COMMAND_QUEUE);
+        let running = Running::start(actor, queue).map_err(RunError::Thread)?;
+        self.leads.send_replace(Leader::Here(commands.clone()));
+        if settings.has_changed().unwrap_or(false) {
+            let Settings { tenants, terms, .. } = settings.borrow().clone();
+            let _ = commands.send(Command::Configure(tenants, terms)).await;
+        }
+        drop(commands);
+        let ended = running.until(async {
+            over.await;
+            self.leads.send_replace(Leader::Elsewhere(None));
+        });
+        ended.await.map_err(RunError::Thread)
+    }
+
+    /// Leads whenever this control is elected, until `shutdown`.
+    async fn when_elected(
+        &self,
+        election: Election,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), RunError> {
+        tokio::pin!(shutdown);
+        let (mut role, mut down) = (election.role(), false);
+        while !down {
+            let now = role.borrow_and_update().clone();
+            let term = match now {
+                Elected::Leads(term) => term,
+                Elected::Follows(leader) => {
+                    tracing::info!(leader = leader.as_deref().unwrap_or("nobody"), "this control follows");
+                    self.leads.send_replace(Leader::Elsewhere(leader));
+                    tokio::select! {
+                        changed = role.changed() => down = changed.is_err(),
+                        () = &mut shutdown => down = true,
+                    }
+                    continue;
+                }
+            };
+            match self.take_over(&election, term).await? {
+                Ok((store, stored)) => {
+                    tracing::info!("this control leads");
+                    let over = async {
+                        tokio::select! {
+                            _ = role.wait_for(|role| *role != Elected::Leads(term)) => {}
+                            () = &mut shutdown => down = true,
+                        }
+                    };
+                    self.lead(store, stored, over).await?;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "this control is to lead, and cannot");
+                    tokio::select! {
+                        _ = tokio::time::sleep(TAKE_OVER_AGAIN) => {}
+                        () = &mut shutdown => down = true,
+                    }
+                }
+            }
+        }
+        // Its end waits for etcd.
+        let _ = tokio::task::spawn_blocking(move || drop(election)).await;
+        Ok(())
+    }
+
+    /// Reads what the leader before has left, and begins a start in it.
+    async fn take_over(
+        &self,
+        election: &Election,
+        term: Term,
+    ) -> Result<Result<(Box<dyn Store>, Stored), StoreError>, RunError> {
+        let (store, topology) = (election.store(term), self.topology.clone());
+        let boot = u32::from_le_bytes(random().map_err(RunError::Random)?);
+        let begun =
+            tokio::task::spawn_blocking(move || begin(Box::new(store), topology.as_deref(), |_| boot)).await;
+        Ok(begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())))
+    }
+}
+
+/// Randomness of the system's.
+fn random<const BYTES: usize>() -> Result<[u8; BYTES], getrandom::Error> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map(|()| bytes)
+}
+
+/// Reads a store, and begins a start of its own in it, which has this number. `topology` is stored if it is there.
+fn begin(
+    mut store: Box<dyn Store>,
+    topology: Option<&str>,
+    number: impl FnOnce(&Stored) -> u32,
+) -> Result<(Box<dyn Store>, Stored), StoreError> {
     let mut stored = store.read()?;
-    let mut changes = vec![Change::Boot(stored.next_boot(first))];
-    if let Some(StoreConfig { topology, .. }) = config
+    let mut changes = vec![Change::Boot(number(&stored))];
+    if let Some(topology) = topology
         && stored.fabric.as_ref().is_none_or(|known| known.text != *topology)
     {
         if stored.fabric.is_some() {
             tracing::warn!("the topology is another than at the last start");
         }
-        changes.push(Change::Fabric(Fabric { text: topology.clone(), since_ns: realtime() }));
+        changes.push(Change::Fabric(Fabric { text: topology.to_owned(), since_ns: realtime() }));
     }
     // Durable before any id of this start is given: no two communicators ever have the same.
     store.write(&changes)?;
@@ -271,7 +406,7 @@ enum Door {
 
 #[derive(Clone)]
 struct Service {
-    commands: mpsc::Sender<Command>,
+    commands: Commands,
     access: Arc<Current>,
     door: Door,
     sessions: Arc<AtomicU64>,
@@ -279,6 +414,8 @@ struct Service {
     places: Places,
     watchers: Arc<Semaphore>,
     hello_timeout: Duration,
+    /// Where agents connect.
+    listen: Arc<str>,
 }
 
 impl Service {
@@ -290,13 +427,6 @@ impl Service {
             return Err(Status::permission_denied(text));
         }
         self.access.caller(request, least, what)
-    }
-
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Status> {
-        let (answer, answered) = oneshot::channel();
-        let gone = || Status::unavailable("control is going down");
-        self.commands.send(command(answer)).await.map_err(|_| gone())?;
-        answered.await.map_err(|_| gone())
     }
 }
 
@@ -317,7 +447,7 @@ impl Provider for Service {
             wanted => Duration::from_nanos(wanted).clamp(WATCH.1, WATCH.2),
         };
         let (snapshots, stream) = mpsc::channel(1);
-        let commands = self.commands.clone();
+        let commands = self.commands.queue()?;
         tokio::spawn(async move {
             watch(commands, snapshots, interval).await;
             drop(place);
@@ -334,6 +464,7 @@ impl Provider for Service {
             let text = "operators' tools connect here; agents at `listen` of control's configuration";
             return Err(Status::permission_denied(text));
         }
+        let commands = self.commands.queue()?;
         let who = peer.identity.to_string();
         let most = if peer.identity == Identity::Local { usize::MAX } else { SESSIONS };
         let place = self.places.take(&who, most).ok_or_else(|| {
@@ -346,14 +477,19 @@ impl Provider for Service {
         let (ended, end) = oneshot::channel();
         let admission = Admission { access: Arc::clone(&self.access), speaker, agent: agent.downgrade() };
         let open = Command::Open { session, agent, ended };
-        self.commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
+        commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
         let upstream = request.into_inner();
-        let read = read(upstream, session, admission, self.commands.clone(), end, self.hello_timeout);
+        let read = read(upstream, session, admission, commands, end, self.hello_timeout);
         tokio::spawn(async move {
             read.await;
             drop(place);
         });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn leader(&self, request: Request<LeaderRequest>) -> Result<Response<LeaderReply>, Status> {
+        self.operator(&request, Role::Viewer, "leader")?;
+        Ok(Response::new(self.commands.leader(&self.listen)))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
@@ -362,7 +498,7 @@ impl Provider for Service {
             0 => PATIENCE.0,
             wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
         };
-        Ok(Response::new(self.ask(|answer| Command::Status(patience, answer)).await?))
+        Ok(Response::new(self.commands.ask(|answer| Command::Status(patience, answer)).await?))
     }
 
     async fn reorder(&self, request: Request<ReorderRequest>) -> Result<Response<ReorderReply>, Status> {
@@ -370,7 +506,7 @@ impl Provider for Service {
         let request = request.into_inner();
         let ReorderRequest { communicator, hosts } = request.clone();
         let outcome =
-            self.ask(|answer| Command::Reorder(CommunicatorId(communicator), hosts, answer)).await?;
+            self.commands.ask(|answer| Command::Reorder(CommunicatorId(communicator), hosts, answer)).await?;
         let outcome = outcome.map_err(|error| match error {
             ReorderError::Unknown => Status::not_found(error.to_string()),
             ReorderError::Hosts(..) => Status::invalid_argument(error.to_string()),
@@ -384,8 +520,10 @@ impl Provider for Service {
         let caller = self.operator(&request, Role::Operator, "dissolve")?;
         let request = request.into_inner();
         let DissolveRequest { communicator, reason } = request.clone();
-        let found =
-            self.ask(|answer| Command::Dissolve(CommunicatorId(communicator), reason, answer)).await?;
+        let found = self
+            .commands
+            .ask(|answer| Command::Dissolve(CommunicatorId(communicator), reason, answer))
+            .await?;
         let none = || Status::not_found("no such communicator; it may have ended");
         caller.log(&request, found.then_some(()).ok_or_else(none))?;
         Ok(Response::new(DissolveReply {}))

@@ -9,7 +9,7 @@ mod election;
 mod wire;
 
 pub use client::Members;
-pub use election::{Election, Role, Term};
+pub use election::{Election, Reader, Role, Term};
 
 use crate::record::{Tenant, Withdrawal, WithdrawalKind};
 use crate::{Change, Store, StoreError, Stored};

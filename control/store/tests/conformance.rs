@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_abi::CommunicatorId;
-use harmonaize_identity::Protection;
+use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Protection, Use};
 use harmonaize_store::etcd::{Election, Members, Role, Term};
 use harmonaize_store::{
     Agreement, Change, Connection, Embedded, Epoch, Fabric, Link, Loss, Memory, Past, PastRank, Plan, Store,
@@ -241,6 +241,45 @@ fn a_leader_that_another_has_followed_writes_nothing() {
     let names: Vec<String> = store.read().unwrap().tenants.into_keys().collect();
     assert_eq!(names, ["after", "before"]);
     drop(process);
+}
+
+#[test]
+fn etcd_is_open_to_control_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    if !harmonaize_testkit::etcd::is_installed() {
+        return;
+    }
+    let authority = Authority::create().unwrap();
+    let issued = |name: &str, purpose: Use| {
+        let place = Folder(folder.path().join(name));
+        authority.issue(name, purpose).unwrap().write(&place).unwrap();
+        place
+    };
+    let mut member = Member::alone(folder.path()).unwrap();
+    member.tls = Some(issued(ETCD, Use::Etcd(member.clients.ip())));
+    let _process = member.start_alone().unwrap();
+    let join = |name: &str, protection| {
+        let addresses = vec![member.clients.to_string()];
+        Election::join(Members { addresses, protection }, name.to_owned()).unwrap()
+    };
+    let read = |election: &Election| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(election.reader().read())
+    };
+    let control = join("control", Protection::Mutual(issued(CONTROL, Use::Control)));
+    control.store(leads(&control)).write(&[tenant("kept")]).unwrap();
+    assert_eq!(read(&control).unwrap().tenants.len(), 1);
+    let host = join("host", Protection::Mutual(issued("h0", Use::Session)));
+    let plain = join("plain", Protection::InsecureLoopback);
+    for stranger in [&host, &plain] {
+        assert!(read(stranger).is_err());
+        assert_eq!(*stranger.role().borrow(), Role::Follows(None));
+    }
+    drop(control);
+    std::thread::sleep(Duration::from_millis(500));
+    for stranger in [&host, &plain] {
+        assert_eq!(*stranger.role().borrow(), Role::Follows(None), "nobody leads, and still it does not");
+    }
 }
 
 #[test]

@@ -31,8 +31,8 @@ const LEAST_PEER_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Config {
     /// This host's name in control's topology.
     pub host: String,
-    /// Where control listens, "host:port".
-    pub control: String,
+    /// Where each control listens, "host:port": one, or several of which one leads.
+    pub control: Vec<String>,
     /// How the session with control is protected.
     pub protection: Protection,
     /// Where other agents connect; the address also leaves in the introduction.
@@ -122,7 +122,7 @@ pub enum ConfigError {
 #[serde(deny_unknown_fields)]
 struct File {
     host: String,
-    control: String,
+    control: Controls,
     tls: Option<PathBuf>,
     #[serde(default)]
     insecure_loopback: bool,
@@ -207,20 +207,38 @@ impl Config {
     }
 }
 
-/// Where control listens, "host:port", and how the session with it is protected, from keys of the configuration at `path`.
+/// One address, or a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Controls {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// Where each control listens, "host:port", and how sessions with them are protected, from keys of the configuration at `path`.
 pub(crate) fn control_session(
     path: &Path,
-    address: String,
+    control: Controls,
     tls: Option<PathBuf>,
     insecure_loopback: bool,
-) -> Result<(String, Protection), String> {
-    let complete = address.rsplit_once(':').is_some_and(|(host, port)| {
-        !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
-    });
-    if !complete || Endpoint::from_shared(format!("http://{address}")).is_err() {
-        return Err(format!("`control` is `{address}`; give address and port, such as \"10.0.0.1:7000\""));
-    }
+) -> Result<(Vec<String>, Protection), String> {
+    let addresses = match control {
+        Controls::One(address) => vec![address],
+        Controls::Several(addresses) => addresses,
+    };
     let tls = tls.map(|folder| path.parent().unwrap_or(Path::new(".")).join(folder));
-    let protection = Protection::choose(tls, insecure_loopback, &address)?;
-    Ok((address, protection))
+    let mut chosen = None;
+    for address in &addresses {
+        let complete = address.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        if !complete || Endpoint::from_shared(format!("http://{address}")).is_err() {
+            return Err(format!(
+                "`control` is `{address}`; give address and port, such as \"10.0.0.1:7000\""
+            ));
+        }
+        chosen = Some(Protection::choose(tls.clone(), insecure_loopback, address)?);
+    }
+    let protection = chosen.ok_or("`control` names no address")?;
+    Ok((addresses, protection))
 }

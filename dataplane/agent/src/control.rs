@@ -32,8 +32,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// What the agent's operator decided about control.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where control listens, "host:port".
-    pub control: String,
+    /// Where each control listens, "host:port": one of them leads.
+    pub control: Vec<String>,
     /// How the session is protected.
     pub protection: Protection,
     /// Name of this host in control's topology.
@@ -42,6 +42,8 @@ pub struct Settings {
     pub listen: SocketAddr,
     /// First and longest pause between attempts to connect.
     pub retry: (Duration, Duration),
+    /// How long a connection with control may take.
+    pub connect_timeout: Duration,
     /// How long a silent control counts as alive.
     pub session_timeout: Duration,
     /// How long a join waits for a control that cannot be reached.
@@ -54,13 +56,16 @@ pub struct Settings {
 
 impl Settings {
     /// The usual times.
-    pub fn new(control: String, protection: Protection, host: String, listen: SocketAddr) -> Self {
+    pub fn new(control: Vec<String>, protection: Protection, host: String, listen: SocketAddr) -> Self {
+        // Where several could take over, one of them does so within seconds, and one that does not answer costs as long.
+        let several = control.len() > 1;
         Self {
             control,
             protection,
             host,
             listen,
-            retry: (Duration::from_millis(100), Duration::from_secs(3)),
+            retry: (Duration::from_millis(100), Duration::from_secs(if several { 1 } else { 3 })),
+            connect_timeout: Duration::from_secs(if several { 1 } else { 5 }),
             session_timeout: Duration::from_secs(5),
             join_timeout: Duration::from_secs(30),
             abilities: v1::Capabilities::default(),
@@ -155,8 +160,15 @@ pub fn connect(settings: Settings) -> Control {
     let (to_control, outgoing) = mpsc::channel(QUEUE);
     let (sink, events) = mpsc::channel(QUEUE);
     let ledger = Ledger::new(&settings);
-    let session =
-        Session { settings, ledger, outgoing, events: sink, outbox: VecDeque::new(), inbox: VecDeque::new() };
+    let session = Session {
+        settings,
+        at: 0,
+        ledger,
+        outgoing,
+        events: sink,
+        outbox: VecDeque::new(),
+        inbox: VecDeque::new(),
+    };
     Control { to_control, events, task: tokio::spawn(session.run()) }
 }
 
@@ -165,6 +177,8 @@ struct AgentGone;
 
 struct Session {
     settings: Settings,
+    /// Which control is tried now, or talked to.
+    at: usize,
     ledger: Ledger,
     outgoing: mpsc::Receiver<from_agent::Message>,
     events: mpsc::Sender<Event>,
@@ -192,20 +206,26 @@ enum SessionEvent {
 
 impl Session {
     async fn run(mut self) {
-        let mut pause = self.settings.retry.0;
+        let (mut pause, mut tried) = (self.settings.retry.0, 0);
         loop {
             let outcome = self.attempt().await;
             let Ok((reason, refused, welcomed)) = outcome else { return };
-            if welcomed {
-                pause = self.settings.retry.0;
-            }
-            tracing::warn!(control = %self.settings.control, %reason, "no session with control");
+            tracing::warn!(control = self.control(), %reason, "no session with control");
             self.ledger.disconnected(Instant::now());
             self.inbox.push_back(Event::Disconnected { reason, refused });
+            self.at = (self.at + 1) % self.settings.control.len().max(1);
+            if welcomed {
+                (pause, tried) = (self.settings.retry.0, 0);
+            }
+            tried += 1;
+            // The others are asked at once: one of them may lead by now.
+            if tried < self.settings.control.len() {
+                continue;
+            }
             if self.wait(jittered(pause)).await.is_err() {
                 return;
             }
-            pause = (pause * 2).min(self.settings.retry.1);
+            (pause, tried) = ((pause * 2).min(self.settings.retry.1), 0);
         }
     }
 
@@ -228,11 +248,16 @@ impl Session {
         self.exchange(&mut stream).await
     }
 
+    /// The control that is tried now.
+    fn control(&self) -> &str {
+        self.settings.control.get(self.at).map_or("", String::as_str)
+    }
+
     fn endpoint(&self) -> Result<Endpoint, String> {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
-        let endpoint = endpoint(&self.settings.protection, CONTROL, &self.settings.control);
+        let endpoint = endpoint(&self.settings.protection, CONTROL, self.control());
         let endpoint = endpoint.map_err(|error| error.to_string())?;
-        let endpoint = endpoint.connect_timeout(self.settings.session_timeout).tcp_nodelay(true);
+        let endpoint = endpoint.connect_timeout(self.settings.connect_timeout).tcp_nodelay(true);
         Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
     }
 

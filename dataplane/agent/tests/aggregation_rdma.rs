@@ -42,7 +42,7 @@ fn device(name: &str) -> Option<Verbs> {
 fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
     let config = AggregatorConfig {
         name: "agg0".to_owned(),
-        control: control.to_string(),
+        control: vec![control.to_string()],
         protection: Protection::InsecureLoopback,
         listen: "127.0.0.1:0".parse().unwrap(),
         pool: 4 << 20,

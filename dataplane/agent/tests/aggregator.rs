@@ -48,7 +48,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
     let metrics = std::net::TcpListener::bind(any()).unwrap().local_addr().unwrap();
     let config = AggregatorConfig {
         name: "agg0".to_owned(),
-        control: control.to_string(),
+        control: vec![control.to_string()],
         protection: Protection::InsecureLoopback,
         listen: any(),
         pool: 1 << 20,
@@ -70,7 +70,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
 fn agent(control: SocketAddr, host: usize) -> Control {
     let listen = "127.0.0.1:9".parse().unwrap();
     let mut settings =
-        Settings::new(control.to_string(), Protection::InsecureLoopback, format!("h{host}"), listen);
+        Settings::new(vec![control.to_string()], Protection::InsecureLoopback, format!("h{host}"), listen);
     settings.abilities = v1::Capabilities { aggregation: true, ..v1::Capabilities::default() };
     connect(settings)
 }

@@ -63,7 +63,7 @@ fn any() -> SocketAddr {
 
 fn agent(control: SocketAddr, host: &str) -> Control {
     let mut settings = Settings::new(
-        control.to_string(),
+        vec![control.to_string()],
         Protection::InsecureLoopback,
         host.to_owned(),
         "127.0.0.1:9".parse().unwrap(),
@@ -276,7 +276,7 @@ async fn refuses_joins_when_control_stays_away() {
     let address = control.address;
     control.stop().await;
     let mut settings = Settings::new(
-        address.to_string(),
+        vec![address.to_string()],
         Protection::InsecureLoopback,
         "h0".to_owned(),
         "127.0.0.1:9".parse().unwrap(),

@@ -1,13 +1,14 @@
 //! The provider's programs on a fabric: control on the management network, an agent in each host, an aggregator on each machine for one.
 
+use crate::etcd::Member;
 use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::Binaries;
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_identity::{Authority, CONTROL, Folder, Use};
+use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use};
 use harmonaize_plan::Algorithm;
 use serde_json::Value;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ const OPERATORS_PORT: u16 = 7101;
 const AGENT_PORT: u16 = 7200;
 /// Where an aggregator takes datagrams, on its machine.
 const AGGREGATOR_PORT: u16 = 7400;
+/// Where a member of etcd listens for controls, and for other members, on the machine of its control.
+const ETCD_PORTS: (u16, u16) = (7102, 7103);
 /// The name of the operator who may do everything.
 const OPERATOR: &str = "operator";
 /// How long control and agents may take to be ready.
@@ -53,6 +56,8 @@ pub struct Setup {
     pub algorithms: Vec<(String, Algorithm)>,
     /// How many hosts at the end of the topology have no agent.
     pub unmanaged_hosts: usize,
+    /// Each of those has a control and a member of etcd, in place of the one control.
+    pub replicated: bool,
 }
 
 impl Setup {
@@ -69,6 +74,7 @@ impl Setup {
             tenant,
             algorithms: Vec::new(),
             unmanaged_hosts: 0,
+            replicated: false,
         }
     }
 }
@@ -90,17 +96,39 @@ pub struct Deployment {
     agents: Vec<Process>,
     aggregators: Vec<Process>,
     control: Option<Process>,
+    replicas: Vec<Replica>,
     setup: Setup,
     fabric: Fabric,
+}
+
+/// A machine with a control and a member of etcd.
+#[derive(Debug)]
+pub struct Replica {
+    /// The machine.
+    pub host: Host,
+    /// Its member of etcd.
+    pub etcd: Process,
+    /// Its control.
+    pub control: Process,
 }
 
 impl Deployment {
     /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
-        certify(&fabric)?;
-        let mut deployment =
-            Self { agents: Vec::new(), aggregators: Vec::new(), control: None, setup, fabric };
-        deployment.start_control()?;
+        certify(&fabric, &setup)?;
+        let mut deployment = Self {
+            agents: Vec::new(),
+            aggregators: Vec::new(),
+            control: None,
+            replicas: Vec::new(),
+            setup,
+            fabric,
+        };
+        if deployment.setup.replicated {
+            deployment.start_replicas()?;
+        } else {
+            deployment.start_control()?;
+        }
         // An agent that finds no control tries again only a second later.
         deployment.wait_until("control does not listen", |this| Ok(this.control_listens()?.then_some(())))?;
         for position in 0..deployment.fabric.aggregators().len() {
@@ -120,12 +148,87 @@ impl Deployment {
         make_folder(&folder)?;
         write(&folder.join("topology.toml"), &self.fabric.described()?)?;
         let config = folder.join("control.toml");
-        write(&config, &control_config(&self.fabric, &self.setup))?;
+        write(&config, &control_config(self.fabric.control_address(), &self.setup, ""))?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
         command.arg("--config").arg(&config).env("NO_COLOR", "1");
         self.control =
             Some(Process::start("control", &mut command, &self.fabric.control(), &folder.join("log"))?);
         Ok(())
+    }
+
+    /// The machines with a control and a member of etcd each.
+    pub fn replicas(&mut self) -> &mut [Replica] {
+        &mut self.replicas
+    }
+
+    fn start_replicas(&mut self) -> Result<()> {
+        let members: Vec<Member> = self.members();
+        for (host, member) in self.unmanaged().to_vec().into_iter().zip(&members) {
+            let etcd = member.start(&members, Some(&host.namespace))?;
+            let control = self.start_replicas_control(&host)?;
+            self.replicas.push(Replica { host, etcd, control });
+        }
+        Ok(())
+    }
+
+    /// Starts the control of a machine again; a running one is ended first.
+    pub fn restart_replica(&mut self, position: usize) -> Result<()> {
+        let replica = self.replicas.get_mut(position).context("there is no such replica")?;
+        replica.control.end()?;
+        let host = replica.host.clone();
+        let started = self.start_replicas_control(&host)?;
+        if let Some(replica) = self.replicas.get_mut(position) {
+            replica.control = started;
+        }
+        Ok(())
+    }
+
+    /// Starts the member of etcd of a machine again; a running one is ended first.
+    pub fn restart_etcd(&mut self, position: usize) -> Result<()> {
+        let members = self.members();
+        let replica = self.replicas.get_mut(position).context("there is no such replica")?;
+        let member = members.get(position).context("there is no such member")?;
+        replica.etcd.end()?;
+        replica.etcd = member.start(&members, Some(&replica.host.namespace))?;
+        Ok(())
+    }
+
+    fn start_replicas_control(&self, host: &Host) -> Result<Process> {
+        let folder = host.folder.join("control");
+        make_folder(&folder)?;
+        write(&folder.join("topology.toml"), &self.fabric.described()?)?;
+        let etcd: Vec<String> = self.members().iter().map(|member| member.clients.to_string()).collect();
+        let config = folder.join("control.toml");
+        write(&config, &control_config(host.management, &self.setup, &format!("etcd = {etcd:?}\n")))?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
+        command.arg("--config").arg(&config).env("NO_COLOR", "1");
+        Process::start(
+            &format!("control of {}", host.name),
+            &mut command,
+            &host.namespace,
+            &folder.join("log"),
+        )
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let member = |host: &Host| {
+            let at = |port| SocketAddr::from((host.management, port));
+            let folder = host.folder.join("etcd");
+            let tls = Some(Folder(tls(&folder)));
+            Member {
+                name: host.name.clone(),
+                clients: at(ETCD_PORTS.0),
+                peers: at(ETCD_PORTS.1),
+                folder,
+                tls,
+            }
+        };
+        self.unmanaged().iter().map(member).collect()
+    }
+
+    /// The hosts that have no agents.
+    fn unmanaged(&self) -> &[Host] {
+        self.fabric.hosts().get(self.hosts().len()..).unwrap_or_default()
     }
 
     /// Makes control's store of a copy, while control does not run. Its configuration must name one.
@@ -149,7 +252,7 @@ impl Deployment {
             remove(&socket(host, &tenant.name))?;
         }
         let config = host.folder.join("agent.toml");
-        write(&config, &agent_config(&self.fabric, host, &self.setup)?)?;
+        write(&config, &agent_config(&self.control_list(CONTROL_PORT), host, &self.setup)?)?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
         command.arg("--config").arg(&config).env("NO_COLOR", "1");
         let name = format!("agent of {}", host.name);
@@ -169,7 +272,10 @@ impl Deployment {
             running.end()?;
         }
         let config = machine.folder.join("aggregator.toml");
-        write(&config, &aggregator_config(&self.fabric, machine, &self.setup)?)?;
+        write(
+            &config,
+            &aggregator_config(&self.fabric, &self.control_list(CONTROL_PORT), machine, &self.setup)?,
+        )?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
         command.args(["--role", "aggregator", "--config"]).arg(&config).env("NO_COLOR", "1");
         let log = machine.folder.join("log");
@@ -220,12 +326,25 @@ impl Deployment {
 
     /// Control's address on the management network.
     pub fn control_address(&self) -> SocketAddr {
-        control_address(&self.fabric)
+        SocketAddr::from((self.fabric.control_address(), CONTROL_PORT))
     }
 
     /// Where operators' tools connect to control, on the management network.
     pub fn operators_address(&self) -> SocketAddr {
-        operators_address(&self.fabric)
+        SocketAddr::from((self.fabric.control_address(), OPERATORS_PORT))
+    }
+
+    /// The management addresses of machines with a control.
+    fn controls(&self) -> Vec<Ipv4Addr> {
+        match self.setup.replicated {
+            true => self.unmanaged().iter().map(|host| host.management).collect(),
+            false => vec![self.fabric.control_address()],
+        }
+    }
+
+    /// Where controls listen, at this port each, as their clients are configured.
+    fn control_list(&self, port: u16) -> Vec<String> {
+        self.controls().into_iter().map(|address| SocketAddr::from((address, port)).to_string()).collect()
     }
 
     /// The folder with the certificate of an operator who may do everything.
@@ -245,8 +364,9 @@ impl Deployment {
 
     /// Ends control and the agents, and returns the fabric.
     pub fn end(self) -> Result<Fabric> {
-        let Self { agents, aggregators, control, fabric, .. } = self;
-        for mut process in agents.into_iter().chain(aggregators).chain(control) {
+        let Self { agents, aggregators, control, replicas, fabric, .. } = self;
+        let replicas = replicas.into_iter().flat_map(|replica| [replica.control, replica.etcd]);
+        for mut process in agents.into_iter().chain(aggregators).chain(control).chain(replicas) {
             process.end()?;
         }
         Ok(fabric)
@@ -267,7 +387,7 @@ impl Deployment {
     /// Runs `harmonaize` beside control, and returns what it printed.
     pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.setup.binaries.path("harmonaize")?);
-        command.arg("--control").arg(self.operators_address().to_string());
+        command.env("HARMONAIZE_CONTROL", self.control_list(OPERATORS_PORT).join(","));
         command.arg("--tls").arg(self.operator()).args(arguments);
         let output = self.fabric.control().enter(|| command.stdin(Stdio::null()).output())??;
         if !output.status.success() {
@@ -312,7 +432,9 @@ impl Deployment {
                 return Ok(value);
             }
             if Instant::now() > deadline {
-                let programs = self.control.iter().chain(&self.agents).chain(&self.aggregators);
+                let controls =
+                    self.control.iter().chain(self.replicas.iter().map(|replica| &replica.control));
+                let programs = controls.chain(&self.agents).chain(&self.aggregators);
                 let said: Vec<String> = programs
                     .map(|process| format!("{}:\n{}", process.name(), process.log_tail(2048)))
                     .collect();
@@ -323,9 +445,10 @@ impl Deployment {
     }
 
     fn control_listens(&self) -> Result<bool> {
-        let address = self.control_address();
-        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
-        self.fabric.control().enter(connect)
+        let addresses = self.controls().into_iter().map(|address| SocketAddr::from((address, CONTROL_PORT)));
+        let connect = |address| TcpStream::connect_timeout(&address, Duration::from_millis(200)).is_ok();
+        let addresses: Vec<SocketAddr> = addresses.collect();
+        self.fabric.control().enter(|| addresses.into_iter().any(connect))
     }
 }
 
@@ -349,7 +472,7 @@ fn tls(folder: &Path) -> PathBuf {
 }
 
 /// Makes an authority that lives as long as this call, and a certificate for everything that talks to control.
-fn certify(fabric: &Fabric) -> Result<()> {
+fn certify(fabric: &Fabric, setup: &Setup) -> Result<()> {
     let authority = Authority::create()?;
     let control = tls(&control_folder(fabric));
     authority.issue(OPERATOR, Use::Session)?.write(&Folder(control.with_file_name(OPERATOR)))?;
@@ -357,15 +480,14 @@ fn certify(fabric: &Fabric) -> Result<()> {
     for machine in fabric.hosts().iter().chain(fabric.aggregators()) {
         authority.issue(&machine.name, Use::Session)?.write(&Folder(tls(&machine.folder)))?;
     }
+    if setup.replicated {
+        for host in fabric.hosts().iter().rev().take(setup.unmanaged_hosts) {
+            authority.issue(CONTROL, Use::Control)?.write(&Folder(tls(&host.folder.join("control"))))?;
+            let etcd = authority.issue(ETCD, Use::Etcd(host.management.into()))?;
+            etcd.write(&Folder(tls(&host.folder.join("etcd"))))?;
+        }
+    }
     Ok(())
-}
-
-fn control_address(fabric: &Fabric) -> SocketAddr {
-    SocketAddr::from((fabric.control_address(), CONTROL_PORT))
-}
-
-fn operators_address(fabric: &Fabric) -> SocketAddr {
-    SocketAddr::from((fabric.control_address(), OPERATORS_PORT))
 }
 
 fn own_folder(folder: &Path, user: u32) -> Result<()> {
@@ -389,10 +511,9 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-fn control_config(fabric: &Fabric, setup: &Setup) -> String {
-    let (address, operators) = (control_address(fabric), operators_address(fabric));
+fn control_config(address: Ipv4Addr, setup: &Setup, store: &str) -> String {
     let mut text = format!(
-        "listen = \"{address}\"\nlisten_operators = \"{operators}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
+        "listen = \"{address}:{CONTROL_PORT}\"\nlisten_operators = \"{address}:{OPERATORS_PORT}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{store}{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
         setup.control
     );
     for tenant in &setup.tenants {
@@ -406,12 +527,11 @@ fn control_config(fabric: &Fabric, setup: &Setup) -> String {
     text
 }
 
-fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
+fn agent_config(controls: &[String], host: &Host, setup: &Setup) -> Result<String> {
     let address = host.addresses.first().with_context(|| format!("{} has no address", host.name))?;
     let mut text = format!(
-        "host = \"{}\"\ncontrol = \"{}\"\ntls = \"tls\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
+        "host = \"{}\"\ncontrol = {controls:?}\ntls = \"tls\"\nlisten = \"{address}:{AGENT_PORT}\"\n{}\n",
         host.name,
-        control_address(fabric),
         setup.agent.replace("{folder}", &host.folder.to_string_lossy())
     );
     for tenant in &setup.tenants {
@@ -424,12 +544,11 @@ fn agent_config(fabric: &Fabric, host: &Host, setup: &Setup) -> Result<String> {
     Ok(text)
 }
 
-fn aggregator_config(fabric: &Fabric, machine: &Host, setup: &Setup) -> Result<String> {
+fn aggregator_config(fabric: &Fabric, controls: &[String], machine: &Host, setup: &Setup) -> Result<String> {
     let address = machine.addresses.first().with_context(|| format!("{} has no address", machine.name))?;
     Ok(format!(
-        "name = \"{}\"\ncontrol = \"{}\"\ntls = \"tls\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
+        "name = \"{}\"\ncontrol = {controls:?}\ntls = \"tls\"\nlisten = \"{address}:{AGGREGATOR_PORT}\"\nmtu = {}\n{}\n",
         machine.name,
-        control_address(fabric),
         fabric.topology().mtu,
         setup.aggregator
     ))

@@ -71,17 +71,30 @@ impl Election {
         self.role.clone()
     }
 
-    /// All that is stored, whoever leads.
-    ///
-    /// # Errors
-    /// Where etcd does not answer, or a record makes no sense.
-    pub async fn read(&self) -> Result<Stored, StoreError> {
-        read(&self.client).await
+    /// Reads what is stored, whoever leads.
+    pub fn reader(&self) -> Reader {
+        Reader { client: self.client.clone() }
     }
 
     /// The store of a term.
     pub fn store(&self, term: Term) -> Etcd {
         Etcd::new(self.client.clone(), term)
+    }
+}
+
+/// Reads what is stored, as long as the [`Election`] lives that gave it.
+#[derive(Clone, Debug)]
+pub struct Reader {
+    client: Client,
+}
+
+impl Reader {
+    /// All that is stored, as of now.
+    ///
+    /// # Errors
+    /// Where etcd does not answer, or a record makes no sense.
+    pub async fn read(&self) -> Result<Stored, StoreError> {
+        read(&self.client).await
     }
 }
 

@@ -1,7 +1,7 @@
 //! The configuration file of an aggregator.
 
 use super::grant::ParentConfig;
-use crate::config::{ConfigError, Verbs, control_session};
+use crate::config::{ConfigError, Controls, Verbs, control_session};
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_identity::Protection;
 use harmonaize_units::{Bytes, Nanos, parse_toml};
@@ -32,8 +32,8 @@ const ALIGN: usize = 8;
 pub struct AggregatorConfig {
     /// Its name in control's topology.
     pub name: String,
-    /// Where control listens, "host:port".
-    pub control: String,
+    /// Where each control listens, "host:port": one, or several of which one leads.
+    pub control: Vec<String>,
     /// How the session with control is protected.
     pub protection: Protection,
     /// Where workers' datagrams come, UDP.
@@ -58,7 +58,7 @@ pub struct AggregatorConfig {
 #[serde(deny_unknown_fields)]
 struct File {
     name: String,
-    control: String,
+    control: Controls,
     tls: Option<PathBuf>,
     #[serde(default)]
     insecure_loopback: bool,
@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn a_file_with_the_least_has_the_rest_by_default() {
         let config = parse(GOOD).unwrap();
-        assert_eq!((config.name.as_str(), config.control.as_str()), ("agg0", "10.0.0.1:7000"));
+        assert_eq!(
+            (config.name.as_str(), config.control.as_slice()),
+            ("agg0", &["10.0.0.1:7000".to_owned()][..])
+        );
         assert_eq!((config.mtu, config.unit_bytes()), (1500, 1392));
         assert!(POOLS.contains(&config.pool), "{config:?}");
         assert_eq!(u64::from(config.units()), config.pool / 1472);

@@ -89,14 +89,21 @@ fn values_that_make_no_sense_are_refused() {
         let secured = text.replace("insecure_loopback = true", "tls = \"tls\"");
         let config = Config::parse(Path::new("/etc/agent.toml"), &secured).unwrap();
         assert_eq!(
-            (config.control.as_str(), config.protection),
-            (control, Protection::Mutual(Folder("/etc/tls".into())))
+            (config.control, config.protection),
+            (vec![control.to_owned()], Protection::Mutual(Folder("/etc/tls".into())))
         );
         let said = error(&text);
         assert!(said.contains("for a loopback address alone"), "{said}");
         let said = error(&text.replace("insecure_loopback = true\n", ""));
         assert!(said.contains("`tls` is missing"), "{said}");
     }
+    let several = GOOD.replace("\"127.0.0.1:7000\"", "[\"127.0.0.1:7000\", \"[::1]:7001\"]");
+    let config = Config::parse(Path::new("agent.toml"), &several).unwrap();
+    assert_eq!(config.control, ["127.0.0.1:7000", "[::1]:7001"]);
+    let said = error(&several.replace("[::1]:7001", "10.0.0.1:7001"));
+    assert!(said.contains("for a loopback address alone"), "{said}");
+    let none = error(&GOOD.replace("\"127.0.0.1:7000\"", "[]"));
+    assert!(none.contains("`control` names no address"), "{none}");
     for name in ["", "a/b", "a b", &"a".repeat(64)] {
         let said = error(&format!("{GOOD}{}", SOCKET.replace("\"a\"", &format!("{name:?}"))));
         let expected = format!("agent.toml: tenant `{name}`: not a usable name: ");

@@ -301,7 +301,7 @@ mod tests {
 
     fn ledger() -> Ledger {
         let mut settings = Settings::new(
-            "127.0.0.1:1".to_owned(),
+            vec!["127.0.0.1:1".to_owned()],
             harmonaize_identity::Protection::InsecureLoopback,
             "h0".to_owned(),
             ([127, 0, 0, 1], 1).into(),

@@ -70,7 +70,7 @@ impl Agent {
         };
         let config = Config {
             host: host.into(),
-            control: control.to_string(),
+            control: vec![control.to_string()],
             protection: harmonaize_identity::Protection::InsecureLoopback,
             listen: "127.0.0.1:0".parse().unwrap(),
             spin: Duration::from_micros(50),

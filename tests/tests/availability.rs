@@ -1,0 +1,164 @@
+//! Three controls over three members of etcd: the leader is killed, stopped and cut off, members of etcd are killed, and a job
+//! computes all the while. `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_testkit::deployment::{Deployment, Setup};
+use harmonaize_testkit::etcd;
+use harmonaize_tests::job::{deploy, sockets};
+use harmonaize_tests::load::{forms_anew, in_phase, noticed_soon, under_load};
+use harmonaize_tests::star;
+use rustix::process::Signal;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long a new leader may take, where all is well but the fault.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What happens to the machine of the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Its control dies.
+    Kill,
+    /// Its control stands still, and goes on later.
+    Stop,
+    /// Nobody reaches it, and it reaches nobody.
+    Cut,
+    /// Its member of etcd dies.
+    KillEtcd,
+}
+
+const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::KillEtcd];
+
+/// Three hosts with agents, and three machines with a control and a member of etcd each.
+fn three_controls() -> Option<Deployment> {
+    if !etcd::is_installed() {
+        return None;
+    }
+    deploy(&star(6, "1Gbit/s"), |setup: &mut Setup| {
+        noticed_soon(setup);
+        (setup.unmanaged_hosts, setup.replicated) = (3, true);
+    })
+}
+
+/// The machine of the leader.
+fn leader(deployment: &mut Deployment) -> usize {
+    let wrong = "no control leads";
+    let found = |this: &Deployment| {
+        let roles = this.ask(&["leader"])?;
+        Ok(roles.as_array().into_iter().flatten().position(|one| one["role"] == "leads"))
+    };
+    deployment.wait_until(wrong, found).unwrap()
+}
+
+fn known(deployment: &Deployment) -> BTreeSet<String> {
+    let tenants = deployment.ask(&["tenants"]).unwrap();
+    let names = tenants["tenants"].as_array().into_iter().flatten();
+    names.map(|one| one["name"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// Asks until a tenant is added.
+fn add(deployment: &Deployment, name: &str) {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match deployment.harmonaize(&["tenants", "add", name]) {
+            Ok(_) => return,
+            // By an attempt whose answer was lost.
+            Err(error) if error.to_string().contains("there already") => return,
+            Err(error) => assert!(Instant::now() < deadline, "{error:#}"),
+        }
+    }
+}
+
+fn inflict(deployment: &mut Deployment, fault: Fault, at: usize) {
+    let host = deployment.replicas()[at].host.name.clone();
+    match fault {
+        Fault::Kill => deployment.replicas()[at].control.signal(Signal::KILL).unwrap(),
+        Fault::Stop => deployment.replicas()[at].control.signal(Signal::STOP).unwrap(),
+        Fault::Cut => deployment.fabric().set_management(&host, false).unwrap(),
+        Fault::KillEtcd => deployment.replicas()[at].etcd.signal(Signal::KILL).unwrap(),
+    }
+}
+
+fn heal(deployment: &mut Deployment, fault: Fault, at: usize) {
+    let host = deployment.replicas()[at].host.name.clone();
+    match fault {
+        Fault::Kill => deployment.restart_replica(at).unwrap(),
+        Fault::Stop => deployment.replicas()[at].control.signal(Signal::CONT).unwrap(),
+        Fault::Cut => deployment.fabric().set_management(&host, true).unwrap(),
+        Fault::KillEtcd => deployment.restart_etcd(at).unwrap(),
+    }
+}
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+fn median(times: &mut [Duration]) -> Option<Duration> {
+    times.sort();
+    times.get(times.len() / 2).copied()
+}
+
+#[test]
+fn faults_of_the_leader_lose_nothing() {
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let (seed, runs) = (number("HARMONAIZE_SEED", clock), number("HARMONAIZE_RUNS", 10));
+    let Some(mut deployment) = three_controls() else { return };
+    eprintln!("HARMONAIZE_SEED={seed} HARMONAIZE_RUNS={runs}");
+    let mut random = seed;
+    let mut draw = move || {
+        // SplitMix64.
+        random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (random ^ random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    };
+    let mut acknowledged = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
+    let mut times: Vec<(Fault, Duration)> = Vec::new();
+    under_load(&sockets(&deployment, "a"), |load| {
+        load.goes_on();
+        for run in 0..runs {
+            // Each kind comes as often as the others, in an order that is drawn.
+            let fault = FAULTS[if run < 4 { run } else { draw() % 4 } as usize];
+            std::thread::sleep(Duration::from_millis(draw() % 700));
+            let at = leader(&mut deployment);
+            let begun = Instant::now();
+            inflict(&mut deployment, fault, at);
+            let name = format!("t{run}");
+            add(&deployment, &name);
+            let took = begun.elapsed();
+            eprintln!("fault {run}: {fault:?} at {at}: a change was acknowledged after {took:?}");
+            times.push((fault, took));
+            acknowledged.insert(name);
+            load.goes_on();
+            heal(&mut deployment, fault, at);
+            deployment.wait_until_ready().unwrap();
+            in_phase(&mut deployment, "running");
+            assert_eq!(known(&deployment), acknowledged, "fault {run}: {fault:?}");
+            load.goes_on();
+        }
+        forms_anew(&deployment, "new");
+    });
+    for fault in FAULTS {
+        let of = times.iter().filter(|(of, _)| *of == fault).map(|(_, took)| *took);
+        eprintln!("{fault:?}: median {:?}", median(&mut of.collect::<Vec<_>>()));
+    }
+    let lost = times.iter().filter(|(fault, _)| *fault != Fault::KillEtcd).map(|(_, took)| *took);
+    eprintln!("a lost leader: median {:?}", median(&mut lost.collect::<Vec<_>>()));
+}
+
+#[test]
+fn a_follower_answers_what_is_stored_and_changes_nothing() {
+    let Some(mut deployment) = three_controls() else { return };
+    add(&deployment, "c");
+    let at = leader(&mut deployment);
+    let follower = deployment.replicas()[(at + 1) % 3].host.management;
+    let asked = |arguments: &[&str]| {
+        let control = format!("{follower}:7101");
+        deployment.harmonaize(&[&["--control", &control], arguments].concat())
+    };
+    assert!(asked(&["tenants"]).unwrap().contains('c'));
+    assert!(asked(&["topology"]).unwrap().contains("h0"));
+    let refused = asked(&["tenants", "add", "d"]).unwrap_err().to_string();
+    assert!(refused.contains("this control follows the one at"), "{refused}");
+    assert_eq!(known(&deployment), ["a", "b", "c"].map(str::to_owned).into());
+}
