@@ -20,6 +20,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
                                                 so many seeds, rounds on all processors at once
   cargo xtask soak --suite dpu --minutes 60     two emulated offload units alone, with other data each time
   cargo xtask soak --suite store --minutes 0    5,000 crashes of the machine under control's store
+  cargo xtask soak --suite leaders --round 2000 --minutes 0
+                                                200 faults of the leader of three controls
   cargo xtask soak --suite core --release       one suite, optimised, without debug assertions")]
 pub struct Args {
     /// How long to go on; the round that runs then is finished
@@ -36,7 +38,8 @@ pub struct Args {
     pub round: u64,
     /// This suite alone: core (communicators in virtual time), aggregation (workers and aggregators in virtual time), plan
     /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
-    /// seed), control (kills of control, one a hundred seeds), stragglers and congestion (verdicts over
+    /// seed), control (kills of control, one a hundred seeds), leaders (faults of
+    /// the leader of three controls, one in ten seeds), stragglers and congestion (verdicts over
     /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank) or dpu (two hosts
     /// with offload units, in virtual machines)
     #[arg(long)]
@@ -143,6 +146,15 @@ const SUITES: &[Suite] = &[
             test: "congestion",
             long: true,
             environment: |seeds| from_first(seeds, 1),
+        },
+    },
+    Suite {
+        name: "leaders",
+        work: Work::Tests {
+            package: "harmonaize-tests",
+            test: "availability",
+            long: false,
+            environment: |seeds| from_first(seeds, 10),
         },
     },
     Suite {
