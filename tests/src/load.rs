@@ -7,7 +7,7 @@ use harmonaize_client::Rank;
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Silent sessions and peers are noticed soon. The lease is as it usually is: nothing here waits for its end.
 pub fn noticed_soon(setup: &mut Setup) {

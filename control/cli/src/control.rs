@@ -19,7 +19,10 @@ use tonic::{Code, Status, Streaming};
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The same, where there are others.
+/// How long a control that is connected may be silent, and how often is looked.
+const KEEP_ALIVE: Duration = Duration::from_millis(2500);
+
+/// How long a connection may take where there are others.
 const ONE_OF_SEVERAL: Duration = Duration::from_secs(1);
 
 /// How long a leader may take to be elected.
@@ -194,9 +197,13 @@ impl Control {
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
         let endpoint = endpoint(&at.protection(&address)?, CONTROL, &address)
             .map_err(|error| unreachable(error.to_string()))?;
-        let endpoint = endpoint.connect_timeout(within);
-        let channel =
-            endpoint.connect().await.map_err(|error| unreachable(harmonaize_identity::root_cause(&error)))?;
+        // A control that stands still takes connections, and says nothing through them.
+        let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
+        let connected = tokio::time::timeout(within, endpoint.connect()).await;
+        let silent = |_| unreachable(format!("no answer within {within:?}"));
+        let channel = connected
+            .map_err(silent)?
+            .map_err(|error| unreachable(harmonaize_identity::root_cause(&error)))?;
         let client = ProviderClient::new(channel.clone()).max_decoding_message_size(64 << 20);
         Ok(Self { channel, client, address })
     }

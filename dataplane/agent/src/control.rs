@@ -233,9 +233,9 @@ impl Session {
     async fn attempt(&mut self) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
         self.outbox.clear();
         let (opened, opening) = tokio::sync::oneshot::channel();
-        let endpoint = self.endpoint();
+        let (endpoint, within) = (self.endpoint(), self.settings.connect_timeout);
         let connecting = tokio::spawn(async move {
-            let _ = opened.send(open(endpoint).await);
+            let _ = opened.send(open(endpoint, within).await);
         });
         let stream = self.idle_until(opening).await;
         connecting.abort();
@@ -257,7 +257,7 @@ impl Session {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
         let endpoint = endpoint(&self.settings.protection, CONTROL, self.control());
         let endpoint = endpoint.map_err(|error| error.to_string())?;
-        let endpoint = endpoint.connect_timeout(self.settings.connect_timeout).tcp_nodelay(true);
+        let endpoint = endpoint.tcp_nodelay(true);
         Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
     }
 
@@ -367,8 +367,11 @@ impl Session {
     }
 }
 
-async fn open(endpoint: Result<Endpoint, String>) -> Result<Stream, String> {
-    let channel = endpoint?.connect().await.map_err(|error| error_text(&error))?;
+async fn open(endpoint: Result<Endpoint, String>, within: Duration) -> Result<Stream, String> {
+    // A control that stands still takes connections, and never ends a handshake.
+    let connected = timeout(within, endpoint?.connect()).await;
+    let silent = |_| format!("no handshake within {within:?}");
+    let channel = connected.map_err(silent)?.map_err(|error| error_text(&error))?;
     let (up, queue) = mpsc::channel(64);
     let response = ProviderClient::new(channel)
         .max_decoding_message_size(MESSAGE_BYTES)
