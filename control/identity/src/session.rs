@@ -3,7 +3,7 @@
 use crate::folder::read;
 use crate::limits::{Handshakes, Place, Places};
 use crate::watched::{Stamp, stamp};
-use crate::{Error, Folder, Identity, Protection};
+use crate::{CONTROL, ETCD, Error, Folder, Identity, Protection};
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -207,6 +207,11 @@ async fn shake_hands(
     let certificate = session.peer_certificates().and_then(|chain| chain.first());
     let none = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
     let identity = identity(certificate.ok_or_else(none)?)?;
+    // Those serve, and connect with etcd alone.
+    if let Some(name) = [CONTROL, ETCD].into_iter().find(|name| identity.may_be_host(name)) {
+        let text = format!("the certificate of `{name}` is nobody's who connects here");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
     Ok(Connection { stream: Stream::Tls(Box::new(stream)), peer: peer(identity), place: None })
 }
 
