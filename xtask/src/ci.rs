@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that a change must pass, stage by stage, with the time of each.
 
-use crate::{aarch64, ebpf, test, tidy};
+use crate::{aarch64, ebpf, fuzz, test, tidy};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
@@ -65,8 +65,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "codec", "--smoke"])?;
         task(args, &["bench", "small", "--smoke"])
     }),
-    // Damaged chunks and codes of seeds that nobody has seen, for a minute.
-    ("fuzz", |args| task(args, &["soak", "--suite", "codec", "--minutes", "1"])),
+    ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: 8, ..fuzz::Args::default() })),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 

@@ -10,6 +10,7 @@ pub mod demo;
 pub mod dpu;
 pub mod ebpf;
 pub mod emulate;
+pub mod fuzz;
 pub mod house;
 pub mod soak;
 pub mod softroce;

@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: the simulation's tests, and two emulated offload units, for as long as asked, with new seeds each round.
 
-use crate::dpu;
+use crate::{dpu, fuzz};
 use anyhow::{Context, Result, anyhow, bail};
 use harmonaize_testkit::strict;
 use harmonaize_testkit::workspace;
@@ -40,8 +40,9 @@ pub struct Args {
     /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
     /// seed), control (kills of control, one a hundred seeds), leaders (faults of
     /// the leader of three controls, one in ten seeds), stragglers and congestion (verdicts over
-    /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank) or dpu (two hosts
-    /// with offload units, in virtual machines)
+    /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank), hostile (tenants that harm their
+    /// agent for five minutes), dpu (two hosts with offload units, in virtual machines) or fuzz (every decoder, each
+    /// for a minute)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
@@ -69,6 +70,8 @@ enum Work {
     },
     /// Two hosts with offload units.
     OffloadUnits,
+    /// All fuzz targets, each for a minute, from what earlier rounds found.
+    Fuzz,
 }
 
 const SUITES: &[Suite] = &[
@@ -166,7 +169,17 @@ const SUITES: &[Suite] = &[
             environment: |_| Vec::new(),
         },
     },
+    Suite {
+        name: "hostile",
+        work: Work::Tests {
+            package: "harmonaize-tests",
+            test: "hostile",
+            long: true,
+            environment: |_| Vec::new(),
+        },
+    },
     Suite { name: "dpu", work: Work::OffloadUnits },
+    Suite { name: "fuzz", work: Work::Fuzz },
 ];
 
 /// The first seed, and how many: one in `each`, at least one.
@@ -199,6 +212,7 @@ pub fn run(args: &Args) -> Result<()> {
                     println!("{}: {ran} tests passed with seeds {}..{}", suite.name, seeds.start, seeds.end);
                 }
                 Work::OffloadUnits => offload_units(args.yes, seeds.start)?,
+                Work::Fuzz => fuzz::run(&fuzz::Args { seconds: 60, ..fuzz::Args::default() })?,
             }
         }
         rounds += 1;

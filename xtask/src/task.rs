@@ -33,6 +33,8 @@ enum Task {
     Ci(crate::ci::Args),
     /// Run the simulation with rotating seeds for as long as asked
     Soak(crate::soak::Args),
+    /// Feed the decoders what nobody has seen, under libFuzzer
+    Fuzz(crate::fuzz::Args),
     /// Run the tests that need an RDMA device, on emulated hosts in a virtual machine
     Softroce(crate::softroce::Args),
     /// Build the fabric that a topology file describes, with control and agents, and keep it up
@@ -63,6 +65,7 @@ pub fn main() -> ExitCode {
         Task::T(args) => crate::t::run(&args),
         Task::Ci(args) => crate::ci::run(&args),
         Task::Soak(args) => crate::soak::run(&args),
+        Task::Fuzz(args) => crate::fuzz::run(&args),
         Task::Softroce(args) => crate::softroce::run(&args),
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),

@@ -19,6 +19,8 @@ mod engine;
 mod execute;
 mod feedback;
 mod formation;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod marks;
 mod p2p;
 mod reaper;

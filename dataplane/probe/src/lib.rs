@@ -9,6 +9,8 @@
 //! their answers bear a tag by a key that control gives both ends. IPv4 alone.
 
 mod answer;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod packet;
 mod probe;
 mod sys;

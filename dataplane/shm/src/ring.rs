@@ -368,5 +368,47 @@ mod tests {
                 sender.join().unwrap();
             });
         }
+
+        /// Entries of several words come whole and in order, and none is overwritten before it was taken: a slot is handed over and
+        /// back, again and again.
+        fn hand_over(capacity: u64, entries: u64) {
+            let mut builder = loom::model::Builder::new();
+            // All interleavings of so many switches by force; more find nothing that fewer do not.
+            builder.preemption_bound = Some(3);
+            builder.check(move || {
+                let cells = Local::new(capacity, 2, || LoomWord::new(0));
+                let mut producer = Producer::<_, 2>::new(Arc::clone(&cells));
+                let sender = loom::thread::spawn(move || {
+                    for value in 1..=entries {
+                        while let Err(error) = producer.push(&[value, !value]) {
+                            assert_eq!(error, RingError::Full(capacity));
+                            loom::thread::yield_now();
+                        }
+                    }
+                });
+                let mut consumer = Consumer::<_, 2>::new(cells);
+                for expected in 1..=entries {
+                    let entry = loop {
+                        match consumer.pop().unwrap() {
+                            Some(entry) => break entry,
+                            None => loom::thread::yield_now(),
+                        }
+                    };
+                    assert_eq!(entry, [expected, !expected]);
+                }
+                sender.join().unwrap();
+                assert_eq!(consumer.pop(), Ok(None));
+            });
+        }
+
+        #[test]
+        fn one_slot_is_handed_over_and_back() {
+            hand_over(1, 3);
+        }
+
+        #[test]
+        fn slots_are_handed_over_beyond_the_end() {
+            hand_over(2, 4);
+        }
     }
 }

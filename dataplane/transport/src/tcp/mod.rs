@@ -13,6 +13,8 @@ mod closing;
 mod connect;
 mod dial;
 mod frame;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod guests;
 mod handshake;
 mod inbox;

@@ -7,6 +7,8 @@
 //! for the slot, so a receive request is always there. Completion queues are polled; `prepare_sleep` arms them.
 
 mod exchange;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod link;
 mod mailbox;
 mod outbox;

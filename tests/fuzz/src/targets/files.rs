@@ -1,0 +1,38 @@
+//! Files.
+
+use harmonaize_analysis::marks::Marks;
+use harmonaize_analysis::phases::Phases;
+use harmonaize_analysis::{congestion, trace};
+use harmonaize_planner::Topology;
+
+/// A topology, or where the text is wrong.
+pub(super) fn topology(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Topology::parse(text) {
+        Ok(topology) => assert!(topology.hosts().len() < text.len()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// Records until the first that is none. Written again they are read as the same, and all detectors take them, whatever they say.
+pub(super) fn trace(bytes: &[u8]) {
+    let mut records = Vec::new();
+    let first = trace::replay(bytes, |record| records.push(*record));
+    let mut writer = trace::Writer::new();
+    writer.begin();
+    records.iter().for_each(|record| writer.write(record));
+    let mut again = Vec::new();
+    trace::replay(writer.bytes(), |record| again.push(*record)).unwrap();
+    assert_eq!(again, records, "{first:?}");
+    let mut congestion = congestion::Detector::new(congestion::Limits::default());
+    let (mut marks, mut phases) = (Marks::default(), Phases::default());
+    for record in &records {
+        marks.take(record);
+        phases.take(record);
+        congestion.take(record);
+        let now = record.time_ns();
+        marks.advance(now);
+        phases.advance(now);
+        congestion.advance(now);
+    }
+}
