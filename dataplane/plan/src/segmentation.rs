@@ -87,7 +87,11 @@ fn max_elements(
     let least = (u64::from(tuning.message_bytes) / size).max(1);
     let of_blocks = |blocks: u64| (segment / blocks.max(1)).max(least).min(chunk);
     match collective.traits().pattern {
-        Pattern::ReduceDistribute | Pattern::Chain if participants == 1 => segment,
+        Pattern::ReduceDistribute | Pattern::Chain if participants == 1 => {
+            // One step reads it from each rank and writes it to each.
+            let touched = 2 * u64::from(plan.group().ranks());
+            (segment / touched).max(least).min(segment)
+        }
         Pattern::ReduceDistribute | Pattern::Chain if sends_whole(algorithm) => segment.min(chunk),
         Pattern::ReduceDistribute if algorithm == Algorithm::RecursiveHalving => {
             // The first exchange sends half of a segment, but a participant that goes by a neighbour all of it.
