@@ -64,6 +64,8 @@ pub struct Formation {
     pub communicator: CommunicatorId,
     /// The agent's number of its tenant. Communicators of a tenant share one window to aggregators.
     pub tenant: u32,
+    /// The tenant's weight where tenants compete for the engine, at least 1. That of the last communicator to form counts.
+    pub weight: u32,
     /// This participant.
     pub me: Participant,
     /// Its first plan.

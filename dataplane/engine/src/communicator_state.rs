@@ -7,6 +7,7 @@ use crate::command::CommunicatorStatus;
 use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
+use crate::turns::{CLASSES, Class, Urgency};
 use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -39,6 +40,7 @@ pub(crate) struct Pending {
     pub(crate) feedback: Option<[Region; 2]>,
     /// What the input of a `PremulSum` is multiplied by.
     pub(crate) factor: f64,
+    pub(crate) urgency: Urgency,
 }
 
 /// The links of one epoch, by participant.
@@ -88,6 +90,10 @@ pub(crate) struct CommunicatorState {
     pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
     calls: Vec<Pending>,
     free: Vec<u32>,
+    /// Calls in flight, by class.
+    in_flight: [u32; CLASSES],
+    /// The highest priority and the first deadline of calls in flight that ask for one.
+    special: Urgency,
     pub(crate) backlog: Backlog,
     pub(crate) p2p: P2pState,
     pub(crate) failed: u64,
@@ -134,6 +140,8 @@ impl CommunicatorState {
             residual_staging: vec![None; usize::from(parts.channels)],
             calls: vec![Pending::default(); parts.calls as usize],
             free: (0..parts.calls).rev().collect(),
+            in_flight: [0; CLASSES],
+            special: Urgency::IDLE,
             backlog: Backlog::default(),
             p2p: P2pState::default(),
             failed: 0,
@@ -158,6 +166,10 @@ impl CommunicatorState {
         let token = self.free.pop()?;
         let call = self.calls.get_mut(token as usize)?;
         *call = pending;
+        if let Some(count) = self.in_flight.get_mut(pending.urgency.class as usize) {
+            *count += 1;
+        }
+        self.special.raise(&pending.urgency);
         debug_assert!(self.free.len() < self.calls.len(), "a token is given that is in use");
         Some(Token(token.into()))
     }
@@ -167,7 +179,22 @@ impl CommunicatorState {
         let call = std::mem::take(self.calls.get_mut(usize::try_from(token.0).ok()?)?);
         self.free.push(u32::try_from(token.0).ok()?);
         debug_assert!(self.free.len() <= self.calls.len(), "a call is forgotten twice");
+        if let Some(count) = self.in_flight.get_mut(call.urgency.class as usize) {
+            *count = count.saturating_sub(1);
+        }
+        if call.urgency.is_special() {
+            self.special = Urgency::IDLE;
+            let calls = self.calls.iter().filter(|call| call.rank.is_some());
+            calls.for_each(|call| self.special.raise(&call.urgency));
+        }
         Some(call)
+    }
+
+    /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
+    pub(crate) fn urgency(&self) -> Urgency {
+        let mut classes = Class::ALL.into_iter().zip(self.in_flight);
+        let class = classes.find_map(|(class, count)| (count > 0).then_some(class));
+        Urgency { class: class.unwrap_or(Class::Latency), ..self.special }
     }
 
     /// Whether a call in flight of this attachment's has a tensor that begins in a region, or at its end.

@@ -17,6 +17,7 @@ use crate::sharing::Sharing;
 use crate::step::{CodedStep, ExecuteError, StepResult};
 use crate::table::{Key, Table};
 use crate::transfer::{COUNTS, PendingTransfer, tag, untag};
+use crate::turns::{Turn, Turns, Urgency, Work};
 use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_counts};
 use crate::wake::watch;
 use arrayvec::ArrayVec;
@@ -38,7 +39,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Actions of one communicator in a row, so that all get their share.
+/// Actions in a row of an engine's only communicator.
 const QUANTUM: usize = 32;
 /// Descriptors of one attachment in a row.
 const SUBMISSIONS: usize = 8;
@@ -58,6 +59,7 @@ pub struct Engine {
     pub(crate) by_communicator: HashMap<CommunicatorId, Key>,
     pub(crate) links: HashMap<LinkId, (Key, Epoch, Participant)>,
     pub(crate) sharing: Sharing,
+    pub(crate) turns: Turns,
     /// The device for datagrams to aggregators.
     pub(crate) port: Option<RdmaPort>,
     /// Transfers that a step asks for beside its own; empty between two.
@@ -97,6 +99,7 @@ impl Engine {
             by_communicator: HashMap::new(),
             links: HashMap::new(),
             sharing: Sharing::default(),
+            turns: Turns::default(),
             port: None,
             pending_transfers: Vec::with_capacity(64),
             closed: Nanos(0),
@@ -152,17 +155,15 @@ impl Engine {
         self.attachments.iter_mut().for_each(|attachment| attachment.end.cancel_sleep());
     }
 
-    /// One round: the network, descriptors, transfers, then a quantum of each communicator. Returns how much was done; 0 means
+    /// One round: the network, descriptors, transfers, then a slice of turns of communicators. Returns how much was done; 0 means
     /// that only something from outside, or time, can bring more.
     pub fn progress(&mut self, budget: usize) -> usize {
         let now = self.now();
         let mut worked = self.poll_network(now, budget);
         worked += self.poll_tenants(now);
-        for place in 0..self.communicators.places() {
-            if let Some(key) = self.communicators.key_at(place) {
-                worked += self.run_quantum(now, key);
-            }
-        }
+        let mut turns = std::mem::take(&mut self.turns);
+        worked += turns.run(now, self);
+        self.turns = turns;
         worked += self.poll_aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
@@ -293,12 +294,12 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Executes a quantum of a communicator's actions.
-    fn run_quantum(&mut self, now: Nanos, key: Key) -> usize {
-        let Some(member) = self.communicators.get_mut(key) else { return 0 };
+    /// Executes a communicator's actions until it has none, or its time is over. Returns how many and whether there may be more.
+    fn run_actions(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> (usize, bool) {
+        let Some(member) = self.communicators.get_mut(key) else { return (0, false) };
         let mut worked = member.backlog.flush(self.transport.as_mut());
-        while worked < QUANTUM {
-            let Some(member) = self.communicators.get_mut(key) else { return worked };
+        loop {
+            let Some(member) = self.communicators.get_mut(key) else { break };
             if !member.backlog.is_empty() {
                 break;
             }
@@ -314,9 +315,17 @@ impl Engine {
                 break;
             };
             worked += 1;
+            let long = is_long(&action);
             self.execute(now, key, action);
+            let over = match until {
+                None => worked >= QUANTUM,
+                Some(until) => (long || worked.is_multiple_of(QUANTUM)) && self.now() >= until,
+            };
+            if over {
+                return (worked, true);
+            }
         }
-        worked
+        (worked, false)
     }
 
     fn execute(&mut self, now: Nanos, key: Key, action: Action) {
@@ -532,6 +541,37 @@ impl Engine {
     }
 }
 
+/// Whether an action may take a while: it moves bytes of tensors.
+fn is_long(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Step { .. }
+            | Action::CopyOut { .. }
+            | Action::Aggregate { .. }
+            | Action::P2pSend { .. }
+            | Action::P2pReceive { .. }
+            | Action::P2pCopy { .. }
+    )
+}
+
+impl Work for Engine {
+    fn now(&self) -> Nanos {
+        Self::now(self)
+    }
+
+    fn urgency(&self, key: Key) -> Option<Urgency> {
+        self.communicators.get(key).map(CommunicatorState::urgency)
+    }
+
+    fn run(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> Turn {
+        let moved = |member: &CommunicatorState| member.bytes_sent.saturating_add(member.bytes_received);
+        let before = self.communicators.get(key).map_or(0, moved);
+        let (worked, unfinished) = self.run_actions(now, key, until);
+        let after = self.communicators.get(key).map_or(before, moved);
+        Turn { worked, bytes: after.saturating_sub(before), unfinished }
+    }
+}
+
 /// Gets a segment ready for a step: its staging, its mark, and before its first step what is kept of it.
 fn begin_step(
     member: &mut CommunicatorState,
@@ -637,7 +677,9 @@ fn submit(
     if let Some(direction) = Direction::from_code(submission.collective) {
         let checked = check_p2p(submission, direction, &*attachment.end, member.ranks)?;
         let timeout = attachment.timeout(submission.timeout_ns)?;
-        return p2p::submit(now, member, rank, (submission.cookie, timeout), checked)
+        let bytes = checked.input.bytes.max(checked.output.bytes);
+        let urgency = urgency_of(now, bytes, submission);
+        return p2p::submit(now, member, rank, (submission.cookie, timeout, urgency), checked)
             .map(|()| Submitted::Message);
     }
     let counts = match (fetched, region_of_counts(submission, member.ranks)?, attachment.end.memory()) {
@@ -653,7 +695,8 @@ fn submit(
     let timeout = attachment.timeout(submission.timeout_ns)?;
     let CheckedCall { input, output, feedback, factor, .. } = checked;
     let cookie = submission.cookie;
-    let pending = Pending { rank: Some(rank), cookie, input, output, feedback, factor };
+    let urgency = urgency_of(now, input.bytes.max(output.bytes), submission);
+    let pending = Pending { rank: Some(rank), cookie, input, output, feedback, factor, urgency };
     let token = member.remember(pending).ok_or(Code::Busy)?;
     let call = Call { signature: checked.signature, counts, in_place: checked.in_place, token, timeout };
     let result = member.core.handle_call(now, rank, call);
@@ -669,6 +712,12 @@ fn submit(
         }
         Err(error) => Err(refusal(&error)),
     }
+}
+
+/// How urgent a descriptor says that its operation is.
+fn urgency_of(now: Nanos, bytes: u64, submission: &Submission) -> Urgency {
+    let Submission { tensor_class, priority, deadline_ns, .. } = *submission;
+    Urgency::new(now, bytes, (tensor_class, priority, deadline_ns))
 }
 
 /// What a tenant's completion says of a call that is refused.

@@ -29,6 +29,7 @@ mod sharing;
 mod step;
 mod table;
 mod transfer;
+mod turns;
 mod validate;
 mod wake;
 

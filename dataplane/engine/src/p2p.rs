@@ -10,6 +10,7 @@ use crate::execute::send_all;
 use crate::step::ExecuteError;
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
+use crate::turns::Urgency;
 use crate::validate::CheckedP2p;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, Token};
@@ -248,11 +249,11 @@ pub(crate) fn submit(
     now: Nanos,
     member: &mut CommunicatorState,
     rank: Rank,
-    (cookie, timeout): (u64, std::time::Duration),
+    (cookie, timeout, urgency): (u64, std::time::Duration, Urgency),
     checked: CheckedP2p,
 ) -> Result<(), Status> {
     let CheckedP2p { signature, input, output } = checked;
-    let pending = Pending { rank: Some(rank), cookie, input, output, feedback: None, factor: 1.0 };
+    let pending = Pending { rank: Some(rank), cookie, input, output, feedback: None, factor: 1.0, urgency };
     let token = member.remember(pending).ok_or(Status::Busy)?;
     let call = harmonaize_core::P2pCall { signature, token, timeout };
     let result = member.core.handle_p2p_call(now, rank, call);

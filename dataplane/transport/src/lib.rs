@@ -13,9 +13,12 @@ pub mod datagram;
 pub mod loopback;
 mod retry;
 mod rings;
+mod scheduler;
 pub mod tcp;
 mod timer;
 pub mod verbs;
+
+pub use scheduler::Scheduler;
 
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};

@@ -100,6 +100,7 @@ impl Agent {
         let formation = Formation {
             communicator: CommunicatorId(communicator),
             tenant,
+            weight: recipe.weight.max(1),
             me: expanded.me,
             plan: expanded.plan,
             peers: expanded.peers,

@@ -135,7 +135,7 @@ impl Engine {
             .iter()
             .filter_map(|local| self.by_attachment.get(&local.attachment).copied())
             .collect();
-        let handles: Vec<_> = formation.locals.clone();
+        let (handles, weight): (Vec<_>, u32) = (formation.locals.clone(), formation.weight);
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
             Err("the agent is going down, or has this communicator already".to_owned())
         } else {
@@ -151,7 +151,9 @@ impl Engine {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
             let alone = member.epochs.iter().all(crate::communicator_state::Links::complete);
             self.sharing.admit(member.tenant);
+            let tenant = member.tenant;
             let key = self.communicators.insert(member).ok_or("too many communicators")?;
+            self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(communicator, key);
             self.enter_links(key, epoch, &links);
             for (local, attachment) in handles.iter().zip(&keys) {

@@ -163,6 +163,7 @@ impl World {
                 handle: 7,
             });
             let formation = Formation {
+                weight: 1,
                 communicator: CommunicatorId(1),
                 tenant: 0,
                 me,

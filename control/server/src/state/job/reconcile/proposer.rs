@@ -227,6 +227,7 @@ impl Proposer<'_> {
                 coding: coding(&to.codec),
                 aggregation: to.aggregation.recipe(index as u32),
                 previous_ranks: if to.epoch == Epoch(1) { communicator.before.clone() } else { Vec::new() },
+                weight: self.settings.terms(&communicator.tenant).weight,
             };
             recipes.extend(member.session.map(|session| (session, recipe)));
         }

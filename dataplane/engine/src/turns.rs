@@ -1,0 +1,429 @@
+//! Which communicator runs next: tenants by their weights, and within a tenant classes and deadlines.
+
+use crate::table::Key;
+use harmonaize_core::Nanos;
+use harmonaize_transport::Scheduler;
+use std::cmp::Reverse;
+
+/// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
+pub(crate) const SLICE: Nanos = Nanos(50_000);
+
+/// Bytes that count as much as a nanosecond, beside the time that they took here: the kernel moves them in the network's turn.
+const BYTES_PER_NANOSECOND: u64 = 4;
+
+/// The classes' weights within a tenant: an urgent operation has the next turn, and many of them leave something to the others.
+const CLASS_WEIGHTS: [u32; CLASSES] = [64, 8, 1];
+
+pub(crate) const CLASSES: usize = 3;
+
+/// The class of an operation among its tenant's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    Latency,
+    Normal,
+    Bulk,
+}
+
+impl Class {
+    /// All, the most urgent first.
+    pub(crate) const ALL: [Self; CLASSES] = [Self::Latency, Self::Normal, Self::Bulk];
+}
+
+/// Operations up to this size are of the class latency, and above the other of the class bulk, where they name none.
+const SMALL: u64 = 64 << 10;
+const LARGE: u64 = 1 << 20;
+
+/// How urgent an operation is among its tenant's: the least goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Urgency {
+    pub(crate) class: Class,
+    pub(crate) priority: Reverse<u8>,
+    /// When it is to end; the last of all times where it does not say.
+    pub(crate) deadline: Nanos,
+}
+
+impl Default for Urgency {
+    fn default() -> Self {
+        Self::IDLE
+    }
+}
+
+impl Urgency {
+    /// From a descriptor: class and priority as it says, the deadline from now.
+    pub(crate) fn new(now: Nanos, bytes: u64, (class, priority, deadline_ns): (u8, u8, u64)) -> Self {
+        let class = match class {
+            1 => Class::Latency,
+            2 => Class::Normal,
+            3 => Class::Bulk,
+            _ if bytes <= SMALL => Class::Latency,
+            _ if bytes <= LARGE => Class::Normal,
+            _ => Class::Bulk,
+        };
+        let deadline = match deadline_ns {
+            0 => Nanos(u64::MAX),
+            within => Nanos(now.0.saturating_add(within)),
+        };
+        Self { class, priority: Reverse(priority), deadline }
+    }
+
+    /// That of a communicator without operations: what it has to do is short.
+    pub(crate) const IDLE: Self =
+        Self { class: Class::Latency, priority: Reverse(0), deadline: Nanos(u64::MAX) };
+
+    /// Takes the higher priority and the earlier deadline.
+    pub(crate) fn raise(&mut self, other: &Self) {
+        self.priority = self.priority.min(other.priority);
+        self.deadline = self.deadline.min(other.deadline);
+    }
+
+    /// Whether it asks for more than its class.
+    pub(crate) fn is_special(&self) -> bool {
+        (self.priority, self.deadline) != (Self::IDLE.priority, Self::IDLE.deadline)
+    }
+}
+
+/// The order of turns.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    scheduler: Scheduler,
+    tenants: Vec<Tenant>,
+    communicators: usize,
+}
+
+/// A tenant's communicators here.
+#[derive(Debug, Default)]
+struct Tenant {
+    /// In the order in which equals have turns.
+    communicators: Vec<Key>,
+    classes: Scheduler,
+    /// Those of one turn, by urgency.
+    order: Vec<(Urgency, usize, Key)>,
+}
+
+/// What a turn of a communicator came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// Actions and frames.
+    pub(crate) worked: usize,
+    /// Bytes to and from peers.
+    pub(crate) bytes: u64,
+    /// Whether it ended for want of time, with work left.
+    pub(crate) unfinished: bool,
+}
+
+/// What [`Turns::run`] drives.
+pub(crate) trait Work {
+    /// The time, which never goes back.
+    fn now(&self) -> Nanos;
+    /// How urgent a communicator is; none if it is gone.
+    fn urgency(&self, key: Key) -> Option<Urgency>;
+    /// Runs a communicator until it has no more to do, or the time has come; none: after a bounded number of actions.
+    fn run(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> Turn;
+}
+
+impl Turns {
+    /// A communicator has formed. It is forgotten in the first turn after its end.
+    pub(crate) fn enter(&mut self, tenant: u32, weight: u32, key: Key) {
+        let index = tenant as usize;
+        if self.tenants.len() <= index {
+            self.tenants.resize_with(index + 1, Tenant::default);
+        }
+        self.scheduler.set_weight(tenant, weight);
+        if let Some(tenant) = self.tenants.get_mut(index) {
+            for (class, weight) in (0..).zip(CLASS_WEIGHTS) {
+                tenant.classes.set_weight(class, weight);
+            }
+            tenant.communicators.push(key);
+            tenant.order.reserve(tenant.communicators.len());
+            self.communicators += 1;
+        }
+    }
+
+    /// Gives turns until nobody has work, or a slice is used up. Returns how much was done.
+    ///
+    /// Cost: beside the work a look at each tenant and communicator and two at the clock for each turn; with a single communicator
+    /// there is nothing to choose, and none of that.
+    pub(crate) fn run(&mut self, now: Nanos, work: &mut dyn Work) -> usize {
+        if self.communicators <= 1 {
+            let only = self.tenants.iter().flat_map(|tenant| &tenant.communicators).next();
+            return only.map_or(0, |key| work.run(now, *key, None).worked);
+        }
+        for (number, tenant) in (0..).zip(&self.tenants) {
+            if !tenant.communicators.is_empty() {
+                self.scheduler.activate(number);
+            }
+        }
+        let mut worked = 0;
+        let mut clock = work.now();
+        let until = Nanos(clock.0.saturating_add(SLICE.0));
+        while let Some(number) = self.scheduler.next_turn() {
+            let Some(tenant) = self.tenants.get_mut(number as usize) else { break };
+            let turn = tenant.run(&mut clock, until, work);
+            if turn.worked > 0 {
+                self.scheduler.charge(number, turn.bytes);
+                worked += turn.worked;
+            }
+            if !turn.unfinished {
+                self.scheduler.deactivate(number);
+            }
+            if clock >= until {
+                break;
+            }
+        }
+        self.communicators = self.tenants.iter().map(|tenant| tenant.communicators.len()).sum();
+        worked
+    }
+}
+
+impl Tenant {
+    /// One turn of the tenant; its `bytes` are the cost of all in nanoseconds. Moves the clock on.
+    fn run(&mut self, clock: &mut Nanos, until: Nanos, work: &mut dyn Work) -> Turn {
+        self.communicators.retain(|key| work.urgency(*key).is_some());
+        self.order.clear();
+        let known = self.communicators.iter().enumerate();
+        self.order.extend(known.filter_map(|(at, key)| Some((work.urgency(*key)?, at, *key))));
+        self.order.sort_unstable_by_key(|(urgency, at, _)| (*urgency, *at));
+        self.order.iter().for_each(|(urgency, ..)| self.classes.activate(urgency.class as u32));
+        let mut sum = Turn { worked: 0, bytes: 0, unfinished: false };
+        while let Some(class) = self.classes.next_turn() {
+            let mut unfinished = false;
+            for (_, at, key) in self.order.iter().filter(|(urgency, ..)| urgency.class as u32 == class) {
+                if *clock >= until {
+                    unfinished = true;
+                    break;
+                }
+                let turn = work.run(*clock, *key, Some(until));
+                if turn.worked == 0 {
+                    continue;
+                }
+                let began = std::mem::replace(clock, work.now());
+                let cost = clock.0.saturating_sub(began.0) + turn.bytes / BYTES_PER_NANOSECOND;
+                self.classes.charge(class, cost);
+                sum.worked += turn.worked;
+                sum.bytes += cost;
+                if turn.unfinished {
+                    unfinished = true;
+                    // Equals take turns: the next begins behind this one.
+                    let behind = (*at + 1) % self.communicators.len().max(1);
+                    self.communicators.rotate_left(behind);
+                    break;
+                }
+            }
+            if !unfinished {
+                self.classes.deactivate(class);
+            }
+            if *clock >= until {
+                sum.unfinished = self.classes.any_active();
+                break;
+            }
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Communicators that have so much work, and a clock that work alone moves.
+    #[derive(Default)]
+    struct Fake {
+        clock: u64,
+        members: Vec<Member>,
+    }
+
+    struct Member {
+        urgency: Urgency,
+        /// Actions that it has to do, each of which lasts so long and moves so many bytes.
+        actions: u64,
+        lasts: u64,
+        bytes: u64,
+        /// Actions done, and time used.
+        done: u64,
+        used: u64,
+        /// When it had its last action.
+        last: u64,
+        gone: bool,
+    }
+
+    impl Fake {
+        fn enter(
+            &mut self,
+            turns: &mut Turns,
+            (tenant, weight): (u32, u32),
+            (actions, lasts): (u64, u64),
+        ) -> usize {
+            let at = self.members.len();
+            let urgency = Urgency::IDLE;
+            let member = Member { urgency, actions, lasts, bytes: 0, done: 0, used: 0, last: 0, gone: false };
+            self.members.push(member);
+            turns.enter(tenant, weight, Key { index: at as u16, generation: 1 });
+            at
+        }
+
+        fn run_for(&mut self, turns: &mut Turns, nanoseconds: u64) {
+            let end = self.clock + nanoseconds;
+            while self.clock < end {
+                if turns.run(Nanos(self.clock), self) == 0 {
+                    self.clock += 1000;
+                }
+            }
+        }
+
+        fn used(&self, members: &[usize]) -> f64 {
+            members.iter().map(|at| self.members[*at].used).sum::<u64>() as f64
+        }
+    }
+
+    impl Work for Fake {
+        fn now(&self) -> Nanos {
+            Nanos(self.clock)
+        }
+
+        fn urgency(&self, key: Key) -> Option<Urgency> {
+            let member = &self.members[usize::from(key.index)];
+            (!member.gone).then_some(member.urgency)
+        }
+
+        fn run(&mut self, _: Nanos, key: Key, until: Option<Nanos>) -> Turn {
+            let member = &mut self.members[usize::from(key.index)];
+            let (mut worked, mut bytes) = (0, 0);
+            while member.actions > 0 && !member.gone {
+                member.actions -= 1;
+                self.clock += member.lasts;
+                (member.done, member.used, member.last) =
+                    (member.done + 1, member.used + member.lasts, self.clock);
+                worked += 1;
+                bytes += member.bytes;
+                if until.map_or(worked == 32, |until| self.clock >= until.0) {
+                    return Turn { worked, bytes, unfinished: true };
+                }
+            }
+            Turn { worked, bytes, unfinished: false }
+        }
+    }
+
+    const ENDLESS: u64 = u64::MAX;
+
+    fn close(used: f64, due: f64) -> bool {
+        (used - due).abs() <= 0.05 * due
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn tenants_share_by_weight_whatever_they_have_and_do(
+            communicators in proptest::array::uniform3(1..=64_usize),
+            lasts in proptest::array::uniform3(500..200_000_u64),
+        ) {
+            let (mut turns, mut fake) = (Turns::default(), Fake::default());
+            let mut of = [const { Vec::new() }; 3];
+            for (tenant, weight) in [(0_u32, 1_u32), (1, 2), (2, 4)] {
+                for _ in 0..communicators[tenant as usize] {
+                    let work = (ENDLESS, lasts[tenant as usize]);
+                    of[tenant as usize].push(fake.enter(&mut turns, (tenant, weight), work));
+                }
+            }
+            fake.run_for(&mut turns, 2_000_000_000);
+            let all: f64 = of.iter().map(|of| fake.used(of)).sum();
+            for (of, weight) in of.iter().zip([1.0, 2.0, 4.0]) {
+                prop_assert!(close(fake.used(of), all * weight / 7.0), "{} of {all} by {weight}", fake.used(of));
+                let least = of.iter().map(|at| fake.members[*at].done).min().unwrap();
+                let most = of.iter().map(|at| fake.members[*at].done).max().unwrap();
+                prop_assert!(most <= 2 * least + 200, "equals of a tenant have {least} to {most} actions");
+            }
+        }
+
+        #[test]
+        fn what_a_tenant_says_of_urgency_changes_nothing_for_others(
+            class in 0..=3_u8,
+            priority in any::<u8>(),
+            deadline_ns in any::<u64>(),
+        ) {
+            let (mut turns, mut fake) = (Turns::default(), Fake::default());
+            let honest = fake.enter(&mut turns, (0, 1), (ENDLESS, 30_000));
+            let liars: Vec<_> = (0..8).map(|_| fake.enter(&mut turns, (1, 1), (ENDLESS, 30_000))).collect();
+            for at in &liars {
+                fake.members[*at].urgency = Urgency::new(Nanos(0), 1, (class, priority, deadline_ns));
+            }
+            fake.members[honest].urgency = Urgency::new(Nanos(0), 1, (3, 0, 0));
+            fake.run_for(&mut turns, 500_000_000);
+            prop_assert!(close(fake.used(&[honest]), fake.used(&liars)));
+        }
+    }
+
+    #[test]
+    fn bytes_to_peers_count_beside_time() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let [here, there] = [0, 1].map(|tenant| fake.enter(&mut turns, (tenant, 1), (ENDLESS, 10_000)));
+        fake.members[there].bytes = 10_000 * BYTES_PER_NANOSECOND;
+        fake.run_for(&mut turns, 200_000_000);
+        assert!(close(fake.used(&[here]), 2.0 * fake.used(&[there])));
+    }
+
+    #[test]
+    fn a_small_tenant_waits_for_a_slice_at_most() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let small = fake.enter(&mut turns, (0, 1), (0, 1000));
+        for _ in 0..64 {
+            fake.enter(&mut turns, (1, 1), (ENDLESS, 40_000));
+        }
+        for _ in 0..200 {
+            fake.run_for(&mut turns, 333_000);
+            let asked = fake.clock;
+            fake.members[small].actions = 3;
+            let work = turns.run(Nanos(asked), &mut fake);
+            assert!(work > 0);
+            if fake.members[small].actions > 0 {
+                turns.run(Nanos(fake.clock), &mut fake);
+            }
+            let waited = fake.members[small].last - asked;
+            assert!(fake.members[small].actions == 0 && waited <= SLICE.0 + 43_000, "waits {waited} ns");
+        }
+    }
+
+    #[test]
+    fn urgent_operations_go_first_and_leave_something() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let bulk = fake.enter(&mut turns, (0, 1), (ENDLESS, 20_000));
+        let latency = fake.enter(&mut turns, (0, 1), (0, 2000));
+        fake.members[bulk].urgency = Urgency::new(Nanos(0), 64 << 20, (0, 0, 0));
+        for _ in 0..100 {
+            fake.run_for(&mut turns, 100_000);
+            fake.members[latency].actions = 1;
+            let asked = fake.clock;
+            turns.run(Nanos(asked), &mut fake);
+            assert_eq!(fake.members[latency].last, asked + 2000, "the first action is the urgent one");
+        }
+        fake.members[latency].actions = ENDLESS;
+        let before = fake.members[bulk].used;
+        fake.run_for(&mut turns, 500_000_000);
+        let bulk = fake.members[bulk].used - before;
+        assert!((3_000_000..30_000_000).contains(&bulk), "bulk has {bulk} ns of 500 ms");
+    }
+
+    #[test]
+    fn within_a_class_priority_then_deadline_decide() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let says = [(3, 0, 0), (3, 0, 9_000_000), (3, 0, 5_000_000), (3, 1, 0), (1, 0, 0)];
+        let members = says.map(|says| {
+            let at = fake.enter(&mut turns, (0, 1), (1, 1000));
+            fake.members[at].urgency = Urgency::new(Nanos(0), 1, says);
+            at
+        });
+        turns.run(Nanos(0), &mut fake);
+        let mut order = members;
+        order.sort_unstable_by_key(|at| fake.members[*at].last);
+        assert_eq!(order, [4, 3, 2, 1, 0].map(|at: usize| members[at]));
+    }
+
+    #[test]
+    fn a_communicator_that_is_gone_is_forgotten() {
+        let (mut turns, mut fake) = (Turns::default(), Fake::default());
+        let [gone, stays] = [0, 1].map(|tenant| fake.enter(&mut turns, (tenant, 1), (100, 1000)));
+        fake.members[gone].gone = true;
+        while turns.run(Nanos(fake.clock), &mut fake) > 0 {}
+        assert_eq!((fake.members[gone].done, fake.members[stays].done, turns.communicators), (0, 100, 1));
+    }
+}
