@@ -2,13 +2,14 @@
 //!
 //! Only addresses come in that control introduced for a link that is open; others are reset at once. Who comes in says hello and
 //! proves that it knows the link's secret (`handshake`), within bounds of number and time. An endpoint sees authenticated
-//! connections alone, so that strangers cost its poll loop nothing.
+//! connections alone, so that strangers cost its poll loop nothing. The same thread gives endpoints' signs of life (`pulse`).
 
 use super::awaited::{Admission, Arrivals, Awaited, Expected, Rejected};
 use super::guests::Guests;
 use super::handshake::{Hello, Status};
 use super::incoming::{Incoming, IncomingProgress};
 use super::poll::{Poll, Token};
+use super::pulse::Pulse;
 use super::{Config, tune};
 use crate::{DownReason, Introduction};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -56,6 +57,8 @@ impl Acceptor {
         poll.add_bell(awaited.bell())?;
         let reception = Reception {
             handshake_timeout: config.handshake_timeout,
+            tick: config.tick(),
+            beat: None,
             listener,
             paused: None,
             poll,
@@ -76,6 +79,13 @@ impl Acceptor {
     /// Who has come so far that nobody introduced.
     pub fn rejected(&self) -> Rejected {
         self.0.awaited.rejected()
+    }
+
+    /// From now on gives a path's signs of life.
+    pub(super) fn beat(&self, pulse: &Arc<Pulse>) {
+        if self.0.awaited.pulses.enter(Arc::downgrade(pulse)) {
+            self.0.awaited.bell().ring();
+        }
     }
 
     /// Whether the thread is gone: no link comes up any more.
@@ -107,6 +117,10 @@ impl Drop for Running {
 /// What the thread has.
 struct Reception {
     handshake_timeout: Duration,
+    /// Between two beats.
+    tick: Duration,
+    /// When paths next give signs of life, if there are any.
+    beat: Option<Instant>,
     listener: Socket,
     /// Out of descriptors: no more connections are taken before then.
     paused: Option<Instant>,
@@ -130,6 +144,10 @@ impl Reception {
                         self.awaited.bell().silence();
                         let Some(added) = self.awaited.take_added() else { return };
                         self.answer_waiting(&added);
+                        if self.beat.is_none() && self.awaited.pulses.any() {
+                            self.beat = Some(Instant::now() + self.tick);
+                            self.rearm = true;
+                        }
                     }
                     Token::Incoming(at, serial) => self.handle_guest(at.into(), serial),
                     Token::Path(..) | Token::Closing(_) => {}
@@ -137,7 +155,7 @@ impl Reception {
             }
             if std::mem::take(&mut self.rearm) {
                 let deadlines = self.guests.iter().map(|(_, guest)| guest.deadline);
-                self.poll.arm(deadlines.chain(self.paused).min());
+                self.poll.arm(deadlines.chain(self.paused).chain(self.beat).min());
             }
         }
     }
@@ -234,6 +252,9 @@ impl Reception {
         self.poll.disarm();
         self.rearm = true;
         let now = Instant::now();
+        if self.beat.is_some_and(|at| at <= now) {
+            self.beat = self.awaited.pulses.beat().then(|| now + self.tick);
+        }
         if self.paused.is_some_and(|until| until <= now) {
             self.paused = None;
             if let Err(error) = self.poll.add_listener(&self.listener) {

@@ -5,6 +5,7 @@
 use super::bell::Bell;
 use super::handshake::{Hello, Proof, Status};
 use super::incoming::Incoming;
+use super::pulse::Pulses;
 use crate::{DownReason, Introduction};
 use std::collections::HashMap;
 use std::io;
@@ -21,6 +22,8 @@ type Name = [u8; 16];
 pub(super) struct Awaited {
     table: Mutex<Table>,
     bell: Bell,
+    /// Paths for which the acceptor gives signs of life.
+    pub(super) pulses: Pulses,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +80,7 @@ fn judge(hello: &Hello, entry: Option<&mut Entry>) -> Admission {
 
 impl Awaited {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { table: Mutex::default(), bell: Bell::new()? })
+        Ok(Self { table: Mutex::default(), bell: Bell::new()?, pulses: Pulses::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {

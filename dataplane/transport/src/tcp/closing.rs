@@ -1,17 +1,20 @@
 //! A connection whose link is closed here: its last words go out, then it lingers a moment so that they are not lost.
 
+use super::pulse::Pulse;
 use super::sys;
 use bytes::{Buf, Bytes};
 use socket2::Socket;
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Holds no memory but its own.
 #[derive(Debug)]
 pub(super) struct Closing {
-    pub(super) socket: Socket,
+    /// Has no frames any more.
+    pulse: Arc<Pulse>,
     pub(super) serial: u64,
     pub(super) deadline: Instant,
     pending: Bytes,
@@ -19,14 +22,18 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    pub(super) fn new(socket: Socket, serial: u64, deadline: Instant, pending: Vec<u8>) -> Self {
-        Self { socket, serial, deadline, pending: pending.into(), shut: false }
+    pub(super) fn new(pulse: Arc<Pulse>, serial: u64, deadline: Instant, pending: Vec<u8>) -> Self {
+        Self { pulse, serial, deadline, pending: pending.into(), shut: false }
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.pulse.socket
     }
 
     /// Writes what can be written; true while something is left.
     pub(super) fn write(&mut self) -> io::Result<bool> {
         while self.pending.has_remaining() {
-            match sys::send_bytes(&self.socket, &self.pending) {
+            match sys::send_bytes(self.socket(), &self.pending) {
                 Ok(count) => self.pending.advance(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error),
@@ -39,11 +46,11 @@ impl Closing {
     /// that has unread input would take back what is on its way out.
     pub(super) fn finish(&mut self) -> io::Result<bool> {
         if !self.write()? && !self.shut {
-            self.socket.shutdown(Shutdown::Write)?;
+            self.socket().shutdown(Shutdown::Write)?;
             self.shut = true;
         }
         for _ in 0..64 {
-            match sys::discard(&self.socket) {
+            match sys::discard(self.socket()) {
                 Ok(0) => return Ok(true),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
@@ -69,6 +76,7 @@ pub(super) fn let_go(closings: &mut VecDeque<Closing>, most: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::outbox::Outbox;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
@@ -83,7 +91,8 @@ mod tests {
             // More than the kernel takes while nobody reads, of every second.
             let words = vec![7; if serial % 2 == 0 { 16 << 20 } else { 8 }];
             let deadline = Instant::now() + Duration::from_secs(60);
-            let mut closing = Closing::new(ours.into(), serial, deadline, words);
+            let pulse = Arc::new(Pulse::new(ours.into(), Outbox::new(1)));
+            let mut closing = Closing::new(pulse, serial, deadline, words);
             assert!(!closing.finish().unwrap());
             closings.push_back(closing);
         }

@@ -86,7 +86,10 @@ impl TcpTransport {
         }
         let (paths, now) = (link.slots.len() as u16, Instant::now());
         // While one was being made, nobody spoke on the others.
-        link.paths().for_each(|(_, path)| path.begin(now));
+        for (_, path) in link.paths() {
+            path.begin(now);
+            self.acceptor.beat(&path.pulse);
+        }
         self.liveness.get_or_insert_with(|| LivenessTimer::begin(now, &self.config));
         self.rearm = true;
         sink(id, Event::Up);

@@ -76,7 +76,7 @@ impl Link {
         let paths = self.slots.len().max(1) as u64;
         // The kernel takes all ones for no bound; a rate of nothing would never let go of a byte.
         let each = self.rate.map_or(u64::MAX, |bits| (bits / 8 / paths).max(1));
-        self.paths().fold(true, |able, (number, path)| match sys::set_pacing(&path.socket, each) {
+        self.paths().fold(true, |able, (number, path)| match sys::set_pacing(path.socket(), each) {
             Ok(()) => able,
             Err(error) => {
                 tracing::warn!(path = number, %error, "a connection cannot be paced");

@@ -3,8 +3,9 @@
 //! A connection is authenticated by both ends before it carries a frame (`handshake`). An [`Acceptor`] takes connections in, for any
 //! number of endpoints that share its address, on a thread of its own. Frames are gathered into one system
 //! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large.
-//! A path that is silent for the peer's time-out has lost its peer: each end sends a sign of life when it has nothing else
-//! to say, because the kernel alone notices a vanished host only while data is on its way.
+//! A path that is silent for the peer's time-out has lost its peer: each end gives a sign of life when it has nothing else
+//! to say, because the kernel alone notices a vanished host only while data is on its way. The acceptor's thread gives them
+//! (`pulse`), so that no work of the endpoint's holds them up.
 
 mod acceptor;
 mod awaited;
@@ -24,6 +25,7 @@ mod liveness;
 mod outbox;
 mod path;
 mod poll;
+mod pulse;
 mod sys;
 
 use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
@@ -298,7 +300,7 @@ impl TcpTransport {
         }
     }
 
-    /// Looks for signs of life, and gives them.
+    /// Looks for signs of life.
     fn tick(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
         let Some(mut looks) = self.liveness.take() else { return };
         let (away, limit) = (looks.check(now, &self.config), self.config.silence_limit());
@@ -368,8 +370,8 @@ impl Transport for TcpTransport {
 
     fn flow(&self, link: LinkId, path: u16) -> Option<Flow> {
         let Slot::Ready(path) = self.links.get(&link)?.slots.get(usize::from(path))? else { return None };
-        let local = path.socket.local_addr().ok()?.as_socket()?;
-        let remote = path.socket.peer_addr().ok()?.as_socket()?;
+        let local = path.socket().local_addr().ok()?.as_socket()?;
+        let remote = path.socket().peer_addr().ok()?.as_socket()?;
         Some(Flow::Tcp { local, remote })
     }
 
@@ -417,7 +419,7 @@ impl Transport for TcpTransport {
             return Err(SendError::Down);
         }
         let slot = link.path(path).ok_or(SendError::Invalid)?;
-        slot.outbox.push(header, payload)?;
+        slot.pulse.outbox().push(header, payload)?;
         if !slot.in_queue && slot.has_work() {
             slot.in_queue = true;
             self.queue.push_back((id, path));
@@ -456,9 +458,8 @@ impl Transport for TcpTransport {
             if let Slot::Ready(path) = slot
                 && !path.ended
             {
-                let path = *path;
-                let words = path.outbox.into_pending();
-                let closing = Closing::new(path.socket, self.next_serial, deadline, words);
+                let words = path.pulse.outbox().take_pending();
+                let closing = Closing::new(Arc::clone(&path.pulse), self.next_serial, deadline, words);
                 self.next_serial += 1;
                 self.closing.push_back(closing);
             }
@@ -470,7 +471,7 @@ impl Transport for TcpTransport {
         for at in (before..self.closing.len()).rev() {
             let Some(closing) = self.closing.get_mut(at) else { continue };
             let over = closing.finish().unwrap_or(true);
-            if over || self.poll.rename(&closing.socket, Token::Closing(closing.serial)).is_err() {
+            if over || self.poll.rename(closing.socket(), Token::Closing(closing.serial)).is_err() {
                 self.closing.remove(at);
             }
         }

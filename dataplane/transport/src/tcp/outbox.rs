@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 const PIECES: usize = 128;
 
 /// Most bytes offered in one system call, so that a path with a large socket buffer does not hold up the others.
-const MAX_WRITE_BYTES: usize = 1 << 20;
+const MAX_WRITE_BYTES: usize = 256 << 10;
 
 /// Frames in order; the first may be partly written.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(super) struct Outbox {
     frames: usize,
     /// Bytes of the first frame that are written.
     written: usize,
+    /// Nothing goes out any more.
+    closed: bool,
 }
 
 #[derive(Debug)]
@@ -45,7 +47,14 @@ impl Outbox {
     pub(super) fn new(frames: usize) -> Self {
         let frames = frames.max(1);
         let heads = vec![0; (frames + 1) * HEAD].into_boxed_slice();
-        Self { queue: VecDeque::with_capacity(frames + 1), heads, first: 0, frames, written: 0 }
+        Self {
+            queue: VecDeque::with_capacity(frames + 1),
+            heads,
+            first: 0,
+            frames,
+            written: 0,
+            closed: false,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -74,11 +83,21 @@ impl Outbox {
         Ok(())
     }
 
-    /// Queues a sign of life, unless there is anything to send anyhow.
-    pub(super) fn heartbeat(&mut self) {
-        if self.queue.is_empty() {
-            self.append(Kind::Heartbeat, &[], None);
+    /// Writes a sign of life: a heartbeat, or one byte of what waits. No frame with a payload ends with that byte, so that nothing is
+    /// to be reported.
+    pub(super) fn sign_of_life(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        if self.closed {
+            return Ok(());
         }
+        let bytes = match self.queue.front() {
+            None => {
+                self.append(Kind::Heartbeat, &[], None);
+                WIRE
+            }
+            Some(frame) if self.written + 1 < frame.head_bytes + frame.payload_bytes() => 1,
+            Some(_) => return Ok(()),
+        };
+        self.write_at_most(bytes, socket, &mut |_| {}).map(drop)
     }
 
     fn append(&mut self, kind: Kind, header: &[u8], payload: Option<(Span, u64)>) {
@@ -108,12 +127,21 @@ impl Outbox {
         socket: BorrowedFd<'_>,
         sent: &mut dyn FnMut(u64),
     ) -> io::Result<(usize, bool)> {
+        self.write_at_most(MAX_WRITE_BYTES, socket, sent)
+    }
+
+    fn write_at_most(
+        &mut self,
+        most: usize,
+        socket: BorrowedFd<'_>,
+        sent: &mut dyn FnMut(u64),
+    ) -> io::Result<(usize, bool)> {
         let mut pieces = [NOTHING; PIECES];
         let mut room = pieces.iter_mut();
         let mut offered = 0;
         let mut skip = self.written;
         for (index, frame) in self.queue.iter().enumerate() {
-            if offered >= MAX_WRITE_BYTES || room.len() < 2 {
+            if offered >= most || room.len() < 2 {
                 break;
             }
             let head = self.head(index, frame.head_bytes);
@@ -122,7 +150,7 @@ impl Outbox {
             for (pointer, bytes) in [(head.as_ptr(), head.len()), payload] {
                 let passed = skip.min(bytes);
                 skip -= passed;
-                let bytes = (bytes - passed).min(MAX_WRITE_BYTES - offered.min(MAX_WRITE_BYTES));
+                let bytes = (bytes - passed).min(most - offered.min(most));
                 if bytes > 0
                     && let Some(piece) = room.next()
                 {
@@ -158,7 +186,7 @@ impl Outbox {
 
     /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
     /// without payload. Allocates; no payload is held on to.
-    pub(super) fn into_pending(self) -> Vec<u8> {
+    pub(super) fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (index, frame) in self.queue.iter().enumerate() {
             let skip = if index == 0 { self.written } else { 0 };
@@ -178,6 +206,13 @@ impl Outbox {
                 unsafe { std::ptr::copy_nonoverlapping(rest.pointer(), to, rest.bytes()) };
             }
         }
+        self.close();
         bytes
+    }
+
+    /// Lets go of all frames; nothing goes out any more.
+    pub(super) fn close(&mut self) {
+        self.queue.clear();
+        self.closed = true;
     }
 }

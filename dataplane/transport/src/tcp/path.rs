@@ -4,11 +4,13 @@ use super::inbox::{Inbox, Input};
 use super::liveness::Silence;
 use super::outbox::Outbox;
 use super::poll::Ready;
+use super::pulse::Pulse;
 use crate::rings::Rings;
 use crate::{DownReason, Event};
 use socket2::Socket;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Frames that a path may deliver before another has its turn.
@@ -16,8 +18,7 @@ const QUANTUM_FRAMES: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Path {
-    pub(super) socket: Socket,
-    pub(super) outbox: Outbox,
+    pub(super) pulse: Arc<Pulse>,
     inbox: Inbox,
     /// The kernel may have input, or room; cleared when it has said that it has not, set by its next edge.
     readable: bool,
@@ -31,8 +32,6 @@ pub(super) struct Path {
     pub(super) ended: bool,
     /// Why nothing can be written any more; reading goes on to its end.
     broken: Option<DownReason>,
-    /// Since the last tick.
-    wrote: bool,
     silence: Silence,
 }
 
@@ -49,8 +48,7 @@ pub(super) fn reason(error: &io::Error) -> DownReason {
 impl Path {
     pub(super) fn new(socket: Socket, queue_frames: usize, read_buffer: usize) -> Self {
         Self {
-            socket,
-            outbox: Outbox::new(queue_frames),
+            pulse: Arc::new(Pulse::new(socket, Outbox::new(queue_frames))),
             inbox: Inbox::new(read_buffer),
             readable: true,
             writable: true,
@@ -59,9 +57,12 @@ impl Path {
             in_queue: false,
             ended: false,
             broken: None,
-            wrote: false,
             silence: Silence::begin(Instant::now()),
         }
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        &self.pulse.socket
     }
 
     /// The link is up: from now on the peer is to give signs of life.
@@ -77,8 +78,8 @@ impl Path {
 
     /// Whether [`Path::work`] would do anything.
     pub(super) fn has_work(&self) -> bool {
-        let write = self.writable && self.broken.is_none() && !self.outbox.is_empty();
-        !self.ended && (write || self.readable || self.buffered)
+        let write = || self.writable && self.broken.is_none() && !self.pulse.outbox().is_empty();
+        !self.ended && (self.readable || self.buffered || write())
     }
 
     /// At most one write, one read and `budget` frames; says how much it was.
@@ -89,9 +90,8 @@ impl Path {
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, DownReason> {
         let mut done = 0;
-        if self.writable && self.broken.is_none() && !self.outbox.is_empty() {
-            done += 1;
-            self.write(sink);
+        if self.writable && self.broken.is_none() {
+            done += usize::from(self.write(sink));
         }
         let mut frames = budget.clamp(1, QUANTUM_FRAMES);
         done += self.deliver(rings, &mut frames, sink)?;
@@ -103,10 +103,15 @@ impl Path {
         Ok(done)
     }
 
-    fn write(&mut self, sink: &mut dyn FnMut(Event<'_>)) {
-        match self.outbox.write(self.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
+    /// One system call, if there is anything to write; whether there was.
+    fn write(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> bool {
+        let mut outbox = self.pulse.outbox();
+        if outbox.is_empty() {
+            return false;
+        }
+        match outbox.write(self.pulse.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
             Ok((_, all)) => {
-                self.wrote = true;
+                self.pulse.note_write();
                 self.writable = all;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
@@ -116,6 +121,7 @@ impl Path {
                 self.readable = true;
             }
         }
+        true
     }
 
     fn deliver(
@@ -134,7 +140,7 @@ impl Path {
     }
 
     fn receive(&mut self, rings: &Rings) -> Result<(), DownReason> {
-        match self.inbox.read(self.socket.as_fd(), rings)? {
+        match self.inbox.read(self.pulse.socket.as_fd(), rings)? {
             Ok(Input::End) => self.ended = true,
             Ok(input) => {
                 self.silence.broken(Instant::now());
@@ -154,20 +160,23 @@ impl Path {
         Ok(())
     }
 
-    /// A tick has passed: sends a sign of life if nothing else was sent, and says how long the peer has been silent while
-    /// this end was there, which it was not for `away`.
+    /// A tick has passed: how long the peer has been silent while this end was there, which it was not for `away`.
     pub(super) fn tick(&mut self, now: Instant, away: Duration) -> Duration {
-        if !std::mem::take(&mut self.wrote) {
-            self.outbox.heartbeat();
-        }
         self.silence.lasted(now, away)
     }
 
     /// Whether there is input that was not read yet; if so, it is read next.
     pub(super) fn input_waits(&mut self) -> bool {
-        let waits = rustix::io::ioctl_fionread(&self.socket).is_ok_and(|bytes| bytes > 0);
+        let waits = rustix::io::ioctl_fionread(self.socket()).is_ok_and(|bytes| bytes > 0);
         self.readable |= waits;
         waits
+    }
+}
+
+impl Drop for Path {
+    /// Nothing reads payloads any more, not even for a sign of life that is being given.
+    fn drop(&mut self) {
+        self.pulse.outbox().close();
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
 use harmonaize_shm::{Memory, Span};
 use harmonaize_transport::tcp::{Acceptor, Config, Rejected, TcpTransport};
-use harmonaize_transport::{DownReason, Introduction, LinkId, Ring, Transport};
+use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant, UNIX_EPOCH};
@@ -325,6 +325,36 @@ fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
     }
     scene.still_works();
     assert!(!scene.logs.iter().flatten().any(|(_, seen)| matches!(seen, Seen::Down(_))), "{:?}", scene.logs);
+}
+
+/// The peer's thread is held up, with nothing to say and in the middle of a frame.
+#[test]
+fn a_peer_whose_loop_is_held_up_is_not_gone() {
+    let timeout = Duration::from_millis(500);
+    let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
+    for in_a_frame in [false, true] {
+        if in_a_frame {
+            let bytes = 64 << 20;
+            let [ours, theirs] = [(); 2].map(|()| Memory::private(bytes).unwrap());
+            let whole = |memory| Span::new(memory, 0, bytes as u64).unwrap();
+            let ring = Ring { memory: whole(&theirs), slot_bytes: bytes as u32, slots: 1 };
+            scene.b.attach_ring(scene.good[1], 0, ring).unwrap();
+            let payload = Some((Landing { ring: 0, sequence: 0 }, whole(&ours), 1));
+            scene.a.send(scene.good[0], 0, b"large", payload).unwrap();
+            turn(&mut scene.a, &mut scene.logs[0]);
+        }
+        let end = Instant::now() + 4 * timeout;
+        while Instant::now() < end {
+            if turn(&mut scene.b, &mut scene.logs[1]) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        let down = scene.logs[1].iter().any(|(_, seen)| matches!(seen, Seen::Down(_)));
+        assert!(!down, "in a frame: {in_a_frame}; {:?}", scene.logs[1]);
+    }
+    let link = scene.good[1];
+    scene.until(|logs| logs[1].contains(&(link, Seen::Frame(b"large".to_vec()))));
+    scene.still_works();
 }
 
 #[test]
