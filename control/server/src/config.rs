@@ -233,7 +233,7 @@ impl Config {
     /// [[tenant]]
     /// name = "a"
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
-    /// weight = 1                    # where tenants compete for an aggregator's memory
+    /// weight = 1                    # where tenants compete for an agent's threads or an aggregator's memory
     /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
     /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
     /// tenant = "a"                  # whose; everybody's who has none of their own where absent

@@ -39,9 +39,9 @@ pub struct Submission {
     pub reduce: u8,
     /// [`flags`].
     pub flags: u8,
-    /// Tensor class (0 unspecified): gradients, activations, … Intent for later policy, never a command.
+    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; 0 and what is unknown: by its size.
     pub tensor_class: u8,
-    /// Relative priority, 0 normal. Intent.
+    /// Within its class, operations of a higher priority go first.
     pub priority: u8,
     /// Communicator handle of this attachment, from joining.
     pub communicator: u32,
@@ -55,7 +55,7 @@ pub struct Submission {
     pub input: Region,
     /// Where the output goes; equal to `input` for an operation in place.
     pub output: Region,
-    /// Wanted completion in nanoseconds from submission, 0 none. Intent.
+    /// Wanted completion in nanoseconds from submission, 0 none. Among equals of class and priority the earliest goes first.
     pub deadline_ns: u64,
     /// Training or inference step that this operation belongs to, 0 unknown. Hint.
     pub iteration: u64,

@@ -310,15 +310,15 @@ typedef struct harmonaize_operation_options_t {
     size_t size;
     // Nanoseconds that it waits for late ranks; as the join said, as usual.
     uint64_t timeout_ns;
-    // Wanted nanoseconds from call to end; none are wanted, as usual. Intent: nothing happens to an operation that is late.
+    // Wanted nanoseconds from call to end; none are wanted, as usual. The earliest goes first among equals of class and priority.
     uint64_t deadline_ns;
     // The step of the job that it belongs to. A hint.
     uint64_t iteration;
     // What `HARMONAIZE_PREMUL_SUM` multiplies this rank's input by; 1 as usual.
     const double *factor;
-    // Relative priority: 0 normal, more is more urgent. Intent.
+    // Within its class, operations of a higher priority go first. 0 is the usual.
     uint8_t priority;
-    // Class of the tensor, by the job's own numbers. Intent.
+    // Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; else by its size.
     uint8_t tensor_class;
 } harmonaize_operation_options_t;
 

@@ -72,15 +72,15 @@ pub struct harmonaize_operation_options_t {
     pub size: usize,
     /// Nanoseconds that it waits for late ranks; as the join said, as usual.
     pub timeout_ns: u64,
-    /// Wanted nanoseconds from call to end; none are wanted, as usual. Intent: nothing happens to an operation that is late.
+    /// Wanted nanoseconds from call to end; none are wanted, as usual. The earliest goes first among equals of class and priority.
     pub deadline_ns: u64,
     /// The step of the job that it belongs to. A hint.
     pub iteration: u64,
     /// What `HARMONAIZE_PREMUL_SUM` multiplies this rank's input by; 1 as usual.
     pub factor: *const f64,
-    /// Relative priority: 0 normal, more is more urgent. Intent.
+    /// Within its class, operations of a higher priority go first. 0 is the usual.
     pub priority: u8,
-    /// Class of the tensor, by the job's own numbers. Intent.
+    /// Class among the tenant's operations: 1 latency, 2 normal, 3 bulk; else by its size.
     pub tensor_class: u8,
 }
 

@@ -55,11 +55,12 @@ pub struct OperationOptions {
     /// How long the communicator may make no progress while the operation is in flight; then it ends at all ranks, with an error that
     /// names those that have not called. Time counts from the call, or from the last progress if that is later. None: as at the join.
     pub timeout: Option<Duration>,
-    /// Relative priority: 0 normal, more is more urgent. Intent, never a command.
+    /// Within its class, operations of a higher priority go first. 0 is the usual.
     pub priority: u8,
-    /// Class of the tensor, by the job's own numbers: 0 unspecified. Intent.
+    /// Class among the tenant's operations on a host: 1 latency, 2 normal, 3 bulk; else by its size. Of other tenants' it takes nothing.
     pub class: u8,
-    /// Wanted time from call to end; none is wanted otherwise. Intent: nothing happens to an operation that is late.
+    /// Wanted time from call to end; none is wanted otherwise. Among equals of class and priority the earliest goes first; nothing
+    /// happens to an operation that is late.
     pub deadline: Option<Duration>,
     /// The training or inference step that the operation belongs to: 0 unknown. A hint.
     pub iteration: u64,
