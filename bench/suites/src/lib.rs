@@ -22,6 +22,7 @@ pub mod rdma;
 pub mod report;
 pub mod row;
 mod runs;
+mod sharing;
 pub mod small;
 pub mod stale;
 mod steady;

@@ -6,7 +6,8 @@ use crate::row::Row;
 use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
-    aggregation, codec, compression, control, cooperation, dataplane, rdma, small, sweep, telemetry, threads,
+    aggregation, codec, compression, control, cooperation, dataplane, rdma, sharing, small, sweep, telemetry,
+    threads,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -94,6 +95,15 @@ pub const SUITES: &[Suite] = &[
         LOOP,
         "Eight hosts, two racks, two spines: what tenants gain by being told, and what that tells them",
     ),
+    Suite {
+        parts: |_| part::names(sharing::PARTS),
+        ..Suite::whole(
+            "sharing",
+            AGENTS,
+            "What tenants cost each other: small operations beside others' large ones, and shares by weight, on one host and on full links",
+            Run::Built(|request, binaries, stop| Ok(sharing::run(request, binaries, stop))),
+        )
+    },
     Suite::whole(
         "codec",
         CODECS,

@@ -44,6 +44,8 @@ pub struct Setup {
     pub binaries: Binaries,
     /// The tenants, on every host.
     pub tenants: Vec<Tenant>,
+    /// The tenants' weights, in their order; 1 for those beyond.
+    pub weights: Vec<u32>,
     /// More lines for control's configuration, for example `join_timeout = "2s"`.
     pub control: String,
     /// More lines for each agent's configuration; `{folder}` in them stands for the host's run folder.
@@ -68,6 +70,7 @@ impl Setup {
         Self {
             binaries,
             tenants,
+            weights: Vec::new(),
             control,
             agent,
             aggregator,
@@ -516,8 +519,9 @@ fn control_config(address: Ipv4Addr, setup: &Setup, store: &str) -> String {
         "listen = \"{address}:{CONTROL_PORT}\"\nlisten_operators = \"{address}:{OPERATORS_PORT}\"\ntls = \"tls\"\ntopology = \"topology.toml\"\n{store}{}\n\n[[operator]]\nname = \"{OPERATOR}\"\nrole = \"admin\"\n",
         setup.control
     );
-    for tenant in &setup.tenants {
-        text += &format!("\n[[tenant]]\nname = \"{}\"\n", tenant.name);
+    let weights = setup.weights.iter().copied().chain(std::iter::repeat(1));
+    for (tenant, weight) in setup.tenants.iter().zip(weights) {
+        text += &format!("\n[[tenant]]\nname = \"{}\"\nweight = {weight}\n", tenant.name);
     }
     for (tenant, algorithm) in &setup.algorithms {
         text += &format!(

@@ -1,0 +1,208 @@
+//! What tenants cost each other on agents: small operations beside others' large ones, and shares by weight.
+
+use crate::lab::{Lab, Measured, options};
+use crate::part::{self, Outcome, Part};
+use crate::row::{Case, Row};
+use crate::steady::{Steady, common, finish, nanos};
+use crate::suite::Request;
+use anyhow::{Context, Result};
+use harmonaize_testkit::clock::monotonic_ns;
+use harmonaize_testkit::deployment::Tenant;
+use harmonaize_testkit::workspace::Binaries;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+const SMALL: u64 = 32 << 10;
+const LARGE: u64 = 64 << 20;
+/// Communicators that the other tenant keeps busy.
+const OTHERS: [usize; 3] = [1, 2, 4];
+/// Weights of three tenants, and how many communicators each has: the lightest has the most.
+const WEIGHTS: [u32; 3] = [1, 2, 4];
+const COMMUNICATORS: [usize; 3] = [4, 2, 1];
+/// How far a share may be from its weight.
+const OFF: f64 = 0.05;
+/// How long jobs may take to join, and rates to settle.
+const JOIN: Duration = Duration::from_secs(3);
+const WARM_UP: Duration = Duration::from_millis(500);
+/// How long a job may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The suite's parts.
+pub(crate) const PARTS: &[Part<Sharing>] = &[
+    ("host", |suite| suite.beside(&ON_A_HOST)),
+    ("links", |suite| suite.beside(&ON_LINKS)),
+    ("classes", |suite| suite.within(&ON_A_HOST)),
+    ("engine-weights", |suite| suite.weights(&ON_A_HOST)),
+    ("link-weights", |suite| suite.weights(&ON_LINKS)),
+];
+
+/// Where ranks are, and the bar of a small operation's p99 beside large ones over that alone.
+struct Place {
+    what: &'static str,
+    hosts: usize,
+    ranks: &'static [usize],
+    bar: f64,
+}
+
+const ON_A_HOST: Place = Place { what: "one host", hosts: 1, ranks: &[0, 0], bar: 10.0 };
+const ON_LINKS: Place = Place { what: "4 hosts, 1 Gbit/s", hosts: 4, ranks: &[0, 1, 2, 3], bar: 5.0 };
+
+/// What all parts need.
+pub(crate) struct Sharing {
+    request: Request,
+    binaries: Binaries,
+    stop: Arc<AtomicBool>,
+}
+
+/// Runs the parts that were asked for.
+pub(crate) fn run(request: Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Outcome {
+    let only = request.only.clone();
+    part::run(&Sharing { request, binaries, stop }, PARTS, &only)
+}
+
+/// The median and the 99th percentile of operations, us.
+fn percentiles(measured: &[Measured]) -> Result<[f64; 2]> {
+    let mut times = measured.first().context("nothing was timed")?.times_us.clone();
+    times.sort_by(f64::total_cmp);
+    let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1))).copied();
+    at(50).zip(at(99)).map(|(p50, p99)| [p50, p99]).context("nothing was timed")
+}
+
+impl Sharing {
+    /// A lab with two more tenants, `b` and `c`.
+    fn lab(&self, place: &Place, weights: &[u32]) -> Result<Lab> {
+        Lab::build_with(place.hosts, "1Gbit/s", self.binaries.clone(), Arc::clone(&self.stop), |mut setup| {
+            let more = [("b", 3002), ("c", 3003)].map(|(name, user)| Tenant { name: name.to_owned(), user });
+            setup.tenants.extend(more);
+            setup.weights = weights.to_vec();
+            setup
+        })
+    }
+
+    /// A tenant's small operations alone and beside another's large ones.
+    fn beside(&self, place: &Place) -> Result<Vec<Row>> {
+        self.small_beside(place, 1, "another tenant's")
+    }
+
+    /// The same beside large ones of the tenant's own.
+    fn within(&self, place: &Place) -> Result<Vec<Row>> {
+        self.small_beside(place, 0, "its own tenant's")
+    }
+
+    fn small_beside(&self, place: &Place, other: usize, whose: &str) -> Result<Vec<Row>> {
+        let rounds = self.request.rounds();
+        let window = Duration::from_secs(if self.request.smoke { 2 } else { 10 });
+        let mut lab = self.lab(place, &[])?;
+        let mut alone = [const { Vec::new() }; 2];
+        let mut beside = [const { [const { Vec::new() }; 2] }; OTHERS.len()];
+        for round in 1..=rounds {
+            let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
+            eprint!("run {round}/{rounds}, {}: alone p50 {p50:.1} us, p99 {p99:.1} us", place.what);
+            alone.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
+            for (others, figures) in OTHERS.iter().zip(&mut beside) {
+                let until = monotonic_ns()? + nanos(JOIN + window);
+                let jobs = self.endless(&mut lab, other, place, *others, until)?;
+                std::thread::sleep(JOIN);
+                let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
+                finish(&mut lab, jobs, LIMIT)?;
+                eprint!("; beside {others} p50 {p50:.1}, p99 {p99:.1}");
+                figures.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
+            }
+            eprintln!();
+        }
+        lab.end().context("the lab did not end in order")?;
+        let [alone_p50, alone_p99] = &alone;
+        let rows = OTHERS.iter().zip(&beside).flat_map(|(others, [p50, p99])| {
+            let case = |figure: &str| {
+                let what = format!(
+                    "allreduce f32, {}, beside {others} of {whose} of 64 MiB: {figure} us",
+                    place.what
+                );
+                Case::less("sharing", what, place.bar).of(SMALL, place.ranks.len())
+            };
+            [
+                case("p99").compare(p99, alone_p99, "alone"),
+                case("p50").stated().compare(p50, alone_p50, "alone"),
+            ]
+        });
+        Ok(rows.collect())
+    }
+
+    /// Small operations back to back.
+    fn small(&self, lab: &mut Lab, place: &Place) -> Result<Vec<Measured>> {
+        let iterations = if self.request.smoke { 200 } else { 2000 };
+        let arguments = options(&[("--bytes", SMALL), ("--warmup", 50), ("--iterations", iterations)]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        lab.ours(place.ranks, &arguments)
+    }
+
+    /// Starts so many communicators of a tenant that always have another large operation.
+    fn endless(
+        &self,
+        lab: &mut Lab,
+        tenant: usize,
+        place: &Place,
+        communicators: usize,
+        until: u64,
+    ) -> Result<Vec<harmonaize_testkit::job::Job>> {
+        let arguments = options(&[("--bytes", LARGE), ("--in-flight", 1), ("--until-ns", until)]);
+        let start = |_| lab.start_of(tenant, "steady", place.ranks, &arguments);
+        (0..communicators).map(start).collect()
+    }
+
+    /// Three tenants of different weights, all with large operations: what each moves of what all do.
+    fn weights(&self, place: &Place) -> Result<Vec<Row>> {
+        let rounds = self.request.rounds();
+        let window = Duration::from_secs(if self.request.smoke { 2 } else { 10 });
+        let whole: u32 = WEIGHTS.iter().sum();
+        let mut off = [const { Vec::new() }; WEIGHTS.len()];
+        for round in 1..=rounds {
+            let mut lab = self.lab(place, &WEIGHTS)?;
+            let until = monotonic_ns()? + nanos(JOIN + window);
+            let jobs = COMMUNICATORS
+                .iter()
+                .enumerate()
+                .map(|(tenant, count)| self.endless(&mut lab, tenant, place, *count, until))
+                .collect::<Result<Vec<_>>>()?;
+            let steady = finish(&mut lab, jobs.into_iter().flatten().collect(), LIMIT)?;
+            lab.end().context("the lab did not end in order")?;
+            let interval = common(&steady, until, WARM_UP)?;
+            let mut rest = steady.as_slice();
+            let rates = COMMUNICATORS.map(|count| {
+                let (of, others) = rest.split_at(count.min(rest.len()));
+                rest = others;
+                of.iter().map(|one: &Steady| one.rate(interval)).sum::<f64>()
+            });
+            let all: f64 = rates.iter().sum();
+            eprint!("run {round}/{rounds}, {}:", place.what);
+            for ((rate, weight), off) in rates.iter().zip(WEIGHTS).zip(&mut off) {
+                let due = all * f64::from(weight) / f64::from(whole);
+                eprint!(" weight {weight}: {:.3} of all;", rate / all);
+                off.push((rate / due - 1.0).abs());
+            }
+            eprintln!();
+        }
+        let rows = WEIGHTS.iter().zip(COMMUNICATORS).zip(&off).map(|((weight, count), off)| {
+            let what = format!(
+                "allreduce f32, {}, weights 1:2:4: how far weight {weight} with {count} communicators is off its share",
+                place.what
+            );
+            Case::less("sharing", what, 1.0).of(LARGE, place.ranks.len()).limit(off, OFF)
+        });
+        Ok(rows.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_sorted_times() {
+        let times_us = (0..100).rev().map(f64::from).collect();
+        let measured = [Measured { bytes: SMALL, times_us, busy: 0.0 }];
+        assert_eq!(percentiles(&measured).unwrap(), [50.0, 99.0]);
+        assert!(percentiles(&[]).is_err());
+    }
+}
