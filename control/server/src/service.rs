@@ -284,8 +284,8 @@ impl Lead {
         let running = Running::start(actor, queue).map_err(RunError::Thread)?;
         self.leads.send_replace(Leader::Here(commands.clone()));
         if settings.has_changed().unwrap_or(false) {
-            let Settings { tenants, terms, .. } = settings.borrow().clone();
-            let _ = commands.send(Command::Configure(tenants, terms)).await;
+            let again = Box::new(settings.borrow().clone());
+            let _ = commands.send(Command::Configure(again)).await;
         }
         drop(commands);
         let ended = running.until(async {
