@@ -20,7 +20,6 @@ pub(crate) fn settings(topology: &str, limit: Duration) -> state::Settings {
         replan: true,
         turns: true,
         compression: true,
-        direct: Default::default(),
         algorithms: Vec::new(),
         terms: Default::default(),
         most_weight: 8,

@@ -44,7 +44,6 @@ fn settings() -> Settings {
         replan: true,
         turns: true,
         compression: true,
-        direct: BTreeMap::new(),
         algorithms: Vec::new(),
         terms: BTreeMap::new(),
         most_weight: 8,
