@@ -98,6 +98,8 @@ pub(crate) struct CommunicatorState {
     pub(crate) p2p: P2pState,
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
+    /// Bytes of memory that steps have read and written.
+    pub(crate) bytes_touched: u64,
     pub(crate) bytes_received: u64,
     /// The network's reason when a link went down, for the operator.
     pub(crate) detail: String,
@@ -146,6 +148,7 @@ impl CommunicatorState {
             p2p: P2pState::default(),
             failed: 0,
             bytes_sent: 0,
+            bytes_touched: 0,
             bytes_received: 0,
             detail: String::new(),
             ended: false,

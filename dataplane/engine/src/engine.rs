@@ -8,7 +8,7 @@ use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
 use crate::context::Context;
-use crate::execute::{post, run, scale_fetched, send_all};
+use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
 use crate::marks::{MarkWriter, of_coded, of_end, of_message, zeros};
 use crate::p2p;
@@ -397,6 +397,7 @@ impl Engine {
             return member.fail_internal(&error.to_string());
         }
         let tag = tag(key, channel, step);
+        member.bytes_touched += touched(member, channel, step);
         let context = Context { member, attachments: &self.attachments, channel, sources };
         let result = run_step(&context, key, step, tag, &mut self.pending_transfers);
         for pending in self.pending_transfers.drain(..) {
@@ -564,11 +565,14 @@ impl Work for Engine {
     }
 
     fn run(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> Turn {
-        let moved = |member: &CommunicatorState| member.bytes_sent.saturating_add(member.bytes_received);
-        let before = self.communicators.get(key).map_or(0, moved);
+        let moved = |member: &CommunicatorState| {
+            (member.bytes_sent.saturating_add(member.bytes_received), member.bytes_touched)
+        };
+        let before = self.communicators.get(key).map_or((0, 0), moved);
         let (worked, unfinished) = self.run_actions(now, key, until);
         let after = self.communicators.get(key).map_or(before, moved);
-        Turn { worked, bytes: after.saturating_sub(before), unfinished }
+        let (carried, touched) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        Turn { worked, carried, touched, unfinished }
     }
 }
 

@@ -99,6 +99,14 @@ pub(crate) fn post(
     Ok(())
 }
 
+/// Bytes of memory that a step reads and writes here.
+pub(crate) fn touched(member: &CommunicatorState, channel: u16, step: u32) -> u64 {
+    let Some((segment, size)) = member.segment_and_size(channel) else { return 0 };
+    let Some(step) = segment.program.steps.get(step as usize) else { return 0 };
+    let here = step.sources.iter().chain(&step.destinations).filter(|operand| !is_peer_operand(operand));
+    here.map(|operand| tensor_range(segment, size, operand).1).sum()
+}
+
 /// The bytes that sends carry: the first memory destination, or else the only source.
 fn send_from<'a>(
     step: &Step,

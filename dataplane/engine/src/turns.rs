@@ -8,8 +8,13 @@ use std::cmp::Reverse;
 /// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
 pub(crate) const SLICE: Nanos = Nanos(50_000);
 
-/// Bytes that count as much as a nanosecond, beside the time that they took here: the kernel moves them in the network's turn.
-const BYTES_PER_NANOSECOND: u64 = 4;
+/// Bytes to and from peers that count as much as a nanosecond, beside the time that they took here: the kernel moves them in the
+/// network's turn.
+const CARRIED_PER_NANOSECOND: u64 = 4;
+
+/// Bytes of memory read and written that count as a nanosecond, where that is more than the time that they took. No memory is as slow, so
+/// tenants share by bytes, whosever tensors are in the cache; who makes bytes slower than that is charged for the time.
+const TOUCHED_PER_NANOSECOND: u64 = 8;
 
 /// The classes' weights within a tenant: an urgent operation has the next turn, and many of them leave something to the others.
 const CLASS_WEIGHTS: [u32; CLASSES] = [64, 8, 1];
@@ -106,9 +111,28 @@ pub(crate) struct Turn {
     /// Actions and frames.
     pub(crate) worked: usize,
     /// Bytes to and from peers.
-    pub(crate) bytes: u64,
+    pub(crate) carried: u64,
+    /// Bytes of memory that were read and written.
+    pub(crate) touched: u64,
     /// Whether it ended for want of time, with work left.
     pub(crate) unfinished: bool,
+}
+
+impl Turn {
+    /// What it costs its tenant, in nanoseconds, if it took so many.
+    fn cost(&self, took: u64) -> u64 {
+        took.max(self.touched / TOUCHED_PER_NANOSECOND) + self.carried / CARRIED_PER_NANOSECOND
+    }
+}
+
+/// What a turn of a tenant came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Spent {
+    worked: usize,
+    /// In nanoseconds.
+    cost: u64,
+    /// Whether it ended for want of time, with work left.
+    unfinished: bool,
 }
 
 /// What [`Turns::run`] drives.
@@ -159,11 +183,12 @@ impl Turns {
         while let Some(number) = self.scheduler.next_turn() {
             let Some(tenant) = self.tenants.get_mut(number as usize) else { break };
             let turn = tenant.run(&mut clock, until, work);
-            if turn.worked > 0 {
-                self.scheduler.charge(number, turn.bytes);
-                worked += turn.worked;
+            let Spent { worked: done, cost, unfinished } = turn;
+            if done > 0 {
+                self.scheduler.charge(number, cost);
+                worked += done;
             }
-            if !turn.unfinished {
+            if !unfinished {
                 self.scheduler.deactivate(number);
             }
             if clock >= until {
@@ -176,15 +201,15 @@ impl Turns {
 }
 
 impl Tenant {
-    /// One turn of the tenant; its `bytes` are the cost of all in nanoseconds. Moves the clock on.
-    fn run(&mut self, clock: &mut Nanos, until: Nanos, work: &mut dyn Work) -> Turn {
+    /// One turn of the tenant. Moves the clock on.
+    fn run(&mut self, clock: &mut Nanos, until: Nanos, work: &mut dyn Work) -> Spent {
         self.communicators.retain(|key| work.urgency(*key).is_some());
         self.order.clear();
         let known = self.communicators.iter().enumerate();
         self.order.extend(known.filter_map(|(at, key)| Some((work.urgency(*key)?, at, *key))));
         self.order.sort_unstable_by_key(|(urgency, at, _)| (*urgency, *at));
         self.order.iter().for_each(|(urgency, ..)| self.classes.activate(urgency.class as u32));
-        let mut sum = Turn { worked: 0, bytes: 0, unfinished: false };
+        let mut sum = Spent::default();
         while let Some(class) = self.classes.next_turn() {
             let mut unfinished = false;
             for (_, at, key) in self.order.iter().filter(|(urgency, ..)| urgency.class as u32 == class) {
@@ -197,10 +222,10 @@ impl Tenant {
                     continue;
                 }
                 let began = std::mem::replace(clock, work.now());
-                let cost = clock.0.saturating_sub(began.0) + turn.bytes / BYTES_PER_NANOSECOND;
+                let cost = turn.cost(clock.0.saturating_sub(began.0));
                 self.classes.charge(class, cost);
                 sum.worked += turn.worked;
-                sum.bytes += cost;
+                sum.cost += cost;
                 if turn.unfinished {
                     unfinished = true;
                     // Equals take turns: the next begins behind this one.
@@ -297,10 +322,10 @@ mod tests {
                 worked += 1;
                 bytes += member.bytes;
                 if until.map_or(worked == 32, |until| self.clock >= until.0) {
-                    return Turn { worked, bytes, unfinished: true };
+                    return Turn { worked, carried: bytes, touched: 0, unfinished: true };
                 }
             }
-            Turn { worked, bytes, unfinished: false }
+            Turn { worked, carried: bytes, touched: 0, unfinished: false }
         }
     }
 
@@ -357,7 +382,7 @@ mod tests {
     fn bytes_to_peers_count_beside_time() {
         let (mut turns, mut fake) = (Turns::default(), Fake::default());
         let [here, there] = [0, 1].map(|tenant| fake.enter(&mut turns, (tenant, 1), (ENDLESS, 10_000)));
-        fake.members[there].bytes = 10_000 * BYTES_PER_NANOSECOND;
+        fake.members[there].bytes = 10_000 * CARRIED_PER_NANOSECOND;
         fake.run_for(&mut turns, 200_000_000);
         assert!(close(fake.used(&[here]), 2.0 * fake.used(&[there])));
     }

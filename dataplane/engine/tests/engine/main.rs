@@ -17,5 +17,6 @@ mod served;
 mod sums;
 mod tampering;
 mod tap;
+mod turns;
 mod uneven;
 mod verbs_allocations;
