@@ -3,7 +3,7 @@
 use crate::Failure;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
-    DissolveRequest, FabricSnapshot, LeaderRequest, ReorderRequest, StatusReply, StatusRequest,
+    DissolveRequest, FabricSnapshot, LeaderReply, LeaderRequest, ReorderRequest, StatusReply, StatusRequest,
     WatchTelemetryRequest,
 };
 use harmonaize_api::{communicator_from_text, communicator_text};
@@ -12,6 +12,7 @@ use harmonaize_planner::Nanos;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
@@ -135,49 +136,73 @@ impl Control {
         if let [address] = at.control.as_slice() {
             return Self::connect_to(at, address, CONNECT_TIMEOUT).await;
         }
+        // All at once, and each by itself: one that is silent delays nobody.
         let deadline = Instant::now() + ELECTION_TIMEOUT;
-        loop {
-            let (mut follower, mut why) = (None, Vec::new());
-            for address in &at.control {
-                let mut control = match Self::connect_to(at, address, ONE_OF_SEVERAL).await {
-                    Ok(control) => control,
-                    Err(Failure::Unreachable { address, why: text }) => {
-                        why.push(format!("{address}: {text}"));
-                        continue;
-                    }
-                    Err(failure) => return Err(failure),
-                };
-                match control.client.leader(LeaderRequest {}).await.map(tonic::Response::into_inner) {
-                    Ok(reply) if reply.here => return Ok(control),
-                    Ok(_) => follower = Some(control),
-                    Err(status) => match control.failure(&status) {
-                        Failure::Unreachable { address, why: text } => why.push(format!("{address}: {text}")),
-                        failure => return Err(failure),
-                    },
-                }
-            }
-            if Instant::now() < deadline {
-                tokio::time::sleep(LEADER_INTERVAL).await;
-                continue;
-            }
-            let none = || Failure::Unreachable { address: at.control.join(","), why: why.join("; ") };
-            return follower.ok_or_else(none);
+        let mut asked = JoinSet::new();
+        for address in &at.control {
+            asked.spawn(Self::until_it_leads(at.clone(), address.clone(), deadline));
         }
+        let (mut follower, mut why) = (None, Vec::new());
+        while let Some(ended) = asked.join_next().await {
+            match ended {
+                Ok(Ok((control, LeaderReply { here: true, .. }))) => return Ok(control),
+                Ok(Ok((control, _))) => follower = Some(control),
+                Ok(Err(Failure::Unreachable { address, why: text })) => {
+                    why.push(format!("{address}: {text}"))
+                }
+                Ok(Err(failure)) => return Err(failure),
+                Err(error) => why.push(error.to_string()),
+            }
+        }
+        let none = || Failure::Unreachable { address: at.control.join(","), why: why.join("; ") };
+        follower.ok_or_else(none)
+    }
+
+    /// Connects to one of several controls, again and again until it leads or the time is over: then what it is at last.
+    async fn until_it_leads(
+        at: ControlArguments,
+        address: String,
+        deadline: Instant,
+    ) -> Result<(Self, LeaderReply), Failure> {
+        loop {
+            let asked = Self::ask(&at, &address).await;
+            let again = match &asked {
+                Ok((_, reply)) => !reply.here,
+                Err(failure) => matches!(failure, Failure::Unreachable { .. }),
+            };
+            if !again || Instant::now() + LEADER_INTERVAL >= deadline {
+                return asked;
+            }
+            tokio::time::sleep(LEADER_INTERVAL).await;
+        }
+    }
+
+    /// Connects to one of several controls and asks whether it leads.
+    async fn ask(at: &ControlArguments, address: &str) -> Result<(Self, LeaderReply), Failure> {
+        let mut control = Self::connect_to(at, address, ONE_OF_SEVERAL).await?;
+        let reply = control.client.leader(LeaderRequest {}).await;
+        let reply = reply.map_err(|status| control.failure(&status))?.into_inner();
+        Ok((control, reply))
     }
 
     /// What each of several controls is now: a line each.
     pub(crate) async fn roles(at: &ControlArguments, json: bool) -> Result<String, Failure> {
         let mut roles = Vec::new();
-        for address in &at.control {
-            let asked = async {
-                let mut control = Self::connect_to(at, address, ONE_OF_SEVERAL).await?;
-                let reply = control.client.leader(LeaderRequest {}).await;
-                reply.map(tonic::Response::into_inner).map_err(|status| control.failure(&status))
-            };
-            let role = match asked.await {
-                Ok(reply) if reply.here => "leads".to_owned(),
-                Ok(reply) if reply.listen.is_empty() => "follows nobody".to_owned(),
-                Ok(reply) => format!("follows {}", reply.listen),
+        let asked: Vec<_> = at
+            .control
+            .iter()
+            .map(|address| {
+                let (at, address) = (at.clone(), address.clone());
+                tokio::spawn(async move { Self::ask(&at, &address).await })
+            })
+            .collect();
+        for (address, asked) in at.control.iter().zip(asked) {
+            let silent =
+                |error: JoinError| Failure::Unreachable { address: address.clone(), why: error.to_string() };
+            let role = match asked.await.map_err(silent).flatten() {
+                Ok((_, reply)) if reply.here => "leads".to_owned(),
+                Ok((_, reply)) if reply.listen.is_empty() => "follows nobody".to_owned(),
+                Ok((_, reply)) => format!("follows {}", reply.listen),
                 Err(Failure::Unreachable { why, .. }) => format!("does not answer: {why}"),
                 Err(failure) => return Err(failure),
             };
