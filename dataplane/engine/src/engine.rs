@@ -298,8 +298,7 @@ impl Engine {
     fn run_actions(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> (usize, bool) {
         let Some(member) = self.communicators.get_mut(key) else { return (0, false) };
         let mut worked = member.backlog.flush(self.transport.as_mut());
-        loop {
-            let Some(member) = self.communicators.get_mut(key) else { break };
+        while let Some(member) = self.communicators.get_mut(key) {
             if !member.backlog.is_empty() {
                 break;
             }
