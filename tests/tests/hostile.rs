@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// What the hostile tenant does, on the first host.
-const WAYS: &[&str] =
+const ATTACKS: &[&str] =
     &["scribble", "doorbell", "silent", "attach", "descriptors", "truncate", "maximal", "unmap"];
 /// Tensor memory that the hostile tenant may have.
 const ARENA: u64 = 64 << 20;
@@ -94,11 +94,11 @@ fn harm(
     logs: &Path,
     seconds: u64,
 ) -> Result<u64> {
-    let started = |(seed, way): (usize, &&str)| -> Result<Process> {
-        let arguments = ["--way", way, "--seconds", &seconds.to_string(), "--seed", &seed.to_string()];
-        spaces.start_one("hostile", way, 0, program, &arguments.map(str::to_owned), logs)
+    let started = |(seed, attack): (usize, &&str)| -> Result<Process> {
+        let arguments = ["--attack", attack, "--seconds", &seconds.to_string(), "--seed", &seed.to_string()];
+        spaces.start_one("hostile", attack, 0, program, &arguments.map(str::to_owned), logs)
     };
-    let mut processes = WAYS.iter().enumerate().map(started).collect::<Result<Vec<_>>>()?;
+    let mut processes = ATTACKS.iter().enumerate().map(started).collect::<Result<Vec<_>>>()?;
     let (agent, deadline) = (deployment.agent(0)?.id(), Instant::now() + Duration::from_secs(seconds) + STEP);
     let mut most = 0;
     while !processes.iter_mut().map(Process::status).collect::<Result<Vec<_>>>()?.iter().all(Option::is_some)
@@ -109,18 +109,18 @@ fn harm(
         ensure!(Instant::now() < deadline, "a hostile process does not end");
         std::thread::sleep(Duration::from_millis(50));
     }
-    for (process, way) in processes.iter_mut().zip(WAYS) {
+    for (process, attack) in processes.iter_mut().zip(ATTACKS) {
         process.succeed_by(deadline)?;
         let said = process.log_tail(4096);
         let done = said.lines().find_map(|line| line.parse::<u64>().ok()).context("no count")?;
-        ensure!(done > 0, "{way} did nothing: {said}");
+        ensure!(done > 0, "{attack} did nothing: {said}");
         eprintln!("{}", said.trim());
     }
     Ok(most)
 }
 
 /// For so long a victim with a rank on the hostile tenant's host, and one on another, computes on.
-fn beside_all_ways(seconds: u64) {
+fn beside_all_attacks(seconds: u64) {
     let prepared = deploy(&star(2, "10Gbit/s"), |setup| {
         setup.tenants = [("a", 3001), ("b", 0)].map(|(name, user)| Tenant { name: name.into(), user }).into();
         setup.tenant += &format!("\narena = \"{}MiB\"\n", ARENA / MEBIBYTE);
@@ -150,13 +150,13 @@ fn beside_all_ways(seconds: u64) {
 }
 
 #[test]
-fn all_ways_at_once_cost_a_victim_no_result() {
-    beside_all_ways(6);
+fn all_attacks_at_once_cost_a_victim_no_result() {
+    beside_all_attacks(6);
 }
 
 /// Five minutes, for the soak.
 #[test]
 #[ignore = "takes five minutes: cargo xtask soak --suite hostile"]
-fn five_minutes_of_all_ways_cost_a_victim_no_result() {
-    beside_all_ways(300);
+fn five_minutes_of_all_attacks_cost_a_victim_no_result() {
+    beside_all_attacks(300);
 }

@@ -74,7 +74,7 @@ fn piece(buffer: *const c_void, dtype: Dtype, count: usize, blocks: u32) -> Resu
 }
 
 /// What is called of a communicator, and the reduction and the root of it where it has any.
-struct Wanted {
+struct Arguments {
     comm: ncclComm_t,
     dtype: ncclDataType_t,
     count: usize,
@@ -86,16 +86,16 @@ struct Wanted {
 /// whether this one is the root; nothing where that one is not used.
 fn call(
     kind: Kind,
-    wanted: &Wanted,
+    arguments: &Arguments,
     (input, output): (*const c_void, *mut c_void),
     blocks: impl FnOnce(u32, bool) -> (Option<u32>, Option<u32>),
 ) -> ncclResult_t {
     entry(|| {
-        let comm = find(wanted.comm)?;
-        let (dtype, count) = (dtype(wanted.dtype)?, wanted.count);
+        let comm = find(arguments.comm)?;
+        let (dtype, count) = (dtype(arguments.dtype)?, arguments.count);
         let (reduce, factor) =
-            wanted.reduce.map_or(Ok((ReduceOp::Sum, None)), |number| reduction(&comm, number))?;
-        let root = wanted.root.map_or(Ok(Rank(0)), rank)?;
+            arguments.reduce.map_or(Ok((ReduceOp::Sum, None)), |number| reduction(&comm, number))?;
+        let root = arguments.root.map_or(Ok(Rank(0)), rank)?;
         if root.0 >= comm.place().1 {
             return Err(Failure::argument(format!("rank {root} of {}", comm.place().1)));
         }
@@ -124,8 +124,8 @@ pub extern "C" fn ncclAllReduce(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: None };
-    call(Kind::Collective(Collective::AllReduce), &wanted, (input, output), |_, _| (Some(1), Some(1)))
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None };
+    call(Kind::Collective(Collective::AllReduce), &arguments, (input, output), |_, _| (Some(1), Some(1)))
 }
 
 /// The root's output becomes the reduction of all ranks' inputs.
@@ -140,9 +140,9 @@ pub extern "C" fn ncclReduce(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: Some(root) };
     let blocks = |_, at_root: bool| (Some(1), at_root.then_some(1));
-    call(Kind::Collective(Collective::Reduce), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::Reduce), &arguments, (input, output), blocks)
 }
 
 /// Every rank's output becomes the root's input.
@@ -156,9 +156,9 @@ pub extern "C" fn ncclBroadcast(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
     let blocks = |_, at_root: bool| (at_root.then_some(1), Some(1));
-    call(Kind::Collective(Collective::Broadcast), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::Broadcast), &arguments, (input, output), blocks)
 }
 
 /// [`ncclBroadcast`] in place.
@@ -185,9 +185,9 @@ pub extern "C" fn ncclReduceScatter(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: Some(reduce), root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None };
     let blocks = |ranks, _| (Some(ranks), Some(1));
-    call(Kind::Collective(Collective::ReduceScatter), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::ReduceScatter), &arguments, (input, output), blocks)
 }
 
 /// Block `r` of every rank's output becomes rank `r`'s input, of `count` elements.
@@ -200,9 +200,9 @@ pub extern "C" fn ncclAllGather(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: None };
     let blocks = |ranks, _| (Some(1), Some(ranks));
-    call(Kind::Collective(Collective::AllGather), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::AllGather), &arguments, (input, output), blocks)
 }
 
 /// Block `r` of the input goes to rank `r`, and block `r` of the output comes from it, each of `count` elements.
@@ -215,9 +215,9 @@ pub extern "C" fn ncclAlltoAll(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: None };
     let blocks = |ranks, _| (Some(ranks), Some(ranks));
-    call(Kind::Collective(Collective::AllToAll), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::AllToAll), &arguments, (input, output), blocks)
 }
 
 /// Block `r` of the root's output becomes rank `r`'s input, of `count` elements.
@@ -231,9 +231,9 @@ pub extern "C" fn ncclGather(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
     let blocks = |ranks, at_root: bool| (Some(1), at_root.then_some(ranks));
-    call(Kind::Collective(Collective::Gather), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::Gather), &arguments, (input, output), blocks)
 }
 
 /// Rank `r`'s output becomes block `r` of the root's input, of `count` elements.
@@ -247,9 +247,9 @@ pub extern "C" fn ncclScatter(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
     let blocks = |ranks, at_root: bool| (at_root.then_some(ranks), Some(1));
-    call(Kind::Collective(Collective::Scatter), &wanted, (input, output), blocks)
+    call(Kind::Collective(Collective::Scatter), &arguments, (input, output), blocks)
 }
 
 /// Sends to a rank, which receives as much.
@@ -262,8 +262,8 @@ pub extern "C" fn ncclSend(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(peer) };
-    call(Kind::Send, &wanted, (input, std::ptr::null_mut()), |_, _| (Some(1), None))
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer) };
+    call(Kind::Send, &arguments, (input, std::ptr::null_mut()), |_, _| (Some(1), None))
 }
 
 /// Receives from a rank, which sends as much.
@@ -276,8 +276,8 @@ pub extern "C" fn ncclRecv(
     comm: ncclComm_t,
     _stream: cudaStream_t,
 ) -> ncclResult_t {
-    let wanted = Wanted { comm, dtype, count, reduce: None, root: Some(peer) };
-    call(Kind::Receive, &wanted, (std::ptr::null(), output), |_, _| (None, Some(1)))
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer) };
+    call(Kind::Receive, &arguments, (std::ptr::null(), output), |_, _| (None, Some(1)))
 }
 
 /// Reads a scalar. Half floats have no Rust type: their bits become that of an `f32`.

@@ -1,4 +1,4 @@
-//! A tenant's process that does its host's agent all the harm that it can, one way or another, for as long as it is told.
+//! A tenant's process that does its host's agent all the harm that it can, by one attack or another, for as long as it is told.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ struct Arguments {
     name: String,
     /// What it does
     #[arg(long)]
-    way: Way,
+    attack: Attack,
     /// For how long
     #[arg(long)]
     seconds: f64,
@@ -40,7 +40,7 @@ struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Way {
+enum Attack {
     /// Writes anything anywhere into the rings and the arena.
     Scribble,
     /// Rings the doorbell without end.
@@ -79,32 +79,32 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
     let mut random = Random(arguments.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let way: fn(&Path, &mut Random, Instant) -> Result<u64> = match arguments.way {
-        Way::Scribble => scribble,
-        Way::Doorbell => doorbell,
-        Way::Silent => silent,
-        Way::Attach => attach,
-        Way::Descriptors => descriptors,
-        Way::Truncate => truncate,
-        Way::Maximal => maximal,
-        Way::Unmap => unmap,
+    let run: fn(&Path, &mut Random, Instant) -> Result<u64> = match arguments.attack {
+        Attack::Scribble => scribble,
+        Attack::Doorbell => doorbell,
+        Attack::Silent => silent,
+        Attack::Attach => attach,
+        Attack::Descriptors => descriptors,
+        Attack::Truncate => truncate,
+        Attack::Maximal => maximal,
+        Attack::Unmap => unmap,
     };
     let (mut done, mut refused) = (0, 0_u64);
     // An attachment ends by what it does; then comes the next, as long as there is time.
     while Instant::now() < end {
-        match way(&arguments.socket, &mut random, end) {
+        match run(&arguments.socket, &mut random, end) {
             Ok(more) => done += more,
             Err(error) => {
                 refused += 1;
                 if refused == 1 {
-                    eprintln!("{:?}: {error:#}", arguments.way);
+                    eprintln!("{:?}: {error:#}", arguments.attack);
                 }
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     }
     println!("{done}");
-    eprintln!("{:?} of {}: {done} times, {refused} attachments ended", arguments.way, arguments.name);
+    eprintln!("{:?} of {}: {done} times, {refused} attachments ended", arguments.attack, arguments.name);
     Ok(())
 }
 
