@@ -182,8 +182,7 @@ impl Turns {
         let until = Nanos(clock.0.saturating_add(SLICE.0));
         while let Some(number) = self.scheduler.next_turn() {
             let Some(tenant) = self.tenants.get_mut(number as usize) else { break };
-            let turn = tenant.run(&mut clock, until, work);
-            let Spent { worked: done, cost, unfinished } = turn;
+            let Spent { worked: done, cost, unfinished } = tenant.run(&mut clock, until, work);
             if done > 0 {
                 self.scheduler.charge(number, cost);
                 worked += done;

@@ -96,13 +96,13 @@ fn call(
         let (reduce, factor) =
             arguments.reduce.map_or(Ok((ReduceOp::Sum, None)), |number| reduction(&comm, number))?;
         let root = arguments.root.map_or(Ok(Rank(0)), rank)?;
-        if root.0 >= comm.place().1 {
-            return Err(Failure::argument(format!("rank {root} of {}", comm.place().1)));
+        let (own, ranks) = comm.place();
+        if root.0 >= ranks {
+            return Err(Failure::argument(format!("rank {root} of {ranks}")));
         }
         if count == 0 {
             return Ok(());
         }
-        let (own, ranks) = comm.place();
         let (inputs, outputs) = blocks(ranks, own == root);
         let pieces = |buffer: *const c_void, blocks: Option<u32>| {
             blocks.map_or(Ok(Vec::new()), |blocks| piece(buffer, dtype, count, blocks))
