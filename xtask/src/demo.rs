@@ -124,7 +124,9 @@ pub fn run(args: &Args) -> Result<()> {
     std::fs::write(&report, page).with_context(|| format!("cannot write {}", report.display()))?;
     show(args, &verdict, &report)?;
     if !verdict.passed {
-        bail!("a check failed; {} has the programs' logs", demo.logs.display());
+        let failed = verdict.checks.iter().filter(|check| !check.passed && !check.warns);
+        let failed: Vec<String> = failed.map(|check| format!("{}: {}", check.what, check.found)).collect();
+        bail!("failed: {}; {} has the programs' logs", failed.join("; "), demo.logs.display());
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     let all: &[&str] = if args.runner.is_empty() { &["--workspace"] } else { &[] };
     workspace::run(workspace::cargo().args(["build", "--bins", "--tests"]).args(all))?;
     c_library::build(Profile::Dev)?;
+    c_library::build_nccl(Profile::Dev)?;
     let mut count = Count::default();
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {
