@@ -43,10 +43,13 @@ struct Place {
     hosts: usize,
     ranks: &'static [usize],
     bar: f64,
+    /// Bytes of operations that share by weight: of the lightest tenant's, each window holds dozens.
+    weighed: u64,
 }
 
-const ON_A_HOST: Place = Place { what: "one host", hosts: 1, ranks: &[0, 0], bar: 10.0 };
-const ON_LINKS: Place = Place { what: "4 hosts, 1 Gbit/s", hosts: 4, ranks: &[0, 1, 2, 3], bar: 5.0 };
+const ON_A_HOST: Place = Place { what: "one host", hosts: 1, ranks: &[0, 0], bar: 10.0, weighed: LARGE };
+const ON_LINKS: Place =
+    Place { what: "4 hosts, 1 Gbit/s", hosts: 4, ranks: &[0, 1, 2, 3], bar: 5.0, weighed: 1 << 20 };
 
 /// What all parts need.
 pub(crate) struct Sharing {
@@ -76,6 +79,8 @@ impl Sharing {
             let more = [("b", 3002), ("c", 3003)].map(|(name, user)| Tenant { name: name.to_owned(), user });
             setup.tenants.extend(more);
             setup.weights = weights.to_vec();
+            // One thread is shared; of two, each has tenants of its own.
+            setup.agent += if weights.is_empty() { "" } else { "[engine]\nthreads = 1\n" };
             setup
         })
     }
@@ -102,11 +107,16 @@ impl Sharing {
             alone.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
             for (others, figures) in OTHERS.iter().zip(&mut beside) {
                 let until = monotonic_ns()? + nanos(JOIN + window);
-                let jobs = self.endless(&mut lab, other, place, *others, until)?;
+                let jobs = self.endless(&mut lab, other, place, (*others, LARGE), until)?;
                 std::thread::sleep(JOIN);
                 let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
-                finish(&mut lab, jobs, LIMIT)?;
-                eprint!("; beside {others} p50 {p50:.1}, p99 {p99:.1}");
+                let large = finish(&mut lab, jobs, LIMIT)?;
+                let rate = common(&large, until, WARM_UP)
+                    .map_or(f64::NAN, |interval| large.iter().map(|one| one.rate(interval)).sum());
+                eprint!(
+                    "; beside {others} p50 {p50:.1}, p99 {p99:.1}, the large ones {:.1} MB/s",
+                    rate / 1e6
+                );
                 figures.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
             }
             eprintln!();
@@ -143,10 +153,10 @@ impl Sharing {
         lab: &mut Lab,
         tenant: usize,
         place: &Place,
-        communicators: usize,
+        (communicators, bytes): (usize, u64),
         until: u64,
     ) -> Result<Vec<harmonaize_testkit::job::Job>> {
-        let arguments = options(&[("--bytes", LARGE), ("--in-flight", 1), ("--until-ns", until)]);
+        let arguments = options(&[("--bytes", bytes), ("--in-flight", 1), ("--until-ns", until)]);
         let start = |_| lab.start_of(tenant, "steady", place.ranks, &arguments);
         (0..communicators).map(start).collect()
     }
@@ -163,7 +173,7 @@ impl Sharing {
             let jobs = COMMUNICATORS
                 .iter()
                 .enumerate()
-                .map(|(tenant, count)| self.endless(&mut lab, tenant, place, *count, until))
+                .map(|(tenant, count)| self.endless(&mut lab, tenant, place, (*count, place.weighed), until))
                 .collect::<Result<Vec<_>>>()?;
             let steady = finish(&mut lab, jobs.into_iter().flatten().collect(), LIMIT)?;
             lab.end().context("the lab did not end in order")?;
@@ -188,7 +198,7 @@ impl Sharing {
                 "allreduce f32, {}, weights 1:2:4: how far weight {weight} with {count} communicators is off its share",
                 place.what
             );
-            Case::less("sharing", what, 1.0).of(LARGE, place.ranks.len()).limit(off, OFF)
+            Case::less("sharing", what, 1.0).of(place.weighed, place.ranks.len()).limit(off, OFF)
         });
         Ok(rows.collect())
     }

@@ -330,6 +330,12 @@ impl Topology {
         list.map_or(&[], Vec::as_slice)
     }
 
+    /// What a host sends at most over all its links.
+    pub fn uplink(&self, host: HostId) -> Rate {
+        let links = self.links_at(Node::Host(host)).iter().filter_map(|id| self.links.get(id.0));
+        Rate(links.fold(0, |sum: u64, link| sum.saturating_add(link.rate.0)))
+    }
+
     /// Links from a switch to other switches.
     pub(crate) fn links_between_switches(&self, switch: SwitchId) -> &[LinkId] {
         self.between_switches.get(switch.0).map_or(&[], Vec::as_slice)

@@ -267,6 +267,15 @@ impl Config {
         let source = Source { path: path.to_owned(), text: text.clone() };
         Ok(Config { source: Some(source), ..config })
     }
+
+    /// Reads a configuration's text as [`Config::load`] does, for this topology. What it says goes into no store, and is not read again.
+    ///
+    /// # Errors
+    /// Where it is wrong: what, and at which line.
+    pub fn parse(text: &str, topology: Topology) -> Result<Self, TextError> {
+        let file: File = parse_toml(text)?;
+        file.into_config(text, Path::new(""), topology, None)
+    }
 }
 
 impl File {

@@ -5,8 +5,7 @@ use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
-use harmonaize_server::state::Settings;
-use harmonaize_server::{Access, Config, Server};
+use harmonaize_server::{Config, Server};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -23,35 +22,16 @@ fn config() -> Config {
         topology += &format!("[[host]]\nname = \"h{host}\"\n");
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
-    let settings = Settings {
-        topology: Topology::parse(&topology).unwrap(),
-        tenants: vec!["a".to_owned(), "b".to_owned()],
-        join_timeout: Duration::from_secs(60),
-        prepare_timeout: Duration::from_secs(60),
-        lease: Duration::from_secs(60),
-        paths: 1,
-        source_ports: None,
-        most_ranks: 64,
-        most_communicators: 8,
-        telemetry_interval: Duration::from_secs(1),
-        replan: true,
-        turns: true,
-        compression: true,
-        algorithms: Vec::new(),
-        terms: Default::default(),
-        most_weight: 8,
-        longest_regroup: Duration::from_secs(600),
-    };
-    let listen = "127.0.0.1:0".parse().unwrap();
-    Config {
-        listen,
-        access: Access::insecure_loopback(),
-        session_timeout: Duration::from_secs(10),
-        settings,
-        listen_operators: None,
-        store: None,
-        source: None,
-    }
+    const TEXT: &str = r#"
+        listen = "127.0.0.1:0"
+        topology = ""
+        insecure_loopback = true
+        prepare_timeout = "60s"
+        lease = "60s"
+        session_timeout = "10s"
+        tenant = [{ name = "a" }, { name = "b" }]
+    "#;
+    Config::parse(TEXT, Topology::parse(&topology).unwrap()).unwrap()
 }
 
 struct Control {

@@ -14,11 +14,12 @@ use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, MarkReader, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
-use harmonaize_transport::Transport;
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Rejected, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
+use harmonaize_transport::{Transport, Uplink};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -67,10 +68,10 @@ fn tcp(config: &Config) -> TcpConfig {
 /// A way to other agents that the configuration asks for, of one thread.
 fn transport(
     config: &Config,
+    tcp: TcpConfig,
     acceptor: &Acceptor,
     devices: &Devices,
 ) -> anyhow::Result<Box<dyn Transport + Send>> {
-    let tcp = tcp(config);
     let Some(asked) = &config.verbs else {
         return Ok(Box::new(TcpTransport::accepting(acceptor, tcp)?));
     };
@@ -117,14 +118,15 @@ impl Started {
     /// Starts the threads, and telemetry's where the configuration asks for it.
     fn start(
         config: &Config,
-        acceptor: &Acceptor,
+        (acceptor, uplink): (&Acceptor, &Arc<Uplink>),
         devices: &Devices,
         port: Option<&RdmaPort>,
         notices: &mpsc::UnboundedSender<Notice>,
     ) -> anyhow::Result<Self> {
         let mut engines = Vec::new();
         for _ in 0..config.engine_threads {
-            let transport = transport(config, acceptor, devices).context("cannot reach other agents")?;
+            let tcp = TcpConfig { uplink: Some(Arc::clone(uplink)), ..tcp(config) };
+            let transport = transport(config, tcp, acceptor, devices).context("cannot reach other agents")?;
             let notices = notices.clone();
             // The receiver outlives the engine but for the end of the process.
             let notify = Box::new(move |notice| drop(notices.send(notice)));
@@ -187,8 +189,9 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let (notices, mut heard) = mpsc::unbounded_channel();
     let datagrams = datagrams(&config, devices);
     let (port, datagram_bytes) = datagrams.as_ref().map_or((None, 0), |(port, bytes)| (Some(port), *bytes));
+    let uplink = Arc::new(Uplink::default());
     let Started { engines, threads, mut telemetry } =
-        Started::start(&config, &acceptor, devices, port, &notices)?;
+        Started::start(&config, (&acceptor, &uplink), devices, port, &notices)?;
     let mut rejected = RejectedWatch { acceptor, reported: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
@@ -235,6 +238,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             Some(event) = control.events.recv(), if !agent.is_checking() => match event {
                 Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.set_added(told)),
                 Event::Connected(mut welcome) if ending.is_none() => {
+                    uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
                     let told = std::mem::take(&mut welcome.serve);
                     agent.handle_control(Event::Connected(welcome));
                     agent.tenants_served(tenants.set_added(told));

@@ -11,9 +11,8 @@ use harmonaize_aggregator::{Codes, Event as Done, Key, PayloadFormat, Task, Tens
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_identity::Protection;
-use harmonaize_server::{Config, Server, state};
+use harmonaize_server::{Config, Server};
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams};
-use settings::settings;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -36,10 +35,9 @@ fn control() -> Config {
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
     topology += "[[aggregator]]\nname = \"agg0\"\nswitch = \"s\"\nrate = \"4Gbit/s\"\n";
-    settings::config(
-        state::Settings { telemetry_interval: Duration::ZERO, ..settings(&topology, LIMIT) },
-        LIMIT,
-    )
+    let mut config = settings::config(&topology, LIMIT);
+    config.settings.telemetry_interval = Duration::ZERO;
+    config
 }
 
 /// An aggregator that runs until its end is dropped, and where it tells its metrics.

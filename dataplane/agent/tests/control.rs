@@ -8,7 +8,6 @@ use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent};
 use harmonaize_identity::Protection;
 use harmonaize_server::{Config, Server};
-use settings::settings;
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,7 +25,7 @@ fn config(listen: SocketAddr) -> Config {
         topology += &format!("[[host]]\nname = \"h{host}\"\n");
         topology += &format!("[[link]]\nfrom = \"h{host}\"\nto = \"s\"\nrate = \"1Gbit/s\"\n");
     }
-    Config { listen, ..settings::config(settings(&topology, LIMIT), LIMIT) }
+    Config { listen, ..settings::config(&topology, LIMIT) }
 }
 
 struct Server0 {

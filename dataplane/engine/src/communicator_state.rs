@@ -72,6 +72,8 @@ pub(crate) enum ExtraStaging {
 pub(crate) struct CommunicatorState {
     pub(crate) id: CommunicatorId,
     pub(crate) tenant: u32,
+    /// The tenant's weight where tenants compete.
+    pub(crate) weight: u32,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
     pub(crate) participants: u32,
@@ -112,6 +114,7 @@ pub(crate) struct CommunicatorState {
 pub(crate) struct CommunicatorParts {
     pub(crate) id: CommunicatorId,
     pub(crate) tenant: u32,
+    pub(crate) weight: u32,
     pub(crate) core: Communicator,
     pub(crate) ranks: u32,
     pub(crate) participants: u32,
@@ -129,6 +132,7 @@ impl CommunicatorState {
         Self {
             id: parts.id,
             tenant: parts.tenant,
+            weight: parts.weight,
             core: parts.core,
             ranks: parts.ranks,
             participants: parts.participants,

@@ -165,6 +165,7 @@ pub(crate) fn form(
     Ok(CommunicatorState::new(CommunicatorParts {
         id: formation.communicator,
         tenant: formation.tenant,
+        weight: formation.weight,
         core,
         ranks: group.ranks(),
         participants: group.participants(),

@@ -16,9 +16,11 @@ mod rings;
 mod scheduler;
 pub mod tcp;
 mod timer;
+mod uplink;
 pub mod verbs;
 
 pub use scheduler::Scheduler;
+pub use uplink::{Owner, Uplink};
 
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};
@@ -205,6 +207,12 @@ pub trait Transport {
     fn pace(&mut self, link: LinkId, bits_per_second: Option<u64>) -> bool {
         let _ = (link, bits_per_second);
         false
+    }
+
+    /// Says who sends on a link, where tenants share what the host sends. Without it, or where the transport cannot bound what it sends,
+    /// a link takes what it gets.
+    fn set_owner(&mut self, link: LinkId, owner: Owner) {
+        let _ = (link, owner);
     }
 
     /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done

@@ -5,6 +5,7 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
+use harmonaize_server::Config;
 use harmonaize_server::state::testing::{EpochView, MemberView, Testing as _};
 use harmonaize_server::state::{Controller, Fact, Output, Reason, ReorderError, SessionId, Settings};
 use harmonaize_store::Change;
@@ -26,25 +27,18 @@ pub(super) fn settings(hosts: usize) -> Settings {
 
 /// The same for a topology.
 pub(super) fn settings_of(topology: &str) -> Settings {
-    Settings {
-        topology: Topology::parse(topology).unwrap(),
-        tenants: vec!["a".to_owned(), "b".to_owned()],
-        join_timeout: SECOND * 60,
-        prepare_timeout: SECOND * 10,
-        lease: SECOND * 30,
-        paths: 2,
-        source_ports: Some((20000, 20999)),
-        most_ranks: 64,
-        most_communicators: 6,
-        telemetry_interval: SECOND,
-        replan: true,
-        turns: true,
-        compression: true,
-        algorithms: Vec::new(),
-        terms: BTreeMap::new(),
-        most_weight: 8,
-        longest_regroup: SECOND * 600,
-    }
+    const TEXT: &str = r#"
+        listen = "127.0.0.1:0"
+        topology = ""
+        insecure_loopback = true
+        lease = "30s"
+        paths = 2
+        source_ports = "20000-20999"
+        most_ranks = 64
+        most_communicators = 6
+        tenant = [{ name = "a" }, { name = "b" }]
+    "#;
+    Config::parse(TEXT, Topology::parse(topology).unwrap()).unwrap().settings
 }
 
 pub(super) struct World {

@@ -9,9 +9,8 @@ use harmonaize_agent::run::run_on;
 use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
 use harmonaize_libibverbs::host_devices;
-use harmonaize_server::{Server, state};
+use harmonaize_server::Server;
 use harmonaize_verbs::Devices;
-use settings::settings;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,10 +38,11 @@ pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
 
 /// On a fabric of this topology.
 pub(crate) fn control_of(topology: String) -> (SocketAddr, oneshot::Sender<()>) {
-    let settings = state::Settings { paths: 2, ..settings(&topology, LIMIT) };
+    let mut config = settings::config(&topology, LIMIT);
+    config.settings.paths = 2;
     let (sender, address) = std::sync::mpsc::channel();
     let stop = background(move |stop| async move {
-        let server = Server::bind(settings::config(settings, LIMIT)).await.unwrap();
+        let server = Server::bind(config).await.unwrap();
         sender.send(server.local_address()).unwrap();
         server.run(async { drop(stop.await) }).await.unwrap();
     });

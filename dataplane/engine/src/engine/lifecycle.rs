@@ -11,7 +11,7 @@ use harmonaize_abi::Status as Code;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::{EpochPlan, Failure, Interleaving};
 use harmonaize_plan::Participant;
-use harmonaize_transport::LinkId;
+use harmonaize_transport::{LinkId, Owner};
 use rustix::event::epoll;
 
 impl Engine {
@@ -135,7 +135,7 @@ impl Engine {
             .iter()
             .filter_map(|local| self.by_attachment.get(&local.attachment).copied())
             .collect();
-        let (handles, weight): (Vec<_>, u32) = (formation.locals.clone(), formation.weight);
+        let handles = formation.locals.clone();
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
             Err("the agent is going down, or has this communicator already".to_owned())
         } else {
@@ -151,7 +151,7 @@ impl Engine {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
             let alone = member.epochs.iter().all(crate::communicator_state::Links::complete);
             self.sharing.admit(member.tenant);
-            let tenant = member.tenant;
+            let (tenant, weight) = (member.tenant, member.weight);
             let key = self.communicators.insert(member).ok_or("too many communicators")?;
             self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(communicator, key);
@@ -173,8 +173,11 @@ impl Engine {
     }
 
     fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
+        let Some(member) = self.communicators.get(key) else { return };
+        let owner = Owner { tenant: member.tenant, weight: member.weight, communicator: member.id.0 };
         for (peer, link) in links.iter().enumerate() {
             if let Some(link) = link {
+                self.transport.set_owner(*link, owner);
                 self.links.insert(*link, (key, epoch, Participant(peer as u32)));
             }
         }

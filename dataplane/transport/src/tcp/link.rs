@@ -4,6 +4,7 @@ use super::awaited::Expected;
 use super::dial::Dial;
 use super::handshake::Hello;
 use super::path::Path;
+use super::shares::Share;
 use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Introduction};
@@ -27,6 +28,8 @@ pub(super) struct Link {
     pub(super) trouble: Option<DownReason>,
     /// What it may send, in bits a second.
     pub(super) rate: Option<u64>,
+    /// Its part in what the host sends.
+    pub(super) share: Share,
     /// One path was closed by the peer: until then the others may still deliver.
     pub(super) ending: Option<Instant>,
 }
@@ -53,8 +56,8 @@ impl Link {
         let slot = || if introduction.initiate { Slot::Retry(now, FIRST_PAUSE) } else { Slot::Absent };
         let slots = introduction.source_ports.iter().map(|_| slot()).collect();
         let (rings, deadline) = (Rings::default(), now + timeout);
-        let (up, trouble, rate, ending) = (false, None, None, None);
-        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, ending }
+        let (up, trouble, rate, share, ending) = (false, None, None, Share::default(), None);
+        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, share, ending }
     }
 
     pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
@@ -71,11 +74,12 @@ impl Link {
         })
     }
 
-    /// Divides the link's rate among the connections that it has. False if one of them cannot be paced.
+    /// Divides the link's rate, its own or its share of the host's, among the connections that it has. False if one of them cannot be paced.
     pub(super) fn pace(&mut self) -> bool {
         let paths = self.slots.len().max(1) as u64;
         // The kernel takes all ones for no bound; a rate of nothing would never let go of a byte.
-        let each = self.rate.map_or(u64::MAX, |bits| (bits / 8 / paths).max(1));
+        let each = self.rate.map(|bits| bits / 8).into_iter().chain(self.share.bound).min();
+        let each = each.map_or(u64::MAX, |bytes| (bytes / paths).max(1));
         self.paths().fold(true, |able, (number, path)| match sys::set_pacing(path.socket(), each) {
             Ok(()) => able,
             Err(error) => {

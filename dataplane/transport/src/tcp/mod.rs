@@ -26,9 +26,13 @@ mod outbox;
 mod path;
 mod poll;
 mod pulse;
+mod shares;
 mod sys;
 
-use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use crate::{
+    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, Transport,
+    Uplink,
+};
 
 pub use acceptor::Acceptor;
 pub use awaited::Rejected;
@@ -39,6 +43,7 @@ use harmonaize_shm::Span;
 use link::{Link, Slot};
 use liveness::LivenessTimer;
 use poll::{Poll, Ready, Token};
+use shares::Shares;
 use socket2::Socket;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -83,6 +88,8 @@ pub struct Config {
     pub queue_frames: usize,
     /// Bytes of a path's buffer for heads and small payloads.
     pub read_buffer: usize,
+    /// The host's port, where tenants share it.
+    pub uplink: Option<Arc<Uplink>>,
 }
 
 impl Config {
@@ -101,6 +108,7 @@ impl Config {
             unsent: None,
             queue_frames: 128,
             read_buffer: 64 << 10,
+            uplink: None,
         }
     }
 
@@ -128,6 +136,7 @@ pub struct TcpTransport {
     closing: VecDeque<Closing>,
     /// Paths with something to do, each once at most.
     queue: VecDeque<(LinkId, u16)>,
+    shares: Option<Shares>,
     next_link: u64,
     next_serial: u64,
     /// Looks for signs of life, while any link is up.
@@ -147,8 +156,10 @@ impl TcpTransport {
         let arrivals = Arc::new(Arrivals::new()?);
         let poll = Poll::new()?;
         poll.add_bell(arrivals.bell())?;
+        let shares = config.uplink.clone().map(Shares::new);
         Ok(Self {
             config,
+            shares,
             acceptor: acceptor.clone(),
             arrivals,
             poll,
@@ -424,6 +435,9 @@ impl Transport for TcpTransport {
             slot.in_queue = true;
             self.queue.push_back((id, path));
         }
+        if let Some(shares) = &mut self.shares {
+            shares.note_send(id, &mut link.share);
+        }
         Ok(())
     }
 
@@ -433,7 +447,16 @@ impl Transport for TcpTransport {
         link.pace()
     }
 
+    fn set_owner(&mut self, link: LinkId, owner: Owner) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.share.owner = Some(owner);
+        }
+    }
+
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        if let Some(shares) = &mut self.shares {
+            shares.divide(&mut self.links);
+        }
         let mut done = self.work(budget, sink);
         let events = self.poll.ready();
         for (token, ready) in events.iter() {

@@ -5,6 +5,7 @@ use super::liveness::Silence;
 use super::outbox::Outbox;
 use super::poll::Ready;
 use super::pulse::Pulse;
+use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Event};
 use socket2::Socket;
@@ -15,6 +16,9 @@ use std::time::{Duration, Instant};
 
 /// Frames that a path may deliver before another has its turn.
 const QUANTUM_FRAMES: usize = 64;
+
+/// More bytes than these, taken by the kernel and not sent, are a backlog.
+const BACKLOG_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct Path {
@@ -30,6 +34,8 @@ pub(super) struct Path {
     pub(super) in_queue: bool,
     /// The peer has closed.
     pub(super) ended: bool,
+    /// Bytes that the kernel has taken.
+    pub(super) written: u64,
     /// Why nothing can be written any more; reading goes on to its end.
     broken: Option<DownReason>,
     silence: Silence,
@@ -56,6 +62,7 @@ impl Path {
             buffered: false,
             in_queue: false,
             ended: false,
+            written: 0,
             broken: None,
             silence: Silence::begin(Instant::now()),
         }
@@ -74,6 +81,12 @@ impl Path {
         self.readable |= ready.readable;
         self.writable |= ready.writable;
         self.hung_up |= ready.hung_up;
+    }
+
+    /// Whether there is more to send than the kernel takes, or sends soon.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.writable && !self.pulse.outbox().is_empty()
+            || sys::unsent(&self.pulse.socket).is_ok_and(|bytes| bytes > BACKLOG_BYTES)
     }
 
     /// Whether [`Path::work`] would do anything.
@@ -110,7 +123,8 @@ impl Path {
             return false;
         }
         match outbox.write(self.pulse.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
-            Ok((_, all)) => {
+            Ok((bytes, all)) => {
+                self.written += bytes as u64;
                 self.pulse.note_write();
                 self.writable = all;
             }

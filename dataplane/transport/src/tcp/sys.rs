@@ -66,6 +66,15 @@ pub(super) fn set_pacing(socket: impl AsFd, bytes_per_second: u64) -> io::Result
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// How many bytes a connection has taken that were never sent (SIOCOUTQNSD, tcp(7)).
+pub(super) fn unsent(socket: impl AsFd) -> io::Result<usize> {
+    const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer, which is alive and of that size.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) };
+    if result == 0 { Ok(usize::try_from(bytes).unwrap_or(0)) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Throws away what has arrived, without copying it; 0 is the end of the stream.
 pub(super) fn discard(socket: impl AsFd) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;

@@ -4,9 +4,9 @@ use crate::input::Input;
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_planner::Topology;
+use harmonaize_server::Config;
 use harmonaize_server::state::{Controller, Output, SessionId, Settings};
 use prost::Message;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 const TOPOLOGY: &str = r#"
@@ -28,27 +28,20 @@ rate = "1Gbit/s"
 delay = "50us"
 "#;
 
+const CONFIG: &str = r#"
+listen = "127.0.0.1:0"
+topology = ""
+insecure_loopback = true
+lease = "30s"
+paths = 2
+source_ports = "20000-20099"
+most_ranks = 64
+most_communicators = 6
+tenant = [{ name = "a" }, { name = "b" }]
+"#;
+
 fn settings() -> Settings {
-    let second = Duration::from_secs(1);
-    Settings {
-        topology: Topology::parse(TOPOLOGY).unwrap(),
-        tenants: vec!["a".to_owned(), "b".to_owned()],
-        join_timeout: second * 60,
-        prepare_timeout: second * 10,
-        lease: second * 30,
-        paths: 2,
-        source_ports: Some((20000, 20099)),
-        most_ranks: 64,
-        most_communicators: 6,
-        telemetry_interval: second,
-        replan: true,
-        turns: true,
-        compression: true,
-        algorithms: Vec::new(),
-        terms: BTreeMap::new(),
-        most_weight: 8,
-        longest_regroup: second * 600,
-    }
+    Config::parse(CONFIG, Topology::parse(TOPOLOGY).unwrap()).unwrap().settings
 }
 
 fn hello(host: usize) -> from_agent::Message {

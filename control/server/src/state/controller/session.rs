@@ -74,6 +74,7 @@ impl Controller {
             telemetry_interval_ns: interval,
             congestion_reports_per_second: MOST_A_SECOND,
             serve: self.operator.served_at(&hello.host),
+            uplink_bits_per_second: self.settings.topology.uplink(host).0,
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });
