@@ -39,8 +39,7 @@ pub(crate) struct Usage {
 pub struct Uplink {
     /// Bytes a second that it sends, headers included; 0 where nobody knows.
     rate: AtomicU64,
-    /// What endpoints have said, and when.
-    said: Mutex<Vec<(u64, Instant, Vec<Usage>)>>,
+    table: Mutex<Table>,
     endpoints: AtomicU64,
 }
 
@@ -55,81 +54,100 @@ impl Uplink {
         self.endpoints.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes what an endpoint's links have sent of late, and returns what each may send at most, in bytes a second.
-    pub(crate) fn divide(&self, endpoint: u64, now: Instant, usage: &[Usage]) -> Vec<Option<u64>> {
+    /// Takes what an endpoint's links have sent of late, and says what each may send at most, in bytes a second. Allocates only where
+    /// there is more than ever before.
+    pub(crate) fn divide(&self, endpoint: u64, now: Instant, usage: &[Usage], bounds: &mut Vec<Option<u64>>) {
         let rate = self.rate.load(Ordering::Relaxed);
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        said.retain(|(of, at, _)| *of != endpoint && now.saturating_duration_since(*at) < FRESH);
-        let all: Vec<Usage> = said.iter().flat_map(|(.., usage)| usage).chain(usage).copied().collect();
-        said.push((endpoint, now, usage.to_vec()));
-        drop(said);
-        let bounds = bounds(payload(rate), &all);
-        usage
-            .iter()
-            .map(|usage| {
-                bounds
-                    .iter()
-                    .find(|(tenant, _)| *tenant == usage.owner.tenant)
-                    .filter(|_| usage.backlog)
-                    .map(|(_, bound)| *bound)
-            })
-            .collect()
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        table.note(endpoint, now, usage);
+        table.divide(payload(rate), now);
+        bounds.clear();
+        bounds.extend(usage.iter().map(|one| table.bound(one)));
     }
 }
 
-/// What a port carries of payload, a little less than it could: its queue shall not grow. Of a segment of 1448 bytes, 1514 are sent.
+/// What a port carries of payload, a little less than it could: its queue shall not grow. Of a segment of 1514 bytes, 1448 are payload.
 fn payload(rate: u64) -> u64 {
     rate / 100 * 94
 }
 
-/// What each link with a backlog may send, by tenant: weighted max-min fair among tenants, even among a tenant's links. None are
-/// bounded while one communicator sends alone.
-fn bounds(rate: u64, usage: &[Usage]) -> Vec<(u32, u64)> {
-    let communicator = |usage: &Usage| usage.owner.communicator;
-    let alone =
-        usage.first().is_none_or(|first| usage.iter().all(|one| communicator(one) == communicator(first)));
-    if rate == 0 || alone {
-        return Vec::new();
+/// What endpoints have said, and what was made of it.
+#[derive(Debug, Default)]
+struct Table {
+    said: Vec<Said>,
+    tenants: Vec<Tenant>,
+}
+
+/// What an endpoint has said last.
+#[derive(Debug)]
+struct Said {
+    endpoint: u64,
+    at: Instant,
+    usage: Vec<Usage>,
+}
+
+impl Table {
+    fn note(&mut self, endpoint: u64, at: Instant, usage: &[Usage]) {
+        let known = self.said.iter_mut().find(|said| said.endpoint == endpoint);
+        match known {
+            Some(said) => {
+                said.at = at;
+                said.usage.clear();
+                said.usage.extend_from_slice(usage);
+            }
+            None => self.said.push(Said { endpoint, at, usage: usage.to_vec() }),
+        }
     }
-    let mut tenants: Vec<Tenant> = Vec::new();
-    for Usage { owner, rate, backlog } in usage {
-        let known = tenants.iter().position(|tenant| tenant.number == owner.tenant);
-        let at = known.unwrap_or_else(|| {
-            tenants.push(Tenant {
-                number: owner.tenant,
-                weight: u64::from(owner.weight.max(1)),
-                free: 0,
-                waiting: 0,
-            });
-            tenants.len() - 1
-        });
-        let Some(tenant) = tenants.get_mut(at) else { continue };
-        if *backlog { tenant.waiting += 1 } else { tenant.free += rate }
-    }
-    let (mut left, mut weights) = (rate, tenants.iter().map(|tenant| tenant.weight).sum::<u64>());
-    // Who wants less than its share has what it wants, and leaves the rest to the others.
-    loop {
-        let share = |tenant: &Tenant| {
-            (u128::from(left) * u128::from(tenant.weight) / u128::from(weights.max(1))) as u64
-        };
-        let content = tenants.iter().position(|tenant| tenant.waiting == 0 && tenant.free <= share(tenant));
-        let Some(content) = content else {
-            let bound = |tenant: &Tenant| {
-                let share = share(tenant);
-                (
-                    tenant.number,
-                    (share.saturating_sub(tenant.free).max(share / 8) / tenant.waiting.max(1)).max(1),
-                )
+
+    /// Finds what each tenant's links with a backlog may send: weighted max-min fair among tenants, even among a tenant's links. None
+    /// are bounded while one communicator sends alone.
+    fn divide(&mut self, rate: u64, now: Instant) {
+        let Self { said, tenants } = self;
+        tenants.clear();
+        let fresh = |said: &&Said| now.saturating_duration_since(said.at) < FRESH;
+        let usage = || said.iter().filter(fresh).flat_map(|said| &said.usage);
+        let communicator = |usage: &Usage| usage.owner.communicator;
+        let alone =
+            usage().next().is_none_or(|first| usage().all(|one| communicator(one) == communicator(first)));
+        if rate == 0 || alone {
+            return;
+        }
+        for Usage { owner, rate, backlog } in usage() {
+            let known = tenants.iter().position(|tenant| tenant.number == owner.tenant);
+            let at = known.unwrap_or(tenants.len());
+            if known.is_none() {
+                tenants.push(Tenant::new(owner));
+            }
+            let Some(tenant) = tenants.get_mut(at) else { continue };
+            if *backlog { tenant.waiting += 1 } else { tenant.free = tenant.free.saturating_add(*rate) }
+        }
+        let (mut left, mut weights) = (rate, tenants.iter().map(|tenant| tenant.weight).sum::<u64>());
+        // Who wants less than its share has what it wants, and leaves the rest to the others.
+        loop {
+            let share = |tenant: &Tenant| {
+                (u128::from(left) * u128::from(tenant.weight) / u128::from(weights.max(1))) as u64
             };
-            return tenants.iter().filter(|tenant| tenant.waiting > 0).map(bound).collect();
-        };
-        let content = tenants.swap_remove(content);
-        left = left.saturating_sub(content.free);
-        weights -= content.weight;
+            let content =
+                tenants.iter().position(|tenant| tenant.waiting == 0 && tenant.free <= share(tenant));
+            let Some(content) = content else {
+                tenants.iter_mut().for_each(|tenant| tenant.bound = tenant.of_each(share(tenant)));
+                return;
+            };
+            let content = tenants.swap_remove(content);
+            left = left.saturating_sub(content.free);
+            weights -= content.weight;
+        }
+    }
+
+    /// What a link may send; anything where it has no backlog.
+    fn bound(&self, usage: &Usage) -> Option<u64> {
+        let tenant = self.tenants.iter().find(|tenant| tenant.number == usage.owner.tenant)?;
+        usage.backlog.then_some(tenant.bound)
     }
 }
 
 /// A tenant's links.
+#[derive(Debug)]
 struct Tenant {
     number: u32,
     weight: u64,
@@ -137,6 +155,20 @@ struct Tenant {
     free: u64,
     /// Links with one.
     waiting: u64,
+    /// What each of those may send, in bytes a second.
+    bound: u64,
+}
+
+impl Tenant {
+    fn new(owner: &Owner) -> Self {
+        let (number, weight) = (owner.tenant, u64::from(owner.weight.max(1)));
+        Self { number, weight, free: 0, waiting: 0, bound: 0 }
+    }
+
+    /// What each link with a backlog has of the tenant's share. Links without one may leave little, and not nothing.
+    fn of_each(&self, share: u64) -> u64 {
+        (share.saturating_sub(self.free).max(share / 8) / self.waiting.max(1)).max(1)
+    }
 }
 
 #[cfg(test)]
@@ -147,17 +179,28 @@ mod tests {
         Usage { owner: Owner { tenant, weight, communicator }, rate, backlog }
     }
 
+    /// What each tenant's links with a backlog may send, by tenant.
+    fn bounds(rate: u64, usage: &[Usage]) -> Vec<(u32, u64)> {
+        let (mut table, now) = (Table::default(), Instant::now());
+        table.note(0, now, usage);
+        table.divide(rate, now);
+        let waiting = table.tenants.iter().filter(|tenant| tenant.waiting > 0);
+        let mut bounds: Vec<_> = waiting.map(|tenant| (tenant.number, tenant.bound)).collect();
+        bounds.sort_unstable();
+        bounds
+    }
+
     #[test]
     fn tenants_share_by_weight_whatever_number_of_links_they_have() {
         let mut all = vec![usage(2, 4, 9, 0, true), usage(1, 2, 5, 0, true), usage(1, 2, 6, 0, true)];
         all.extend((10..14).map(|number| usage(0, 1, number, 0, true)));
-        assert_eq!(bounds(7000, &all), [(2, 4000), (1, 1000), (0, 250)]);
+        assert_eq!(bounds(7000, &all), [(0, 250), (1, 1000), (2, 4000)]);
     }
 
     #[test]
     fn what_one_does_not_want_is_the_others() {
         let all = [usage(0, 1, 1, 100, false), usage(1, 1, 2, 500, true), usage(2, 3, 3, 0, true)];
-        assert_eq!(bounds(1000, &all), [(2, 675), (1, 225)]);
+        assert_eq!(bounds(1000, &all), [(1, 225), (2, 675)]);
     }
 
     #[test]
@@ -178,9 +221,15 @@ mod tests {
         let (port, now) = (Uplink::default(), Instant::now());
         port.set_rate(Some(80_000));
         let [one, other] = [port.endpoint(), port.endpoint()];
-        assert_eq!(port.divide(one, now, &[usage(0, 1, 1, 0, true)]), [None]);
-        assert_eq!(port.divide(other, now, &[usage(1, 3, 2, 0, true)]), [Some(7050)]);
-        assert_eq!(port.divide(one, now, &[usage(0, 1, 1, 0, true)]), [Some(2350)]);
-        assert_eq!(port.divide(one, now + FRESH, &[usage(0, 1, 1, 0, true)]), [None]);
+        let divide = |endpoint, at, usage: Usage| {
+            let mut bounds = Vec::new();
+            port.divide(endpoint, at, &[usage], &mut bounds);
+            bounds
+        };
+        let (mine, yours) = (usage(0, 1, 1, 0, true), usage(1, 3, 2, 0, true));
+        assert_eq!(divide(one, now, mine), [None]);
+        assert_eq!(divide(other, now, yours), [Some(7050)]);
+        assert_eq!(divide(one, now, mine), [Some(2350)]);
+        assert_eq!(divide(one, now + FRESH, mine), [None]);
     }
 }

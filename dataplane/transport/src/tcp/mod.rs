@@ -451,6 +451,9 @@ impl Transport for TcpTransport {
         if let Some(link) = self.links.get_mut(&link) {
             link.share.owner = Some(owner);
         }
+        if let Some(shares) = &mut self.shares {
+            shares.reserve(self.links.len());
+        }
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {

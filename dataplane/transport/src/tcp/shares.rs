@@ -34,13 +34,24 @@ pub(super) struct Shares {
     endpoint: u64,
     /// Those that have sent of late.
     listed: Vec<LinkId>,
+    /// What they have sent, and may send: the same order.
+    usage: Vec<Usage>,
+    bounds: Vec<Option<u64>>,
     looked: Instant,
 }
 
 impl Shares {
     pub(super) fn new(port: Arc<Uplink>) -> Self {
         let endpoint = port.endpoint();
-        Self { port, endpoint, listed: Vec::new(), looked: Instant::now() }
+        let (listed, usage, bounds) = (Vec::new(), Vec::new(), Vec::new());
+        Self { port, endpoint, listed, usage, bounds, looked: Instant::now() }
+    }
+
+    /// Makes room for so many links, so that none is made while they send.
+    pub(super) fn reserve(&mut self, links: usize) {
+        self.listed.reserve(links.saturating_sub(self.listed.len()));
+        self.usage.reserve(links.saturating_sub(self.usage.len()));
+        self.bounds.reserve(links.saturating_sub(self.bounds.len()));
     }
 
     /// A frame is to be sent on a link.
@@ -62,7 +73,8 @@ impl Shares {
             return;
         }
         self.looked = now;
-        let mut usage = Vec::with_capacity(self.listed.len());
+        let usage = &mut self.usage;
+        usage.clear();
         self.listed.retain(|id| {
             let Some(link) = links.get_mut(id) else { return false };
             let Some(one) = look(link, now, since) else {
@@ -75,11 +87,11 @@ impl Shares {
             usage.push(one);
             true
         });
-        let bounds = self.port.divide(self.endpoint, now, &usage);
-        for (id, bound) in self.listed.iter().zip(bounds) {
+        self.port.divide(self.endpoint, now, &self.usage, &mut self.bounds);
+        for (id, bound) in self.listed.iter().zip(&self.bounds) {
             let Some(link) = links.get_mut(id) else { continue };
-            if differ(link.share.bound, bound) {
-                link.share.bound = bound;
+            if differ(link.share.bound, *bound) {
+                link.share.bound = *bound;
                 link.pace();
             }
         }
