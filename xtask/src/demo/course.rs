@@ -129,12 +129,18 @@ impl Course {
         };
         let left = own < before && decisions.iter().any(in_use);
         let answered = answered.or_else(|| left.then(Instant::now));
-        self.seen.connections[1] = own;
+        // Once they have left, others may find that what is free there suits them.
+        let [_, fewest, _] = self.seen.connections;
+        self.seen.connections[1] = if answered.is_some() && !left { fewest.min(own) } else { own };
         if since.elapsed() < UNTIL_ANSWERED && answered.is_none_or(|at| at.elapsed() < STAYS) {
             return Ok(Stage::Flows { flow, since, answered });
         }
-        self.seen.flow_ns = Some([began, flow.stop()?]);
-        Ok(Stage::After { since: Instant::now(), back: None })
+        let ended = flow.stop()?;
+        self.seen.flow_ns = Some([began, ended]);
+        let [_, during, _] = self.seen.connections;
+        let taken = own > during;
+        self.seen.back_ns = taken.then_some(ended);
+        Ok(Stage::After { since: Instant::now(), back: taken.then(Instant::now) })
     }
 
     fn after(

@@ -177,7 +177,7 @@ fn check_returned(seen: &Seen) -> Check {
         ),
         _ => "there was no cross traffic".to_owned(),
     };
-    let what = "connections came back to the spine once the cross traffic had ended".to_owned();
+    let what = "connections cross the spine again once the cross traffic has ended".to_owned();
     Check { what, passed: seen.back_ns.is_some(), found, warns: false }
 }
 
