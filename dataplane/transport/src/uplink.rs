@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// How often shares are divided anew, at most.
 pub(crate) const PERIOD: Duration = Duration::from_millis(1);
-/// How long what an endpoint has said counts: one that has a backlog says more soon.
+/// How long a report of an endpoint counts: one that has a backlog reports again soon.
 const FRESH: Duration = Duration::from_millis(20);
 
 /// Who sends on a link.
@@ -71,16 +71,16 @@ fn payload(rate: u64) -> u64 {
     rate / 100 * 94
 }
 
-/// What endpoints have said, and what was made of it.
+/// What endpoints have reported, and what was made of it.
 #[derive(Debug, Default)]
 struct Table {
-    said: Vec<Said>,
+    reports: Vec<Report>,
     tenants: Vec<Tenant>,
 }
 
-/// What an endpoint has said last.
+/// What an endpoint has reported last.
 #[derive(Debug)]
-struct Said {
+struct Report {
     endpoint: u64,
     at: Instant,
     usage: Vec<Usage>,
@@ -88,24 +88,24 @@ struct Said {
 
 impl Table {
     fn note(&mut self, endpoint: u64, at: Instant, usage: &[Usage]) {
-        let known = self.said.iter_mut().find(|said| said.endpoint == endpoint);
+        let known = self.reports.iter_mut().find(|report| report.endpoint == endpoint);
         match known {
-            Some(said) => {
-                said.at = at;
-                said.usage.clear();
-                said.usage.extend_from_slice(usage);
+            Some(report) => {
+                report.at = at;
+                report.usage.clear();
+                report.usage.extend_from_slice(usage);
             }
-            None => self.said.push(Said { endpoint, at, usage: usage.to_vec() }),
+            None => self.reports.push(Report { endpoint, at, usage: usage.to_vec() }),
         }
     }
 
     /// Finds what each tenant's links with a backlog may send: weighted max-min fair among tenants, even among a tenant's links. None
     /// are bounded while one communicator sends alone.
     fn divide(&mut self, rate: u64, now: Instant) {
-        let Self { said, tenants } = self;
+        let Self { reports, tenants } = self;
         tenants.clear();
-        let fresh = |said: &&Said| now.saturating_duration_since(said.at) < FRESH;
-        let usage = || said.iter().filter(fresh).flat_map(|said| &said.usage);
+        let fresh = |report: &&Report| now.saturating_duration_since(report.at) < FRESH;
+        let usage = || reports.iter().filter(fresh).flat_map(|report| &report.usage);
         let communicator = |usage: &Usage| usage.owner.communicator;
         let alone =
             usage().next().is_none_or(|first| usage().all(|one| communicator(one) == communicator(first)));

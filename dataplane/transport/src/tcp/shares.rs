@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a link counts as one with a backlog after it had one: it may wait for others for a moment.
-const HOLD: Duration = Duration::from_millis(5);
+const BACKLOG_TIME: Duration = Duration::from_millis(5);
 /// How long a link counts as one that sends.
 const ACTIVE: Duration = Duration::from_millis(100);
 
@@ -77,7 +77,7 @@ impl Shares {
         usage.clear();
         self.listed.retain(|id| {
             let Some(link) = links.get_mut(id) else { return false };
-            let Some(one) = look(link, now, since) else {
+            let Some(one) = sample(link, now, since) else {
                 link.share.listed = false;
                 if link.share.bound.take().is_some() {
                     link.pace();
@@ -99,7 +99,7 @@ impl Shares {
 }
 
 /// What a link has sent since the last look; none if it has not for long.
-fn look(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
+fn sample(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
     let owner = link.share.owner?;
     let (mut written, mut backlog) = (0, false);
     for (_, path) in link.paths() {
@@ -122,7 +122,7 @@ fn look(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
         return None;
     }
     let rate = (u128::from(sent) * 1_000_000_000 / since.as_nanos().max(1)) as u64;
-    Some(Usage { owner, rate, backlog: within(share.backlog_at, HOLD) })
+    Some(Usage { owner, rate, backlog: within(share.backlog_at, BACKLOG_TIME) })
 }
 
 /// Whether two bounds are so far apart that the kernel is to know.
