@@ -203,8 +203,8 @@ pub struct Course {
     pub seconds: f64,
     /// Micro-batches that were done in vain.
     pub lost: f64,
-    /// How often the state was saved, and of these because of maintenance.
-    pub saved: [usize; 2],
+    /// How often the state was saved.
+    pub saved: usize,
     /// Micro-batches that were accumulated at most.
     pub most: u32,
     /// Ranks after each regrouping.
@@ -224,15 +224,11 @@ impl Course {
     /// Where it has not begun, or not ended.
     pub fn of(lines: &[Line]) -> Result<Self> {
         let (mut course, mut began, mut ended) = (Self::default(), None, None);
-        let [saved, maintenance] = &mut course.saved;
         for line in lines {
             match line {
                 Line::Joined { at_us } => began = Some(*at_us),
                 Line::Step { accumulate, .. } => course.most = course.most.max(*accumulate),
-                Line::Saved { because, .. } => {
-                    *saved += 1;
-                    *maintenance += usize::from(because == "maintenance");
-                }
+                Line::Saved { .. } => course.saved += 1,
                 Line::Regrouped { ranks, .. } => course.regrouped.push(*ranks),
                 Line::Restored { lost, .. } => course.lost += *lost as f64 / 100.0,
                 Line::Notified { what, .. } => {
@@ -307,7 +303,7 @@ mod tests {
         let expected = Course {
             seconds: 2.5,
             lost: 15.0,
-            saved: [2, 1],
+            saved: 2,
             most: 16,
             regrouped: vec![7],
             events: 2,

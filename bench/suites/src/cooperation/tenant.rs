@@ -63,7 +63,7 @@ pub(super) fn tenant(suite: &Suite) -> Result<Vec<Row>> {
                 if subscribed { "subscribed" } else { "not subscribed" },
                 course.seconds,
                 course.lost,
-                course.saved[0],
+                course.saved,
                 course.most,
                 course.regrouped,
                 course.events,
@@ -127,6 +127,7 @@ fn progress(title: &str, (lines, happened): &Printed) -> Chart {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_testkit::elastic::disturbances::Kind;
 
     #[test]
     fn progress_is_in_seconds_and_micro_batches() {
@@ -139,7 +140,8 @@ mod tests {
             loss: 0.5,
         };
         let lines = vec![Line::Joined { at_us: 5_000_000 }, step(6_000_000, 200, 8), step(9_000_000, 400, 7)];
-        let happened = vec![Happened { at_ns: 8_000_000_000, what: "h6 is lost".to_owned() }];
+        let happened =
+            vec![Happened { at_ns: 8_000_000_000, kind: Kind::Lost, what: "h6 is lost".to_owned() }];
         let chart = progress("Subscribed", &(lines, happened));
         assert_eq!(chart.series[0].points, [(1.0, 2.0), (4.0, 4.0)]);
         assert_eq!(chart.series[1].points, [(1.0, 800.0), (4.0, 700.0)]);

@@ -42,12 +42,29 @@ pub struct Moments {
     pub away: Duration,
 }
 
+/// A disturbance's beginning or end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Cross traffic begins or ends.
+    CrossTraffic,
+    /// A host is drained: its leaving is announced.
+    Drained,
+    /// The drained host is taken away.
+    TakenAway,
+    /// A host is lost without a word.
+    Lost,
+    /// A host is back.
+    Back,
+}
+
 /// What has happened, and when, by CLOCK_REALTIME.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Happened {
     /// When.
     pub at_ns: u64,
     /// What.
+    pub kind: Kind,
+    /// For people.
     pub what: String,
 }
 
@@ -89,9 +106,9 @@ impl Disturbances {
         matches!(self.next, Next::Nothing)
     }
 
-    fn note(&mut self, what: String) -> Result<()> {
+    fn note(&mut self, kind: Kind, what: String) -> Result<()> {
         eprintln!("{what}");
-        self.happened.push(Happened { at_ns: realtime_ns()?, what });
+        self.happened.push(Happened { at_ns: realtime_ns()?, kind, what });
         Ok(())
     }
 
@@ -110,36 +127,39 @@ impl Disturbances {
         self.next = match next {
             Next::Congestion if done >= congested => {
                 let (taken, each) = (CROSS_TRAFFIC_SHARE * 100.0, rate / 1_000_000);
-                self.note(format!(
+                let what = format!(
                     "{percent:.0}%: cross traffic takes {taken:.0}% of both spines' {each} Mbit/s for {flows:?}"
-                ))?;
+                );
+                self.note(Kind::CrossTraffic, what)?;
                 Next::Calm(congest(deployment, rate)?, Instant::now())
             }
             Next::Calm(running, since) if since.elapsed() >= flows => {
                 running.into_iter().try_for_each(|flow| flow.stop().map(drop))?;
-                self.note("the cross traffic ends".to_owned())?;
+                self.note(Kind::CrossTraffic, "the cross traffic ends".to_owned())?;
                 Next::Drain
             }
             Next::Drain if done >= drained => {
                 let host = host_name(deployment, going)?;
-                self.note(format!("{percent:.0}%: {host} is drained, and taken away {notice:?} later"))?;
+                let what = format!("{percent:.0}%: {host} is drained, and taken away {notice:?} later");
+                self.note(Kind::Drained, what)?;
                 deployment.harmonaize(&["drain", &host])?;
                 Next::TakenAway(Instant::now())
             }
             Next::TakenAway(since) if since.elapsed() >= notice => {
                 take_away(deployment, going, ranks)?;
-                self.note(format!("{} is taken away", host_name(deployment, going)?))?;
+                self.note(Kind::TakenAway, format!("{} is taken away", host_name(deployment, going)?))?;
                 Next::Back { drained: true, since: Instant::now() }
             }
             Next::Back { drained, since } if since.elapsed() >= away => {
                 let host = if drained { going } else { losing };
                 bring_back(deployment, host, drained)?;
-                self.note(format!("{} is back", host_name(deployment, host)?))?;
+                self.note(Kind::Back, format!("{} is back", host_name(deployment, host)?))?;
                 *ranks.get_mut(host).context("no such rank")? = Some(enter(host)?);
                 if drained { Next::Loss } else { Next::Nothing }
             }
             Next::Loss if done >= lost => {
-                self.note(format!("{percent:.0}%: {} is lost", host_name(deployment, losing)?))?;
+                let what = format!("{percent:.0}%: {} is lost", host_name(deployment, losing)?);
+                self.note(Kind::Lost, what)?;
                 take_away(deployment, losing, ranks)?;
                 Next::Back { drained: false, since: Instant::now() }
             }
