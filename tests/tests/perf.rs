@@ -17,12 +17,17 @@ fn two_hosts() -> Option<Deployment> {
 }
 
 fn perf(deployment: &Deployment, arguments: &str) -> Output {
+    perf_with(deployment, arguments, &[])
+}
+
+/// The same with variables of the environment.
+fn perf_with(deployment: &Deployment, arguments: &str, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(deployment.binaries().path("harmonaize-perf").unwrap());
     command.args(arguments.split_whitespace());
     for socket in sockets(deployment, "a") {
         command.arg("--agent").arg(socket);
     }
-    command.output().unwrap()
+    command.envs(variables.iter().copied()).output().unwrap()
 }
 
 fn rows(folder: &Path, output: &Output) -> Vec<Vec<String>> {
@@ -69,6 +74,46 @@ fn every_collective_sweeps_right() {
         assert_eq!(json["out_of_bounds"]["okay"], true);
         assert_eq!(json["config"]["devices"].as_array().unwrap().len(), 4);
     }
+}
+
+#[test]
+fn variables_ask_for_a_log_metrics_and_lines() {
+    let Some(deployment) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (metrics, operations) = (path("%r.prom"), path("%r.jsonl"));
+    let variables = [
+        ("HARMONAIZE_METRICS", &*metrics),
+        ("HARMONAIZE_OPERATIONS", &*operations),
+        ("HARMONAIZE_DEBUG", "trace"),
+    ];
+    let output = perf_with(&deployment, "all_gather --ranks 2 -b 1K -e 1K -n 3 -w 1", &variables);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    for rank in ["0", "1"] {
+        let lines = std::fs::read_to_string(path(&format!("{rank}.jsonl"))).unwrap();
+        let lines: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let gathered: Vec<_> = lines.iter().filter(|line| line["collective"] == "allgather").collect();
+        // The program gathers ranks' names, too.
+        let measured = gathered.iter().filter(|line| line["bytes"] == 1024).count();
+        assert!(measured >= 8, "{lines:?}");
+        for line in &gathered {
+            let fine = line["outcome"] == "ok" && line["ranks"] == 2;
+            assert!(fine && line["seconds"].as_f64().unwrap() > 0.0, "{line}");
+        }
+        let metrics = std::fs::read_to_string(path(&format!("{rank}.prom"))).unwrap();
+        let count = format!("collective=\"allgather\",rank=\"{rank}\",outcome=\"ok\"}} {}\n", gathered.len());
+        assert!(metrics.contains(&count), "no {count} in\n{metrics}");
+        assert!(log.contains(&format!("harmonaize rank {rank}: ")), "{log}");
+    }
+    assert!(
+        log.contains("allgather(") && log.contains("1024 bytes in ") && log.contains(" formed in "),
+        "{log}"
+    );
+    let output = perf_with(&deployment, "all_gather --ranks 2 -b 1K -e 1K", &[("HARMONAIZE_DEBUG", "loud")]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("HARMONAIZE_DEBUG=loud"), "{error}");
 }
 
 #[test]

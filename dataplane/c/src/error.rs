@@ -157,7 +157,7 @@ impl From<Error> for Failure {
                 return Self { retry_after_ns, ..Self::new(HARMONAIZE_ERROR_TOO_OFTEN, text) };
             }
             Error::Connect { .. } => HARMONAIZE_ERROR_CONNECT,
-            Error::Environment(_) => HARMONAIZE_ERROR_ENVIRONMENT,
+            Error::Environment { .. } => HARMONAIZE_ERROR_ENVIRONMENT,
             Error::Refused { .. } => HARMONAIZE_ERROR_REFUSED,
             Error::NoRdma => HARMONAIZE_ERROR_NO_RDMA,
             Error::Protocol(_) => HARMONAIZE_ERROR_PROTOCOL,

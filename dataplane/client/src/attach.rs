@@ -4,6 +4,7 @@ use crate::agreement::ChoiceCache;
 use crate::communicator::{Communicator, JoinOptions, PendingJoin, RegroupOptions};
 use crate::feedback::Feedback;
 use crate::group::Group;
+use crate::journal::Journal;
 use crate::pool::Pool;
 use crate::session::Opening;
 use crate::shared::Shared;
@@ -71,6 +72,7 @@ impl Client {
         if options.access == Access::Rdma && !cfg!(feature = "rdma") {
             return Err(Error::NoRdma);
         }
+        let journal = Journal::of_process()?;
         let opening = Opening::connect(&at.into(), options.timeout)?;
         let hello =
             Hello { access: options.access, arena_bytes: options.arena_bytes, entries: options.entries };
@@ -92,7 +94,8 @@ impl Client {
         };
         let guard = ForkGuard::new()?;
         let (arena, owner) = (Arc::clone(end.memory()), Arc::clone(&guard));
-        let shared = Arc::new(Shared::new(end, opening.into_session(), options.spin, guard, &welcome)?);
+        let shared =
+            Arc::new(Shared::new(end, opening.into_session(), options.spin, guard, &welcome, journal)?);
         let pool = match options.access {
             Access::Mapped => Pool::growing(arena, owner, &shared, options.max_arena_bytes),
             Access::Remote | Access::Rdma => Pool::fixed(arena, owner),

@@ -3,6 +3,7 @@
 use crate::feedback::Feedback;
 use crate::group::{Calls, Group};
 use crate::in_flight::Buffers;
+use crate::journal::{Scope, Watched};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::tensor::Tensor;
@@ -94,6 +95,8 @@ pub(crate) struct Membership {
     /// Of operations that do not have their own, in nanoseconds; 0: the usual.
     timeout_ns: u64,
     aborted: AtomicBool,
+    /// What its operations are noted by.
+    pub(crate) journal: Option<Arc<Scope>>,
 }
 
 impl Membership {
@@ -211,7 +214,18 @@ impl<'a> PendingJoin<'a> {
     }
 
     pub(crate) fn wait(self) -> Result<Communicator, Error> {
-        let deadline = Instant::now().checked_add(self.timeout.saturating_add(GRACE));
+        let (began, shared) = (Instant::now(), self.shared);
+        let joined = self.await_answer(began);
+        if let (Err(error), Some(journal)) = (&joined, shared.journal())
+            && !matches!(error, Error::Regroup { kind: JoinRefusal::LeftOut, .. })
+        {
+            journal.failed(error.to_string());
+        }
+        joined
+    }
+
+    fn await_answer(self, began: Instant) -> Result<Communicator, Error> {
+        let deadline = began.checked_add(self.timeout.saturating_add(GRACE));
         let refused = |kind, text, concerned| {
             let name = self.name.to_owned();
             match self.place {
@@ -223,7 +237,10 @@ impl<'a> PendingJoin<'a> {
             Some(Answer::Joined { communicator: handle, name, rank, ranks, before, .. }) => {
                 let shared = Arc::clone(self.shared);
                 let (timeout_ns, aborted) = (self.operation_timeout_ns, AtomicBool::new(false));
-                let member = Membership { shared, handle, name, rank, ranks, before, timeout_ns, aborted };
+                let journal = shared.journal();
+                let journal = journal.map(|journal| journal.joined(&name, (rank, ranks), began.elapsed()));
+                let member =
+                    Membership { shared, handle, name, rank, ranks, before, timeout_ns, aborted, journal };
                 let (membership, pool) = (Arc::new(member), Arc::clone(self.pool));
                 Ok(Communicator { membership, pool, options: OperationOptions::default(), group: None })
             }
@@ -866,7 +883,15 @@ impl Communicator {
     }
 
     /// Submits with the options.
-    fn start(&self, submission: Submission, buffers: Buffers, called: Called) -> Result<Operation, Error> {
+    fn start(
+        &self,
+        submission: Submission,
+        mut buffers: Buffers,
+        called: Called,
+    ) -> Result<Operation, Error> {
+        if let Some(journal) = &self.membership.journal {
+            buffers.watched = Some(Box::new(Watched::start(journal, called)));
+        }
         let OperationOptions { timeout, priority, class, deadline, iteration, factor: _ } = self.options;
         let submission = Submission {
             communicator: self.membership.handle,

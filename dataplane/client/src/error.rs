@@ -22,9 +22,14 @@ pub enum Error {
         /// What the kernel said.
         source: std::io::Error,
     },
-    /// The environment does not say what was looked for there.
-    #[error("{0}")]
-    Environment(String),
+    /// A variable of the environment is not set, or its value means nothing.
+    #[error("{text}")]
+    Environment {
+        /// Which variable.
+        variable: &'static str,
+        /// What is wrong with it, and what it may be.
+        text: String,
+    },
     /// The agent refused the attachment.
     #[error("the agent refused the attachment: {text}")]
     Refused {
@@ -271,6 +276,11 @@ fn remedy(at: &str, kind: ErrorKind) -> String {
 }
 
 impl Error {
+    /// Of a variable of the environment.
+    pub(crate) fn environment(variable: &'static str, text: impl Into<String>) -> Self {
+        Self::Environment { variable, text: text.into() }
+    }
+
     /// Of a question that was not answered.
     pub(crate) fn from_request_error(why: RequestError, refused: fn(String) -> Self) -> Self {
         match why {

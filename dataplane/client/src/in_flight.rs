@@ -1,6 +1,7 @@
 //! Operations between submission and claim: what keeps their tensors alive, and how they ended.
 
 use crate::feedback::InUse;
+use crate::journal::Watched;
 use crate::tensor::{Block, Tensor};
 use harmonaize_abi::{Completion, Region, Status};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub(crate) struct Buffers {
     pub(crate) feedback: Option<InUse>,
     /// Where the counts of an uneven one lie.
     pub(crate) counts: Option<Tensor>,
+    /// What notes its end in the journal.
+    pub(crate) watched: Option<Box<Watched>>,
 }
 
 impl Buffers {
@@ -119,8 +122,11 @@ impl InFlight {
     pub(crate) fn complete(&mut self, completion: Completion) -> Option<Buffers> {
         let (_, slot) = self.slot(completion.cookie)?;
         match std::mem::replace(&mut slot.state, State::Done(completion)) {
-            State::Submitted { buffers, abandoned } => {
+            State::Submitted { mut buffers, abandoned } => {
                 self.sliced -= u32::from(buffers.sliced);
+                if let Some(watched) = buffers.watched.take() {
+                    watched.end(completion);
+                }
                 if abandoned {
                     self.release(completion.cookie);
                 }
@@ -203,8 +209,7 @@ mod tests {
         let buffers = |input: &Tensor, output: &Tensor| Buffers {
             tensors: [of(input), of(output)],
             sliced: input.is_slice() || output.is_slice(),
-            feedback: None,
-            counts: None,
+            ..Buffers::default()
         };
         let mut table = InFlight::new(8);
         let conflict = |table: &InFlight, input: &Tensor, output: &Tensor| {

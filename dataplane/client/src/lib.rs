@@ -24,6 +24,9 @@
 //! share memory, nor a machine: then the agent answers over TCP ([`AgentAddress::Tcp`]). It links libibverbs. With the feature `async`
 //! a program on tokio has its events as a stream (`Events::into_stream`); without it nothing here needs a runtime.
 //!
+//! Variables of the environment ask for a log, metrics, and a line for each operation: `HARMONAIZE_DEBUG`, `HARMONAIZE_METRICS` and
+//! `HARMONAIZE_OPERATIONS`. A thread writes them; where none is set, an operation costs a branch more.
+//!
 //! Architecture invariant: knows ranks and its agent's socket or address; no host, link or other tenant.
 #![forbid(unsafe_code)]
 
@@ -40,6 +43,7 @@ mod events;
 mod feedback;
 mod group;
 mod in_flight;
+mod journal;
 mod operation;
 mod pool;
 #[cfg(feature = "rdma")]
@@ -72,6 +76,7 @@ pub use harmonaize_abi::{
 };
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
+pub use journal::DebugLevel;
 pub use operation::{Algorithm, Operation, Receipt};
 #[cfg(feature = "rdma")]
 pub use rdma::RdmaOptions;

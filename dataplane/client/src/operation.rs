@@ -248,6 +248,11 @@ impl Operation {
             Some(Answer::Detail { detail, .. }) => detail.map(Box::new),
             _ => None,
         };
+        if let (Some(journal), Some(detail)) = (&self.membership.journal, &detail)
+            && let Some(status) = Status::from_code(completion.status)
+        {
+            journal.explained(self.called, status, detail);
+        }
         self.stage = Stage::Ended(completion, detail);
     }
 

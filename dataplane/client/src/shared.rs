@@ -5,6 +5,7 @@ use crate::Error;
 use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
+use crate::journal::{Hold, Journal};
 use crate::session::Session;
 use harmonaize_abi::session::{AddedRegion, Answer, Refused, Request, Welcome};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) entries: u32,
     /// The longest time-out that the operator allows operations.
     longest_timeout: Duration,
+    /// Last, so that everything before it has ended when it writes all.
+    journal: Option<Hold>,
 }
 
 /// Behind the lock.
@@ -79,6 +82,7 @@ pub(crate) struct State {
     lost: Option<Lost>,
     /// Who wants to be told of operations' ends.
     pub(crate) watch: Watch,
+    journal: Option<Arc<Journal>>,
 }
 
 /// An answer that someone waits for.
@@ -98,6 +102,7 @@ impl Shared {
         spin: Duration,
         guard: Arc<ForkGuard>,
         welcome: &Welcome,
+        journal: Option<Arc<Journal>>,
     ) -> Result<Self, Error> {
         let copy = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
@@ -116,6 +121,7 @@ impl Shared {
             last_poll: Instant::now(),
             lost: None,
             watch: Watch::default(),
+            journal: journal.clone(),
         };
         Ok(Self {
             state: Mutex::new(state),
@@ -128,7 +134,13 @@ impl Shared {
             spin,
             entries,
             longest_timeout: Duration::from_nanos(welcome.operation_timeout_ns),
+            journal: journal.map(Hold),
         })
+    }
+
+    /// Where this process's operations are noted, if anywhere.
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.as_ref().map(|Hold(journal)| journal)
     }
 
     /// The time-out of operations in a descriptor's nanoseconds: 0 for the usual one.
@@ -332,8 +344,20 @@ enum Lost {
     Detached(Refused),
 }
 
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Agent(reason) => f.write_str(reason),
+            Self::Detached(Refused { text, .. }) => f.write_str(text),
+        }
+    }
+}
+
 impl State {
     fn lose(&mut self, lost: Lost) {
+        if let (Some(journal), None) = (&self.journal, &self.lost) {
+            journal.failed(format!("the attachment is over: {lost}"));
+        }
         self.lost.get_or_insert(lost);
         self.watch.signal();
         self.answers.values_mut().filter_map(|awaited| awaited.task.take()).for_each(Waker::wake);

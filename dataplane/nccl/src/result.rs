@@ -65,7 +65,7 @@ impl From<Error> for Failure {
             Error::Join { .. } | Error::Split { .. } | Error::Regroup { .. } => ncclRemoteError,
             Error::Dtype { .. } | Error::Reduction { .. } | Error::Shape(_) => ncclInvalidArgument,
             Error::OutOfRange { .. } => ncclInvalidArgument,
-            Error::Forked | Error::InUse { .. } | Error::Environment(_) => ncclInvalidUsage,
+            Error::Forked | Error::InUse { .. } | Error::Environment { .. } => ncclInvalidUsage,
             Error::Protocol(_) => ncclInternalError,
             _ => ncclSystemError,
         };

@@ -37,7 +37,7 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     };
     match error {
         Error::Connect { .. }
-        | Error::Environment(_)
+        | Error::Environment { .. }
         | Error::Refused { .. }
         | Error::Unauthenticated { .. }
         | Error::Secret { .. }
