@@ -1,4 +1,4 @@
-//! `cargo xtask c`: the C library with its header, and the library with NCCL's ABI, as they are installed.
+//! `cargo xtask c`: the C library with its header, and the libraries for programs of NCCL and of MPI, as they are installed.
 
 use anyhow::Result;
 use harmonaize_testkit::c_library;
@@ -20,10 +20,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| workspace::target().join("c"));
     c_library::install(&c_library::build(Profile::Release)?, &out)?;
-    c_library::install_nccl(&c_library::build_nccl(Profile::Release)?, &out)?;
+    let stand_ins = [c_library::NCCL, c_library::MPI];
+    let installed = stand_ins.map(|library| library.install(Profile::Release, &out));
     let shown = out.display();
     println!("{shown}/include/harmonaize.h\n{shown}/lib/{}\n{shown}/lib/libharmonaize.a", c_library::SONAME);
-    println!("{shown}/lib/{}", c_library::NCCL);
+    for library in installed {
+        println!("{}", library?.display());
+    }
     println!("PKG_CONFIG_PATH={shown}/lib/pkgconfig pkg-config --cflags --libs harmonaize");
     Ok(())
 }

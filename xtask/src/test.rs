@@ -35,7 +35,7 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    packages::require(&[packages::BUILDING, packages::C, packages::ETCD].concat(), consent)?;
+    packages::require(&[packages::BUILDING, packages::C, packages::MPI, packages::ETCD].concat(), consent)?;
     if harmonaize_testkit::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {
@@ -45,7 +45,8 @@ pub fn run(args: &Args) -> Result<()> {
     let all: &[&str] = if args.runner.is_empty() { &["--workspace"] } else { &[] };
     workspace::run(workspace::cargo().args(["build", "--bins", "--tests"]).args(all))?;
     c_library::build(Profile::Dev)?;
-    c_library::build_nccl(Profile::Dev)?;
+    c_library::NCCL.build(Profile::Dev)?;
+    c_library::MPI.build(Profile::Dev)?;
     let mut count = Count::default();
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {

@@ -1,4 +1,4 @@
-//! The C library: built, linked with versioned symbols, and laid out as it is installed.
+//! The C library: built, linked with versioned symbols, and laid out as it is installed. Beside it, libraries with others' ABIs.
 
 use crate::workspace::{self, Binaries, Profile};
 use anyhow::{Context, Result, bail};
@@ -9,8 +9,23 @@ use std::process::Command;
 /// The name by which programs load it. Its number changes when programs that were linked with an older one would break.
 pub const SONAME: &str = "libharmonaize.so.0";
 
-/// The library with NCCL's ABI, as it is installed.
-pub const NCCL: &str = "libharmonaize-nccl.so";
+/// A library that stands in for another one's functions, in programs that were built for that.
+#[derive(Clone, Copy, Debug)]
+pub struct StandIn {
+    package: &'static str,
+    /// As cargo builds it.
+    built: &'static str,
+    /// As it is installed.
+    pub name: &'static str,
+}
+
+/// The library with NCCL's ABI.
+pub const NCCL: StandIn =
+    StandIn { package: "harmonaize-nccl", built: "libharmonaize_nccl.so", name: "libharmonaize-nccl.so" };
+
+/// The library that programs of MPI preload.
+pub const MPI: StandIn =
+    StandIn { package: "harmonaize-mpi", built: "libharmonaize_mpi.so", name: "libharmonaize-mpi.so" };
 
 /// What `pkg-config` says of it.
 const PKG_CONFIG: &str = concat!(
@@ -30,9 +45,21 @@ pub fn build(profile: Profile) -> Result<PathBuf> {
     build_package("harmonaize-c", "libharmonaize.a", profile)
 }
 
-/// Builds the library with NCCL's ABI, likewise.
-pub fn build_nccl(profile: Profile) -> Result<PathBuf> {
-    build_package("harmonaize-nccl", "libharmonaize_nccl.so", profile)
+impl StandIn {
+    /// Builds it, likewise.
+    pub fn build(&self, profile: Profile) -> Result<PathBuf> {
+        build_package(self.package, self.built, profile)
+    }
+
+    /// Builds it and puts it into a folder: `lib`. Returns its path there.
+    pub fn install(&self, profile: Profile, folder: &Path) -> Result<PathBuf> {
+        let library = self.build(profile)?;
+        let lib = folder.join("lib");
+        std::fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
+        let to = lib.join(self.name);
+        std::fs::copy(library, &to).with_context(|| format!("cannot write {}", to.display()))?;
+        Ok(to)
+    }
 }
 
 fn build_package(package: &str, file: &str, profile: Profile) -> Result<PathBuf> {
@@ -52,15 +79,6 @@ fn build_package(package: &str, file: &str, profile: Profile) -> Result<PathBuf>
         bail!("{} is not there; build it with `cargo build -p {package}`", library.display());
     }
     Ok(library)
-}
-
-/// Puts the library with NCCL's ABI into a folder: `lib`.
-pub fn install_nccl(library: &Path, folder: &Path) -> Result<()> {
-    let lib = folder.join("lib");
-    std::fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
-    let to = lib.join(NCCL);
-    std::fs::copy(library, &to).with_context(|| format!("cannot write {}", to.display()))?;
-    Ok(())
 }
 
 /// Links the shared library from its archive and puts it into a folder: `lib`, `lib/pkgconfig` and `include`.

@@ -25,6 +25,9 @@ pub const BUILDING: &[&str] = &[
 /// What the tests of the C library compile with; sanitizers come with the first.
 pub const C: &[&str] = &["gcc", "g++", "clang"];
 
+/// Both MPIs, whose programs the tests of the library for MPI run.
+pub const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev"];
+
 /// What building and testing the Python wheel needs; binutils for the libraries that stand in for CUDA's.
 pub const PYTHON: &[&str] = &["python3", "python3-venv", "gcc", "libc6-dev", "binutils"];
 

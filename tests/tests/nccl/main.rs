@@ -18,9 +18,9 @@ const FUNCTIONS: &str = include_str!("functions-2.32.txt");
 /// The library by NCCL's own name, in a folder that goes with this.
 fn installed() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
-    c_library::install_nccl(&c_library::build_nccl(Profile::Dev).unwrap(), folder.path()).unwrap();
+    c_library::NCCL.install(Profile::Dev, folder.path()).unwrap();
     for name in ["libnccl.so.2", "libnccl.so"] {
-        symlink(c_library::NCCL, folder.path().join("lib").join(name)).unwrap();
+        symlink(c_library::NCCL.name, folder.path().join("lib").join(name)).unwrap();
     }
     folder
 }

@@ -51,6 +51,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("c", &["client"]),
     ("staging", &["client"]),
     ("nccl", &["client", "staging"]),
+    ("mpi", &["client", "staging"]),
     ("python", &["client", "staging"]),
     ("events", &[]),
     ("programs", &["events"]),
@@ -108,7 +109,7 @@ const ROOMS: &[(&str, &[&str])] = &[
 
 /// Rooms of which a tenant runs or reads the code.
 const TENANT_FACING: &[&str] =
-    &["abi", "shm", "verbs", "libibverbs", "client", "staging", "c", "nccl", "python", "api-tenant"];
+    &["abi", "shm", "verbs", "libibverbs", "client", "staging", "c", "nccl", "mpi", "python", "api-tenant"];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =

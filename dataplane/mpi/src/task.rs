@@ -1,0 +1,564 @@
+//! A call of the program's as an operation of the provider's: which bytes are read and written, in which order.
+//!
+//! Collectives that only move elements go as bytes. So ranks whose types differ in layout, but not in size, carry the call alike: each
+//! packs and unpacks by itself.
+
+use crate::abi::Handle;
+use crate::pmpi::pmpi;
+use crate::process::Process;
+use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
+use harmonaize_staging::{Call, Counts, Kind, Piece};
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+
+/// Staging memory of one piece of a collective, at most: larger ones go in several.
+const CHUNK: usize = 8 << 20;
+
+/// Most bytes of all blocks together where blocks differ: those go in one piece.
+pub(crate) const UNEVEN_MOST: usize = 16 << 20;
+
+/// Why the MPI carries a call, as a fact that is the same at all its ranks.
+pub(crate) type Reason = &'static str;
+
+const ARGUMENTS: Reason = "arguments that the MPI refuses";
+const NOTHING: Reason = "nothing to move";
+const LARGE: Reason = "blocks of different sizes that are large together";
+const HUGE: Reason = "more bytes than an int counts";
+const REDUCTION: Reason = "a type or an operation that the provider does not reduce";
+
+/// Elements of the program's, one after the other.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    address: usize,
+    count: usize,
+}
+
+/// What an output's bytes become at the end, where the program's type has gaps.
+#[derive(Debug)]
+struct Unpack {
+    dtype: Handle,
+    parts: Vec<Part>,
+    /// Whether the type is this call's own duplicate.
+    owned: bool,
+}
+
+/// A collective of the provider's on the program's memory.
+#[derive(Debug)]
+pub(crate) struct Task {
+    collective: Collective,
+    dtype: Dtype,
+    reduce: ReduceOp,
+    root: Rank,
+    /// One a block.
+    inputs: Vec<Piece>,
+    outputs: Vec<Piece>,
+    counts: Option<Counts>,
+    /// Elements of each block, where all are alike.
+    count: usize,
+    /// Blocks of the larger of a rank's tensors.
+    blocks: usize,
+    /// What packed inputs and outputs lie in.
+    packed: [Vec<u8>; 2],
+    unpack: Option<Unpack>,
+}
+
+/// A call of the program's on a communicator.
+pub(crate) struct Arguments<'a> {
+    pub(crate) process: &'a Process,
+    pub(crate) comm: Handle,
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    /// Whether the call returns before it has ended.
+    pub(crate) nonblocking: bool,
+}
+
+/// A type's layout.
+struct Layout {
+    bytes: usize,
+    extent: isize,
+    plain: bool,
+}
+
+fn size(number: c_int) -> Result<usize, Reason> {
+    usize::try_from(number).map_err(|_| ARGUMENTS)
+}
+
+/// Numbers by rank.
+fn numbers<'a>(at: *const c_int, ranks: u32) -> Result<&'a [c_int], Reason> {
+    if at.is_null() {
+        return Err(ARGUMENTS);
+    }
+    // SAFETY: the program's array has a number for each rank, and stays as it is during the call.
+    Ok(unsafe { std::slice::from_raw_parts(at, ranks as usize) })
+}
+
+fn offset(address: usize, by: isize, times: c_int) -> Result<usize, Reason> {
+    let by = isize::try_from(times).ok().and_then(|times| by.checked_mul(times));
+    by.and_then(|by| address.checked_add_signed(by)).ok_or(ARGUMENTS)
+}
+
+impl Arguments<'_> {
+    fn layout(&self, dtype: Handle) -> Result<Layout, Reason> {
+        if let Some(plain) = self.process.abi.plain(dtype) {
+            let extent = isize::try_from(plain.bytes).map_err(|_| ARGUMENTS)?;
+            return Ok(Layout { bytes: plain.bytes, extent, plain: true });
+        }
+        let (mut bytes, mut lower, mut extent): (c_int, isize, isize) = (0, 0, 0);
+        if (pmpi().MPI_Type_size)(dtype, &raw mut bytes) != 0
+            || (pmpi().MPI_Type_get_extent)(dtype, &raw mut lower, &raw mut extent) != 0
+        {
+            return Err(ARGUMENTS);
+        }
+        Ok(Layout { bytes: size(bytes)?, extent, plain: false })
+    }
+
+    fn reduction(&self, dtype: Handle, operation: Handle) -> Result<(Dtype, ReduceOp), Reason> {
+        let abi = &self.process.abi;
+        let dtype = abi.plain(dtype).and_then(|plain| plain.dtype);
+        let both = dtype.zip(abi.operation(operation));
+        both.filter(|(dtype, reduce)| reduce.takes(*dtype)).ok_or(REDUCTION)
+    }
+
+    fn root(&self, root: c_int) -> Result<Rank, Reason> {
+        let root = u32::try_from(root).ok().filter(|root| *root < self.ranks);
+        root.map(Rank).ok_or(ARGUMENTS)
+    }
+
+    fn is_in_place(&self, buffer: *const c_void) -> bool {
+        buffer.addr() == self.process.abi.in_place
+    }
+
+    fn empty(&self, collective: Collective, dtype: Dtype, count: usize) -> Task {
+        Task {
+            collective,
+            dtype,
+            reduce: ReduceOp::Sum,
+            root: Rank(0),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            counts: None,
+            count,
+            blocks: collective.max_blocks(self.ranks) as usize,
+            packed: [Vec::new(), Vec::new()],
+            unpack: None,
+        }
+    }
+
+    /// The pieces of an input: packed where its type has gaps.
+    fn input(&self, task: &mut Task, dtype: Handle, layout: &Layout, parts: &[Part]) -> Result<(), Reason> {
+        if layout.plain {
+            task.inputs = pieces(parts.iter().map(|part| (part.address, part.count * layout.bytes)));
+            return Ok(());
+        }
+        let total: usize = parts.iter().map(|part| part.count * layout.bytes).sum();
+        let whole = c_int::try_from(total).map_err(|_| ARGUMENTS)?;
+        let [packed, _] = &mut task.packed;
+        packed.resize(total, 0);
+        let mut position: c_int = 0;
+        let own = self.process.abi.comm_self;
+        for part in parts {
+            let count = c_int::try_from(part.count).map_err(|_| ARGUMENTS)?;
+            let from = std::ptr::with_exposed_provenance(part.address);
+            let to = packed.as_mut_ptr().cast();
+            (pmpi().MPI_Pack)(from, count, dtype, to, whole, &raw mut position, own);
+        }
+        let begin = packed.as_ptr().expose_provenance();
+        task.inputs = in_row(begin, parts, layout);
+        Ok(())
+    }
+
+    /// The pieces of an output: where its type has gaps, of memory beside it.
+    fn output(&self, task: &mut Task, dtype: Handle, layout: &Layout, parts: &[Part]) -> Result<(), Reason> {
+        if layout.plain {
+            task.outputs = pieces(parts.iter().map(|part| (part.address, part.count * layout.bytes)));
+            return Ok(());
+        }
+        let total = parts.iter().map(|part| part.count * layout.bytes).sum();
+        c_int::try_from(total).map_err(|_| ARGUMENTS)?;
+        let [_, packed] = &mut task.packed;
+        packed.resize(total, 0);
+        let begin = packed.as_mut_ptr().expose_provenance();
+        task.outputs = in_row(begin, parts, layout);
+        let mut own = dtype;
+        if self.nonblocking {
+            // The program may free its type as soon as the call has returned.
+            own = Handle(0);
+            if (pmpi().MPI_Type_dup)(dtype, (&raw mut own).cast()) != 0 {
+                return Err(ARGUMENTS);
+            }
+        }
+        task.unpack = Some(Unpack { dtype: own, parts: parts.to_vec(), owned: self.nonblocking });
+        Ok(())
+    }
+
+    /// Blocks of so many elements that follow one another.
+    fn blocks(&self, at: *const c_void, count: usize, layout: &Layout) -> Result<Vec<Part>, Reason> {
+        let block = |rank: u32| {
+            let count_c = c_int::try_from(count).map_err(|_| ARGUMENTS)?;
+            let elements = c_int::try_from(rank).ok().and_then(|rank| rank.checked_mul(count_c));
+            let address = offset(at.expose_provenance(), layout.extent, elements.ok_or(ARGUMENTS)?)?;
+            Ok(Part { address, count })
+        };
+        (0..self.ranks).map(block).collect()
+    }
+
+    pub(crate) fn allreduce(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        dtype: Handle,
+        operation: Handle,
+    ) -> Result<Task, Reason> {
+        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
+        let layout = self.layout(dtype)?;
+        let mut task = self.empty(Collective::AllReduce, of, count);
+        task.reduce = reduce;
+        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        self.input(&mut task, dtype, &layout, &[part(from, count)])?;
+        self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
+        task.filled()
+    }
+
+    pub(crate) fn reduce(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        dtype: Handle,
+        operation: Handle,
+        root: c_int,
+    ) -> Result<Task, Reason> {
+        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
+        let layout = self.layout(dtype)?;
+        let mut task = self.empty(Collective::Reduce, of, count);
+        (task.reduce, task.root) = (reduce, self.root(root)?);
+        let at_root = task.root.0 == self.rank;
+        let from = if at_root && self.is_in_place(send) { recv.cast_const() } else { send };
+        self.input(&mut task, dtype, &layout, &[part(from, count)])?;
+        if at_root {
+            self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
+        }
+        task.filled()
+    }
+
+    pub(crate) fn bcast(
+        &self,
+        buffer: *mut c_void,
+        count: c_int,
+        dtype: Handle,
+        root: c_int,
+    ) -> Result<Task, Reason> {
+        let (count, layout) = (size(count)?, self.layout(dtype)?);
+        let mut task = self.empty(Collective::Broadcast, Dtype::U8, count * layout.bytes);
+        task.root = self.root(root)?;
+        let parts = [part(buffer, count)];
+        if task.root.0 == self.rank {
+            self.input(&mut task, dtype, &layout, &parts)?;
+        } else {
+            self.output(&mut task, dtype, &layout, &parts)?;
+        }
+        task.filled()
+    }
+
+    pub(crate) fn allgather(
+        &self,
+        send: *const c_void,
+        send_count: c_int,
+        send_type: Handle,
+        recv: *mut c_void,
+        recv_count: c_int,
+        recv_type: Handle,
+    ) -> Result<Task, Reason> {
+        let (count, layout) = (size(recv_count)?, self.layout(recv_type)?);
+        let mut task = self.empty(Collective::AllGather, Dtype::U8, count * layout.bytes);
+        let outputs = self.blocks(recv, count, &layout)?;
+        if self.is_in_place(send) {
+            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+            self.input(&mut task, recv_type, &layout, &[own])?;
+        } else {
+            let layout = self.layout(send_type)?;
+            self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
+        }
+        self.output(&mut task, recv_type, &layout, &outputs)?;
+        task.filled()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "MPI's own")]
+    pub(crate) fn allgatherv(
+        &self,
+        send: *const c_void,
+        send_count: c_int,
+        send_type: Handle,
+        recv: *mut c_void,
+        recv_counts: *const c_int,
+        places: *const c_int,
+        recv_type: Handle,
+    ) -> Result<Task, Reason> {
+        let layout = self.layout(recv_type)?;
+        let outputs = self.placed(recv, recv_counts, places, &layout)?;
+        let counts = outputs.iter().map(|part| (part.count * layout.bytes) as u64).collect();
+        let mut task = self.empty(Collective::AllGather, Dtype::U8, 0);
+        if self.is_in_place(send) {
+            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+            self.input(&mut task, recv_type, &layout, &[own])?;
+        } else {
+            let layout = self.layout(send_type)?;
+            self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
+        }
+        self.output(&mut task, recv_type, &layout, &outputs)?;
+        task.uneven(counts, Vec::new())
+    }
+
+    pub(crate) fn alltoall(
+        &self,
+        send: *const c_void,
+        send_count: c_int,
+        send_type: Handle,
+        recv: *mut c_void,
+        recv_count: c_int,
+        recv_type: Handle,
+    ) -> Result<Task, Reason> {
+        let (count, layout) = (size(recv_count)?, self.layout(recv_type)?);
+        let mut task = self.empty(Collective::AllToAll, Dtype::U8, count * layout.bytes);
+        let outputs = self.blocks(recv, count, &layout)?;
+        if self.is_in_place(send) {
+            self.input(&mut task, recv_type, &layout, &outputs)?;
+        } else {
+            let layout = self.layout(send_type)?;
+            let inputs = self.blocks(send, size(send_count)?, &layout)?;
+            self.input(&mut task, send_type, &layout, &inputs)?;
+        }
+        self.output(&mut task, recv_type, &layout, &outputs)?;
+        task.filled()
+    }
+
+    /// Blocks until all ranks have called, to agree on the largest block and on whether the provider carries it.
+    #[expect(clippy::too_many_arguments, reason = "MPI's own")]
+    pub(crate) fn alltoallv(
+        &self,
+        send: *const c_void,
+        send_counts: *const c_int,
+        send_places: *const c_int,
+        send_type: Handle,
+        recv: *mut c_void,
+        recv_counts: *const c_int,
+        recv_places: *const c_int,
+        recv_type: Handle,
+    ) -> Result<Task, Reason> {
+        if self.nonblocking {
+            return Err("blocks of different sizes without waiting for all ranks");
+        }
+        let made = || {
+            let layout = self.layout(recv_type)?;
+            let outputs = self.placed(recv, recv_counts, recv_places, &layout)?;
+            let bytes = |parts: &[Part], layout: &Layout| -> Vec<u64> {
+                parts.iter().map(|part| (part.count * layout.bytes) as u64).collect()
+            };
+            let received = bytes(&outputs, &layout);
+            let mut task = self.empty(Collective::AllToAll, Dtype::U8, 0);
+            let own = if self.is_in_place(send) {
+                self.input(&mut task, recv_type, &layout, &outputs)?;
+                received.clone()
+            } else {
+                let layout = self.layout(send_type)?;
+                let inputs = self.placed(send, send_counts, send_places, &layout)?;
+                self.input(&mut task, send_type, &layout, &inputs)?;
+                bytes(&inputs, &layout)
+            };
+            self.output(&mut task, recv_type, &layout, &outputs)?;
+            Ok((task, own, received))
+        };
+        let made: Result<_, Reason> = made();
+        let own = match &made {
+            Ok((_, own, received)) => {
+                let most = own.iter().chain(received).max().copied().unwrap_or(0);
+                let total = own.iter().sum::<u64>().max(received.iter().sum());
+                [most, total]
+            }
+            Err(_) => [u64::MAX >> 1; 2],
+        };
+        let mut all = [0_u64; 2];
+        let abi = &self.process.abi;
+        let (from, to) = ((&raw const own).cast(), (&raw mut all).cast());
+        let agreed = (pmpi().MPI_Allreduce)(from, to, 2, abi.int64, abi.max, self.comm);
+        let [most, total] = all;
+        match made {
+            Ok((mut task, own, received)) if agreed == 0 && total > 0 && total <= UNEVEN_MOST as u64 => {
+                task.counts = Some(Counts { own, received, most });
+                Ok(task)
+            }
+            Ok(_) if total == 0 => Err(NOTHING),
+            Ok(_) => Err(LARGE),
+            Err(reason) => Err(reason),
+        }
+    }
+
+    pub(crate) fn reduce_scatter_block(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        dtype: Handle,
+        operation: Handle,
+    ) -> Result<Task, Reason> {
+        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
+        let layout = self.layout(dtype)?;
+        let mut task = self.empty(Collective::ReduceScatter, of, count);
+        task.reduce = reduce;
+        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        let inputs = self.blocks(from, count, &layout)?;
+        self.input(&mut task, dtype, &layout, &inputs)?;
+        self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
+        task.filled()
+    }
+
+    pub(crate) fn reduce_scatter(
+        &self,
+        send: *const c_void,
+        recv: *mut c_void,
+        counts: *const c_int,
+        dtype: Handle,
+        operation: Handle,
+    ) -> Result<Task, Reason> {
+        let all = numbers(counts, self.ranks)?;
+        if let [first, others @ ..] = all
+            && others.iter().all(|count| count == first)
+        {
+            return self.reduce_scatter_block(send, recv, *first, dtype, operation);
+        }
+        let ((of, reduce), layout) = (self.reduction(dtype, operation)?, self.layout(dtype)?);
+        let mut task = self.empty(Collective::ReduceScatter, of, 0);
+        task.reduce = reduce;
+        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        let counts: Vec<usize> = all.iter().map(|count| size(*count)).collect::<Result<_, _>>()?;
+        let total = counts.iter().sum();
+        let own = counts.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+        self.input(&mut task, dtype, &layout, &[part(from, total)])?;
+        self.output(&mut task, dtype, &layout, &[part(recv, own)])?;
+        task.uneven(counts.into_iter().map(|count| count as u64).collect(), Vec::new())
+    }
+
+    pub(crate) fn barrier(&self) -> Result<Task, Reason> {
+        Ok(self.empty(Collective::Barrier, Dtype::U8, 0))
+    }
+
+    /// A block for each rank, where the program has placed it.
+    fn placed(
+        &self,
+        at: *const c_void,
+        counts: *const c_int,
+        places: *const c_int,
+        layout: &Layout,
+    ) -> Result<Vec<Part>, Reason> {
+        let both = numbers(counts, self.ranks)?.iter().zip(numbers(places, self.ranks)?);
+        both.map(|(count, place)| {
+            let address = offset(at.expose_provenance(), layout.extent, *place)?;
+            Ok(Part { address, count: size(*count)? })
+        })
+        .collect()
+    }
+}
+
+fn part(at: *const c_void, count: usize) -> Part {
+    Part { address: at.expose_provenance(), count }
+}
+
+fn pieces(parts: impl Iterator<Item = (usize, usize)>) -> Vec<Piece> {
+    parts.map(|(address, bytes)| Piece { address, bytes }).collect()
+}
+
+/// A piece for each part, one after the other.
+fn in_row(begin: usize, parts: &[Part], layout: &Layout) -> Vec<Piece> {
+    let mut at = begin;
+    let piece = |part: &Part| {
+        let piece = Piece { address: at, bytes: part.count * layout.bytes };
+        at += piece.bytes;
+        piece
+    };
+    parts.iter().map(piece).collect()
+}
+
+impl Task {
+    /// The task, unless there is nothing in it.
+    fn filled(self) -> Result<Self, Reason> {
+        if self.count == 0 {
+            return Err(NOTHING);
+        }
+        // Some rank may have to pack what is moved, and packs numbers of bytes that are an `int`.
+        if !self.collective.reduces() && c_int::try_from(self.count.saturating_mul(self.blocks)).is_err() {
+            return Err(HUGE);
+        }
+        Ok(self)
+    }
+
+    /// The task with counts that all ranks give alike.
+    fn uneven(mut self, own: Vec<u64>, received: Vec<u64>) -> Result<Self, Reason> {
+        let total = own.iter().sum::<u64>().saturating_mul(self.dtype.size() as u64);
+        if total == 0 {
+            return Err(NOTHING);
+        }
+        if total > UNEVEN_MOST as u64 {
+            return Err(LARGE);
+        }
+        let most = own.iter().max().copied().unwrap_or(0);
+        self.counts = Some(Counts { own, received, most });
+        Ok(self)
+    }
+
+    /// In how many elements of each block it goes at once: a fact that is the same at all ranks.
+    fn chunk(&self) -> usize {
+        (CHUNK / (self.dtype.size() * self.blocks.max(1))).max(1)
+    }
+
+    /// The pieces that it goes in, by elements of each block.
+    pub(crate) fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (whole, chunk) = (self.count, self.chunk());
+        let pieces = if self.counts.is_some() { 1 } else { whole.div_ceil(chunk).max(1) };
+        (0..pieces).map(move |piece| piece * chunk..((piece + 1) * chunk).min(whole))
+    }
+
+    /// A piece of it as the provider's operation.
+    pub(crate) fn call(&self, range: &Range<usize>) -> Call {
+        let element = self.dtype.size();
+        let cut = |pieces: &[Piece]| match &self.counts {
+            Some(_) => pieces.to_vec(),
+            None => {
+                let bytes = range.len() * element;
+                let address = |piece: &Piece| piece.address + range.start * element;
+                pieces.iter().map(|piece| Piece { address: address(piece), bytes }).collect()
+            }
+        };
+        Call {
+            kind: Kind::Collective(self.collective),
+            dtype: self.dtype,
+            reduce: self.reduce,
+            root: self.root,
+            inputs: cut(&self.inputs),
+            outputs: cut(&self.outputs),
+            counts: self.counts.clone(),
+        }
+    }
+
+    /// Puts the output where the program wants it, once all pieces are there.
+    pub(crate) fn land(&self, process: &Process) {
+        let Some(Unpack { parts, dtype, .. }) = &self.unpack else { return };
+        let [_, packed] = &self.packed;
+        let whole = c_int::try_from(packed.len()).unwrap_or(c_int::MAX);
+        let mut position: c_int = 0;
+        for part in parts {
+            let count = c_int::try_from(part.count).unwrap_or_default();
+            let to = std::ptr::with_exposed_provenance_mut(part.address);
+            let from = packed.as_ptr().cast();
+            (pmpi().MPI_Unpack)(from, whole, &raw mut position, to, count, *dtype, process.abi.comm_self);
+        }
+    }
+}
+
+impl Drop for Unpack {
+    fn drop(&mut self) {
+        if self.owned {
+            (pmpi().MPI_Type_free)((&raw mut self.dtype).cast());
+        }
+    }
+}
