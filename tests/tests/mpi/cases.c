@@ -366,6 +366,32 @@ static void large(void) {
     free(out);
 }
 
+/* Ranks that call different things have an error each, and the MPI goes on. */
+static void mistakes(void) {
+    static int in[COUNT], out[COUNT];
+    MPI_Comm own;
+    for (int nonblocking = 0; nonblocking < 2; nonblocking++) {
+        int result, class = MPI_SUCCESS, count = rank == 0 ? COUNT : COUNT / 2;
+        OK(MPI_Comm_dup(MPI_COMM_WORLD, &own));
+        OK(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
+        OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+        OK(MPI_Barrier(own));
+        if (nonblocking) {
+            MPI_Request request;
+            OK(MPI_Iallreduce(in, out, count, MPI_INT, MPI_SUM, own, &request));
+            result = MPI_Wait(&request, MPI_STATUS_IGNORE);
+            CHECK(request == MPI_REQUEST_NULL);
+        } else
+            result = MPI_Allreduce(in, out, count, MPI_INT, MPI_SUM, own);
+        CHECK(result != MPI_SUCCESS);
+        OK(MPI_Error_class(result, &class));
+        CHECK(class == MPI_ERR_OTHER);
+        CHECK(MPI_Barrier(own) != MPI_SUCCESS);
+        OK(MPI_Comm_free(&own));
+    }
+    OK(MPI_Barrier(MPI_COMM_WORLD));
+}
+
 int main(int count, char **arguments) {
     int provided;
     const char *name = count > 1 ? arguments[1] : "";
@@ -385,6 +411,8 @@ int main(int count, char **arguments) {
         communicators();
     else if (strcmp(name, "nonblocking") == 0)
         nonblocking();
+    else if (strcmp(name, "mistakes") == 0)
+        mistakes();
     else if (strcmp(name, "large") == 0)
         progress(), large();
     else
