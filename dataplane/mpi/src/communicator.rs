@@ -3,7 +3,7 @@
 use crate::abi::Handle;
 use crate::pmpi::pmpi;
 use crate::process::{Process, current, lock};
-use harmonaize_client::{Communicator, JoinOptions, Rank};
+use harmonaize_client::{Communicator, Error, JoinOptions, Rank};
 use std::ffi::{c_int, c_void};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -106,14 +106,22 @@ impl Comm {
             let _ = write!(name, "{byte:02x}");
         }
         let place = u32::try_from(rank).ok().zip(u32::try_from(ranks).ok());
-        let options = JoinOptions {
+        let mut options = JoinOptions {
             timeout: JOIN_WITHIN,
             job: harmonaize_client::job_from_env(),
+            operation_timeout: Some(Duration::MAX),
             ..JoinOptions::default()
         };
-        let joined = place
-            .filter(|_| fine)
-            .map(|(rank, ranks)| process.client.join_with(&name, Rank(rank), ranks, &options));
+        let joined = place.filter(|_| fine).map(|(rank, ranks)| {
+            // The MPI waits for a late rank for ever; the provider as long as its operator allows.
+            match process.client.join_with(&name, Rank(rank), ranks, &options) {
+                Err(Error::TimeoutTooLong { longest, .. }) => {
+                    options.operation_timeout = Some(longest);
+                    process.client.join_with(&name, Rank(rank), ranks, &options)
+                }
+                joined => joined,
+            }
+        });
         if let Some(Err(error)) = &joined {
             process.say(&format!("{error}; this communicator's collectives go to the MPI"));
         }
