@@ -25,6 +25,8 @@ pub(crate) struct Process {
     idle: Handle,
     pub(crate) comms: Mutex<HashMap<usize, Arc<Comm>>>,
     pub(crate) debug: Option<DebugLevel>,
+    /// Collectives of fewer bytes are the MPI's: as rank 0 says.
+    pub(crate) min_bytes: u64,
     rank: c_int,
     /// Calls that the provider has carried.
     pub(crate) carried: AtomicU64,
@@ -89,13 +91,30 @@ impl Process {
     }
 }
 
+/// The variable with the bytes below which the MPI carries a collective.
+const MIN_BYTES: &str = "HARMONAIZE_MPI_MIN_BYTES";
+
+/// What a process begins with.
+struct Beginning {
+    abi: Abi,
+    client: Client,
+    debug: Option<DebugLevel>,
+    min_bytes: u64,
+}
+
 /// Attaches; an error says why collectives stay with the MPI.
-fn attach() -> Result<(Abi, Client, Option<DebugLevel>), String> {
+fn attach() -> Result<Beginning, String> {
     let abi = Abi::find()?;
+    let min_bytes = match std::env::var(MIN_BYTES) {
+        Ok(text) if !text.is_empty() => {
+            text.parse().map_err(|_| format!("{MIN_BYTES}={text} is no number of bytes"))?
+        }
+        _ => 0,
+    };
     let options = AttachOptions { entries: ENTRIES, ..AttachOptions::default() };
     let debug = DebugLevel::from_env().map_err(|error| error.to_string())?;
     let client = Client::from_env(options).map_err(|error| error.to_string())?;
-    Ok((abi, client, debug))
+    Ok(Beginning { abi, client, debug, min_bytes })
 }
 
 /// Begins once the MPI is there: all ranks attach, or none uses the provider.
@@ -103,7 +122,7 @@ fn begin() {
     let attached = catch_unwind(attach).unwrap_or_else(|_| Err("a panic of the library".to_owned()));
     // The constants are needed to agree. Where they are not known, that is so at all ranks.
     let constants = match &attached {
-        Ok((abi, ..)) => Ok((abi.comm_world, abi.int, abi.min)),
+        Ok(Beginning { abi, .. }) => Ok((abi.comm_world, abi.int, abi.min)),
         Err(_) => Abi::find().map(|abi| (abi.comm_world, abi.int, abi.min)),
     };
     let (world, int, min) = match constants {
@@ -118,7 +137,7 @@ fn begin() {
     let (own, mut first) = (if attached.is_ok() { c_int::MAX } else { rank }, 0);
     let (from, to) = ((&raw const own).cast(), (&raw mut first).cast());
     let agreed = (pmpi().MPI_Allreduce)(from, to, 1, int, min, world);
-    let (abi, client, debug) = match attached {
+    let Beginning { abi, client, debug, mut min_bytes } = match attached {
         Ok(attached) if agreed == 0 && first == c_int::MAX => attached,
         // The first rank of those that could not speaks for all.
         Err(why) if first == rank => {
@@ -127,6 +146,8 @@ fn begin() {
         }
         _ => return,
     };
+    let bytes = c_int::try_from(size_of_val(&min_bytes)).unwrap_or_default();
+    (pmpi().MPI_Bcast)((&raw mut min_bytes).cast(), bytes, abi.byte, 0, world);
     let (mut keyval, mut idle) = (0, Handle(0));
     let made = (pmpi().MPI_Comm_create_keyval)(
         communicator::not_copied,
@@ -143,6 +164,7 @@ fn begin() {
         idle,
         comms: Mutex::default(),
         debug,
+        min_bytes,
         rank,
         carried: AtomicU64::new(0),
         fallen_back: Mutex::default(),

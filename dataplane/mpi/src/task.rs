@@ -22,6 +22,7 @@ pub(crate) type Reason = &'static str;
 
 const ARGUMENTS: Reason = "arguments that the MPI refuses";
 const NOTHING: Reason = "nothing to move";
+const FEW: Reason = "fewer bytes than HARMONAIZE_MPI_MIN_BYTES";
 const LARGE: Reason = "blocks of different sizes that are large together";
 const HUGE: Reason = "more bytes than an int counts";
 const REDUCTION: Reason = "a type or an operation that the provider does not reduce";
@@ -217,7 +218,7 @@ impl Arguments<'_> {
         let from = if self.is_in_place(send) { recv.cast_const() } else { send };
         self.input(&mut task, dtype, &layout, &[part(from, count)])?;
         self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
-        task.filled()
+        self.filled(task)
     }
 
     pub(crate) fn reduce(
@@ -239,7 +240,7 @@ impl Arguments<'_> {
         if at_root {
             self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
         }
-        task.filled()
+        self.filled(task)
     }
 
     pub(crate) fn bcast(
@@ -258,7 +259,7 @@ impl Arguments<'_> {
         } else {
             self.output(&mut task, dtype, &layout, &parts)?;
         }
-        task.filled()
+        self.filled(task)
     }
 
     pub(crate) fn allgather(
@@ -281,7 +282,7 @@ impl Arguments<'_> {
             self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
         }
         self.output(&mut task, recv_type, &layout, &outputs)?;
-        task.filled()
+        self.filled(task)
     }
 
     #[expect(clippy::too_many_arguments, reason = "MPI's own")]
@@ -307,7 +308,7 @@ impl Arguments<'_> {
             self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
         }
         self.output(&mut task, recv_type, &layout, &outputs)?;
-        task.uneven(counts, Vec::new())
+        self.uneven(task, counts)
     }
 
     pub(crate) fn alltoall(
@@ -330,7 +331,7 @@ impl Arguments<'_> {
             self.input(&mut task, send_type, &layout, &inputs)?;
         }
         self.output(&mut task, recv_type, &layout, &outputs)?;
-        task.filled()
+        self.filled(task)
     }
 
     /// Blocks until all ranks have called, to agree on the largest block and on whether the provider carries it.
@@ -384,11 +385,11 @@ impl Arguments<'_> {
         let agreed = (pmpi().MPI_Allreduce)(from, to, 2, abi.int64, abi.max, self.comm);
         let [most, total] = all;
         match made {
-            Ok((mut task, own, received)) if agreed == 0 && total > 0 && total <= UNEVEN_MOST as u64 => {
+            Ok((mut task, own, received)) if agreed == 0 && total <= UNEVEN_MOST as u64 => {
+                self.is_enough(total)?;
                 task.counts = Some(Counts { own, received, most });
                 Ok(task)
             }
-            Ok(_) if total == 0 => Err(NOTHING),
             Ok(_) => Err(LARGE),
             Err(reason) => Err(reason),
         }
@@ -410,7 +411,7 @@ impl Arguments<'_> {
         let inputs = self.blocks(from, count, &layout)?;
         self.input(&mut task, dtype, &layout, &inputs)?;
         self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
-        task.filled()
+        self.filled(task)
     }
 
     pub(crate) fn reduce_scatter(
@@ -436,11 +437,45 @@ impl Arguments<'_> {
         let own = counts.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
         self.input(&mut task, dtype, &layout, &[part(from, total)])?;
         self.output(&mut task, dtype, &layout, &[part(recv, own)])?;
-        task.uneven(counts.into_iter().map(|count| count as u64).collect(), Vec::new())
+        self.uneven(task, counts.into_iter().map(|count| count as u64).collect())
     }
 
     pub(crate) fn barrier(&self) -> Result<Task, Reason> {
-        Ok(self.empty(Collective::Barrier, Dtype::U8, 0))
+        match self.process.min_bytes {
+            0 => Ok(self.empty(Collective::Barrier, Dtype::U8, 0)),
+            _ => Err(FEW),
+        }
+    }
+
+    /// The task, unless the MPI is to carry so many bytes.
+    fn filled(&self, task: Task) -> Result<Task, Reason> {
+        let bytes = task.count.saturating_mul(task.blocks);
+        // Some rank may have to pack what is moved, and packs numbers of bytes that are an `int`.
+        if !task.collective.reduces() && c_int::try_from(bytes).is_err() {
+            return Err(HUGE);
+        }
+        self.is_enough(bytes.saturating_mul(task.dtype.size()) as u64).map(|()| task)
+    }
+
+    /// The task with counts that all ranks give alike, likewise.
+    fn uneven(&self, mut task: Task, own: Vec<u64>) -> Result<Task, Reason> {
+        let total = own.iter().sum::<u64>().saturating_mul(task.dtype.size() as u64);
+        self.is_enough(total)?;
+        if total > UNEVEN_MOST as u64 {
+            return Err(LARGE);
+        }
+        let most = own.iter().max().copied().unwrap_or(0);
+        task.counts = Some(Counts { own, received: Vec::new(), most });
+        Ok(task)
+    }
+
+    /// Whether so many bytes are for the provider.
+    fn is_enough(&self, bytes: u64) -> Result<(), Reason> {
+        match bytes {
+            0 => Err(NOTHING),
+            bytes if bytes < self.process.min_bytes => Err(FEW),
+            _ => Ok(()),
+        }
     }
 
     /// A block for each rank, where the program has placed it.
@@ -480,32 +515,6 @@ fn in_row(begin: usize, parts: &[Part], layout: &Layout) -> Vec<Piece> {
 }
 
 impl Task {
-    /// The task, unless there is nothing in it.
-    fn filled(self) -> Result<Self, Reason> {
-        if self.count == 0 {
-            return Err(NOTHING);
-        }
-        // Some rank may have to pack what is moved, and packs numbers of bytes that are an `int`.
-        if !self.collective.reduces() && c_int::try_from(self.count.saturating_mul(self.blocks)).is_err() {
-            return Err(HUGE);
-        }
-        Ok(self)
-    }
-
-    /// The task with counts that all ranks give alike.
-    fn uneven(mut self, own: Vec<u64>, received: Vec<u64>) -> Result<Self, Reason> {
-        let total = own.iter().sum::<u64>().saturating_mul(self.dtype.size() as u64);
-        if total == 0 {
-            return Err(NOTHING);
-        }
-        if total > UNEVEN_MOST as u64 {
-            return Err(LARGE);
-        }
-        let most = own.iter().max().copied().unwrap_or(0);
-        self.counts = Some(Counts { own, received, most });
-        Ok(self)
-    }
-
     /// In how many elements of each block it goes at once: a fact that is the same at all ranks.
     fn chunk(&self) -> usize {
         (CHUNK / (self.dtype.size() * self.blocks.max(1))).max(1)

@@ -41,6 +41,8 @@ struct Job<'a> {
     program: &'static str,
     folder: TempDir,
     library: PathBuf,
+    /// Of the environment, beside those of all jobs.
+    variables: &'static [(&'static str, &'static str)],
 }
 
 impl<'a> Job<'a> {
@@ -61,7 +63,7 @@ impl<'a> Job<'a> {
         std::fs::write(&start, RANK).unwrap();
         std::fs::set_permissions(&start, Permissions::from_mode(0o755)).unwrap();
         let library = c_library::MPI.install(Profile::Dev, folder.path()).unwrap();
-        Some(Self { mpi, program, folder, library })
+        Some(Self { mpi, program, folder, library, variables: &[] })
     }
 
     /// The same, whose MPI is loaded for one part of the program alone, as a module of Python's has it.
@@ -88,7 +90,7 @@ impl<'a> Job<'a> {
         command.env("LIBRARY", &self.library).env("EVEN", sockets[0]).env("ODD", sockets[1]);
         command.env("HARMONAIZE_DEBUG", "info").env("HARMONAIZE_OPERATIONS", operations("%r"));
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
-        let output = command.output().unwrap();
+        let output = command.envs(self.variables.iter().copied()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{case} by {}:\n{text}{errors}", self.mpi.compiler);
@@ -191,6 +193,26 @@ fn large_ones_go_in_pieces_while_the_mpi_transfers() {
         assert_eq!((ran["alltoall"], ran["reducescatter"]), (6, 6), "{errors}");
         assert!(errors.contains("MPI_Ibcast goes to the MPI"), "{errors}");
     });
+}
+
+#[test]
+fn small_ones_go_to_the_mpi_where_that_is_asked_for() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    let sockets = sockets(&deployment, "a");
+    for job in MPIS.iter().filter_map(Job::new) {
+        let job = Job { variables: &[("HARMONAIZE_MPI_MIN_BYTES", "8000")], ..job };
+        // Blocks of 4,000 bytes each of two ranks, and sums of elements of 8 bytes.
+        let (output, counts) = job.run("collectives", 2, [&sockets[0], &sockets[1]]);
+        let expected =
+            self::counts([("allgather", 3), ("alltoall", 2), ("allreduce", 5), ("reducescatter", 1)]);
+        assert!(counts.iter().all(|ran| *ran == expected), "{counts:?}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("MPI_Barrier goes to the MPI: fewer bytes than"), "{errors}");
+        let job = Job { variables: &[("HARMONAIZE_MPI_MIN_BYTES", "few")], ..job };
+        let (output, _) = job.run("others", 2, [&sockets[0], &sockets[1]]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("HARMONAIZE_MPI_MIN_BYTES=few is no number of bytes"), "{errors}");
+    }
 }
 
 #[test]
