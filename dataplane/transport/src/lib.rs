@@ -146,6 +146,9 @@ pub enum DownReason {
     /// The peer broke the protocol.
     #[error("protocol error: {0}")]
     Protocol(String),
+    /// Something came on the connection that the peer did not make.
+    #[error("not authentic: {0}")]
+    Forged(String),
 }
 
 /// Why a frame was not taken.

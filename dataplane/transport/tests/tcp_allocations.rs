@@ -1,10 +1,11 @@
 //! Once a link is up, neither end allocates: not per frame, not per byte.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod counting;
 
 use counting::Counting;
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -55,7 +56,14 @@ fn traffic(
 
 #[test]
 fn ten_thousand_frames_allocate_nothing() {
+    for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
+        frames_allocate_nothing(protection);
+    }
+}
+
+fn frames_allocate_nothing(protection: LinkProtection) {
     let config = Config {
+        protection,
         // Signs of life and ticks are part of what is counted.
         peer_timeout: Duration::from_millis(400),
         ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))

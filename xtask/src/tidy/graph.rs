@@ -19,7 +19,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("verbs", &["abi", "shm"]),
     ("bindgen", &[]),
     ("libibverbs", &["shm", "verbs"]),
-    ("transport", &["abi", "shm", "verbs"]),
+    ("transport", &["abi", "kernels", "shm", "verbs"]),
     ("engine", &["abi", "plan", "kernels", "codec", "core", "aggregator", "shm", "transport", "events"]),
     (
         "agent",

@@ -11,6 +11,7 @@ mod counting;
 mod feedback;
 mod interleave;
 mod marks;
+mod middle;
 mod p2p;
 mod regions;
 mod served;

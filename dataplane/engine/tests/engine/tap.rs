@@ -7,6 +7,11 @@ use std::os::fd::BorrowedFd;
 
 /// Hooks on what passes a transport; each does nothing unless it is given.
 pub(crate) trait Hooks: Send {
+    /// Where peers are to connect to in its place.
+    fn address(&self) -> Option<SocketAddr> {
+        None
+    }
+
     /// A link is to be opened.
     fn open(&mut self) {}
 
@@ -30,7 +35,7 @@ pub(crate) struct Tap<H> {
 
 impl<H: Hooks> Transport for Tap<H> {
     fn local_address(&self) -> SocketAddr {
-        self.inner.local_address()
+        self.hooks.address().unwrap_or_else(|| self.inner.local_address())
     }
 
     fn open(&mut self, introduction: Introduction) -> Result<LinkId, DownReason> {

@@ -6,8 +6,11 @@
 
 mod delivery;
 mod ending;
+mod middle;
 mod posting;
 mod stress;
+
+pub use middle::{Change, Middle};
 
 use crate::{DownReason, Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
 use harmonaize_shm::{Memory, Span};

@@ -10,6 +10,7 @@ use super::handshake::{Hello, Status};
 use super::incoming::{Incoming, IncomingProgress};
 use super::poll::{Poll, Token};
 use super::pulse::Pulse;
+use super::records::LinkProtection;
 use super::{Config, tune};
 use crate::{DownReason, Introduction};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -81,6 +82,15 @@ impl Acceptor {
         self.0.awaited.rejected()
     }
 
+    /// How many links ended by a record that their peer did not make.
+    pub fn forged(&self) -> u64 {
+        self.0.awaited.forged()
+    }
+
+    pub(super) fn count_forged(&self) {
+        self.0.awaited.count_forged();
+    }
+
     /// From now on gives a path's signs of life.
     pub(super) fn beat(&self, pulse: &Arc<Pulse>) {
         if self.0.awaited.pulses.enter(Arc::downgrade(pulse)) {
@@ -97,9 +107,10 @@ impl Acceptor {
     pub(super) fn expect(
         &self,
         introduction: &Introduction,
+        protection: LinkProtection,
         to: &Arc<Arrivals>,
     ) -> Result<Expected, DownReason> {
-        Expected::enter(&self.0.awaited, introduction, to)
+        Expected::enter(&self.0.awaited, introduction, protection, to)
     }
 }
 

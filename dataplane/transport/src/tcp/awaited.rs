@@ -3,9 +3,10 @@
 //! Endpoints touch it when a link is opened, is up, or ends. No frame does.
 
 use super::bell::Bell;
-use super::handshake::{Hello, Proof, Status};
+use super::handshake::{Hello, Proof, Status, VERSION, protections_differ};
 use super::incoming::Incoming;
 use super::pulse::Pulses;
+use super::records::LinkProtection;
 use crate::{DownReason, Introduction};
 use std::collections::HashMap;
 use std::io;
@@ -35,6 +36,7 @@ struct Table {
     /// What was added since the acceptor last looked.
     added: Vec<Name>,
     rejected: Rejected,
+    forged: u64,
     over: bool,
 }
 
@@ -51,9 +53,10 @@ pub struct Rejected {
 struct Entry {
     secret: [u8; 32],
     paths: usize,
+    protection: LinkProtection,
     up: bool,
     /// Why someone who came was refused.
-    trouble: Option<Status>,
+    trouble: Option<(Status, String)>,
     to: Arc<Arrivals>,
 }
 
@@ -66,13 +69,25 @@ pub(super) enum Admission {
     Refuse(Status),
 }
 
+impl Entry {
+    /// Refuses someone who came, and keeps why.
+    fn refuse(&mut self, status: Status) -> Admission {
+        self.trouble = Some((status, status.describe(VERSION, self.protection)));
+        Admission::Refuse(status)
+    }
+}
+
 fn judge(hello: &Hello, entry: Option<&mut Entry>) -> Admission {
     let Some(entry) = entry else { return Admission::Wait };
     if entry.up {
         Admission::Refuse(Status::Up)
     } else if usize::from(hello.paths.get()) != entry.paths || usize::from(hello.path.get()) >= entry.paths {
-        entry.trouble = Some(Status::Paths);
-        Admission::Refuse(Status::Paths)
+        entry.refuse(Status::Paths)
+    } else if hello.protection.get() != entry.protection as u16 {
+        let why = protections_differ(entry.protection, hello.protection.get());
+        let status = Status::of_protection(entry.protection);
+        entry.trouble = Some((status, why));
+        Admission::Refuse(status)
     } else {
         Admission::Answer(entry.secret)
     }
@@ -118,6 +133,15 @@ impl Awaited {
         self.lock().rejected
     }
 
+    /// A link was ended by a record that its peer did not make.
+    pub(super) fn count_forged(&self) {
+        self.lock().forged += 1;
+    }
+
+    pub(super) fn forged(&self) -> u64 {
+        self.lock().forged
+    }
+
     /// What is to become of a connection that says hello.
     pub(super) fn judge(&self, hello: &Hello) -> Admission {
         judge(hello, self.lock().links.get_mut(&hello.name))
@@ -141,9 +165,10 @@ impl Awaited {
         if proof.proves(&entry.secret, hello, nonce) {
             return Ok(Arc::clone(&entry.to));
         }
-        if entry.trouble.replace(Status::Secret) != Some(Status::Secret) {
+        if entry.trouble.as_ref().is_none_or(|(status, _)| *status != Status::Secret) {
             tracing::warn!(link = ?hello.name, "a connection with a wrong secret was refused");
         }
+        entry.refuse(Status::Secret);
         Err(Status::Secret)
     }
 }
@@ -166,6 +191,7 @@ impl Expected {
     pub(super) fn enter(
         awaited: &Arc<Awaited>,
         introduction: &Introduction,
+        protection: LinkProtection,
         to: &Arc<Arrivals>,
     ) -> Result<Self, DownReason> {
         let Introduction { name, secret, peer, initiate, source_ports } = introduction;
@@ -175,7 +201,7 @@ impl Expected {
                 return Err(DownReason::Refused("a link of this name is open already".into()));
             }
             let (paths, to) = (source_ports.len(), Arc::clone(to));
-            let entry = Entry { secret: *secret, paths, up: false, trouble: None, to };
+            let entry = Entry { secret: *secret, paths, protection, up: false, trouble: None, to };
             table.links.insert(*name, entry);
             table.added.push(*name);
         }
@@ -200,8 +226,8 @@ impl Expected {
     /// Why someone who came was refused.
     pub(super) fn trouble(&self) -> Option<DownReason> {
         let table = self.awaited.lock();
-        let status = table.links.get(&self.name).filter(|_| self.accepts)?.trouble?;
-        Some(DownReason::Refused(status.describe(0)))
+        let (_, why) = table.links.get(&self.name).filter(|_| self.accepts)?.trouble.as_ref()?;
+        Some(DownReason::Refused(why.clone()))
     }
 }
 

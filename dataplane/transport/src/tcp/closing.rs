@@ -91,7 +91,7 @@ mod tests {
             // More than the kernel takes while nobody reads, of every second.
             let words = vec![7; if serial % 2 == 0 { 16 << 20 } else { 8 }];
             let deadline = Instant::now() + Duration::from_secs(60);
-            let pulse = Arc::new(Pulse::new(ours.into(), Outbox::new(1)));
+            let pulse = Arc::new(Pulse::new(ours.into(), Outbox::new(1, None)));
             let mut closing = Closing::new(pulse, serial, deadline, words);
             assert!(!closing.finish().unwrap());
             closings.push_back(closing);

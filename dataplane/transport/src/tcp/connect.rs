@@ -6,6 +6,7 @@ use super::link::Slot;
 use super::liveness::LivenessTimer;
 use super::path::Path;
 use super::poll::Token;
+use super::records::Records;
 use super::{TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
@@ -22,7 +23,8 @@ impl TcpTransport {
         let address = if same_family { self.config.listen.ip() } else { unspecified(&peer) };
         let local = (port != 0 || !address.is_unspecified()).then(|| SocketAddr::new(address, port));
         let config = &self.config;
-        let dial = Dial::start(&link.introduction, number, local, &|socket| tune(socket, config));
+        let prepare = |socket: &Socket| tune(socket, config);
+        let dial = Dial::start(&link.introduction, number, config.protection, local, &prepare);
         let outcome = match dial {
             Ok(mut dial) => match self.poll.add(&dial.socket, Token::Path(id, number)) {
                 Ok(()) => {
@@ -62,16 +64,26 @@ impl TcpTransport {
                     && let Slot::Dialling(..) = slot
                     && let Slot::Dialling(dial, _) = std::mem::replace(slot, Slot::Absent)
                 {
-                    self.install(id, number, dial.socket, sink);
+                    match dial.records(&link.introduction.secret) {
+                        Ok(records) => self.install(id, number, dial.socket, records, sink),
+                        Err(error) => self.down(id, DownReason::Connect(error.to_string()), sink),
+                    }
                 }
             }
         }
     }
 
     /// An authenticated connection becomes the path; with the last the link is up.
-    fn install(&mut self, id: LinkId, number: u16, socket: Socket, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+    fn install(
+        &mut self,
+        id: LinkId,
+        number: u16,
+        socket: Socket,
+        records: Option<Records>,
+        sink: &mut dyn FnMut(LinkId, Event<'_>),
+    ) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        let path = Path::new(socket, self.config.queue_frames, self.config.read_buffer);
+        let path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
         if let Some(slot) = link.slots.get_mut(usize::from(number)) {
             *slot = Slot::Ready(Box::new(path));
         }
@@ -102,8 +114,11 @@ impl TcpTransport {
             let id = self.names.get(&hello.name).copied();
             let link = id.and_then(|id| Some((id, self.links.get(&id)?)));
             // Since it proved itself the link may have ended, or come up with another of its peer's.
-            let (id, number) = match link {
-                Some((id, link)) if link.accepts(&hello) => (id, hello.path.get()),
+            let (id, number, records) = match link {
+                Some((id, link)) if link.accepts(&hello) => {
+                    let records = guest.records(self.config.protection, &link.introduction.secret);
+                    (id, hello.path.get(), records)
+                }
                 Some(_) => {
                     guest.refuse(Status::Up);
                     continue;
@@ -113,8 +128,11 @@ impl TcpTransport {
                     continue;
                 }
             };
-            if self.poll.add(&guest.socket, Token::Path(id, number)).is_ok() && guest.welcome().is_ok() {
-                self.install(id, number, guest.socket, sink);
+            if let Ok(records) = records
+                && self.poll.add(&guest.socket, Token::Path(id, number)).is_ok()
+                && guest.welcome().is_ok()
+            {
+                self.install(id, number, guest.socket, records, sink);
             }
         }
     }

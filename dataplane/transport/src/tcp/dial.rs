@@ -1,6 +1,9 @@
 //! The initiator's side of one connection until it is authenticated.
 
-use super::handshake::{Hello, PROOF, Proof, REPLY, Reply, Status, WELCOME, Welcome};
+use super::handshake::{
+    Hello, PROOF, Proof, REPLY, Reply, Status, VERSION, WELCOME, Welcome, protections_differ,
+};
+use super::records::{LinkProtection, Records};
 use super::sys;
 use crate::{DownReason, Introduction};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
@@ -13,6 +16,9 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) struct Dial {
     pub(super) socket: Socket,
     hello: Hello,
+    protection: LinkProtection,
+    /// The acceptor's.
+    nonce: [u8; 32],
     stage: Stage,
     input: [u8; REPLY],
     have: usize,
@@ -41,6 +47,7 @@ impl Dial {
     pub(super) fn start(
         introduction: &Introduction,
         path: u16,
+        protection: LinkProtection,
         local: Option<SocketAddr>,
         prepare: &dyn Fn(&Socket) -> io::Result<()>,
     ) -> Result<Self, DialProgress> {
@@ -71,8 +78,9 @@ impl Dial {
                 return Err(failed(&format!("path {path} {from}to"), error));
             }
         }
-        let hello = Hello::new(introduction.name, path, paths, nonce);
-        Ok(Self { socket, hello, stage: Stage::Connecting, input: [0; REPLY], have: 0 })
+        let hello = Hello::new(introduction.name, path, paths, protection, nonce);
+        let (stage, nonce, input) = (Stage::Connecting, [0; 32], [0; REPLY]);
+        Ok(Self { socket, hello, protection, nonce, stage, input, have: 0 })
     }
 
     /// Goes as far as it can without waiting. `writable`: the kernel says that connecting is over.
@@ -108,7 +116,7 @@ impl Dial {
             }
             let proof = Proof::new(&introduction.secret, &self.hello, &reply.nonce);
             whole(&self.socket, proof.as_bytes())?;
-            (self.stage, self.have) = (Stage::Welcome, 0);
+            (self.stage, self.have, self.nonce) = (Stage::Welcome, 0, reply.nonce);
         }
         self.fill(WELCOME)?;
         let Ok((welcome, _)) = Welcome::read_from_prefix(&self.input) else {
@@ -116,7 +124,7 @@ impl Dial {
         };
         Ok(match Status::of(welcome.status) {
             Some(Status::Accepted) => DialProgress::Done,
-            status => refusal(status, 0),
+            status => self.refusal(status, VERSION),
         })
     }
 
@@ -126,14 +134,35 @@ impl Dial {
             return Err(io::Error::other("something else than an agent answers there"));
         }
         match Status::of(reply.status) {
-            Some(Status::Accepted) if reply.proves(&introduction.secret, &self.hello) => Ok(None),
+            Some(Status::Accepted) if reply.proves(&introduction.secret, &self.hello) => {
+                // An agent that knows nothing of protection accepts any, and has none.
+                let differ = reply.protection != self.hello.protection;
+                let why = || protections_differ(self.protection, reply.protection.get());
+                Ok(differ.then(|| DialProgress::Fatal(DownReason::Refused(why()))))
+            }
             Some(Status::Accepted) => {
                 // The word is a courtesy: if it does not get out, the peer sees the connection end.
                 let _ = whole(&self.socket, Proof::refuse(Status::Secret).as_bytes());
-                Ok(Some(refusal(Some(Status::Secret), 0)))
+                Ok(Some(self.refusal(Some(Status::Secret), VERSION)))
             }
-            status => Ok(Some(refusal(status, reply.version.get()))),
+            status => Ok(Some(self.refusal(status, reply.version.get()))),
         }
+    }
+
+    /// What becomes of a dial that the peer, which speaks `version`, refuses.
+    fn refusal(&self, status: Option<Status>, version: u16) -> DialProgress {
+        let Some(status) = status else {
+            return DialProgress::Fatal(DownReason::Refused(
+                "the peer refused for a reason unknown here".into(),
+            ));
+        };
+        let reason = DownReason::Refused(status.describe(version, self.protection));
+        if status == Status::UnknownName { DialProgress::Retry(reason) } else { DialProgress::Fatal(reason) }
+    }
+
+    /// The protection of a connection that is authenticated.
+    pub(super) fn records(&self, secret: &[u8; 32]) -> io::Result<Option<Records>> {
+        Records::derive(self.protection, true, secret, &self.hello, &self.nonce)
     }
 
     /// Reads on until `need` bytes are there, and never more.
@@ -145,14 +174,6 @@ impl Dial {
 /// Whether the peer has ended the connection.
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
-}
-
-fn refusal(status: Option<Status>, version: u16) -> DialProgress {
-    let Some(status) = status else {
-        return DialProgress::Fatal(DownReason::Refused("the peer refused for a reason unknown here".into()));
-    };
-    let reason = DownReason::Refused(status.describe(version));
-    if status == Status::UnknownName { DialProgress::Retry(reason) } else { DialProgress::Fatal(reason) }
 }
 
 /// Reads into what `have` leaves of `room`; `WouldBlock` until it is full.

@@ -2,6 +2,7 @@
 
 use super::handshake::{HELLO, Hello, PREFIX, PROOF, Prefix, Proof, REPLY, Reply, Status, WELCOME, Welcome};
 use super::inbox::{Inbox, Input};
+use super::records::LinkProtection;
 use crate::rings::Rings;
 use crate::{Event, Landing, Ring};
 use harmonaize_shm::{Memory, Span};
@@ -20,7 +21,7 @@ pub fn stream(bytes: &[u8]) {
     let span = |offset, bytes| Span::new(&memory, offset, bytes).ok();
     let Ok((ours, mut theirs)) = UnixStream::pair() else { return };
     let _ = (ours.set_nonblocking(true), theirs.set_nonblocking(true));
-    let (mut rings, mut inbox) = (Rings::default(), Inbox::new(2048));
+    let (mut rings, mut inbox) = (Rings::default(), Inbox::new(2048, None));
     for (number, offset, slot_bytes) in [(3, 0, 512), (4, 4096, 64)] {
         let Some(memory) = span(offset, 2048) else { return };
         let attached = rings.attach(number, Ring { memory, slot_bytes, slots: 4 });
@@ -42,7 +43,7 @@ pub fn stream(bytes: &[u8]) {
             match inbox.next(&mut rings, &mut sink) {
                 Ok(true) => {}
                 Ok(false) => match inbox.read(ours.as_fd(), &rings) {
-                    Ok(Ok(Input::More | Input::Last)) => {}
+                    Ok(Ok(Input::More | Input::Last | Input::Partial)) => {}
                     Ok(Ok(Input::End)) | Err(_) => return,
                     Ok(Err(_)) => break,
                 },
@@ -58,7 +59,7 @@ pub fn stream(bytes: &[u8]) {
 /// Where somebody who does not know the secret proves that he does.
 pub fn handshake(bytes: &[u8]) {
     const SECRET: [u8; 32] = [7; 32];
-    let ours = Hello::new([1; 16], 0, 1, [2; 32]);
+    let ours = Hello::new([1; 16], 0, 1, LinkProtection::None, [2; 32]);
     let known = Hello::prefix(bytes) != Prefix::Unknown;
     assert!(!known || bytes.len() >= PREFIX, "a short prefix passes");
     if let Some(Ok(hello)) = bytes.get(..HELLO).map(Hello::read_from_bytes) {
@@ -67,7 +68,8 @@ pub fn handshake(bytes: &[u8]) {
     }
     if let Some(Ok(reply)) = bytes.get(..REPLY).map(Reply::read_from_bytes) {
         assert!(!reply.proves(&SECRET, &ours), "a stranger's proof is right");
-        let _ = Status::of(reply.status).map(|status| status.describe(reply.version.get()));
+        let _ =
+            Status::of(reply.status).map(|status| status.describe(reply.version.get(), LinkProtection::None));
     }
     if let Some(Ok(proof)) = bytes.get(..PROOF).map(Proof::read_from_bytes) {
         assert!(!proof.proves(&SECRET, &ours, &[3; 32]), "a stranger's proof is right");

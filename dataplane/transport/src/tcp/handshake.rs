@@ -2,15 +2,16 @@
 //!
 //! ```text
 //! initiator                              acceptor
-//!   Hello (version, name, path, nonce) ->
-//!                                     <- Reply (version, status, nonce, proof over both)
+//!   Hello (version, name, path, protection, nonce) ->
+//!                                     <- Reply (version, status, protection, nonce, proof over both)
 //!   Proof (status, proof over both)    ->
 //!                                     <- Welcome (status)
 //! ```
 //! A proof is HMAC-SHA256 (RFC 2104) keyed with the secret over who speaks, the whole Hello, and the acceptor's nonce:
-//! a proof of one end is never one of the other, and none can be used again. Frames after it are neither encrypted nor
-//! authenticated.
+//! a proof of one end is never one of the other, and none can be used again. Both ends must ask for the same protection of what
+//! follows (`records`): a Hello whose protection was changed on the way gets a proof over another Hello, which the initiator refuses.
 
+use super::records::LinkProtection;
 use harmonaize_abi::keyed;
 use hmac::Mac;
 use subtle::ConstantTimeEq;
@@ -40,17 +41,31 @@ pub(super) enum Status {
     Secret = 3,
     Paths = 4,
     Up = 5,
+    /// What follows: the acceptor's protection, where the initiator asks for another.
+    Plain = 6,
+    Authenticated = 7,
+    Encrypted = 8,
 }
 
 impl Status {
     pub(super) fn of(code: U16) -> Option<Self> {
-        use Status::{Accepted, Paths, Secret, UnknownName, Up, Version};
-        let all = [Accepted, Version, UnknownName, Secret, Paths, Up];
+        use Status::{Accepted, Authenticated, Encrypted, Paths, Plain, Secret, UnknownName, Up, Version};
+        let all = [Accepted, Version, UnknownName, Secret, Paths, Up, Plain, Authenticated, Encrypted];
         all.into_iter().find(|status| *status as u16 == code.get())
     }
 
-    /// What the end that is refused tells its operator.
-    pub(super) fn describe(self, version: u16) -> String {
+    /// The acceptor's refusal of a protection that is not its own.
+    pub(super) fn of_protection(ours: LinkProtection) -> Self {
+        match ours {
+            LinkProtection::None => Self::Plain,
+            LinkProtection::Authenticated => Self::Authenticated,
+            LinkProtection::Encrypted => Self::Encrypted,
+        }
+    }
+
+    /// What the end that is refused tells its operator: the peer speaks `version`, and this end asks for `protection`.
+    pub(super) fn describe(self, version: u16, protection: LinkProtection) -> String {
+        let differ = |theirs: LinkProtection| protections_differ(protection, theirs as u16);
         match self {
             Self::Accepted => "accepted".into(),
             Self::Version => format!("the peer speaks version {version}, this end version {VERSION}"),
@@ -58,8 +73,21 @@ impl Status {
             Self::Secret => "the two ends hold different secrets".into(),
             Self::Paths => "the two ends do not agree on the number of paths".into(),
             Self::Up => "the link is up with someone else".into(),
+            Self::Plain => differ(LinkProtection::None),
+            Self::Authenticated => differ(LinkProtection::Authenticated),
+            Self::Encrypted => differ(LinkProtection::Encrypted),
         }
     }
+}
+
+/// What each end tells its operator where the two ask for different protections.
+pub(super) fn protections_differ(ours: LinkProtection, theirs: u16) -> String {
+    if theirs == ours as u16 {
+        return format!("this end and the peer ask for `{ours}` links, but the Hello was changed on the way");
+    }
+    let theirs = LinkProtection::of(theirs)
+        .map_or_else(|| format!("of kind {theirs}"), |theirs| format!("`{theirs}`"));
+    format!("this end's links are `{ours}`, the peer's {theirs}: set `protection` under [links] alike")
 }
 
 /// First word of the initiator.
@@ -70,7 +98,8 @@ pub(super) struct Hello {
     version: U16,
     pub(super) path: U16,
     pub(super) paths: U16,
-    reserved: U16,
+    /// The code of a [`LinkProtection`].
+    pub(super) protection: U16,
     pub(super) name: [u8; 16],
     nonce: [u8; 32],
 }
@@ -82,7 +111,9 @@ pub(super) struct Reply {
     magic: [u8; 8],
     pub(super) version: U16,
     pub(super) status: U16,
-    reserved: [u8; 4],
+    /// That of an accepted Hello, or 0, as of an agent that knows none.
+    pub(super) protection: U16,
+    reserved: [u8; 2],
     pub(super) nonce: [u8; 32],
     pub(super) proof: [u8; 32],
 }
@@ -113,9 +144,16 @@ pub(super) enum Prefix {
 }
 
 impl Hello {
-    pub(super) fn new(name: [u8; 16], path: u16, paths: u16, nonce: [u8; 32]) -> Self {
+    pub(super) fn new(
+        name: [u8; 16],
+        path: u16,
+        paths: u16,
+        protection: LinkProtection,
+        nonce: [u8; 32],
+    ) -> Self {
         let (version, path, paths) = (VERSION.into(), path.into(), paths.into());
-        Self { magic: HELLO_MAGIC, version, path, paths, reserved: 0.into(), name, nonce }
+        let protection = (protection as u16).into();
+        Self { magic: HELLO_MAGIC, version, path, paths, protection, name, nonce }
     }
 
     /// Judges the first [`PREFIX`] bytes.
@@ -132,6 +170,7 @@ impl Hello {
 impl Reply {
     pub(super) fn accept(secret: &[u8; 32], hello: &Hello, nonce: [u8; 32]) -> Self {
         Self {
+            protection: hello.protection,
             nonce,
             proof: compute_mac(secret, b"acceptor ", hello, &nonce),
             ..Self::refuse(Status::Accepted)
@@ -139,8 +178,9 @@ impl Reply {
     }
 
     pub(super) fn refuse(status: Status) -> Self {
-        let (version, status) = (VERSION.into(), (status as u16).into());
-        Self { magic: REPLY_MAGIC, version, status, reserved: [0; 4], nonce: [0; 32], proof: [0; 32] }
+        let (version, status, protection) = (VERSION.into(), (status as u16).into(), 0.into());
+        let (nonce, proof) = ([0; 32], [0; 32]);
+        Self { magic: REPLY_MAGIC, version, status, protection, reserved: [0; 2], nonce, proof }
     }
 
     pub(super) fn is_ours(&self) -> bool {
@@ -184,12 +224,13 @@ fn compute_mac(secret: &[u8; 32], who: &[u8; 9], hello: &Hello, nonce: &[u8; 32]
 
 #[cfg(test)]
 mod tests {
+    use super::LinkProtection::Authenticated;
     use super::*;
 
     #[test]
     fn a_proof_is_bound_to_everything() {
         let secret = [7; 32];
-        let hello = Hello::new([1; 16], 2, 3, [4; 32]);
+        let hello = Hello::new([1; 16], 2, 3, Authenticated, [4; 32]);
         let reply = Reply::accept(&secret, &hello, [5; 32]);
         assert!(reply.proves(&secret, &hello));
         assert!(!reply.proves(&[8; 32], &hello));
@@ -198,10 +239,11 @@ mod tests {
         assert!(!proof.proves(&secret, &hello, &[6; 32]));
         assert_ne!(proof.proof, reply.proof, "one end's proof must not do for the other's");
         for other in [
-            Hello::new([2; 16], 2, 3, [4; 32]),
-            Hello::new([1; 16], 1, 3, [4; 32]),
-            Hello::new([1; 16], 2, 4, [4; 32]),
-            Hello::new([1; 16], 2, 3, [5; 32]),
+            Hello::new([2; 16], 2, 3, Authenticated, [4; 32]),
+            Hello::new([1; 16], 1, 3, Authenticated, [4; 32]),
+            Hello::new([1; 16], 2, 4, Authenticated, [4; 32]),
+            Hello::new([1; 16], 2, 3, LinkProtection::None, [4; 32]),
+            Hello::new([1; 16], 2, 3, Authenticated, [5; 32]),
         ] {
             assert!(!reply.proves(&secret, &other));
             assert!(!proof.proves(&secret, &other, &[5; 32]));
@@ -210,7 +252,7 @@ mod tests {
 
     #[test]
     fn distinguishes_versions_and_unknown_peers() {
-        let hello = Hello::new([1; 16], 0, 1, [0; 32]);
+        let hello = Hello::new([1; 16], 0, 1, Authenticated, [0; 32]);
         let mut bytes: [u8; HELLO] = zerocopy::transmute!(hello);
         assert_eq!(Hello::prefix(&bytes[..PREFIX]), Prefix::Ours);
         bytes[8] += 1;

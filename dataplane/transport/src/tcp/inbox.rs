@@ -1,6 +1,7 @@
 //! What one path takes in: heads and small payloads through a buffer, large payloads straight to where they land.
 
 use super::frame::{HEAD, Kind, WIRE, Wire};
+use super::records::{Opened, Opener};
 use super::sys::{self, Piece};
 use crate::rings::Rings;
 use crate::{DownReason, Event, Landing, MAX_HEADER};
@@ -28,6 +29,8 @@ pub(super) struct Inbox {
     header: [u8; MAX_HEADER],
     /// Whether the last payload was large.
     large: bool,
+    /// Verifies what comes in; none on a path without protection.
+    opener: Option<Opener>,
 }
 
 #[derive(Debug)]
@@ -59,18 +62,20 @@ pub(super) enum Input {
     More,
     /// Something, and for now no more.
     Last,
+    /// A part of a record, which nobody has verified, and for now no more.
+    Partial,
     /// The stream has ended.
     End,
 }
 
 impl Inbox {
-    pub(super) fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize, opener: Option<Opener>) -> Self {
         let buffer = vec![0; bytes.max(2 * AHEAD)].into_boxed_slice();
-        Self { buffer, start: 0, end: 0, current: None, header: [0; MAX_HEADER], large: false }
+        Self { buffer, start: 0, end: 0, current: None, header: [0; MAX_HEADER], large: false, opener }
     }
 
-    /// One system call: to where the payload that is coming in lands, and into the buffer behind it.
-    /// Call when [`Inbox::next`] has said that it needs more.
+    /// One system call at most: to where the payload that is coming in lands, and into the buffer behind it. On a protected path what
+    /// comes goes there once it is verified. Call when [`Inbox::next`] has said that it needs more.
     pub(super) fn read(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -87,11 +92,21 @@ impl Inbox {
         let room = self.buffer.get_mut(self.end..limit).unwrap_or_default();
         let room = Piece { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         let asked = slot.iov_len + room.iov_len;
-        // SAFETY: the slot or posted span lies in memory that the ring or `current` keeps alive and no reference covers;
-        // the room is ours.
-        let got = match unsafe { sys::receive(socket, &mut [slot, room]) } {
-            Ok(0) => return Ok(Ok(Input::End)),
-            Ok(got) => got,
+        let mut pieces = [slot, room];
+        let received = match &mut self.opener {
+            // SAFETY: the slot or posted span lies in memory that the ring or `current` keeps alive and no reference covers; the
+            // room is ours.
+            Some(opener) => unsafe { opener.receive(socket, &mut pieces) }?,
+            // SAFETY: as above.
+            None => unsafe { sys::receive(socket, &mut pieces) }.map(|got| match got {
+                0 => Opened::End,
+                got => Opened::Bytes(got, got == asked),
+            }),
+        };
+        let (got, more) = match received {
+            Ok(Opened::Bytes(got, more)) => (got, more),
+            Ok(Opened::Partial) => return Ok(Ok(Input::Partial)),
+            Ok(Opened::End) => return Ok(Ok(Input::End)),
             Err(error) => return Ok(Err(error)),
         };
         let landed = got.min(slot.iov_len);
@@ -99,7 +114,7 @@ impl Inbox {
             current.filled += landed as u32;
         }
         self.end += got - landed;
-        Ok(Ok(if got < asked { Input::Last } else { Input::More }))
+        Ok(Ok(if more { Input::More } else { Input::Last }))
     }
 
     /// Makes room for a whole head behind what is there.

@@ -2,6 +2,7 @@
 
 use super::dial::{fill, whole};
 use super::handshake::{HELLO, Hello, PREFIX, PROOF, Prefix, Proof, Reply, Status, Welcome};
+use super::records::{LinkProtection, Records};
 use super::sys;
 use socket2::Socket;
 use std::io;
@@ -121,6 +122,18 @@ impl Incoming {
             // Failing means that the guest has gone.
             let _ = self.socket.shutdown(std::net::Shutdown::Write);
         }
+    }
+
+    /// The protection of a connection that has proved itself.
+    pub(super) fn records(
+        &self,
+        protection: LinkProtection,
+        secret: &[u8; 32],
+    ) -> io::Result<Option<Records>> {
+        let Stage::Proof(hello, nonce) = &self.stage else {
+            return Err(io::Error::other("the connection has not proved itself"));
+        };
+        Records::derive(protection, false, secret, hello, nonce)
     }
 
     /// Tells the guest that it is accepted.

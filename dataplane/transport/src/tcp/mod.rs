@@ -1,8 +1,10 @@
 //! Agents over TCP: a connection per path, non-blocking, driven by one epoll set.
 //!
-//! A connection is authenticated by both ends before it carries a frame (`handshake`). An [`Acceptor`] takes connections in, for any
+//! A connection is authenticated by both ends before it carries a frame (`handshake`), and protected from then on as the operator
+//! chose (`records`). An [`Acceptor`] takes connections in, for any
 //! number of endpoints that share its address, on a thread of its own. Frames are gathered into one system
-//! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large.
+//! call, payloads straight from the memory that they lie in; what arrives goes straight into its slot where it is large. On a
+//! protected connection both pass through a buffer of records.
 //! A path that is silent for the peer's time-out has lost its peer: each end gives a sign of life when it has nothing else
 //! to say, because the kernel alone notices a vanished host only while data is on its way. The acceptor's thread gives them
 //! (`pulse`), so that no work of the endpoint's holds them up.
@@ -26,6 +28,7 @@ mod outbox;
 mod path;
 mod poll;
 mod pulse;
+mod records;
 mod shares;
 mod sys;
 
@@ -36,6 +39,7 @@ use crate::{
 
 pub use acceptor::Acceptor;
 pub use awaited::Rejected;
+pub use records::LinkProtection;
 
 use awaited::Arrivals;
 use closing::{Closing, let_go};
@@ -66,6 +70,8 @@ const MAX_CLOSING: usize = 256;
 pub struct Config {
     /// Where to listen; port 0 for any. Connections are made from the same address, unless it is unspecified.
     pub listen: SocketAddr,
+    /// How frames are protected; the same at both ends.
+    pub protection: LinkProtection,
     /// How long a link may take to come up.
     pub connect_timeout: Duration,
     /// How long a peer may be silent before it counts as gone, at least 100 ms.
@@ -86,7 +92,7 @@ pub struct Config {
     pub unsent: Option<u32>,
     /// Most frames that a path queues; 528 bytes are set aside for each.
     pub queue_frames: usize,
-    /// Bytes of a path's buffer for heads and small payloads.
+    /// Bytes of a path's buffer for heads and small payloads. A protected path has two more of 64 KiB.
     pub read_buffer: usize,
     /// The host's port, where tenants share it.
     pub uplink: Option<Arc<Uplink>>,
@@ -97,6 +103,7 @@ impl Config {
     pub fn new(listen: SocketAddr) -> Self {
         Self {
             listen,
+            protection: LinkProtection::Authenticated,
             connect_timeout: Duration::from_secs(10),
             peer_timeout: Duration::from_secs(5),
             handshake_timeout: Duration::from_secs(2),
@@ -268,7 +275,13 @@ impl TcpTransport {
 
     /// Ends a link from within: releases all that it had, then says so.
     fn down(&mut self, id: LinkId, reason: DownReason, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
-        if self.forget(id).is_some() {
+        if let Some(link) = self.forget(id) {
+            if let DownReason::Forged(what) = &reason {
+                self.acceptor.count_forged();
+                let peer = link.introduction.peer.ip();
+                tracing::warn!(link = ?link.introduction.name, %peer, what, "a link ends: what came on it is not the peer's");
+            }
+            drop(link);
             sink(id, Event::Down { reason });
         }
     }
@@ -395,7 +408,7 @@ impl Transport for TcpTransport {
             return Err(DownReason::Refused("a link of this name is open already".into()));
         }
         let name = introduction.name;
-        let expected = self.acceptor.expect(&introduction, &self.arrivals)?;
+        let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals)?;
         let link = Link::new(introduction, expected, Instant::now(), self.config.connect_timeout);
         let id = LinkId(self.next_link);
         self.next_link += 1;

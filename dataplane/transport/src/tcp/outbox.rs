@@ -1,6 +1,10 @@
 //! The frames of one path that are not yet with the kernel: a bounded queue whose room is made once.
+//!
+//! On a protected path bytes go from the queue into records, and those to the kernel: a payload that is in records is not read again,
+//! and counts as written.
 
 use super::frame::{HEAD, Kind, WIRE, Wire};
+use super::records::Sealer;
 use super::sys::{self, NOTHING, Piece};
 use crate::{Landing, MAX_HEADER, SendError};
 use harmonaize_shm::Span;
@@ -27,6 +31,8 @@ pub(super) struct Outbox {
     frames: usize,
     /// Bytes of the first frame that are written.
     written: usize,
+    /// Makes records of what is written; none on a path without protection.
+    sealer: Option<Sealer>,
     /// Nothing goes out any more.
     closed: bool,
 }
@@ -44,7 +50,7 @@ impl Queued {
 }
 
 impl Outbox {
-    pub(super) fn new(frames: usize) -> Self {
+    pub(super) fn new(frames: usize, sealer: Option<Sealer>) -> Self {
         let frames = frames.max(1);
         let heads = vec![0; (frames + 1) * HEAD].into_boxed_slice();
         Self {
@@ -53,12 +59,13 @@ impl Outbox {
             first: 0,
             frames,
             written: 0,
+            sealer,
             closed: false,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && self.sealer.as_ref().is_none_or(Sealer::is_empty)
     }
 
     /// Queues a frame: copies at most 528 bytes.
@@ -83,11 +90,14 @@ impl Outbox {
         Ok(())
     }
 
-    /// Writes a sign of life: a heartbeat, or one byte of what waits. No frame with a payload ends with that byte, so that nothing is
-    /// to be reported.
+    /// Writes a sign of life: a heartbeat, or one byte of what waits, or records that wait. No frame with a payload ends with that byte,
+    /// so that nothing is to be reported.
     pub(super) fn sign_of_life(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if self.closed {
             return Ok(());
+        }
+        if let Some(sealer) = self.sealer.as_mut().filter(|sealer| !sealer.is_empty()) {
+            return sealer.write(socket).map(drop);
         }
         let bytes = match self.queue.front() {
             None => {
@@ -136,7 +146,52 @@ impl Outbox {
         socket: BorrowedFd<'_>,
         sent: &mut dyn FnMut(u64),
     ) -> io::Result<(usize, bool)> {
+        if let Some(mut sealer) = self.sealer.take() {
+            let written = self.write_records(&mut sealer, most, socket, sent);
+            self.sealer = Some(sealer);
+            return written;
+        }
         let mut pieces = [NOTHING; PIECES];
+        let (count, offered) = self.gather(most, &mut pieces);
+        // SAFETY: heads are ours; payloads lie in mappings that the queued spans keep alive.
+        let taken = unsafe { sys::send(socket, pieces.get(..count).unwrap_or_default()) }?;
+        self.advance(taken, sent);
+        Ok((taken, taken == offered))
+    }
+
+    /// Fills up the records if they are with the kernel, and offers them to it.
+    fn write_records(
+        &mut self,
+        sealer: &mut Sealer,
+        most: usize,
+        socket: BorrowedFd<'_>,
+        sent: &mut dyn FnMut(u64),
+    ) -> io::Result<(usize, bool)> {
+        let mut left = if sealer.is_empty() { most } else { 0 };
+        while left > 0 && !self.queue.is_empty() {
+            let Some(sealed) = sealer.seal(left, |room| self.copy(room))? else { break };
+            self.advance(sealed, sent);
+            left -= sealed;
+        }
+        sealer.write(socket)
+    }
+
+    /// Copies what is to be written next; how many bytes that is.
+    fn copy(&self, room: &mut [u8]) -> usize {
+        let mut pieces = [NOTHING; PIECES];
+        let (count, bytes) = self.gather(room.len(), &mut pieces);
+        let mut rest = room;
+        for piece in pieces.iter().take(count) {
+            let Some((to, behind)) = rest.split_at_mut_checked(piece.iov_len) else { break };
+            // SAFETY: heads are ours, payloads lie in mappings that the queued spans keep alive and no reference covers; `to` is as long.
+            unsafe { std::ptr::copy_nonoverlapping(piece.iov_base.cast(), to.as_mut_ptr(), to.len()) };
+            rest = behind;
+        }
+        bytes
+    }
+
+    /// What is to be written next, at most so many bytes: how many pieces and bytes that is.
+    fn gather(&self, most: usize, pieces: &mut [Piece; PIECES]) -> (usize, usize) {
         let mut room = pieces.iter_mut();
         let mut offered = 0;
         let mut skip = self.written;
@@ -160,12 +215,7 @@ impl Outbox {
                 }
             }
         }
-        let left = room.len();
-        let pieces = pieces.get(..PIECES - left).unwrap_or_default();
-        // SAFETY: heads are ours; payloads lie in mappings that the queued spans keep alive.
-        let taken = unsafe { sys::send(socket, pieces) }?;
-        self.advance(taken, sent);
-        Ok((taken, taken == offered))
+        (PIECES - room.len(), offered)
     }
 
     /// Passes over `taken` more bytes, and reports and releases the payloads that are written whole.
@@ -185,7 +235,7 @@ impl Outbox {
     }
 
     /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
-    /// without payload. Allocates; no payload is held on to.
+    /// without payload; on a protected path as records. Allocates; no payload is held on to.
     pub(super) fn take_pending(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for (index, frame) in self.queue.iter().enumerate() {
@@ -207,7 +257,11 @@ impl Outbox {
             }
         }
         self.close();
-        bytes
+        match &mut self.sealer {
+            // Without its last words the peer sees the connection end.
+            Some(sealer) => sealer.finish(&bytes).unwrap_or_default(),
+            None => bytes,
+        }
     }
 
     /// Lets go of all frames; nothing goes out any more.

@@ -5,6 +5,7 @@ use super::liveness::Silence;
 use super::outbox::Outbox;
 use super::poll::Ready;
 use super::pulse::Pulse;
+use super::records::Records;
 use super::sys;
 use crate::rings::Rings;
 use crate::{DownReason, Event};
@@ -52,10 +53,16 @@ pub(super) fn reason(error: &io::Error) -> DownReason {
 }
 
 impl Path {
-    pub(super) fn new(socket: Socket, queue_frames: usize, read_buffer: usize) -> Self {
+    pub(super) fn new(
+        socket: Socket,
+        queue_frames: usize,
+        read_buffer: usize,
+        records: Option<Records>,
+    ) -> Self {
+        let (sealer, opener) = records.map(|Records { sealer, opener }| (sealer, opener)).unzip();
         Self {
-            pulse: Arc::new(Pulse::new(socket, Outbox::new(queue_frames))),
-            inbox: Inbox::new(read_buffer),
+            pulse: Arc::new(Pulse::new(socket, Outbox::new(queue_frames, sealer))),
+            inbox: Inbox::new(read_buffer, opener),
             readable: true,
             writable: true,
             hung_up: false,
@@ -156,6 +163,8 @@ impl Path {
     fn receive(&mut self, rings: &Rings) -> Result<(), DownReason> {
         match self.inbox.read(self.pulse.socket.as_fd(), rings)? {
             Ok(Input::End) => self.ended = true,
+            // Only what is verified is a sign of life: else who is on the way could keep up a link that is gone.
+            Ok(Input::Partial) => self.readable = self.hung_up || self.broken.is_some(),
             Ok(input) => {
                 self.silence.broken(Instant::now());
                 self.buffered = true;
@@ -197,8 +206,37 @@ impl Drop for Path {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tcp::handshake::Hello;
+    use crate::tcp::records::LinkProtection;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+
+    /// Else whoever is on the way could keep up a link whose peer is gone.
+    #[test]
+    fn a_part_of_a_record_is_no_sign_of_life() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let hello = Hello::new([1; 16], 0, 1, LinkProtection::Encrypted, [2; 32]);
+        let records =
+            |initiate| Records::derive(LinkProtection::Encrypted, initiate, &[3; 32], &hello, &[4; 32]);
+        let mut theirs = Outbox::new(1, records(true).unwrap().map(|records| records.sealer));
+        theirs.push(b"hello", None).unwrap();
+        let record = theirs.take_pending();
+        let mut path = Path::new(stream.into(), 8, 256, records(false).unwrap());
+        let begun = Instant::now();
+        path.begin(begun);
+        let (silent, mut heard) = (Duration::from_secs(10), 0);
+        let (part, rest) = record.split_at(record.len() - 1);
+        for (bytes, frames) in [(part, 0), (rest, 1)] {
+            peer.write_all(bytes).unwrap();
+            while !path.input_waits() {}
+            path.work(&mut Rings::default(), 8, &mut |_| heard += 1).unwrap();
+            assert_eq!(heard, frames);
+            assert_eq!(path.tick(begun + silent, Duration::ZERO) >= silent, frames == 0);
+        }
+    }
 
     #[test]
     fn input_that_nobody_has_read_yet_is_a_sign_of_life() {
@@ -206,7 +244,7 @@ mod tests {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let mut path = Path::new(stream.into(), 8, 256);
+        let mut path = Path::new(stream.into(), 8, 256, None);
         path.work(&mut Rings::default(), 1, &mut |_| {}).unwrap();
         assert!(!path.has_work() && !path.input_waits());
         peer.write_all(&[0]).unwrap();

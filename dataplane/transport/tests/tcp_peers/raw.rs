@@ -1,6 +1,6 @@
 //! A peer made of plain blocking sockets, which can misbehave as it likes; written from the protocol, not from the code.
 
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{DownReason, Event, Introduction, LinkId, Transport};
 use hmac::{Hmac, KeyInit, Mac};
 use std::io::{Read, Result, Write};
@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 pub(crate) const SECRET: [u8; 32] = [5; 32];
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Patient: a machine may leave this thread aside for a while.
+/// Patient: a machine may leave this thread aside for a while. Without protection, of which raw peers have none.
 pub(crate) fn config() -> Config {
     Config {
+        protection: LinkProtection::None,
         connect_timeout: PATIENCE,
         handshake_timeout: PATIENCE,
         ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))

@@ -2,7 +2,7 @@
 
 use crate::raw::{Log, PATIENCE, SECRET, Seen, config, drive, hello, introduction, turn};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{Acceptor, Config, Rejected, TcpTransport};
+use harmonaize_transport::tcp::{Acceptor, Config, LinkProtection, Rejected, TcpTransport};
 use harmonaize_transport::{DownReason, Introduction, Landing, LinkId, Ring, Transport};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -331,7 +331,12 @@ fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
 #[test]
 fn a_peer_whose_loop_is_held_up_is_not_gone() {
     let timeout = Duration::from_millis(500);
-    let mut scene = Scene::new(Config { peer_timeout: timeout, ..config() });
+    for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
+        hold_up(Scene::new(Config { peer_timeout: timeout, protection, ..config() }), timeout);
+    }
+}
+
+fn hold_up(mut scene: Scene, timeout: Duration) {
     for in_a_frame in [false, true] {
         if in_a_frame {
             let bytes = 64 << 20;
