@@ -2,6 +2,7 @@
 
 mod control_tenants;
 mod engine;
+mod links;
 mod rdma;
 mod telemetry;
 mod tenant;
@@ -16,6 +17,7 @@ pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
 use harmonaize_identity::Protection;
+use harmonaize_transport::tcp::LinkProtection;
 use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -45,6 +47,8 @@ pub struct Config {
     pub peer_timeout: Duration,
     /// How long the links of a communicator may take to come up.
     pub connect_timeout: Duration,
+    /// How what crosses links to other agents is protected. All agents of a communicator must do the same.
+    pub links: LinkProtection,
     /// TCP congestion control by name, else the system's.
     pub congestion: Option<String>,
     /// Links to other agents go over RDMA; none: over TCP. All agents of a communicator must do the same.
@@ -130,6 +134,8 @@ struct File {
     spin: Option<Nanos>,
     #[serde(default)]
     engine: engine::FileEngine,
+    #[serde(default)]
+    links: links::FileLinks,
     peer_timeout: Option<Nanos>,
     connect_timeout: Option<Nanos>,
     congestion: Option<String>,
@@ -196,6 +202,7 @@ impl Config {
             engine_threads,
             peer_timeout,
             connect_timeout,
+            links: file.links.protection(),
             congestion: file.congestion,
             verbs: file.verbs,
             rdma: file.rdma,

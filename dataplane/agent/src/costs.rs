@@ -3,7 +3,7 @@
 use getrandom::fill;
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
 use harmonaize_api::v1;
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{Event, Introduction, LinkId, SendError, Transport};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::OnceLock;
@@ -20,11 +20,11 @@ const HEADER: usize = 64;
 const ELEMENTS: usize = 1 << 16;
 const TIMES: usize = 5;
 
-/// Measured at the first call, in some ten milliseconds; none where it cannot be.
-pub(crate) fn measure() -> Option<v1::HostCosts> {
+/// Measured at the first call, in some ten milliseconds, with links that are protected so; none where it cannot be.
+pub(crate) fn measure(protection: LinkProtection) -> Option<v1::HostCosts> {
     static COSTS: OnceLock<Option<v1::HostCosts>> = OnceLock::new();
     *COSTS.get_or_init(|| {
-        let message = message().or_else(|| {
+        let message = message(protection).or_else(|| {
             tracing::warn!("messages to this host itself cannot be measured: control takes its own figure");
             None
         })?;
@@ -35,8 +35,8 @@ pub(crate) fn measure() -> Option<v1::HostCosts> {
 
 /// The time of a message from one endpoint to another on this thread, beside which nothing is on its way: what its sender and its
 /// receiver do for it.
-fn message() -> Option<Duration> {
-    let any = || Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+fn message(protection: LinkProtection) -> Option<Duration> {
+    let any = || Config { protection, ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))) };
     let mut ends = [TcpTransport::bind(any()).ok()?, TcpTransport::bind(any()).ok()?];
     let (mut name, mut secret) = ([0; 16], [0; 32]);
     fill(&mut name).ok()?;
@@ -113,9 +113,9 @@ mod tests {
 
     #[test]
     fn a_host_measures_what_control_believes() {
-        let costs = measure().unwrap();
+        let costs = measure(LinkProtection::Authenticated).unwrap();
         assert!((1..=10_000_000).contains(&costs.message_ns), "{costs:?}");
         assert!((1..=1_000_000).contains(&costs.reduced_byte_ps), "{costs:?}");
-        assert_eq!(measure(), Some(costs), "measured once");
+        assert_eq!(measure(LinkProtection::None), Some(costs), "measured once");
     }
 }

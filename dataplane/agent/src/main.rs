@@ -26,6 +26,8 @@ A configuration:
   control = \"10.0.0.1:7000\"
   tls = \"tls/h0\"                 # made by `harmonaize init`; relative to this file
   listen = \"10.1.0.1:7100\"         # where other agents connect
+  [links]                          # may be left out
+  protection = \"authenticated\"     # what crosses them; or \"encrypted\", or \"none\": all agents alike
   [[tenant]]
   name = \"a\"
   socket = \"/run/harmonaize/a.sock\"

@@ -33,8 +33,8 @@ const REQUESTS: usize = 1024;
 const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
-/// How often the operator is told of connections that nobody introduced.
-const REJECTED_INTERVAL: Duration = Duration::from_secs(10);
+/// How often the operator is told of connections that nobody introduced, and of links on whose way somebody is.
+const INTRUDERS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long communicators may take to end in order when the agent stops.
@@ -58,6 +58,7 @@ pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
 /// How links to other agents go over TCP.
 fn tcp(config: &Config) -> TcpConfig {
     TcpConfig {
+        protection: config.links,
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
         congestion: config.congestion.clone(),
@@ -150,23 +151,39 @@ impl Started {
     }
 }
 
-/// Tells the operator now and then of connections that nobody introduced.
-struct RejectedWatch {
+/// Tells the operator now and then of who came or spoke on a link and should not have.
+struct IntruderWatch {
     acceptor: Acceptor,
-    reported: u64,
+    /// Connections, and links, that the operator knows of.
+    rejected: u64,
+    forged: u64,
     next: Instant,
 }
 
-impl RejectedWatch {
+impl IntruderWatch {
     /// What is new, if it is time to tell.
-    fn news(&mut self, now: Instant) -> Option<String> {
+    fn news(&mut self, now: Instant) -> Vec<String> {
+        if now < self.next {
+            return Vec::new();
+        }
+        let mut news = Vec::new();
         let Rejected { count, last } = self.acceptor.rejected();
-        let last = last.filter(|_| count > self.reported && now >= self.next)?;
-        let more = count - std::mem::replace(&mut self.reported, count);
-        self.next = now + REJECTED_INTERVAL;
-        Some(format!(
-            "{more} connections from addresses that control did not introduce, the last from {last}"
-        ))
+        let more = count - std::mem::replace(&mut self.rejected, count);
+        if let Some(last) = last.filter(|_| more > 0) {
+            let what = "connections from addresses that control did not introduce, the last from";
+            news.push(format!("{more} {what} {last}"));
+        }
+        let forged = self.acceptor.forged();
+        let more = forged - std::mem::replace(&mut self.forged, forged);
+        if more > 0 {
+            news.push(format!(
+                "{more} links ended because what came on them was not their peers'; the log has each"
+            ));
+        }
+        if !news.is_empty() {
+            self.next = now + INTRUDERS_INTERVAL;
+        }
+        news
     }
 }
 
@@ -192,7 +209,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let uplink = Arc::new(Uplink::default());
     let Started { engines, threads, mut telemetry } =
         Started::start(&config, (&acceptor, &uplink), devices, port, &notices)?;
-    let mut rejected = RejectedWatch { acceptor, reported: 0, next: Instant::now() };
+    let mut intruders = IntruderWatch { acceptor, rejected: 0, forged: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
@@ -210,7 +227,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             codecs,
             aggregation,
             datagram_bytes,
-            costs: costs::measure(),
+            costs: costs::measure(config.links),
             ..abilities
         },
         ..settings
@@ -257,10 +274,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             _ = tick.tick() => {
                 let now = Instant::now();
                 agent.handle_timeout(now);
-                if let Some(news) = rejected.news(now) {
-                    agent.note(news);
-                }
-                let gone = threads.iter().any(JoinHandle::is_finished) || rejected.acceptor.is_finished();
+                intruders.news(now).into_iter().for_each(|news| agent.note(news));
+                let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();
                 if ending.is_none() && gone {
                     tracing::error!("a thread of the engine, or the one that takes connections, is gone; the agent ends");
                     agent.stop();

@@ -53,6 +53,22 @@ fn threads_of_the_engine_are_in_range() {
 }
 
 #[test]
+fn links_are_authenticated_unless_the_operator_chooses() {
+    let links = |text: &str| {
+        let parsed = Config::parse(Path::new("agent.toml"), &format!("{GOOD}{text}"));
+        parsed.map(|config| config.links).map_err(|error| error.to_string())
+    };
+    assert_eq!(links(""), Ok(LinkProtection::Authenticated));
+    assert_eq!(links("[links]\n"), Ok(LinkProtection::Authenticated));
+    for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
+        assert_eq!(links(&format!("[links]\nprotection = \"{protection}\"\n")), Ok(protection));
+    }
+    let unknown = links("[links]\nprotection = \"plain\"\n").unwrap_err();
+    assert!(unknown.contains("line 6") && unknown.contains("plain"), "{unknown}");
+    assert!(links("[links]\nencrypted = true\n").is_err_and(|said| said.contains("line 6")));
+}
+
+#[test]
 fn errors_name_file_line_and_key() {
     let unknown = error(&format!("{GOOD}spinn = \"20us\"\n"));
     assert!(unknown.starts_with("agent.toml: line 5") && unknown.contains("spinn"), "{unknown}");

@@ -10,6 +10,7 @@ use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_server::Server;
+use harmonaize_transport::tcp::LinkProtection;
 use harmonaize_verbs::Devices;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -80,6 +81,7 @@ impl Agent {
             verbs: None,
             rdma: None,
             telemetry: None,
+            links: LinkProtection::Authenticated,
             congestion: None,
             tenants: vec![tenant],
             control_tenants: None,
