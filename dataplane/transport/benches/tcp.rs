@@ -1,12 +1,16 @@
-//! The TCP transport beside plain sockets on the loopback device: streams of large payloads, and small round trips.
+//! The TCP transport beside plain sockets on the loopback device: streams of large payloads, and small round trips, with each
+//! protection of links.
 //!
 //! `cargo bench -p harmonaize-transport --bench tcp [-- ROUNDS]`. Rounds of ours and of plain sockets take turns in one run;
 //! the table shows medians, and
 //! the medians of the rounds' ratios to plain sockets, of the value and of processor time (larger is better for us).
 
+use harmonaize_kernels::polyval::Polyval;
 use harmonaize_shm::{Memory, Span};
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{Event, Introduction, Landing, LinkId, Ring, SendError, Transport};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -17,6 +21,8 @@ const STREAM_BYTES: usize = 512 << 20;
 const SLOTS: u32 = 8;
 const TRIPS: u32 = 5_000;
 const SMALL: usize = 64;
+/// Bytes of data in a record.
+const RECORD: usize = 16 << 10;
 
 fn any() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, 0))
@@ -27,9 +33,9 @@ fn span(bytes: usize) -> Result<Span, Failure> {
 }
 
 /// Two endpoints with a link that is up: the initiator first.
-fn linked(slot_bytes: usize) -> Result<[(TcpTransport, LinkId); 2], Failure> {
-    let mut a = TcpTransport::bind(Config::new(any()))?;
-    let mut b = TcpTransport::bind(Config::new(any()))?;
+fn linked(slot_bytes: usize, protection: LinkProtection) -> Result<[(TcpTransport, LinkId); 2], Failure> {
+    let config = Config { protection, ..Config::new(any()) };
+    let (mut a, mut b) = (TcpTransport::bind(config.clone())?, TcpTransport::bind(config)?);
     let introduction = |peer, initiate| Introduction {
         name: [1; 16],
         secret: [2; 32],
@@ -60,8 +66,8 @@ fn sleep(end: &TcpTransport) {
 }
 
 /// Streams payloads from one thread to another; bytes per second. The receiver's slots are written again at will.
-fn our_stream(bytes: usize) -> Result<f64, Failure> {
-    let [(mut a, at_a), (mut b, _)] = linked(bytes)?;
+fn our_stream(bytes: usize, protection: LinkProtection) -> Result<f64, Failure> {
+    let [(mut a, at_a), (mut b, _)] = linked(bytes, protection)?;
     let frames = (STREAM_BYTES / bytes) as u32;
     let source = span(bytes * 4)?;
     let start = Instant::now();
@@ -152,8 +158,8 @@ fn await_frame(end: &mut TcpTransport) {
 }
 
 /// Round trips of a frame with 64 bytes of payload, both threads sleeping in between; seconds each.
-fn our_trips() -> Result<f64, Failure> {
-    let [(mut a, at_a), (mut b, at_b)] = linked(SMALL)?;
+fn our_trips(protection: LinkProtection) -> Result<f64, Failure> {
+    let [(mut a, at_a), (mut b, at_b)] = linked(SMALL, protection)?;
     let source = span(SMALL)?;
     let frame = |sequence| Some((Landing { ring: 0, sequence }, source.clone(), 0));
     std::thread::scope(|scope| {
@@ -203,6 +209,48 @@ fn plain_trips() -> Result<f64, Failure> {
     })
 }
 
+/// Bytes a second of one core that does `pass` to a record's data again and again: the best of `rounds`.
+fn rate(
+    rounds: usize,
+    mut pass: impl FnMut() -> Result<(), ring::error::Unspecified>,
+) -> Result<f64, Failure> {
+    const TIMES: usize = 2000;
+    let mut best = 0.0_f64;
+    for _ in 0..rounds {
+        let start = Instant::now();
+        (0..TIMES).try_for_each(|_| pass()).map_err(|_| "a record could not be sealed")?;
+        best = best.max((TIMES * RECORD) as f64 / start.elapsed().as_secs_f64());
+    }
+    Ok(best)
+}
+
+/// What a protected link does with each byte, alone, and what it could do in its place.
+fn passes(rounds: usize) -> Result<(), Failure> {
+    let key = UnboundKey::new(&AES_256_GCM, &[1; 32]).map_err(|_| "no key")?;
+    let (key, hash) = (LessSafeKey::new(key), Polyval::new([2; 16]));
+    let nonce = || Nonce::assume_unique_for_key([0; NONCE_LEN]);
+    let (data, mut room) = (vec![3_u8; RECORD], vec![0_u8; RECORD]);
+    let copied = rate(rounds, || {
+        room.copy_from_slice(black_box(&data));
+        black_box(&mut room);
+        Ok(())
+    })?;
+    let hashed = rate(rounds, || {
+        black_box(hash.hash([black_box(&data), &[]]));
+        Ok(())
+    })?;
+    let sealed = rate(rounds, || key.seal_in_place_separate_tag(nonce(), Aad::empty(), &mut room).map(drop))?;
+    let signed = rate(rounds, || {
+        key.seal_in_place_separate_tag(nonce(), Aad::from(black_box(&data)), &mut []).map(drop)
+    })?;
+    for (what, rate) in
+        [("a copy", copied), ("POLYVAL", hashed), ("AES-256-GCM", sealed), ("GMAC by ring", signed)]
+    {
+        println!("one core, 16 KiB: {what:<14} {:>8.2} GB/s", rate / 1e9);
+    }
+    Ok(())
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
@@ -243,15 +291,21 @@ fn compare(
 
 fn main() -> Result<(), Failure> {
     let rounds = std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(9);
+    passes(rounds)?;
     println!(
         "{:<18} {:>8} {:>8} {:<5} {:>8} {:>16}",
         "case", "ours", "plain", "", "ratio", "processor ratio"
     );
-    for bytes in [128 << 10, 256 << 10, 1 << 20] {
-        let case = format!("stream {} KiB", bytes >> 10);
-        let (ours, plain) = (|| Ok(our_stream(bytes)? / 1e9), || Ok(plain_stream(bytes)? / 1e9));
-        compare(&case, "GB/s", rounds, &ours, &plain, |ours, plain| ours / plain)?;
+    for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
+        println!("links: {protection}");
+        for bytes in [128 << 10, 256 << 10, 1 << 20] {
+            let case = format!("stream {} KiB", bytes >> 10);
+            let ours = || Ok(our_stream(bytes, protection)? / 1e9);
+            let plain = || Ok(plain_stream(bytes)? / 1e9);
+            compare(&case, "GB/s", rounds, &ours, &plain, |ours, plain| ours / plain)?;
+        }
+        let (ours, plain) = (|| Ok(our_trips(protection)? * 1e6), || Ok(plain_trips()? * 1e6));
+        compare("round trip 64 B", "us", rounds, &ours, &plain, |ours, plain| plain / ours)?;
     }
-    let (ours, plain) = (|| Ok(our_trips()? * 1e6), || Ok(plain_trips()? * 1e6));
-    compare("round trip 64 B", "us", rounds, &ours, &plain, |ours, plain| plain / ours)
+    Ok(())
 }

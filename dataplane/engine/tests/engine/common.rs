@@ -9,7 +9,7 @@ use harmonaize_engine::{
 use harmonaize_plan::{AlgorithmTable, Coding, Group, Participant, Plan, Tuning};
 use harmonaize_shm::{AgentEnd, MappedEnd, MappedTenant, RemoteEnd, RemoteTenant, TenantEnd};
 use harmonaize_transport::loopback::Hub;
-use harmonaize_transport::tcp::{Config, TcpTransport};
+use harmonaize_transport::tcp::{Config, LinkProtection, TcpTransport};
 use harmonaize_transport::{Introduction, Transport};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -294,7 +294,13 @@ pub(crate) fn loopback(count: usize) -> Vec<Box<dyn Transport + Send>> {
 
 /// Transports of engines that reach each other over TCP.
 pub(crate) fn tcp(count: usize) -> Vec<Box<dyn Transport + Send>> {
-    let bind = || TcpTransport::bind(Config::new("127.0.0.1:0".parse().unwrap())).unwrap();
+    protected_tcp(count, LinkProtection::Authenticated)
+}
+
+/// The same over links that are protected so.
+pub(crate) fn protected_tcp(count: usize, protection: LinkProtection) -> Vec<Box<dyn Transport + Send>> {
+    let config = || Config { protection, ..Config::new("127.0.0.1:0".parse().unwrap()) };
+    let bind = || TcpTransport::bind(config()).unwrap();
     (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
 }
 
