@@ -24,6 +24,7 @@ pub const TARGETS: &[Target] = &[
         about: "the first words of a connection between agents",
         run: agents::handshake,
     },
+    Target { name: "records", about: "the records of a protected link", run: agents::records },
     Target { name: "exchange", about: "parameters of queue pairs, and mailboxes", run: agents::exchange },
     Target { name: "communicator", about: "messages of a peer to a communicator", run: agents::communicator },
     Target { name: "probe", about: "datagrams of trains, and answers of switches", run: agents::probe },

@@ -2,7 +2,8 @@
 
 use super::handshake::{HELLO, Hello, PREFIX, PROOF, Prefix, Proof, REPLY, Reply, Status, WELCOME, Welcome};
 use super::inbox::{Inbox, Input};
-use super::records::LinkProtection;
+use super::records::{LinkProtection, Opened, Records};
+use super::sys::Piece;
 use crate::rings::Rings;
 use crate::{Event, Landing, Ring};
 use harmonaize_shm::{Memory, Span};
@@ -51,6 +52,49 @@ pub fn stream(bytes: &[u8]) {
             }
         }
     }
+}
+
+/// Takes records in: three of the peer's with the changes that the bytes say, or the bytes themselves.
+///
+/// # Panics
+/// Where anything is given on that is no beginning of what the peer sealed.
+pub fn records(bytes: &[u8]) {
+    let Some((mode, edits)) = bytes.split_first() else { return };
+    let protection = if mode & 1 == 0 { LinkProtection::Authenticated } else { LinkProtection::Encrypted };
+    let hello = Hello::new([1; 16], 0, 1, protection, [2; 32]);
+    let end = |initiate| Records::derive(protection, initiate, &[3; 32], &hello, &[4; 32]);
+    let (Ok(Some(mut theirs)), Ok(Some(mut ours))) = (end(true), end(false)) else { return };
+    let plain: [Vec<u8>; 3] = [1, 40, 300].map(|bytes| (0..bytes).map(|at| (at * 7) as u8).collect());
+    let mut wires = plain.each_ref().map(|data| theirs.sealer.finish(data).unwrap_or_default());
+    wires.rotate_left(usize::from(mode >> 1) % 3);
+    let mut wire = wires.concat();
+    for edit in edits.chunks_exact(3) {
+        if let [low, high, change] = *edit
+            && let Some(byte) = wire.get_mut(usize::from(u16::from_le_bytes([low, high])))
+        {
+            *byte ^= change;
+        }
+    }
+    let (sent, most) = if mode & 128 == 0 { (&wire[..], plain.concat()) } else { (edits, Vec::new()) };
+    let Ok((socket, mut peer)) = UnixStream::pair() else { return };
+    if socket.set_nonblocking(true).is_err()
+        || peer.set_nonblocking(true).is_err()
+        || peer.write(sent).is_err()
+    {
+        return;
+    }
+    drop(peer);
+    let (mut room, mut all) = ([0; 100], Vec::new());
+    loop {
+        let mut piece = [Piece { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }];
+        // SAFETY: the piece is `room`, which nothing else touches meanwhile.
+        match unsafe { ours.opener.receive(socket.as_fd(), &mut piece) } {
+            Ok(Ok(Opened::Bytes(got, _))) => all.extend_from_slice(room.get(..got).unwrap_or_default()),
+            Ok(Ok(Opened::Partial)) => {}
+            Ok(Ok(Opened::End) | Err(_)) | Err(_) => break,
+        }
+    }
+    assert!(most.starts_with(&all), "what the peer did not seal came out: {all:?}");
 }
 
 /// Reads each message of the handshake.

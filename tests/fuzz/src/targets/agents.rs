@@ -22,6 +22,11 @@ pub(super) fn handshake(bytes: &[u8]) {
     harmonaize_transport::tcp::fuzzing::handshake(bytes);
 }
 
+/// Records of a protected link, some of them changed on the way.
+pub(super) fn records(bytes: &[u8]) {
+    harmonaize_transport::tcp::fuzzing::records(bytes);
+}
+
 /// What agents over RDMA say of their queue pairs, and what lies in mailboxes.
 pub(super) fn exchange(bytes: &[u8]) {
     harmonaize_transport::verbs::fuzzing::exchange(bytes);
