@@ -8,23 +8,26 @@ pub use prepare::{Check, Checked};
 
 use crate::coding;
 use crate::control::Event;
+use crate::counters::{Counted, Counters};
 use crate::engines::{Engines, Thread};
 use crate::interleave::read_interleaving;
 use crate::paths::Paths;
 use crate::questions::Questions;
 use crate::recipe::VerifiedPlans;
 use crate::report;
-use crate::session::{AttachmentId, Joined, SessionRequest};
+use crate::session::{AttachmentId, DescriptorGrant, Joined, SessionRequest, TenantLimits};
 use crate::telemetry;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_core::Failure;
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice, SlotId};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice, PanicScope, SlotId};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Flow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 type JoinReply = oneshot::Sender<Result<Joined, JoinRefused>>;
@@ -40,6 +43,9 @@ const DISSOLVE_GRACE: Duration = Duration::from_secs(1);
 /// Messages to control that are left for what the engine notices; tenants' requests find no room in them.
 const RESERVE: usize = 512;
 
+/// Messages to control that wait for room at most, beside those that its queue has.
+const MAX_UNSENT: usize = 1 << 16;
+
 /// Operator-facing errors that are kept for status.
 const MAX_RECENT_ERRORS: usize = 16;
 
@@ -47,6 +53,7 @@ const MAX_RECENT_ERRORS: usize = 16;
 #[derive(Debug)]
 struct Attachment {
     tenant: String,
+    limits: TenantLimits,
     thread: Thread,
     /// Handle to communicator and rank.
     joined: HashMap<u32, (u64, Rank)>,
@@ -80,6 +87,11 @@ struct Communicator {
     thread: Thread,
     members: Vec<LocalMember>,
     ended: Option<FailureDetail>,
+    /// Those of its tenant, and the descriptors of its paths; none where nobody of it is attached any more.
+    limits: Option<TenantLimits>,
+    descriptors: Option<DescriptorGrant>,
+    /// To other agents, in its newest epoch.
+    paths: u32,
     /// Asked before the end was known here.
     detail_requests: Vec<(Rank, DetailReply)>,
 }
@@ -88,6 +100,9 @@ struct Communicator {
 pub struct Agent {
     engines: Engines,
     control: mpsc::Sender<from_agent::Message>,
+    /// Those for which control's queue has no room yet, in order.
+    unsent: VecDeque<from_agent::Message>,
+    counters: Counters,
     telemetry: Option<telemetry::Handle>,
     paths: Paths,
     attachments: HashMap<AttachmentId, Attachment>,
@@ -118,10 +133,13 @@ impl Agent {
         control: mpsc::Sender<from_agent::Message>,
         telemetry: Option<telemetry::Handle>,
         paths: Paths,
+        counters: Counters,
     ) -> Self {
         Self {
             engines,
             control,
+            unsent: VecDeque::new(),
+            counters,
             telemetry,
             paths,
             attachments: HashMap::new(),
@@ -142,9 +160,38 @@ impl Agent {
     }
 
     fn send_to_control(&mut self, message: from_agent::Message) {
-        if self.control.try_send(message).is_err() {
-            self.note("control does not keep up; a message was dropped".into());
+        if self.unsent.len() >= MAX_UNSENT {
+            self.counters.add(Counted::MessageLost);
+            return self.note("control does not keep up; a message was dropped".into());
         }
+        self.unsent.push_back(message);
+        let before = self.unsent.len();
+        self.flush_to_control();
+        if self.unsent.len() == before {
+            self.counters.add(Counted::MessageLate);
+        }
+    }
+
+    fn flush_to_control(&mut self) {
+        while let Some(message) = self.unsent.pop_front() {
+            match self.control.try_send(message) {
+                Ok(()) => {}
+                Err(TrySendError::Full(message)) => return self.unsent.push_front(message),
+                // The session's task ends with the agent alone.
+                Err(TrySendError::Closed(_)) => self.counters.add(Counted::MessageLost),
+            }
+        }
+    }
+
+    /// Gives engine and control what waits for room there.
+    pub fn flush(&mut self) {
+        self.engines.flush();
+        self.flush_to_control();
+    }
+
+    /// Whether something waits for room at the engine or control: [`Agent::flush`] is to be called before long.
+    pub fn is_late(&self) -> bool {
+        self.engines.is_late() || !self.unsent.is_empty()
     }
 
     /// Gives the thread of a communicator a command about it; of one that the agent does not know, no thread has anything.
@@ -162,19 +209,37 @@ impl Agent {
 
     fn note_taken(&mut self, taken: bool) -> bool {
         if !taken && !self.stopping {
-            self.note("the engine does not keep up or has stopped; a command was dropped".into());
+            self.note("a thread of the engine has stopped; a command was dropped".into());
         }
         taken
     }
 
-    /// Whether what a tenant's request leads to can be told to control. Where it cannot, requests are to wait.
+    /// Whether engine and control take what a tenant's request leads to. Where they do not, requests are to wait.
     pub fn has_room(&self) -> bool {
-        self.control.capacity() > RESERVE
+        !self.is_late() && self.control.capacity() > RESERVE
+    }
+
+    /// Whether what control says is taken in: the engine keeps up, and no recipe is being checked.
+    pub fn listens(&self) -> bool {
+        !self.engines.is_late() && !self.is_checking()
     }
 
     /// Keeps an error for the operator's status, and logs it.
     pub fn note(&mut self, error: String) {
         tracing::warn!("{error}");
+        self.keep_error(error);
+    }
+
+    /// The same of an error that a tenant's doing may be the cause of: its lines are bounded.
+    fn note_of(&mut self, limits: Option<&TenantLimits>, error: String) {
+        match limits {
+            Some(limits) => limits.log(|| tracing::warn!("{error}")),
+            None => tracing::warn!("{error}"),
+        }
+        self.keep_error(error);
+    }
+
+    fn keep_error(&mut self, error: String) {
         self.errors += 1;
         if self.recent.len() == MAX_RECENT_ERRORS {
             self.recent.remove(0);
@@ -182,15 +247,26 @@ impl Agent {
         self.recent.push(error);
     }
 
-    /// Takes in what a tenant's process wants.
+    /// Takes in what a tenant's process wants. If that panics, the process's attachment ends, and nothing else.
     pub fn handle_request(&mut self, request: SessionRequest) {
+        let attachment = request.attachment();
+        if catch_unwind(AssertUnwindSafe(|| self.carry_out(request))).is_ok() {
+            return;
+        }
+        self.counters.add(Counted::SessionPanic);
+        tracing::error!(%attachment, "a request panicked; its attachment ends");
+        if catch_unwind(AssertUnwindSafe(|| self.handle_detached(attachment))).is_err() {
+            tracing::error!(%attachment, "its end panicked, too");
+        }
+    }
+
+    fn carry_out(&mut self, request: SessionRequest) {
         match request {
-            SessionRequest::Attached { attachment, tenant, end, operation_timeout } => {
-                tracing::info!(%attachment, tenant, "attached");
+            SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits } => {
                 let thread = self.engines.place(&tenant);
                 self.attachments.insert(
                     attachment,
-                    Attachment { tenant, thread, joined: HashMap::new(), next_handle: 1 },
+                    Attachment { tenant, limits, thread, joined: HashMap::new(), next_handle: 1 },
                 );
                 let attachment = engine_id(attachment);
                 self.try_command(thread, Command::Attach { attachment, end, operation_timeout });
@@ -268,6 +344,8 @@ impl Agent {
         if self.stopping {
             return refuse(reply, JoinRefusal::Unavailable, Vec::new(), UNAVAILABLE);
         }
+        #[cfg(test)]
+        assert_ne!(join.communicator, "panics", "a fault of the test's");
         let request = self.next_request;
         self.next_request += 1;
         let rank = (join.regroup.is_none() && join.split.is_none()).then_some(Rank(join.rank));
@@ -323,7 +401,11 @@ impl Agent {
     fn abort(&mut self, attachment: AttachmentId, handle: u32) {
         let joined = self.attachments.get(&attachment).and_then(|a| a.joined.get(&handle)).copied();
         let Some((id, rank)) = joined else { return };
-        tracing::info!(communicator = %format_args!("{id:016x}"), %rank, "aborted");
+        if let Some(attached) = self.attachments.get(&attachment) {
+            attached
+                .limits
+                .log(|| tracing::info!(communicator = %format_args!("{id:016x}"), %rank, "aborted"));
+        }
         let failure = Failure::Aborted { rank };
         self.command_of(id, Command::Dissolve { communicator: CommunicatorId(id), failure });
     }
@@ -343,7 +425,6 @@ impl Agent {
 
     fn handle_detached(&mut self, attachment: AttachmentId) {
         let Some(attached) = self.attachments.remove(&attachment) else { return };
-        tracing::info!(%attachment, tenant = attached.tenant, "detached");
         // The engine sees the end first: with an operation in flight its ranks are lost, not leaving.
         self.try_command(attached.thread, Command::Detach { attachment: engine_id(attachment) });
         self.engines.release(&attached.tenant);
@@ -378,6 +459,7 @@ impl Agent {
                 if let Ok(epoch) = Epoch::from_wire(abandon.epoch) {
                     let communicator = CommunicatorId(abandon.communicator);
                     self.command_of(abandon.communicator, Command::Abandon { communicator, epoch });
+                    self.keep_descriptors(abandon.communicator);
                 }
             }
             Event::JoinRefused(refused) => {
@@ -488,6 +570,7 @@ impl Agent {
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
                 }
+                self.keep_descriptors(communicator);
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
@@ -505,10 +588,18 @@ impl Agent {
             }
             Notice::Ended { communicator, failure, detail } => {
                 let id = communicator.0;
-                self.note(format!("communicator {id:016x} ended: {failure}; {detail}"));
+                let limits = self.communicators.get(&id).and_then(|known| known.limits.clone());
+                self.note_of(limits.as_ref(), format!("communicator {id:016x} ended: {failure}; {detail}"));
                 self.telemetry.iter().for_each(|telemetry| telemetry.ended(id));
                 self.send_to_control(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
                 self.finish(id, &failure, &detail);
+            }
+            Notice::Panicked { scope, reason } => {
+                self.counters.add(match scope {
+                    PanicScope::Communicator => Counted::CommunicatorPanic,
+                    PanicScope::Attachment => Counted::AttachmentPanic,
+                });
+                self.note(format!("a panic that was contained: {reason}"));
             }
             Notice::Closed { communicator } => {
                 self.telemetry.iter().for_each(|telemetry| telemetry.ended(communicator.0));
@@ -518,7 +609,9 @@ impl Agent {
                 self.communicators.remove(&communicator.0);
             }
             Notice::Detached { attachment, reason } => {
-                self.note(format!("attachment {} let go: {reason}", attachment.0));
+                let attached = self.attachments.get(&AttachmentId(attachment.0));
+                let limits = attached.map(|attached| attached.limits.clone());
+                self.note_of(limits.as_ref(), format!("attachment {} let go: {reason}", attachment.0));
             }
             Notice::Regions { attachment, base, done } => {
                 if let Some(reply) = self.pending_regions.remove(&(attachment.0, base)) {
@@ -550,10 +643,18 @@ impl Agent {
         });
     }
 
+    /// Of two epochs of a communicator one has no links any more: gives its descriptors back.
+    fn keep_descriptors(&mut self, id: u64) {
+        let Some(known) = self.communicators.get_mut(&id) else { return };
+        let paths = known.paths;
+        known.descriptors.iter_mut().for_each(|held| held.shrink_to(paths));
+    }
+
     /// A communicator has ended; whoever waits or asks is told, in terms of ranks.
     fn finish(&mut self, id: u64, failure: &Failure, detail: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
+        communicator.descriptors = None;
         let mut refused = Vec::new();
         for member in &mut communicator.members {
             if let Some(reply) = member.reply.take() {

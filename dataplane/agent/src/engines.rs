@@ -3,8 +3,9 @@
 //! Each thread has an engine and a transport of its own; they share nothing that an operation touches. All attachments of a tenant
 //! go to one thread, so that the local ranks of a communicator meet there, and its communicators share one window to aggregators.
 
-use harmonaize_engine::{Command, Handle, Status};
-use std::collections::HashMap;
+use crate::counters::{Counted, Counters};
+use harmonaize_engine::{Command, Handle, NotTaken, Status};
+use std::collections::{HashMap, VecDeque};
 
 /// One of the engine's threads, by its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,11 +14,20 @@ pub struct Thread(usize);
 /// All of them.
 #[derive(Debug)]
 pub struct Engines {
-    threads: Vec<Handle>,
+    threads: Vec<EngineThread>,
+    counters: Counters,
     placement: Placement,
     pending: HashMap<u64, Gathering>,
     /// The number under which threads were last asked for their status.
     last_request: u64,
+}
+
+/// A thread, and commands that it has no room for yet, in order. Whoever gives more of them waits meanwhile: see
+/// [`Engines::is_late`].
+#[derive(Debug)]
+struct EngineThread {
+    handle: Handle,
+    waiting: VecDeque<Command>,
 }
 
 /// A status that not all threads have told yet.
@@ -31,9 +41,10 @@ struct Gathering {
 
 impl Engines {
     /// These threads, which run.
-    pub fn new(threads: Vec<Handle>) -> Self {
+    pub fn new(threads: Vec<Handle>, counters: Counters) -> Self {
         let placement = Placement::new(threads.len());
-        Self { threads, placement, pending: HashMap::new(), last_request: 0 }
+        let threads = threads.into_iter().map(|handle| EngineThread { handle, waiting: VecDeque::new() });
+        Self { threads: threads.collect(), counters, placement, pending: HashMap::new(), last_request: 0 }
     }
 
     /// Counts an attachment of a tenant; the thread that it belongs to.
@@ -46,17 +57,61 @@ impl Engines {
         self.placement.release(tenant);
     }
 
-    /// Gives a thread a command; whether it took it.
-    pub fn command(&self, thread: Thread, command: Command) -> bool {
-        self.threads.get(thread.0).is_some_and(|thread| thread.command(command).is_ok())
+    /// Gives a thread a command, behind those before it. A thread that is late takes it later; false if it has ended.
+    pub fn command(&mut self, thread: Thread, command: Command) -> bool {
+        let Some(thread) = self.threads.get_mut(thread.0) else { return false };
+        let given = match thread.waiting.is_empty() {
+            true => thread.handle.command(command),
+            false => Err(NotTaken::Late(Box::new(command))),
+        };
+        match given {
+            Ok(()) => true,
+            Err(NotTaken::Late(command)) => {
+                if thread.waiting.is_empty() {
+                    tracing::warn!("a thread of the engine does not keep up; tenants' requests wait for it");
+                }
+                self.counters.add(Counted::CommandLate);
+                thread.waiting.push_back(*command);
+                true
+            }
+            Err(NotTaken::Stopped(command)) => {
+                tracing::error!(?command, "a thread of the engine has ended; a command is lost");
+                self.counters.add(Counted::CommandLost);
+                false
+            }
+        }
+    }
+
+    /// Whether commands wait for a thread: nothing that leads to more of them is to be taken in.
+    pub fn is_late(&self) -> bool {
+        self.threads.iter().any(|thread| !thread.waiting.is_empty())
+    }
+
+    /// Gives threads what waits for them, as far as they take it.
+    pub fn flush(&mut self) {
+        for thread in &mut self.threads {
+            while let Some(command) = thread.waiting.pop_front() {
+                match thread.handle.command(command) {
+                    Ok(()) => {}
+                    Err(NotTaken::Late(command)) => {
+                        thread.waiting.push_front(*command);
+                        break;
+                    }
+                    Err(NotTaken::Stopped(command)) => {
+                        tracing::error!(?command, "a thread of the engine has ended; a command is lost");
+                        self.counters.add(Counted::CommandLost);
+                    }
+                }
+            }
+        }
     }
 
     /// Asks all threads for their status, which [`Engines::gather`] puts together under `id`; whether all took it.
     pub fn ask_status(&mut self, id: u64) -> bool {
         self.last_request += 1;
         let request = self.last_request;
-        let ask = |thread: &&Handle| thread.command(Command::Status { id: request }).is_ok();
-        let missing = self.threads.iter().filter(ask).count();
+        let threads = (0..self.threads.len()).map(Thread);
+        let missing = threads.filter(|thread| self.command(*thread, Command::Status { id: request })).count();
         if missing > 0 {
             self.pending.insert(request, Gathering { id, missing, status: Status::default() });
         }
@@ -76,10 +131,9 @@ impl Engines {
     }
 
     /// Has all threads end.
-    pub fn stop(&self) {
-        for thread in &self.threads {
-            // One that does not take it is gone, or ends with the process.
-            let _ = thread.command(Command::Stop);
+    pub fn stop(&mut self) {
+        for thread in (0..self.threads.len()).map(Thread) {
+            self.command(thread, Command::Stop);
         }
     }
 }
@@ -134,7 +188,7 @@ mod tests {
     use super::*;
     use harmonaize_engine::{AttachmentId, AttachmentStatus, Engine, start};
     use harmonaize_transport::loopback::Hub;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{channel, sync_channel};
     use std::time::Duration;
 
     #[test]
@@ -173,7 +227,7 @@ mod tests {
             threads.push(thread);
             running.push(end);
         }
-        let mut engines = Engines::new(threads);
+        let mut engines = Engines::new(threads, Counters::default());
         assert!(engines.ask_status(70) && engines.ask_status(70));
         let mut told = Vec::new();
         for _ in 0..4 {
@@ -189,5 +243,33 @@ mod tests {
         engines.stop();
         running.into_iter().for_each(|thread| thread.join().unwrap());
         assert!(!engines.ask_status(71) && engines.pending.is_empty());
+    }
+
+    #[test]
+    fn a_late_thread_gets_every_command_in_order() {
+        const COMMANDS: u64 = 3000;
+        let (notices, heard) = sync_channel(0);
+        let notify = Box::new(move |notice| notices.send(notice).unwrap());
+        let engine = Engine::new(Box::new(Hub::new().endpoint().unwrap()), notify).unwrap();
+        let (handle, thread) = start(engine, 0, Duration::ZERO).unwrap();
+        let counters = Counters::default();
+        let mut engines = Engines::new(vec![handle], counters.clone());
+        // The thread waits in its first notice, so that no more than its queue holds is taken.
+        for id in 0..COMMANDS {
+            assert!(engines.command(Thread(0), Command::Status { id }));
+        }
+        assert!(engines.is_late());
+        let late = counters.get(Counted::CommandLate);
+        assert!((1000..COMMANDS).contains(&late), "{late} are late");
+        for expected in 0..COMMANDS {
+            let harmonaize_engine::Notice::Status { id, .. } = heard.recv().unwrap() else { panic!() };
+            assert_eq!(id, expected);
+            engines.flush();
+        }
+        assert!(!engines.is_late());
+        engines.stop();
+        thread.join().unwrap();
+        assert!(!engines.command(Thread(0), Command::Stop));
+        assert_eq!(counters.get(Counted::CommandLost), 1);
     }
 }

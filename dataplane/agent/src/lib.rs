@@ -10,6 +10,7 @@ pub mod coding;
 pub mod config;
 pub mod control;
 mod costs;
+pub mod counters;
 pub mod engines;
 mod interleave;
 pub mod observe;

@@ -153,8 +153,9 @@ fn answer<T>(asked: &Receiver<T>, to: &mpsc::WeakSender<Message>, mut find: impl
     for question in asked {
         let answer = find(question);
         let Some(to) = to.upgrade() else { return };
-        if to.try_send(answer).is_err() {
-            tracing::warn!("control does not keep up; an answer about paths was dropped");
+        // Until there is room. Without control's session the agent is ending.
+        if to.blocking_send(answer).is_err() {
+            return;
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
 use crate::control::{self, Event, Settings};
 use crate::costs;
+use crate::counters::Counters;
 use crate::engines::Engines;
 use crate::paths::Paths;
 use crate::served::Tenants;
@@ -33,6 +34,8 @@ const REQUESTS: usize = 1024;
 const MARKS: usize = 1 << 16;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
+/// How soon what waits for room at the engine or control is tried again.
+const LATE: Duration = Duration::from_millis(1);
 /// How often the operator is told of connections that nobody introduced, and of links on whose way somebody is.
 const INTRUDERS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
@@ -123,6 +126,7 @@ impl Started {
         devices: &Devices,
         port: Option<&RdmaPort>,
         notices: &mpsc::UnboundedSender<Notice>,
+        counters: &Counters,
     ) -> anyhow::Result<Self> {
         let mut engines = Vec::new();
         for _ in 0..config.engine_threads {
@@ -147,7 +151,7 @@ impl Started {
         let started: Vec<_> =
             started.collect::<Result<_, _>>().context("cannot start the engine's threads")?;
         let (handles, threads) = started.into_iter().unzip();
-        Ok(Self { engines: Engines::new(handles), threads, telemetry })
+        Ok(Self { engines: Engines::new(handles, counters.clone()), threads, telemetry })
     }
 }
 
@@ -204,16 +208,17 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
     let address = acceptor.local_address();
     let (notices, mut heard) = mpsc::unbounded_channel();
+    let counters = Counters::default();
     let datagrams = datagrams(&config, devices);
     let (port, datagram_bytes) = datagrams.as_ref().map_or((None, 0), |(port, bytes)| (Some(port), *bytes));
     let uplink = Arc::new(Uplink::default());
     let Started { engines, threads, mut telemetry } =
-        Started::start(&config, (&acceptor, &uplink), devices, port, &notices)?;
+        Started::start(&config, (&acceptor, &uplink), devices, port, &notices, &counters)?;
     let mut intruders = IntruderWatch { acceptor, rejected: 0, forged: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
-    let server = SessionServer::bind(rdma, requests)?;
+    let server = SessionServer::bind(rdma, requests, counters.clone())?;
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
@@ -236,10 +241,10 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         .answer_into(control.to_control.downgrade())
         .context("cannot start the threads that look at paths")?;
     if let (Some(telemetry), Some(asked)) = (&mut telemetry, &config.telemetry) {
-        telemetry.serve(asked, &config.host, &control.to_control).await;
+        telemetry.serve(asked, &config.host, &control.to_control, &counters).await;
     }
-    let mut agent =
-        Agent::new(engines, control.to_control, telemetry.as_ref().map(telemetry::Running::handle), paths);
+    let measured = telemetry.as_ref().map(telemetry::Running::handle);
+    let mut agent = Agent::new(engines, control.to_control, measured, paths, counters);
     tokio::pin!(stop);
     let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -249,10 +254,12 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let mut ending: Option<Instant> = None;
     let running = || !threads.iter().all(JoinHandle::is_finished);
     while ending.is_none_or(|ending| ending.elapsed() < DRAIN_TIMEOUT && running()) {
+        agent.flush();
         tokio::select! {
+            () = tokio::time::sleep(LATE), if agent.is_late() => {}
             Some(notice) = heard.recv() => agent.handle_notice(notice),
             Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
-            Some(event) = control.events.recv(), if !agent.is_checking() => match event {
+            Some(event) = control.events.recv(), if agent.listens() => match event {
                 Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.set_added(told)),
                 Event::Connected(mut welcome) if ending.is_none() => {
                     uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
@@ -293,6 +300,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     while let Ok(notice) = heard.try_recv() {
         agent.handle_notice(notice);
     }
+    agent.flush();
     // Nobody takes requests any more: sessions that wait for room end.
     drop((agent, asked));
     tenants.ended().await;

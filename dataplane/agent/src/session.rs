@@ -5,8 +5,10 @@
 
 mod attached;
 mod connection;
+mod log_limit;
 mod memory;
 mod network;
+mod rates;
 mod rdma;
 mod request_quota;
 mod server;
@@ -15,6 +17,8 @@ mod stream;
 mod tenant;
 
 pub use server::{BindError, SessionServer};
+pub(crate) use tenant::ATTACHMENT_DESCRIPTORS;
+pub use tenant::{DescriptorGrant, TenantLimits};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
@@ -117,10 +121,21 @@ pub struct Quota {
     pub ranks: u32,
     /// The longest time-out of an operation.
     pub operation_timeout: Duration,
+    /// Operations in flight, over all attachments: the sum of their rings' entries.
+    pub operations: u32,
+    /// Descriptors that the agent holds for the tenant: those of attachments, and one for each path to another agent.
+    pub descriptors: u32,
+    /// Processes that attach in a second in the long run; as many as `attachments` may at once.
+    pub attaches: u32,
+    /// Joins in a second in the long run, over all attachments.
+    pub joins: u32,
+    /// Lines of the log about the tenant in a minute.
+    pub log_lines: u32,
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h.
+    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 64
+    /// attaches and 100 joins a second, 600 lines a minute.
     fn default() -> Self {
         Self {
             attachments: 64,
@@ -130,6 +145,11 @@ impl Default for Quota {
             communicators: 64,
             ranks: 1024,
             operation_timeout: Duration::from_secs(3600),
+            operations: 64 * 256,
+            descriptors: 8192,
+            attaches: 64,
+            joins: 100,
+            log_lines: 600,
         }
     }
 }
@@ -162,6 +182,8 @@ pub enum SessionRequest {
         end: Box<dyn AgentEnd>,
         /// The longest time-out that its operations may have.
         operation_timeout: Duration,
+        /// What else bounds the tenant here.
+        limits: TenantLimits,
     },
     /// Descriptors may name more memory, if the attachment is mapped.
     AddRegion {
@@ -277,6 +299,26 @@ pub enum SessionRequest {
         /// Which attachment.
         attachment: AttachmentId,
     },
+}
+
+impl SessionRequest {
+    /// Whose it is.
+    pub fn attachment(&self) -> AttachmentId {
+        match self {
+            Self::Attached { attachment, .. }
+            | Self::AddRegion { attachment, .. }
+            | Self::RemoveRegion { attachment, .. }
+            | Self::Join { attachment, .. }
+            | Self::Regroup { attachment, .. }
+            | Self::Split { attachment, .. }
+            | Self::Leave { attachment, .. }
+            | Self::Abort { attachment, .. }
+            | Self::Detail { attachment, .. }
+            | Self::SetBudget { attachment, .. }
+            | Self::Ask { attachment, .. }
+            | Self::Detached { attachment } => *attachment,
+        }
+    }
 }
 
 /// What a tenant's process asks of control. Each has a `reply`: the answer, or for people why there is none; dropped where control cannot

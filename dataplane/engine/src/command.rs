@@ -1,5 +1,6 @@
 //! Commands to an engine, and its notices.
 
+use crate::containment::PanicScope;
 use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
@@ -230,6 +231,13 @@ pub enum Notice {
         failure: Failure,
         /// More for the operator: links and addresses.
         detail: String,
+    },
+    /// Work for one communicator or attachment has panicked; that one alone ends, and its own notice follows.
+    Panicked {
+        /// Whose work.
+        scope: PanicScope,
+        /// What the panic said.
+        reason: String,
     },
     /// A communicator has ended in good order.
     Closed {

@@ -197,6 +197,16 @@ impl CommunicatorState {
         Some(call)
     }
 
+    /// How many calls are in flight.
+    pub(crate) fn calls_in_flight(&self) -> usize {
+        self.calls.len().saturating_sub(self.free.len())
+    }
+
+    /// By local rank, the cookies of calls in flight, in the state that a panic may have left.
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = (&Local, u64)> {
+        self.calls.iter().filter_map(|call| Some((self.local(call.rank?)?, call.cookie)))
+    }
+
     /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
     pub(crate) fn urgency(&self) -> Urgency {
         let mut classes = Class::ALL.into_iter().zip(self.in_flight);

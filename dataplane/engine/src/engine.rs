@@ -2,11 +2,15 @@
 
 mod aggregate;
 mod lifecycle;
+mod panicked;
+#[cfg(test)]
+mod tests;
 
 use crate::attachment::{Attachment, Counted};
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
+use crate::containment::{Panicked, Task, contain};
 use crate::context::Context;
 use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
@@ -67,6 +71,8 @@ pub struct Engine {
     /// When links were last closed.
     pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
+    /// Communicators to be ended since their work has panicked; empty between two rounds.
+    pub(crate) panicked: Vec<Panicked>,
     pub(crate) reaper: Reaper,
     pub(crate) notify: Box<dyn FnMut(Notice) + Send>,
     /// An epoll set of the transport and every attachment.
@@ -104,6 +110,7 @@ impl Engine {
             pending_transfers: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
+            panicked: Vec::new(),
             reaper: Reaper::begin()?,
             notify,
             wake,
@@ -145,9 +152,12 @@ impl Engine {
             .iter_mut()
             .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
         let attachments = busy.count();
-        let paths = self.communicators.iter_mut().flat_map(|member| &mut member.epochs);
-        let datagrams = paths.filter_map(|links| (!links.aggregator.as_mut()?.prepare_sleep()).then_some(()));
-        datagrams.count() == 0 && attachments == 0 && self.transport.prepare_sleep()
+        let mut datagrams = 0;
+        self.for_each_communicator(Task::Packets, |member| {
+            let paths = member.epochs.iter_mut().filter_map(|links| links.aggregator.as_mut());
+            datagrams += paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
+        });
+        datagrams == 0 && attachments == 0 && self.transport.prepare_sleep()
     }
 
     /// Takes the announcement back.
@@ -167,37 +177,39 @@ impl Engine {
         worked += self.poll_aggregators(now);
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
-            if let Some(Err(error)) = self.attachments.get_mut(key).map(Attachment::flush) {
-                self.broken.push((key, error.to_string()));
-            }
+            self.rings(key, |engine| engine.attachments.get_mut(key).map_or(Ok(()), Attachment::flush));
         }
         worked += self.drop_broken();
         if now >= self.timers.after(TIMER_INTERVAL) {
             self.timers = now;
-            self.communicators.iter_mut().for_each(|member| member.core.handle_timeout(now));
+            self.for_each_communicator(Task::Timer, |member| member.core.handle_timeout(now));
         }
+        worked += self.end_panicked();
         worked
     }
 
     /// How long the loop may sleep for want of events.
-    pub fn sleep_timeout(&self) -> Option<Duration> {
-        let timeouts = self.communicators.iter().filter_map(|member| member.core.poll_timeout());
-        let now = self.now();
-        let paths = self.communicators.iter().flat_map(|member| &member.epochs);
-        let packets = paths.filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
-        let due =
-            timeouts.chain(packets).chain(self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT))).min()?;
-        Some(due.since(now).max(Duration::from_millis(1)))
+    pub fn sleep_timeout(&mut self) -> Option<Duration> {
+        let (now, stopping) = (self.now(), self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT)));
+        let mut due = stopping;
+        self.for_each_communicator(Task::Timer, |member| {
+            let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
+            due = paths.chain(member.core.poll_timeout()).chain(due).min();
+        });
+        // Who waits for a communicator that has panicked is told in the next round.
+        if !self.panicked.is_empty() {
+            due = Some(now);
+        }
+        Some(due?.since(now).max(Duration::from_millis(1)))
     }
 
     fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
-        let Self { transport, communicators: members, links, marks, .. } = self;
+        let Self { transport, communicators: members, links, marks, panicked, .. } = self;
         let mut ups = Vec::new();
         let mut downs = Vec::new();
         let worked = transport.progress(budget, &mut |link, event| {
             let Some(&(key, epoch, peer)) = links.get(&link) else { return };
-            let Some(member) = members.get_mut(key) else { return };
-            match event {
+            contain(members, panicked, (key, Task::Frame), |member| match event {
                 Event::Up => {
                     if member.link_up(epoch, peer) {
                         ups.push((key, epoch));
@@ -214,14 +226,14 @@ impl Engine {
                     member.record_link_down(peer, &reason);
                     downs.push((key, epoch, peer, link));
                 }
-            }
+            });
         });
         for (key, epoch) in ups {
-            self.handle_epoch_up(key, epoch);
+            self.contain((key, Task::Links), |engine| engine.handle_epoch_up(key, epoch));
         }
         for (key, epoch, peer, link) in downs {
             self.links.remove(&link);
-            self.handle_link_down(key, epoch, peer);
+            self.contain((key, Task::Links), |engine| engine.handle_link_down(key, epoch, peer));
         }
         worked
     }
@@ -230,17 +242,21 @@ impl Engine {
         let mut worked = 0;
         for place in 0..self.attachments.places() {
             let Some(key) = self.attachments.key_at(place) else { continue };
-            match self.poll_tenant(now, key) {
-                Ok(done) => worked += done,
-                Err(error) => self.broken.push((key, error.to_string())),
-            }
+            worked += self.rings(key, |engine| engine.poll_tenant(now, key)).unwrap_or(0);
         }
         worked
     }
 
     fn poll_tenant(&mut self, now: Nanos, key: Key) -> Result<usize, EndError> {
-        let Self { attachments, communicators: members, pending_transfers: asked, transport, broken, .. } =
-            self;
+        let Self {
+            attachments,
+            communicators: members,
+            pending_transfers: asked,
+            transport,
+            broken,
+            panicked,
+            ..
+        } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
         let mut counted = false;
         let mut worked = attachment.end.progress(&mut |token| {
@@ -249,21 +265,9 @@ impl Engine {
                 return;
             }
             let (of, channel, step) = untag(token);
-            // Nothing follows from what ends after its communicator.
-            let Some(member) = members.get_mut(of).filter(|member| !member.ended) else { return };
-            if channel == member.core.p2p_channel() {
-                asked.extend(p2p::handle_transferred(now, member, transport.as_mut(), (of, step)));
-                return;
-            }
-            match feedback::is_untracked(step) {
-                None => match scale_fetched(member, channel, step) {
-                    Ok(()) => member.core.handle_completion(now, channel, step),
-                    Err(error) => member.fail_internal(&error.to_string()),
-                },
-                Some(place) => {
-                    asked.extend(place.and_then(|place| feedback::carried(member, of, channel, place)))
-                }
-            }
+            contain(members, panicked, (of, Task::Transfer), |member| {
+                asked.extend(handle_transferred(now, member, transport.as_mut(), (of, channel, step)));
+            });
         })?;
         // Of a message, it may be to another attachment.
         for asked in asked.drain(..) {
@@ -281,7 +285,7 @@ impl Engine {
                 },
             };
             worked += 1;
-            match submit(now, attachment, members, &submission, counts) {
+            match submit(now, attachment, (&mut *members, &mut *panicked), &submission, counts) {
                 Ok(Submitted::Message) => {}
                 Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
                 Ok(Submitted::Collective(mark, checked)) => {
@@ -418,6 +422,7 @@ impl Engine {
             }
             Err(error) => return member.blame(&error),
         };
+        crate::containment::strike(Task::Step);
         member.bytes_received += sources.iter().map(|message| u64::from(message.bytes)).sum::<u64>();
         let empty = send_all(member, self.transport.as_mut(), &sends, from.as_ref(), tag);
         for sent in &sends {
@@ -465,7 +470,7 @@ impl Engine {
             let (operation, segment) = (receipt.operation, aggregated.fallback_segments);
             self.marks.write(MarkKind::Aggregated, || Mark { operation, segment, ..member.mark() });
         }
-        let Some(call) = member.forget(token) else { return };
+        let Some(call) = member.call(token).copied() else { return };
         let Some(local) = member.local(rank).copied() else { return };
         let attachment = self.attachments.get(local.attachment);
         let looked = |end| zeros(end, &receipt.signature, call.output, receipt.operation);
@@ -501,6 +506,8 @@ impl Engine {
             codec: receipt.coded.map_or(0, |coded| coded.codec),
             ..Completion::default()
         };
+        // Last: who waits for a call that is forgotten hears nothing of a panic.
+        member.forget(token);
         self.report(local.attachment, &completion);
     }
 
@@ -509,8 +516,9 @@ impl Engine {
         member.failed += 1;
         self.marks.write(MarkKind::Failed, || of_end(member, rank, operation));
         let status = member.core.failure().map_or(Code::Internal, status_of);
-        let Some(call) = member.forget(token) else { return };
+        let Some(call) = member.call(token).copied() else { return };
         let Some(local) = member.local(rank).copied() else { return };
+        member.forget(token);
         let completion = Completion {
             version: ABI_VERSION,
             status: status.code(),
@@ -568,7 +576,8 @@ impl Work for Engine {
             (member.bytes_sent.saturating_add(member.bytes_received), member.bytes_touched)
         };
         let before = self.communicators.get(key).map_or((0, 0), moved);
-        let (worked, unfinished) = self.run_actions(now, key, until);
+        let ran = self.contain((key, Task::Turn), |engine| engine.run_actions(now, key, until));
+        let (worked, unfinished) = ran.unwrap_or((1, false));
         let after = self.communicators.get(key).map_or(before, moved);
         let (carried, touched) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         Turn { worked, carried, touched, unfinished }
@@ -667,16 +676,62 @@ enum Submitted {
     WithoutCounts(Region),
 }
 
+/// What follows from the end of a transfer: another one, if any.
+fn handle_transferred(
+    now: Nanos,
+    member: &mut CommunicatorState,
+    transport: &mut dyn Transport,
+    (key, channel, step): (Key, u16, u32),
+) -> Option<PendingTransfer> {
+    // Nothing follows from what ends after its communicator.
+    if member.ended {
+        return None;
+    }
+    if channel == member.core.p2p_channel() {
+        return p2p::handle_transferred(now, member, transport, (key, step));
+    }
+    match feedback::is_untracked(step) {
+        None => match scale_fetched(member, channel, step) {
+            Ok(()) => member.core.handle_completion(now, channel, step),
+            Err(error) => member.fail_internal(&error.to_string()),
+        },
+        Some(place) => return place.and_then(|place| feedback::carried(member, key, channel, place)),
+    }
+    None
+}
+
 /// Takes a descriptor in, with its counts if they were fetched.
 fn submit(
     now: Nanos,
     attachment: &Attachment,
-    members: &mut Table<CommunicatorState>,
+    (members, panicked): (&mut Table<CommunicatorState>, &mut Vec<Panicked>),
     submission: &Submission,
     fetched: Option<Arc<[u64]>>,
 ) -> Result<Submitted, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
-    let member = members.get_mut(key).ok_or(Code::BadCommunicator)?;
+    // One that is not there has panicked, and is about to be ended.
+    let calls = members.get(key).ok_or(Code::Internal)?.calls_in_flight();
+    let submitted = contain(members, panicked, (key, Task::Call), |member| {
+        call(now, attachment, (member, rank), submission, fetched)
+    });
+    submitted.unwrap_or_else(|| {
+        let remains = panicked.last().and_then(|last| last.remains.as_ref());
+        // A call that was remembered is ended with the others.
+        match remains.is_some_and(|remains| remains.calls_in_flight() > calls) {
+            true => Ok(Submitted::Message),
+            false => Err(Code::Internal),
+        }
+    })
+}
+
+/// Calls what a descriptor asks for.
+fn call(
+    now: Nanos,
+    attachment: &Attachment,
+    (member, rank): (&mut CommunicatorState, Rank),
+    submission: &Submission,
+    fetched: Option<Arc<[u64]>>,
+) -> Result<Submitted, Code> {
     if let Some(direction) = Direction::from_code(submission.collective) {
         let checked = check_p2p(submission, direction, &*attachment.end, member.ranks)?;
         let timeout = attachment.timeout(submission.timeout_ns)?;

@@ -17,38 +17,29 @@ use std::time::Duration;
 /// How long others have at most to say what they called, before an operation fails for its time-out.
 const MAX_INQUIRY: Duration = Duration::from_secs(1);
 
-/// Opens the links of an epoch, all at once, and gives each its landing rings, one per channel; those that go on are taken over
-/// from the epoch before with their rings. On an error, what was opened is closed.
+/// Opens the links of an epoch into `links`, all at once, and gives each its landing rings, one per channel. Those that go on are taken
+/// over from the epoch before with their rings. On an error the caller closes what was opened.
 pub(crate) fn open_links(
     transport: &mut dyn Transport,
     plan: &EpochPlan,
     me: Participant,
     peers: Vec<Peer>,
     before: Option<&Links>,
-) -> Result<Links, String> {
+    links: &mut Links,
+) -> Result<(), String> {
     let participants = plan.plan.group().participants();
     let mut expected: Vec<Participant> =
         (0..participants).map(Participant).filter(|peer| *peer != me).collect();
-    let mut links = Links::new(plan.epoch, participants);
     for peer in peers {
         let known = expected.iter().position(|participant| *participant == peer.participant);
-        let result = match known {
-            Some(position) => {
-                expected.swap_remove(position);
-                open_link(transport, plan, &mut links, peer, before)
-            }
-            None => Err(format!("participant {} introduced twice or unknown", peer.participant.0)),
-        };
-        if let Err(reason) = result {
-            close_links(transport, &links, before);
-            return Err(reason);
-        }
+        let unknown = || format!("participant {} introduced twice or unknown", peer.participant.0);
+        expected.swap_remove(known.ok_or_else(unknown)?);
+        open_link(transport, plan, links, peer, before)?;
     }
-    if let Some(missing) = expected.first() {
-        close_links(transport, &links, before);
-        return Err(format!("participant {} was not introduced", missing.0));
+    match expected.first() {
+        Some(missing) => Err(format!("participant {} was not introduced", missing.0)),
+        None => Ok(()),
     }
-    Ok(links)
 }
 
 fn open_link(
@@ -101,7 +92,7 @@ pub(crate) fn unsupported(plan: &EpochPlan) -> Result<(), String> {
 }
 
 /// Closes the links of an epoch that another does not have.
-fn close_links(transport: &mut dyn Transport, links: &Links, other: Option<&Links>) {
+pub(crate) fn close_links(transport: &mut dyn Transport, links: &Links, other: Option<&Links>) {
     let gone = |link: &&LinkId| other.is_none_or(|other| !other.has(**link));
     links.links.iter().flatten().filter(gone).for_each(|link| transport.close(*link));
 }
@@ -125,13 +116,13 @@ pub(crate) fn open_path(
     })
 }
 
-/// A member whose links are on their way up.
+/// A member whose links are on their way up. On an error the caller closes those that are in `opened`.
 pub(crate) fn form(
     transport: &mut dyn Transport,
     attachments: &Table<Attachment>,
     keys: &[Key],
     wake: (&OwnedFd, Option<&RdmaPort>),
-    formation: Formation,
+    (formation, opened): (Formation, &mut Links),
 ) -> Result<CommunicatorState, String> {
     let plan = formation.plan.clone();
     unsupported(&plan)?;
@@ -159,9 +150,9 @@ pub(crate) fn form(
         operations: calls as usize,
     };
     let core = Communicator::new(config).map_err(|error| error.to_string())?;
-    let mut links = open_links(transport, &plan, formation.me, formation.peers, None)?;
+    open_links(transport, &plan, formation.me, formation.peers, None, opened)?;
     let mapped = keys.iter().all(|key| mapped(attachments, *key));
-    links.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
+    opened.aggregator = open_path(formation.aggregator.as_ref(), &plan, formation.me, mapped, wake);
     Ok(CommunicatorState::new(CommunicatorParts {
         id: formation.communicator,
         tenant: formation.tenant,
@@ -171,9 +162,9 @@ pub(crate) fn form(
         participants: group.participants(),
         calls: calls.saturating_mul(locals.len() as u32),
         locals,
-        links,
         channels: plan.channels,
         landing_slots: plan.landing_slots,
         slot_bytes: slot_bytes(&plan)?,
+        links: std::mem::replace(opened, Links::new(plan.epoch, 0)),
     }))
 }

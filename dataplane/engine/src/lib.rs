@@ -4,9 +4,15 @@
 //! moment when there is nothing to do and then sleeps on everything that can wake it. Control reaches it through
 //! [`Command`]s, and learns of what happens through [`Notice`]s.
 //!
+//! Architecture invariant: a panic in work for one communicator ends that one alone, as `containment` says.
+//!
 //! Architecture invariant: no async runtime; queues are bounded, but that of attachments that end; nothing is allocated on the path of a tensor's bytes once a
 //! communicator is up and has run an operation of each kind and size that it uses.
 #![forbid(unsafe_code)]
+
+// By this name the tests' common parts have it.
+#[cfg(test)]
+extern crate self as harmonaize_engine;
 
 mod aggregated;
 mod attachment;
@@ -14,6 +20,7 @@ mod backlog;
 mod coded;
 mod command;
 mod communicator_state;
+mod containment;
 mod context;
 mod engine;
 mod execute;
@@ -37,8 +44,9 @@ pub use command::{
     Aggregator, AttachmentId, AttachmentStatus, Command, CommunicatorStatus, Formation, LocalRank,
     MAX_PATIENCE, Notice, Peer, Status,
 };
+pub use containment::PanicScope;
 pub use engine::Engine;
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
-pub use run::{Handle, start};
+pub use run::{Handle, NotTaken, start};
 pub use transfer::MAX_CHANNELS;

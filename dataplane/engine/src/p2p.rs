@@ -193,7 +193,7 @@ impl Engine {
     pub(crate) fn p2p_complete(&mut self, key: Key, rank: Rank, token: Token, receipt: &P2pReceipt) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let within = member.local(receipt.peer).is_some();
-        let Some(call) = member.forget(token) else { return };
+        let Some(call) = member.call(token).copied() else { return };
         let Some(local) = member.local(rank).copied() else { return };
         let [inside, between] = ALGORITHMS;
         let bits = receipt.wire_bytes.saturating_mul(8 * 256) / receipt.signature.count.max(1);
@@ -209,6 +209,7 @@ impl Engine {
             peer: receipt.peer.0,
             ..Completion::default()
         };
+        member.forget(token);
         self.report(local.attachment, &completion);
     }
 }

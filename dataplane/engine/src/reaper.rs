@@ -2,6 +2,7 @@
 //! queue pair.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
@@ -18,7 +19,9 @@ impl Reaper {
         let (sender, gone) = channel::<Box<dyn Send>>();
         let thread = std::thread::Builder::new().name("detach".into()).spawn(move || {
             for one in gone {
-                drop(one);
+                if catch_unwind(AssertUnwindSafe(move || drop(one))).is_err() {
+                    tracing::error!("an attachment's end panicked as it went; what it held may stay");
+                }
             }
         })?;
         Ok(Self { gone: Some(sender), thread: Some(thread) })

@@ -14,6 +14,17 @@ const COMMANDS: usize = 1024;
 /// Frames or system calls of the transport per round.
 const BUDGET: usize = 64;
 
+/// Why an engine did not take a command, which is within.
+#[derive(Debug, thiserror::Error)]
+pub enum NotTaken {
+    /// As many commands wait as may; try again.
+    #[error("the engine does not keep up with its commands")]
+    Late(Box<Command>),
+    /// Its thread has ended, and takes none any more.
+    #[error("the engine has stopped")]
+    Stopped(Box<Command>),
+}
+
 /// A running engine's thread. Clones reach the same engine.
 #[derive(Clone, Debug)]
 pub struct Handle {
@@ -22,15 +33,19 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Gives the engine a command; returns it if the engine has stopped or cannot keep up.
-    pub fn command(&self, command: Command) -> Result<(), Box<Command>> {
+    /// Gives the engine a command.
+    ///
+    /// # Errors
+    /// If it cannot keep up, or has stopped; the command comes back.
+    pub fn command(&self, command: Command) -> Result<(), NotTaken> {
         match self.commands.try_send(command) {
             Ok(()) => {
                 // A full counter means that the bell is ringing already.
                 let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
                 Ok(())
             }
-            Err(TrySendError::Full(command) | TrySendError::Disconnected(command)) => Err(Box::new(command)),
+            Err(TrySendError::Full(command)) => Err(NotTaken::Late(Box::new(command))),
+            Err(TrySendError::Disconnected(command)) => Err(NotTaken::Stopped(Box::new(command))),
         }
     }
 }
@@ -69,7 +84,7 @@ fn run_loop(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, sp
             continue;
         }
         if engine.prepare_sleep() && commands.is_empty() {
-            sleep(&engine, bell);
+            sleep(&mut engine, bell);
         }
         engine.cancel_sleep();
         idle_since = None;
@@ -77,7 +92,7 @@ fn run_loop(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, sp
 }
 
 /// Sleeps until something from outside brings work, or a timer is due.
-fn sleep(engine: &Engine, bell: &OwnedFd) {
+fn sleep(engine: &mut Engine, bell: &OwnedFd) {
     let timeout = engine.sleep_timeout().map(|patience| Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: patience.subsec_nanos().into(),

@@ -1,18 +1,19 @@
 //! What control has this agent prepare: communicators that form, changes of plan, and that all have prepared.
 
-use super::{Agent, Communicator, LocalMember, engine_id};
+use super::{Agent, Communicator, LocalMember, engine_id, refuse};
 use crate::engines::Thread;
 use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
 use crate::session::Joined;
 use harmonaize_abi::Rank;
+use harmonaize_abi::session::JoinRefusal;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank};
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank, Peer};
 use std::time::{Duration, Instant};
 
 /// Longer than checking a plan should take.
 const SLOW_CHECK: Duration = Duration::from_secs(1);
 
-const ENGINE_BUSY: &str = "the agent's engine does not keep up or has stopped";
+const ENGINE_BUSY: &str = "the agent's engine has stopped";
 
 /// A recipe that is to be checked before the agent takes in more of what control says: on another thread, for with many hosts it takes a while.
 #[derive(Debug)]
@@ -77,6 +78,7 @@ impl Agent {
     fn form(&mut self, recipe: v1::Recipe, expanded: ExpandedRecipe) {
         let (communicator, epoch) = (recipe.communicator, recipe.epoch);
         let (mut members, mut tenant, mut thread) = (Vec::new(), 0, Thread::default());
+        let mut limits = None;
         for local in &recipe.local_ranks {
             let waiting = self
                 .pending_joins
@@ -87,6 +89,7 @@ impl Agent {
             let handle = attached.next_handle;
             attached.next_handle = attached.next_handle.wrapping_add(1).max(1);
             (tenant, thread) = (tenant_index(&mut self.tenants, &attached.tenant), attached.thread);
+            limits.get_or_insert_with(|| attached.limits.clone());
             let (attachment, rank) = (waiting.attachment, Rank(local.rank));
             attached.joined.insert(handle, (communicator, rank));
             members.push(LocalMember { attachment, rank, handle, reply: Some(waiting.reply) });
@@ -108,17 +111,41 @@ impl Agent {
             locals: locals.collect(),
         };
         let (ended, detail_requests) = (None, Vec::new());
-        self.communicators
-            .insert(communicator, Communicator { recipe, thread, members, ended, detail_requests });
+        let paths = paths(&formation.peers);
+        let descriptors = limits.as_ref().map(|limits| limits.descriptors(paths)).transpose();
+        let refused = descriptors.as_ref().err().cloned();
+        if let Some(refused) = &refused {
+            self.refuse_members(&mut members, refused);
+        }
+        let descriptors = descriptors.ok().flatten();
+        let formed =
+            Communicator { recipe, thread, members, ended, limits, descriptors, paths, detail_requests };
+        self.communicators.insert(communicator, formed);
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
+        } else if let Some(refused) = refused {
+            self.prepare_failed(communicator, epoch, refused);
         } else if !self.try_command(thread, Command::Form(Box::new(formation))) {
             self.prepare_failed(communicator, epoch, ENGINE_BUSY.into());
         }
     }
 
+    /// Answers joins of members that the tenant's quota has no room for.
+    fn refuse_members(&mut self, members: &mut [LocalMember], why: &str) {
+        for member in members {
+            if let Some(attached) = self.attachments.get_mut(&member.attachment) {
+                attached.joined.remove(&member.handle);
+            }
+            if let Some(reply) = member.reply.take() {
+                refuse(reply, JoinRefusal::Quota, Vec::new(), why);
+            }
+        }
+    }
+
     pub(super) fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
-        self.note(format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
+        self.keep_descriptors(communicator);
+        let limits = self.communicators.get(&communicator).and_then(|known| known.limits.clone());
+        self.note_of(limits.as_ref(), format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
         self.send_to_control(from_agent::Message::PrepareFailed(v1::PrepareFailed {
             communicator,
             epoch,
@@ -127,9 +154,16 @@ impl Agent {
     }
 
     fn change(&mut self, communicator: u64, epoch: u64, expanded: ExpandedRecipe) {
-        let Some(thread) = self.communicators.get(&communicator).map(|known| known.thread) else {
+        let Some(known) = self.communicators.get_mut(&communicator) else {
             return self.prepare_failed(communicator, epoch, "no such communicator".into());
         };
+        let (thread, more) = (known.thread, paths(&expanded.peers));
+        if let (Some(limits), Some(held)) = (&known.limits, &mut known.descriptors) {
+            match limits.descriptors(more) {
+                Ok(more) => held.add(more),
+                Err(refused) => return self.prepare_failed(communicator, epoch, refused),
+            }
+        }
         let change = Command::Change {
             communicator: CommunicatorId(communicator),
             plan: Box::new(expanded.plan),
@@ -162,6 +196,13 @@ impl Agent {
     }
 }
 
+/// Paths that are opened to other agents, each with a descriptor.
+fn paths(peers: &[Peer]) -> u32 {
+    let introductions = peers.iter().filter_map(|peer| peer.introduction.as_ref());
+    let paths: usize = introductions.map(|introduction| introduction.source_ports.len()).sum();
+    u32::try_from(paths).unwrap_or(u32::MAX)
+}
+
 /// A tenant's place among those that have had a communicator here.
 fn tenant_index(tenants: &mut Vec<String>, tenant: &str) -> u32 {
     let at = tenants.iter().position(|known| known == tenant).unwrap_or_else(|| {
@@ -176,13 +217,17 @@ mod tests {
     use super::*;
     use crate::agent::RESERVE;
     use crate::control::Event;
+    use crate::counters::{Counted, Counters};
     use crate::engines::Engines;
     use crate::paths::Paths;
     use crate::recipe::tests::recipe;
+    use crate::session::{AttachmentId, Quota, SessionRequest, TenantLimits};
+    use harmonaize_abi::session::{Budget, JoinRefused};
     use harmonaize_engine::{Engine, start};
     use harmonaize_transport::loopback::Hub;
     use std::time::Duration;
     use tokio::sync::mpsc;
+    use tokio::sync::oneshot;
 
     #[test]
     fn control_hears_of_what_the_engine_does_not_take() {
@@ -192,8 +237,10 @@ mod tests {
         engine.command(Command::Stop).unwrap();
         thread.join().unwrap();
         let (control, mut told) = mpsc::channel(RESERVE + 1);
+        let counters = Counters::default();
+        let engines = Engines::new(vec![engine], counters.clone());
         let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
-        let mut agent = Agent::new(Engines::new(vec![engine]), control, None, paths);
+        let mut agent = Agent::new(engines, control, None, paths, counters.clone());
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
             let check = agent.handle_control(event).expect("recipes are checked");
@@ -207,10 +254,123 @@ mod tests {
             assert_eq!(failed.reason, ENGINE_BUSY);
             assert!(told.try_recv().is_err());
         }
+        assert_eq!(counters.get(Counted::CommandLost), 2);
         // Nor does a check that fails itself leave anybody waiting.
         assert!(agent.handle_control(Event::Change(recipe(2, 1))).is_some());
         agent.handle_checked(None);
         assert!(!agent.is_checking());
         assert!(matches!(told.try_recv(), Ok(from_agent::Message::PrepareFailed(_))));
+    }
+
+    /// An agent with one thread, and what it says to control. The thread is to be stopped.
+    fn agent() -> (Agent, mpsc::Receiver<from_agent::Message>, std::thread::JoinHandle<()>, Counters) {
+        let transport = Box::new(Hub::new().endpoint().unwrap());
+        let engine = Engine::new(transport, Box::new(|_| {})).unwrap();
+        let (engine, thread) = start(engine, 0, Duration::ZERO).unwrap();
+        let (control, told) = mpsc::channel(2 * RESERVE);
+        let counters = Counters::default();
+        let engines = Engines::new(vec![engine], counters.clone());
+        let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
+        (Agent::new(engines, control, None, paths, counters.clone()), told, thread, counters)
+    }
+
+    fn attach(agent: &mut Agent, attachment: AttachmentId, limits: &TenantLimits) {
+        let (end, _) = harmonaize_shm::MappedEnd::create(1 << 16, 4).unwrap();
+        agent.handle_request(SessionRequest::Attached {
+            attachment,
+            tenant: "a".into(),
+            end: Box::new(end),
+            operation_timeout: Duration::from_secs(1),
+            limits: limits.clone(),
+        });
+    }
+
+    fn join(
+        agent: &mut Agent,
+        attachment: AttachmentId,
+        name: &str,
+    ) -> oneshot::Receiver<Result<Joined, JoinRefused>> {
+        let (reply, answer) = oneshot::channel();
+        agent.handle_request(SessionRequest::Join {
+            attachment,
+            name: name.into(),
+            rank: Rank(0),
+            ranks: 2,
+            timeout: Duration::from_secs(1),
+            budget: Budget::default(),
+            reply,
+        });
+        answer
+    }
+
+    #[test]
+    fn a_request_that_panics_ends_its_attachment_alone() {
+        let (mut agent, mut told, thread, counters) = agent();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        let [one, other] = [1, 2].map(AttachmentId);
+        attach(&mut agent, one, &limits);
+        attach(&mut agent, other, &limits);
+        let mut waiting = join(&mut agent, one, "first");
+        assert!(join(&mut agent, one, "panics").try_recv().is_err(), "nobody answers it");
+        assert_eq!(counters.get(Counted::SessionPanic), 1);
+        assert_eq!(agent.attachments.keys().collect::<Vec<_>>(), [&other]);
+        assert_eq!(waiting.try_recv(), Err(oneshot::error::TryRecvError::Closed));
+        let _second = join(&mut agent, other, "second");
+        let mut names = Vec::new();
+        while let Ok(message) = told.try_recv() {
+            match message {
+                from_agent::Message::Join(join) => names.push(join.communicator),
+                from_agent::Message::Leave(leave) => names.push(format!("leaves {}", leave.request)),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(names, ["first", "leaves 1", "second"], "the join of who is gone is withdrawn");
+        agent.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_communicator_beyond_the_descriptors_is_refused_with_the_limit() {
+        let (mut agent, mut told, thread, counters) = agent();
+        // Three more beside the attachment's; each recipe here has three paths.
+        let limits = TenantLimits::of(Quota { descriptors: 5, ..Quota::default() }, &counters);
+        let attachment = AttachmentId(1);
+        attach(&mut agent, attachment, &limits);
+        let mut forms = |agent: &mut Agent, communicator: u64| {
+            let mut answer = join(agent, attachment, "job");
+            let from_agent::Message::Join(v1::Join { request, .. }) = told.try_recv().unwrap() else {
+                panic!()
+            };
+            let local_ranks = vec![v1::LocalRank { rank: 0, request, ..Default::default() }];
+            let check =
+                agent.handle_control(Event::Form(v1::Recipe { communicator, local_ranks, ..recipe(4, 1) }));
+            agent.handle_checked(Some(check.unwrap().run()));
+            let failed = match told.try_recv() {
+                Ok(from_agent::Message::PrepareFailed(failed)) => Some(failed.reason),
+                Ok(other) => panic!("{other:?}"),
+                Err(_) => None,
+            };
+            let refused = answer.try_recv().ok().map(|joined| joined.unwrap_err());
+            (refused, failed)
+        };
+        assert_eq!(forms(&mut agent, 7), (None, None));
+        let (refused, failed) = forms(&mut agent, 8);
+        let refused = refused.expect("the process hears at once");
+        assert_eq!(refused.kind, JoinRefusal::Quota);
+        assert_eq!(Some(&refused.text), failed.as_ref());
+        for word in ["3 descriptors", "2 are left", "the 5", "leave communicators", "`descriptors`"] {
+            assert!(refused.text.contains(word), "{word} in {}", refused.text);
+        }
+        // With the end of the first there is room.
+        let failure = harmonaize_core::Failure::Dissolved;
+        let communicator = CommunicatorId(7);
+        agent.handle_notice(harmonaize_engine::Notice::Ended {
+            communicator,
+            failure,
+            detail: String::new(),
+        });
+        assert!(limits.descriptors(5).is_ok());
+        agent.stop();
+        thread.join().unwrap();
     }
 }

@@ -1,5 +1,6 @@
 //! The table on tenants that control may add: where they come in, and the most that each may have.
 
+use super::tenant::with_budgets;
 use crate::session::Quota;
 use harmonaize_units::{Bytes, Nanos};
 use serde::Deserialize;
@@ -31,6 +32,11 @@ pub(super) struct FileControlTenants {
     attachments: Option<u32>,
     communicators: Option<u32>,
     operation_timeout: Option<Nanos>,
+    operations: Option<u32>,
+    descriptors: Option<u32>,
+    attaches: Option<u32>,
+    joins: Option<u32>,
+    log_lines: Option<u32>,
 }
 
 const fn most_tenants() -> usize {
@@ -48,7 +54,9 @@ impl FileControlTenants {
         if self.least_uid == 0 {
             return Err("`least_uid` of [control_tenants] is 0: no process of root attaches for a tenant of control's".into());
         }
-        let usual = Quota::default();
+        let budgets = [self.operations, self.descriptors, self.attaches, self.joins, self.log_lines];
+        let usual =
+            with_budgets(Quota::default(), budgets).map_err(|why| format!("[control_tenants]: {why}"))?;
         Ok(ControlTenants {
             sockets: folder.join(self.sockets),
             tenants: self.tenants,

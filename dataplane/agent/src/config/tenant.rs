@@ -1,7 +1,7 @@
 //! The tables on tenants: where each comes in, and what it proves itself with.
 
 use super::Rdma;
-use crate::session::{NetworkRules, Quota, SocketRules, TenantRules};
+use crate::session::{ATTACHMENT_DESCRIPTORS, NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
 use harmonaize_api::is_tenant_name;
 use harmonaize_units::{Bytes, Nanos};
@@ -37,6 +37,30 @@ pub(super) struct FileTenant {
     attachments: Option<u32>,
     communicators: Option<u32>,
     operation_timeout: Option<Nanos>,
+    operations: Option<u32>,
+    descriptors: Option<u32>,
+    attaches: Option<u32>,
+    joins: Option<u32>,
+    log_lines: Option<u32>,
+}
+
+/// This quota with those of `operations`, `descriptors`, `attaches`, `joins` and `log_lines` that are given, or which of them makes no sense.
+pub(super) fn with_budgets(quota: Quota, given: [Option<u32>; 5]) -> Result<Quota, String> {
+    let names = ["operations", "descriptors", "attaches", "joins", "log_lines"];
+    for ((name, value), least) in names.iter().zip(given).zip([1, ATTACHMENT_DESCRIPTORS, 1, 1, 1]) {
+        if let Some(value) = value.filter(|value| *value < least) {
+            return Err(format!("`{name}` is {value}; it must be at least {least}"));
+        }
+    }
+    let [operations, descriptors, attaches, joins, log_lines] = given;
+    Ok(Quota {
+        operations: operations.unwrap_or(quota.operations),
+        descriptors: descriptors.unwrap_or(quota.descriptors),
+        attaches: attaches.unwrap_or(quota.attaches),
+        joins: joins.unwrap_or(quota.joins),
+        log_lines: log_lines.unwrap_or(quota.log_lines),
+        ..quota
+    })
 }
 
 /// Checks the tables and reads the secrets, whose paths are relative to `folder`.
@@ -63,7 +87,8 @@ impl FileTenant {
     }
 
     fn rules(self, rdma: Option<&Rdma>, folder: &Path) -> Result<TenantRules, String> {
-        let wrong = |what: &str| Err(format!("tenant `{}`: {what}", self.name));
+        let name = self.name.clone();
+        let wrong = |what: &str| Err(format!("tenant `{name}`: {what}"));
         if !is_tenant_name(&self.name) {
             return wrong("not a usable name: 1 to 63 visible ASCII characters, no slash");
         }
@@ -110,7 +135,9 @@ impl FileTenant {
         if socket.is_none() && network.is_none() {
             return wrong("neither `socket` nor `addresses`, nobody could attach");
         }
-        let usual = Quota::default();
+        let budgets = [self.operations, self.descriptors, self.attaches, self.joins, self.log_lines];
+        let usual =
+            with_budgets(Quota::default(), budgets).map_err(|why| format!("tenant `{name}`: {why}"))?;
         Ok(TenantRules {
             tenant: self.name,
             socket,

@@ -127,6 +127,19 @@ fn values_that_make_no_sense_are_refused() {
     }
     let said = error(&format!("{GOOD}{SOCKET}operation_timeout = \"0s\"\n"));
     assert_eq!(said, "agent.toml: tenant `a`: `operation_timeout` is 0, no operation could end well");
+    for (line, least) in [
+        ("operations = 0", 1),
+        ("descriptors = 8", 9),
+        ("attaches = 0", 1),
+        ("joins = 0", 1),
+        ("log_lines = 0", 1),
+    ] {
+        let (key, value) = line.split_once(" = ").unwrap();
+        let why = format!("`{key}` is {value}; it must be at least {least}");
+        assert_eq!(error(&format!("{GOOD}{SOCKET}{line}\n")), format!("agent.toml: tenant `a`: {why}"));
+        let table = "[control_tenants]\nsockets = \"/t\"\n";
+        assert_eq!(error(&format!("{GOOD}{table}{line}\n")), format!("agent.toml: [control_tenants]: {why}"));
+    }
     for key in ["attachments", "communicators"] {
         let said = error(&format!("{GOOD}{SOCKET}{key} = 0\n"));
         assert!(said.starts_with(&format!("agent.toml: tenant `a`: `{key}` is 0, nobody could ")), "{said}");
@@ -178,6 +191,22 @@ fn tenants_come_in_as_the_file_says() {
     assert!(a.socket.is_some() && a.rdma);
     assert!(b.socket.is_none() && b.network.is_some());
     assert!(c.socket.is_some() && c.network.is_none() && !c.rdma);
+}
+
+#[test]
+fn a_tenant_has_the_budgets_that_the_file_says() {
+    let lines = "operations = 512\ndescriptors = 100\nattaches = 2\njoins = 3\nlog_lines = 4\n";
+    let usual = crate::session::Quota::default();
+    let budgets = |quota: crate::session::Quota| {
+        [quota.operations, quota.descriptors, quota.attaches, quota.joins, quota.log_lines]
+    };
+    let added = "[control_tenants]\nsockets = \"/t\"\n";
+    for (lines, expected) in [("", budgets(usual)), (lines, [512, 100, 2, 3, 4])] {
+        let text = format!("{GOOD}{SOCKET}{lines}{added}{lines}");
+        let config = Config::parse(Path::new("agent.toml"), &text).unwrap();
+        assert_eq!(budgets(config.tenants[0].quota), expected);
+        assert_eq!(budgets(config.control_tenants.unwrap().quota), expected);
+    }
 }
 
 #[test]

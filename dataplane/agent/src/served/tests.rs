@@ -1,6 +1,7 @@
 //! Which tenants of control's are served, and what a changed configuration changes.
 
 use super::*;
+use crate::counters::Counters;
 use std::path::Path;
 use tokio::sync::mpsc;
 
@@ -66,7 +67,7 @@ async fn files_and_control_change_what_is_served_and_nothing_by_halves() {
     let write = |text: String| std::fs::write(&file, text).unwrap();
     write(format!("{head}{}", table("a")));
     let config = Config::read(&file).unwrap();
-    let server = SessionServer::bind(None, mpsc::channel(1).0).unwrap();
+    let server = SessionServer::bind(None, mpsc::channel(1).0, Counters::default()).unwrap();
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source).unwrap();
     let there = |names: &[&str]| {
         ["a", "b", "c"].map(|name| socket(name).exists()) == ["a", "b", "c"].map(|name| names.contains(&name))

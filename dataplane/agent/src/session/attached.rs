@@ -225,6 +225,8 @@ impl AttachedSession {
 
     fn handle(&mut self, request: Request, memfd: Option<OwnedFd>) -> Handled {
         let attachment = self.attachment;
+        #[cfg(test)]
+        assert!(!matches!(request, Request::Detail { communicator: u32::MAX, .. }), "a fault of the test's");
         match request {
             Request::Join { id, job, name, rank, ranks, timeout_ns, budget } => {
                 let checked = self.check_join((&job, &name), rank, ranks, &budget);
@@ -432,6 +434,7 @@ impl AttachedSession {
 
     /// Counts a join, which control hears of, too.
     fn paced_join(&self) -> Result<(), JoinRefused> {
+        self.tenant.admit_join(Instant::now()).or_else(|text| refused(JoinRefusal::Quota, text))?;
         self.paced().or_else(|error| match error {
             RequestError::TooOften { retry_after } => refused(
                 JoinRefusal::Quota,

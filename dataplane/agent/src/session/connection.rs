@@ -5,7 +5,8 @@ use super::memory::AttachedMemory;
 use super::rdma;
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
-use super::{AttachmentId, SessionRequest};
+use super::{AttachmentId, SessionRequest, TenantLimits};
+use crate::counters::Counted;
 use harmonaize_abi::ABI_VERSION;
 use harmonaize_abi::session::{
     Access, Hello, MessageError, Offer, RefusalKind, Refused, Welcome, decode, decode_first, encode,
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::Permit;
+use tokio::task::JoinSet;
 
 /// Most bytes of a first message; others are not waited for.
 pub(super) const MAX_HELLO: usize = 1024;
@@ -61,16 +63,25 @@ impl Connection {
             Ok(opened) => opened,
             Err(refused) => {
                 if let Some(refused) = refused {
-                    tracing::warn!(tenant, "refused: {}", refused.text);
+                    self.tenant.log(|| tracing::warn!(tenant, "refused: {}", refused.text));
                     self.refuse(&refused).await;
                 }
                 return;
             }
         };
-        tracing::info!(tenant, %attachment, "attached");
+        self.tenant.log(|| tracing::info!(tenant, %attachment, "attached"));
         let session = AttachedSession::new(attachment, Arc::clone(&self.tenant), memory, requests.clone());
-        let why = session.serve(self.stream).await;
-        tracing::info!(tenant, %attachment, "detached: {why}");
+        // A task of its own: what panics in it ends this session alone, and the agent hears of its end. Aborted with the set.
+        let mut serving = JoinSet::new();
+        serving.spawn(session.serve(self.stream));
+        match serving.join_next().await {
+            Some(Ok(why)) => self.tenant.log(|| tracing::info!(tenant, %attachment, "detached: {why}")),
+            Some(Err(error)) => {
+                self.tenant.counters().add(Counted::SessionPanic);
+                tracing::error!(tenant, %attachment, "the session is over: {error}");
+            }
+            None => {}
+        }
         let _ = requests.send(SessionRequest::Detached { attachment }).await;
         drop(grant);
     }
@@ -84,7 +95,7 @@ impl Connection {
         let limit = rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
         let welcome = self.check(&hello).map_err(Some)?;
-        let grant = self.tenant.attachment(welcome.arena_bytes).map_err(Some)?;
+        let grant = self.tenant.attachment(welcome.arena_bytes, welcome.entries).map_err(Some)?;
         let end = self.create(hello.access, &welcome).await.map_err(Some)?;
         let (permit, end) = match end {
             End::Local(end, descriptors) => {
@@ -114,7 +125,8 @@ impl Connection {
         };
         let (attachment, tenant) = (AttachmentId::next(), self.tenant.name.clone());
         let operation_timeout = rules.quota.operation_timeout;
-        permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout });
+        let limits = TenantLimits(Arc::clone(&self.tenant));
+        permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits });
         let memory = AttachedMemory::new(Arc::clone(&self.tenant), hello.access, welcome.arena_bytes);
         Ok((attachment, memory, grant))
     }
@@ -248,4 +260,60 @@ fn mapped(arena_bytes: u64, entries: u32) -> Result<End, EndError> {
     }
     descriptors.push(doorbell);
     Ok(End::Local(Box::new(end), descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Quota, TenantLimits};
+    use super::*;
+    use crate::counters::Counters;
+    use harmonaize_abi::session::{Answer, Request, length};
+    use std::time::Instant;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
+
+    async fn message(stream: &mut UnixStream) -> Option<Vec<u8>> {
+        let mut prefix = [0; 4];
+        stream.read_exact(&mut prefix).await.ok()?;
+        let mut message = vec![0; length(prefix).unwrap()];
+        stream.read_exact(&mut message).await.ok()?;
+        Some(message)
+    }
+
+    #[tokio::test]
+    async fn a_panic_in_a_session_ends_that_session_alone() {
+        let counters = Counters::default();
+        let limits = TenantLimits::of(Quota::default(), &counters);
+        let tenant = &limits.0;
+        let (requests, mut asked) = mpsc::channel(8);
+        let (mut streams, mut attachments) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let grant = tenant.connection(Instant::now()).unwrap();
+            let connection = Connection::new(Arc::clone(tenant), Stream::Unix(ours), grant);
+            tokio::spawn(connection.run(requests.clone()));
+            let hello = Hello { access: Access::Mapped, arena_bytes: 1 << 16, entries: 4 };
+            theirs.write_all(&encode_first(&hello).unwrap()).await.unwrap();
+            message(&mut theirs).await.unwrap();
+            let Some(SessionRequest::Attached { attachment, end, .. }) = asked.recv().await else {
+                panic!("not attached");
+            };
+            streams.push(theirs);
+            attachments.push((attachment, end));
+        }
+        let detail = |communicator| encode(&Request::Detail { id: 1, communicator }).unwrap();
+        streams[0].write_all(&detail(u32::MAX)).await.unwrap();
+        assert_eq!(message(&mut streams[0]).await, None, "the session is over");
+        let Some(SessionRequest::Detached { attachment }) = asked.recv().await else {
+            panic!("the agent does not hear of it");
+        };
+        assert_eq!(attachment, attachments[0].0);
+        assert_eq!(counters.get(Counted::SessionPanic), 1);
+        streams[1].write_all(&detail(5)).await.unwrap();
+        let answer: Answer = decode(&message(&mut streams[1]).await.unwrap()).unwrap();
+        assert_eq!(answer, Answer::Detail { id: 1, detail: None });
+        // Its part of the quota is free again.
+        let rest: Vec<_> = (0..).map_while(|_| tenant.attachment(1 << 16, 4).ok()).collect();
+        assert_eq!(rest.len(), 63);
+    }
 }

@@ -2,9 +2,11 @@
 
 use super::SessionRequest;
 use super::connection::{Connection, MAX_HELLO, MAX_OFFER, malformed, slow};
+use super::log_limit::LogLimit;
 use super::server::{BindError, serve_connections};
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
+use crate::counters::Counters;
 use harmonaize_abi::session::{
     AuthConfirmation, AuthRequest, Challenge, MessageError, RefusalKind, Refused, Response, Secret, decode,
     decode_first, encode, encode_first,
@@ -12,13 +14,16 @@ use harmonaize_abi::session::{
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 
 /// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together.
 const MAX_UNAUTHENTICATED: u32 = 16;
+
+/// Lines of the log about such connections in a minute.
+const STRANGERS_LINES: u32 = 60;
 
 /// The address, listening.
 #[derive(Debug)]
@@ -37,6 +42,8 @@ pub(super) struct Gate {
     decoy: Secret,
     /// Connections that have not proved anything, by address; `None`: not a tenant's.
     unauthenticated: Mutex<HashMap<Option<IpAddr>, u32>>,
+    /// Lines about those, whoever they are.
+    log: LogLimit,
 }
 
 /// A place among the unproven, given back when dropped.
@@ -66,7 +73,7 @@ fn random() -> std::io::Result<[u8; 32]> {
 
 impl NetworkServer {
     /// Listens for tenants that may come over TCP, which [`Gate::admit_only`] says.
-    pub(super) fn bind(listen: SocketAddr, limit: Duration) -> Result<Self, BindError> {
+    pub(super) fn bind(listen: SocketAddr, limit: Duration, counters: Counters) -> Result<Self, BindError> {
         let failed = |source| BindError::Network { listen, source };
         let decoy = Secret::new(&random().map_err(failed)?.map(|byte| byte | 0x80));
         let decoy = decoy.ok_or_else(|| failed(std::io::Error::other("no secret from random bytes")))?;
@@ -76,7 +83,8 @@ impl NetworkServer {
         let listener = TcpListener::from_std(listener).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (tenants, unauthenticated) = (RwLock::default(), Mutex::default());
-        let gate = Arc::new(Gate { tenants, limit, decoy, unauthenticated });
+        let log = LogLimit::new(counters);
+        let gate = Arc::new(Gate { tenants, limit, decoy, unauthenticated, log });
         tracing::info!(%address, "tenants may connect over TCP");
         Ok(Self { listener, address, gate })
     }
@@ -98,7 +106,7 @@ impl NetworkServer {
             let from = from.ip().to_canonical();
             let slot = gate.admit(from);
             if slot.is_none() {
-                tracing::warn!(%from, "closed: too many connections that have proved nothing");
+                gate.log(|| tracing::warn!(%from, "closed: too many connections that have proved nothing"));
             }
             slot.map(|slot| visit(slot, stream, from, requests.clone(), own_stop.clone()))
         };
@@ -116,7 +124,7 @@ async fn visit(
 ) {
     let stream = match Stream::accepted(stream) {
         Ok(stream) => stream,
-        Err(error) => return tracing::warn!(%from, "closed: {error}"),
+        Err(error) => return place.gate.log(|| tracing::warn!(%from, "closed: {error}")),
     };
     let mut visitor = UnauthenticatedClient { gate: Arc::clone(&place.gate), stream, from, challenge: None };
     let proved = tokio::select! {
@@ -135,6 +143,11 @@ async fn visit(
 }
 
 impl Gate {
+    /// Logs a line about somebody who has proved nothing, unless there are too many of them.
+    fn log(&self, line: impl FnOnce()) {
+        self.log.log(STRANGERS_LINES, "processes over TCP that have proved nothing", line);
+    }
+
     /// From now on these may come in, and no others.
     pub(super) fn admit_only(&self, tenants: Vec<Arc<Tenant>>) {
         *self.tenants.write().unwrap_or_else(PoisonError::into_inner) = tenants;
@@ -221,12 +234,13 @@ impl UnauthenticatedClient {
         let response: Response = decode(&message).map_err(bad)?;
         match self.gate.authenticate(self.from, &knock, &challenge, &response) {
             Ok((tenant, proven)) => {
-                let grant = tenant.connection().map_err(Some)?;
+                let grant = tenant.connection(Instant::now()).map_err(Some)?;
                 self.stream.send(&Ok::<_, Refused>(proven)).await.map_err(|_| None)?;
                 Ok((tenant, grant))
             }
             Err(why) => {
-                tracing::warn!(from = %self.from, tenant = ?knock.tenant, "not let in: {why}");
+                self.gate
+                    .log(|| tracing::warn!(from = %self.from, tenant = ?knock.tenant, "not let in: {why}"));
                 let text = "this process did not prove to be the tenant's: name, secret and address must be those that \
                             the provider has registered";
                 Err(Some(Refused { kind: RefusalKind::User, text: text.into() }))
@@ -244,7 +258,7 @@ impl UnauthenticatedClient {
 
     async fn refuse(mut self, refused: &Refused) {
         if refused.kind != RefusalKind::User {
-            tracing::warn!(from = %self.from, "refused: {}", refused.text);
+            self.gate.log(|| tracing::warn!(from = %self.from, "refused: {}", refused.text));
         }
         // A process of another version learns it from the challenge.
         if self.challenge.is_none() && self.challenge().await.is_err() {

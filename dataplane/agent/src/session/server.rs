@@ -5,6 +5,7 @@ use super::rdma::Rdma;
 use super::socket::{SocketFile, SocketServer};
 use super::tenant::{Life, Tenant};
 use super::{RdmaRules, SessionRequest, TenantRules};
+use crate::counters::Counters;
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -102,6 +103,7 @@ pub struct SessionServer {
     network: Option<(SocketAddr, Arc<Gate>, watch::Sender<bool>)>,
     served: BTreeMap<String, Served>,
     requests: mpsc::Sender<SessionRequest>,
+    counters: Counters,
     tasks: JoinSet<()>,
 }
 
@@ -143,18 +145,22 @@ impl SessionServer {
     ///
     /// # Errors
     /// Says which address or device, and what to do.
-    pub fn bind(rdma: Option<RdmaRules>, requests: mpsc::Sender<SessionRequest>) -> Result<Self, BindError> {
+    pub fn bind(
+        rdma: Option<RdmaRules>,
+        requests: mpsc::Sender<SessionRequest>,
+        counters: Counters,
+    ) -> Result<Self, BindError> {
         let (mut device, mut network, mut tasks) = (None, None, JoinSet::new());
         if let Some(rules) = rdma {
             if let Some(listen) = rules.listen {
-                let server = NetworkServer::bind(listen, rules.handshake)?;
+                let server = NetworkServer::bind(listen, rules.handshake, counters.clone())?;
                 let (stop, stopped) = watch::channel(false);
                 network = Some((server.local_address(), server.gate(), stop));
                 tasks.spawn(server.run(requests.clone(), stopped));
             }
             device = Some(Arc::new(Rdma::open(rules)?));
         }
-        Ok(Self { rdma: device, network, served: BTreeMap::new(), requests, tasks })
+        Ok(Self { rdma: device, network, served: BTreeMap::new(), requests, counters, tasks })
     }
 
     /// Where tenants' processes can connect over TCP.
@@ -194,7 +200,7 @@ impl SessionServer {
             socket.map(|socket| SocketServer::bind(tenant, socket)).transpose()
         };
         let Some(served) = self.served.get(&rules.tenant) else {
-            let tenant = Tenant::new(rules.clone(), self.rdma.clone());
+            let tenant = Tenant::new(rules.clone(), self.rdma.clone(), &self.counters);
             let socket = bind(&tenant)?;
             return Ok(Some(Prepared::New(tenant, socket)));
         };

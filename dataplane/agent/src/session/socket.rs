@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Context;
+use std::time::Instant;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 
@@ -145,7 +146,7 @@ impl SocketServer {
                 Some(connection.run(requests.clone()))
             }
             Err(refused) => {
-                tracing::warn!(tenant = tenant.name, "refused: {}", refused.text);
+                tenant.log(|| tracing::warn!(tenant = tenant.name, "refused: {}", refused.text));
                 refuse_at_once(&stream, &refused);
                 None
             }
@@ -160,7 +161,7 @@ fn admit(tenant: &Arc<Tenant>, stream: &UnixStream) -> Result<Grant, Refused> {
     let rules = tenant.rules();
     let may = |uid: &u32| rules.socket.as_ref().is_some_and(|socket| socket.uids.contains(uid));
     let text = match credentials.map(|credentials| credentials.uid.as_raw()) {
-        Ok(uid) if may(&uid) => return tenant.connection(),
+        Ok(uid) if may(&uid) => return tenant.connection(Instant::now()),
         Ok(uid) => {
             format!("user {uid} is not one of this tenant's; run as a user that the provider has registered")
         }

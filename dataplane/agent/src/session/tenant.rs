@@ -1,8 +1,11 @@
 //! What a tenant's connections and attachments hold together, counted against its quota, and how often they may ask.
 
 use super::TenantRules;
+use super::log_limit::LogLimit;
+use super::rates::Rates;
 use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
+use crate::counters::{Counted, Counters};
 use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
@@ -10,6 +13,10 @@ use tokio::sync::watch;
 
 /// Connections that may be shaking hands beyond a tenant's attachments.
 const HANDSHAKES: u32 = 16;
+
+/// Descriptors of an attachment at most: its session, three for its memory, rings and doorbell, one of memory on its way to it, and four
+/// that came and belong to no request yet.
+pub(crate) const ATTACHMENT_DESCRIPTORS: u32 = 9;
 
 /// What a tenant's attachments hold together.
 #[derive(Debug, Default)]
@@ -19,6 +26,9 @@ struct Usage {
     arena_bytes: u64,
     /// Beside arenas.
     regions: u32,
+    /// Entries of rings.
+    operations: u32,
+    descriptors: u32,
 }
 
 /// Whether a tenant's connections go on.
@@ -43,6 +53,9 @@ pub(super) struct Tenant {
     usage: Mutex<Usage>,
     /// Outlives attachments, so that attaching anew gains nothing.
     requests: Mutex<RequestQuota>,
+    rates: Mutex<Rates>,
+    log: LogLimit,
+    counters: Counters,
 }
 
 /// A part of a tenant's quota, given back when dropped.
@@ -59,11 +72,13 @@ impl Drop for Grant {
         held.attachments -= self.part.attachments;
         held.arena_bytes -= self.part.arena_bytes;
         held.regions -= self.part.regions;
+        held.operations -= self.part.operations;
+        held.descriptors -= self.part.descriptors;
     }
 }
 
 impl Tenant {
-    pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>) -> Arc<Self> {
+    pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>, counters: &Counters) -> Arc<Self> {
         Arc::new(Self {
             name: rules.tenant.clone(),
             rules: RwLock::new(Arc::new(rules)),
@@ -71,6 +86,9 @@ impl Tenant {
             rdma,
             usage: Mutex::default(),
             requests: Mutex::default(),
+            rates: Mutex::default(),
+            log: LogLimit::new(counters.clone()),
+            counters: counters.clone(),
         })
     }
 
@@ -100,6 +118,25 @@ impl Tenant {
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Logs a line about the tenant, unless there are too many of them.
+    pub(super) fn log(&self, line: impl FnOnce()) {
+        self.log.log(self.rules().quota.log_lines, &self.name, line);
+    }
+
+    /// What the agent counts.
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Takes note of a join; why it is refused, if the tenant joins too often.
+    pub(super) fn admit_join(&self, now: Instant) -> Result<(), String> {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        rates.join(now, &self.rules().quota).map_err(|too_often| {
+            self.counters.add(Counted::JoinRefused);
+            too_often.describe("join", "joins")
+        })
+    }
+
     /// Takes note of a question for control; why it is not passed on, if it is one too many of all that the tenant asks here.
     pub(super) fn admit_request(&self, now: Instant) -> Result<(), RequestError> {
         let attachments = self.usage().attachments;
@@ -107,7 +144,13 @@ impl Tenant {
     }
 
     /// Room for a connection, or why there is none.
-    pub(super) fn connection(self: &Arc<Self>) -> Result<Grant, Refused> {
+    pub(super) fn connection(self: &Arc<Self>, now: Instant) -> Result<Grant, Refused> {
+        let mut rates = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(too_often) = rates.attach(now, &self.rules().quota) {
+            self.counters.add(Counted::AttachRefused);
+            let text = too_often.describe("attach", "attaches");
+            return Err(Refused { kind: RefusalKind::Attachments, text });
+        }
         let mut held = self.usage();
         let most = self.rules().quota.attachments.saturating_add(HANDSHAKES);
         if held.connections >= most {
@@ -118,8 +161,8 @@ impl Tenant {
         Ok(Grant { tenant: Arc::clone(self), part: Usage { connections: 1, ..Usage::default() } })
     }
 
-    /// Room for an attachment with an arena of this size, or why there is none.
-    pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64) -> Result<Grant, Refused> {
+    /// Room for an attachment with an arena of this size and rings of so many entries, or why there is none.
+    pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64, entries: u32) -> Result<Grant, Refused> {
         let (mut held, quota) = (self.usage(), self.rules().quota);
         if held.attachments >= quota.attachments {
             let text = format!("{} attachments are open, as many as this tenant may have", held.attachments);
@@ -133,12 +176,41 @@ impl Tenant {
             );
             return Err(Refused { kind: RefusalKind::Arena, text });
         }
-        held.attachments += 1;
-        held.arena_bytes += arena_bytes;
-        Ok(Grant {
-            tenant: Arc::clone(self),
-            part: Usage { attachments: 1, arena_bytes, ..Usage::default() },
-        })
+        let left = quota.operations.saturating_sub(held.operations);
+        if entries > left {
+            self.counters.add(Counted::OperationsRefused);
+            let text = format!(
+                "{entries} ring entries were asked for, one for each operation in flight; {left} are left of the {} that this tenant \
+                 may have; ask for fewer, detach processes, or have the provider raise `operations`",
+                quota.operations
+            );
+            return Err(Refused { kind: RefusalKind::Entries, text });
+        }
+        let descriptors = ATTACHMENT_DESCRIPTORS;
+        if let Err(text) = self.room_for_descriptors(&held, descriptors, "detach processes") {
+            return Err(Refused { kind: RefusalKind::Attachments, text });
+        }
+        let part =
+            Usage { attachments: 1, arena_bytes, operations: entries, descriptors, ..Usage::default() };
+        held.attachments += part.attachments;
+        held.arena_bytes += part.arena_bytes;
+        held.operations += part.operations;
+        held.descriptors += part.descriptors;
+        Ok(Grant { tenant: Arc::clone(self), part })
+    }
+
+    /// Whether so many more descriptors are within the quota.
+    fn room_for_descriptors(&self, held: &Usage, more: u32, remedy: &str) -> Result<(), String> {
+        let most = self.rules().quota.descriptors;
+        let left = most.saturating_sub(held.descriptors);
+        if more <= left {
+            return Ok(());
+        }
+        self.counters.add(Counted::DescriptorsRefused);
+        Err(format!(
+            "{more} descriptors of the agent are needed; {left} are left of the {most} that this tenant may have here; {remedy}, or have \
+             the provider raise `descriptors`"
+        ))
     }
 
     /// Room for a region of this size beside an arena, or why there is none.
@@ -155,5 +227,138 @@ impl Tenant {
         held.regions += 1;
         let part = Usage { arena_bytes: bytes, regions: 1, ..Usage::default() };
         Ok(Grant { tenant: Arc::clone(self), part })
+    }
+}
+
+/// A tenant's limits, for those beside sessions that do something for it. Clones are of the same tenant.
+#[derive(Clone, Debug)]
+pub struct TenantLimits(pub(super) Arc<Tenant>);
+
+#[cfg(test)]
+impl TenantLimits {
+    /// Those of a tenant that nothing is served for.
+    pub(crate) fn of(quota: super::Quota, counters: &Counters) -> Self {
+        let rules = TenantRules {
+            tenant: "a".into(),
+            socket: None,
+            network: None,
+            quota,
+            remote: false,
+            rdma: false,
+            handshake: std::time::Duration::from_secs(5),
+        };
+        Self(Tenant::new(rules, None, counters))
+    }
+}
+
+/// Descriptors of a tenant's quota, given back when dropped.
+#[derive(Debug)]
+pub struct DescriptorGrant(Grant);
+
+impl TenantLimits {
+    /// Logs a line about the tenant, unless there are too many of them.
+    pub fn log(&self, line: impl FnOnce()) {
+        self.0.log(line);
+    }
+
+    /// Takes descriptors of the tenant's quota.
+    ///
+    /// # Errors
+    /// Where so many are not left: limit, what is left, and the remedy, for the tenant.
+    pub fn descriptors(&self, count: u32) -> Result<DescriptorGrant, String> {
+        let mut held = self.0.usage();
+        self.0.room_for_descriptors(&held, count, "leave communicators")?;
+        held.descriptors += count;
+        let part = Usage { descriptors: count, ..Usage::default() };
+        Ok(DescriptorGrant(Grant { tenant: Arc::clone(&self.0), part }))
+    }
+}
+
+impl DescriptorGrant {
+    /// Holds another's, too.
+    pub fn add(&mut self, mut other: Self) {
+        self.0.part.descriptors += std::mem::take(&mut other.0.part.descriptors);
+    }
+
+    /// Keeps so many at most, and gives the rest back.
+    pub fn shrink_to(&mut self, count: u32) {
+        let back = self.0.part.descriptors.saturating_sub(count);
+        self.0.part.descriptors -= back;
+        self.0.tenant.usage().descriptors -= back;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Quota;
+    use super::*;
+    use std::time::Duration;
+
+    /// A refusal says what was asked for, the limit, what is left, and what to do.
+    fn assert_says(text: &str, words: &[&str]) {
+        assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+    }
+
+    #[test]
+    fn operations_and_descriptors_are_counted_and_come_free() {
+        let counters = Counters::default();
+        let limits = TenantLimits::of(
+            Quota { operations: 96, descriptors: 2 * ATTACHMENT_DESCRIPTORS + 7, ..Quota::default() },
+            &counters,
+        );
+        let tenant = &limits.0;
+        let first = tenant.attachment(1 << 20, 64).unwrap();
+        let refused = tenant.attachment(1 << 20, 64).unwrap_err();
+        assert_eq!((refused.kind, counters.get(Counted::OperationsRefused)), (RefusalKind::Entries, 1));
+        assert_says(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
+        let second = tenant.attachment(1 << 20, 32).unwrap();
+        let mut paths = limits.descriptors(4).unwrap();
+        let text = limits.descriptors(4).unwrap_err();
+        assert_says(&text, &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"]);
+        paths.add(limits.descriptors(3).unwrap());
+        paths.shrink_to(4);
+        drop(limits.descriptors(3).unwrap());
+        assert!(limits.descriptors(4).is_err());
+        drop(first);
+        let refused = tenant.attachment(1 << 20, 128).unwrap_err();
+        assert_says(&refused.text, &["128 ring entries", "64 are left"]);
+        let third = tenant.attachment(1 << 20, 64).unwrap();
+        drop(second);
+        // Places for another attachment, but not for its descriptors.
+        let _rest = limits.descriptors(ATTACHMENT_DESCRIPTORS - 1).unwrap();
+        let refused = tenant.attachment(1 << 20, 1).unwrap_err();
+        assert_eq!((refused.kind, counters.get(Counted::DescriptorsRefused)), (RefusalKind::Attachments, 3));
+        assert_says(&refused.text, &["9 descriptors", "4 are left", "detach processes", "`descriptors`"]);
+        drop((third, paths));
+        let held = tenant.usage();
+        assert_eq!((held.attachments, held.operations, held.descriptors), (0, 0, 8));
+    }
+
+    #[test]
+    fn a_quota_that_is_reloaded_is_in_force_at_once() {
+        let counters = Counters::default();
+        let limits = TenantLimits::of(Quota { attachments: 1, attaches: 1, ..Quota::default() }, &counters);
+        let (tenant, now) = (&limits.0, Instant::now());
+        drop(tenant.connection(now).unwrap());
+        let refused = tenant.connection(now).unwrap_err();
+        assert_eq!((refused.kind, counters.get(Counted::AttachRefused)), (RefusalKind::Attachments, 1));
+        assert_says(&refused.text, &["attach too often", "1 a second", "1 at once", "`attaches`"]);
+        let rules = tenant.rules();
+        tenant.set_rules(TenantRules { quota: Quota { attaches: 100, ..rules.quota }, ..(*rules).clone() });
+        // What was had by the rules before still counts: a second's worth of these.
+        let later = now + Duration::from_millis(500);
+        let admitted = (0..1000).filter(|_| tenant.connection(later).is_ok()).count();
+        assert_eq!(admitted, 50);
+    }
+
+    #[test]
+    fn joins_beyond_the_rate_are_refused() {
+        let counters = Counters::default();
+        let limits = TenantLimits::of(Quota { joins: 5, ..Quota::default() }, &counters);
+        let now = Instant::now();
+        assert_eq!((0..1000).filter(|_| limits.0.admit_join(now).is_ok()).count(), 600);
+        assert_eq!(counters.get(Counted::JoinRefused), 400);
+        let text = limits.0.admit_join(now).unwrap_err();
+        assert_says(&text, &["join too often", "5 a second", "600 at once", "`joins`"]);
     }
 }

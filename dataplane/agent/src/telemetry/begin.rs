@@ -1,6 +1,7 @@
 //! Telemetry of an agent, from its configuration; without it the agent runs on.
 
 use crate::config::Telemetry;
+use crate::counters::Counters;
 use crate::telemetry::metrics::text;
 use crate::telemetry::socket::Socket;
 use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, start};
@@ -52,6 +53,7 @@ impl Running {
         config: &Telemetry,
         host: &str,
         control: &mpsc::Sender<from_agent::Message>,
+        counters: &Counters,
     ) {
         self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
         if let Some(path) = &config.socket {
@@ -69,9 +71,10 @@ impl Running {
                 Ok(listener) => {
                     self.metrics = listener.local_addr().ok();
                     let handle = self.handle();
+                    let counters = counters.clone();
                     let scrape = move || {
-                        let handle = handle.clone();
-                        async move { text(handle.read(false).await?).ok() }
+                        let (handle, counters) = (handle.clone(), counters.clone());
+                        async move { text(handle.read(false).await?, &counters).ok() }
                     };
                     self.servers.spawn(http::serve(scrape, listener, self.closing.subscribe()));
                 }

@@ -1,5 +1,6 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
+use crate::counters::{Counted, Counters, METRICS};
 use crate::telemetry::latencies::BOUNDS_NS;
 use crate::telemetry::reading::{LinkReading, Reading};
 use crate::telemetry::series::SeriesTotals;
@@ -17,10 +18,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A reading as metrics, in the text format of OpenMetrics.
-pub(crate) fn text(reading: Arc<Reading>) -> Result<String, std::fmt::Error> {
+pub(crate) fn text(reading: Arc<Reading>, counters: &Counters) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("harmonaize");
     let communicators = reading.series.totals(reading.communicators.values());
-    registry.register_collector(Box::new(Answer { reading, communicators }));
+    let counters = counters.clone();
+    registry.register_collector(Box::new(Answer { reading, communicators, counters }));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -31,6 +33,7 @@ pub(crate) fn text(reading: Arc<Reading>) -> Result<String, std::fmt::Error> {
 struct Answer {
     reading: Arc<Reading>,
     communicators: BTreeMap<String, SeriesTotals>,
+    counters: Counters,
 }
 
 type Series = Vec<(Vec<(&'static str, String)>, u64)>;
@@ -75,6 +78,7 @@ impl Collector for Answer {
         self.links(&mut encoder)?;
         self.congestion(&mut encoder)?;
         self.own(&mut encoder)?;
+        self.agent(&mut encoder)?;
         self.telemetry(&mut encoder)
     }
 }
@@ -172,6 +176,18 @@ impl Answer {
         family(encoder, &Kind::Gauge, "communicators", "Communicators of this agent", &count)
     }
 
+    /// What the agent itself counts.
+    fn agent(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        for (name, help, label, counters) in METRICS {
+            let one = |(value, counted): &(Option<&str>, Counted)| {
+                let labels = value.map(|value| (label, value.to_owned())).into_iter().collect();
+                (labels, self.counters.get(*counted))
+            };
+            family(encoder, &Kind::Counter, name, help, &counters.iter().map(one).collect())?;
+        }
+        Ok(())
+    }
+
     fn telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let reading = &self.reading;
         let (gaps, thread) = (reading.losses, reading.thread.as_nanos());
@@ -247,7 +263,8 @@ mod tests {
 
     fn scrape(own: &OwnFlows) -> String {
         let (communicators, series) = (own.communicators().clone(), own.series());
-        text(Arc::new(Reading { communicators, series, ..Reading::default() })).unwrap()
+        let reading = Reading { communicators, series, ..Reading::default() };
+        text(Arc::new(reading), &Counters::default()).unwrap()
     }
 
     fn series(text: &str, name: &str) -> BTreeMap<String, u64> {
@@ -292,7 +309,7 @@ mod tests {
     fn times_to_decisions_are_told_by_classes() {
         let mut reading = Reading::default();
         [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.latencies.note(lag));
-        let told = text(Arc::new(reading)).unwrap();
+        let told = text(Arc::new(reading), &Counters::default()).unwrap();
         let name = "harmonaize_event_decision_nanoseconds";
         for line in [
             "_bucket{le=\"20000.0\"} 1",
@@ -302,6 +319,25 @@ mod tests {
             "_count 4",
         ] {
             assert!(told.contains(&format!("{name}{line}\n")), "{line} in {told}");
+        }
+    }
+
+    #[test]
+    fn what_the_agent_counts_is_told_by_label() {
+        let counters = Counters::default();
+        counters.add(Counted::CommunicatorPanic);
+        (0..3).for_each(|_| counters.add(Counted::CommandLate));
+        counters.add(Counted::LogLine);
+        let told = text(Arc::new(Reading::default()), &counters).unwrap();
+        for line in [
+            "panics_total{scope=\"communicator\"} 1",
+            "panics_total{scope=\"session\"} 0",
+            "engine_commands_total{what=\"late\"} 3",
+            "engine_commands_total{what=\"lost\"} 0",
+            "quota_refusals_total{quota=\"joins\"} 0",
+            "log_lines_left_out_total 1",
+        ] {
+            assert!(told.contains(&format!("harmonaize_{line}\n")), "{line} in {told}");
         }
     }
 

@@ -6,6 +6,7 @@ use harmonaize_abi::session::{
     encode_first,
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
+use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{BindError, SessionServer, TenantRules};
 use harmonaize_client::{
     AttachOptions, Client, Constraints, Dtype, Error, EventCursor, Hints, Knobs, ReduceOp,
@@ -214,7 +215,7 @@ fn a_remote_process_that_speaks_nonsense_or_dies_is_dropped_alone() {
 }
 
 fn bind(tenant: TenantRules) -> Result<SessionServer, BindError> {
-    let mut server = SessionServer::bind(None, tokio::sync::mpsc::channel(1).0)?;
+    let mut server = SessionServer::bind(None, tokio::sync::mpsc::channel(1).0, Counters::default())?;
     server.apply(&[tenant])?;
     Ok(server)
 }

@@ -4,6 +4,7 @@ use harmonaize_abi::session::{
     Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused, Negotiated,
 };
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
+use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
     AttachmentId, BindError, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
     SocketRules, TenantRules,
@@ -59,6 +60,7 @@ pub(crate) struct Stub {
     /// With the agent's device, "agent", and the tenants', "tenant".
     pub(crate) fabric: Fabric,
     pub(crate) knobs: Arc<Knobs>,
+    pub(crate) counters: Counters,
     /// Whom it is to serve; none: nobody any more.
     serve: mpsc::UnboundedSender<Option<Wanted>>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -126,12 +128,12 @@ impl Stub {
         };
         let mut setup = Setup { tenants: vec![rules(path.clone())], rdma };
         adjust(&mut setup);
-        let knobs = Arc::new(Knobs::default());
+        let (knobs, counters) = (Arc::new(Knobs::default()), Counters::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (requests, inbox) = mpsc::channel(64);
         let mut server = {
             let _context = runtime.enter();
-            let mut server = SessionServer::bind(Some(setup.rdma), requests).unwrap();
+            let mut server = SessionServer::bind(Some(setup.rdma), requests, counters.clone()).unwrap();
             server.apply(&setup.tenants).unwrap();
             server
         };
@@ -157,7 +159,7 @@ impl Stub {
             }),
             std::thread::spawn(move || engine.run()),
         ];
-        Self { path, network, fabric, knobs, serve, threads, _folder: folder }
+        Self { path, network, fabric, knobs, counters, serve, threads, _folder: folder }
     }
 
     /// Serves these tenants from now on.

@@ -1,6 +1,7 @@
 //! Processes that keep the rules.
 
 use crate::stub::{LIMIT, Stub};
+use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
     Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
     Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Operation,
@@ -821,6 +822,52 @@ fn attachments_are_refused_with_reasons() {
     let mine = rustix::process::getuid().as_raw();
     let stub = Stub::with(|rules| rules.socket.as_mut().unwrap().uids = vec![mine + 1, mine + 2]);
     assert_eq!(refusal(&stub, mapped), RefusalKind::User);
+}
+
+/// Who attaches, joins or asks for operations beyond the limits hears which, what is left, and what to do. Whoever attaches later is served.
+#[test]
+fn limits_are_named_to_who_passes_them() {
+    let stub = Stub::with(|rules| {
+        let quota = &mut rules.quota;
+        (quota.attachments, quota.attaches, quota.joins, quota.log_lines) = (4, 4, 1, 1);
+        quota.operations = 3 * 64;
+    });
+    let options = stub.options(Access::Mapped);
+    let attach = || Client::attach(&stub.path, options.clone());
+    let text = |error: Error| error.to_string();
+    let clients: Vec<Client> = (0..3).map(|_| attach().unwrap()).collect();
+    let refused = text(attach().unwrap_err());
+    for word in ["64 ring entries", "0 are left", "192", "`operations`"] {
+        assert!(refused.contains(word), "{word} in {refused}");
+    }
+    // Four were at once: of the next, the first that comes too early says so.
+    let refused = (0..10_000)
+        .find_map(|_| Some(text(attach().unwrap_err())).filter(|text| text.contains("attach too often")));
+    let refused = refused.expect("no limit");
+    for word in ["4 a second", "4 at once", "`attaches`"] {
+        assert!(refused.contains(word), "{word} in {refused}");
+    }
+    let joins = (0..1000).map(|number| clients[0].join(&format!("j{number}"), Rank(0), 1, LIMIT).map(drop));
+    let mut refusals = joins.filter_map(|joined| joined.err().map(text));
+    let refused = refusals.find(|text| text.contains("join too often")).expect("no limit");
+    for word in ["1 a second", "600 at once", "`joins`"] {
+        assert!(refused.contains(word), "{word} in {refused}");
+    }
+    for (what, least) in [
+        (Counted::OperationsRefused, 1),
+        (Counted::AttachRefused, 1),
+        (Counted::JoinRefused, 1),
+        (Counted::LogLine, 3),
+    ] {
+        let count = stub.counters.get(what);
+        assert!(count >= least, "{what:?}: {count}");
+    }
+    drop(clients);
+    let start = Instant::now();
+    while attach().is_err() {
+        assert!(start.elapsed() < LIMIT);
+        std::thread::yield_now();
+    }
 }
 
 /// Tenants come, change and go while others are attached and operate.

@@ -3,6 +3,7 @@
 use crate::made_up::{begin, key, pass};
 use crate::{block, wait};
 use harmonaize_agent::config::Telemetry;
+use harmonaize_agent::counters::Counters;
 use harmonaize_agent::telemetry::Running;
 use harmonaize_analysis::trace::{Record, replay};
 use harmonaize_api::v1;
@@ -46,7 +47,7 @@ fn operators_and_prometheus_see_what_is_measured() {
     block(async {
         let mut running = Running::new(handle.clone(), thread);
         let (control, _said) = mpsc::channel(8);
-        running.serve(&asked, "h0", &control).await;
+        running.serve(&asked, "h0", &control, &Counters::default()).await;
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         {
             let mut scene = fake.scene();
@@ -185,7 +186,7 @@ fn a_socket_that_is_another_process_s_is_left_alone_and_a_stale_one_is_replaced(
             let mut running = Running::new(handle, thread);
             let (control, _said) = mpsc::channel(8);
             let asked = Telemetry { socket: Some(path.clone()), ..Telemetry::default() };
-            running.serve(&asked, "h0", &control).await;
+            running.serve(&asked, "h0", &control, &Counters::default()).await;
             if served {
                 let mut client = connect(path).await;
                 let first = client.watch(v1::WatchRequest::default()).await.unwrap();

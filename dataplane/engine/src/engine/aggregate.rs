@@ -2,10 +2,13 @@
 
 use super::{Engine, transfer};
 use crate::aggregated::{SegmentTensors, progress};
+use crate::attachment::Attachment;
 use crate::communicator_state::CommunicatorState;
+use crate::containment::{Task as Work, contain};
 use crate::context::Context;
 use crate::feedback;
-use crate::table::Key;
+use crate::marks::MarkWriter;
+use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{AggregatorTask, Epoch};
 use harmonaize_aggregator::{PayloadFormat, Task};
@@ -83,25 +86,40 @@ impl Engine {
         });
         self.sharing.count(busy);
         let mut worked = 0;
-        for member in self.communicators.iter_mut() {
-            let sharers = self.sharing.of(member.tenant);
-            for at in 0..member.epochs.len() {
-                let Some(mut path) = member.epochs.get_mut(at).and_then(|links| links.aggregator.take())
-                else {
-                    continue;
-                };
-                path.worker.share_window(sharers);
-                worked += progress(&mut path, now, member, &self.attachments);
-                if std::mem::take(&mut path.session.abandoned) {
-                    self.marks.write(MarkKind::GivenUp, || member.mark());
-                }
-                if let Some(links) = member.epochs.get_mut(at) {
-                    links.aggregator = Some(path);
-                }
-            }
+        let Self { communicators: members, panicked, sharing, attachments, marks, .. } = self;
+        for place in 0..members.places() {
+            let Some(key) = members.key_at(place) else { continue };
+            let done = contain(members, panicked, (key, Work::Packets), |member| {
+                packets(now, member, sharing.of(member.tenant), attachments, marks)
+            });
+            worked += done.unwrap_or(1);
         }
         worked
     }
+}
+
+/// The packets of a communicator's aggregators. Returns how much was done.
+fn packets(
+    now: Nanos,
+    member: &mut CommunicatorState,
+    sharers: u16,
+    attachments: &Table<Attachment>,
+    marks: &MarkWriter,
+) -> usize {
+    let mut worked = 0;
+    for at in 0..member.epochs.len() {
+        let taken = member.epochs.get_mut(at).and_then(|links| links.aggregator.take());
+        let Some(mut path) = taken else { continue };
+        path.worker.share_window(sharers);
+        worked += progress(&mut path, now, member, attachments);
+        if std::mem::take(&mut path.session.abandoned) {
+            marks.write(MarkKind::GivenUp, || member.mark());
+        }
+        if let Some(links) = member.epochs.get_mut(at) {
+            links.aggregator = Some(path);
+        }
+    }
+    worked
 }
 
 /// The task of a segment for the aggregator, and the bytes that this participant sends of it.

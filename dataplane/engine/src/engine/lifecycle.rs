@@ -3,8 +3,9 @@
 use super::Engine;
 use crate::attachment::Attachment;
 use crate::command::{Aggregator, AttachmentId, Command, Formation, MAX_PATIENCE, Notice, Peer, Status};
-use crate::communicator_state::{CommunicatorState, Links, status_of};
-use crate::formation::{form, mapped, open_links, open_path, unsupported};
+use crate::communicator_state::{Links, status_of};
+use crate::containment::{PanicScope, Task, contain, describe, guarded};
+use crate::formation::{close_links, form, mapped, open_links, open_path, unsupported};
 use crate::table::Key;
 use crate::wake::watch;
 use harmonaize_abi::Status as Code;
@@ -17,6 +18,11 @@ use rustix::event::epoll;
 impl Engine {
     /// Carries out a command.
     pub fn handle_command(&mut self, command: Command) {
+        self.carry_out(command);
+        self.end_panicked();
+    }
+
+    fn carry_out(&mut self, command: Command) {
         match command {
             Command::Attach { attachment, end, operation_timeout } => {
                 let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());
@@ -49,9 +55,7 @@ impl Engine {
                 self.change(communicator, *plan, peers, aggregator.as_deref());
             }
             Command::AllPrepared { communicator, epoch } => {
-                if let Some(member) = self.member(communicator) {
-                    member.core.handle_all_prepared(epoch);
-                }
+                self.with_member(communicator, |member| member.core.handle_all_prepared(epoch));
             }
             Command::Interleave { communicator, interleaving } => {
                 let bounded = |rules: Interleaving| Interleaving {
@@ -59,43 +63,34 @@ impl Engine {
                     idle_timeout: rules.idle_timeout.min(MAX_PATIENCE),
                     ..rules
                 };
-                if let Some(member) = self.member(communicator) {
-                    member.core.set_interleaving(interleaving.map(bounded));
-                }
+                let rules = interleaving.map(bounded);
+                self.with_member(communicator, |member| member.core.set_interleaving(rules));
             }
             Command::SlotGranted { communicator, slot } => {
-                if let Some(member) = self.member(communicator) {
-                    member.core.handle_slot_granted(slot);
-                }
+                self.with_member(communicator, |member| member.core.handle_slot_granted(slot));
             }
             Command::Abandon { communicator, epoch } => {
-                let Some(member) = self.member(communicator) else { return };
-                if member.core.abandon(epoch) {
+                if self.with_member(communicator, |member| member.core.abandon(epoch)) == Some(true) {
                     self.drop_links(communicator, epoch);
                 }
             }
             Command::Leave { communicator, rank } => {
-                if let Some(member) = self.member(communicator) {
-                    member.core.handle_rank_departed(rank);
-                }
+                self.with_member(communicator, |member| member.core.handle_rank_departed(rank));
                 self.attachments.iter_mut().for_each(|attachment| attachment.leave(communicator, rank));
             }
             Command::Dissolve { communicator, failure } => {
-                if let Some(member) = self.member(communicator) {
-                    member.core.dissolve(failure);
-                }
+                self.with_member(communicator, |member| member.core.dissolve(failure));
             }
             Command::Status { id } => {
-                let now = self.now();
-                let status = Status {
-                    communicators: self.communicators.iter().map(|member| member.status(now)).collect(),
-                    attachments: self.attachments.iter().map(Attachment::status).collect(),
-                };
+                let (now, mut communicators) = (self.now(), Vec::new());
+                self.for_each_communicator(Task::Report, |member| communicators.push(member.status(now)));
+                let attachments = self.attachments.iter().map(Attachment::status).collect();
+                let status = Status { communicators, attachments };
                 (self.notify)(Notice::Status { id, status });
             }
             Command::Stop => {
                 self.stopping = true;
-                self.communicators.iter_mut().for_each(|member| member.core.shut_down());
+                self.for_each_communicator(Task::Command, |member| member.core.shut_down());
             }
         }
     }
@@ -123,11 +118,6 @@ impl Engine {
         false
     }
 
-    fn member(&mut self, communicator: CommunicatorId) -> Option<&mut CommunicatorState> {
-        let key = self.by_communicator.get(&communicator)?;
-        self.communicators.get_mut(*key)
-    }
-
     fn form(&mut self, formation: Formation) {
         let (communicator, epoch) = (formation.communicator, formation.plan.epoch);
         let keys: Vec<Key> = formation
@@ -139,13 +129,24 @@ impl Engine {
         let formed = if self.stopping || self.by_communicator.contains_key(&communicator) {
             Err("the agent is going down, or has this communicator already".to_owned())
         } else {
-            form(
-                self.transport.as_mut(),
-                &self.attachments,
-                &keys,
-                (&self.wake, self.port.as_ref()),
-                formation,
-            )
+            let mut links = Links::new(epoch, formation.plan.plan.group().participants());
+            let transport = self.transport.as_mut();
+            let wake = (&self.wake, self.port.as_ref());
+            let formed = guarded(Task::Command, || {
+                form(transport, &self.attachments, &keys, wake, (formation, &mut links))
+            });
+            let formed = formed.unwrap_or_else(|cause| {
+                let reason = describe(Task::Command, &*cause);
+                self.log_panic(
+                    PanicScope::Communicator,
+                    format!("communicator {:016x} {reason} as it formed", communicator.0),
+                );
+                Err(reason)
+            });
+            if formed.is_err() {
+                close_links(self.transport.as_mut(), &links, None);
+            }
+            formed
         };
         let formed = formed.and_then(|member| {
             let links: Vec<_> = member.epochs.iter().flat_map(|links| links.links.clone()).collect();
@@ -194,6 +195,29 @@ impl Engine {
         let Some(key) = self.by_communicator.get(&communicator).copied() else {
             return self.refuse_change(communicator, epoch, "no such communicator".into());
         };
+        let mut links = Links::new(epoch, plan.plan.group().participants());
+        let changed = self.contain((key, Task::Command), |engine| {
+            engine.open_epoch(key, plan, peers, aggregator, &mut links);
+        });
+        // Those that were opened and are nowhere else yet.
+        if changed.is_none() {
+            let known = &self.links;
+            let opened = links.links.iter().flatten().filter(|link| !known.contains_key(*link));
+            opened.for_each(|link| self.transport.close(*link));
+        }
+    }
+
+    /// Opens the links of a communicator's next epoch, into `links` while they are not yet its own.
+    fn open_epoch(
+        &mut self,
+        key: Key,
+        plan: EpochPlan,
+        peers: Vec<Peer>,
+        aggregator: Option<&Aggregator>,
+        opened: &mut Links,
+    ) {
+        let Some(communicator) = self.communicators.get(key).map(|member| member.id) else { return };
+        let epoch = plan.epoch;
         if let Err(reason) = unsupported(&plan) {
             return self.refuse_change(communicator, epoch, reason);
         }
@@ -205,10 +229,11 @@ impl Engine {
         }
         let before = member.links(member.core.link_epoch());
         let me = member.core.me();
-        let opened = open_links(self.transport.as_mut(), &plan, me, peers, before);
+        let result = open_links(self.transport.as_mut(), &plan, me, peers, before, opened);
         let mapped = member.locals.iter().all(|local| mapped(&self.attachments, local.attachment));
-        match opened {
-            Ok(mut links) => {
+        match result {
+            Ok(()) => {
+                let mut links = std::mem::replace(opened, Links::new(epoch, 0));
                 links.aggregator = open_path(aggregator, &plan, me, mapped, (&self.wake, self.port.as_ref()));
                 let new = |link: &LinkId| before.is_none_or(|before| !before.has(*link));
                 let ids: Vec<_> = links.links.iter().map(|link| link.filter(new)).collect();
@@ -223,6 +248,7 @@ impl Engine {
                 }
             }
             Err(reason) => {
+                close_links(self.transport.as_mut(), opened, before);
                 member.core.abandon(epoch);
                 self.refuse_change(communicator, epoch, reason);
             }
@@ -257,10 +283,10 @@ impl Engine {
     pub(crate) fn detach(&mut self, key: Key) {
         let Some(attachment) = self.attachments.remove(key) else { return };
         self.by_attachment.remove(&attachment.id);
-        for (communicator, rank) in attachment.ranks() {
-            if let Some(member) = self.communicators.get_mut(communicator) {
+        for (key, rank) in attachment.ranks() {
+            contain(&mut self.communicators, &mut self.panicked, (key, Task::Command), |member| {
                 member.core.handle_rank_departed(rank);
-            }
+            });
         }
         // Nobody looks after it any more, so it must not wake the loop until it is gone.
         let _ = epoll::delete(&self.wake, attachment.end.wake_fd());

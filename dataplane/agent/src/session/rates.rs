@@ -1,0 +1,88 @@
+//! How often a tenant's processes may attach and join.
+
+use super::Quota;
+use harmonaize_units::{Gcra, Quota as Rate};
+use std::time::{Duration, Instant};
+
+/// Joins at once by who has long joined nothing: many processes, each in some communicators.
+const JOINS_AT_ONCE: u32 = 600;
+
+/// The attaches and joins of one tenant at this agent. Outlives attachments, so that attaching anew gains nothing.
+#[derive(Debug)]
+pub(super) struct Rates {
+    begun: Instant,
+    attaches: Gcra,
+    joins: Gcra,
+}
+
+/// One too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TooOften {
+    per_second: u32,
+    at_once: u32,
+    retry_after: Duration,
+}
+
+impl TooOften {
+    /// What was done too often, by which key, for people.
+    pub(super) fn describe(&self, what: &str, key: &str) -> String {
+        let Self { per_second, at_once, retry_after } = self;
+        format!(
+            "this tenant's processes {what} too often: {per_second} a second are possible, and {at_once} at once; do so again in \
+             {retry_after:?}, or have the provider raise `{key}`"
+        )
+    }
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        Self { begun: Instant::now(), attaches: Gcra::default(), joins: Gcra::default() }
+    }
+}
+
+impl Rates {
+    /// Counts a connection that is to attach. As many at once as there may be attachments.
+    pub(super) fn attach(&mut self, now: Instant, quota: &Quota) -> Result<(), TooOften> {
+        take(&mut self.attaches, now.saturating_duration_since(self.begun), quota.attaches, quota.attachments)
+    }
+
+    /// Counts a join.
+    pub(super) fn join(&mut self, now: Instant, quota: &Quota) -> Result<(), TooOften> {
+        take(&mut self.joins, now.saturating_duration_since(self.begun), quota.joins, JOINS_AT_ONCE)
+    }
+}
+
+fn take(rate: &mut Gcra, now: Duration, per_second: u32, least_burst: u32) -> Result<(), TooOften> {
+    let per_second = per_second.max(1);
+    let at_once = per_second.max(least_burst);
+    let quota = Rate { interval: Duration::from_secs(1) / per_second, burst: at_once };
+    rate.take(now, quota).map_err(|next| TooOften {
+        per_second,
+        at_once,
+        retry_after: next.saturating_sub(now),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_then_so_many_a_second() {
+        let (mut rates, begin) = (Rates::default(), Instant::now());
+        let quota = Quota { attachments: 64, attaches: 10, joins: 1000, ..Quota::default() };
+        let attach = |rates: &mut Rates, ms| rates.attach(begin + Duration::from_millis(ms), &quota);
+        assert_eq!((0..1000).filter(|_| attach(&mut rates, 0).is_ok()).count(), 64);
+        let refused = attach(&mut rates, 0).unwrap_err();
+        assert_eq!((refused.per_second, refused.at_once), (10, 64));
+        assert!(refused.retry_after <= Duration::from_millis(100), "{refused:?}");
+        assert_eq!((1..=1000).filter(|ms| attach(&mut rates, *ms).is_ok()).count(), 10);
+        let joins = (0..5000).filter(|_| rates.join(begin, &quota).is_ok()).count();
+        assert_eq!(joins, 1000, "another limit, and at least a second's worth at once");
+        let text = refused.describe("attach", "attaches");
+        assert!(
+            text.contains("10 a second") && text.contains("64 at once") && text.contains("`attaches`"),
+            "{text}"
+        );
+    }
+}
