@@ -341,7 +341,7 @@ mod tests {
             let from_agent::Message::Join(v1::Join { request, .. }) = told.try_recv().unwrap() else {
                 panic!()
             };
-            let local_ranks = vec![v1::LocalRank { rank: 0, request, ..Default::default() }];
+            let local_ranks = vec![v1::LocalRank { rank: 0, request }];
             let check =
                 agent.handle_control(Event::Form(v1::Recipe { communicator, local_ranks, ..recipe(4, 1) }));
             agent.handle_checked(Some(check.unwrap().run()));

@@ -126,7 +126,7 @@ enum Prepared {
     /// A tenant that was not there, and its socket.
     New(Arc<Tenant>, Option<(SocketServer, SocketFile)>),
     /// A tenant's other rules; another socket, or none any more.
-    Changed(TenantRules, Socket),
+    Changed(Box<TenantRules>, Socket),
 }
 
 /// What becomes of a tenant's socket.
@@ -215,7 +215,7 @@ impl SessionServer {
                 bind(&served.tenant)?.map_or(Socket::Closed, |(server, file)| Socket::Moved(server, file))
             }
         };
-        Ok(Some(Prepared::Changed(rules.clone(), socket)))
+        Ok(Some(Prepared::Changed(Box::new(rules.clone()), socket)))
     }
 
     /// Gives sockets that stay where they are to other users; all or none.
@@ -257,7 +257,7 @@ impl SessionServer {
                 };
                 let Some(served) = self.served.get_mut(&rules.tenant) else { return };
                 tracing::info!(tenant = rules.tenant, "the tenant is served by other rules");
-                served.tenant.set_rules(rules);
+                served.tenant.set_rules(*rules);
                 if let Some(listening) = listening {
                     served.socket = listening;
                 }
