@@ -123,7 +123,8 @@ fn harm(
 fn beside_all_attacks(seconds: u64) {
     let prepared = deploy(&star(2, "10Gbit/s"), |setup| {
         setup.tenants = [("a", 3001), ("b", 0)].map(|(name, user)| Tenant { name: name.into(), user }).into();
-        setup.tenant += &format!("\narena = \"{}MiB\"\n", ARENA / MEBIBYTE);
+        // Who attaches without end would keep its own tenant's other processes out.
+        setup.tenant += &format!("\narena = \"{}MiB\"\nattaches = 100000\n", ARENA / MEBIBYTE);
     });
     let Some(mut deployment) = prepared else { return };
     let folder = Path::new(env!("CARGO_BIN_EXE_hostile")).parent().unwrap();
