@@ -312,8 +312,13 @@ fn descriptors(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> 
 fn truncate(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
     let mut cut = 0;
     while Instant::now() < end {
-        let mut raw = Raw::attach(socket, Access::Remote, 1 << 20, 4)?;
-        let communicator = raw.join(random.next())?;
+        let attached = Raw::attach(socket, Access::Remote, 1 << 20, 4);
+        let joined = attached.and_then(|mut raw| Ok((raw.join(random.next())?, raw)));
+        let (communicator, raw) = match joined {
+            Ok(joined) => joined,
+            Err(error) if cut == 0 => return Err(error),
+            Err(_) => break,
+        };
         let stream = raw.descriptors.first().context("no socket")?;
         let tensor = Region { offset: 0, bytes: 4096 };
         let mut frame = [1_u32.to_le_bytes().as_slice(), &[0; 28]].concat();
@@ -352,8 +357,10 @@ fn maximal(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
                 *byte = random.next() as u8;
             }
         }
-        raw.session.write_all(&message)?;
-        let _ = raw.answer()?;
+        // What was done counts, though damage has ended the session.
+        if raw.session.write_all(&message).is_err() || raw.answer().is_err() {
+            break;
+        }
         sent += 1;
     }
     Ok(sent)
