@@ -145,6 +145,38 @@ impl Arguments<'_> {
         }
     }
 
+    /// A task that reduces, without its tensors, and the layout of their type.
+    fn reducing(
+        &self,
+        collective: Collective,
+        dtype: Handle,
+        operation: Handle,
+        count: c_int,
+    ) -> Result<(Task, Layout), Reason> {
+        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
+        let layout = self.layout(dtype)?;
+        Ok((Task { reduce, ..self.empty(collective, of, count) }, layout))
+    }
+
+    /// Where an input is: in place of the output, or apart.
+    fn source(&self, send: *const c_void, recv: *mut c_void) -> *const c_void {
+        if self.is_in_place(send) { recv.cast_const() } else { send }
+    }
+
+    /// This rank's block of an AllGather as the input: that of the output where it is in place.
+    fn own_block(
+        &self,
+        task: &mut Task,
+        (send, count, dtype): (*const c_void, c_int, Handle),
+        (outputs, of, layout): (&[Part], Handle, &Layout),
+    ) -> Result<(), Reason> {
+        if self.is_in_place(send) {
+            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
+            return self.input(task, of, layout, &[own]);
+        }
+        self.input(task, dtype, &self.layout(dtype)?, &[part(send, size(count)?)])
+    }
+
     /// The pieces of an input: packed where its type has gaps.
     fn input(&self, task: &mut Task, dtype: Handle, layout: &Layout, parts: &[Part]) -> Result<(), Reason> {
         if layout.plain {
@@ -211,11 +243,8 @@ impl Arguments<'_> {
         dtype: Handle,
         operation: Handle,
     ) -> Result<Task, Reason> {
-        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
-        let layout = self.layout(dtype)?;
-        let mut task = self.empty(Collective::AllReduce, of, count);
-        task.reduce = reduce;
-        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        let (mut task, layout) = self.reducing(Collective::AllReduce, dtype, operation, count)?;
+        let (from, count) = (self.source(send, recv), task.count);
         self.input(&mut task, dtype, &layout, &[part(from, count)])?;
         self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
         self.filled(task)
@@ -230,12 +259,11 @@ impl Arguments<'_> {
         operation: Handle,
         root: c_int,
     ) -> Result<Task, Reason> {
-        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
-        let layout = self.layout(dtype)?;
-        let mut task = self.empty(Collective::Reduce, of, count);
-        (task.reduce, task.root) = (reduce, self.root(root)?);
+        let (mut task, layout) = self.reducing(Collective::Reduce, dtype, operation, count)?;
+        task.root = self.root(root)?;
+        let count = task.count;
         let at_root = task.root.0 == self.rank;
-        let from = if at_root && self.is_in_place(send) { recv.cast_const() } else { send };
+        let from = if at_root { self.source(send, recv) } else { send };
         self.input(&mut task, dtype, &layout, &[part(from, count)])?;
         if at_root {
             self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
@@ -274,13 +302,7 @@ impl Arguments<'_> {
         let (count, layout) = (size(recv_count)?, self.layout(recv_type)?);
         let mut task = self.empty(Collective::AllGather, Dtype::U8, count * layout.bytes);
         let outputs = self.blocks(recv, count, &layout)?;
-        if self.is_in_place(send) {
-            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
-            self.input(&mut task, recv_type, &layout, &[own])?;
-        } else {
-            let layout = self.layout(send_type)?;
-            self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
-        }
+        self.own_block(&mut task, (send, send_count, send_type), (&outputs, recv_type, &layout))?;
         self.output(&mut task, recv_type, &layout, &outputs)?;
         self.filled(task)
     }
@@ -300,13 +322,7 @@ impl Arguments<'_> {
         let outputs = self.placed(recv, recv_counts, places, &layout)?;
         let counts = outputs.iter().map(|part| (part.count * layout.bytes) as u64).collect();
         let mut task = self.empty(Collective::AllGather, Dtype::U8, 0);
-        if self.is_in_place(send) {
-            let own = outputs.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
-            self.input(&mut task, recv_type, &layout, &[own])?;
-        } else {
-            let layout = self.layout(send_type)?;
-            self.input(&mut task, send_type, &layout, &[part(send, size(send_count)?)])?;
-        }
+        self.own_block(&mut task, (send, send_count, send_type), (&outputs, recv_type, &layout))?;
         self.output(&mut task, recv_type, &layout, &outputs)?;
         self.uneven(task, counts)
     }
@@ -403,11 +419,8 @@ impl Arguments<'_> {
         dtype: Handle,
         operation: Handle,
     ) -> Result<Task, Reason> {
-        let ((of, reduce), count) = (self.reduction(dtype, operation)?, size(count)?);
-        let layout = self.layout(dtype)?;
-        let mut task = self.empty(Collective::ReduceScatter, of, count);
-        task.reduce = reduce;
-        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        let (mut task, layout) = self.reducing(Collective::ReduceScatter, dtype, operation, count)?;
+        let (from, count) = (self.source(send, recv), task.count);
         let inputs = self.blocks(from, count, &layout)?;
         self.input(&mut task, dtype, &layout, &inputs)?;
         self.output(&mut task, dtype, &layout, &[part(recv, count)])?;
@@ -428,10 +441,8 @@ impl Arguments<'_> {
         {
             return self.reduce_scatter_block(send, recv, *first, dtype, operation);
         }
-        let ((of, reduce), layout) = (self.reduction(dtype, operation)?, self.layout(dtype)?);
-        let mut task = self.empty(Collective::ReduceScatter, of, 0);
-        task.reduce = reduce;
-        let from = if self.is_in_place(send) { recv.cast_const() } else { send };
+        let (mut task, layout) = self.reducing(Collective::ReduceScatter, dtype, operation, 0)?;
+        let from = self.source(send, recv);
         let counts: Vec<usize> = all.iter().map(|count| size(*count)).collect::<Result<_, _>>()?;
         let total = counts.iter().sum();
         let own = counts.get(self.rank as usize).copied().ok_or(ARGUMENTS)?;
