@@ -101,7 +101,7 @@ impl Observe {
             interfaces,
             rates: BTreeMap::new(),
             interval: Duration::from_millis(5),
-            record: self.record.clone(),
+            record: self.record.clone().map(|path| (path, u64::MAX)),
             marks: Vec::new(),
             decide: Box::new(|_| {}),
         };

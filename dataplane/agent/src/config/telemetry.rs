@@ -1,6 +1,6 @@
 //! The table on telemetry: where this host's traffic is measured, and who may see what was found.
 
-use harmonaize_units::{Nanos, Rate};
+use harmonaize_units::{Bytes, Nanos, Rate};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,6 +13,8 @@ const MAX_NAME: usize = 15;
 const MAX_INTERFACES: usize = 64;
 /// Connections in the programs' tables: fewer tell little, more fill the memory (about 1 KiB each).
 const FLOWS: std::ops::RangeInclusive<u32> = 64..=1 << 22;
+/// The least that recordings are bounded by.
+const MIN_RECORD_BYTES: u64 = 1 << 20;
 /// How often flows under way may be looked at.
 const INTERVALS: std::ops::RangeInclusive<u64> = 1_000_000..=10_000_000_000;
 /// What may end a burst.
@@ -43,6 +45,8 @@ pub struct Telemetry {
     pub rates: BTreeMap<String, u64>,
     /// Everything that is measured is written to this file as well.
     pub record: Option<PathBuf>,
+    /// What that file and the one before it take together, at most.
+    pub record_bytes: u64,
     /// The kernel takes the time of every run of its BPF programs, which costs each some 30 ns more.
     pub run_time: bool,
     /// What the kernel itself knows of the flows' ends is followed too: sockets of this network namespace, and queue pairs.
@@ -66,6 +70,7 @@ impl Default for Telemetry {
             interval: Duration::from_millis(5),
             rates: BTreeMap::new(),
             record: None,
+            record_bytes: 1 << 30,
             run_time: false,
             kernel: true,
             diagnosis: false,
@@ -90,6 +95,7 @@ pub(super) struct FileTelemetry {
     #[serde(default)]
     rate: BTreeMap<String, Rate>,
     record: Option<PathBuf>,
+    record_limit: Option<Bytes>,
     #[serde(default)]
     run_time: bool,
     kernel: Option<bool>,
@@ -126,6 +132,10 @@ impl FileTelemetry {
             return Err("`uids` of [telemetry] without `socket`".into());
         }
         let usual = Telemetry::default();
+        let record_bytes = self.record_limit.map_or(usual.record_bytes, |limit| limit.0);
+        if record_bytes < MIN_RECORD_BYTES {
+            return Err(format!("`record_limit` of [telemetry] is {record_bytes} bytes; 1MiB at least"));
+        }
         let flows = self.flows.unwrap_or(usual.flows);
         if !FLOWS.contains(&flows) {
             return Err(format!("`flows` of [telemetry] is {flows}; {} to {}", FLOWS.start(), FLOWS.end()));
@@ -141,6 +151,7 @@ impl FileTelemetry {
             interval: within("interval", self.interval, usual.interval, &INTERVALS)?,
             rates: self.rate.into_iter().map(|(name, rate)| (name, rate.0)).collect(),
             record: self.record,
+            record_bytes,
             run_time: self.run_time,
             kernel: self.kernel.unwrap_or(usual.kernel),
             diagnosis: self.diagnosis,

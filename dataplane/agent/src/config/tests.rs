@@ -277,7 +277,7 @@ fn a_table_asks_for_telemetry() {
     assert_eq!(parse("[telemetry]\n").unwrap().telemetry, Some(Telemetry::default()));
     let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
         metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nlate_round_trip = \"0ns\"\nflows = 1000\ninterval = \"2ms\"\n\
-        rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrun_time = true\nkernel = false\n\
+        rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrecord_limit = \"9MiB\"\nrun_time = true\nkernel = false\n\
         diagnosis = true\nxdp = true\n";
     let wanted = Telemetry {
         interfaces: vec!["eth0".into(), "eth1".into()],
@@ -290,6 +290,7 @@ fn a_table_asks_for_telemetry() {
         interval: Duration::from_millis(2),
         rates: [("eth1".to_owned(), 25_000_000_000)].into(),
         record: Some("x.trace".into()),
+        record_bytes: 9 << 20,
         run_time: true,
         kernel: false,
         diagnosis: true,
@@ -303,6 +304,7 @@ fn a_table_asks_for_telemetry() {
         ("rate = { eth0 = \"0Gbit/s\" }", "`rate` of eth0"),
         ("interfaces = [\"eth0\"]\nrate = { eth1 = \"1Gbit/s\" }", "not among `interfaces`"),
         ("uids = [1]", "`uids` of [telemetry] without `socket`"),
+        ("record_limit = \"5KiB\"", "`record_limit` of [telemetry] is 5120 bytes; 1MiB at least"),
         ("flows = 3", "`flows` of [telemetry] is 3; 64 to "),
         ("interval = \"1us\"", "`interval` of [telemetry] is 1us; 1ms to 10s"),
         ("idle_gap = \"0ns\"", "`idle_gap` of [telemetry] is "),

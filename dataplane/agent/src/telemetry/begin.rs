@@ -127,7 +127,7 @@ fn try_begin(
         interfaces,
         rates: config.rates.clone(),
         interval: config.interval,
-        record: config.record.clone(),
+        record: config.record.clone().map(|path| (path, config.record_bytes)),
         marks,
         decide: Box::new(log),
     };

@@ -12,7 +12,7 @@ use crate::telemetry::tap::{Recording, Tap};
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_events::{Event, Mark};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most marks that are taken in a row.
@@ -45,11 +45,11 @@ impl Pipeline {
     /// A pipeline into a recording, if one is wanted, the decision loop and the other sinks.
     pub(crate) fn new(
         observer: Observer,
-        record: Option<&Path>,
+        record: Option<(PathBuf, u64)>,
         decide: Box<dyn FnMut(&Finding) + Send>,
         (findings, names): (Findings, Arc<Mutex<Names>>),
     ) -> anyhow::Result<Self> {
-        let (recording, tap) = record.map(Recording::begin).transpose()?.unzip();
+        let recording = record.map(|(path, bytes)| Recording::begin(&path, bytes)).transpose()?;
         Ok(Self {
             records: vec![Record::Observer(observer)],
             events: Vec::new(),
@@ -63,7 +63,7 @@ impl Pipeline {
             findings,
             names,
             decide,
-            taps: Vec::from_iter(tap),
+            taps: Vec::new(),
             recording,
         })
     }
@@ -115,7 +115,8 @@ impl Pipeline {
                 self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
             }
             self.analysis.take(record);
-            for tap in &mut self.taps {
+            let recording = self.recording.as_mut().map(|recording| &mut recording.tap);
+            for tap in recording.into_iter().chain(&mut self.taps) {
                 self.losses.records += tap.write(record);
             }
         }
@@ -128,6 +129,9 @@ impl Pipeline {
             return;
         }
         self.concluded_ns = now_ns;
+        if let Some(recording) = &mut self.recording {
+            recording.tap.flush();
+        }
         self.taps.retain_mut(Tap::flush);
         self.analysis.advance(now_ns);
         let (offset_ns, found) = (self.observer.realtime_offset_ns, self.analysis.found());
@@ -156,9 +160,30 @@ impl Pipeline {
 
     /// Adds a trace, which begins with what is `known` already.
     pub(crate) fn add_tap(&mut self, now_ns: u64, mut tap: Tap, known: &[Record]) {
+        self.begin_trace(now_ns, &mut tap, known);
+        self.taps.push(tap);
+    }
+
+    fn begin_trace(&mut self, now_ns: u64, tap: &mut Tap, known: &[Record]) {
         self.losses.records += tap.write(&Record::Observer(Observer { time_ns: now_ns, ..self.observer }));
         self.losses.records += known.iter().map(|record| tap.write(record)).sum::<u64>();
-        self.taps.push(tap);
+    }
+
+    /// Whether the recording goes on in a new file.
+    pub(crate) fn is_recording_full(&mut self) -> bool {
+        self.recording.as_mut().is_some_and(Recording::is_full)
+    }
+
+    /// Has the recording go on in a new file, which begins with what is `known` already.
+    pub(crate) fn renew_recording(&mut self, now_ns: u64, known: &[Record]) {
+        match self.recording.take().map(Recording::renew) {
+            Some(Ok(mut recording)) => {
+                self.begin_trace(now_ns, &mut recording.tap, known);
+                self.recording = Some(recording);
+            }
+            Some(Err(error)) => tracing::error!("nothing is recorded any more: {error:#}"),
+            None => {}
+        }
     }
 
     /// Records the clocks' offset where it has drifted.
@@ -172,7 +197,6 @@ impl Pipeline {
 
     /// Waits until the recording is whole, if there is one.
     pub(crate) fn end(self) {
-        drop(self.taps);
         if let Some(recording) = self.recording {
             recording.end();
         }

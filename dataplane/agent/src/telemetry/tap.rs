@@ -3,8 +3,9 @@
 use crate::telemetry::failed;
 use anyhow::Context;
 use harmonaize_analysis::trace::{Lost, LostKind, Record, Writer};
-use std::fs::File;
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc;
@@ -29,6 +30,8 @@ pub(crate) struct Tap {
     to: mpsc::Sender<Part>,
     /// Records left out since the last that was written.
     dropped: u64,
+    /// Bytes that have gone on.
+    passed: u64,
 }
 
 /// A writer has no other way to show itself.
@@ -44,16 +47,16 @@ impl Tap {
     pub(crate) fn new(to: mpsc::Sender<Part>) -> Self {
         let mut writer = Writer::new();
         writer.begin();
-        Self { writer: WriterBox(writer), to, dropped: 0 }
+        Self { writer: WriterBox(writer), to, dropped: 0, passed: 0 }
     }
 
     /// Writes a record, or leaves it out while the reader does not keep up. Returns how many were left out.
     pub(crate) fn write(&mut self, record: &Record) -> u64 {
-        let writer = &mut self.writer.0;
-        if writer.bytes().len() >= PART && !Self::pass(writer, &self.to) {
+        if self.writer.0.bytes().len() >= PART && !self.pass() {
             self.dropped += 1;
             return 1;
         }
+        let writer = &mut self.writer.0;
         if self.dropped > 0 {
             let count = std::mem::take(&mut self.dropped);
             writer.write(&Record::Lost(Lost { time_ns: record.time_ns(), kind: LostKind::Records, count }));
@@ -64,53 +67,95 @@ impl Tap {
 
     /// Lets go what was gathered. False once nobody reads any more.
     pub(crate) fn flush(&mut self) -> bool {
-        if !self.writer.0.bytes().is_empty() {
-            Self::pass(&mut self.writer.0, &self.to);
-        }
+        self.empty();
         !self.to.is_closed()
     }
 
-    fn pass(writer: &mut Writer, to: &mpsc::Sender<Part>) -> bool {
-        let Ok(place) = to.try_reserve() else { return false };
+    /// The same; whether nothing is left.
+    fn empty(&mut self) -> bool {
+        self.writer.0.bytes().is_empty() || self.pass()
+    }
+
+    fn pass(&mut self) -> bool {
+        let Ok(place) = self.to.try_reserve() else { return false };
+        let writer = &mut self.writer.0;
         place.send(writer.bytes().to_vec());
+        self.passed += writer.bytes().len() as u64;
         writer.clear();
         true
     }
 }
 
-/// A file that a trace is written to, by a thread of its own.
+/// A file that a trace is written to, by a thread of its own, and the one before it. Both together are bounded.
 #[derive(Debug)]
 pub(crate) struct Recording {
     path: PathBuf,
+    /// Of both files.
+    bytes: u64,
+    pub(crate) tap: Tap,
     thread: JoinHandle<std::io::Result<()>>,
 }
 
 impl Recording {
-    /// Makes the file. One that is there, of the agent before, is kept under its name with `.1` behind it, in place of the one before.
-    pub(crate) fn begin(path: &Path) -> anyhow::Result<(Self, Tap)> {
+    /// Makes the file, which the agent's own user alone may read. One that is there, of the agent before, is kept under its name with `.1`
+    /// behind it, in place of the one before.
+    pub(crate) fn begin(path: &Path, bytes: u64) -> anyhow::Result<Self> {
         if std::fs::metadata(path).is_ok_and(|known| known.is_file() && known.len() > 0) {
-            let mut kept = path.as_os_str().to_owned();
-            kept.push(".1");
-            std::fs::rename(path, &kept).with_context(|| format!("cannot keep {}", path.display()))?;
+            keep(path)?;
         }
-        let file = File::create(path).with_context(|| format!("cannot write to {}", path.display()))?;
+        let open = || {
+            let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+            if file.metadata()?.is_file() {
+                // It may have been there, empty, with others.
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
+            Ok::<_, std::io::Error>(file)
+        };
+        let file = open().with_context(|| format!("cannot write to {}", path.display()))?;
         let (to, from) = parts();
         let thread = std::thread::Builder::new()
             .name("record".into())
             .spawn(move || copy(from, file))
             .context("cannot start a thread")?;
-        Ok((Self { path: path.to_owned(), thread }, Tap::new(to)))
+        Ok(Self { path: path.to_owned(), bytes, tap: Tap::new(to), thread })
     }
 
-    /// Waits until everything is in the file; its tap must be gone.
+    /// Whether the file has its half of what both may have, and nothing waits to go into it.
+    pub(crate) fn is_full(&mut self) -> bool {
+        self.tap.passed >= self.bytes / 2 && self.tap.empty()
+    }
+
+    /// Goes on in a new file, which begins a trace of its own. The thread of the one before ends by itself.
+    pub(crate) fn renew(self) -> anyhow::Result<Self> {
+        // It may be empty so far: then it is what that thread still writes to.
+        if std::fs::metadata(&self.path).is_ok_and(|known| known.is_file()) {
+            keep(&self.path)?;
+        }
+        Self::begin(&self.path, self.bytes)
+    }
+
+    /// Waits until everything is in the file.
     pub(crate) fn end(self) {
-        let path = self.path.display();
-        match self.thread.join() {
-            Ok(Ok(())) => tracing::info!(file = %path, "the trace is whole"),
+        let Self { path, tap, thread, .. } = self;
+        let Tap { writer, to, .. } = tap;
+        // The thread has ended only after an error, which it returns.
+        let _ = to.blocking_send(writer.0.into_bytes());
+        drop(to);
+        match thread.join() {
+            Ok(Ok(())) => tracing::info!(file = %path.display(), "the trace is whole"),
             Ok(Err(error)) => failed("writing the trace", &error),
-            Err(_) => tracing::error!(file = %path, "the thread that writes the trace has panicked"),
+            Err(_) => {
+                tracing::error!(file = %path.display(), "the thread that writes the trace has panicked")
+            }
         }
     }
+}
+
+/// Gives a file its other name.
+fn keep(path: &Path) -> anyhow::Result<()> {
+    let mut kept = path.as_os_str().to_owned();
+    kept.push(".1");
+    std::fs::rename(path, &kept).with_context(|| format!("cannot keep {}", path.display()))
 }
 
 fn copy(mut from: mpsc::Receiver<Part>, mut file: File) -> std::io::Result<()> {
@@ -165,10 +210,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.trace");
         for time in 1..=3 {
-            let (recording, mut tap) = Recording::begin(&path).unwrap();
-            assert_eq!(tap.write(&event(time)), 0);
-            assert!(tap.flush());
-            drop(tap);
+            let mut recording = Recording::begin(&path, u64::MAX).unwrap();
+            assert_eq!(recording.tap.write(&event(time)), 0);
             recording.end();
         }
         let times = |name: &str| {
@@ -180,30 +223,59 @@ mod tests {
         assert_eq!((times("run.trace"), times("run.trace.1")), (vec![3], vec![2]));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
         // What is no file stays.
-        drop(Recording::begin(Path::new("/dev/null")).unwrap());
+        drop(Recording::begin(Path::new("/dev/null"), 1).unwrap());
         assert!(!Path::new("/dev/null.1").exists());
+    }
+
+    #[test]
+    fn a_recording_is_bounded_and_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        // Empty, and anybody's to read.
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let bound = 4 * PART as u64;
+        let (mut recording, mut files) = (Recording::begin(&path, bound).unwrap(), 1);
+        for time in 0..100_000 {
+            while recording.tap.write(&event(time)) > 0 {
+                std::thread::yield_now();
+            }
+            if recording.is_full() {
+                (recording, files) = (recording.renew().unwrap(), files + 1);
+            }
+        }
+        recording.end();
+        assert!(files > 4, "{files}");
+        let mut last = 100_000;
+        for name in ["trace", "trace.1"] {
+            let file = folder.path().join(name);
+            let found = std::fs::metadata(&file).unwrap();
+            assert_eq!(found.permissions().mode() & 0o777, 0o600, "{name}");
+            // One part may be on its way when it is full.
+            assert!(found.len() <= bound / 2 + 2 * PART as u64, "{name}: {}", found.len());
+            let mut times = Vec::new();
+            replay(&std::fs::read(&file).unwrap(), |record| times.push(record.time_ns())).unwrap();
+            assert_eq!(times.last(), Some(&(last - 1)), "{name} ends where the next begins");
+            last = times[0];
+        }
     }
 
     #[test]
     fn a_file_holds_what_was_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace");
-        let (recording, mut tap) = Recording::begin(&path).unwrap();
+        let mut recording = Recording::begin(&path, u64::MAX).unwrap();
         for time in 0..5_000 {
-            while tap.write(&event(time)) > 0 {
+            while recording.tap.write(&event(time)) > 0 {
                 std::thread::yield_now();
             }
         }
-        while !tap.writer.0.bytes().is_empty() {
-            assert!(tap.flush());
-        }
-        drop(tap);
         recording.end();
         let mut times = Vec::new();
         replay(&std::fs::read(&path).unwrap(), |record| times.push(record.time_ns())).unwrap();
         // What was left out while the thread slept is told in the trace.
         times.dedup();
         assert_eq!(times, (0..5_000).collect::<Vec<_>>());
-        assert!(Recording::begin(Path::new("/no/such/folder/trace")).is_err());
+        assert!(Recording::begin(Path::new("/no/such/folder/trace"), 1).is_err());
     }
 }

@@ -17,7 +17,7 @@ use crate::telemetry::sampler::Sampler;
 use crate::telemetry::tap::Tap;
 use crate::telemetry::{Failed, failed};
 use crossbeam::channel::{Receiver, bounded};
-use harmonaize_analysis::trace::Observer;
+use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_loader::Collector;
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,8 +43,8 @@ pub struct Setup {
     pub rates: BTreeMap<String, u64>,
     /// The shortest interval between two samples by the clock.
     pub interval: Duration,
-    /// A file that everything is recorded in.
-    pub record: Option<PathBuf>,
+    /// A file that everything is recorded in, and what it and the one before it may take together.
+    pub record: Option<(PathBuf, u64)>,
     /// The marks of each of the engine's threads.
     pub marks: Vec<MarkReader>,
     /// The decision loop: receives each finding within the thread, at once. It must not block.
@@ -119,7 +119,7 @@ impl Thread {
             bell,
             links: Links::new(interfaces, rates),
             sampler: Sampler::new(interval),
-            pipeline: Pipeline::new(observer, record.as_deref(), decide, sinks)?,
+            pipeline: Pipeline::new(observer, record, decide, sinks)?,
             own_flows: OwnFlows::default(),
             schedule: Schedule::default(),
             begun_ns,
@@ -255,6 +255,10 @@ impl Thread {
         {
             failed("leaving the flows' ends alone", &error);
         }
+        if self.pipeline.is_recording_full() {
+            let known = self.known(now_ns);
+            self.pipeline.renew_recording(now_ns, &known);
+        }
     }
 
     fn apply(&mut self, command: Command) {
@@ -278,14 +282,20 @@ impl Thread {
                 let _ = reply.send(Arc::new(self.reading(now_ns, flows)));
             }
             Command::Trace(to) => {
-                let mut known = Vec::new();
-                known.extend(self.links.measured().iter().map(|link| link.record(now_ns, true)));
-                self.own_flows.announce_all(&interfaces, &mut known);
+                let known = self.known(now_ns);
                 self.pipeline.add_tap(now_ns, Tap::new(to), &known);
             }
             Command::ReportCongestion(sink) => self.pipeline.report_congestion(now_ns, sink),
             Command::Stop => {}
         }
+    }
+
+    /// What a trace begins with: links and own flows.
+    fn known(&mut self, now_ns: u64) -> Vec<Record> {
+        let mut known: Vec<Record> =
+            self.links.measured().iter().map(|link| link.record(now_ns, true)).collect();
+        self.own_flows.announce_all(&self.links.indexes(), &mut known);
+        known
     }
 
     /// Takes in the last of it, and lets go of everything.

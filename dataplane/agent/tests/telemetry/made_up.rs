@@ -28,7 +28,7 @@ pub(crate) fn setup(record: Option<PathBuf>) -> Setup {
         interfaces: vec!["made0".into()],
         rates: BTreeMap::from([("made0".to_owned(), 8_000_000_000)]),
         interval: Duration::from_millis(2),
-        record,
+        record: record.map(|path| (path, u64::MAX)),
         marks: Vec::new(),
         decide: Box::new(|_| {}),
     }
