@@ -2,7 +2,7 @@
 
 use crate::Error;
 use crate::arena::Arena;
-use crate::shared::Shared;
+use crate::shared::{Presence, Shared};
 use harmonaize_abi::session::{AddedRegion, Answer, RegionRefused, Request};
 use harmonaize_shm::{ForkGuard, Memory};
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long the agent may take to add memory or let it go.
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// The memory of an attachment and what is free in it. Outlives the attachment while tensors do.
+/// The memory of an attachment and what is free in it. While tensors have it the process stays attached.
 #[derive(Debug)]
 pub(crate) struct Pool {
     guard: Arc<ForkGuard>,
@@ -28,6 +28,8 @@ pub(crate) struct Pool {
 #[derive(Debug)]
 struct Growth {
     shared: Weak<Shared>,
+    /// The agent frees the memory at the attachment's end.
+    _presence: Arc<Presence>,
     most: u64,
 }
 
@@ -79,7 +81,8 @@ impl Pool {
         shared: &Arc<Shared>,
         most: u64,
     ) -> Arc<Self> {
-        Self::with(arena, guard, Some(Growth { shared: Arc::downgrade(shared), most }))
+        let (of, presence) = (Arc::downgrade(shared), Arc::clone(shared.presence()));
+        Self::with(arena, guard, Some(Growth { shared: of, _presence: presence, most }))
     }
 
     fn with(arena: Arc<Memory>, guard: Arc<ForkGuard>, growth: Option<Growth>) -> Arc<Self> {

@@ -44,15 +44,32 @@ impl Leaving {
     }
 }
 
+/// Copies of the two descriptors that tell the agent that this process is attached. Who reads tensors has them too: the agent frees their
+/// memory when both have ended.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    wake: OwnedFd,
+    session: OwnedFd,
+    guard: Arc<ForkGuard>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if !self.guard.is_inherited() {
+            // The agent sees the end though children may have copies of the socket.
+            let _ = rustix::net::shutdown(&self.session, Shutdown::Both);
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<State>,
     leaving: Arc<Leaving>,
     guard: Arc<ForkGuard>,
     changed: Condvar,
-    /// Copies of the two descriptors to sleep on, so that the lock is free meanwhile.
-    wake: OwnedFd,
-    session: OwnedFd,
+    /// What is slept on, so that the lock is free meanwhile.
+    presence: Arc<Presence>,
     /// Wakes the thread that sleeps in the kernel for what is no work of the agent's.
     nudge: OwnedFd,
     spin: Duration,
@@ -108,6 +125,7 @@ impl Shared {
             fd.try_clone_to_owned().map_err(|source| Error::System { call: "dup", source })
         };
         let (wake, session_fd, entries) = (copy(end.wake_fd())?, copy(session.fd())?, end.entries());
+        let presence = Arc::new(Presence { wake, session: session_fd, guard: Arc::clone(&guard) });
         let leaving = Arc::<Leaving>::default();
         let state = State {
             end: DroppedByOwner::new(end, &guard),
@@ -128,8 +146,7 @@ impl Shared {
             leaving,
             guard,
             changed: Condvar::new(),
-            wake,
-            session: session_fd,
+            presence,
             nudge: eventfd(0)?,
             spin,
             entries,
@@ -267,7 +284,12 @@ impl Shared {
     /// A copy of the session's descriptor, to wait on.
     #[cfg(feature = "async")]
     pub(crate) fn session(&self) -> std::io::Result<OwnedFd> {
-        self.session.try_clone()
+        self.presence.session.try_clone()
+    }
+
+    /// What keeps the attachment at the agent.
+    pub(crate) fn presence(&self) -> &Arc<Presence> {
+        &self.presence
     }
 
     /// Has every thread that waits look again.
@@ -296,8 +318,8 @@ impl Shared {
             let output = if state.session.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             drop(state);
             let mut fds = [
-                PollFd::from_borrowed_fd(self.wake.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.session.as_fd(), PollFlags::IN | output),
+                PollFd::from_borrowed_fd(self.presence.wake.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.presence.session.as_fd(), PollFlags::IN | output),
                 PollFd::from_borrowed_fd(self.nudge.as_fd(), PollFlags::IN),
             ];
             let timeout = remaining.and_then(|left| Timespec::try_from(left).ok());
@@ -323,15 +345,6 @@ impl Shared {
         state.take();
         self.changed.notify_all();
         state
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !self.guard.is_inherited() {
-            // The agent sees the end though children may have copies of the socket.
-            let _ = rustix::net::shutdown(&self.session, Shutdown::Both);
-        }
     }
 }
 

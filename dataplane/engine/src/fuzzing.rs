@@ -17,7 +17,7 @@ pub fn descriptor(bytes: &[u8]) {
     let ranks = u32::from(submission.version as u8 % 8) + 1;
     let rank = Rank(u32::from(submission.version >> 8) % ranks);
     submission.version = ABI_VERSION;
-    let Ok((mut end, _bell)) = MappedEnd::create(ARENA, 4) else { return };
+    let Ok((mut end, _bell)) = MappedEnd::create(ARENA, 4, Box::new(())) else { return };
     let region = Memory::private(4096).ok().and_then(|memory| end.add_region(2 * ARENA, memory).ok());
     assert!(region.is_some(), "no region");
     let end: &dyn AgentEnd = &end;

@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_tensor_lies_in_one_region() {
-        let (mut end, _doorbell) = MappedEnd::create(4096, 4).unwrap();
+        let (mut end, _doorbell) = MappedEnd::create(4096, 4, Box::new(())).unwrap();
         end.add_region(4096, Memory::private(4096).unwrap()).unwrap();
         end.add_region(16384, Memory::private(8192).unwrap()).unwrap();
         let of = |end: &MappedEnd, input, output| {

@@ -4,7 +4,7 @@ use crate::doorbell::Doorbell;
 use crate::segment::{
     Completer, CompletionReader, RingKind, Shared, SubmissionReader, Submitter, segment_bytes,
 };
-use crate::{AgentEnd, EndError, Memory, MemoryError, Regions, Span, TenantEnd};
+use crate::{AgentEnd, EndError, Lease, Memory, MemoryError, Regions, Span, TenantEnd};
 use harmonaize_abi::{Completion, Submission};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +13,6 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct MappedEnd {
     regions: Regions,
-    segment: Arc<Memory>,
     entries: u32,
     submissions: SubmissionReader,
     completions: Completer,
@@ -32,23 +31,19 @@ pub struct MappedTenant {
 
 impl MappedEnd {
     /// A new attachment: `arena_bytes` of tensor memory and rings of `entries` (a power of two up to
-    /// [`crate::MAX_ENTRIES`]). With it comes the tenant's end of the doorbell, to be sent along with
-    /// [`Self::descriptors`].
-    pub fn create(arena_bytes: u64, entries: u32) -> Result<(Self, OwnedFd), EndError> {
+    /// [`crate::MAX_ENTRIES`]). With it comes what [`MappedTenant::open`] takes. The arena's memory is freed with this end, and
+    /// the lease ends after that.
+    pub fn create(arena_bytes: u64, entries: u32, lease: Lease) -> Result<(Self, [OwnedFd; 3]), EndError> {
         let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
-        let arena = Memory::shared(arena_bytes, "harmonaize-arena")?;
-        let segment = Memory::shared(bytes, "harmonaize-rings")?;
+        let (arena, arena_fd) = Memory::lent(arena_bytes, "harmonaize-arena", lease)?;
+        let (segment, rings_fd) = Memory::granted(bytes, "harmonaize-rings")?;
         let (doorbell, theirs) =
             Doorbell::pair().map_err(|source| EndError::System { call: "socketpair", source })?;
         let submissions = SubmissionReader::new(Shared::new(&segment, entries, RingKind::Submissions)?);
         let completions = Completer::new(Shared::new(&segment, entries, RingKind::Completions)?);
         let regions = Regions::new(arena);
-        Ok((Self { regions, segment, entries, submissions, completions, doorbell }, theirs))
-    }
-
-    /// The memfds that the tenant maps: arena, ring segment.
-    pub fn descriptors(&self) -> Option<[BorrowedFd<'_>; 2]> {
-        Some([self.regions.arena().fd()?, self.segment.fd()?])
+        let end = Self { regions, entries, submissions, completions, doorbell };
+        Ok((end, [arena_fd, rings_fd, theirs]))
     }
 }
 

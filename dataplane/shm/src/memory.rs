@@ -3,7 +3,8 @@
 use harmonaize_abi::session::RegionRefused;
 use harmonaize_abi::{View, ViewMut};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -91,12 +92,23 @@ pub fn check_range(offset: u64, bytes: u64, size: u64) -> Result<(), MemoryError
 
 /// A readable and writable mapping, private to this process or shared through a memfd. Unmapped when dropped; its bytes
 /// may change at any time, so they are reached through views alone.
-#[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
     bytes: usize,
     fd: Option<OwnedFd>,
     pins: AtomicUsize,
+    lease: Option<Lease>,
+}
+
+/// What memory is lent on, as a part of a quota: dropped once the memory's pages are free.
+pub type Lease = Box<dyn Any + Send + Sync>;
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Memory");
+        shown.field("base", &self.base).field("bytes", &self.bytes).field("fd", &self.fd);
+        shown.field("lent", &self.lease.is_some()).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is reached only through raw-pointer views, which
@@ -121,7 +133,7 @@ impl Memory {
             )
         };
         let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
-        Ok(Arc::new(Self { base: base.cast(), bytes, fd: None, pins: AtomicUsize::new(0) }))
+        Ok(Arc::new(Self { base: base.cast(), bytes, fd: None, pins: AtomicUsize::new(0), lease: None }))
     }
 
     /// Zeroed memory behind a new memfd, sealed against growing, shrinking and further seals, so that whoever maps it
@@ -132,10 +144,23 @@ impl Memory {
 
     /// The same without a descriptor of its own: the memfd goes to whoever else maps it.
     pub fn granted(bytes: u64, name: &str) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
+        let (memory, fd) = Self::made(bytes, name)?;
+        Ok((Arc::new(memory), fd))
+    }
+
+    /// The same for as long as this mapping is there. At its end
+    /// all pages are freed, whoever has the memfd still, and the lease ends after that.
+    pub fn lent(bytes: u64, name: &str, lease: Lease) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
+        let (mut memory, fd) = Self::made(bytes, name)?;
+        memory.lease = Some(lease);
+        Ok((Arc::new(memory), fd))
+    }
+
+    fn made(bytes: u64, name: &str) -> Result<(Self, OwnedFd), MemoryError> {
         let fd = sealed(bytes, name)?;
         let size = usize::try_from(bytes).map_err(|_| MemoryError::BadSize(bytes))?;
         let base = map_shared(fd.as_fd(), 0, size)?;
-        Ok((Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0) }), fd))
+        Ok((Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0), lease: None }, fd))
     }
 
     /// Maps a range of somebody else's memfd, which must not be able to shrink, after a look at all that could make the
@@ -179,7 +204,7 @@ impl Memory {
             return Err(RegionRefused::Beyond { size: file });
         }
         let base = map_shared(fd, offset, size).map_err(|_| RegionRefused::Failed)?;
-        let memory = Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0) });
+        let memory = Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0), lease: None });
         Ok((memory, FileId { device: stat.st_dev, inode: stat.st_ino }))
     }
 
@@ -199,7 +224,7 @@ impl Memory {
             return Err(refused(format!("{} bytes", stat.st_size)));
         }
         let base = map_shared(fd.as_fd(), 0, size)?;
-        Ok(Arc::new(Self { base, bytes: size, fd: Some(fd), pins: AtomicUsize::new(0) }))
+        Ok(Arc::new(Self { base, bytes: size, fd: Some(fd), pins: AtomicUsize::new(0), lease: None }))
     }
 
     /// Copies bytes out. Costs one pass; sees torn values if someone writes meanwhile.
@@ -295,6 +320,11 @@ impl Drop for Pin {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.lease.is_some() {
+            // SAFETY: all of it is this value's mapping of a memfd; its bytes become zeros, as anybody who maps it might make them.
+            let freed = unsafe { rustix::mm::madvise(self.base.cast(), self.bytes, Advice::LinuxRemove) };
+            debug_assert!(freed.is_ok(), "madvise: {freed:?}");
+        }
         // SAFETY: the mapping was made by this value, and every view of it has ended with the last borrow.
         if let Err(error) = unsafe { rustix::mm::munmap(self.base.cast(), self.bytes) } {
             debug_assert!(false, "munmap: {error}");

@@ -275,7 +275,7 @@ mod tests {
     }
 
     fn attach(agent: &mut Agent, attachment: AttachmentId, limits: &TenantLimits) {
-        let (end, _) = harmonaize_shm::MappedEnd::create(1 << 16, 4).unwrap();
+        let (end, _) = harmonaize_shm::MappedEnd::create(1 << 16, 4, Box::new(())).unwrap();
         agent.handle_request(SessionRequest::Attached {
             attachment,
             tenant: "a".into(),

@@ -82,21 +82,24 @@ impl Connection {
             }
             None => {}
         }
-        let _ = requests.send(SessionRequest::Detached { attachment }).await;
+        self.tenant.leaves(&grant);
         drop(grant);
+        let _ = requests.send(SessionRequest::Detached { attachment }).await;
     }
 
     /// An attachment that the agent knows of, or why it is refused.
     async fn handshake(
         &mut self,
         requests: &mpsc::Sender<SessionRequest>,
-    ) -> Result<(AttachmentId, AttachedMemory, Grant), Denied> {
+    ) -> Result<(AttachmentId, AttachedMemory, Arc<Grant>), Denied> {
         let rules = self.tenant.rules();
         let limit = rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
         let welcome = self.check(&hello).map_err(Some)?;
-        let grant = self.tenant.attachment(welcome.arena_bytes, welcome.entries).map_err(Some)?;
-        let end = self.create(hello.access, &welcome).await.map_err(Some)?;
+        self.tenant.memory_freed().await;
+        let grant = self.tenant.attachment(welcome.arena_bytes, welcome.entries).map(Arc::new);
+        let grant = grant.map_err(Some)?;
+        let end = self.create(hello.access, &welcome, &grant).await.map_err(Some)?;
         let (permit, end) = match end {
             End::Local(end, descriptors) => {
                 let permit = reserve(requests).await?;
@@ -165,7 +168,7 @@ impl Connection {
         })
     }
 
-    async fn create(&self, access: Access, welcome: &Welcome) -> Result<End, Refused> {
+    async fn create(&self, access: Access, welcome: &Welcome, grant: &Arc<Grant>) -> Result<End, Refused> {
         let (arena_bytes, entries) = (welcome.arena_bytes, welcome.entries);
         let rules = self.tenant.rules();
         let refused = |text: &str| Err(Refused { kind: RefusalKind::Access, text: text.into() });
@@ -175,7 +178,7 @@ impl Connection {
                 _ => refused("attachments over RDMA are not offered here; attach mapped"),
             },
             (_, Stream::Tcp(_)) => refused("over TCP, attachments over RDMA alone are possible"),
-            (Access::Mapped, _) => mapped(arena_bytes, entries).map_err(no_memory),
+            (Access::Mapped, _) => mapped(arena_bytes, entries, grant).map_err(no_memory),
             (Access::Remote, _) if rules.remote => {
                 let (end, socket) = RemoteEnd::create(arena_bytes, entries).map_err(no_memory)?;
                 Ok(End::Local(Box::new(end), vec![socket]))
@@ -248,18 +251,10 @@ fn no_memory(error: EndError) -> Refused {
     failed("the agent could not create the attachment's memory")
 }
 
-fn mapped(arena_bytes: u64, entries: u32) -> Result<End, EndError> {
-    let (end, doorbell) = MappedEnd::create(arena_bytes, entries)?;
-    let mut descriptors = Vec::new();
-    for fd in end.descriptors().into_iter().flatten() {
-        let copy = fd.try_clone_to_owned().map_err(|error| {
-            let source = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE);
-            EndError::System { call: "dup", source }
-        });
-        descriptors.push(copy?);
-    }
-    descriptors.push(doorbell);
-    Ok(End::Local(Box::new(end), descriptors))
+/// The quota's part comes back once the arena's memory is free.
+fn mapped(arena_bytes: u64, entries: u32, grant: &Arc<Grant>) -> Result<End, EndError> {
+    let (end, descriptors) = MappedEnd::create(arena_bytes, entries, Box::new(Arc::clone(grant)))?;
+    Ok(End::Local(Box::new(end), descriptors.into()))
 }
 
 #[cfg(test)]
@@ -312,7 +307,8 @@ mod tests {
         streams[1].write_all(&detail(5)).await.unwrap();
         let answer: Answer = decode(&message(&mut streams[1]).await.unwrap()).unwrap();
         assert_eq!(answer, Answer::Detail { id: 1, detail: None });
-        // Its part of the quota is free again.
+        // Its part of the quota is free again once the engine has let go of its memory.
+        drop(attachments.remove(0));
         let rest: Vec<_> = (0..).map_while(|_| tenant.attachment(1 << 16, 4).ok()).collect();
         assert_eq!(rest.len(), 63);
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// A file's bytes from one offset up to another.
 type FileRange = (FileId, u64, u64);
 
-/// A region, its part of the tenant's quota, and whether the engine has it.
+/// A region, its part of the tenant's quota where its memory does not give that back, and whether the engine has it.
 struct RegionEntry {
     place: AddedRegion,
     /// Of one that the tenant's process made.
@@ -17,7 +17,7 @@ struct RegionEntry {
     /// For the process, of one that the agent made.
     descriptor: Option<OwnedFd>,
     stage: Stage,
-    _grant: Grant,
+    _grant: Option<Grant>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,14 +51,14 @@ impl AttachedMemory {
     pub(super) fn grow(&mut self, bytes: u64) -> Result<(AddedRegion, Arc<Memory>), RegionRefused> {
         let bytes = bytes.checked_next_multiple_of(page()).ok_or(RegionRefused::Size)?;
         let grant = self.grant(bytes)?;
-        let made = Memory::granted(bytes, "harmonaize-arena").map_err(|error| {
+        let made = Memory::lent(bytes, "harmonaize-arena", Box::new(grant)).map_err(|error| {
             tracing::error!("cannot make a region of {bytes} bytes: {error}");
             RegionRefused::Failed
         });
         let (memory, descriptor) = made?;
         let place = self.place(bytes)?;
         let (file, descriptor, stage) = (None, Some(descriptor), Stage::Coming);
-        self.regions.push(RegionEntry { place, file, descriptor, stage, _grant: grant });
+        self.regions.push(RegionEntry { place, file, descriptor, stage, _grant: None });
         Ok((place, memory))
     }
 
@@ -79,7 +79,7 @@ impl AttachedMemory {
         }
         let place = self.place(bytes)?;
         let (file, stage) = (Some(range), Stage::Coming);
-        self.regions.push(RegionEntry { place, file, descriptor: None, stage, _grant: grant });
+        self.regions.push(RegionEntry { place, file, descriptor: None, stage, _grant: Some(grant) });
         Ok((place, memory))
     }
 

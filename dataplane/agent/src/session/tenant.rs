@@ -7,12 +7,15 @@ use super::rdma::Rdma;
 use super::request_quota::RequestQuota;
 use crate::counters::{Counted, Counters};
 use harmonaize_abi::session::{RefusalKind, Refused, RegionRefused, RequestError};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Connections that may be shaking hands beyond a tenant's attachments.
 const HANDSHAKES: u32 = 16;
+
+/// How long an attachment waits for those before it to be gone.
+const LEAVING: Duration = Duration::from_secs(1);
 
 /// Descriptors of an attachment at most: its session, three for its memory, rings and doorbell, one of memory on its way to it, and four
 /// that came and belong to no request yet.
@@ -51,6 +54,8 @@ pub(super) struct Tenant {
     life: watch::Sender<Life>,
     pub(super) rdma: Option<Arc<Rdma>>,
     usage: Mutex<Usage>,
+    /// What attachments have of it whose processes are gone.
+    leaving: Mutex<Vec<Weak<Grant>>>,
     /// Outlives attachments, so that attaching anew gains nothing.
     requests: Mutex<RequestQuota>,
     rates: Mutex<Rates>,
@@ -85,6 +90,7 @@ impl Tenant {
             life: watch::Sender::new(Life::Served),
             rdma,
             usage: Mutex::default(),
+            leaving: Mutex::default(),
             requests: Mutex::default(),
             rates: Mutex::default(),
             log: LogLimit::new(counters.clone()),
@@ -159,6 +165,25 @@ impl Tenant {
         }
         held.connections += 1;
         Ok(Grant { tenant: Arc::clone(self), part: Usage { connections: 1, ..Usage::default() } })
+    }
+
+    /// A process is gone, and the engine may have its memory still.
+    pub(super) fn leaves(&self, grant: &Arc<Grant>) {
+        self.leaving().push(Arc::downgrade(grant));
+    }
+
+    fn leaving(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Grant>>> {
+        let mut leaving = self.leaving.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.retain(|grant| grant.strong_count() > 0);
+        leaving
+    }
+
+    /// Waits a moment for the memory of processes that are gone, which another may ask for at once.
+    pub(super) async fn memory_freed(&self) {
+        let deadline = Instant::now() + LEAVING;
+        while !self.leaving().is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// Room for an attachment with an arena of this size and rings of so many entries, or why there is none.
@@ -292,7 +317,6 @@ impl DescriptorGrant {
 mod tests {
     use super::super::Quota;
     use super::*;
-    use std::time::Duration;
 
     /// A refusal says what was asked for, the limit, what is left, and what to do.
     fn assert_says(text: &str, words: &[&str]) {

@@ -181,14 +181,14 @@ fn a_region_goes_when_its_last_user_does() {
     stub.knobs.log.lock().unwrap().clear();
     drop(tensor);
     stub.knobs.expect("gone");
-    // With the attachment: it is over for tensors that are left, which can still be read.
+    // With the attachment, which lasts as long as a tensor.
     let region = client.register(&fd, 0..PAGE).unwrap();
     let tensor = region.tensor(Dtype::U64, 0, 1).unwrap();
     drop((client, comm, operation));
-    stub.knobs.expect("detached");
     tensor.write(0, &[5_u64]).unwrap();
     drop(tensor);
     region.unregister().unwrap();
+    stub.knobs.expect("detached");
 }
 
 #[test]
@@ -432,4 +432,46 @@ fn who_asks_too_early_keeps_a_region_that_is_in_use() {
         }
     };
     assert_eq!(completion.status, abi::Status::OutOfRange.code());
+}
+
+/// Pages that a memfd has.
+fn pages_of(memfd: impl AsFd) -> i64 {
+    rustix::fs::fstat(memfd).unwrap().st_blocks * 512 / PAGE as i64
+}
+
+#[test]
+fn memory_is_free_when_its_process_has_gone_whoever_keeps_the_descriptor() {
+    const RAW_ARENA: u64 = 1 << 16;
+    let stub = Stub::with(|rules| rules.quota.arena_bytes = RAW_ARENA);
+    let (stream, descriptors) = attach(&stub, Access::Mapped);
+    let arena = Memory::map(descriptors[0].try_clone().unwrap(), RAW_ARENA).unwrap();
+    arena.write(0, &[1; RAW_ARENA as usize]).unwrap();
+    assert_eq!(pages_of(&descriptors[0]), (RAW_ARENA / PAGE) as i64);
+    drop(stream);
+    stub.knobs.expect("detached 1");
+    // It has the whole quota, which is given back after the memory.
+    let (_stream, _descriptors) = attach(&stub, Access::Mapped);
+    assert_eq!(pages_of(&descriptors[0]), 0);
+    let mut first = [1; 8];
+    arena.read(0, &mut first).unwrap();
+    assert_eq!(first, [0; 8]);
+}
+
+#[test]
+fn tensors_keep_what_is_in_them_when_the_client_is_gone() {
+    let stub = Stub::start();
+    let (client, comm) = attached(&stub);
+    let [input, output] = [0; 2].map(|_| client.tensor(Dtype::U64, 100).unwrap());
+    copies(&comm, &input, &output);
+    drop((input, comm, client));
+    // A later attachment has been served, and this one is there still.
+    let other = good(&stub);
+    works(&other);
+    drop(other);
+    stub.knobs.expect("detached 2");
+    let mut found = vec![0_u64; 100];
+    output.read(0, &mut found).unwrap();
+    assert_eq!((found[0], found[99]), (1, 298));
+    drop(output);
+    stub.knobs.expect("detached 1");
 }

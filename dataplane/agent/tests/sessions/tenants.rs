@@ -56,7 +56,7 @@ fn operations_complete_end_to_end() {
         assert_eq!(values(&input), expected);
         drop(comm);
         stub.knobs.expect("left 2");
-        drop(client);
+        drop((client, input, output, empty));
         stub.knobs.expect("detached");
     }
 }

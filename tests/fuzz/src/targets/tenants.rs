@@ -52,8 +52,7 @@ pub(super) fn descriptor(bytes: &[u8]) {
 pub(super) fn rings(bytes: &[u8]) {
     const ENTRIES: u32 = 4;
     let mut input = Input(bytes);
-    let (mut end, doorbell) = MappedEnd::create(4096, ENTRIES).unwrap();
-    let [arena, rings] = end.descriptors().unwrap().map(|one| one.try_clone_to_owned().unwrap());
+    let (mut end, [arena, rings, doorbell]) = MappedEnd::create(4096, ENTRIES, Box::new(())).unwrap();
     let room = rustix::fs::fstat(&rings).unwrap().st_size as u64;
     let theirs = Memory::map(rings.try_clone().unwrap(), room).unwrap();
     let bell: OwnedFd = doorbell.try_clone().unwrap();
