@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that a change must pass, stage by stage, with the time of each.
 
-use crate::{aarch64, ebpf, fuzz, test, tidy};
+use crate::{aarch64, ebpf, fuzz, sanitize, test, tidy};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
@@ -25,7 +25,7 @@ pub struct Args {
     /// Fail where a stage or a test would be skipped for what this machine lacks
     #[arg(long)]
     pub strict: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, machete, doc, test, wheel, ebpf, softroce, aarch64, dpu, bench, fuzz, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, machete, doc, test, wheel, ebpf, softroce, aarch64, dpu, bench, fuzz, sanitize, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -66,6 +66,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "small", "--smoke"])
     }),
     ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: 8, ..fuzz::Args::default() })),
+    ("sanitize", |args| sanitize::run(&sanitize::Args { yes: args.yes, ..sanitize::Args::default() })),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];
 

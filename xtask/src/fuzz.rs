@@ -1,10 +1,10 @@
 //! `cargo xtask fuzz`: the targets of `tests/fuzz` under libFuzzer, from their kept corpora on.
 
+use crate::instrument;
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::workspace;
 use std::collections::BTreeSet;
 use std::num::NonZero;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -67,29 +67,12 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Builds the program of the targets, in which the project's own crates count their edges. All others are as in every build.
 fn build() -> Result<PathBuf> {
-    let wrapper = workspace::target().join("fuzz/rustc");
-    std::fs::create_dir_all(wrapper.parent().unwrap_or(&wrapper))?;
-    // A compiler that is being written to cannot be started: it is put in place whole.
-    let fresh = wrapper.with_extension("new");
-    std::fs::write(&fresh, format!("{INSTRUMENTING}{FEEDBACK}\n"))?;
-    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o755))?;
-    std::fs::rename(&fresh, &wrapper)?;
     let mut cargo = workspace::cargo();
-    cargo.env("RUSTC_WORKSPACE_WRAPPER", &wrapper);
+    instrument::apply(&mut cargo, "fuzz", FEEDBACK)?;
     cargo.args(["build", "--package", "harmonaize-fuzz", "--features", "libfuzzer"]);
     let built = workspace::executables(&mut cargo, &["harmonaize-fuzz"])?;
     built.into_iter().map(|(_, path)| path).next().context("cargo has not built the program")
 }
-
-/// Calls the compiler as cargo would, with [`FEEDBACK`] where it compiles a crate that is looked at. Instrumented, the loops of
-/// kernels take 15 GB and many minutes to compile.
-const INSTRUMENTING: &str = r#"#!/bin/sh
-case "$*" in
-*"--crate-name harmonaize_kernels "*) exec "$@" ;;
-*"--crate-name harmonaize_"*) ;;
-*) exec "$@" ;;
-esac
-exec "$@" "#;
 
 /// What has the compiler count edges and note comparisons; as cargo-fuzz has it.
 const FEEDBACK: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

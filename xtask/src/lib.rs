@@ -12,6 +12,8 @@ pub mod ebpf;
 pub mod emulate;
 pub mod fuzz;
 pub mod house;
+mod instrument;
+pub mod sanitize;
 pub mod soak;
 pub mod softroce;
 pub mod t;

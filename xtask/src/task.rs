@@ -35,6 +35,8 @@ enum Task {
     Soak(crate::soak::Args),
     /// Feed the decoders what nobody has seen, under libFuzzer
     Fuzz(crate::fuzz::Args),
+    /// Run the tests of rooms with unsafe code under AddressSanitizer
+    Sanitize(crate::sanitize::Args),
     /// Run the tests that need an RDMA device, on emulated hosts in a virtual machine
     Softroce(crate::softroce::Args),
     /// Build the fabric that a topology file describes, with control and agents, and keep it up
@@ -66,6 +68,7 @@ pub fn main() -> ExitCode {
         Task::Ci(args) => crate::ci::run(&args),
         Task::Soak(args) => crate::soak::run(&args),
         Task::Fuzz(args) => crate::fuzz::run(&args),
+        Task::Sanitize(args) => crate::sanitize::run(&args),
         Task::Softroce(args) => crate::softroce::run(&args),
         Task::Emulate(args) => crate::emulate::run(&args),
         Task::Bench(args) => crate::bench::run(&args),
