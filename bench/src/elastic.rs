@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Numbers at the end of each gradient tensor, in which the first rank tells all what comes next.
-pub const DECISION_WORDS: usize = 7;
+pub const DECISION_NUMBERS: usize = 7;
 /// Most ranks: those that leave are told by a bit each.
 pub const MOST_RANKS: usize = 64;
 /// What a micro-batch counts, in hundredths of one, as long as no more than the least are accumulated.
@@ -71,7 +71,7 @@ pub struct Decision {
 
 impl Decision {
     /// As numbers of 16 bits, whose sum with zeros is exact in `f32`.
-    pub fn encode(&self) -> [f32; DECISION_WORDS] {
+    pub fn encode(&self) -> [f32; DECISION_NUMBERS] {
         let flags = u64::from(self.save) << 32 | u64::from(self.regroup) << 33;
         let part = |word: u64, place: usize| ((word >> (16 * place)) & 0xffff) as f32;
         let first = u64::from(self.accumulate) | flags;
@@ -81,7 +81,7 @@ impl Decision {
     }
 
     /// From numbers.
-    pub fn decode([a, b, c, excluded @ ..]: [f32; DECISION_WORDS]) -> Self {
+    pub fn decode([a, b, c, excluded @ ..]: [f32; DECISION_NUMBERS]) -> Self {
         let whole = |parts: &[f32]| parts.iter().rev().fold(0, |word: u64, part| word << 16 | *part as u64);
         let first = whole(&[a, b, c]);
         let flag = |bit: u32| first >> bit & 1 == 1;
@@ -102,7 +102,7 @@ mod tests {
     fn a_decision_survives_the_sum_with_zeros() {
         let decision = Decision { accumulate: 16, save: true, regroup: false, excluded: 1 << 63 | 2 };
         assert_eq!(Decision::decode(decision.encode()), decision);
-        assert_eq!(Decision::decode([0.0; DECISION_WORDS]), Decision::default());
+        assert_eq!(Decision::decode([0.0; DECISION_NUMBERS]), Decision::default());
         let leaving = [0, 1, 62, 63, 64].map(|rank| decision.excludes(rank));
         assert_eq!(leaving, [false, true, false, true, false]);
     }

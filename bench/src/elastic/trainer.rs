@@ -1,7 +1,7 @@
 //! One rank of an elastic training.
 
 use super::model::{RIDERS, State};
-use super::{DECISION_WORDS, Decision, Line, MOST_RANKS, Recipe};
+use super::{DECISION_NUMBERS, Decision, Line, MOST_RANKS, Recipe};
 use crate::report::{now_us, print};
 use crate::tenant::Seat;
 use anyhow::{Context, Result, bail, ensure};
@@ -52,7 +52,7 @@ impl Trainer {
     pub fn join(seat: &Seat, recipe: Recipe, enters: bool) -> Result<Self> {
         ensure!(seat.ranks <= MOST_RANKS, "at most {MOST_RANKS} ranks");
         let model = State::new()?;
-        let (length, words) = (model.elements() + RIDERS + DECISION_WORDS, model.words().len());
+        let (length, words) = (model.elements() + RIDERS + DECISION_NUMBERS, model.words().len());
         let client = seat.attach(8 * (length + 2 * words) as u64 + 4096)?;
         let gradients = client.tensor(Dtype::F32, length as u64)?;
         let [scalar, whole] = [1, words].map(|words| client.tensor(Dtype::U64, words as u64));

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn names_who_said_which_count() {
+    fn names_each_rank_and_its_count() {
         let reported = vec![(Rank(0), 5), (Rank(3), 7), (Rank(1), 5)];
         let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: None, reported });
         assert_eq!((told.status, told.operation), (Status::Mismatch, Some(2)));

@@ -250,7 +250,7 @@ impl Agent {
     /// Takes in what a tenant's process wants. If that panics, the process's attachment ends, and nothing else.
     pub fn handle_request(&mut self, request: SessionRequest) {
         let attachment = request.attachment();
-        if catch_unwind(AssertUnwindSafe(|| self.carry_out(request))).is_ok() {
+        if catch_unwind(AssertUnwindSafe(|| self.dispatch(request))).is_ok() {
             return;
         }
         self.counters.add(Counted::SessionPanic);
@@ -260,7 +260,7 @@ impl Agent {
         }
     }
 
-    fn carry_out(&mut self, request: SessionRequest) {
+    fn dispatch(&mut self, request: SessionRequest) {
         match request {
             SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits } => {
                 let thread = self.engines.place(&tenant);

@@ -194,9 +194,9 @@ impl Drop for Watched {
 
 /// An attachment's hold on the journal: everything is written when it ends.
 #[derive(Debug)]
-pub(crate) struct Hold(pub(crate) Arc<Journal>);
+pub(crate) struct JournalGuard(pub(crate) Arc<Journal>);
 
-impl Drop for Hold {
+impl Drop for JournalGuard {
     fn drop(&mut self) {
         self.0.flush();
     }

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::communicator::nanos;
 use crate::completions::{Watch, eventfd};
 use crate::in_flight::{Buffers, InFlight};
-use crate::journal::{Hold, Journal};
+use crate::journal::{Journal, JournalGuard};
 use crate::session::Session;
 use harmonaize_abi::session::{AddedRegion, Answer, Refused, Request, Welcome};
 use harmonaize_abi::{ABI_VERSION, Completion, Submission};
@@ -78,7 +78,7 @@ pub(crate) struct Shared {
     /// The longest time-out that the operator allows operations.
     longest_timeout: Duration,
     /// Last, so that everything before it has ended when it writes all.
-    journal: Option<Hold>,
+    journal: Option<JournalGuard>,
 }
 
 /// Behind the lock.
@@ -151,13 +151,13 @@ impl Shared {
             spin,
             entries,
             longest_timeout: Duration::from_nanos(welcome.operation_timeout_ns),
-            journal: journal.map(Hold),
+            journal: journal.map(JournalGuard),
         })
     }
 
     /// Where this process's operations are noted, if anywhere.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
-        self.journal.as_ref().map(|Hold(journal)| journal)
+        self.journal.as_ref().map(|JournalGuard(journal)| journal)
     }
 
     /// The time-out of operations in a descriptor's nanoseconds: 0 for the usual one.

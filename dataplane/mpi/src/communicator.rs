@@ -123,7 +123,7 @@ impl Comm {
             }
         });
         if let Some(Err(error)) = &joined {
-            process.say(&format!("{error}; this communicator's collectives go to the MPI"));
+            process.log(&format!("{error}; this communicator's collectives go to the MPI"));
         }
         let joined = joined.and_then(Result::ok);
         fine = joined.is_some();

@@ -47,15 +47,15 @@ pub(crate) fn current() -> Option<Arc<Process>> {
 }
 
 /// Says something on standard error, in one piece: ranks share it.
-fn say(rank: c_int, text: &str) {
+fn log(rank: c_int, text: &str) {
     // Whoever has closed it does not want it.
     let _ = std::io::stderr().write_all(format!("harmonaize-mpi rank {rank}: {text}\n").as_bytes());
 }
 
 impl Process {
     /// Says something on standard error.
-    pub(crate) fn say(&self, text: &str) {
-        say(self.rank, text);
+    pub(crate) fn log(&self, text: &str) {
+        log(self.rank, text);
     }
 
     /// Counts a call that goes to the MPI; tells of the first of its kind.
@@ -67,7 +67,7 @@ impl Process {
             *count
         };
         if count == 1 && self.debug.is_some() {
-            self.say(&format!("{function} goes to the MPI: {reason}"));
+            self.log(&format!("{function} goes to the MPI: {reason}"));
         }
     }
 
@@ -84,9 +84,9 @@ impl Process {
         }
         let fallen_back = lock(&self.fallen_back);
         let by: u64 = fallen_back.values().sum();
-        self.say(&format!("{} calls by the provider, {by} by the MPI", self.carried.load(Ordering::Relaxed)));
+        self.log(&format!("{} calls by the provider, {by} by the MPI", self.carried.load(Ordering::Relaxed)));
         for ((function, reason), count) in &*fallen_back {
-            self.say(&format!("{count} times {function} by the MPI: {reason}"));
+            self.log(&format!("{count} times {function} by the MPI: {reason}"));
         }
     }
 }
@@ -141,7 +141,7 @@ fn begin() {
         Ok(attached) if agreed == 0 && first == c_int::MAX => attached,
         // The first rank of those that could not speaks for all.
         Err(why) if first == rank => {
-            say(rank, &format!("{why}; collectives of all ranks go to the MPI"));
+            log(rank, &format!("{why}; collectives of all ranks go to the MPI"));
             return;
         }
         _ => return,

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How long waiting for any of several sleeps between two looks.
-const LOOK: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A collective in flight.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ fn finish(process: &Process, flying: Flying, ended: Result<Receipt, Error>) {
     match land(&flight, ended) {
         Ok(()) => task.land(process),
         Err(error) => {
-            process.say(&format!("{function}: {error}"));
+            process.log(&format!("{function}: {error}"));
             result.store(process.abi.other_error, Ordering::Release);
         }
     }
@@ -177,7 +177,7 @@ pub extern "C" fn MPI_Waitany(
         if result != 0 || found != 0 {
             return result;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     (pmpi().MPI_Waitany)(count, requests, index, status)
 }
@@ -202,7 +202,7 @@ pub extern "C" fn MPI_Waitsome(
             }
             return result;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     (pmpi().MPI_Waitsome)(count, requests, found, indices, statuses)
 }

@@ -85,7 +85,7 @@ fn blocking(process: &Process, communicator: &Communicator, task: &Task) -> Resu
 
 /// Says what went wrong, and has the MPI do what the program wants done with errors of the communicator.
 pub(crate) fn failed(process: &Process, function: &str, comm: Handle, error: &str) -> c_int {
-    process.say(&format!("{function}: {error}"));
+    process.log(&format!("{function}: {error}"));
     let code = process.abi.other_error;
     (pmpi().MPI_Comm_call_errhandler)(comm, code);
     code

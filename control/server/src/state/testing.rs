@@ -262,7 +262,7 @@ pub trait Testing {
     }
 
     /// Returns the traced source ports that connections hold, by connecting host.
-    fn held_ports(&self) -> BTreeSet<(HostId, u16)> {
+    fn reserved_ports(&self) -> BTreeSet<(HostId, u16)> {
         let ports = &self.controller().link_state.ports;
         let of_pair = |pair| {
             let held = ports.pool_of(pair).filter(move |(port, _)| ports.in_use(pair, *port));
@@ -282,7 +282,7 @@ pub trait Testing {
     }
 
     /// Whether some communicators take turns.
-    fn takes_turns(&self) -> bool {
+    fn is_interleaved(&self) -> bool {
         !self.controller().turns.is_empty()
     }
 
@@ -389,7 +389,7 @@ pub trait Testing {
     }
 
     /// Takes away what is kept of the agreement of a communicator that failed, in words.
-    fn take_kept_agreement(&mut self, id: CommunicatorId) -> Option<String> {
+    fn take_agreement(&mut self, id: CommunicatorId) -> Option<String> {
         self.controller_mut().regroups.past.take_agreement(id).map(|left| format!("{left:?}"))
     }
 

@@ -24,7 +24,7 @@ fn no_port_is_lost(fabric: &Fabric, id: u64) {
     let of_links: BTreeSet<_> = of_links.collect();
     assert_eq!(current.ports.iter().copied().collect::<BTreeSet<_>>(), of_links);
     assert_eq!(current.ports.len(), of_links.len());
-    assert!(fabric.state.held_ports().is_subset(&of_links), "a port stays taken");
+    assert!(fabric.state.reserved_ports().is_subset(&of_links), "a port stays taken");
 }
 
 /// By pair: whether each end was told to go on with the link.

@@ -447,7 +447,7 @@ fn turns_end_with_what_made_them_pay() {
     run(&mut fabric, &mut jobs, 40);
     let (_, over) = groups(&fabric);
     assert!(over.len() == 2 && over.iter().all(|(_, why)| *why == TurnsEnd::NoGain), "{over:?}");
-    assert!(!fabric.state.takes_turns());
+    assert!(!fabric.state.is_interleaved());
     let alone = jobs[0].iteration(55_000.0, 60_000.0);
     assert!(alone < 150.0, "{alone}");
 }

@@ -132,7 +132,7 @@ fn only_the_providers_failures_break_a_promise() {
         let facts = fabric.facts.iter().filter(|(_, fact)| matches!(fact, Fact::AgreementBroken { .. }));
         assert_eq!(facts.count(), usize::from(breaks), "operators see it too");
         // What was kept goes with the agreement to the communicator that goes on.
-        let left = fabric.state.take_kept_agreement(CommunicatorId(ids[0])).unwrap();
+        let left = fabric.state.take_agreement(CommunicatorId(ids[0])).unwrap();
         assert!(format!("{left:?}").contains(&format!("late: {}", u64::from(breaks))));
     }
 }

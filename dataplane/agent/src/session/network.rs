@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 const MAX_UNAUTHENTICATED: u32 = 16;
 
 /// Lines of the log about such connections in a minute.
-const STRANGERS_LINES: u32 = 60;
+const UNAUTHENTICATED_LINES: u32 = 60;
 
 /// The address, listening.
 #[derive(Debug)]
@@ -145,7 +145,7 @@ async fn visit(
 impl Gate {
     /// Logs a line about somebody who has proved nothing, unless there are too many of them.
     fn log(&self, line: impl FnOnce()) {
-        self.log.log(STRANGERS_LINES, "processes over TCP that have proved nothing", line);
+        self.log.log(UNAUTHENTICATED_LINES, "processes over TCP that have proved nothing", line);
     }
 
     /// From now on these may come in, and no others.

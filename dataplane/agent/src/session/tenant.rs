@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     /// A refusal says what was asked for, the limit, what is left, and what to do.
-    fn assert_says(text: &str, words: &[&str]) {
+    fn assert_contains(text: &str, words: &[&str]) {
         assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
     }
 
@@ -334,25 +334,28 @@ mod tests {
         let first = tenant.attachment(1 << 20, 64).unwrap();
         let refused = tenant.attachment(1 << 20, 64).unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::OperationsRefused)), (RefusalKind::Entries, 1));
-        assert_says(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
+        assert_contains(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
         let second = tenant.attachment(1 << 20, 32).unwrap();
         let mut paths = limits.descriptors(4).unwrap();
         let text = limits.descriptors(4).unwrap_err();
-        assert_says(&text, &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"]);
+        assert_contains(
+            &text,
+            &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"],
+        );
         paths.add(limits.descriptors(3).unwrap());
         paths.shrink_to(4);
         drop(limits.descriptors(3).unwrap());
         assert!(limits.descriptors(4).is_err());
         drop(first);
         let refused = tenant.attachment(1 << 20, 128).unwrap_err();
-        assert_says(&refused.text, &["128 ring entries", "64 are left"]);
+        assert_contains(&refused.text, &["128 ring entries", "64 are left"]);
         let third = tenant.attachment(1 << 20, 64).unwrap();
         drop(second);
         // Places for another attachment, but not for its descriptors.
         let _rest = limits.descriptors(ATTACHMENT_DESCRIPTORS - 1).unwrap();
         let refused = tenant.attachment(1 << 20, 1).unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::DescriptorsRefused)), (RefusalKind::Attachments, 3));
-        assert_says(&refused.text, &["9 descriptors", "4 are left", "detach processes", "`descriptors`"]);
+        assert_contains(&refused.text, &["9 descriptors", "4 are left", "detach processes", "`descriptors`"]);
         drop((third, paths));
         let held = tenant.usage();
         assert_eq!((held.attachments, held.operations, held.descriptors), (0, 0, 8));
@@ -366,7 +369,7 @@ mod tests {
         drop(tenant.connection(now).unwrap());
         let refused = tenant.connection(now).unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::AttachRefused)), (RefusalKind::Attachments, 1));
-        assert_says(&refused.text, &["attach too often", "1 a second", "1 at once", "`attaches`"]);
+        assert_contains(&refused.text, &["attach too often", "1 a second", "1 at once", "`attaches`"]);
         let rules = tenant.rules();
         tenant.set_rules(TenantRules { quota: Quota { attaches: 100, ..rules.quota }, ..(*rules).clone() });
         // What was had by the rules before still counts: a second's worth of these.
@@ -383,6 +386,6 @@ mod tests {
         assert_eq!((0..1000).filter(|_| limits.0.admit_join(now).is_ok()).count(), 600);
         assert_eq!(counters.get(Counted::JoinRefused), 400);
         let text = limits.0.admit_join(now).unwrap_err();
-        assert_says(&text, &["join too often", "5 a second", "600 at once", "`joins`"]);
+        assert_contains(&text, &["join too often", "5 a second", "600 at once", "`joins`"]);
     }
 }

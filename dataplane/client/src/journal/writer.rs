@@ -226,7 +226,7 @@ impl Writer<'_> {
         }
     }
 
-    fn tell_once(&mut self, variable: &'static str, path: &std::path::Path, error: &std::io::Error) {
+    fn warn_once(&mut self, variable: &'static str, path: &std::path::Path, error: &std::io::Error) {
         if !self.told.contains(&variable) {
             self.told.push(variable);
             let path = path.display();
@@ -248,7 +248,7 @@ impl Writer<'_> {
         };
         match opened.and_then(|mut file| file.write_all(&lines).map(|()| file)) {
             Ok(file) => self.operations = Some(file),
-            Err(error) => self.tell_once("HARMONAIZE_OPERATIONS", &path, &error),
+            Err(error) => self.warn_once("HARMONAIZE_OPERATIONS", &path, &error),
         }
     }
 
@@ -266,7 +266,7 @@ impl Writer<'_> {
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
         if let Err(error) = written {
             self.changed = true;
-            self.tell_once("HARMONAIZE_METRICS", &path, &error);
+            self.warn_once("HARMONAIZE_METRICS", &path, &error);
         }
     }
 }

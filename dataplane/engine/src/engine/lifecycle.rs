@@ -18,11 +18,11 @@ use rustix::event::epoll;
 impl Engine {
     /// Carries out a command.
     pub fn handle_command(&mut self, command: Command) {
-        self.carry_out(command);
+        self.dispatch(command);
         self.end_panicked();
     }
 
-    fn carry_out(&mut self, command: Command) {
+    fn dispatch(&mut self, command: Command) {
         match command {
             Command::Attach { attachment, end, operation_timeout } => {
                 let watched = watch(&self.wake, end.wake_fd()).map_err(|error| error.to_string());

@@ -332,11 +332,11 @@ fn an_end_that_was_away_does_not_take_that_for_its_peers_silence() {
 fn a_peer_whose_loop_is_held_up_is_not_gone() {
     let timeout = Duration::from_millis(500);
     for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
-        hold_up(Scene::new(Config { peer_timeout: timeout, protection, ..config() }), timeout);
+        stall(Scene::new(Config { peer_timeout: timeout, protection, ..config() }), timeout);
     }
 }
 
-fn hold_up(mut scene: Scene, timeout: Duration) {
+fn stall(mut scene: Scene, timeout: Duration) {
     for in_a_frame in [false, true] {
         if in_a_frame {
             let bytes = 64 << 20;
