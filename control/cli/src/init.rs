@@ -1,7 +1,7 @@
 //! `harmonaize init`: certificates for a deployment that has no authority of its own.
 
 use crate::Failure;
-use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use};
+use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use, write_file};
 use harmonaize_planner::Topology;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,6 +20,53 @@ It makes:
   tls/etcd/ADDRESS/    for the member of etcd there
   tls/operators/NAME/  for who uses this program: --tls tls/operators/NAME, or HARMONAIZE_TLS
 Certificates are good for a year. Control and agents read new ones by themselves, while operations run.";
+
+pub(crate) const REVOKE_HELP: &str = "\
+Examples:
+  harmonaize revoke tls --operator alice            whose key is lost
+  harmonaize revoke tls --host h3 --host h4         hosts that are gone
+  harmonaize revoke tls --certificate old/tls.crt   one that was renewed meanwhile
+
+It adds certificates to tls/authority/ca.crl, and copies that list to tls/control/ca.crl. Control reads it within a second
+where that is its `tls` folder: nobody connects with a certificate on it, and connections made with it end. Copy the file to
+each machine with a control.";
+
+/// What `harmonaize revoke` takes.
+#[derive(clap::Args)]
+#[command(group(clap::ArgGroup::new("whose").required(true).multiple(true)))]
+pub(crate) struct Revoke {
+    /// What `harmonaize init` made
+    folder: PathBuf,
+    /// An operator whose certificate is good no longer; may be given several times
+    #[arg(long, value_name = "NAME", group = "whose")]
+    operator: Vec<String>,
+    /// A host or aggregator whose certificate is good no longer; may be given several times
+    #[arg(long, value_name = "NAME", group = "whose")]
+    host: Vec<String>,
+    /// A certificate that is good no longer; may be given several times
+    #[arg(long, value_name = "FILE", group = "whose")]
+    certificate: Vec<PathBuf>,
+}
+
+impl Revoke {
+    pub(crate) fn run(&self) -> Result<String, Failure> {
+        let refused = |error: harmonaize_identity::Error| Failure::Refused(error.to_string());
+        let of = |kind: &str, name: &String| Folder(self.folder.join(kind).join(name)).certificate();
+        let operators = self.operator.iter().map(|name| of("operators", name));
+        let hosts = self.host.iter().map(|name| of("hosts", name));
+        let certificates: Vec<PathBuf> =
+            operators.chain(hosts).chain(self.certificate.iter().cloned()).collect();
+        let folder = self.folder.join("authority");
+        let list = Folder(folder.clone()).revoked();
+        let authority = Authority::open(&folder).map_err(refused)?;
+        let count = authority.revoke(&list, &certificates).map_err(refused)?;
+        let control = Folder(self.folder.join("control")).revoked();
+        let text = std::fs::read(&list).map_err(|error| Failure::Refused(error.to_string()))?;
+        write_file(&control, &text, 0o644).map_err(refused)?;
+        let of = if count == 1 { "certificate is" } else { "certificates are" };
+        Ok(format!("{}: {count} {of} revoked\n{}: the same\n", list.display(), control.display()))
+    }
+}
 
 /// What `harmonaize init` takes.
 #[derive(clap::Args)]

@@ -79,6 +79,9 @@ enum Command {
     /// Makes an authority and certificates for control, each host and operators.
     #[command(after_help = init::HELP)]
     Init(init::Init),
+    /// Ends certificates before their time, as when a key is lost.
+    #[command(after_help = init::REVOKE_HELP)]
+    Revoke(init::Revoke),
     /// Shows agents, tenants, communicators, operations in flight and whom they wait for, bytes and errors.
     #[command(after_help = help::STATUS)]
     Status {
@@ -433,6 +436,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
             topology::run(&file, action == TopologyAction::Show)
         }
         Command::Init(asked) => asked.run(),
+        Command::Revoke(asked) => asked.run(),
         Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {

@@ -456,6 +456,16 @@ async fn init_makes_what_control_and_its_operators_need() {
     assert_ne!(std::fs::read(at("tls/operators/alice/tls.key")).unwrap(), key);
     let (code, out, err) = ask("alice".into(), &["status", "--json"]).await.unwrap();
     assert_eq!(code, 0, "{out}{err}");
+    // And revoked.
+    let revoke = |more: &[&str]| outcome(&harmonaize(&[&["revoke", &tls], more].concat()));
+    assert_eq!(revoke(&[]).0, 2);
+    let (code, _, err) = revoke(&["--operator", "carol"]);
+    assert_eq!((code, err.contains("carol/tls.crt: No such file")), (1, true), "{err}");
+    let (code, out, err) = revoke(&["--operator", "alice"]);
+    assert_eq!((code, out.contains("ca.crl: 1 certificate is revoked")), (0, true), "{out}{err}");
+    assert_ne!(ask("alice".into(), &["status"]).await.unwrap().0, 0);
+    let (code, _, err) = ask("bob".into(), &["status"]).await.unwrap();
+    assert_eq!((code, err.contains("bob is no operator")), (1, true), "{err}");
 }
 
 #[tokio::test]

@@ -3,14 +3,19 @@
 use crate::folder::read;
 use crate::{Error, Folder};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
+    SerialNumber,
 };
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use time::{Duration, OffsetDateTime};
+use webpki::{BorrowedCertRevocationList, EndEntityCert, KeyUsage};
 
 /// How long an authority is trusted.
 const AUTHORITY_AGE: Duration = Duration::days(3650);
@@ -108,6 +113,73 @@ impl Authority {
         let (certificate, key) = made().map_err(|error| cannot(Path::new(name), &error))?;
         Ok(Issued { authorities: self.certificate.clone(), certificate, key })
     }
+}
+
+impl Authority {
+    /// Adds certificates of this authority, each a PEM file, to its list of those that are revoked, which is made where it is not there.
+    /// Returns how many are on it then.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written, is none, or is of another authority: nothing has changed then.
+    pub fn revoke(&self, list: &Path, certificates: &[PathBuf]) -> Result<usize, Error> {
+        let now = OffsetDateTime::now_utc();
+        let mut revoked = if list.exists() { revoked(list)? } else { BTreeMap::new() };
+        for path in certificates {
+            revoked.entry(self.serial(path)?).or_insert(now);
+        }
+        let count = revoked.len();
+        let revoked_certs = revoked.into_iter().map(|(serial, at)| RevokedCertParams {
+            serial_number: SerialNumber::from(serial),
+            revocation_time: at,
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: now - SKEW,
+            // Who checks it goes on with the last that he has.
+            next_update: now + AUTHORITY_AGE,
+            crl_number: SerialNumber::from(now.unix_timestamp().unsigned_abs()),
+            issuing_distribution_point: None,
+            revoked_certs: revoked_certs.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let text = params.signed_by(&self.issuer).and_then(|list| list.pem());
+        write(list, &text.map_err(|error| cannot(list, &error))?, 0o644)?;
+        Ok(count)
+    }
+
+    /// The serial number of a certificate that this authority has signed.
+    fn serial(&self, path: &Path) -> Result<Vec<u8>, Error> {
+        let content = |why: String| Error::Content { path: path.to_owned(), why };
+        let parse =
+            |bytes: &[u8]| CertificateDer::from_pem_slice(bytes).map_err(|error| content(error.to_string()));
+        let (own, other) = (parse(self.certificate.as_bytes())?, parse(&read(path)?)?);
+        let checked = || {
+            let anchor = webpki::anchor_from_trusted_cert(&own)?;
+            let certificate = EndEntityCert::try_from(&other)?;
+            let usage = KeyUsage::client_auth();
+            let algorithms = webpki::ALL_VERIFICATION_ALGS;
+            certificate.verify_for_usage(algorithms, &[anchor], &[], UnixTime::now(), usage, None, None)?;
+            Ok(certificate.serial().to_vec())
+        };
+        checked()
+            .map_err(|error: webpki::Error| content(format!("no certificate of this authority: {error}")))
+    }
+}
+
+/// Serial numbers of a list, and since when each is on it.
+fn revoked(list: &Path) -> Result<BTreeMap<Vec<u8>, OffsetDateTime>, Error> {
+    let content = |why: String| Error::Content { path: list.to_owned(), why };
+    let der = CertificateRevocationListDer::from_pem_slice(&read(list)?);
+    let der = der.map_err(|error| content(error.to_string()))?;
+    let parsed = BorrowedCertRevocationList::from_der(&der).map_err(|error| content(error.to_string()))?;
+    let each = parsed.into_iter().map(|entry| {
+        let entry = entry.map_err(|error| content(error.to_string()))?;
+        let since = i64::try_from(entry.revocation_date.as_secs()).unwrap_or(i64::MAX);
+        let since = OffsetDateTime::from_unix_timestamp(since).map_err(|error| content(error.to_string()))?;
+        Ok((entry.serial_number.to_vec(), since))
+    });
+    each.collect()
 }
 
 /// Whether it is a DNS name, of at most 253 bytes; so it is the name of a folder too.

@@ -23,9 +23,14 @@ impl Folder {
         self.0.join("tls.key")
     }
 
+    /// Certificates of the authorities that are good no longer; need not be there.
+    pub fn revoked(&self) -> PathBuf {
+        self.0.join("ca.crl")
+    }
+
     /// All of them.
-    pub fn files(&self) -> [PathBuf; 3] {
-        [self.authorities(), self.certificate(), self.key()]
+    pub fn files(&self) -> [PathBuf; 4] {
+        [self.authorities(), self.certificate(), self.key(), self.revoked()]
     }
 }
 

@@ -1,7 +1,7 @@
 //! Who agents, aggregators, operators and control are to each other: certificates, and connections that check them.
 //!
 //! Each has a folder with three files, named as in a Kubernetes secret of type `tls`: `ca.crt`, `tls.crt` and `tls.key`, all
-//! PEM. Control's certificate has the DNS name `control`. That of an agent or aggregator has the name that the topology
+//! PEM. Control's may have `ca.crl` too, with lists of revoked certificates. Control's certificate has the DNS name `control`. That of an agent or aggregator has the name that the topology
 //! gives it, that of an operator his own; a SPIFFE ID that ends in `/host/NAME` or `/operator/NAME` says the same.
 #![forbid(unsafe_code)]
 

@@ -8,8 +8,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -17,8 +17,11 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::{
+    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime,
+};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,6 +34,11 @@ const READY: usize = 16;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// The pause after the system gave no connection, as when there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether the files have changed, by which connections' certificates are good.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often certificates of connections are checked where nothing has changed: they may expire.
+const RECHECK: Duration = Duration::from_secs(60);
 
 /// Where a server is connected to: its certificate must have the name `name`, as [`CONTROL`](crate::CONTROL). The files are read
 /// now: who calls this for each connection has new certificates as soon as they are there.
@@ -84,6 +92,42 @@ pub struct Connection {
     peer: Peer,
     /// Where connections are counted.
     place: Option<Place>,
+    certificate: Option<Arc<Shown>>,
+}
+
+/// The certificate that a connection was made with, and those between it and an authority.
+#[derive(Debug)]
+struct Shown {
+    chain: Vec<CertificateDer<'static>>,
+    state: Mutex<Standing>,
+}
+
+/// Whether a certificate is good, and who waits for a connection's bytes meanwhile.
+#[derive(Debug, Default)]
+struct Standing {
+    revoked: bool,
+    reader: Option<Waker>,
+}
+
+impl Shown {
+    fn state(&self) -> std::sync::MutexGuard<'_, Standing> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the certificate is good no longer; else who asks is woken once it is.
+    fn is_revoked(&self, cx: &Context<'_>) -> bool {
+        let mut state = self.state();
+        if !state.revoked {
+            state.reader = Some(cx.waker().clone());
+        }
+        state.revoked
+    }
+
+    fn revoke(&self) {
+        let mut state = self.state();
+        state.revoked = true;
+        state.reader.take().into_iter().for_each(Waker::wake);
+    }
 }
 
 #[derive(Debug)]
@@ -102,7 +146,11 @@ impl Connected for Connection {
 
 impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
+        let this = self.get_mut();
+        if this.certificate.as_ref().is_some_and(|shown| shown.is_revoked(cx)) {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "certificate revoked")));
+        }
+        match &mut this.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
@@ -134,7 +182,7 @@ impl AsyncWrite for Connection {
 
 /// Accepts connections until the stream is dropped. Handshakes run beside each other, 64 from an address; one that fails or
 /// takes longer than five seconds is logged, and nobody else waits for it. Certificates are read again when their files have
-/// changed. An identity may have `most` connections; through as many again it is told so, and more are closed.
+/// changed, and connections end whose certificates are good no longer. An identity may have `most` connections; through as many again it is told so, and more are closed.
 ///
 /// # Errors
 /// If a file cannot be read or is not what it should be.
@@ -160,10 +208,15 @@ async fn accept(
     sink: mpsc::Sender<io::Result<Connection>>,
 ) {
     let mut handshakes = Handshakes::default();
+    let mut look = tokio::time::interval(LOOK);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = sink.closed() => return,
+            _ = look.tick() => {
+                acceptor.iter().for_each(|acceptor| acceptor.end_revoked());
+                continue;
+            }
         };
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
@@ -200,19 +253,23 @@ async fn shake_hands(
     let Some(acceptor) = acceptor else {
         // Who says nothing has no connection yet.
         stream.peek(&mut [0]).await?;
-        return Ok(Connection { stream: Stream::Plain(stream), peer: peer(Identity::Local), place: None });
+        let (stream, peer) = (Stream::Plain(stream), peer(Identity::Local));
+        return Ok(Connection { stream, peer, place: None, certificate: None });
     };
     let stream = acceptor.current().accept(stream).await?;
     let (_, session) = stream.get_ref();
-    let certificate = session.peer_certificates().and_then(|chain| chain.first());
+    let chain = session.peer_certificates().unwrap_or_default();
     let none = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
-    let identity = identity(certificate.ok_or_else(none)?)?;
+    let identity = identity(chain.first().ok_or_else(none)?)?;
     // Those serve, and connect with etcd alone.
     if let Some(name) = [CONTROL, ETCD].into_iter().find(|name| identity.may_be_host(name)) {
         let text = format!("the certificate of `{name}` is nobody's who connects here");
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
-    Ok(Connection { stream: Stream::Tls(Box::new(stream)), peer: peer(identity), place: None })
+    let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
+    let certificate = Some(acceptor.watch(chain));
+    let (stream, peer) = (Stream::Tls(Box::new(stream)), peer(identity));
+    Ok(Connection { stream, peer, place: None, certificate })
 }
 
 impl Connection {
@@ -237,30 +294,77 @@ fn identity(certificate: &CertificateDer<'_>) -> io::Result<Identity> {
 }
 
 /// How each file was when it was read.
-type Stamps = [Stamp; 3];
+type Stamps = [Stamp; 4];
 
 /// Control's end of handshakes.
 struct Acceptor {
     folder: Folder,
-    current: Mutex<(Stamps, TlsAcceptor)>,
+    current: Mutex<(Stamps, Checks)>,
+    /// Of connections that may be there still; and by which files they were checked last, and when.
+    shown: Mutex<Vec<Weak<Shown>>>,
+    checked: Mutex<(Stamps, Instant)>,
+}
+
+/// By the files as they were read.
+#[derive(Clone)]
+struct Checks {
+    acceptor: TlsAcceptor,
+    verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl Acceptor {
     fn new(folder: Folder) -> Result<Self, Error> {
         let stamps = stamps(&folder);
         let current = Mutex::new((stamps, load(&folder)?));
-        Ok(Self { folder, current })
+        let checked = Mutex::new((stamps, Instant::now()));
+        Ok(Self { folder, current, shown: Mutex::default(), checked })
+    }
+
+    /// From now on the connection that this chain was shown for ends when it is good no longer.
+    fn watch(&self, chain: Vec<CertificateDer<'static>>) -> Arc<Shown> {
+        let shown = Arc::new(Shown { chain, state: Mutex::default() });
+        let mut all = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(Arc::downgrade(&shown));
+        shown
+    }
+
+    /// Ends connections whose certificates are good no longer: expired, revoked, or of an authority that is trusted no more.
+    fn end_revoked(&self) {
+        let (stamps, now) = (stamps(&self.folder), Instant::now());
+        {
+            let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+            if checked.0 == stamps && now.saturating_duration_since(checked.1) < RECHECK {
+                return;
+            }
+            *checked = (stamps, now);
+        }
+        let (Checks { verifier, .. }, now) = (self.checks(), UnixTime::now());
+        let mut all = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|shown| {
+            let Some(shown) = shown.upgrade() else { return false };
+            let Some((own, between)) = shown.chain.split_first() else { return false };
+            let Err(error) = verifier.verify_client_cert(own, between, now) else { return true };
+            let who = identity(own).map_or_else(|_| "nobody".to_owned(), |identity| identity.to_string());
+            tracing::warn!(target: "audit", who, %error, "a connection ends with its certificate");
+            shown.revoke();
+            false
+        });
+    }
+
+    fn current(&self) -> TlsAcceptor {
+        self.checks().acceptor
     }
 
     /// By the files as they are now, or by those before where these are no good.
-    fn current(&self) -> TlsAcceptor {
+    fn checks(&self) -> Checks {
         let stamps = stamps(&self.folder);
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.0 != stamps {
             match load(&self.folder) {
-                Ok(acceptor) => {
+                Ok(checks) => {
                     tracing::info!(folder = %self.folder.0.display(), "certificates were read again");
-                    *current = (stamps, acceptor);
+                    *current = (stamps, checks);
                 }
                 Err(error) => tracing::warn!(%error, "certificates stay as they were"),
             }
@@ -273,7 +377,7 @@ fn stamps(folder: &Folder) -> Stamps {
     folder.files().map(|file| stamp(&file))
 }
 
-fn load(folder: &Folder) -> Result<TlsAcceptor, Error> {
+fn load(folder: &Folder) -> Result<Checks, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(&folder.authorities())? {
         roots.add(certificate).map_err(|error| wrong(&folder.authorities(), error))?;
@@ -282,15 +386,30 @@ fn load(folder: &Folder) -> Result<TlsAcceptor, Error> {
     let key = folder.key();
     let private = PrivateKeyDer::from_pem_slice(&read(&key)?).map_err(|error| wrong(&key, error))?;
     let provider = Arc::new(default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+    let list = folder.revoked();
+    let revoked = if list.exists() { revoked(&list)? } else { Vec::new() };
+    // An authority without a list has revoked nothing.
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+        .with_crls(revoked)
+        .allow_unknown_revocation_status()
+        .build();
     let verifier = verifier.map_err(|error| wrong(&folder.authorities(), error))?;
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = config.map_err(|error| wrong(&folder.0, error))?.with_client_cert_verifier(verifier);
+    let config =
+        config.map_err(|error| wrong(&folder.0, error))?.with_client_cert_verifier(Arc::clone(&verifier));
     let mut config =
         config.with_single_cert(chain, private).map_err(|error| wrong(&folder.certificate(), error))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok(Checks { acceptor: TlsAcceptor::from(Arc::new(config)), verifier })
+}
+
+fn revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, Error> {
+    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) => Err(wrong(path, "there is no list of revoked certificates in it")),
+        Err(error) => Err(wrong(path, error)),
+    }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -102,6 +102,50 @@ async fn new_certificates_count_from_the_next_connection() {
 }
 
 #[tokio::test]
+async fn a_revoked_certificate_connects_no_more_and_its_connections_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create().unwrap();
+    let control = issued(&authority, CONTROL, Use::Control, folder.path());
+    let (address, mut incoming) = listen(&control).await;
+    let [alice, bob] = ["alice", "bob"].map(|name| issued(&authority, name, Use::Session, folder.path()));
+    let mut connections = Vec::new();
+    for who in [&alice, &bob] {
+        let endpoint = endpoint(who, CONTROL, &address.to_string()).unwrap();
+        let client = tokio::spawn(async move { endpoint.connect().await });
+        connections.push((incoming.next().await.unwrap().unwrap(), client));
+    }
+    let list = folder.path().join("control/ca.crl");
+    let certificate = |name: &str| folder.path().join(name).join("tls.crt");
+    assert_eq!(authority.revoke(&list, &[certificate("alice")]).unwrap(), 1);
+    let mut bytes = Vec::new();
+    let (ended, rest) = connections.split_first_mut().unwrap();
+    let error = loop {
+        // What HTTP/2 says first comes before the end.
+        let mut part = [0; 1024];
+        match tokio::time::timeout(LIMIT, ended.0.read(&mut part)).await.unwrap() {
+            Ok(0) => panic!("closed by the client"),
+            Ok(count) => bytes.extend_from_slice(&part[..count]),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionAborted, "{error}");
+    assert!(seen(&alice, address, &mut incoming).await.is_none(), "revoked");
+    assert!(seen(&bob, address, &mut incoming).await.is_some(), "another's is good");
+    let mut part = [0; 1024];
+    let other = tokio::time::timeout(Duration::from_millis(1500), async {
+        while rest[0].0.read(&mut part).await.unwrap() > 0 {}
+    });
+    assert!(other.await.is_err(), "and his connection goes on");
+    // Once more, and another: those before stay on the list.
+    assert_eq!(authority.revoke(&list, &[certificate("alice"), certificate("bob")]).unwrap(), 2);
+    assert!(seen(&bob, address, &mut incoming).await.is_none());
+    issued(&Authority::create().unwrap(), "carol", Use::Session, folder.path());
+    let error = authority.revoke(&list, &[certificate("control"), certificate("carol")]).unwrap_err();
+    assert!(error.to_string().contains("carol/tls.crt: "), "another authority's: {error}");
+    assert_eq!(authority.revoke(&list, &[]).unwrap(), 2, "nothing has changed");
+}
+
+#[tokio::test]
 async fn a_reopened_authority_signs_for_the_same() {
     let folder = tempfile::tempdir().unwrap();
     Authority::create().unwrap().save(folder.path()).unwrap();
