@@ -15,7 +15,7 @@ use crate::paths::Paths;
 use crate::questions::Questions;
 use crate::recipe::VerifiedPlans;
 use crate::report;
-use crate::session::{AttachmentId, DescriptorGrant, Joined, SessionRequest, TenantLimits};
+use crate::session::{AttachmentId, Joined, LinkGrant, LinkNeeds, SessionRequest, TenantLimits};
 use crate::telemetry;
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Budget, FailureDetail, JoinRefusal, JoinRefused, Regrouping};
@@ -87,11 +87,11 @@ struct Communicator {
     thread: Thread,
     members: Vec<LocalMember>,
     ended: Option<FailureDetail>,
-    /// Those of its tenant, and the descriptors of its paths; none where nobody of it is attached any more.
+    /// Those of its tenant, and what its links have of them; none where nobody of it is attached any more.
     limits: Option<TenantLimits>,
-    descriptors: Option<DescriptorGrant>,
-    /// To other agents, in its newest epoch.
-    paths: u32,
+    granted: Option<LinkGrant>,
+    /// What links of one epoch need.
+    needs: LinkNeeds,
     /// Asked before the end was known here.
     detail_requests: Vec<(Rank, DetailReply)>,
 }
@@ -459,7 +459,7 @@ impl Agent {
                 if let Ok(epoch) = Epoch::from_wire(abandon.epoch) {
                     let communicator = CommunicatorId(abandon.communicator);
                     self.command_of(abandon.communicator, Command::Abandon { communicator, epoch });
-                    self.keep_descriptors(abandon.communicator);
+                    self.keep_one_epoch(abandon.communicator);
                 }
             }
             Event::JoinRefused(refused) => {
@@ -570,7 +570,7 @@ impl Agent {
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
                 }
-                self.keep_descriptors(communicator);
+                self.keep_one_epoch(communicator);
                 let switched = v1::Switched { communicator, epoch, first_segment: segment };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
@@ -643,18 +643,18 @@ impl Agent {
         });
     }
 
-    /// Of two epochs of a communicator one has no links any more: gives its descriptors back.
-    fn keep_descriptors(&mut self, id: u64) {
+    /// Of two epochs of a communicator one has no links any more: gives back what they had.
+    fn keep_one_epoch(&mut self, id: u64) {
         let Some(known) = self.communicators.get_mut(&id) else { return };
-        let paths = known.paths;
-        known.descriptors.iter_mut().for_each(|held| held.shrink_to(paths));
+        let needs = known.needs;
+        known.granted.iter_mut().for_each(|granted| granted.shrink_to(needs));
     }
 
     /// A communicator has ended; whoever waits or asks is told, in terms of ranks.
     fn finish(&mut self, id: u64, failure: &Failure, detail: &str) {
         let Some(communicator) = self.communicators.get_mut(&id) else { return };
         let told = communicator.ended.get_or_insert_with(|| report::detail(failure, detail)).clone();
-        communicator.descriptors = None;
+        communicator.granted = None;
         let mut refused = Vec::new();
         for member in &mut communicator.members {
             if let Some(reply) = member.reply.take() {

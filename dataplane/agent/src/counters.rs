@@ -28,6 +28,8 @@ pub enum Counted {
     OperationsRefused,
     /// Descriptors beyond the tenant's `descriptors`.
     DescriptorsRefused,
+    /// Memory for links beyond the tenant's `landing`.
+    LandingRefused,
     /// A line about a tenant that the log left out.
     LogLine,
 }
@@ -68,6 +70,7 @@ pub(crate) const METRICS: [(&str, &str, &str, &[Labelled]); 5] = [
             (Some("joins"), Counted::JoinRefused),
             (Some("operations"), Counted::OperationsRefused),
             (Some("descriptors"), Counted::DescriptorsRefused),
+            (Some("landing"), Counted::LandingRefused),
         ],
     ),
     ("log_lines_left_out", "Lines about tenants that the log left out", "", &[(None, Counted::LogLine)]),

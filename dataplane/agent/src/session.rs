@@ -18,7 +18,7 @@ mod tenant;
 
 pub use server::{BindError, SessionServer};
 pub(crate) use tenant::ATTACHMENT_DESCRIPTORS;
-pub use tenant::{DescriptorGrant, TenantLimits};
+pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
@@ -125,6 +125,8 @@ pub struct Quota {
     pub operations: u32,
     /// Descriptors that the agent holds for the tenant: those of attachments, and one for each path to another agent.
     pub descriptors: u32,
+    /// Bytes that links to other agents receive into, over all communicators: what is touched of it is the agent's memory.
+    pub landing_bytes: u64,
     /// Processes that attach in a second in the long run; as many as `attachments` may at once.
     pub attaches: u32,
     /// Joins in a second in the long run, over all attachments.
@@ -134,8 +136,8 @@ pub struct Quota {
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 64
-    /// attaches and 100 joins a second, 600 lines a minute.
+    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 8 GiB
+    /// for links, 64 attaches and 100 joins a second, 600 lines a minute.
     fn default() -> Self {
         Self {
             attachments: 64,
@@ -147,6 +149,7 @@ impl Default for Quota {
             operation_timeout: Duration::from_secs(3600),
             operations: 64 * 256,
             descriptors: 8192,
+            landing_bytes: 8 << 30,
             attaches: 64,
             joins: 100,
             log_lines: 600,

@@ -57,9 +57,7 @@ fn open_link(
     };
     let paths = u16::try_from(introduction.source_ports.len()).map_err(|error| at(&error))?;
     let slot_bytes = slot_bytes(plan).map_err(|error| at(&error))?;
-    let ring_bytes = u64::from(plan.landing_slots) * u64::from(slot_bytes);
-    // One ring a channel, and one for messages from rank to rank.
-    let bytes = (u64::from(plan.channels) + 1) * ring_bytes;
+    let (ring_bytes, bytes) = (ring_bytes(plan, slot_bytes), landing_bytes(plan));
     let memory =
         Memory::private(usize::try_from(bytes).map_err(|error| at(&error))?).map_err(|error| at(&error))?;
     let link = transport.open(introduction).map_err(|error| at(&error))?;
@@ -75,6 +73,16 @@ fn open_link(
         transport.attach_ring(link, channel, ring).map_err(|error| at(&error))?;
     }
     Ok(())
+}
+
+fn ring_bytes(plan: &EpochPlan, slot_bytes: u32) -> u64 {
+    u64::from(plan.landing_slots) * u64::from(slot_bytes)
+}
+
+/// Memory that a link receives into: a ring a channel, and one for messages from rank to rank.
+pub fn landing_bytes(plan: &EpochPlan) -> u64 {
+    let ring_bytes = ring_bytes(plan, slot_bytes(plan).unwrap_or(u32::MAX));
+    ring_bytes.saturating_mul(u64::from(plan.channels) + 1)
 }
 
 /// Bytes of a landing slot: a chunk, coded in an epoch or not.

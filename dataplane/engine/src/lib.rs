@@ -46,6 +46,7 @@ pub use command::{
 };
 pub use containment::PanicScope;
 pub use engine::Engine;
+pub use formation::landing_bytes;
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, NotTaken, start};

@@ -3,11 +3,12 @@
 use super::{Agent, Communicator, LocalMember, engine_id, refuse};
 use crate::engines::Thread;
 use crate::recipe::{ExpandedRecipe, RecipeError, VerifiedPlans, expand};
-use crate::session::Joined;
+use crate::session::{Joined, LinkNeeds};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::JoinRefusal;
 use harmonaize_api::v1::{self, from_agent};
-use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank, Peer};
+use harmonaize_core::EpochPlan;
+use harmonaize_engine::{Command, CommunicatorId, Epoch, Formation, LocalRank, Peer, landing_bytes};
 use std::time::{Duration, Instant};
 
 /// Longer than checking a plan should take.
@@ -111,15 +112,14 @@ impl Agent {
             locals: locals.collect(),
         };
         let (ended, detail_requests) = (None, Vec::new());
-        let paths = paths(&formation.peers);
-        let descriptors = limits.as_ref().map(|limits| limits.descriptors(paths)).transpose();
-        let refused = descriptors.as_ref().err().cloned();
+        let needs = needs(&formation.plan, &formation.peers);
+        let granted = limits.as_ref().map(|limits| limits.links(needs)).transpose();
+        let refused = granted.as_ref().err().cloned();
         if let Some(refused) = &refused {
             self.refuse_members(&mut members, refused);
         }
-        let descriptors = descriptors.ok().flatten();
-        let formed =
-            Communicator { recipe, thread, members, ended, limits, descriptors, paths, detail_requests };
+        let granted = granted.ok().flatten();
+        let formed = Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
         self.communicators.insert(communicator, formed);
         if !complete {
             self.prepare_failed(communicator, epoch, "a process that had joined is gone".into());
@@ -143,7 +143,7 @@ impl Agent {
     }
 
     pub(super) fn prepare_failed(&mut self, communicator: u64, epoch: u64, reason: String) {
-        self.keep_descriptors(communicator);
+        self.keep_one_epoch(communicator);
         let limits = self.communicators.get(&communicator).and_then(|known| known.limits.clone());
         self.note_of(limits.as_ref(), format!("communicator {communicator:016x}, epoch {epoch}: {reason}"));
         self.send_to_control(from_agent::Message::PrepareFailed(v1::PrepareFailed {
@@ -157,10 +157,11 @@ impl Agent {
         let Some(known) = self.communicators.get_mut(&communicator) else {
             return self.prepare_failed(communicator, epoch, "no such communicator".into());
         };
-        let (thread, more) = (known.thread, paths(&expanded.peers));
-        if let (Some(limits), Some(held)) = (&known.limits, &mut known.descriptors) {
-            match limits.descriptors(more) {
-                Ok(more) => held.add(more),
+        let (thread, more) = (known.thread, needs(&expanded.plan, &expanded.peers));
+        known.needs = known.needs.max(more);
+        if let (Some(limits), Some(granted)) = (&known.limits, &mut known.granted) {
+            match limits.links(more) {
+                Ok(more) => granted.add(more),
                 Err(refused) => return self.prepare_failed(communicator, epoch, refused),
             }
         }
@@ -196,11 +197,14 @@ impl Agent {
     }
 }
 
-/// Paths that are opened to other agents, each with a descriptor.
-fn paths(peers: &[Peer]) -> u32 {
-    let introductions = peers.iter().filter_map(|peer| peer.introduction.as_ref());
-    let paths: usize = introductions.map(|introduction| introduction.source_ports.len()).sum();
-    u32::try_from(paths).unwrap_or(u32::MAX)
+/// What links to other agents that are opened take.
+fn needs(plan: &EpochPlan, peers: &[Peer]) -> LinkNeeds {
+    let opened = || peers.iter().filter_map(|peer| peer.introduction.as_ref());
+    let paths: usize = opened().map(|introduction| introduction.source_ports.len()).sum();
+    LinkNeeds {
+        descriptors: u32::try_from(paths).unwrap_or(u32::MAX),
+        landing_bytes: landing_bytes(plan).saturating_mul(opened().count() as u64),
+    }
 }
 
 /// A tenant's place among those that have had a communicator here.
@@ -330,10 +334,32 @@ mod tests {
     }
 
     #[test]
-    fn a_communicator_beyond_the_descriptors_is_refused_with_the_limit() {
-        let (mut agent, mut told, thread, counters) = agent();
+    fn a_communicator_beyond_the_quota_of_links_is_refused_with_the_limit() {
         // Three more beside the attachment's; each recipe here has three paths.
-        let limits = TenantLimits::of(Quota { descriptors: 5, ..Quota::default() }, &counters);
+        let quota = Quota { descriptors: 5, ..Quota::default() };
+        refused_second(
+            quota,
+            LinkNeeds { descriptors: 5, landing_bytes: 0 },
+            &["3 descriptors", "2 are left", "the 5", "leave communicators", "`descriptors`"],
+        );
+        let bytes = 3 * landing_bytes(&expand(&recipe(4, 1), &mut VerifiedPlans::default()).unwrap().plan);
+        let quota = Quota { landing_bytes: 2 * bytes - 1, ..Quota::default() };
+        refused_second(
+            quota,
+            LinkNeeds { descriptors: 0, landing_bytes: 2 * bytes - 1 },
+            &[
+                &format!("{bytes} bytes"),
+                &format!("{} are left", bytes - 1),
+                "leave communicators",
+                "`landing`",
+            ],
+        );
+    }
+
+    /// Of two communicators the second is not within a quota, for these reasons; with the end of the first `all` is free.
+    fn refused_second(quota: Quota, all: LinkNeeds, reasons: &[&str]) {
+        let (mut agent, mut told, thread, counters) = agent();
+        let limits = TenantLimits::of(quota, &counters);
         let attachment = AttachmentId(1);
         attach(&mut agent, attachment, &limits);
         let mut forms = |agent: &mut Agent, communicator: u64| {
@@ -358,7 +384,7 @@ mod tests {
         let refused = refused.expect("the process hears at once");
         assert_eq!(refused.kind, JoinRefusal::Quota);
         assert_eq!(Some(&refused.text), failed.as_ref());
-        for word in ["3 descriptors", "2 are left", "the 5", "leave communicators", "`descriptors`"] {
+        for word in reasons {
             assert!(refused.text.contains(word), "{word} in {}", refused.text);
         }
         // With the end of the first there is room.
@@ -369,7 +395,7 @@ mod tests {
             failure,
             detail: String::new(),
         });
-        assert!(limits.descriptors(5).is_ok());
+        assert!(limits.links(all).is_ok());
         agent.stop();
         thread.join().unwrap();
     }

@@ -39,6 +39,7 @@ pub(super) struct FileTenant {
     operation_timeout: Option<Nanos>,
     operations: Option<u32>,
     descriptors: Option<u32>,
+    landing: Option<Bytes>,
     attaches: Option<u32>,
     joins: Option<u32>,
     log_lines: Option<u32>,
@@ -145,6 +146,7 @@ impl FileTenant {
             quota: Quota {
                 attachments: self.attachments.unwrap_or(usual.attachments),
                 arena_bytes: self.arena.map_or(usual.arena_bytes, |bytes| bytes.0),
+                landing_bytes: self.landing.map_or(usual.landing_bytes, |bytes| bytes.0),
                 regions: self.regions.unwrap_or(usual.regions),
                 communicators: self.communicators.unwrap_or(usual.communicators),
                 operation_timeout: self.operation_timeout.map_or(usual.operation_timeout, Duration::from),

@@ -1,6 +1,7 @@
 //! What a configuration says, and what is wrong with it.
 
 use super::*;
+use crate::session::Quota;
 use harmonaize_identity::Folder;
 
 const GOOD: &str =
@@ -195,13 +196,15 @@ fn tenants_come_in_as_the_file_says() {
 
 #[test]
 fn a_tenant_has_the_budgets_that_the_file_says() {
-    let lines = "operations = 512\ndescriptors = 100\nattaches = 2\njoins = 3\nlog_lines = 4\n";
-    let usual = crate::session::Quota::default();
-    let budgets = |quota: crate::session::Quota| {
-        [quota.operations, quota.descriptors, quota.attaches, quota.joins, quota.log_lines]
+    let lines =
+        "operations = 512\ndescriptors = 100\nlanding = \"1GiB\"\nattaches = 2\njoins = 3\nlog_lines = 4\n";
+    let usual = Quota::default();
+    let budgets = |quota: Quota| {
+        let Quota { operations, descriptors, attaches, joins, log_lines, landing_bytes, .. } = quota;
+        ([operations, descriptors, attaches, joins, log_lines], landing_bytes)
     };
     let added = "[control_tenants]\nsockets = \"/t\"\n";
-    for (lines, expected) in [("", budgets(usual)), (lines, [512, 100, 2, 3, 4])] {
+    for (lines, expected) in [("", budgets(usual)), (lines, ([512, 100, 2, 3, 4], 1 << 30))] {
         let text = format!("{GOOD}{SOCKET}{lines}{added}{lines}");
         let config = Config::parse(Path::new("agent.toml"), &text).unwrap();
         assert_eq!(budgets(config.tenants[0].quota), expected);

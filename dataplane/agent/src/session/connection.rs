@@ -96,9 +96,8 @@ impl Connection {
         let limit = rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
         let welcome = self.check(&hello).map_err(Some)?;
-        self.tenant.memory_freed().await;
-        let grant = self.tenant.attachment(welcome.arena_bytes, welcome.entries).map(Arc::new);
-        let grant = grant.map_err(Some)?;
+        let grant = self.tenant.attachment_when_free(welcome.arena_bytes, welcome.entries).await;
+        let grant = Arc::new(grant.map_err(Some)?);
         let end = self.create(hello.access, &welcome, &grant).await.map_err(Some)?;
         let (permit, end) = match end {
             End::Local(end, descriptors) => {

@@ -32,6 +32,7 @@ struct Usage {
     /// Entries of rings.
     operations: u32,
     descriptors: u32,
+    landing_bytes: u64,
 }
 
 /// Whether a tenant's connections go on.
@@ -79,6 +80,7 @@ impl Drop for Grant {
         held.regions -= self.part.regions;
         held.operations -= self.part.operations;
         held.descriptors -= self.part.descriptors;
+        held.landing_bytes -= self.part.landing_bytes;
     }
 }
 
@@ -178,12 +180,26 @@ impl Tenant {
         leaving
     }
 
-    /// Waits a moment for the memory of processes that are gone, which another may ask for at once.
-    pub(super) async fn memory_freed(&self) {
+    /// As [`Self::attachment`], after a moment's wait where it takes what processes that are gone had.
+    pub(super) async fn attachment_when_free(
+        self: &Arc<Self>,
+        arena_bytes: u64,
+        entries: u32,
+    ) -> Result<Grant, Refused> {
         let deadline = Instant::now() + LEAVING;
-        while !self.leaving().is_empty() && Instant::now() < deadline {
+        while !self.fits(arena_bytes, entries) && !self.leaving().is_empty() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        self.attachment(arena_bytes, entries)
+    }
+
+    /// Whether there is room for an attachment now.
+    fn fits(&self, arena_bytes: u64, entries: u32) -> bool {
+        let (held, quota) = (self.usage(), self.rules().quota);
+        held.attachments < quota.attachments
+            && arena_bytes <= quota.arena_bytes.saturating_sub(held.arena_bytes)
+            && entries <= quota.operations.saturating_sub(held.operations)
+            && ATTACHMENT_DESCRIPTORS <= quota.descriptors.saturating_sub(held.descriptors)
     }
 
     /// Room for an attachment with an arena of this size and rings of so many entries, or why there is none.
@@ -276,9 +292,28 @@ impl TenantLimits {
     }
 }
 
-/// Descriptors of a tenant's quota, given back when dropped.
+/// What links to other agents take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkNeeds {
+    /// One a path.
+    pub descriptors: u32,
+    /// What they receive into.
+    pub landing_bytes: u64,
+}
+
+impl LinkNeeds {
+    /// Of each the larger.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            descriptors: self.descriptors.max(other.descriptors),
+            landing_bytes: self.landing_bytes.max(other.landing_bytes),
+        }
+    }
+}
+
+/// What links take of a tenant's quota, given back when dropped.
 #[derive(Debug)]
-pub struct DescriptorGrant(Grant);
+pub struct LinkGrant(Grant);
 
 impl TenantLimits {
     /// Logs a line about the tenant, unless there are too many of them.
@@ -286,30 +321,48 @@ impl TenantLimits {
         self.0.log(line);
     }
 
-    /// Takes descriptors of the tenant's quota.
+    /// Takes what links need of the tenant's quota.
     ///
     /// # Errors
-    /// Where so many are not left: limit, what is left, and the remedy, for the tenant.
-    pub fn descriptors(&self, count: u32) -> Result<DescriptorGrant, String> {
+    /// Where so much is not left: limit, what is left, and the remedy, for the tenant.
+    pub fn links(&self, needs: LinkNeeds) -> Result<LinkGrant, String> {
+        let LinkNeeds { descriptors, landing_bytes } = needs;
         let mut held = self.0.usage();
-        self.0.room_for_descriptors(&held, count, "leave communicators")?;
-        held.descriptors += count;
-        let part = Usage { descriptors: count, ..Usage::default() };
-        Ok(DescriptorGrant(Grant { tenant: Arc::clone(&self.0), part }))
+        self.0.room_for_descriptors(&held, descriptors, "leave communicators")?;
+        let most = self.0.rules().quota.landing_bytes;
+        let left = most.saturating_sub(held.landing_bytes);
+        if landing_bytes > left {
+            self.0.counters.add(Counted::LandingRefused);
+            return Err(format!(
+                "{landing_bytes} bytes of the agent's memory are needed for links to other hosts; {left} are left of the {most} that this \
+                 tenant may have here; leave communicators, or have the provider raise `landing`"
+            ));
+        }
+        held.descriptors += descriptors;
+        held.landing_bytes += landing_bytes;
+        let part = Usage { descriptors, landing_bytes, ..Usage::default() };
+        Ok(LinkGrant(Grant { tenant: Arc::clone(&self.0), part }))
     }
 }
 
-impl DescriptorGrant {
+impl LinkGrant {
     /// Holds another's, too.
     pub fn add(&mut self, mut other: Self) {
-        self.0.part.descriptors += std::mem::take(&mut other.0.part.descriptors);
+        let more = std::mem::take(&mut other.0.part);
+        self.0.part.descriptors += more.descriptors;
+        self.0.part.landing_bytes += more.landing_bytes;
     }
 
-    /// Keeps so many at most, and gives the rest back.
-    pub fn shrink_to(&mut self, count: u32) {
-        let back = self.0.part.descriptors.saturating_sub(count);
-        self.0.part.descriptors -= back;
-        self.0.tenant.usage().descriptors -= back;
+    /// Keeps so much at most, and gives the rest back.
+    pub fn shrink_to(&mut self, needs: LinkNeeds) {
+        let part = &mut self.0.part;
+        let descriptors = part.descriptors.saturating_sub(needs.descriptors);
+        let landing_bytes = part.landing_bytes.saturating_sub(needs.landing_bytes);
+        part.descriptors -= descriptors;
+        part.landing_bytes -= landing_bytes;
+        let mut held = self.0.tenant.usage();
+        held.descriptors -= descriptors;
+        held.landing_bytes -= landing_bytes;
     }
 }
 
@@ -321,6 +374,10 @@ mod tests {
     /// A refusal says what was asked for, the limit, what is left, and what to do.
     fn assert_contains(text: &str, words: &[&str]) {
         assert!(words.iter().all(|word| text.contains(word)), "{words:?} in {text}");
+    }
+
+    fn paths_of(descriptors: u32) -> LinkNeeds {
+        LinkNeeds { descriptors, landing_bytes: 0 }
     }
 
     #[test]
@@ -336,23 +393,23 @@ mod tests {
         assert_eq!((refused.kind, counters.get(Counted::OperationsRefused)), (RefusalKind::Entries, 1));
         assert_contains(&refused.text, &["64 ring entries", "32 are left", "96", "`operations`"]);
         let second = tenant.attachment(1 << 20, 32).unwrap();
-        let mut paths = limits.descriptors(4).unwrap();
-        let text = limits.descriptors(4).unwrap_err();
+        let mut paths = limits.links(paths_of(4)).unwrap();
+        let text = limits.links(paths_of(4)).unwrap_err();
         assert_contains(
             &text,
             &["4 descriptors", "3 are left", "25", "leave communicators", "`descriptors`"],
         );
-        paths.add(limits.descriptors(3).unwrap());
-        paths.shrink_to(4);
-        drop(limits.descriptors(3).unwrap());
-        assert!(limits.descriptors(4).is_err());
+        paths.add(limits.links(paths_of(3)).unwrap());
+        paths.shrink_to(paths_of(4));
+        drop(limits.links(paths_of(3)).unwrap());
+        assert!(limits.links(paths_of(4)).is_err());
         drop(first);
         let refused = tenant.attachment(1 << 20, 128).unwrap_err();
         assert_contains(&refused.text, &["128 ring entries", "64 are left"]);
         let third = tenant.attachment(1 << 20, 64).unwrap();
         drop(second);
         // Places for another attachment, but not for its descriptors.
-        let _rest = limits.descriptors(ATTACHMENT_DESCRIPTORS - 1).unwrap();
+        let _rest = limits.links(paths_of(ATTACHMENT_DESCRIPTORS - 1)).unwrap();
         let refused = tenant.attachment(1 << 20, 1).unwrap_err();
         assert_eq!((refused.kind, counters.get(Counted::DescriptorsRefused)), (RefusalKind::Attachments, 3));
         assert_contains(&refused.text, &["9 descriptors", "4 are left", "detach processes", "`descriptors`"]);
