@@ -2,7 +2,7 @@
 
 use crate::{CodecError, Coded, Squares, Store, decode};
 use harmonaize_abi::{Dtype, ReduceOp, View, ViewMut};
-use harmonaize_kernels::{copy, reduce};
+use harmonaize_kernels::{copy, reduce, sum_scaled};
 
 /// One participant's account of a part of a tensor: what it owes to sums of this part, and room for what it owes after the next; f32,
 /// as many as the part has elements, in memory apart.
@@ -55,8 +55,8 @@ impl<'a> ErrorFeedback<'a> {
         Ok(copy(sum, &[self.residual_out])?)
     }
 
-    /// That sum was encoded, or its average of so many ranks: what its chunk left out of it is owed. An average's chunk is decoded once a
-    /// rank.
+    /// That sum was encoded, or its average of so many ranks: what its chunk left out of it is owed. The chunk is decoded once, however many
+    /// ranks there are; of an average what is owed is rounded twice more.
     ///
     /// # Errors
     /// As [`decode`].
@@ -83,7 +83,17 @@ impl<'a> ErrorFeedback<'a> {
         if coded.refused || error == 0.0 || !error.is_finite() || !signal.is_finite() {
             return clear(self.residual_out);
         }
-        (0..times).try_for_each(|_| decode(chunk, Store::Subtract, self.residual_out).map(drop))
+        let owed = self.residual_out;
+        let scale = |by: f64| sum_scaled(Dtype::F32, &[owed.as_view()], &[by], &[owed]);
+        if times > 1 {
+            // As much as is owed to each rank, like the average.
+            scale(1.0 / f64::from(times))?;
+        }
+        decode(chunk, Store::Subtract, owed)?;
+        if times > 1 {
+            scale(f64::from(times))?;
+        }
+        Ok(())
     }
 }
 

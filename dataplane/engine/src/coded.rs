@@ -32,8 +32,8 @@ struct Coder<'a, 'b> {
 }
 
 /// Executes a coded step's memory operands. Cost: one pass over the source and the first destination, half a pass more for an own
-/// part's first addition; encoding what the budget refuses costs another, or two with a finer codec, error feedback three more, and of averages one for each rank over
-/// the own part. No allocation.
+/// part's first addition; encoding what the budget refuses costs another, or two with a finer codec, error feedback three more, and of
+/// averages two over the own part. No allocation.
 pub(crate) fn run(
     context: &Context<'_>,
     segment: &Segment,
