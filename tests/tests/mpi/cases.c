@@ -376,6 +376,8 @@ static void mistakes(void) {
         OK(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN));
         OK(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
         OK(MPI_Barrier(own));
+        /* A failure ends what a slow rank has not heard the end of: all have ended the barrier. */
+        OK(MPI_Barrier(MPI_COMM_WORLD));
         if (nonblocking) {
             MPI_Request request;
             OK(MPI_Iallreduce(in, out, count, MPI_INT, MPI_SUM, own, &request));

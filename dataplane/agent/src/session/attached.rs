@@ -13,7 +13,7 @@ use harmonaize_abi::session::{
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
@@ -160,10 +160,9 @@ impl AttachedSession {
                     None => return Ok(()),
                 },
             };
-            if let Some(answer) = answer
-                && answers.send(answer).await.is_err()
-            {
-                return Ok(());
+            if let Some(answer) = answer {
+                // One that cannot be sent is nobody's any more; what the process asked before it went is done.
+                let _ = answers.send(answer).await;
             }
         }
     }
@@ -548,8 +547,13 @@ type Reply = (Answer, Option<OwnedFd>);
 
 async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>) {
     while let Some((answer, descriptor)) = answers.recv().await {
-        let Ok(message) = encode(&answer) else { return };
-        if stream.answer(&message, descriptor).await.is_err() {
+        let sent = match encode(&answer) {
+            Ok(message) => stream.answer(&message, descriptor).await.is_ok(),
+            Err(_) => false,
+        };
+        if !sent {
+            // Requests that have arrived are read still; then the session ends.
+            let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Read);
             return;
         }
     }

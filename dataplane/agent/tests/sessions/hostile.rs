@@ -2,8 +2,8 @@
 
 use crate::stub::{LIMIT, Stub};
 use harmonaize_abi::session::{
-    Access, Hello, MAGIC, MessageError, RefusalKind, Refused, Request, Welcome, decode_first, encode,
-    encode_first,
+    Access, Answer, Budget, Hello, MAGIC, MessageError, RefusalKind, Refused, Request, Welcome, decode,
+    decode_first, encode, encode_first,
 };
 use harmonaize_abi::{ABI_VERSION, Rank};
 use harmonaize_agent::counters::Counters;
@@ -15,6 +15,7 @@ use harmonaize_shm::{Memory, receive_with_descriptors};
 use rustix::net::RecvFlags;
 use std::cell::Cell;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -31,6 +32,15 @@ fn answer(mut stream: &UnixStream) -> Option<Result<Result<Welcome, Refused>, Me
     let mut said = Vec::new();
     let _ = stream.read_to_end(&mut said);
     (!said.is_empty()).then(|| decode_first(&said[4..]))
+}
+
+/// What the agent answers to a request.
+fn next_answer(mut stream: &UnixStream) -> Answer {
+    let mut prefix = [0; 4];
+    stream.read_exact(&mut prefix).unwrap();
+    let mut message = vec![0; u32::from_le_bytes(prefix) as usize];
+    stream.read_exact(&mut message).unwrap();
+    decode(&message).unwrap()
 }
 
 /// The agent still serves this one.
@@ -124,15 +134,37 @@ fn requests_about_strangers_communicators_go_nowhere() {
         Request::Abort { id: 3, communicator },
     ] {
         stream.write_all(&encode(&request).unwrap()).unwrap();
-        let mut prefix = [0; 4];
-        stream.read_exact(&mut prefix).unwrap();
-        let mut message = vec![0; u32::from_le_bytes(prefix) as usize];
-        stream.read_exact(&mut message).unwrap();
+        next_answer(&stream);
     }
     drop(stream);
     stub.knobs.expect("detached");
     let log = stub.knobs.log.lock().unwrap();
     assert!(!log.iter().any(|line| line.contains("left") || line.contains("aborted")), "{log:?}");
+}
+
+/// A process that aborts and exits at once: the agent cannot answer what it asked before, and aborts all the same.
+#[test]
+fn what_was_asked_before_the_end_is_done() {
+    let stub = Stub::start();
+    let (mut stream, _descriptors) = attach(&stub, Access::Mapped);
+    let join = Request::Join {
+        id: 1,
+        job: String::new(),
+        name: "job".into(),
+        rank: Rank(0),
+        ranks: 1,
+        timeout_ns: u64::MAX,
+        budget: Budget::Exact,
+    };
+    stream.write_all(&encode(&join).unwrap()).unwrap();
+    let Answer::Joined { communicator, .. } = next_answer(&stream) else { panic!("not joined") };
+    stream.shutdown(Shutdown::Read).unwrap();
+    // More than the agent keeps unsent.
+    let mut requests = encode(&Request::Leave { id: 2, communicator: u32::MAX }).unwrap().repeat(200);
+    requests.extend(encode(&Request::Abort { id: 3, communicator }).unwrap());
+    stream.write_all(&requests).unwrap();
+    stub.knobs.expect("aborted");
+    stub.knobs.expect("detached");
 }
 
 /// Answers that nobody reads hold up the connection that they are for, and nobody else.
