@@ -158,7 +158,11 @@ impl Config {
         Self::parse(path, &text)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    /// Reads a configuration's text, of the file at this path.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
         let file: File =
             parse_toml(text).map_err(|error| ConfigError::Text { path: path.to_owned(), error })?;
         let value = |message: String| ConfigError::Value { path: path.to_owned(), message };

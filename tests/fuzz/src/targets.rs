@@ -32,6 +32,8 @@ pub const TARGETS: &[Target] = &[
     Target { name: "packets", about: "packets of workers to an aggregator", run: aggregation::packets },
     Target { name: "worker", about: "packets of an aggregator to a worker", run: aggregation::worker },
     Target { name: "control", about: "messages of two agents to control", run: control::messages },
+    Target { name: "recipe", about: "what control has an agent form", run: control::recipe },
+    Target { name: "configuration", about: "the file of an agent, or of control", run: files::configuration },
     Target { name: "topology", about: "a topology's file", run: files::topology },
     Target { name: "trace", about: "a trace's file, and what is found in it", run: files::trace },
 ];

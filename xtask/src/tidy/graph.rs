@@ -98,6 +98,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "api",
             "planner",
             "server",
+            "agent",
             "analysis",
         ],
     ),

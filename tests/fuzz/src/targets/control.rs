@@ -1,6 +1,7 @@
 //! What agents say to control.
 
 use crate::input::Input;
+use harmonaize_agent::recipe::{VerifiedPlans, expand};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_planner::Topology;
@@ -52,6 +53,18 @@ fn hello(host: usize) -> from_agent::Message {
         build: "fuzz".to_owned(),
         ..v1::Hello::default()
     })
+}
+
+/// Most bytes of a recipe: with more participants a proof in an instrumented program takes seconds.
+const MAX_RECIPE: usize = 1024;
+
+/// A communicator that an agent would form, or why it does not.
+pub(super) fn recipe(bytes: &[u8]) {
+    let Some(Ok(recipe)) = (bytes.len() <= MAX_RECIPE).then(|| v1::Recipe::decode(bytes)) else { return };
+    match expand(&recipe, &mut VerifiedPlans::default()) {
+        Ok(expanded) => assert!(expanded.me.0 < expanded.plan.plan.participants()),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
 }
 
 /// Control with two agents, whose messages are the fuzzer's; what it answers can be sent.

@@ -4,6 +4,23 @@ use harmonaize_analysis::marks::Marks;
 use harmonaize_analysis::phases::Phases;
 use harmonaize_analysis::{congestion, trace};
 use harmonaize_planner::Topology;
+use std::path::Path;
+
+/// A configuration, or what is wrong with it.
+pub(super) fn configuration(bytes: &[u8]) {
+    const TOPOLOGY: &str = "[[host]]\nname = \"h0\"\n";
+    let Some((first, text)) = bytes.split_first() else { return };
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let wrong = if first & 1 == 0 {
+        harmonaize_agent::config::Config::parse(Path::new("/nowhere/agent.toml"), text)
+            .err()
+            .map(|error| error.to_string())
+    } else {
+        let topology = Topology::parse(TOPOLOGY).unwrap();
+        harmonaize_server::Config::parse(text, topology).err().map(|error| error.to_string())
+    };
+    assert_ne!(wrong.as_deref(), Some(""));
+}
 
 /// A topology, or where the text is wrong.
 pub(super) fn topology(bytes: &[u8]) {
