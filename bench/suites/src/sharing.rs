@@ -43,13 +43,14 @@ struct Place {
     hosts: usize,
     ranks: &'static [usize],
     bar: f64,
-    /// Bytes of operations that share by weight: of the lightest tenant's, each window holds dozens.
-    weighed: u64,
+    /// Bytes of operations that share by weight, and how many a communicator has under way: of the lightest tenant's, each window
+    /// holds dozens, and all that share always have more to send.
+    weighed: (u64, u64),
 }
 
-const ON_A_HOST: Place = Place { what: "one host", hosts: 1, ranks: &[0, 0], bar: 10.0, weighed: LARGE };
+const ON_A_HOST: Place = Place { what: "one host", hosts: 1, ranks: &[0, 0], bar: 10.0, weighed: (LARGE, 1) };
 const ON_LINKS: Place =
-    Place { what: "4 hosts, 1 Gbit/s", hosts: 4, ranks: &[0, 1, 2, 3], bar: 5.0, weighed: 1 << 20 };
+    Place { what: "4 hosts, 1 Gbit/s", hosts: 4, ranks: &[0, 1, 2, 3], bar: 5.0, weighed: (1 << 20, 8) };
 
 /// What all parts need.
 pub(crate) struct Sharing {
@@ -107,7 +108,7 @@ impl Sharing {
             alone.iter_mut().zip([p50, p99]).for_each(|(figures, figure)| figures.push(figure));
             for (others, figures) in OTHERS.iter().zip(&mut beside) {
                 let until = monotonic_ns()? + nanos(JOIN + window);
-                let jobs = self.endless(&mut lab, other, place, (*others, LARGE), until)?;
+                let jobs = self.endless(&mut lab, other, place, *others, (LARGE, 1), until)?;
                 std::thread::sleep(JOIN);
                 let [p50, p99] = percentiles(&self.small(&mut lab, place)?)?;
                 let large = finish(&mut lab, jobs, LIMIT)?;
@@ -147,16 +148,17 @@ impl Sharing {
         lab.ours(place.ranks, &arguments)
     }
 
-    /// Starts so many communicators of a tenant that always have another large operation.
+    /// Starts so many communicators of a tenant that always have other operations, so many at once.
     fn endless(
         &self,
         lab: &mut Lab,
         tenant: usize,
         place: &Place,
-        (communicators, bytes): (usize, u64),
+        communicators: usize,
+        (bytes, at_once): (u64, u64),
         until: u64,
     ) -> Result<Vec<harmonaize_testkit::job::Job>> {
-        let arguments = options(&[("--bytes", bytes), ("--in-flight", 1), ("--until-ns", until)]);
+        let arguments = options(&[("--bytes", bytes), ("--in-flight", at_once), ("--until-ns", until)]);
         let start = |_| lab.start_of(tenant, "steady", place.ranks, &arguments);
         (0..communicators).map(start).collect()
     }
@@ -173,7 +175,7 @@ impl Sharing {
             let jobs = COMMUNICATORS
                 .iter()
                 .enumerate()
-                .map(|(tenant, count)| self.endless(&mut lab, tenant, place, (*count, place.weighed), until))
+                .map(|(tenant, count)| self.endless(&mut lab, tenant, place, *count, place.weighed, until))
                 .collect::<Result<Vec<_>>>()?;
             let steady = finish(&mut lab, jobs.into_iter().flatten().collect(), LIMIT)?;
             lab.end().context("the lab did not end in order")?;
@@ -198,7 +200,7 @@ impl Sharing {
                 "allreduce f32, {}, weights 1:2:4: how far weight {weight} with {count} communicators is off its share",
                 place.what
             );
-            Case::less("sharing", what, 1.0).of(place.weighed, place.ranks.len()).limit(off, OFF)
+            Case::less("sharing", what, 1.0).of(place.weighed.0, place.ranks.len()).limit(off, OFF)
         });
         Ok(rows.collect())
     }
