@@ -103,7 +103,7 @@ impl Replay {
 
     /// Lays a host's operation to those of the other hosts; all of them together are a unit.
     fn lay(&mut self, operation: Operation) {
-        let name = (operation.communicator, operation.operation);
+        let name = (operation.communicator, operation.operation.0);
         let parts = self.operations.entry(name).or_default();
         parts.push(operation);
         if parts.len() < self.hosts {

@@ -107,7 +107,7 @@ fn whoever_comes_first(worker: &Worker) -> Result<()> {
     for round in 0..ROUNDS {
         job.send(&request, Rank(0))?.wait(STEP)?;
         let receipt = job.recv(&work, Rank(0))?.wait(STEP)?;
-        ensure!((receipt.peer, receipt.operation) == (Some(Rank(0)), round), "{receipt:?}");
+        ensure!((receipt.peer, receipt.operation.0) == (Some(Rank(0)), round), "{receipt:?}");
         ensure!(worker.contents(&work)? == vec![u64::from(me) * 10 + round; 1000], "other work");
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! The end of a communicator or an operation, as its tenant sees it.
 
 use crate::ranks::{list, sorted, verb};
-use harmonaize_abi::{Direction, Dtype, P2pSignature, Rank, Signature, Status};
+use harmonaize_abi::{Direction, Dtype, OperationId, P2pSignature, Rank, Signature, Status};
 
 /// Most calls that an error carries; a text groups them.
 const MAX_CALLS: usize = 1024;
@@ -15,7 +15,7 @@ pub enum Failure {
     /// Some ranks never called an operation that others called.
     Timeout {
         /// Number of the operation on its communicator, from 0.
-        operation: u64,
+        operation: OperationId,
         /// What the others called.
         signature: Signature,
         /// Who never did.
@@ -24,14 +24,14 @@ pub enum Failure {
     /// Ranks called different things as the same operation.
     Mismatch {
         /// Number of the operation on its communicator, from 0.
-        operation: u64,
+        operation: OperationId,
         /// Who called what, as far as it is known.
         calls: Vec<(Rank, Signature)>,
     },
     /// Ranks reported different things of one count of an uneven operation.
     Counts {
         /// Number of the operation on its communicator, from 0.
-        operation: u64,
+        operation: OperationId,
         /// Whose block.
         from: Rank,
         /// For whom, where each pair has a count.
@@ -96,7 +96,7 @@ pub struct TenantError {
     /// For programs.
     pub status: Status,
     /// The operation at which it showed, where there is one.
-    pub operation: Option<u64>,
+    pub operation: Option<OperationId>,
     /// The ranks concerned, ascending: missing, lost, or with differing calls.
     pub ranks: Vec<Rank>,
     /// Who called what, in rank order, where calls differ or some are missing.
@@ -158,7 +158,7 @@ pub fn disclose(failure: &Failure) -> TenantError {
                 what(sent),
                 what(received)
             );
-            error(Status::Mismatch, Some(*number), &[*from, *to], text)
+            error(Status::Mismatch, Some(OperationId(*number)), &[*from, *to], text)
         }
         Failure::RanksLost { ranks, detail: _ } => {
             let text = format!("{} {} lost", list(ranks), verb(ranks, "was", "were"));
@@ -183,7 +183,7 @@ pub fn disclose(failure: &Failure) -> TenantError {
     }
 }
 
-fn mismatch(operation: u64, calls: &[(Rank, Signature)]) -> TenantError {
+fn mismatch(operation: OperationId, calls: &[(Rank, Signature)]) -> TenantError {
     let mut calls = calls.to_vec();
     calls.sort_by_key(|(rank, _)| *rank);
     calls.dedup();
@@ -245,26 +245,35 @@ mod tests {
     #[test]
     fn names_each_rank_and_its_count() {
         let reported = vec![(Rank(0), 5), (Rank(3), 7), (Rank(1), 5)];
-        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: None, reported });
-        assert_eq!((told.status, told.operation), (Status::Mismatch, Some(2)));
+        let told =
+            disclose(&Failure::Counts { operation: OperationId(2), from: Rank(1), to: None, reported });
+        assert_eq!((told.status, told.operation), (Status::Mismatch, Some(OperationId(2))));
         assert_eq!(told.ranks, [Rank(0), Rank(1), Rank(3)]);
         let text = "the block of rank 1 has 5 elements by ranks 0, 1, 7 elements by rank 3";
         assert_eq!(told.text, format!("operation 2 differs between ranks: {text}"));
         let reported = vec![(Rank(1), 5), (Rank(2), 0)];
-        let told = disclose(&Failure::Counts { operation: 2, from: Rank(1), to: Some(Rank(2)), reported });
+        let told = disclose(&Failure::Counts {
+            operation: OperationId(2),
+            from: Rank(1),
+            to: Some(Rank(2)),
+            reported,
+        });
         assert!(told.text.contains("what rank 1 sends rank 2 has 5 elements by rank 1, 0"), "{}", told.text);
     }
 
     #[test]
     fn names_ranks_and_calls() {
-        let told =
-            disclose(&Failure::Timeout { operation: 7, signature: sum(3), missing: vec![Rank(2), Rank(1)] });
-        assert_eq!((told.status, told.operation), (Status::Timeout, Some(7)));
+        let told = disclose(&Failure::Timeout {
+            operation: OperationId(7),
+            signature: sum(3),
+            missing: vec![Rank(2), Rank(1)],
+        });
+        assert_eq!((told.status, told.operation), (Status::Timeout, Some(OperationId(7))));
         assert_eq!(told.ranks, [Rank(1), Rank(2)]);
         assert_eq!(told.text, "operation 7, allreduce(3 x f32, sum): ranks 1, 2 have not arrived in time");
 
         let calls = vec![(Rank(2), sum(4)), (Rank(0), sum(3)), (Rank(1), sum(3))];
-        let told = disclose(&Failure::Mismatch { operation: 0, calls });
+        let told = disclose(&Failure::Mismatch { operation: OperationId(0), calls });
         assert_eq!(told.calls, [(Rank(0), sum(3)), (Rank(1), sum(3)), (Rank(2), sum(4))]);
         let expected = "operation 0 differs between ranks: ranks 0, 1 called allreduce(3 x f32, sum), \
                         rank 2 called allreduce(4 x f32, sum)";
@@ -281,7 +290,7 @@ mod tests {
     #[test]
     fn texts_stay_short() {
         let calls = (0..100_000).map(|rank| (Rank(rank), sum(u64::from(rank)))).collect();
-        let told = disclose(&Failure::Mismatch { operation: u64::MAX, calls });
+        let told = disclose(&Failure::Mismatch { operation: OperationId(u64::MAX), calls });
         assert!(told.text.len() < 1024 && told.calls.len() == MAX_CALLS, "{}", told.text);
     }
 
@@ -311,7 +320,7 @@ mod tests {
                 Failure::Dissolved { detail: detail.clone() },
                 Failure::Internal { detail },
                 Failure::Destroyed { ranks: ranks.clone() },
-                Failure::Timeout { operation: 1, signature: sum(1), missing: ranks },
+                Failure::Timeout { operation: OperationId(1), signature: sum(1), missing: ranks },
             ] {
                 let text = disclose(&failure).text;
                 prop_assert!(!text.contains(&host) && !text.contains(&address), "{}", text);

@@ -48,6 +48,9 @@ ids! {
     CommunicatorId(u64);
     /// Numbers the plans of a communicator, from 1. Agents' messages carry it in 32 bits, protobuf in 64.
     Epoch(u32);
+    /// Numbers the operations of a communicator, from 0. Where a message's number stands in its place: the messages between its two
+    /// ranks in its direction.
+    OperationId(u64);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
     /// Numbers the interleave slots that a participant asks for.

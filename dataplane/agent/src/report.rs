@@ -96,7 +96,7 @@ pub(crate) fn detail(failure: &Failure, detail: &str) -> FailureDetail {
     let told = disclose::disclose(&known);
     FailureDetail {
         status: told.status,
-        operation: told.operation.unwrap_or(0),
+        operation: told.operation.map_or(0, u64::from),
         signature,
         ranks: told.ranks,
         calls: told.calls,
@@ -146,7 +146,7 @@ fn message(flight: &harmonaize_core::MessageInFlight, now: Nanos) -> v1::Message
 fn operation(flight: &harmonaize_core::InFlight, now: Nanos) -> v1::OperationReport {
     let waiting_for = if flight.missing.is_empty() { &flight.awaits } else { &flight.missing };
     v1::OperationReport {
-        operation: flight.operation,
+        operation: flight.operation.0,
         call: flight.signature.to_string(),
         waiting_for: numbers(waiting_for),
         age_ns: now.0.saturating_sub(flight.since.0),

@@ -277,7 +277,7 @@ pub(crate) unsafe fn slice<'a, T>(first: *const T, count: usize, what: &str) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_client::{Called, Direction, Dtype, FailureDetail, P2pSignature, Status};
+    use harmonaize_client::{Called, Direction, Dtype, FailureDetail, OperationId, P2pSignature, Status};
 
     fn last() -> harmonaize_error_t {
         let last = harmonaize_last_error();
@@ -317,7 +317,7 @@ mod tests {
         };
         let failed = Error::Operation {
             status: Status::Timeout,
-            operation: 3,
+            operation: OperationId(3),
             called: Called::P2p(signature),
             detail: Some(Box::new(detail)),
         };

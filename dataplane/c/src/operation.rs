@@ -91,7 +91,7 @@ pub(crate) fn cut<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
 impl From<Receipt> for harmonaize_receipt_t {
     fn from(receipt: Receipt) -> Self {
         Self {
-            operation: receipt.operation,
+            operation: receipt.operation.0,
             wire_bytes: receipt.wire_bytes,
             bits_per_element: receipt.bits_per_element,
             error: receipt.error,

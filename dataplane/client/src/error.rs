@@ -3,7 +3,7 @@
 use harmonaize_abi::session::{
     FailureDetail, JoinRefusal, MessageError, RefusalKind, RegionRefused, RequestError,
 };
-use harmonaize_abi::{Called, Dtype, Rank, ReduceOp, Status};
+use harmonaize_abi::{Called, Dtype, OperationId, Rank, ReduceOp, Status};
 use harmonaize_shm::{EndError, MemoryError};
 use std::fmt::Write as _;
 use std::io::ErrorKind;
@@ -248,7 +248,7 @@ pub enum Error {
         /// How.
         status: Status,
         /// Its number on its communicator.
-        operation: u64,
+        operation: OperationId,
         /// What this rank called.
         called: Called,
         /// What the agent knows: ranks that never arrived or were lost, who called what.

@@ -6,7 +6,7 @@ use crate::group::Calls;
 use crate::in_flight::InFlight;
 use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
-use harmonaize_abi::{CODECS, Called, Completion, Rank, SEVERAL_CODECS, Status};
+use harmonaize_abi::{CODECS, Called, Completion, OperationId, Rank, SEVERAL_CODECS, Status};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ pub enum Algorithm {
 pub struct Receipt {
     /// Number of the operation on its communicator, from 0. Of a send or a receive: the number of the message among those from its
     /// sender to its receiver.
-    pub operation: u64,
+    pub operation: OperationId,
     /// Of a send or a receive: the rank at the other end.
     pub peer: Option<Rank>,
     /// Tensor bytes that this rank's host sent.
@@ -101,7 +101,7 @@ impl Receipt {
     fn new(called: &Called, completion: &Completion) -> Self {
         let peer = matches!(called, Called::P2p(_)).then_some(Rank(completion.peer));
         Self {
-            operation: completion.operation,
+            operation: OperationId(completion.operation),
             peer,
             wire_bytes: completion.wire_bytes,
             bits_per_element: f64::from(completion.bits_per_element_x256) / 256.0,
@@ -270,7 +270,7 @@ impl Operation {
             }
             Some(status) => Err(Error::Operation {
                 status,
-                operation: completion.operation,
+                operation: OperationId(completion.operation),
                 called: self.called,
                 detail: detail.clone(),
             }),

@@ -4,7 +4,7 @@ use crate::aggregation::AggregationReport;
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, P2pSignature, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, OperationId, P2pSignature, Rank, Signature, SlotId, Token};
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
 /// One message of a step, to or from a peer.
@@ -26,7 +26,7 @@ pub struct PeerMessage {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Receipt {
     /// The number of the operation.
-    pub operation: u64,
+    pub operation: OperationId,
     /// What was called.
     pub signature: Signature,
     /// Tensor bytes that this participant sent, compressed where they were sent so.
@@ -235,8 +235,8 @@ pub enum Action {
         rank: Rank,
         /// The token of its call.
         token: Token,
-        /// The number of the operation.
-        operation: u64,
+        /// The number of the operation. Of a send or a receive: of the message among those from its sender to its receiver.
+        operation: OperationId,
     },
     /// The communicator has ended; only [`Action::Send`], [`Action::Fail`] and the [`Action::P2pComplete`] of what had ended before follow.
     Ended(Failure),

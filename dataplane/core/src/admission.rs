@@ -3,7 +3,7 @@
 //! The participant that has the rules requests a slot before it begins a large operation, and releases it when that is over. It waits
 //! no longer than the rules allow: whoever grants slots is never needed for an operation to go on.
 
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{Nanos, OperationId};
 use std::time::Duration;
 
 /// The part of an operation's segments that may be under way when its slot is over: one in so many.
@@ -27,9 +27,9 @@ enum SlotState {
     #[default]
     Idle,
     /// The operation waits for a slot, which has its number.
-    Waiting { slot: u64, until: Nanos, granted: bool },
+    Waiting { slot: OperationId, until: Nanos, granted: bool },
     /// Operations from the slot's number to the last that has begun pass; `idle` is since when none follows.
-    Active { slot: u64, last: u64, idle: Option<Nanos> },
+    Active { slot: OperationId, last: OperationId, idle: Option<Nanos> },
 }
 
 /// Whether an operation may begin.
@@ -57,19 +57,25 @@ impl Admission {
     }
 
     /// Grants a slot; nothing if another is waited for.
-    pub(crate) fn grant(&mut self, number: u64) {
+    pub(crate) fn grant(&mut self, number: OperationId) {
         if let SlotState::Waiting { slot, granted, .. } = &mut self.state {
             *granted |= *slot == number;
         }
     }
 
     /// An operation that has not begun could begin. It waits no longer than `patience` for its slot.
-    pub(crate) fn admit(&mut self, now: Nanos, operation: u64, bytes: u64, patience: Duration) -> Decision {
+    pub(crate) fn admit(
+        &mut self,
+        now: Nanos,
+        operation: OperationId,
+        bytes: u64,
+        patience: Duration,
+    ) -> Decision {
         match (&mut self.state, self.rules) {
             // It was let in before, and could not begin for other reasons.
             (SlotState::Active { last, .. }, _) if operation <= *last => Decision::Admitted,
             (SlotState::Active { slot, last, idle }, Some(rules)) => {
-                if operation.saturating_sub(*slot) >= u64::from(rules.operations.max(1)) {
+                if operation.0.saturating_sub(slot.0) >= u64::from(rules.operations.max(1)) {
                     return Decision::Blocked;
                 }
                 (*last, *idle) = (operation, None);
@@ -96,13 +102,18 @@ impl Admission {
     /// Returns the slot that is over, once, now that what has begun has `ended`, or will soon.
     ///
     /// `next` is the operation that begins next, and `called` whether all local ranks have called it.
-    pub(crate) fn take_over(&mut self, now: Nanos, ended: bool, (next, called): (u64, bool)) -> Option<u64> {
+    pub(crate) fn take_over(
+        &mut self,
+        now: Nanos,
+        ended: bool,
+        (next, called): (OperationId, bool),
+    ) -> Option<OperationId> {
         let SlotState::Active { slot, last, idle } = &mut self.state else { return None };
         if next <= *last {
             return None;
         }
         let over = self.rules.is_none_or(|rules| {
-            let full = next.saturating_sub(*slot) >= u64::from(rules.operations.max(1));
+            let full = next.0.saturating_sub(slot.0) >= u64::from(rules.operations.max(1));
             *idle = idle.filter(|_| !called);
             full || ended && !called && now >= idle.get_or_insert(now).after(rules.idle_timeout)
         });
@@ -145,58 +156,74 @@ mod tests {
     #[test]
     fn a_slot_is_requested_once_and_kept_for_what_follows() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 0, 7, LONG), Decision::Admitted, "too small to ask");
-        assert_eq!(admission.admit(Nanos(0), 1, 8, LONG), Decision::SlotNeeded);
-        assert_eq!(admission.admit(Nanos(99), 1, 8, LONG), Decision::Blocked);
-        assert_eq!(admission.poll_timeout(), Some(Nanos(100)));
-        admission.grant(1);
-        assert_eq!(admission.admit(Nanos(99), 1, 8, LONG), Decision::Admitted);
         assert_eq!(
-            admission.admit(Nanos(99), 1, 8, LONG),
+            admission.admit(Nanos(0), OperationId(0), 7, LONG),
+            Decision::Admitted,
+            "too small to ask"
+        );
+        assert_eq!(admission.admit(Nanos(0), OperationId(1), 8, LONG), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(99), OperationId(1), 8, LONG), Decision::Blocked);
+        assert_eq!(admission.poll_timeout(), Some(Nanos(100)));
+        admission.grant(OperationId(1));
+        assert_eq!(admission.admit(Nanos(99), OperationId(1), 8, LONG), Decision::Admitted);
+        assert_eq!(
+            admission.admit(Nanos(99), OperationId(1), 8, LONG),
             Decision::Admitted,
             "it was not begun yet, for other reasons"
         );
-        assert_eq!(admission.take_over(Nanos(200), true, (1, true)), None, "it is still under way");
-        assert_eq!(admission.take_over(Nanos(200), true, (2, false)), None, "another may follow");
+        assert_eq!(
+            admission.take_over(Nanos(200), true, (OperationId(1), true)),
+            None,
+            "it is still under way"
+        );
+        assert_eq!(
+            admission.take_over(Nanos(200), true, (OperationId(2), false)),
+            None,
+            "another may follow"
+        );
         assert_eq!(admission.poll_timeout(), Some(Nanos(210)));
-        assert_eq!(admission.admit(Nanos(205), 2, 8, LONG), Decision::Admitted);
-        assert_eq!(admission.admit(Nanos(206), 3, 8, LONG), Decision::Blocked, "two are a slot");
-        assert_eq!(admission.take_over(Nanos(300), true, (3, true)), Some(1));
-        assert_eq!(admission.admit(Nanos(300), 3, 8, LONG), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(205), OperationId(2), 8, LONG), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(206), OperationId(3), 8, LONG), Decision::Blocked, "two are a slot");
+        assert_eq!(admission.take_over(Nanos(300), true, (OperationId(3), true)), Some(OperationId(1)));
+        assert_eq!(admission.admit(Nanos(300), OperationId(3), 8, LONG), Decision::SlotNeeded);
     }
 
     #[test]
     fn waiting_ends_and_so_does_an_idle_slot() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 5, 8, LONG), Decision::SlotNeeded);
-        assert_eq!(admission.admit(Nanos(100), 5, 8, LONG), Decision::Admitted, "nobody gave it");
+        assert_eq!(admission.admit(Nanos(0), OperationId(5), 8, LONG), Decision::SlotNeeded);
+        assert_eq!(
+            admission.admit(Nanos(100), OperationId(5), 8, LONG),
+            Decision::Admitted,
+            "nobody gave it"
+        );
         assert_eq!(
             (
-                admission.take_over(Nanos(150), true, (6, false)),
-                admission.take_over(Nanos(159), true, (6, false))
+                admission.take_over(Nanos(150), true, (OperationId(6), false)),
+                admission.take_over(Nanos(159), true, (OperationId(6), false))
             ),
             (None, None)
         );
         assert_eq!(
-            admission.take_over(Nanos(999), false, (6, false)),
+            admission.take_over(Nanos(999), false, (OperationId(6), false)),
             None,
             "its last segments are under way"
         );
-        assert_eq!(admission.take_over(Nanos(160), true, (6, false)), Some(5));
-        assert_eq!(admission.take_over(Nanos(160), true, (6, false)), None);
+        assert_eq!(admission.take_over(Nanos(160), true, (OperationId(6), false)), Some(OperationId(5)));
+        assert_eq!(admission.take_over(Nanos(160), true, (OperationId(6), false)), None);
     }
 
     #[test]
     fn withdrawn_rules_block_nobody() {
         let mut admission = admission();
-        assert_eq!(admission.admit(Nanos(0), 5, 8, LONG), Decision::SlotNeeded);
+        assert_eq!(admission.admit(Nanos(0), OperationId(5), 8, LONG), Decision::SlotNeeded);
         admission.set_rules(None);
-        assert_eq!(admission.admit(Nanos(1), 5, 8, LONG), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(1), OperationId(5), 8, LONG), Decision::Admitted);
         assert_eq!(
-            admission.take_over(Nanos(2), true, (6, false)),
-            Some(5),
+            admission.take_over(Nanos(2), true, (OperationId(6), false)),
+            Some(OperationId(5)),
             "whoever grants slots hears of its end all the same"
         );
-        assert_eq!(admission.admit(Nanos(3), 6, 1 << 40, LONG), Decision::Admitted);
+        assert_eq!(admission.admit(Nanos(3), OperationId(6), 1 << 40, LONG), Decision::Admitted);
     }
 }

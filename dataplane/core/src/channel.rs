@@ -1,7 +1,7 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
 use crate::counts::Counts;
-use harmonaize_abi::{Epoch, Signature};
+use harmonaize_abi::{Epoch, OperationId, Signature};
 use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Slot, Step};
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Segment {
     /// Its number on the communicator.
     pub number: u64,
     /// The operation that it belongs to, which may have been completed.
-    pub operation: u64,
+    pub operation: OperationId,
     /// The signature of the operation.
     pub signature: Signature,
     /// The epoch whose plan it follows.
@@ -223,7 +223,7 @@ impl Channel {
     }
 
     /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: u64) -> Option<u64> {
+    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: u64) -> Option<OperationId> {
         let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
         let operation = self.segment.as_ref().filter(this)?.operation;
         self.summed = true;

@@ -19,7 +19,7 @@ use crate::report::{self, InFlight, MessageInFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{Epoch, Nanos, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, Signature, SlotId, Token};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 use std::time::Duration;
@@ -64,7 +64,7 @@ pub struct Communicator {
     /// Whether messages from rank to rank are looked at before segments at the next poll.
     p2p_first: bool,
     /// By participant: the last operation that it is known to have called.
-    last_calls: Vec<Option<(u64, Signature)>>,
+    last_calls: Vec<Option<(OperationId, Signature)>>,
 }
 
 impl Communicator {
@@ -92,7 +92,7 @@ impl Communicator {
     }
 
     /// A local rank calls an operation. It is number n for a rank that has called n before.
-    pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<u64, CoreError> {
+    pub fn handle_call(&mut self, now: Nanos, rank: Rank, call: Call) -> Result<OperationId, CoreError> {
         self.shared.check_open()?;
         let Call { signature, in_place, .. } = call;
         let ranks = self.shared.group.ranks();
@@ -154,7 +154,7 @@ impl Communicator {
     }
 
     /// The signature of an operation in flight.
-    pub fn signature(&self, operation: u64) -> Option<Signature> {
+    pub fn signature(&self, operation: OperationId) -> Option<Signature> {
         self.shared.operations.get(operation).map(|operation| operation.signature)
     }
 
@@ -179,7 +179,7 @@ impl Communicator {
     }
 
     /// The token of a local rank's call.
-    pub fn token(&self, operation: u64, rank: Rank) -> Option<Token> {
+    pub fn token(&self, operation: OperationId, rank: Rank) -> Option<Token> {
         self.shared.operations.get(operation)?.token(self.shared.operations.local(rank)?)
     }
 
@@ -195,7 +195,7 @@ impl Communicator {
 
     /// Operations that have ended here, at all local ranks.
     pub fn operations_ended(&self) -> u64 {
-        self.shared.operations.bounds().0
+        self.shared.operations.bounds().0.0
     }
 
     /// A frame came from a peer on the link that was made for the epoch `link`; a data frame's payload lies in its slot, or
@@ -265,19 +265,20 @@ impl Communicator {
         payload: Payload,
     ) -> bool {
         let Some(signature) = header.signature() else { return false };
+        let operation = OperationId(header.operation);
         let shared = &mut self.shared;
         // Who called something else counts segments otherwise too; nothing more can be asked of the message.
-        let other = shared.operations.caller(header.operation).filter(|(_, ours)| *ours != signature);
+        let other = shared.operations.caller(operation).filter(|(_, ours)| *ours != signature);
         if let Some(call) = other {
-            shared.fail_mismatch(header.operation, call, from, signature);
+            shared.fail_mismatch(operation, call, from, signature);
             return true;
         }
         if header.epoch < shared.epochs.current().number() {
-            let suspect = Suspect { peer: from, operation: header.operation, count: None };
+            let suspect = Suspect { peer: from, operation, count: None };
             self.inquiries.handle_unexpected(now, shared, suspect);
             return true;
         }
-        let arrival = Arrival { operation: header.operation, segment: header.segment, signature, payload };
+        let arrival = Arrival { operation, segment: header.segment, signature, payload };
         if shared.epochs.get(header.epoch).is_none_or(|epoch| epoch.link(from) != Some(link)) {
             return false;
         }
@@ -286,9 +287,9 @@ impl Communicator {
             return false;
         }
         if let Some(last) = self.last_calls.get_mut(from.0 as usize)
-            && last.is_none_or(|(operation, _)| operation <= header.operation)
+            && last.is_none_or(|(earlier, _)| earlier <= operation)
         {
-            *last = Some((header.operation, signature));
+            *last = Some((operation, signature));
         }
         true
     }
@@ -340,7 +341,7 @@ impl Communicator {
     }
 
     /// The totals of a step with compressed operands.
-    pub fn handle_coded(&mut self, operation: u64, step: &CodingReport) {
+    pub fn handle_coded(&mut self, operation: OperationId, step: &CodingReport) {
         let Some(operation) = self.shared.operations.get_mut(operation) else { return };
         operation.wire_bytes += step.wire_bytes;
         operation.coded.get_or_insert_default().add(step);
@@ -354,7 +355,7 @@ impl Communicator {
 
     /// An interleave slot is granted. Nothing changes if another is waited for.
     pub fn handle_slot_granted(&mut self, slot: SlotId) {
-        self.admission.grant(slot.0);
+        self.admission.grant(OperationId(slot.0));
     }
 
     /// The link to a peer that was made for the epoch `link` has gone down.

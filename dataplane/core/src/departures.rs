@@ -60,7 +60,7 @@ impl Departures {
         }
         let (first, end) = shared.operations.bounds();
         let busy = first != end || acknowledgements.acked_by_all() < begun;
-        let left = self.departed.iter().filter(|(_, operations)| busy && end > *operations);
+        let left = self.departed.iter().filter(|(_, operations)| busy && end.0 > *operations);
         let left = left.map(|(rank, _)| *rank);
         let lost = (0..shared.group.participants()).filter(|peer| is_lost(*peer));
         let lost = lost.flat_map(|peer| shared.group.local(Participant(peer)).iter().copied());

@@ -1,6 +1,6 @@
 //! Why a communicator ended, in terms of ranks alone.
 
-use harmonaize_abi::{Collective, Dtype, P2pSignature, Rank, Signature};
+use harmonaize_abi::{Collective, Dtype, OperationId, P2pSignature, Rank, Signature};
 use serde::{Deserialize, Serialize};
 
 /// Why a communicator ended. A participant keeps the first reason that it learns, and sends it to the others.
@@ -10,7 +10,7 @@ pub enum Failure {
     #[error("operation {operation} made no progress in time; ranks that never called it: {missing:?}")]
     Timeout {
         /// Number of the operation.
-        operation: u64,
+        operation: OperationId,
         /// The signature that was called, if a local rank called it.
         signature: Option<Signature>,
         /// Ranks that never called it; empty if all did and the data did not move.
@@ -20,7 +20,7 @@ pub enum Failure {
     #[error("ranks called different operations as number {operation}: {calls:?}")]
     Mismatch {
         /// Number of the operation.
-        operation: u64,
+        operation: OperationId,
         /// Who called what: one rank per differing call.
         calls: Vec<(Rank, Signature)>,
     },
@@ -28,7 +28,7 @@ pub enum Failure {
     #[error("ranks disagree on a count of operation {operation}, from rank {from} to {to:?}: {reported:?}")]
     Counts {
         /// Number of the operation.
-        operation: u64,
+        operation: OperationId,
         /// Whose block.
         from: Rank,
         /// For whom, where each pair has a count.
@@ -90,7 +90,7 @@ pub enum Failure {
 impl Failure {
     /// Of one of the [`Collective::counts`](harmonaize_abi::Collective::counts) among so many ranks.
     pub(crate) fn of_counts(
-        operation: u64,
+        operation: OperationId,
         collective: Collective,
         ranks: u32,
         index: u32,

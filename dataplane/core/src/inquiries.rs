@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::message::Control;
 use crate::shared::Shared;
-use harmonaize_abi::{Nanos, Rank, Signature};
+use harmonaize_abi::{Nanos, OperationId, Rank, Signature};
 use harmonaize_plan::{Group, Participant};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn new(shared: &Shared, operation: u64, count: Option<u32>) -> Self {
+    fn new(shared: &Shared, operation: OperationId, count: Option<u32>) -> Self {
         let operations = &shared.operations;
         Self {
             missing: operations.missing(operation),
@@ -41,7 +41,7 @@ impl Answer {
 pub(crate) struct Suspect {
     pub(crate) peer: Participant,
     /// In which operation.
-    pub(crate) operation: u64,
+    pub(crate) operation: OperationId,
     /// The count that it did not have the length of, if that alone was wrong.
     pub(crate) count: Option<u32>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Suspect {
 /// An inquiry under way.
 #[derive(Debug)]
 struct Inquiry {
-    operation: u64,
+    operation: OperationId,
     deadline: Nanos,
     /// Whose messages made no sense, and in which operation. If up to that one nobody called anything else, it is to blame.
     suspect: Option<Suspect>,
@@ -61,7 +61,13 @@ struct Inquiry {
 }
 
 impl Inquiry {
-    fn new(operation: u64, deadline: Nanos, suspect: Option<Suspect>, last: bool, participants: u32) -> Self {
+    fn new(
+        operation: OperationId,
+        deadline: Nanos,
+        suspect: Option<Suspect>,
+        last: bool,
+        participants: u32,
+    ) -> Self {
         let answers = vec![None; participants as usize];
         Self { operation, deadline, suspect, last, lowered: 0, answers }
     }
@@ -202,7 +208,7 @@ impl Inquiries {
         &mut self,
         shared: &mut Shared,
         deadline: Nanos,
-        operation: u64,
+        operation: OperationId,
         suspect: Option<Suspect>,
         last: bool,
     ) {
@@ -230,7 +236,7 @@ impl Inquiries {
         now: Nanos,
         shared: &mut Shared,
         from: Participant,
-        (operation, count): (u64, Option<u32>),
+        (operation, count): (OperationId, Option<u32>),
         answer: Answer,
     ) {
         let Some(inquiry) = &mut self.open else { return };
@@ -251,7 +257,7 @@ impl Inquiries {
     fn conclude(&mut self, shared: &mut Shared) {
         let Some(inquiry) = self.open.take_if(|inquiry| inquiry.complete()) else { return };
         let failure = inquiry.failure(&shared.group);
-        let next = inquiry.operation.saturating_add(1);
+        let next = inquiry.operation.next();
         match (&failure, inquiry.suspect) {
             // Segments are counted wrongly from the first operation on that differs.
             (Failure::Internal { .. }, Some(suspect)) if next <= suspect.operation => {
@@ -264,7 +270,7 @@ impl Inquiries {
 }
 
 /// Answers a peer's inquiry.
-pub(crate) fn answer(shared: &mut Shared, to: Participant, operation: u64, count: Option<u32>) {
+pub(crate) fn answer(shared: &mut Shared, to: Participant, operation: OperationId, count: Option<u32>) {
     // Who has ended an operation that others are still in asks for too late a one.
     let oldest = shared.operations.oldest().map(|oldest| oldest.number);
     let earlier = oldest.filter(|oldest| *oldest < operation);

@@ -1,7 +1,7 @@
 //! Messages between participants: a fixed header on every frame, and rare control messages behind it.
 
 use crate::Failure;
-use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -133,14 +133,14 @@ pub enum Control {
     /// Asks which ranks have called this operation, and what, before a time-out is declared.
     Inquire {
         /// Number of the operation.
-        operation: u64,
+        operation: OperationId,
         /// One of its counts that is in doubt.
         count: Option<u32>,
     },
     /// Answer to [`Control::Inquire`].
     Answer {
         /// Number of the operation.
-        operation: u64,
+        operation: OperationId,
         /// As asked.
         count: Option<u32>,
         /// The answerer's ranks that have not called it.

@@ -2,7 +2,7 @@
 
 use crate::action::CodingReport;
 use crate::counts::Counts;
-use harmonaize_abi::{Nanos, Rank, Signature, Token};
+use harmonaize_abi::{Nanos, OperationId, Rank, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(crate) struct Called {
 /// An operation that at least one local rank has called.
 #[derive(Debug)]
 pub(crate) struct Operation {
-    pub(crate) number: u64,
+    pub(crate) number: OperationId,
     pub(crate) signature: Signature,
     pub(crate) in_place: bool,
     /// What local ranks have reported of its counts, if it is uneven.
@@ -106,8 +106,8 @@ impl Run {
 #[derive(Debug)]
 pub(crate) struct Operations {
     ring: Vec<Operation>,
-    first: u64,
-    next: u64,
+    first: OperationId,
+    next: OperationId,
     /// By local rank: how many operations it has called.
     called: Vec<u64>,
     ranks: Vec<Rank>,
@@ -119,13 +119,13 @@ pub(crate) struct Operations {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CallOutcome {
     /// It takes part in the operation of this number.
-    Accepted(u64),
+    Accepted(OperationId),
     /// Too many in flight.
     Full,
     /// Another local rank called something else as this operation.
-    Mismatch { number: u64, other: (Rank, Signature) },
+    Mismatch { number: OperationId, other: (Rank, Signature) },
     /// Another local rank has reported something else of one of the counts.
-    Counts { number: u64, count: u32, reported: Vec<(Rank, u64)> },
+    Counts { number: OperationId, count: u32, reported: Vec<(Rank, u64)> },
     /// No such local rank.
     NotLocal,
 }
@@ -133,7 +133,7 @@ pub(crate) enum CallOutcome {
 impl Operations {
     pub(crate) fn new(ranks: &[Rank], capacity: usize) -> Self {
         let blank = |_| Operation {
-            number: 0,
+            number: OperationId(0),
             signature: Signature {
                 collective: harmonaize_abi::Collective::Barrier,
                 dtype: harmonaize_abi::Dtype::U8,
@@ -154,26 +154,26 @@ impl Operations {
         };
         Self {
             ring: (0..capacity.max(1)).map(blank).collect(),
-            first: 0,
-            next: 0,
+            first: OperationId(0),
+            next: OperationId(0),
             called: vec![0; ranks.len()],
             ranks: ranks.to_vec(),
             reported_ranks: 0,
         }
     }
 
-    fn index(&self, number: u64) -> usize {
-        (number % self.ring.len() as u64) as usize
+    fn index(&self, number: OperationId) -> usize {
+        (number.0 % self.ring.len() as u64) as usize
     }
 
-    pub(crate) fn get(&self, number: u64) -> Option<&Operation> {
+    pub(crate) fn get(&self, number: OperationId) -> Option<&Operation> {
         if !(self.first..self.next).contains(&number) {
             return None;
         }
         self.ring.get(self.index(number))
     }
 
-    pub(crate) fn get_mut(&mut self, number: u64) -> Option<&mut Operation> {
+    pub(crate) fn get_mut(&mut self, number: OperationId) -> Option<&mut Operation> {
         if !(self.first..self.next).contains(&number) {
             return None;
         }
@@ -201,31 +201,31 @@ impl Operations {
     }
 
     /// Local ranks that have not called operation `number`.
-    pub(crate) fn missing(&self, number: u64) -> Vec<Rank> {
+    pub(crate) fn missing(&self, number: OperationId) -> Vec<Rank> {
         let pairs = self.ranks.iter().zip(&self.called);
-        pairs.filter(|(_, called)| **called <= number).map(|(rank, _)| *rank).collect()
+        pairs.filter(|(_, called)| **called <= number.0).map(|(rank, _)| *rank).collect()
     }
 
     /// One local rank that has called operation `number`, and what. Remembered for some time after the operation has ended.
-    pub(crate) fn caller(&self, number: u64) -> Option<(Rank, Signature)> {
-        let known = number < self.next && self.next - number <= self.ring.len() as u64;
+    pub(crate) fn caller(&self, number: OperationId) -> Option<(Rank, Signature)> {
+        let known = number < self.next && self.next.0 - number.0 <= self.ring.len() as u64;
         let operation = self.ring.get(self.index(number)).filter(|_| known)?;
         let local = operation.calls.iter().position(Option::is_some)?;
         Some((*self.ranks.get(local)?, operation.signature))
     }
 
     /// The first operation of which [`Operations::caller`] knows.
-    pub(crate) fn oldest_remembered(&self) -> u64 {
-        self.next.saturating_sub(self.ring.len() as u64)
+    pub(crate) fn oldest_remembered(&self) -> OperationId {
+        OperationId(self.next.0.saturating_sub(self.ring.len() as u64))
     }
 
     /// Whether every local rank has called operation `number`.
-    pub(crate) fn complete(&self, number: u64) -> bool {
-        self.called.iter().all(|called| *called > number)
+    pub(crate) fn complete(&self, number: OperationId) -> bool {
+        self.called.iter().all(|called| *called > number.0)
     }
 
     /// What a local rank has reported of one of the counts of operation `number`. Remembered as [`Self::caller`].
-    pub(crate) fn reported(&self, number: u64, count: u32) -> Option<(Rank, u64)> {
+    pub(crate) fn reported(&self, number: OperationId, count: u32) -> Option<(Rank, u64)> {
         self.caller(number)?;
         self.ring.get(self.index(number))?.counts.as_ref()?.get(count)
     }
@@ -233,8 +233,10 @@ impl Operations {
     /// Takes a call in, among so many `ranks` in all.
     pub(crate) fn call(&mut self, now: Nanos, rank: Rank, ranks: u32, call: Call) -> CallOutcome {
         let Some(local) = self.local(rank) else { return CallOutcome::NotLocal };
-        let Some(number) = self.called.get(local).copied() else { return CallOutcome::NotLocal };
-        if number >= self.first + self.ring.len() as u64 {
+        let Some(number) = self.called.get(local).copied().map(OperationId) else {
+            return CallOutcome::NotLocal;
+        };
+        if number.0 >= self.first.0 + self.ring.len() as u64 {
             return CallOutcome::Full;
         }
         if number < self.next
@@ -266,7 +268,7 @@ impl Operations {
                 fresh.coded = None;
                 (fresh.aggregated_segments, fresh.fallback_segments) = (0, 0);
             }
-            self.next = number + 1;
+            self.next = number.next();
         }
         if let Some(operation) = self.get_mut(number) {
             operation.in_place |= call.in_place;
@@ -295,7 +297,7 @@ impl Operations {
             }
             None => {
                 self.reported_ranks = 0;
-                self.first += 1;
+                self.first = self.first.next();
                 debug_assert!(self.first <= self.next, "an operation is forgotten that nobody called");
                 None
             }
@@ -305,7 +307,7 @@ impl Operations {
     /// Whether a local rank that has called `called` operations has not been told of the end of each.
     pub(crate) fn awaits_completion(&self, rank: Rank, called: u64) -> bool {
         let reported = self.local(rank).is_some_and(|local| local < self.reported_ranks);
-        called > self.first + u64::from(reported)
+        called > self.first.0 + u64::from(reported)
     }
 
     /// When the first call in flight has waited for its time-out without progress, and that time-out. Time counts from the call, or from
@@ -316,11 +318,11 @@ impl Operations {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Operation> {
-        (self.first..self.next).filter_map(|number| self.get(number))
+        (self.first.0..self.next.0).filter_map(|number| self.get(OperationId(number)))
     }
 
     /// First and one past the last in flight.
-    pub(crate) fn bounds(&self) -> (u64, u64) {
+    pub(crate) fn bounds(&self) -> (OperationId, OperationId) {
         (self.first, self.next)
     }
 }

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::message::{Header, Kind};
 use crate::report::MessageInFlight;
 use crate::shared::Shared;
-use harmonaize_abi::{Direction, Dtype, Epoch, Nanos, P2pSignature, Rank, Token};
+use harmonaize_abi::{Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, Token};
 use harmonaize_plan::Participant;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -719,7 +719,8 @@ impl P2p {
             let Receive { open, matched } = self.receives.pop()?;
             Some((open, matched.map_or(0, |matched| matched.id.number)))
         };
-        let (open, operation) = send.or_else(receive)?;
+        let (open, number) = send.or_else(receive)?;
+        let operation = OperationId(number);
         Some(Action::Fail { rank: open.rank, token: open.call.token, operation })
     }
 

@@ -4,14 +4,14 @@ use crate::action::{Action, Receipt};
 use crate::aggregation::AggregationReport;
 use crate::operation::Operation;
 use crate::shared::Shared;
-use harmonaize_abi::{Nanos, P2pSignature, Rank, Signature};
+use harmonaize_abi::{Nanos, OperationId, P2pSignature, Rank, Signature};
 use harmonaize_plan::Retention;
 
 /// An operation in flight, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InFlight {
     /// Its number.
-    pub operation: u64,
+    pub operation: OperationId,
     /// What was called.
     pub signature: Signature,
     /// When the first local rank called it.

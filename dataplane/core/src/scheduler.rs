@@ -12,7 +12,7 @@ use crate::message::{Header, Kind, Payload};
 use crate::operation::{Operations, Run};
 use crate::shared::Shared;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Nanos, Rank, Signature, SlotId};
+use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, Signature, SlotId};
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
 };
@@ -44,7 +44,7 @@ struct Candidate {
 pub(crate) struct Scheduler {
     channels: Vec<Channel>,
     /// The operation whose segments begin next.
-    cursor: u64,
+    cursor: OperationId,
     /// Segments begun.
     begun: u64,
     /// Segments below this are done here.
@@ -57,7 +57,7 @@ impl Scheduler {
     pub(crate) fn new(channels: u16, participants: u32) -> Self {
         Self {
             channels: (0..channels).map(|_| Channel::default()).collect(),
-            cursor: 0,
+            cursor: OperationId(0),
             begun: 0,
             done: 0,
             credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
@@ -201,7 +201,7 @@ impl Scheduler {
                 Decision::Admitted => {}
                 Decision::Blocked => return None,
                 Decision::SlotNeeded => {
-                    shared.actions.push_back(Action::RequestSlot { slot: SlotId(self.cursor) });
+                    shared.actions.push_back(Action::RequestSlot { slot: SlotId(self.cursor.0) });
                     return None;
                 }
             }
@@ -255,7 +255,9 @@ impl Scheduler {
             resume: None,
         });
         self.begun += 1;
-        self.cursor += u64::from(all_begun);
+        if all_begun {
+            self.cursor = self.cursor.next();
+        }
         self.check(shared);
         Some(())
     }
@@ -271,14 +273,14 @@ impl Scheduler {
     pub(crate) fn release_slot(&self, now: Nanos, shared: &mut Shared, admission: &mut Admission) {
         // The next one's first segments fill the link while the last of these leave it, and the release takes its time.
         let operations = &shared.operations;
-        let last = self.cursor.checked_sub(1).and_then(|last| operations.get(last)?.run);
+        let last = self.cursor.0.checked_sub(1).and_then(|last| operations.get(OperationId(last))?.run);
         let (open, tail) = (self.begun - self.done, last.map_or(0, |run| run.segmentation.segments / TAIL));
         if open > tail {
             return;
         }
         let called = operations.get(self.cursor).is_some() && operations.complete(self.cursor);
         if let Some(slot) = admission.take_over(now, open == 0, (self.cursor, called)) {
-            shared.actions.push_back(Action::ReleaseSlot { slot: SlotId(slot) });
+            shared.actions.push_back(Action::ReleaseSlot { slot: SlotId(slot.0) });
         }
     }
 
@@ -336,7 +338,7 @@ impl Scheduler {
         let (epoch, signature) = (segment.epoch, segment.signature);
         let (mut sources, mut sends) = (ArrayVec::new(), ArrayVec::new());
         let mut header = Header::new(Kind::Data, epoch);
-        (header.channel, header.operation, header.segment) = (index, segment.operation, segment.number);
+        (header.channel, header.operation, header.segment) = (index, segment.operation.0, segment.number);
         header.sign(&signature);
         for (peer, _) in peers(&what.sources) {
             let Some(stream) = shared.epochs.stream_mut(epoch, peer, index) else { return Ok(None) };

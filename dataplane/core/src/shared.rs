@@ -7,7 +7,7 @@ use crate::error::CoreError;
 use crate::failure::Failure;
 use crate::message::{Control, Header, Kind, Message};
 use crate::operation::Operations;
-use harmonaize_abi::{Epoch, Rank, Signature};
+use harmonaize_abi::{Epoch, OperationId, Rank, Signature};
 use harmonaize_plan::{Group, Participant};
 use std::collections::VecDeque;
 
@@ -88,7 +88,7 @@ impl Shared {
     /// Ends the communicator because a peer called something else than a rank did here.
     pub(crate) fn fail_mismatch(
         &mut self,
-        operation: u64,
+        operation: OperationId,
         call: (Rank, Signature),
         peer: Participant,
         signature: Signature,

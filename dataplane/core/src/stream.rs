@@ -1,12 +1,12 @@
 //! Message streams between two participants on one channel: order, credit, and what has arrived but is not consumed.
 
 use crate::message::Payload;
-use harmonaize_abi::Signature;
+use harmonaize_abi::{OperationId, Signature};
 
 /// The description of a data message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
-    pub(crate) operation: u64,
+    pub(crate) operation: OperationId,
     pub(crate) segment: u64,
     pub(crate) signature: Signature,
     pub(crate) payload: Payload,

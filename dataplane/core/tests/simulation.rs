@@ -31,7 +31,7 @@ mod statistics;
 #[path = "simulation/world.rs"]
 mod world;
 
-use harmonaize_abi::Rank;
+use harmonaize_abi::{OperationId, Rank};
 use harmonaize_core::Failure;
 use node::Outcome;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario, nanos};
@@ -571,15 +571,16 @@ fn never_called() {
             let lacks = |rank: &Rank| world.scenario.scripts[rank.0 as usize].acts.len() == first;
             let missing: Vec<Rank> = world.scenario.ranks().filter(lacks).collect();
             // Others may have ended operations for which they needed nothing of the missing.
-            let ended = |operation: u64| {
+            let ended = |operation: OperationId| {
                 let mut callers = world.scenario.ranks().filter(|rank| !lacks(rank));
                 callers.all(|rank| {
                     let outcome = world.ranks[rank.0 as usize].outcomes.get(&operation);
                     matches!(outcome, Some((Outcome::Complete, _)))
                 })
             };
-            let operation = (first as u64..).find(|operation| !ended(*operation)).unwrap();
-            let caller = world.scenario.scripts.iter().find_map(|script| script.acts.get(operation as usize));
+            let operation = (first as u64..).map(OperationId).find(|operation| !ended(*operation)).unwrap();
+            let caller =
+                world.scenario.scripts.iter().find_map(|script| script.acts.get(operation.0 as usize));
             let expected =
                 Failure::Timeout { operation, signature: caller.map(|act| act.signature), missing };
             let bound =
@@ -617,7 +618,7 @@ fn mismatch() {
                 let Failure::Mismatch { operation, calls } = failure else {
                     panic!("{failure}\n{}", world.describe());
                 };
-                assert_eq!(*operation, first as u64);
+                assert_eq!(operation.0, first as u64);
                 let kinds: HashSet<_> = calls.iter().map(|(_, signature)| signature).collect();
                 assert!(kinds.len() >= 2 && kinds.len() == calls.len(), "{calls:?}");
                 for (rank, signature) in calls {
@@ -639,7 +640,7 @@ fn counts_that_differ() {
         |world| {
             let Some((at, index, liar)) = world.scenario.wrong_count else { unreachable!() };
             let (ranks, signature) =
-                (world.scenario.group.ranks(), world.scenario.scripts[0].acts[at as usize].signature);
+                (world.scenario.group.ranks(), world.scenario.scripts[0].acts[at.0 as usize].signature);
             let counts = memory::counts(world.scenario.seed, at, &signature, ranks).unwrap();
             let right = counts[index as usize];
             let wrong = if right == signature.count { 0 } else { signature.count };

@@ -277,7 +277,7 @@ impl<'a> SegmentTensors<'a> {
 
     /// What a chunk is rotated by: the same at all hosts.
     fn seed(&self, segment: &Segment, offset: u64) -> u64 {
-        let words = [self.member.id.0, segment.operation, segment.number, offset];
+        let words = [self.member.id.0, segment.operation.0, segment.number, offset];
         words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
     }
 

@@ -8,7 +8,7 @@ use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Class, Urgency};
-use harmonaize_abi::{CommunicatorId, Dtype, Epoch, Rank, Region, Status, Token};
+use harmonaize_abi::{CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -225,7 +225,7 @@ impl CommunicatorState {
     }
 
     /// A local rank's call.
-    pub(crate) fn pending(&self, operation: u64, rank: Rank) -> Option<&Pending> {
+    pub(crate) fn pending(&self, operation: OperationId, rank: Rank) -> Option<&Pending> {
         self.call(self.core.token(operation, rank)?)
     }
 
@@ -356,7 +356,7 @@ impl CommunicatorState {
     pub(crate) fn begin_mark(&mut self, channel: u16) -> Option<Mark> {
         let (segment, size) = self.segment_and_size(channel)?;
         let mark = Mark {
-            operation: segment.operation,
+            operation: segment.operation.0,
             segment: segment.number,
             bytes: (segment.hi - segment.lo) * size,
             epoch: segment.epoch.0,

@@ -26,8 +26,8 @@ use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_coun
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, Rank, Region, Signature, Status as Code,
-    Submission, Token,
+    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, OperationId, Rank, Region, Signature,
+    Status as Code, Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -289,7 +289,8 @@ impl Engine {
                 Ok(Submitted::Message) => {}
                 Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
                 Ok(Submitted::Collective(mark, checked)) => {
-                    let looked = || zeros(attachment, &checked.signature, checked.input, mark.operation);
+                    let looked =
+                        || zeros(attachment, &checked.signature, checked.input, OperationId(mark.operation));
                     self.marks.write(MarkKind::Called, || Mark { segment: looked(), ..mark });
                 }
                 Err(status) => attachment.refuse(&submission, status)?,
@@ -467,7 +468,7 @@ impl Engine {
         if let Some(aggregated) = receipt.aggregation
             && member.locals.first().is_some_and(|first| first.rank == rank)
         {
-            let (operation, segment) = (receipt.operation, aggregated.fallback_segments);
+            let (operation, segment) = (receipt.operation.0, aggregated.fallback_segments);
             self.marks.write(MarkKind::Aggregated, || Mark { operation, segment, ..member.mark() });
         }
         let Some(call) = member.call(token).copied() else { return };
@@ -493,7 +494,7 @@ impl Engine {
             status: Code::Ok.code(),
             communicator: local.handle,
             cookie: call.cookie,
-            operation: receipt.operation,
+            operation: receipt.operation.0,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
             algorithm: match &receipt.aggregation {
@@ -511,7 +512,7 @@ impl Engine {
         self.report(local.attachment, &completion);
     }
 
-    fn fail(&mut self, key: Key, rank: Rank, token: Token, operation: u64) {
+    fn fail(&mut self, key: Key, rank: Rank, token: Token, operation: OperationId) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         member.failed += 1;
         self.marks.write(MarkKind::Failed, || of_end(member, rank, operation));
@@ -524,7 +525,7 @@ impl Engine {
             status: status.code(),
             communicator: local.handle,
             cookie: call.cookie,
-            operation,
+            operation: operation.0,
             ..Completion::default()
         };
         self.report(local.attachment, &completion);
@@ -765,7 +766,7 @@ fn call(
         Ok(operation) => {
             let bytes = checked.input.bytes.max(checked.output.bytes);
             let channel = 1 + u32::from(checked.signature.collective.code());
-            let mark = Mark { operation, rank: rank.0, bytes, channel, ..member.mark() };
+            let mark = Mark { operation: operation.0, rank: rank.0, bytes, channel, ..member.mark() };
             Ok(Submitted::Collective(mark, checked))
         }
         Err(error) => Err(refusal(&error)),

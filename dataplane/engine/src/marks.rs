@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::communicator_state::CommunicatorState;
 use crossbeam::queue::ArrayQueue;
-use harmonaize_abi::{Dtype, Rank, Region, Signature};
+use harmonaize_abi::{Dtype, OperationId, Rank, Region, Signature};
 use harmonaize_codec::Squares;
 use harmonaize_core::{CodingReport, Header, Receipt};
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
@@ -90,22 +90,27 @@ pub(crate) fn of_coded(member: &CommunicatorState, receipt: &Receipt, coded: &Co
     let bytes = exact.saturating_sub(receipt.wire_bytes);
     let CodingReport { error, squares: signal, uncompressed_chunks: refused, .. } = *coded;
     let segment = Squares { error, signal }.relative().to_bits();
-    Mark { operation: receipt.operation, segment, bytes, channel: refused.into(), ..member.mark() }
+    Mark { operation: receipt.operation.0, segment, bytes, channel: refused.into(), ..member.mark() }
 }
 
 /// What a mark says of the end of a local rank's operation.
-pub(crate) fn of_end(member: &CommunicatorState, rank: Rank, operation: u64) -> Mark {
-    Mark { operation, rank: rank.0, ..member.mark() }
+pub(crate) fn of_end(member: &CommunicatorState, rank: Rank, operation: OperationId) -> Mark {
+    Mark { operation: operation.0, rank: rank.0, ..member.mark() }
 }
 
 /// What marks tell of the zeros in an AllReduce's tensor: 0 where nobody looked, for it is small, not of f32, or in memory that is not mapped;
 /// else 1 and how many of [`LOOKED`] blocks were zeros. Cost: some 8 bytes a block of a dense tensor.
-pub(crate) fn zeros(attachment: &Attachment, signature: &Signature, tensor: Region, operation: u64) -> u64 {
+pub(crate) fn zeros(
+    attachment: &Attachment,
+    signature: &Signature,
+    tensor: Region,
+    operation: OperationId,
+) -> u64 {
     let Signature { collective, dtype, .. } = *signature;
     if !collective.takes_feedback() || dtype != Dtype::F32 || tensor.bytes < LARGE {
         return 0;
     }
     let view = attachment.end.memory().and_then(|memory| memory.view(tensor.offset, tensor.bytes).ok());
-    let zeros = view.and_then(|view| zero_blocks(view, operation, SAMPLED_BLOCKS).ok());
+    let zeros = view.and_then(|view| zero_blocks(view, operation.0, SAMPLED_BLOCKS).ok());
     zeros.map_or(0, |zeros| 1 + u64::from(zeros))
 }

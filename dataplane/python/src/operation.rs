@@ -101,7 +101,7 @@ impl Receipt {
     /// Number of the operation on its communicator.
     #[getter]
     fn operation(&self) -> u64 {
-        self.0.operation
+        self.0.operation.0
     }
 
     /// The rank at the other end of a send or a receive.

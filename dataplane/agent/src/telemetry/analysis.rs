@@ -172,7 +172,7 @@ impl Analysis {
             start_ns: rank.called_ns,
             end_ns: rank.ended_ns,
         });
-        let observed = Observed { unit: operation.operation, ranks: ranks.collect(), edges: Vec::new() };
+        let observed = Observed { unit: operation.operation.0, ranks: ranks.collect(), edges: Vec::new() };
         self.stragglers.take(Subject::Communicator(operation.communicator), &observed);
     }
 

@@ -174,7 +174,7 @@ fn sample(operations: &[Arc<Finding>], most: usize) -> Vec<&Operation> {
         let kept: Vec<&Operation> = all
             .iter()
             .copied()
-            .filter(|one| one.operation.trailing_zeros() >= power || one.operation == 0)
+            .filter(|one| one.operation.0.trailing_zeros() >= power || one.operation.0 == 0)
             .collect();
         if kept.len() <= most {
             return kept;
@@ -248,6 +248,7 @@ impl Reports {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_abi::OperationId;
 
     fn finding(operation: u64) -> Arc<Finding> {
         let ranks = vec![RankCall {
@@ -261,7 +262,7 @@ mod tests {
         }];
         let found = Operation {
             communicator: 7,
-            operation,
+            operation: OperationId(operation),
             participant: 0,
             collective: Some(4),
             epochs: (1, 1),
@@ -281,7 +282,7 @@ mod tests {
     fn agents_that_see_different_operations_choose_the_same_ones() {
         let numbers = |range: std::ops::Range<u64>| -> Vec<u64> {
             let all: Vec<_> = range.map(finding).collect();
-            sample(&all, 64).iter().map(|one| one.operation).collect()
+            sample(&all, 64).iter().map(|one| one.operation.0).collect()
         };
         assert_eq!(numbers(0..64), (0..64).collect::<Vec<_>>());
         assert_eq!(numbers(0..1_000), (0..1_000).step_by(16).collect::<Vec<_>>());

@@ -50,7 +50,7 @@ pub(crate) fn operation(operation: &Operation, clock: Clock) -> v1::Operation {
     };
     v1::Operation {
         communicator: operation.communicator,
-        operation: operation.operation,
+        operation: operation.operation.0,
         bytes: operation.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
         ranks: ranks.collect(),
         edges: operation.edges.iter().map(edge).collect(),

@@ -40,8 +40,8 @@ fn operations_complete_end_to_end() {
         let (input, output) = (filled(&client, &expected), filled(&client, &[0.0; 1000]));
         for number in 0..100 {
             let mut operation = comm.all_reduce(&input, &output, ReduceOp::Sum).unwrap();
-            assert_eq!(operation.wait(LIMIT).unwrap().operation, number);
-            assert_eq!(operation.wait(LIMIT).unwrap().operation, number);
+            assert_eq!(operation.wait(LIMIT).unwrap().operation.0, number);
+            assert_eq!(operation.wait(LIMIT).unwrap().operation.0, number);
         }
         assert_eq!(values(&output), expected);
         comm.all_to_all(&output, &input).unwrap().wait(LIMIT).unwrap();
@@ -148,7 +148,7 @@ fn one_of_several_operations_is_waited_for() {
         while !operations.is_empty() {
             let at = Operation::wait_any(&mut operations, LIMIT).unwrap();
             assert_eq!(Operation::wait_any(&mut operations, Duration::ZERO).unwrap(), at, "it stays ended");
-            ended.push(operations.swap_remove(at).wait(Duration::ZERO).unwrap().operation);
+            ended.push(operations.swap_remove(at).wait(Duration::ZERO).unwrap().operation.0);
         }
         ended.sort_unstable();
         assert_eq!(ended, [0, 1, 2, 3, 4]);
@@ -174,7 +174,7 @@ fn callbacks_run_one_after_the_other_on_a_thread_of_their_own() {
             let tell = tell.clone();
             let called = move |result: Result<harmonaize_client::Receipt, Error>| {
                 let thread = std::thread::current().name().map(str::to_owned);
-                tell.send((result.unwrap().operation, thread)).unwrap();
+                tell.send((result.unwrap().operation.0, thread)).unwrap();
                 assert_ne!(number, 3, "one callback panics");
             };
             comm.barrier().unwrap().on_completion(called).unwrap();
@@ -190,7 +190,8 @@ fn callbacks_run_one_after_the_other_on_a_thread_of_their_own() {
         let (again, last) = (std::sync::Arc::clone(&comm), tell.clone());
         done.on_completion(move |_| {
             let next = again.barrier().unwrap();
-            next.on_completion(move |result| last.send((result.unwrap().operation, None)).unwrap()).unwrap();
+            next.on_completion(move |result| last.send((result.unwrap().operation.0, None)).unwrap())
+                .unwrap();
         })
         .unwrap();
         assert_eq!(told.recv_timeout(LIMIT).unwrap(), (21, None));
@@ -343,7 +344,7 @@ fn polling_alone_brings_an_operation_to_its_end() {
         while operation.poll().unwrap().is_none() {
             assert!(start.elapsed() < LIMIT);
         }
-        assert_eq!(operation.poll().unwrap().unwrap().operation, 0);
+        assert_eq!(operation.poll().unwrap().unwrap().operation.0, 0);
     }
 }
 

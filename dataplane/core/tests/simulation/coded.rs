@@ -5,7 +5,7 @@ use super::memory::{self, Tensor};
 use super::network::Location;
 use super::scenario::{Scenario, generator};
 use super::world::World;
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature, View, ViewMut};
+use harmonaize_abi::{Collective, Dtype, OperationId, Rank, ReduceOp, Signature, View, ViewMut};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Sums, Terms, header};
 use harmonaize_core::{CodingReport, PeerMessage, Receipt, Segment};
 use harmonaize_plan::{Buffer, CODED_ROOM, Coding, Encoding, Operand, Participant, Stage, Step, StepKind};
@@ -18,9 +18,9 @@ pub(crate) struct Books {
     /// By participant and channel: the segment, and the sum so far of the own part.
     sums: std::collections::HashMap<(u32, u16), (u64, Sums)>,
     /// By operation: the loosest budget that a part of it had.
-    budgets: std::collections::HashMap<u64, Option<f64>>,
+    budgets: std::collections::HashMap<OperationId, Option<f64>>,
     /// By operation: what the first rank got.
-    results: std::collections::HashMap<u64, Vec<u8>>,
+    results: std::collections::HashMap<OperationId, Vec<u8>>,
 }
 
 fn any_coding(rng: &mut ChaCha8Rng) -> Option<Coding> {
@@ -224,7 +224,7 @@ impl World {
     }
 
     /// The squared error of a rank's coded result, in the sum's units, and the squares that it is of: all ranks', or what it got.
-    fn lost(&self, rank: Rank, operation: u64, signature: &Signature, output: &[u8]) -> (f64, f64) {
+    fn lost(&self, rank: Rank, operation: OperationId, signature: &Signature, output: &[u8]) -> (f64, f64) {
         let ranks = self.scenario.group.ranks();
         if !signature.collective.reduces() {
             let sent = floats(&memory::expected(self.scenario.seed, operation, rank, signature, ranks));
@@ -255,7 +255,7 @@ impl World {
     pub(crate) fn check_coded(
         &mut self,
         rank: Rank,
-        operation: u64,
+        operation: OperationId,
         signature: &Signature,
         tensor: &Tensor,
     ) -> bool {

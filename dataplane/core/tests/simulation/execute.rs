@@ -4,7 +4,7 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{BlockContent, Dtype, Holders, Rank, Signature};
+use harmonaize_abi::{BlockContent, Dtype, Holders, OperationId, Rank, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -234,14 +234,14 @@ impl World {
         let plan = self.plans.iter().find(|plan| plan.epoch == segment.epoch).unwrap();
         let mut local = self.scenario.group.local(at).iter();
         let in_place = local.any(|rank| {
-            let act = self.scenario.scripts[rank.0 as usize].acts.get(segment.operation as usize);
+            let act = self.scenario.scripts[rank.0 as usize].acts.get(segment.operation.0 as usize);
             act.is_some_and(|act| act.in_place)
         });
         plan::retention(&plan.plan, signature, in_place, &plan.tuning)
     }
 
     /// Inputs that are not kept elsewhere belong to the tenant again only when nobody may need them.
-    pub(crate) fn check_retained(&self, at: Participant, operation: u64) {
+    pub(crate) fn check_retained(&self, at: Participant, operation: OperationId) {
         let kept = self.nodes[at.0 as usize].retained.get(&operation);
         let shared = self.scenario.group.participants() > 1 && self.scenario.hostile.is_none();
         if let Some((Retention::KeepInputs | Retention::HoldOutputs, last)) = kept
@@ -397,7 +397,7 @@ impl World {
                 transfer.content = Some(match transfer.from.place {
                     Place::Input(rank) => {
                         let acts = &self.scenario.scripts[rank as usize].acts;
-                        let signature = acts[transfer.from.operation as usize].signature;
+                        let signature = acts[transfer.from.operation.0 as usize].signature;
                         memory::scaled(&signature, Rank(rank), content)
                     }
                     _ => content,
@@ -498,11 +498,11 @@ impl World {
     }
 
     /// A rank has got what it should have got, and keeps its input.
-    pub(crate) fn check_output(&mut self, rank: Rank, operation: u64, tensor: &Tensor) {
+    pub(crate) fn check_output(&mut self, rank: Rank, operation: OperationId, tensor: &Tensor) {
         if self.scenario.hostile.is_some() {
             return;
         }
-        let acts = |rank: Rank| self.scenario.scripts[rank.0 as usize].acts.get(operation as usize);
+        let acts = |rank: Rank| self.scenario.scripts[rank.0 as usize].acts.get(operation.0 as usize);
         let signature = acts(rank).unwrap().signature;
         let differs = |other| acts(other).is_none_or(|act| act.signature != signature);
         if self.scenario.ranks().any(differs)

@@ -4,7 +4,7 @@ use super::scenario::{
     Act, Incident, MICROSECOND, MILLISECOND, SECOND, Scenario, Script, Weather, another_plan, any_reduce,
     any_signature, generator,
 };
-use harmonaize_abi::{Collective, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, OperationId, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::PayloadFormat;
 use harmonaize_core::Aggregation;
 use harmonaize_plan::{Access, Participant, Tuning};
@@ -313,7 +313,7 @@ impl Scenario {
             Collective::Gather | Collective::Scatter => (block, [Rank(block), root][rng.random_range(0..2)]),
             _ => (block, Rank(other)),
         };
-        self.wrong_count = Some((at as u64, index, liar));
+        self.wrong_count = Some((OperationId(at as u64), index, liar));
         self
     }
 

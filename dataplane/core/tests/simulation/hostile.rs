@@ -1,7 +1,7 @@
 //! Control messages that no honest participant sends.
 
 use super::world::World;
-use harmonaize_abi::{Collective, Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, Signature};
 use harmonaize_aggregator::{Agreement, Summation};
 use harmonaize_core::{Control, Failure};
 use rand::RngExt;
@@ -28,7 +28,7 @@ impl World {
             count: self.any_number(),
             uneven: self.rng.random_bool(0.5),
         };
-        let (operation, rank) = (self.any_number(), self.any_rank());
+        let (number, rank) = (self.any_number(), self.any_rank());
         let epoch = Epoch(self.any_number() as u32);
         let missing: Vec<Rank> = (0..self.rng.random_range(0..300)).map(|_| self.any_rank()).collect();
         let (generation, session) = (self.any_number() as u8, self.any_number());
@@ -36,31 +36,34 @@ impl World {
         let agreement = match self.rng.random_range(0..6) {
             0 => Agreement::Ask { session },
             1 => Agreement::Stop { session },
-            2 => Agreement::Stopped { session, done: operation, done_everywhere: session },
-            3 => Agreement::Resume { session, from: operation, summation: way },
-            4 => Agreement::Done { session, below: operation },
-            _ => Agreement::DoneEverywhere { below: operation },
+            2 => Agreement::Stopped { session, done: number, done_everywhere: session },
+            3 => Agreement::Resume { session, from: number, summation: way },
+            4 => Agreement::Done { session, below: number },
+            _ => Agreement::DoneEverywhere { below: number },
         };
         match self.rng.random_range(0..10) {
-            0 => Control::Inquire { operation, count: self.rng.random_bool(0.5).then_some(rank.0) },
+            0 => Control::Inquire {
+                operation: OperationId(number),
+                count: self.rng.random_bool(0.5).then_some(rank.0),
+            },
             1 => {
                 let reported = Some((rank, self.any_number()));
                 Control::Answer {
-                    operation,
+                    operation: OperationId(number),
                     count: Some(rank.0),
                     missing,
                     call: Some((rank, signature)),
                     reported,
                 }
             }
-            2 => Control::Left { rank, operations: operation },
+            2 => Control::Left { rank, operations: number },
             3 => Control::Prepared { epoch },
             4 => Control::Propose { epoch },
-            5 => Control::Promise { epoch, below: operation },
-            6 => Control::Commit { epoch, segment: operation },
+            5 => Control::Promise { epoch, below: number },
+            6 => Control::Commit { epoch, segment: number },
             8 => Control::Aggregation { epoch: Epoch(epoch.0 % 4), generation, agreement },
             7 => {
-                let operation = operation % 4;
+                let operation = OperationId(number % 4);
                 Control::Answer { operation, count: None, missing: Vec::new(), call: None, reported: None }
             }
             _ => Control::Abort { failure: Failure::RanksLost { ranks: missing } },

@@ -1,15 +1,20 @@
 //! Bytes: tensors and what they must become, and the arithmetic of a step.
 
-use harmonaize_abi::{BlockContent, Dtype, Rank, ReduceOp, Signature};
+use harmonaize_abi::{BlockContent, Dtype, OperationId, Rank, ReduceOp, Signature};
 use std::ops::Range;
 
 /// What memory holds that nobody may rely on.
 pub(crate) const POISON: u8 = 0xd5;
 
 /// How many elements each block of an operation has, where that differs: all of [`Collective::counts`].
-pub(crate) fn counts(seed: u64, operation: u64, signature: &Signature, ranks: u32) -> Option<Vec<u64>> {
+pub(crate) fn counts(
+    seed: u64,
+    operation: OperationId,
+    signature: &Signature,
+    ranks: u32,
+) -> Option<Vec<u64>> {
     let count = |index: u32| {
-        let value = mix(seed ^ mix(operation ^ mix(u64::from(index) + 0x5eed)));
+        let value = mix(seed ^ mix(operation.0 ^ mix(u64::from(index) + 0x5eed)));
         // Every third is of the most, or of none.
         match value % 6 {
             0 => signature.count,
@@ -69,7 +74,7 @@ pub(crate) struct Tensor {
 impl Tensor {
     pub(crate) fn new(
         seed: u64,
-        operation: u64,
+        operation: OperationId,
         rank: Rank,
         signature: &Signature,
         ranks: u32,
@@ -113,7 +118,13 @@ fn mix(mut x: u64) -> u64 {
 }
 
 /// A rank's input.
-pub(crate) fn input(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
+pub(crate) fn input(
+    seed: u64,
+    operation: OperationId,
+    rank: Rank,
+    signature: &Signature,
+    ranks: u32,
+) -> Vec<u8> {
     let counts = counts(seed, operation, signature, ranks);
     let blocks = bounds(counts.as_deref(), signature, rank, ranks, false);
     content(seed, operation, rank, signature, blocks.last().map_or(0, |last| last.end))
@@ -150,8 +161,8 @@ pub(crate) fn scaled(signature: &Signature, rank: Rank, bytes: Vec<u8>) -> Vec<u
 
 /// So many bytes of an input: any integers; for floats small ones whose sums and products are exact, and of complex products no part is
 /// ever zero, whose sign would tell in which order they were made.
-fn content(seed: u64, operation: u64, rank: Rank, signature: &Signature, length: usize) -> Vec<u8> {
-    let base = mix(seed ^ mix(operation ^ mix(u64::from(rank.0) + 1)));
+fn content(seed: u64, operation: OperationId, rank: Rank, signature: &Signature, length: usize) -> Vec<u8> {
+    let base = mix(seed ^ mix(operation.0 ^ mix(u64::from(rank.0) + 1)));
     let mut bytes = Vec::with_capacity(length);
     for i in 0..(length / signature.dtype.size()) as u64 {
         let value = mix(base.wrapping_add(i));
@@ -178,7 +189,13 @@ fn content(seed: u64, operation: u64, rank: Rank, signature: &Signature, length:
 }
 
 /// What a rank must end with.
-pub(crate) fn expected(seed: u64, operation: u64, rank: Rank, signature: &Signature, ranks: u32) -> Vec<u8> {
+pub(crate) fn expected(
+    seed: u64,
+    operation: OperationId,
+    rank: Rank,
+    signature: &Signature,
+    ranks: u32,
+) -> Vec<u8> {
     let input = |rank| input(seed, operation, rank, signature, ranks);
     let counts = counts(seed, operation, signature, ranks);
     let bounds = |rank, output| bounds(counts.as_deref(), signature, rank, ranks, output);

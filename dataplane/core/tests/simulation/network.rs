@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Epoch, Rank, Token};
+use harmonaize_abi::{Epoch, OperationId, Rank, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -42,7 +42,7 @@ pub(crate) enum Place {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Location {
     pub(crate) place: Place,
-    pub(crate) operation: u64,
+    pub(crate) operation: OperationId,
     pub(crate) segment: u64,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,

@@ -5,7 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
-use harmonaize_abi::Epoch;
+use harmonaize_abi::{Epoch, OperationId};
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -53,7 +53,7 @@ pub(crate) struct Node {
     /// Segments done, as seen from outside.
     pub(crate) done: u64,
     /// By operation: how its inputs are kept, and its last segment so far.
-    pub(crate) retained: HashMap<u64, (Retention, u64)>,
+    pub(crate) retained: HashMap<OperationId, (Retention, u64)>,
     /// By epoch: the session with its aggregator.
     pub(crate) joined: BTreeMap<Epoch, Joined>,
     /// The latest session that it asked for, of an epoch.
@@ -61,7 +61,7 @@ pub(crate) struct Node {
     /// By channel: the last segment that was given to an aggregator.
     pub(crate) aggregated: BTreeMap<u16, u64>,
     /// By operation.
-    pub(crate) wire: HashMap<u64, u64>,
+    pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,
 }
 
@@ -75,8 +75,8 @@ pub(crate) enum Outcome {
 #[derive(Default)]
 pub(crate) struct RankState {
     pub(crate) called: usize,
-    pub(crate) open: BTreeSet<u64>,
-    pub(crate) outcomes: BTreeMap<u64, (Outcome, u64)>,
+    pub(crate) open: BTreeSet<OperationId>,
+    pub(crate) outcomes: BTreeMap<OperationId, (Outcome, u64)>,
     pub(crate) gone: bool,
     /// A call was refused: the communicator has ended.
     pub(crate) refused: bool,

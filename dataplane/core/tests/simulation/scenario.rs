@@ -1,7 +1,7 @@
 //! What a seed stands for: a group of participants, a plan, what each rank calls, how the network behaves.
 
 use super::p2p::P2pScript;
-use harmonaize_abi::{Collective, Dtype, Epoch, Pattern, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Pattern, Rank, ReduceOp, Signature};
 use harmonaize_core::{EpochPlan, Interleaving};
 use harmonaize_plan::{
     Access, Algorithm, AlgorithmRange, AlgorithmTable, Group, Participant, Plan, Tuning, segmentation,
@@ -90,7 +90,7 @@ pub(crate) struct Scenario {
     /// Participants that do not keep to the protocol; nothing is asserted of data.
     pub(crate) hostile: Option<Participant>,
     /// The operation, the number of one of its counts, and who says something else of it than all others.
-    pub(crate) wrong_count: Option<(u64, u32, Rank)>,
+    pub(crate) wrong_count: Option<(OperationId, u32, Rank)>,
     /// No new plan can be prepared by this participant: its links do not come up, and it gives up.
     pub(crate) unlinkable: Vec<(Epoch, Participant)>,
     /// By epoch: pairs, the lower first, whose links are those of the epoch before.

@@ -8,7 +8,7 @@ use super::node::{Node, Outcome, RankState};
 use super::p2p::{P2P, P2pState, Store};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::{Epoch, Rank, Signature, Token};
+use harmonaize_abi::{Epoch, OperationId, Rank, Signature, Token};
 use harmonaize_core::{
     Action, BadPlan, Call, CoreError, EpochPlan, Failure, Interleaving, Message, Nanos, Payload, Receipt,
 };
@@ -81,7 +81,7 @@ pub(crate) struct World {
     /// By rank.
     pub(crate) messages: Vec<P2pState>,
     pub(crate) links: HashMap<(Epoch, Participant, Participant), Direction>,
-    pub(crate) tensors: HashMap<(u32, u64), Tensor>,
+    pub(crate) tensors: HashMap<(u32, OperationId), Tensor>,
     pub(crate) plans: Vec<EpochPlan>,
     /// By epoch: how many have opened its links.
     opened: HashMap<Epoch, usize>,
@@ -473,9 +473,9 @@ impl World {
         if state.gone {
             return;
         }
-        let number = state.called as u64;
+        let number = OperationId(state.called as u64);
         let act = self.scenario.scripts[rank.0 as usize].acts[state.called];
-        let token = Token(u64::from(rank.0) << 32 | number);
+        let token = Token(u64::from(rank.0) << 32 | number.0);
         let timeout = self.scenario.timeouts[rank.0 as usize];
         let (seed, ranks, signature) = (self.scenario.seed, self.scenario.group.ranks(), act.signature);
         let counts = self.counts(rank, number, &signature);
@@ -505,7 +505,7 @@ impl World {
     }
 
     /// The counts of an operation, as a rank has them.
-    fn counts(&self, rank: Rank, operation: u64, signature: &Signature) -> Option<Vec<u64>> {
+    fn counts(&self, rank: Rank, operation: OperationId, signature: &Signature) -> Option<Vec<u64>> {
         let (seed, ranks) = (self.scenario.seed, self.scenario.group.ranks());
         let mut counts = memory::counts(seed, operation, signature, ranks)?;
         if let Some((at, index, liar)) = self.scenario.wrong_count
@@ -561,7 +561,7 @@ impl World {
                 if token.0 & P2P != 0 {
                     return self.message_failed(rank, token);
                 }
-                assert_eq!(token.0, u64::from(rank.0) << 32 | operation);
+                assert_eq!(token.0, u64::from(rank.0) << 32 | operation.0);
                 self.end_call(rank, operation, Outcome::Failed);
             }
             Action::Ended(failure) => {
@@ -601,8 +601,8 @@ impl World {
     fn completed(&mut self, p: Participant, rank: Rank, token: Token, receipt: &Receipt) {
         assert!(self.nodes[p.0 as usize].failure.is_none(), "a completion after the end");
         let operation = receipt.operation;
-        assert_eq!(token.0, u64::from(rank.0) << 32 | operation, "rank {rank}'s completion of {operation}");
-        let act = self.scenario.scripts[rank.0 as usize].acts[operation as usize];
+        assert_eq!(token.0, u64::from(rank.0) << 32 | operation.0, "rank {rank}'s completion of {operation}");
+        let act = self.scenario.scripts[rank.0 as usize].acts[operation.0 as usize];
         assert_eq!(receipt.signature, act.signature);
         let wire = self.nodes[p.0 as usize].wire.get(&operation).copied().unwrap_or(0);
         assert_eq!(receipt.wire_bytes, wire, "bytes sent for operation {operation}");
@@ -624,7 +624,7 @@ impl World {
         self.end_call(rank, operation, Outcome::Complete);
     }
 
-    fn end_call(&mut self, rank: Rank, operation: u64, outcome: Outcome) {
+    fn end_call(&mut self, rank: Rank, operation: OperationId, outcome: Outcome) {
         let state = &mut self.ranks[rank.0 as usize];
         assert!(state.open.remove(&operation), "operation {operation} of rank {rank} ends twice");
         let tensor = self.tensors.remove(&(rank.0, operation)).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::{LONGEST, SMALL, World, call, loopback, reduce, tcp};
 use crate::counting::counting;
-use harmonaize_abi::{Collective, Rank, ReduceOp, Status, Submission};
+use harmonaize_abi::{Collective, OperationId, Rank, ReduceOp, Status, Submission};
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::{Algorithm, AlgorithmTable, Participant, Tuning};
@@ -272,7 +272,9 @@ fn the_shortest_timeout_of_ranks_ends_the_operation_for_all() {
             Notice::Ended { failure, .. } => Some(failure.clone()),
             _ => None,
         });
-        let Some(Failure::Timeout { operation: 0, missing, .. }) = failure else { panic!("{failure:?}") };
+        let Some(Failure::Timeout { operation: OperationId(0), missing, .. }) = failure else {
+            panic!("{failure:?}")
+        };
         assert_eq!(missing, [Rank(3)]);
     }
     for rank in 0..3 {

@@ -2,6 +2,7 @@
 
 use super::{Coded, Edge, Moved, Operation, RankCall};
 use crate::trace::{Lost, LostKind, Record};
+use harmonaize_abi::OperationId;
 use harmonaize_events::{Mark, MarkKind, SAMPLED_BLOCKS};
 use std::collections::{HashMap, VecDeque};
 
@@ -203,10 +204,10 @@ impl Communicator {
         counts: &mut Counts,
     ) {
         self.last_ns = self.last_ns.max(mark.time_ns);
-        let known = self.open.iter().rposition(|open| open.operation.operation == mark.operation);
+        let known = self.open.iter().rposition(|open| open.operation.operation.0 == mark.operation);
         let at = match known {
             Some(at) => at,
-            None if self.is_reported(mark.operation) => {
+            None if self.is_reported(OperationId(mark.operation)) => {
                 counts.late += 1;
                 return;
             }
@@ -229,7 +230,7 @@ impl Communicator {
         }
         let operation = Operation {
             communicator: mark.communicator,
-            operation: mark.operation,
+            operation: OperationId(mark.operation),
             participant: mark.participant,
             collective: None,
             epochs: (0, 0),
@@ -256,8 +257,8 @@ impl Communicator {
         })
     }
 
-    fn is_reported(&self, operation: u64) -> bool {
-        match self.next.checked_sub(operation) {
+    fn is_reported(&self, operation: OperationId) -> bool {
+        match self.next.checked_sub(operation.0) {
             None | Some(0) => false,
             Some(behind) => behind > WINDOW || self.reported >> (behind - 1) & 1 == 1,
         }
@@ -277,7 +278,7 @@ impl Communicator {
         let Open { mut operation, fresh } = self.open.remove(at);
         operation.whole &= operation.ranks.len() >= self.ranks
             && operation.ranks.iter().all(|rank| rank.called_ns.is_some() && rank.ended_ns.is_some());
-        let number = operation.operation;
+        let number = operation.operation.0;
         match (number + u64::from(number != u64::MAX)).checked_sub(self.next) {
             Some(ahead) => {
                 self.reported =
@@ -300,7 +301,7 @@ impl Communicator {
         // What has fallen out of the window will not end any more.
         let next = self.next;
         while let Some(at) =
-            self.open.iter().position(|open| open.operation.operation.saturating_add(WINDOW) < next)
+            self.open.iter().position(|open| open.operation.operation.0.saturating_add(WINDOW) < next)
         {
             self.give_up(at, found, counts);
         }

@@ -7,6 +7,7 @@ mod tests;
 pub use assembly::{Counts, Limits, Marks};
 
 use crate::trace::Timed;
+use harmonaize_abi::OperationId;
 
 /// An operation of one of this host's own communicators, ended or given up.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,7 +15,7 @@ pub struct Operation {
     /// The communicator, as control numbers it.
     pub communicator: u64,
     /// The operation's number on it.
-    pub operation: u64,
+    pub operation: OperationId,
     /// Which participant this host is.
     pub participant: u32,
     /// Which collective, by its code in descriptors; none where that is not known.

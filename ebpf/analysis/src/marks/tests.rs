@@ -71,7 +71,7 @@ fn operation_is_reported_complete_after_linger() {
     ];
     let expected = Operation {
         communicator: 7,
-        operation: 0,
+        operation: OperationId(0),
         participant: 1,
         collective: Some(4),
         epochs: (2, 3),
@@ -155,7 +155,7 @@ fn after_a_gap_operations_may_count_anew() {
         take(&mut marks, &operation((8 + number) << 30, number));
         marks.advance(((8 + number) << 30) + (1 << 29));
     }
-    let told: Vec<_> = polled(&mut marks).iter().map(|one| (one.operation, one.whole)).collect();
+    let told: Vec<_> = polled(&mut marks).iter().map(|one| (one.operation.0, one.whole)).collect();
     let whole = (0..5).map(|number| (number, true));
     assert_eq!(told, whole.chain([(5, false), (0, false), (1, true)]).collect::<Vec<_>>());
     assert_eq!(marks.counts().late, 0);
@@ -185,7 +185,7 @@ fn concurrent_operations_are_exact() {
         assert_eq!(told.len(), 50);
         for (number, one) in told.iter().enumerate() {
             let (calls, sent) = (one.ranks.len(), one.edges[1].sent);
-            assert_eq!((one.operation, one.whole, calls, sent.bytes), (number as u64, true, 2, 101));
+            assert_eq!((one.operation.0, one.whole, calls, sent.bytes), (number as u64, true, 2, 101));
             assert_eq!(one.ended_ns - one.began_ns, 40);
         }
     }
