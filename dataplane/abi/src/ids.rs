@@ -51,6 +51,10 @@ ids! {
     /// Numbers the operations of a communicator, from 0. Where a message's number stands in its place: the messages between its two
     /// ranks in its direction.
     OperationId(u64);
+    /// Numbers the segments of a communicator, from 0.
+    SegmentId(u64);
+    /// Numbers the segments that are given to an aggregator in one session, from 0.
+    SegmentIndex(u64);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
     /// Numbers the interleave slots that a participant asks for.

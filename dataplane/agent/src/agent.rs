@@ -566,12 +566,12 @@ impl Agent {
             }
             Notice::Switched { communicator, epoch, segment } => {
                 let (communicator, epoch) = (communicator.0, u64::from(epoch));
-                tracing::debug!(communicator, epoch, segment, "the epoch before is done");
+                tracing::debug!(communicator, epoch, segment = segment.0, "the epoch before is done");
                 if let Some(known) = self.communicators.get_mut(&communicator) {
                     known.recipe.epoch = epoch;
                 }
                 self.keep_one_epoch(communicator);
-                let switched = v1::Switched { communicator, epoch, first_segment: segment };
+                let switched = v1::Switched { communicator, epoch, first_segment: segment.0 };
                 self.send_to_control(from_agent::Message::Switched(switched));
             }
             Notice::SlotRequested { communicator: CommunicatorId(communicator), slot: SlotId(turn) } => {

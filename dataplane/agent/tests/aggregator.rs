@@ -3,7 +3,7 @@
 
 mod settings;
 
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_agent::aggregator::{self, AggregatorConfig, ParentConfig};
 use harmonaize_agent::control::{Control, Event, Settings, connect};
 use harmonaize_aggregator::packet::HEADER_BYTES;
@@ -93,12 +93,12 @@ struct Ramp {
 }
 
 impl Tensors for Ramp {
-    fn read(&self, _: u64, offset: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, offset: u64, _: usize, bytes: &mut [u8]) {
         for (to, at) in bytes.chunks_exact_mut(4).zip(offset..) {
             to.copy_from_slice(&(self.host + at as f32).to_le_bytes());
         }
     }
-    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         for (sum, at) in bytes.chunks_exact(4).zip(offset..) {
             assert_eq!(sum, (6.0 + 4.0 * at as f32).to_le_bytes());
         }
@@ -131,7 +131,7 @@ fn sum(recipes: &[v1::Recipe], session: u64) {
             };
             let mut worker = Worker::new(config);
             worker.begin(Duration::ZERO, session);
-            assert!((0..3).all(|segment| worker.submit(segment, Task::Sum(ELEMENTS))));
+            assert!((0..3).all(|segment| worker.submit(SegmentIndex(segment), Task::Sum(ELEMENTS))));
             let socket = Datagrams::bind(any(), DatagramConfig { bytes, ..DatagramConfig::default() });
             let ramp = Ramp { host: told.worker as f32, written: 0 };
             (worker, socket.unwrap(), ramp, told.address.parse().unwrap())

@@ -5,6 +5,7 @@
 //! `max(all that is known to be whole everywhere, the least of what is whole at each)`, and from there on everybody
 //! begins anew. A worker that restarted knows nothing, and says 0 and 0.
 
+use harmonaize_abi::SegmentId;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -38,16 +39,16 @@ pub enum Agreement {
         /// As it was asked.
         session: u64,
         /// All segments below this one are whole here.
-        done: u64,
+        done: SegmentId,
         /// All segments below this one are whole everywhere.
-        done_everywhere: u64,
+        done_everywhere: SegmentId,
     },
     /// To all: go on with segment `from`.
     Resume {
         /// As it was asked.
         session: u64,
         /// The first segment that is done in it, also where its sums are there already.
-        from: u64,
+        from: SegmentId,
         /// By whom.
         summation: Summation,
     },
@@ -56,19 +57,19 @@ pub enum Agreement {
         /// In which session.
         session: u64,
         /// The segment.
-        below: u64,
+        below: SegmentId,
     },
     /// To all: all segments below this one are whole everywhere, and their inputs need not be kept.
     DoneEverywhere {
         /// The segment.
-        below: u64,
+        below: SegmentId,
     },
     /// To all, before a Resume that undoes segments: of those that may be done at once, these need not be summed again.
     HaveSums {
         /// As it was asked.
         session: u64,
         /// Somebody has all sums of segments below this one.
-        below: u64,
+        below: SegmentId,
         /// Who.
         worker: u16,
     },
@@ -86,8 +87,8 @@ pub enum Audience {
 #[derive(Clone, Copy, Default)]
 struct FollowerState {
     stopped: bool,
-    done: u64,
-    done_everywhere: u64,
+    done: SegmentId,
+    done_everywhere: SegmentId,
 }
 
 /// The leader, at one of the workers.
@@ -100,9 +101,9 @@ pub struct Leader {
     /// Whether all are asked to stop, and not all have.
     gathering: bool,
     summation: Summation,
-    done_everywhere: u64,
+    done_everywhere: SegmentId,
     /// At the last Resume: who had most segments whole, and below which.
-    most_done: (u64, u16),
+    most_done: (SegmentId, u16),
     initial_backoff: Duration,
     max_backoff: Duration,
     backoff: Duration,
@@ -131,8 +132,8 @@ impl Leader {
             requested: 0,
             gathering: false,
             summation: Summation::Aggregator,
-            done_everywhere: 0,
-            most_done: (0, 0),
+            done_everywhere: SegmentId(0),
+            most_done: (SegmentId(0), 0),
             initial_backoff: backoff,
             max_backoff: most,
             backoff,
@@ -176,7 +177,7 @@ impl Leader {
                     return None;
                 }
                 voice.done = voice.done.max(below);
-                let all = self.followers.iter().map(|voice| voice.done).min().unwrap_or(0);
+                let all = self.followers.iter().map(|voice| voice.done).min().unwrap_or_default();
                 (all > self.done_everywhere).then(|| {
                     self.done_everywhere = all;
                     (Audience::All, Agreement::DoneEverywhere { below: all })
@@ -210,13 +211,13 @@ impl Leader {
         if std::mem::take(&mut self.probing) {
             self.back_off(now);
         }
-        let whole = self.followers.iter().map(|voice| voice.done).min().unwrap_or(0);
+        let whole = self.followers.iter().map(|voice| voice.done).min().unwrap_or_default();
         let settled = self
             .followers
             .iter()
             .map(|voice| voice.done_everywhere)
             .max()
-            .unwrap_or(0)
+            .unwrap_or_default()
             .max(self.done_everywhere);
         let from = whole.max(settled);
         self.most_done =
@@ -227,7 +228,7 @@ impl Leader {
     }
 
     /// What to send before the last Resume, if anybody has more than is whole everywhere.
-    pub fn sum_holder(&self, session: u64, from: u64) -> Option<Agreement> {
+    pub fn sum_holder(&self, session: u64, from: SegmentId) -> Option<Agreement> {
         let (below, worker) = self.most_done;
         (below > from).then_some(Agreement::HaveSums { session, below, worker })
     }

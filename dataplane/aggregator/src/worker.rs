@@ -5,6 +5,7 @@ use crate::losses::Losses;
 use crate::packet::{Content, HEADER_BYTES, Header, Kind, seal};
 use crate::rtt::RttEstimator;
 use crate::sum::SQUARES;
+use harmonaize_abi::SegmentIndex;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -154,8 +155,8 @@ impl Worker {
     }
 
     /// Gives a segment to be done, the next after the last. `false` if there is no room, or no session.
-    pub fn submit(&mut self, segment: u64, task: Task) -> bool {
-        let follows = self.work.back().is_none_or(|last| last.segment + 1 == segment);
+    pub fn submit(&mut self, segment: SegmentIndex, task: Task) -> bool {
+        let follows = self.work.back().is_none_or(|last| last.segment.next() == segment);
         let running = matches!(self.state, State::Beginning | State::Running { .. });
         let (elements, of_form) = match task {
             Task::Sum(elements) => (elements, true),
@@ -467,10 +468,10 @@ impl Worker {
     }
 
     /// Where the ranges of these elements lie.
-    fn ranges_at(&self, segment: u64, offset: u64, elements: usize) -> std::ops::Range<usize> {
+    fn ranges_at(&self, segment: SegmentIndex, offset: u64, elements: usize) -> std::ops::Range<usize> {
         let form = self.config.format;
         let of = |elements: u64| form.ranges_bytes(usize::try_from(elements).unwrap_or(usize::MAX));
-        let turn = (segment % self.config.segments.max(1) as u64) as usize;
+        let turn = (segment.0 % self.config.segments.max(1) as u64) as usize;
         let at = turn * of(self.config.codes.segment_elements) + of(offset);
         at..at + form.ranges_bytes(elements)
     }

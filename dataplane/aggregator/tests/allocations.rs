@@ -5,7 +5,7 @@
 mod counting;
 
 use counting::Counting;
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Aggregator, Codes, Event, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker,
@@ -22,10 +22,10 @@ const ELEMENTS: usize = 64;
 struct Ones(u64);
 
 impl Tensors for Ones {
-    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|to| to.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: SegmentIndex, _: u64, elements: usize, bytes: &[u8]) {
         assert!(bytes.chunks_exact(4).all(|value| value == (WORKERS as i32).to_le_bytes()));
         self.0 += elements as u64;
     }
@@ -40,7 +40,7 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
         *steps += 1;
         let now = Duration::from_micros(50 * *steps);
         for index in 0..WORKERS {
-            if next[index] < to && workers[index].0.submit(next[index], Task::Sum(1000)) {
+            if next[index] < to && workers[index].0.submit(SegmentIndex(next[index]), Task::Sum(1000)) {
                 next[index] += 1;
             }
             loop {
@@ -57,7 +57,7 @@ fn sum(aggregator: &mut Aggregator, workers: &mut [(Worker, Ones)], from: u64, t
                 });
             }
             while let Some(event) = workers[index].0.poll_event() {
-                let Event::Done { segment, .. } = event else { panic!("{event:?}") };
+                let Event::Done { segment: SegmentIndex(segment), .. } = event else { panic!("{event:?}") };
                 done[index] = segment + 1;
             }
         }

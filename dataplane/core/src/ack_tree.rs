@@ -8,7 +8,7 @@
 //! participant is there, too.
 
 use crate::message::Header;
-use harmonaize_abi::Nanos;
+use harmonaize_abi::{Nanos, SegmentId};
 use harmonaize_plan::Participant;
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ pub(crate) struct AckTree {
     me: u32,
     participants: u32,
     /// By child (in order): all below it have done every segment below this.
-    children_done: Vec<u64>,
+    children_done: Vec<SegmentId>,
     /// What each child, and the parent, reported in the next generation.
-    children_next_generation: Vec<u64>,
-    parent_next_generation: u64,
+    children_next_generation: Vec<SegmentId>,
+    parent_next_generation: SegmentId,
     generation: u8,
-    done: u64,
-    acked_by_all: u64,
-    reported_to_parent: u64,
-    reported_to_children: Vec<u64>,
+    done: SegmentId,
+    acked_by_all: SegmentId,
+    reported_to_parent: SegmentId,
+    reported_to_children: Vec<SegmentId>,
     /// Operations wait for acknowledgements of segments below this.
-    awaited: u64,
+    awaited: SegmentId,
     /// Segments of which acknowledgements are a batch.
     batch: u64,
     /// Since when there is something to tell.
@@ -47,15 +47,15 @@ impl AckTree {
         Self {
             me: me.0,
             participants,
-            children_done: vec![0; children],
-            children_next_generation: vec![0; children],
-            parent_next_generation: 0,
+            children_done: vec![SegmentId(0); children],
+            children_next_generation: vec![SegmentId(0); children],
+            parent_next_generation: SegmentId(0),
             generation: 0,
-            done: 0,
-            acked_by_all: 0,
-            reported_to_parent: 0,
-            reported_to_children: vec![0; children],
-            awaited: 0,
+            done: SegmentId(0),
+            acked_by_all: SegmentId(0),
+            reported_to_parent: SegmentId(0),
+            reported_to_children: vec![SegmentId(0); children],
+            awaited: SegmentId(0),
             // The others go on meanwhile.
             batch: u64::from(channels / 2).max(1),
             pending_since: None,
@@ -72,12 +72,12 @@ impl AckTree {
     }
 
     /// Every segment below this is done by everybody.
-    pub(crate) fn acked_by_all(&self) -> u64 {
+    pub(crate) fn acked_by_all(&self) -> SegmentId {
         self.acked_by_all
     }
 
-    fn subtree_done(&self) -> u64 {
-        self.children_done.iter().copied().fold(self.done, u64::min)
+    fn subtree_done(&self) -> SegmentId {
+        self.children_done.iter().copied().fold(self.done, SegmentId::min)
     }
 
     fn advance(&mut self) {
@@ -88,13 +88,13 @@ impl AckTree {
     }
 
     /// Every segment below `done` is done here.
-    pub(crate) fn advance_local(&mut self, done: u64) {
+    pub(crate) fn advance_local(&mut self, done: SegmentId) {
         self.done = self.done.max(done);
         self.advance();
     }
 
     /// The first segment that is not done here.
-    pub(crate) fn local_done(&self) -> u64 {
+    pub(crate) fn local_done(&self) -> SegmentId {
         self.done
     }
 
@@ -104,12 +104,12 @@ impl AckTree {
     }
 
     /// Segments from `from` on are not done any more, anywhere; what everybody has acknowledged is below.
-    pub(crate) fn undo(&mut self, from: u64, generation: u8) {
+    pub(crate) fn undo(&mut self, from: SegmentId, generation: u8) {
         self.generation = generation;
         self.done = self.done.min(from);
         // Who was here before this one has not heard what was told in the generation before.
-        self.reported_to_parent = 0;
-        self.reported_to_children.fill(0);
+        self.reported_to_parent = SegmentId(0);
+        self.reported_to_children.fill(SegmentId(0));
         for (below, ahead) in self.children_done.iter_mut().zip(&mut self.children_next_generation) {
             *below = (*below).min(from).max(std::mem::take(ahead));
         }
@@ -144,7 +144,7 @@ impl AckTree {
 
     /// A peer next to this one in the tree that is gone and took acknowledgements of segments below `begun` with it. Who
     /// leaves in good order has told all it knew, so this one did not.
-    pub(crate) fn lost_neighbor(&self, begun: u64, gone: impl Fn(u32) -> bool) -> Option<Participant> {
+    pub(crate) fn lost_neighbor(&self, begun: SegmentId, gone: impl Fn(u32) -> bool) -> Option<Participant> {
         // What it reported in the next generation holds as soon as this one is there, too.
         let children = self
             .children_done
@@ -161,7 +161,7 @@ impl AckTree {
     pub(crate) fn fill_header(&mut self, peer: Participant, header: &mut Header) {
         let everyone = self.acked_by_all;
         header.generation = self.generation;
-        header.acknowledged = 0;
+        header.acknowledged = SegmentId(0);
         if self.parent() == Some(peer.0) {
             self.reported_to_parent = self.subtree_done();
             header.acknowledged = self.reported_to_parent;
@@ -174,12 +174,12 @@ impl AckTree {
     }
 
     /// Operations wait for acknowledgements of all segments below this.
-    pub(crate) fn await_below(&mut self, segment: u64) {
+    pub(crate) fn await_below(&mut self, segment: SegmentId) {
         self.awaited = self.awaited.max(segment);
     }
 
     /// Peers that have not heard what they could, what they have heard and what there is to hear.
-    fn pending_peers(&self) -> impl Iterator<Item = (Participant, u64, u64)> {
+    fn pending_peers(&self) -> impl Iterator<Item = (Participant, SegmentId, SegmentId)> {
         let parent = self.parent().map(|parent| (parent, self.reported_to_parent, self.subtree_done()));
         let children = (self.me * FANOUT + 1..).zip(&self.reported_to_children);
         let children = children.map(|(child, told)| (child, *told, self.acked_by_all));
@@ -199,7 +199,7 @@ impl AckTree {
             return None;
         }
         let all = all || now >= self.pending_since.get_or_insert(now).after(MAX_ACK_DELAY);
-        let due = |told, known| told < self.awaited || known - told >= self.batch;
+        let due = |told: SegmentId, known: SegmentId| told < self.awaited || known.0 - told.0 >= self.batch;
         self.pending_peers().find(|(_, told, known)| all || due(*told, *known)).map(|(peer, ..)| peer)
     }
 
@@ -234,16 +234,18 @@ mod tests {
         let nodes = |count| (0..count).map(move |i| AckTree::new(Participant(i), count, 8));
         let mut nodes: Vec<_> = nodes(8).collect();
         let all = |nodes: &mut [AckTree], done| nodes.iter_mut().for_each(|node| node.advance_local(done));
-        all(&mut nodes, 3);
+        all(&mut nodes, SegmentId(3));
         assert_eq!(run_until_idle(&mut nodes, Nanos(5)), 0);
-        all(&mut nodes, 4);
+        all(&mut nodes, SegmentId(4));
         assert_eq!(run_until_idle(&mut nodes, Nanos(6)), 14, "one up and one down each of seven ways");
-        assert!(nodes.iter().all(|node| node.acked_by_all() == 4 && node.poll_timeout().is_none()));
-        all(&mut nodes, 5);
+        assert!(
+            nodes.iter().all(|node| node.acked_by_all() == SegmentId(4) && node.poll_timeout().is_none())
+        );
+        all(&mut nodes, SegmentId(5));
         assert_eq!(run_until_idle(&mut nodes, Nanos(7)), 0);
-        nodes.iter_mut().for_each(|node| node.await_below(5));
+        nodes.iter_mut().for_each(|node| node.await_below(SegmentId(5)));
         assert_eq!(run_until_idle(&mut nodes, Nanos(8)), 14, "somebody waits");
-        all(&mut nodes, 6);
+        all(&mut nodes, SegmentId(6));
         assert_eq!(run_until_idle(&mut nodes, Nanos(9)), 0);
         assert_eq!(nodes[7].poll_timeout(), Some(Nanos(9).after(MAX_ACK_DELAY)));
         let mut now = Nanos(9);
@@ -251,7 +253,7 @@ mod tests {
             now = now.after(MAX_ACK_DELAY);
             run_until_idle(&mut nodes, now);
         }
-        assert!(nodes.iter().all(|node| node.acked_by_all() == 6 && !node.has_pending()));
+        assert!(nodes.iter().all(|node| node.acked_by_all() == SegmentId(6) && !node.has_pending()));
     }
 
     #[test]
@@ -260,11 +262,11 @@ mod tests {
             let mut nodes: Vec<_> =
                 (0..participants).map(|i| AckTree::new(Participant(i), participants, 1)).collect();
             for (i, node) in nodes.iter_mut().enumerate() {
-                node.advance_local(10 + (i as u64 * 7) % 5);
+                node.advance_local(SegmentId(10 + (i as u64 * 7) % 5));
             }
             let expected = (0..u64::from(participants)).map(|i| 10 + (i * 7) % 5).min().unwrap();
             run_until_idle(&mut nodes, Nanos(0));
-            assert!(nodes.iter().all(|n| n.acked_by_all() == expected), "{participants} participants");
+            assert!(nodes.iter().all(|n| n.acked_by_all().0 == expected), "{participants} participants");
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::aggregation::AggregationReport;
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, OperationId, P2pSignature, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, Token};
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
 /// One message of a step, to or from a peer.
@@ -256,7 +256,7 @@ pub enum Action {
         /// The new epoch.
         epoch: Epoch,
         /// Its first segment.
-        segment: u64,
+        segment: SegmentId,
     },
     /// Nothing needs the links of this epoch any more.
     Retire {

@@ -13,7 +13,7 @@
 //! and stays in staging until everybody has it. When hosts begin such a segment again, its input is the sum of one participant that
 //! has it, and nothing of the others. So all end with the same bits, and whoever has the sum touches no tensor any more.
 
-use harmonaize_abi::{AggregatorTask, Dtype, ReduceOp, Signature};
+use harmonaize_abi::{AggregatorTask, Dtype, ReduceOp, SegmentId, SegmentIndex, Signature};
 use harmonaize_aggregator::{Leader, PayloadFormat, Summation};
 use std::time::Duration;
 
@@ -67,7 +67,7 @@ pub struct AggregationReport {
 pub(crate) enum Executor {
     Hosts,
     /// The aggregator, as the segment of this index in its session.
-    Aggregator(u64),
+    Aggregator(SegmentIndex),
     /// Nobody yet: it is being agreed on.
     Unknown {
         /// Whether a first session is to be requested.
@@ -89,11 +89,11 @@ pub(crate) struct AggregationState {
     pub(crate) stopped: bool,
     pub(crate) summation: Summation,
     /// The first segment that the session's executor runs.
-    pub(crate) from_segment: u64,
+    pub(crate) from_segment: SegmentId,
     /// Segments of the session so far.
-    pub(crate) next_index: u64,
+    pub(crate) next_index: SegmentIndex,
     /// A session, a segment, and the worker that has the sums of segments below it.
-    pub(crate) sum_holder: Option<(u64, u64, u16)>,
+    pub(crate) sum_holder: Option<(u64, SegmentId, u16)>,
 }
 
 impl AggregationState {
@@ -106,8 +106,8 @@ impl AggregationState {
             session: 0,
             stopped: true,
             summation,
-            from_segment: 0,
-            next_index: 0,
+            from_segment: SegmentId(0),
+            next_index: SegmentIndex(0),
             sum_holder: None,
         }
     }
@@ -152,15 +152,15 @@ impl AggregationState {
     }
 
     /// By whom the next segment is run, one of an operation that may be aggregated. A segment for the aggregator counts as begun.
-    pub(crate) fn assign_executor(&mut self, segment: u64) -> Executor {
+    pub(crate) fn assign_executor(&mut self, segment: SegmentId) -> Executor {
         match self.summation {
             _ if self.stopped => {
                 let request = self.session == 0 && !std::mem::replace(&mut self.leader_needed, true);
                 Executor::Unknown { request }
             }
             Summation::Aggregator if segment >= self.from_segment => {
-                self.next_index += 1;
-                Executor::Aggregator(self.next_index - 1)
+                let next = self.next_index.next();
+                Executor::Aggregator(std::mem::replace(&mut self.next_index, next))
             }
             _ => Executor::Hosts,
         }

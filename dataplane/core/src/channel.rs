@@ -1,7 +1,7 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
 use crate::counts::Counts;
-use harmonaize_abi::{Epoch, OperationId, Signature};
+use harmonaize_abi::{Epoch, OperationId, SegmentId, SegmentIndex, Signature};
 use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Slot, Step};
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ const NOT_ISSUED: u8 = u8::MAX;
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// Its number on the communicator.
-    pub number: u64,
+    pub number: SegmentId,
     /// The operation that it belongs to, which may have been completed.
     pub operation: OperationId,
     /// The signature of the operation.
@@ -31,7 +31,7 @@ pub struct Segment {
     /// How many elements each block has, if that differs.
     pub(crate) counts: Option<Arc<Counts>>,
     /// Its index in its session with an aggregator, if one sums it. Its program does not run unless it is left to the hosts.
-    pub aggregated: Option<u64>,
+    pub aggregated: Option<SegmentIndex>,
     /// How it is begun again, if it is although its sum is there.
     pub resume: Option<Resume>,
 }
@@ -223,7 +223,7 @@ impl Channel {
     }
 
     /// The aggregator has summed the segment, if it is this one of an epoch's session; its operation then.
-    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: u64) -> Option<OperationId> {
+    pub(crate) fn handle_sum(&mut self, epoch: Epoch, index: SegmentIndex) -> Option<OperationId> {
         let this = |segment: &&Segment| segment.epoch == epoch && segment.aggregated == Some(index);
         let operation = self.segment.as_ref().filter(this)?.operation;
         self.summed = true;

@@ -19,7 +19,7 @@ use crate::report::{self, InFlight, MessageInFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, Signature, SlotId, Token};
+use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, SegmentId, Signature, SlotId, Token};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 use std::time::Duration;
@@ -278,7 +278,7 @@ impl Communicator {
             self.inquiries.handle_unexpected(now, shared, suspect);
             return true;
         }
-        let arrival = Arrival { operation, segment: header.segment, signature, payload };
+        let arrival = Arrival { operation, segment: SegmentId(header.segment), signature, payload };
         if shared.epochs.get(header.epoch).is_none_or(|epoch| epoch.link(from) != Some(link)) {
             return false;
         }

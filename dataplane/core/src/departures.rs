@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::message::Control;
 use crate::p2p::P2p;
 use crate::shared::Shared;
-use harmonaize_abi::Rank;
+use harmonaize_abi::{Rank, SegmentId};
 use harmonaize_plan::Participant;
 
 /// Ranks that have left.
@@ -43,7 +43,7 @@ impl Departures {
 
     /// Ends the communicator if a peer is gone whose ranks have not left, if an operation or a message was called that ranks that have
     /// left cannot take part in, or if one of the `begun` segments cannot be acknowledged any more.
-    pub(crate) fn refuse_impossible(&self, shared: &mut Shared, p2p: &P2p, begun: u64) {
+    pub(crate) fn refuse_impossible(&self, shared: &mut Shared, p2p: &P2p, begun: SegmentId) {
         if shared.has_failed() {
             return;
         }

@@ -6,7 +6,7 @@ use crate::error::{BadPlan, CoreError};
 use crate::message::Header;
 use crate::stream::Stream;
 use crate::switch::Switch;
-use harmonaize_abi::{Epoch, Nanos, Rank};
+use harmonaize_abi::{Epoch, Nanos, Rank, SegmentId};
 use harmonaize_plan::{Access, Participant};
 
 /// The current epoch, the next one while a change is under way, and which were given up.
@@ -90,7 +90,7 @@ impl EpochSet {
     }
 
     /// The epoch that a segment runs under; `None` while that is being agreed on.
-    pub(crate) fn governing(&self, segment: u64) -> Option<Epoch> {
+    pub(crate) fn governing(&self, segment: SegmentId) -> Option<Epoch> {
         match &self.next {
             Some(switch) if switch.governs(segment)? => Some(switch.epoch.number()),
             _ => Some(self.current.number()),
@@ -213,7 +213,7 @@ impl EpochSet {
 
     /// Makes the new plan the current one once everybody has acknowledged every segment below `acknowledged`, if those are all
     /// of the old one. Returns the old epoch.
-    pub(crate) fn retire(&mut self, acknowledged: u64) -> Option<Epoch> {
+    pub(crate) fn retire(&mut self, acknowledged: SegmentId) -> Option<Epoch> {
         let over = |switch: &mut Switch| switch.committed().is_some_and(|commit| acknowledged >= commit);
         let switch = self.next.take_if(over)?;
         debug_assert!(switch.epoch.number() > self.current.number(), "epochs never go back");
@@ -233,9 +233,9 @@ impl EpochSet {
     ///
     /// A peer closes the old link once all of its segments are done by everybody, which it may know before we do, even of the commit;
     /// before that, what is to go by the old link cannot go by another. The new one it may have given up, until the commit.
-    pub(crate) fn is_lost(&self, peer: Participant, done: u64) -> bool {
+    pub(crate) fn is_lost(&self, peer: Participant, done: SegmentId) -> bool {
         let current = self.current.is_down(peer);
-        let needed = |below: Option<u64>| below.is_none_or(|below| done < below);
+        let needed = |below: Option<SegmentId>| below.is_none_or(|below| done < below);
         match &self.next {
             Some(switch) if switch.committed().is_some() => {
                 switch.epoch.is_down(peer) || current && needed(switch.committed())

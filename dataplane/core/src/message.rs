@@ -1,7 +1,7 @@
 //! Messages between participants: a fixed header on every frame, and rare control messages behind it.
 
 use crate::Failure;
-use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature};
 use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -66,7 +66,7 @@ pub struct Header {
     /// Data: number of the segment. Offer: elements. Pull and piece: the first byte.
     pub segment: u64,
     /// To the parent: every participant below has done every segment below this. To a child: everybody has.
-    pub acknowledged: u64,
+    pub acknowledged: SegmentId,
     /// Data: [`Signature::count`]. Offer, pull, piece, received: the receiving rank.
     pub count: u64,
     /// Data: [`Signature::root`]. Offer, pull, piece, received: the sending rank.
@@ -95,7 +95,7 @@ impl Header {
             credit: 0,
             operation: 0,
             segment: 0,
-            acknowledged: 0,
+            acknowledged: SegmentId(0),
             count: 0,
             root: 0,
             collective: 0,
@@ -172,14 +172,14 @@ pub enum Control {
         /// The new epoch.
         epoch: Epoch,
         /// First segment not promised to the old epoch.
-        below: u64,
+        below: SegmentId,
     },
     /// From the leader: segments from `segment` on run under the new epoch.
     Commit {
         /// The new epoch.
         epoch: Epoch,
         /// The first segment of the new epoch.
-        segment: u64,
+        segment: SegmentId,
     },
     /// Gives up an epoch: to the leader because it cannot be prepared here, from the leader for everybody.
     Withdrawn {

@@ -2,7 +2,7 @@
 
 use crate::action::CodingReport;
 use crate::counts::Counts;
-use harmonaize_abi::{Nanos, OperationId, Rank, Signature, Token};
+use harmonaize_abi::{Nanos, OperationId, Rank, SegmentId, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,7 +68,7 @@ impl Operation {
 /// How an operation that has begun runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    pub(crate) first_segment: u64,
+    pub(crate) first_segment: SegmentId,
     pub(crate) segmentation: Segmentation,
     pub(crate) retention: Retention,
     pub(crate) algorithm: Algorithm,

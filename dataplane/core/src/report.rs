@@ -4,7 +4,7 @@ use crate::action::{Action, Receipt};
 use crate::aggregation::AggregationReport;
 use crate::operation::Operation;
 use crate::shared::Shared;
-use harmonaize_abi::{Nanos, OperationId, P2pSignature, Rank, Signature};
+use harmonaize_abi::{Nanos, OperationId, P2pSignature, Rank, SegmentId, Signature};
 use harmonaize_plan::Retention;
 
 /// An operation in flight, for people.
@@ -38,7 +38,7 @@ pub struct MessageInFlight {
 }
 
 /// Operations in flight where segments below `done` are done and messages of the ranks in `awaits` are missing.
-pub(crate) fn in_flight(shared: &Shared, done: u64, awaits: &[Rank]) -> Vec<InFlight> {
+pub(crate) fn in_flight(shared: &Shared, done: SegmentId, awaits: &[Rank]) -> Vec<InFlight> {
     let describe = |operation: &Operation| InFlight {
         operation: operation.number,
         signature: operation.signature,
@@ -47,7 +47,7 @@ pub(crate) fn in_flight(shared: &Shared, done: u64, awaits: &[Rank]) -> Vec<InFl
         awaits: awaits.to_vec(),
         segments: operation.run.map_or((0, 0), |run| {
             let segments = run.segmentation.segments;
-            (done.saturating_sub(run.first_segment).min(segments), segments)
+            (done.0.saturating_sub(run.first_segment.0).min(segments), segments)
         }),
     };
     shared.operations.iter().map(describe).collect()
@@ -64,11 +64,11 @@ fn aggregation_report(operation: &Operation) -> Option<AggregationReport> {
 }
 
 /// The next completion, where segments below `done` are done here.
-pub(crate) fn poll_completed(shared: &mut Shared, done: u64) -> Option<Action> {
+pub(crate) fn poll_completed(shared: &mut Shared, done: SegmentId) -> Option<Action> {
     loop {
         let operation = shared.operations.oldest()?;
         let run = operation.run?;
-        let end = run.first_segment + run.segmentation.segments;
+        let end = SegmentId(run.first_segment.0 + run.segmentation.segments);
         let complete = run.all_begun()
             && match run.retention {
                 Retention::KeepInputs => shared.acknowledgements.acked_by_all() >= end,

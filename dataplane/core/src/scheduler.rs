@@ -12,7 +12,7 @@ use crate::message::{Header, Kind, Payload};
 use crate::operation::{Operations, Run};
 use crate::shared::Shared;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, Signature, SlotId};
+use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, SegmentId, SegmentIndex, Signature, SlotId};
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
 };
@@ -33,7 +33,7 @@ pub(crate) enum Begin {
 
 /// A segment about to begin.
 struct Candidate {
-    segment: u64,
+    segment: SegmentId,
     epoch: Epoch,
     signature: Signature,
     retention: Retention,
@@ -46,9 +46,9 @@ pub(crate) struct Scheduler {
     /// The operation whose segments begin next.
     cursor: OperationId,
     /// Segments begun.
-    begun: u64,
+    begun: SegmentId,
     /// Segments below this are done here.
-    done: u64,
+    done: SegmentId,
     /// Credits that are due: the epoch, the peer and the channel of each stream.
     credits: VecDeque<(Epoch, Participant, u16)>,
 }
@@ -58,19 +58,19 @@ impl Scheduler {
         Self {
             channels: (0..channels).map(|_| Channel::default()).collect(),
             cursor: OperationId(0),
-            begun: 0,
-            done: 0,
+            begun: SegmentId(0),
+            done: SegmentId(0),
             credits: VecDeque::with_capacity(2 * participants as usize * usize::from(channels)),
         }
     }
 
     /// Segments begun.
-    pub(crate) fn begun(&self) -> u64 {
+    pub(crate) fn begun(&self) -> SegmentId {
         self.begun
     }
 
     /// Segments below this are done here.
-    pub(crate) fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> SegmentId {
         self.done
     }
 
@@ -89,8 +89,8 @@ impl Scheduler {
     }
 
     /// The channel that a segment runs on.
-    fn channel_of(&self, segment: u64) -> u16 {
-        (segment % (self.channels.len() as u64).max(1)) as u16
+    fn channel_of(&self, segment: SegmentId) -> u16 {
+        (segment.0 % (self.channels.len() as u64).max(1)) as u16
     }
 
     /// What must hold between two calls.
@@ -117,7 +117,7 @@ impl Scheduler {
     }
 
     /// Segments from this one on are not done any more.
-    pub(crate) fn undo(&mut self, from: u64) {
+    pub(crate) fn undo(&mut self, from: SegmentId) {
         self.done = self.done.min(from);
     }
 
@@ -135,7 +135,7 @@ impl Scheduler {
                     shared.actions.push_back(Action::CopyOut { channel: index });
                 }
             }
-            self.done += 1;
+            self.done = self.done.next();
         }
         shared.acknowledgements.advance_local(self.done);
         self.check(shared);
@@ -212,7 +212,12 @@ impl Scheduler {
     }
 
     /// Begins a segment; `None` if it has no program.
-    fn begin(&mut self, shared: &mut Shared, next: &Candidate, aggregated: Option<u64>) -> Option<()> {
+    fn begin(
+        &mut self,
+        shared: &mut Shared,
+        next: &Candidate,
+        aggregated: Option<SegmentIndex>,
+    ) -> Option<()> {
         let Candidate { segment: number, epoch, signature, retention } = *next;
         let index = self.channel_of(number);
         let state = shared.epochs.get_mut(epoch)?;
@@ -227,10 +232,10 @@ impl Scheduler {
         });
         let coding = state.coding(&signature, retention);
         let program: Arc<Program> = state.program(&signature, retention, run.algorithm).ok()?;
-        let (lo, hi) = run.segmentation.range(number - run.first_segment);
+        let (lo, hi) = run.segmentation.range(number.0 - run.first_segment.0);
         run.begin();
         if retention != Retention::CopyInputs {
-            shared.acknowledgements.await_below(number + 1);
+            shared.acknowledgements.await_below(number.next());
         }
         let all_begun = run.all_begun();
         if aggregated.is_some() {
@@ -254,7 +259,7 @@ impl Scheduler {
             aggregated,
             resume: None,
         });
-        self.begun += 1;
+        self.begun = self.begun.next();
         if all_begun {
             self.cursor = self.cursor.next();
         }
@@ -274,7 +279,8 @@ impl Scheduler {
         // The next one's first segments fill the link while the last of these leave it, and the release takes its time.
         let operations = &shared.operations;
         let last = self.cursor.0.checked_sub(1).and_then(|last| operations.get(OperationId(last))?.run);
-        let (open, tail) = (self.begun - self.done, last.map_or(0, |run| run.segmentation.segments / TAIL));
+        let (open, tail) =
+            (self.begun.0 - self.done.0, last.map_or(0, |run| run.segmentation.segments / TAIL));
         if open > tail {
             return;
         }
@@ -295,8 +301,8 @@ impl Scheduler {
             return None;
         }
         let everyone = shared.acknowledgements.acked_by_all();
-        let first = self.begun.saturating_sub(self.channels.len() as u64);
-        for segment in first..self.begun {
+        let first = self.begun.0.saturating_sub(self.channels.len() as u64);
+        for segment in (first..self.begun.0).map(SegmentId) {
             let index = self.channel_of(segment);
             let channel = self.channels.get_mut(usize::from(index)).filter(|_| segment < everyone);
             if channel.is_some_and(Channel::take_copy_out) {
@@ -327,7 +333,7 @@ impl Scheduler {
         &mut self,
         shared: &mut Shared,
         index: u16,
-        everyone: u64,
+        everyone: SegmentId,
     ) -> Result<Option<Action>, Suspect> {
         let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
@@ -338,7 +344,7 @@ impl Scheduler {
         let (epoch, signature) = (segment.epoch, segment.signature);
         let (mut sources, mut sends) = (ArrayVec::new(), ArrayVec::new());
         let mut header = Header::new(Kind::Data, epoch);
-        (header.channel, header.operation, header.segment) = (index, segment.operation.0, segment.number);
+        (header.channel, header.operation, header.segment) = (index, segment.operation.0, segment.number.0);
         header.sign(&signature);
         for (peer, _) in peers(&what.sources) {
             let Some(stream) = shared.epochs.stream_mut(epoch, peer, index) else { return Ok(None) };

@@ -1,13 +1,13 @@
 //! Message streams between two participants on one channel: order, credit, and what has arrived but is not consumed.
 
 use crate::message::Payload;
-use harmonaize_abi::{OperationId, Signature};
+use harmonaize_abi::{OperationId, SegmentId, Signature};
 
 /// The description of a data message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub(crate) operation: OperationId,
-    pub(crate) segment: u64,
+    pub(crate) segment: SegmentId,
     pub(crate) signature: Signature,
     pub(crate) payload: Payload,
 }

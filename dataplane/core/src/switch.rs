@@ -1,7 +1,7 @@
 //! A plan that is about to take over: who is prepared for it, what was promised, and from which segment on it governs.
 
 use crate::epoch::EpochState;
-use harmonaize_abi::Epoch;
+use harmonaize_abi::{Epoch, SegmentId};
 use harmonaize_plan::Participant;
 
 /// A plan that is about to take over.
@@ -11,12 +11,12 @@ pub(crate) struct Switch {
     /// Whether this participant's links for it are up.
     pub(crate) ready: bool,
     /// This participant's promise: the first segment that it will not begin before the commit.
-    pub(crate) promised_below: Option<u64>,
+    pub(crate) promised_below: Option<SegmentId>,
     /// At the leader: everyone's promises.
-    promises: Vec<Option<u64>>,
+    promises: Vec<Option<SegmentId>>,
     proposed: bool,
     /// The first segment of the new plan.
-    commit: Option<u64>,
+    commit: Option<SegmentId>,
 }
 
 impl Switch {
@@ -39,16 +39,16 @@ impl Switch {
     }
 
     /// At the leader: takes a promise. Returns the segment to switch at once all have promised, before the commit.
-    pub(crate) fn record_promise(&mut self, from: Participant, below: u64) -> Option<u64> {
+    pub(crate) fn record_promise(&mut self, from: Participant, below: SegmentId) -> Option<SegmentId> {
         *self.promises.get_mut(from.0 as usize)? = Some(below);
         if self.commit.is_some() {
             return None;
         }
-        self.promises.iter().copied().try_fold(0, |most, promise| Some(most.max(promise?)))
+        self.promises.iter().copied().try_fold(SegmentId(0), |most, promise| Some(most.max(promise?)))
     }
 
     /// Commits to a segment. False if that is done already, or breaks this participant's promise.
-    pub(crate) fn commit(&mut self, segment: u64) -> bool {
+    pub(crate) fn commit(&mut self, segment: SegmentId) -> bool {
         let may = self.commit.is_none() && self.promised_below.is_some_and(|below| segment >= below);
         if may {
             self.commit = Some(segment);
@@ -57,12 +57,12 @@ impl Switch {
     }
 
     /// The first segment of the new plan, once that is agreed on.
-    pub(crate) fn committed(&self) -> Option<u64> {
+    pub(crate) fn committed(&self) -> Option<SegmentId> {
         self.commit
     }
 
     /// Whether a segment runs under the new plan (`Some(true)`), under the old one, or must not begin yet (`None`).
-    pub(crate) fn governs(&self, segment: u64) -> Option<bool> {
+    pub(crate) fn governs(&self, segment: SegmentId) -> Option<bool> {
         match (self.commit, self.promised_below) {
             (Some(commit), _) => Some(segment >= commit),
             (None, Some(below)) if segment >= below => None,

@@ -5,7 +5,7 @@ use crate::coded::mix;
 use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Rank, ReduceOp, SHARED_CODEC, Signature, View, ViewMut};
+use harmonaize_abi::{Epoch, Rank, ReduceOp, SHARED_CODEC, SegmentIndex, Signature, View, ViewMut};
 use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
 use harmonaize_core::{CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
@@ -128,7 +128,7 @@ pub(crate) struct SegmentTensors<'a> {
 }
 
 impl<'a> SegmentTensors<'a> {
-    fn segment(&self, index: u64) -> Option<(u16, &'a Segment, Signature)> {
+    fn segment(&self, index: SegmentIndex) -> Option<(u16, &'a Segment, Signature)> {
         let (channel, segment) = self.member.core.aggregated_segment(self.epoch, index)?;
         Some((channel, segment, segment.signature))
     }
@@ -171,13 +171,13 @@ impl<'a> SegmentTensors<'a> {
         memory.view(tensor + at, bytes).ok()
     }
 
-    fn load_broadcast(&self, index: u64, at: u64, to: &mut [u8]) -> Option<()> {
+    fn load_broadcast(&self, index: SegmentIndex, at: u64, to: &mut [u8]) -> Option<()> {
         let (_, segment, _) = self.segment(index)?;
         let from = self.root_input(segment, at, to.len() as u64)?;
         harmonaize_kernels::copy(from, &[to.into()]).ok()
     }
 
-    fn store_broadcast(&self, index: u64, at: u64, bytes: &[u8]) -> Option<()> {
+    fn store_broadcast(&self, index: SegmentIndex, at: u64, bytes: &[u8]) -> Option<()> {
         let (channel, segment, _) = self.segment(index)?;
         let places = self.places(channel, segment, at, bytes.len() as u64)?;
         harmonaize_kernels::copy(bytes.into(), &places).ok()
@@ -239,7 +239,7 @@ impl<'a> SegmentTensors<'a> {
         Some(parts)
     }
 
-    fn add_up(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
+    fn add_up(&self, index: SegmentIndex, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
         let (_, segment, signature) = self.segment(index)?;
         let parts = self.inputs(segment, &signature, segment.lo + offset, elements)?;
         self.reduce(&signature, &parts, to.into())
@@ -258,7 +258,7 @@ impl<'a> SegmentTensors<'a> {
     /// Has `work` look at this host's elements: its only rank's, or the sum of several, of at most a chunk.
     fn of_host<T>(
         &self,
-        index: u64,
+        index: SegmentIndex,
         offset: u64,
         elements: usize,
         work: impl FnOnce(View<'_>, u64) -> Option<T>,
@@ -277,11 +277,11 @@ impl<'a> SegmentTensors<'a> {
 
     /// What a chunk is rotated by: the same at all hosts.
     fn seed(&self, segment: &Segment, offset: u64) -> u64 {
-        let words = [self.member.id.0, segment.operation.0, segment.number, offset];
+        let words = [self.member.id.0, segment.operation.0, segment.number.0, offset];
         words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
     }
 
-    fn norms(&self, index: u64, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
+    fn norms(&self, index: SegmentIndex, offset: u64, elements: usize, to: &mut [u8]) -> Option<()> {
         let PayloadFormat::Shared { block, .. } = self.coder?.rules.format else { return None };
         let block = usize::from(block);
         let several = self.member.locals.len() > 1;
@@ -297,7 +297,7 @@ impl<'a> SegmentTensors<'a> {
 
     fn code(
         &self,
-        index: u64,
+        index: SegmentIndex,
         offset: u64,
         elements: usize,
         of_all: &[u8],
@@ -318,7 +318,7 @@ impl<'a> SegmentTensors<'a> {
         Some(Squares { signal: squares.sum::<Option<f64>>()?, ..encoded })
     }
 
-    fn write_sum(&self, index: u64, offset: u64, elements: usize, sum: &[u8]) -> Option<()> {
+    fn write_sum(&self, index: SegmentIndex, offset: u64, elements: usize, sum: &[u8]) -> Option<()> {
         let (channel, segment, signature) = self.segment(index)?;
         let size = signature.dtype.size() as u64;
         let bytes = elements as u64 * size;
@@ -370,34 +370,41 @@ impl<'a> SegmentTensors<'a> {
 
 /// Cost: a pass over each local rank's part of the chunk, and a search among the channels.
 impl Tensors for SegmentTensors<'_> {
-    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+    fn read(&self, segment: SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]) {
         if self.add_up(segment, offset, elements, bytes).is_none() {
             // A tenant that is gone took its tensor with it, and ends the communicator.
             bytes.fill(0);
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, segment: SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         let _ = self.write_sum(segment, offset, elements, bytes);
     }
 
-    fn read_broadcast(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+    fn read_broadcast(&self, segment: SegmentIndex, offset: u64, bytes: &mut [u8]) {
         if self.load_broadcast(segment, offset, bytes).is_none() {
             bytes.fill(0);
         }
     }
 
-    fn write_broadcast(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+    fn write_broadcast(&mut self, segment: SegmentIndex, offset: u64, bytes: &[u8]) {
         let _ = self.store_broadcast(segment, offset, bytes);
     }
 
-    fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+    fn ranges(&self, segment: SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]) {
         if self.norms(segment, offset, elements, bytes).is_none() {
             bytes.fill(0);
         }
     }
 
-    fn encode(&self, segment: u64, offset: u64, elements: usize, ranges: &[u8], bytes: &mut [u8]) -> Squares {
+    fn encode(
+        &self,
+        segment: SegmentIndex,
+        offset: u64,
+        elements: usize,
+        ranges: &[u8],
+        bytes: &mut [u8],
+    ) -> Squares {
         let lost = self.code(segment, offset, elements, ranges, bytes);
         lost.unwrap_or_else(|| {
             bytes.fill(0);

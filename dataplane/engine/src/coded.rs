@@ -192,7 +192,7 @@ impl<'a> Coder<'a, '_> {
         let member = self.context.member;
         let place = u64::from(member.core.me().0) << 33 | u64::from(slot.part.index) << 1;
         let place = place | u64::from(stage != Stage::Contribution);
-        let words = [member.id.0, self.segment.operation.0, self.segment.number, place];
+        let words = [member.id.0, self.segment.operation.0, self.segment.number.0, place];
         words.into_iter().fold(0x6861_726d_6f6e_6169, |seed, word| mix(seed ^ word))
     }
 }

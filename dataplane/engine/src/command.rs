@@ -1,7 +1,7 @@
 //! Commands to an engine, and its notices.
 
 use crate::containment::PanicScope;
-use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
+use harmonaize_abi::{CommunicatorId, Epoch, SegmentId, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
 use harmonaize_shm::{AgentEnd, Memory};
@@ -207,7 +207,7 @@ pub enum Notice {
         /// The epoch.
         epoch: Epoch,
         /// Its first segment.
-        segment: u64,
+        segment: SegmentId,
     },
     /// An operation waits for an interleave slot.
     SlotRequested {

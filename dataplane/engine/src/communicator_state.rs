@@ -8,7 +8,7 @@ use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Class, Urgency};
-use harmonaize_abi::{CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, Status, Token};
+use harmonaize_abi::{CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -80,12 +80,12 @@ pub(crate) struct CommunicatorState {
     pub(crate) locals: Vec<Local>,
     pub(crate) epochs: Vec<Links>,
     /// An epoch that is agreed on, and its first segment, until all before that is done.
-    pub(crate) switching: Option<(Epoch, u64)>,
+    pub(crate) switching: Option<(Epoch, SegmentId)>,
     pub(crate) landing_slots: u32,
     /// Bytes of a landing slot.
     pub(crate) slot_bytes: u32,
     /// By channel: the segment, and the sum so far of the part that it has of this participant's.
-    sums: Vec<Option<(u64, Sums)>>,
+    sums: Vec<Option<(SegmentId, Sums)>>,
     /// By channel.
     staging: Vec<Option<Arc<Memory>>>,
     /// By channel: the residuals, in and out, of local ranks whose tensors are not mapped, one rank after another.
@@ -326,7 +326,7 @@ impl CommunicatorState {
     }
 
     /// The sum so far of the own part of a channel's segment, if anything was added to it.
-    pub(crate) fn sums(&self, channel: u16, segment: u64) -> Option<Sums> {
+    pub(crate) fn sums(&self, channel: u16, segment: SegmentId) -> Option<Sums> {
         let (of, sums) = (*self.sums.get(usize::from(channel))?)?;
         (of == segment).then_some(sums)
     }
@@ -357,7 +357,7 @@ impl CommunicatorState {
         let (segment, size) = self.segment_and_size(channel)?;
         let mark = Mark {
             operation: segment.operation.0,
-            segment: segment.number,
+            segment: segment.number.0,
             bytes: (segment.hi - segment.lo) * size,
             epoch: segment.epoch.0,
             channel: channel.into(),

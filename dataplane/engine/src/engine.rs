@@ -366,7 +366,7 @@ impl Engine {
             Action::RequestSlot { slot } => (self.notify)(Notice::SlotRequested { communicator, slot }),
             Action::ReleaseSlot { slot } => (self.notify)(Notice::SlotReleased { communicator, slot }),
             Action::Switched { epoch, segment } => {
-                tracing::debug!(communicator = communicator.0, %epoch, segment, "switch is agreed on");
+                tracing::debug!(communicator = communicator.0, %epoch, segment = segment.0, "switch is agreed on");
                 debug_assert!(
                     member.switching.is_none_or(|(before, _)| before < epoch),
                     "epochs never go back"

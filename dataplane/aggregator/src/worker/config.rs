@@ -1,31 +1,31 @@
 //! What a worker is told, what it tells, and the memory that it reads and writes.
 
 use crate::{Key, PayloadFormat};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
 /// The memory behind segments; offsets and lengths in elements of the tensor, of which `bytes` hold the form's.
 pub trait Tensors {
     /// Copies this host's part of `elements` elements from `offset` of a segment to `bytes`.
-    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]);
+    fn read(&self, segment: SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]);
     /// Takes their sum. It is called once for each, in any order, and never after the session's end.
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]);
+    fn write(&mut self, segment: SegmentIndex, offset: u64, elements: usize, bytes: &[u8]);
     /// Copies this host's bytes for all from `offset` of a segment.
-    fn read_broadcast(&self, _segment: u64, _offset: u64, bytes: &mut [u8]) {
+    fn read_broadcast(&self, _segment: SegmentIndex, _offset: u64, bytes: &mut [u8]) {
         bytes.fill(0);
     }
     /// Takes bytes of another host, each once, as `write` does.
-    fn write_broadcast(&mut self, _segment: u64, _offset: u64, _bytes: &[u8]) {}
+    fn write_broadcast(&mut self, _segment: SegmentIndex, _offset: u64, _bytes: &[u8]) {}
     /// Writes the norms of this host's blocks (`harmonaize_kernels::codes::ranges`). Of shared codes alone.
-    fn ranges(&self, _segment: u64, _offset: u64, _elements: usize, bytes: &mut [u8]) {
+    fn ranges(&self, _segment: SegmentIndex, _offset: u64, _elements: usize, bytes: &mut [u8]) {
         bytes.fill(0);
     }
     /// Writes this host's part in codes (`harmonaize_kernels::codes::encode_shared`) under the ranges of all hosts, and returns the squares
     /// of what they lose, and of all its ranks' elements. Of shared codes alone, for which `write` takes codes as well.
     fn encode(
         &self,
-        _segment: u64,
+        _segment: SegmentIndex,
         _offset: u64,
         _elements: usize,
         _ranges: &[u8],
@@ -133,7 +133,7 @@ pub enum Event {
     /// All sums of a segment have been written.
     Done {
         /// The segment; they are done in order.
-        segment: u64,
+        segment: SegmentIndex,
         /// Of codes: the squared error of the sums, as [`Codes::spread`] reckons it, and the squares of all ranks' elements.
         squares: Squares,
     },

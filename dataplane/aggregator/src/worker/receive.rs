@@ -6,6 +6,7 @@ use super::{State, Worker};
 use crate::PayloadFormat;
 use crate::packet::{Content, Header, Kind, Sealed};
 use crate::sum::split;
+use harmonaize_abi::SegmentIndex;
 use harmonaize_kernels::codes::Squares;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -181,8 +182,8 @@ impl Worker {
 }
 
 /// The work on a segment.
-fn work_of(work: &mut VecDeque<Work>, segment: u64) -> Option<&mut Work> {
-    let front = work.front().map_or(0, |work| work.segment);
-    let at = segment.checked_sub(front).and_then(|at| usize::try_from(at).ok());
+fn work_of(work: &mut VecDeque<Work>, segment: SegmentIndex) -> Option<&mut Work> {
+    let front = work.front().map(|work| work.segment).unwrap_or_default();
+    let at = segment.0.checked_sub(front.0).and_then(|at| usize::try_from(at).ok());
     work.get_mut(at?)
 }

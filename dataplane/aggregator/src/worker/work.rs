@@ -2,13 +2,14 @@
 
 use super::Task;
 use crate::packet::Content;
+use harmonaize_abi::SegmentIndex;
 use harmonaize_kernels::codes::Squares;
 use std::time::Duration;
 
 /// A chunk that is sent, or is to be.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Flight {
-    pub(super) segment: u64,
+    pub(super) segment: SegmentIndex,
     /// In elements; of bytes for all in bytes.
     pub(super) offset: u64,
     pub(super) elements: usize,
@@ -34,7 +35,7 @@ pub(super) struct Flight {
 
 /// A segment that is being summed.
 pub(super) struct Work {
-    pub(super) segment: u64,
+    pub(super) segment: SegmentIndex,
     pub(super) task: Task,
     /// As many as are counted of it: elements, bytes for all, or the one chunk of nothing.
     pub(super) elements: u64,

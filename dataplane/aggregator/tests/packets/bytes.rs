@@ -1,7 +1,7 @@
 //! Packets from any bytes: a defined answer, never a panic, and nothing believed that the key's owner did not send.
 
 use crate::{COMMUNICATOR, answers, grant, key, quick};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::{
     HEADER_BYTES, Header, Kind, MAX_PAYLOAD, PacketError, Sealed, VERSION, seal,
 };
@@ -60,8 +60,8 @@ fn worker() -> Worker {
 struct Nothing;
 
 impl Tensors for Nothing {
-    fn read(&self, _: u64, _: u64, _: usize, _: &mut [u8]) {}
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, _: &mut [u8]) {}
+    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
 }
 
 #[test]
@@ -140,7 +140,7 @@ proptest! {
         aggregator.grant(grant()).unwrap();
         let mut worker = worker();
         worker.begin(Duration::ZERO, 1);
-        worker.submit(0, Task::Sum(30));
+        worker.submit(SegmentIndex(0), Task::Sum(30));
         let mut buffer = [0; 256];
         for (index, (header, elements)) in headers.into_iter().enumerate() {
             let now = Duration::from_micros(10 * index as u64);
@@ -179,18 +179,25 @@ struct Memory {
 }
 
 impl Tensors for Memory {
-    fn read(&self, _: u64, offset: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, offset: u64, _: usize, bytes: &mut [u8]) {
         let at = offset as usize / self.elements * self.part;
         bytes.copy_from_slice(&self.input[at..at + bytes.len()]);
     }
-    fn write(&mut self, _: u64, offset: u64, _: usize, bytes: &[u8]) {
+    fn write(&mut self, _: SegmentIndex, offset: u64, _: usize, bytes: &[u8]) {
         let at = offset as usize / self.elements * self.sum;
         self.output[at..at + bytes.len()].copy_from_slice(bytes);
     }
-    fn ranges(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+    fn ranges(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|range| range.copy_from_slice(&RANGE.to_le_bytes()));
     }
-    fn encode(&self, segment: u64, offset: u64, elements: usize, ranges: &[u8], bytes: &mut [u8]) -> Squares {
+    fn encode(
+        &self,
+        segment: SegmentIndex,
+        offset: u64,
+        elements: usize,
+        ranges: &[u8],
+        bytes: &mut [u8],
+    ) -> Squares {
         assert!(ranges.chunks_exact(4).all(|range| range == RANGE.to_le_bytes()));
         self.read(segment, offset, elements, bytes);
         Squares { error: 1.0, signal: 100.0 }
@@ -221,7 +228,7 @@ impl Table {
                 ..quick(0)
             });
             worker.begin(Duration::ZERO, 1);
-            assert!(worker.submit(0, Task::Sum(total as u64)));
+            assert!(worker.submit(SegmentIndex(0), Task::Sum(total as u64)));
             table.workers.push(worker);
             table.memories.push(Memory {
                 input: input.clone(),

@@ -2,6 +2,7 @@
 //! the same time, so that a communicator's rate is its window's.
 
 use crate::{SECRET, config, grant};
+use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Aggregator, Grant, Key, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
@@ -18,10 +19,10 @@ type Flying = (Option<(u64, u16)>, Vec<u8>);
 struct Nothing;
 
 impl Tensors for Nothing {
-    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(1);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
 }
 
 /// Runs communicators of these shares until `until`, each from its own beginning on; the sums of each after `from`. A host has at most
@@ -74,7 +75,7 @@ fn sums(units: u32, window: u16, shares: &[(Share, Duration)], from: Duration, u
             if now >= shares[*id as usize - 1].1 {
                 if begun.insert((*id, *number)) {
                     worker.begin(now, 1);
-                    assert!(worker.submit(0, Task::Sum(1 << 40)));
+                    assert!(worker.submit(SegmentIndex(0), Task::Sum(1 << 40)));
                 }
                 while let Some(bytes) = worker.poll_transmit(now, &Nothing, &mut packet) {
                     answers.push((None, packet[..bytes].to_vec()));

@@ -2,6 +2,7 @@
 //! without waiting for time-outs, and nothing else is.
 
 use crate::{answers, config, grant};
+use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::packet::{HEADER_BYTES, Kind, Sealed};
 use harmonaize_aggregator::{
     Aggregator, Codes, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Tensors, Worker, WorkerConfig,
@@ -14,14 +15,14 @@ const WINDOW: u16 = 256;
 struct Zeros;
 
 impl Tensors for Zeros {
-    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.fill(0);
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, _: &[u8]) {}
+    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, _: &[u8]) {}
 }
 
 fn done(segment: u64) -> Option<Event> {
-    Some(Event::Done { segment, squares: Squares::default() })
+    Some(Event::Done { segment: SegmentIndex(segment), squares: Squares::default() })
 }
 
 /// Who is ahead of others sends ranges of segments that they have not come to, and still the codes that they wait for.
@@ -50,7 +51,7 @@ fn ranges_of_segments_to_come_hold_up_no_codes() {
         for at in 0..2 {
             // One has called all its operations, the other one after the other.
             let ahead = if at == 0 { 4 } else { (done[1] + 1).min(4) };
-            while called[at] < ahead && workers[at].submit(called[at], Task::Sum(128)) {
+            while called[at] < ahead && workers[at].submit(SegmentIndex(called[at]), Task::Sum(128)) {
                 called[at] += 1;
             }
             let mut packet = [0; HEADER_BYTES + 512];
@@ -92,7 +93,7 @@ impl Ends {
         ends.worker.begin(now, 1);
         let begin = ends.sent(now);
         ends.answer(now, &begin);
-        assert!(ends.worker.submit(0, Task::Sum(4)));
+        assert!(ends.worker.submit(SegmentIndex(0), Task::Sum(4)));
         let quick = ends.sent(now);
         ends.answer(now, &quick);
         assert_eq!(ends.worker.poll_event(), done(0));
@@ -124,7 +125,7 @@ fn kinds(packets: &[Vec<u8>]) -> Vec<Kind> {
 fn a_window_that_is_answered_late_ends_no_session() {
     let mut now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, Task::Sum(4 * u64::from(WINDOW))));
+    assert!(ends.worker.submit(SegmentIndex(1), Task::Sum(4 * u64::from(WINDOW))));
     let mut late = ends.sent(now);
     assert!(late.len() >= usize::from(WINDOW));
     now += Duration::from_millis(30);
@@ -141,7 +142,7 @@ fn a_window_that_is_answered_late_ends_no_session() {
 fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, Task::Sum(4 * 16)));
+    assert!(ends.worker.submit(SegmentIndex(1), Task::Sum(4 * 16)));
     let mut parts = ends.sent(now);
     parts.retain(|packet| packet.len() > HEADER_BYTES);
     assert_eq!(parts.len(), 16);
@@ -163,7 +164,7 @@ fn what_is_lost_is_asked_for_at_once_and_sent_again_where_it_is_missing() {
 fn a_sum_that_is_lost_is_sent_again_and_its_part_is_not() {
     let now = Duration::from_millis(1);
     let mut ends = Ends::in_session(now);
-    assert!(ends.worker.submit(1, Task::Sum(4 * 8)));
+    assert!(ends.worker.submit(SegmentIndex(1), Task::Sum(4 * 8)));
     let parts = ends.sent(now);
     let mut sums: Vec<_> =
         parts.iter().flat_map(|packet| answers(&mut ends.aggregator, now, packet)).collect();
@@ -183,7 +184,7 @@ fn sums_that_take_longer_from_now_on_are_asked_for_no_longer_than_it_takes_to_se
     let mut ends = Ends::in_session(now);
     let mut questions = Vec::new();
     for segment in 1..=20 {
-        assert!(ends.worker.submit(segment, Task::Sum(4 * 8)));
+        assert!(ends.worker.submit(SegmentIndex(segment), Task::Sum(4 * 8)));
         let mut late = ends.sent(now);
         let parts = late.len();
         for _ in 0..20 {
@@ -218,7 +219,7 @@ fn a_refusal_is_believed_only_if_nobody_answers() {
     ends.sent(now);
     assert_eq!(ends.worker.poll_event(), None, "nothing is waited for");
     for segment in 1..=50 {
-        assert!(ends.worker.submit(segment, Task::Sum(4 * 8)));
+        assert!(ends.worker.submit(SegmentIndex(segment), Task::Sum(4 * 8)));
         let parts = ends.sent(now);
         ends.worker.handle_refused(now);
         let questions = ends.sent(now);
@@ -229,7 +230,7 @@ fn a_refusal_is_believed_only_if_nobody_answers() {
         assert_eq!(ends.worker.poll_event(), done(segment), "a lie changes nothing");
     }
     let (refused, fifth) = (Some(Event::Ended(Reason::Refused)), Duration::from_millis(30));
-    assert!(ends.worker.submit(51, Task::Sum(4 * 8)));
+    assert!(ends.worker.submit(SegmentIndex(51), Task::Sum(4 * 8)));
     ends.sent(now);
     ends.worker.handle_refused(now);
     assert_eq!(ended(&mut ends, now), (now + fifth, refused));
@@ -253,7 +254,7 @@ fn through(lost: f64, loss_most: u32) -> Option<Event> {
         ((state >> 33) as f64) < lost * (1_u64 << 31) as f64
     };
     for segment in 1..20 {
-        assert!(ends.worker.submit(segment, Task::Sum(4 * u64::from(WINDOW))));
+        assert!(ends.worker.submit(SegmentIndex(segment), Task::Sum(4 * u64::from(WINDOW))));
         loop {
             now += Duration::from_micros(500);
             let mut sums = Vec::new();

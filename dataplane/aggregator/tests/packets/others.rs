@@ -1,7 +1,7 @@
 //! Elements of other types, and other reductions, than a communicator's form says, in the same session as what it says.
 
 use crate::{COMMUNICATOR, answers, grant, quick};
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Aggregator, Event, Grant, PayloadFormat, Pool, Reason, Share, Task, Tensors, Worker, WorkerConfig,
@@ -19,12 +19,12 @@ struct Memory {
 }
 
 impl Tensors for Memory {
-    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+    fn read(&self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]) {
         let size = self.sizes[segment as usize];
         assert_eq!(bytes.len(), elements * size);
         bytes.copy_from_slice(&self.inputs[segment as usize][offset as usize * size..][..bytes.len()]);
     }
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         let size = self.sizes[segment as usize];
         assert_eq!(bytes.len(), elements * size);
         self.outputs[segment as usize][offset as usize * size..][..bytes.len()].copy_from_slice(bytes);
@@ -111,7 +111,7 @@ fn segments_of_all_types_follow_one_another() {
         };
         let mut memories: Vec<Memory> = (0..WORKERS).map(memory).collect();
         for worker in &mut workers {
-            assert!((0..).zip(tasks).all(|(segment, task)| worker.submit(segment, task)));
+            assert!((0..).zip(tasks).all(|(segment, task)| worker.submit(SegmentIndex(segment), task)));
         }
         let told = run(&mut aggregator, &mut workers, &mut memories);
         for (told, memory) in told.iter().zip(&memories) {
@@ -134,12 +134,14 @@ fn workers_that_differ_lose_the_session_and_what_fits_no_chunk_is_refused() {
     let mut memories: Vec<Memory> = (0..WORKERS).map(memory).collect();
     for (index, worker) in workers.iter_mut().enumerate() {
         let op = if index == 1 { ReduceOp::Max } else { ReduceOp::Min };
-        assert!(worker.submit(0, Task::Other { elements: 4, dtype: Dtype::I32, op }));
+        assert!(worker.submit(SegmentIndex(0), Task::Other { elements: 4, dtype: Dtype::I32, op }));
     }
     for told in run(&mut aggregator, &mut workers, &mut memories) {
         assert_eq!(told, [Event::Ended(Reason::Lost)]);
     }
     let mut small = worker(0, 1);
-    assert!(!small.submit(0, Task::Other { elements: 4, dtype: Dtype::F64, op: ReduceOp::Sum }));
-    assert!(small.submit(0, Task::Other { elements: 4, dtype: Dtype::U8, op: ReduceOp::Sum }));
+    assert!(
+        !small.submit(SegmentIndex(0), Task::Other { elements: 4, dtype: Dtype::F64, op: ReduceOp::Sum })
+    );
+    assert!(small.submit(SegmentIndex(0), Task::Other { elements: 4, dtype: Dtype::U8, op: ReduceOp::Sum }));
 }

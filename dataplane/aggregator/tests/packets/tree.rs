@@ -1,6 +1,7 @@
 //! An aggregator above another, packet by packet: nothing is held above once all have everything, and who starts again there says so.
 
 use crate::{COMMUNICATOR, config, grant};
+use harmonaize_abi::{SegmentId, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Event, Grant, Key, Leader, Parent, Pool, Reason, Recipient, Share, Task, Tensors,
@@ -15,10 +16,10 @@ const SECRETS: [[u8; 32]; 2] = [[1; 32], [2; 32]];
 struct Ones;
 
 impl Tensors for Ones {
-    fn read(&self, _: u64, _: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, _: u64, _: usize, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1_i32.to_le_bytes()));
     }
-    fn write(&mut self, _: u64, _: u64, _: usize, bytes: &[u8]) {
+    fn write(&mut self, _: SegmentIndex, _: u64, _: usize, bytes: &[u8]) {
         assert!(bytes.chunks_exact(4).all(|word| word == 3_i32.to_le_bytes()), "{bytes:?}");
     }
 }
@@ -112,7 +113,9 @@ fn segments(apart: Duration) -> (u64, u64) {
     let free = |tree: &Tree| tree.aggregators.iter().all(|it| it.pool().free() == UNITS as usize);
     let mut now = Duration::ZERO;
     for segment in 0..3 {
-        tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(segment, Task::Sum(100))));
+        tree.workers
+            .iter_mut()
+            .for_each(|worker| assert!(worker.submit(SegmentIndex(segment), Task::Sum(100))));
         let done = tree.run_until_idle(now).into_iter().filter(|event| matches!(event, Event::Done { .. }));
         assert_eq!(done.count(), 3);
         now += apart;
@@ -140,11 +143,11 @@ fn parts_that_follow_say_what_is_there() {
 #[test]
 fn one_above_that_starts_again_ends_the_session_at_its_first_word() {
     let mut tree = Tree::new();
-    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(0, Task::Sum(4))));
+    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(SegmentIndex(0), Task::Sum(4))));
     assert_eq!(tree.run_until_idle(Duration::ZERO).len(), 3);
     tree.aggregators[0] = aggregator(0, 11);
     // The part that goes up is answered at once; the hosts below hear of it at their next question, long before anybody's patience ends.
-    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(1, Task::Sum(4))));
+    tree.workers.iter_mut().for_each(|worker| assert!(worker.submit(SegmentIndex(1), Task::Sum(4))));
     let mut ended = tree.run_until_idle(Duration::from_millis(1));
     ended.extend(tree.run_until_idle(Duration::from_millis(50)));
     assert_eq!(ended, [Event::Ended(Reason::Lost); 3]);
@@ -163,7 +166,7 @@ fn one_above_that_was_asked_for_in_vain_is_found_when_it_is_back() {
         Some((_, Agreement::Stop { session } | Agreement::Resume { session, .. })) => session,
         said => panic!("{said:?}"),
     };
-    let stopped = |session| Agreement::Stopped { session, done: 0, done_everywhere: 0 };
+    let stopped = |session| Agreement::Stopped { session, done: SegmentId(0), done_everywhere: SegmentId(0) };
     let first = say(&mut leader, stopped((1 << 32) + 1));
     let by_hosts = say(&mut leader, Agreement::Ask { session: first });
     assert_eq!(say(&mut leader, stopped(by_hosts)), by_hosts);

@@ -2,6 +2,7 @@
 
 use super::coded;
 use super::scenario::{PATIENCE, RETRY_MOST, Scenario};
+use harmonaize_abi::SegmentIndex;
 use harmonaize_aggregator::{Codes, Key, Summation, Tensors, Worker, WorkerConfig};
 use harmonaize_kernels::codes::Squares;
 use std::collections::BTreeSet;
@@ -20,14 +21,14 @@ pub(crate) struct Memory {
 }
 
 impl Tensors for Memory {
-    fn read(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+    fn read(&self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]) {
         let from = &self.inputs[segment as usize][offset as usize..][..elements];
         for (to, value) in bytes.chunks_exact_mut(4).zip(from) {
             to.copy_from_slice(&value.to_le_bytes());
         }
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         if let Some(codes) = &self.codes {
             assert!(bytes == codes[&(segment, offset)], "segment {segment} at {offset}: other codes");
             assert!(self.written.insert((segment, offset)), "written twice: segment {segment} at {offset}");
@@ -40,21 +41,28 @@ impl Tensors for Memory {
         self.put(segment, offset, bytes);
     }
 
-    fn read_broadcast(&self, segment: u64, offset: u64, bytes: &mut [u8]) {
+    fn read_broadcast(&self, SegmentIndex(segment): SegmentIndex, offset: u64, bytes: &mut [u8]) {
         assert!(offset.is_multiple_of(4) && !bytes.is_empty());
-        self.read(segment, offset / 4, bytes.len() / 4, bytes);
+        self.read(SegmentIndex(segment), offset / 4, bytes.len() / 4, bytes);
     }
 
-    fn write_broadcast(&mut self, segment: u64, offset: u64, bytes: &[u8]) {
+    fn write_broadcast(&mut self, SegmentIndex(segment): SegmentIndex, offset: u64, bytes: &[u8]) {
         assert!(offset.is_multiple_of(4) && !bytes.is_empty());
         self.put(segment, offset / 4, bytes);
     }
 
-    fn ranges(&self, segment: u64, offset: u64, elements: usize, bytes: &mut [u8]) {
+    fn ranges(&self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &mut [u8]) {
         coded::norms(&self.inputs[segment as usize][offset as usize..][..elements], bytes);
     }
 
-    fn encode(&self, segment: u64, offset: u64, elements: usize, ranges: &[u8], bytes: &mut [u8]) -> Squares {
+    fn encode(
+        &self,
+        SegmentIndex(segment): SegmentIndex,
+        offset: u64,
+        elements: usize,
+        ranges: &[u8],
+        bytes: &mut [u8],
+    ) -> Squares {
         let words = &self.inputs[segment as usize][offset as usize..][..elements];
         coded::encode(self.host, segment, offset, words, ranges, bytes)
     }

@@ -4,6 +4,7 @@ use super::coded;
 use super::node::{Memory, Node};
 use super::roles::{ROOT_SECRET, above, aggregator, grant, new_leader, new_worker, workers_of};
 use super::scenario::{Incident, Kind as Act, MICROSECOND, Scenario};
+use harmonaize_abi::{SegmentId, SegmentIndex};
 use harmonaize_aggregator::packet::Kind;
 use harmonaize_aggregator::{
     Aggregator, Agreement, Audience, Event, Key, Leader, Recipient, Share, Summation,
@@ -355,7 +356,7 @@ impl World {
             }
             let Some(event) = node.worker.poll_event() else { break };
             match event {
-                Event::Done { segment, squares } => {
+                Event::Done { segment: SegmentIndex(segment), squares } => {
                     assert_eq!(squares.signal > 0.0, self.scenario.coded);
                     // Of 4 bits: what a host loses, and no more where all lose alike.
                     assert!(squares.error <= 0.1 * squares.signal, "{squares:?}");
@@ -412,7 +413,7 @@ impl World {
         node.done += 1;
         assert!(node.memory.holds(node.done), "a segment is whole that has holes");
         let (session, below) = (node.session, node.done);
-        self.message_to(index, 0, Agreement::Done { session, below });
+        self.message_to(index, 0, Agreement::Done { session, below: SegmentId(below) });
     }
 
     fn is_ready(&self, index: usize, segment: u64) -> bool {
@@ -432,7 +433,7 @@ impl World {
             match node.summation {
                 None => return,
                 Some(Summation::Aggregator) => {
-                    if !node.worker.submit(segment, task) {
+                    if !node.worker.submit(SegmentIndex(segment), task) {
                         return;
                     }
                     if self.scenario.kind(segment) == Act::Broadcast(index) {
@@ -518,7 +519,7 @@ impl World {
             Agreement::Ask { .. } | Agreement::Stopped { .. } | Agreement::Done { .. } => {
                 if let Some((audience, message)) = self.leader.receive(self.now, from as u16, message) {
                     if let Agreement::Resume { from, .. } = message {
-                        self.resumes(from);
+                        self.resumes(from.0);
                     }
                     self.send_agreement(audience, message);
                 }
@@ -528,10 +529,10 @@ impl World {
                 node.worker.stop();
                 node.knocks = false;
                 (node.session, node.summation) = (session, None);
-                let (whole, settled) = (node.done, node.done_everywhere);
-                self.message_to(to, 0, Agreement::Stopped { session, done: whole, done_everywhere: settled });
+                let (done, done_everywhere) = (SegmentId(node.done), SegmentId(node.done_everywhere));
+                self.message_to(to, 0, Agreement::Stopped { session, done, done_everywhere });
             }
-            Agreement::Resume { session, from, summation: way } => {
+            Agreement::Resume { session, from: SegmentId(from), summation: way } => {
                 if session != node.session {
                     return;
                 }
@@ -549,7 +550,7 @@ impl World {
             }
             // Here nothing is done at once.
             Agreement::HaveSums { .. } => {}
-            Agreement::DoneEverywhere { below } => {
+            Agreement::DoneEverywhere { below: SegmentId(below) } => {
                 node.done_everywhere = node.done_everywhere.max(below);
                 assert!(self.nodes.iter().all(|node| node.memory.holds(below)), "settled before all have it");
             }

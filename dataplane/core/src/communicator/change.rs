@@ -6,7 +6,7 @@ use crate::action::Action;
 use crate::epoch::EpochPlan;
 use crate::error::CoreError;
 use crate::message::Control;
-use harmonaize_abi::Epoch;
+use harmonaize_abi::{Epoch, SegmentId};
 use harmonaize_plan::Participant;
 
 impl Communicator {
@@ -121,7 +121,8 @@ impl Communicator {
 
     /// Promises, once, not to begin segments beyond those at hand until the commit.
     fn send_promise(&mut self, epoch: Epoch) {
-        let below = self.scheduler.begun() + self.scheduler.segments_ahead(&self.shared.operations);
+        let ahead = self.scheduler.segments_ahead(&self.shared.operations);
+        let below = SegmentId(self.scheduler.begun().0 + ahead);
         let switch = self.shared.epochs.switch_to(epoch).filter(|switch| switch.promised_below.is_none());
         let Some(switch) = switch else { return };
         switch.promised_below = Some(below);
@@ -151,7 +152,7 @@ impl Communicator {
         ready
     }
 
-    pub(super) fn handle_promise(&mut self, from: Participant, epoch: Epoch, below: u64) {
+    pub(super) fn handle_promise(&mut self, from: Participant, epoch: Epoch, below: SegmentId) {
         let Some(switch) = self.shared.epochs.switch_to(epoch) else { return };
         if let Some(segment) = switch.record_promise(from, below) {
             self.shared.broadcast(&Control::Commit { epoch, segment });
@@ -159,7 +160,7 @@ impl Communicator {
         }
     }
 
-    pub(super) fn handle_commit(&mut self, epoch: Epoch, segment: u64) -> bool {
+    pub(super) fn handle_commit(&mut self, epoch: Epoch, segment: SegmentId) -> bool {
         let committed = self.shared.epochs.switch_to(epoch).is_some_and(|switch| switch.commit(segment));
         if committed {
             self.shared.actions.push_back(Action::Switched { epoch, segment });

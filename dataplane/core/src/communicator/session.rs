@@ -5,7 +5,7 @@ use crate::action::{Action, CodingReport};
 use crate::aggregation::{Aggregation, AggregationState};
 use crate::channel::{Resume, Segment};
 use crate::message::Control;
-use harmonaize_abi::{AggregatorTask, Epoch, Nanos};
+use harmonaize_abi::{AggregatorTask, Epoch, Nanos, SegmentId, SegmentIndex};
 use harmonaize_aggregator::{Agreement, Audience, Leader, Summation};
 use harmonaize_plan::{Participant, Retention};
 use std::time::Duration;
@@ -150,7 +150,7 @@ impl Communicator {
         &mut self,
         epoch: Epoch,
         session: u64,
-        from: u64,
+        from: SegmentId,
         summation: Summation,
         generation: u8,
     ) {
@@ -163,7 +163,8 @@ impl Communicator {
         if session != state.session || !state.stopped {
             return;
         }
-        (state.stopped, state.summation, state.from_segment, state.next_index) = (false, summation, from, 0);
+        (state.stopped, state.summation, state.from_segment, state.next_index) =
+            (false, summation, from, SegmentIndex(0));
         let holder = state.sum_holder.take().filter(|(of, ..)| *of == session);
         let me = self.shared.me.0;
         for channel in self.scheduler.channels_mut() {
@@ -192,7 +193,7 @@ impl Communicator {
     }
 
     /// The segment that is `index` of an epoch's session, and its channel.
-    pub fn aggregated_segment(&self, epoch: Epoch, index: u64) -> Option<(u16, &Segment)> {
+    pub fn aggregated_segment(&self, epoch: Epoch, index: SegmentIndex) -> Option<(u16, &Segment)> {
         let segments = self.scheduler.channels().filter_map(|(at, channel)| Some((at, channel.segment()?)));
         let mut this = segments.filter(|(_, s)| s.epoch == epoch && s.aggregated == Some(index));
         this.next()
@@ -200,7 +201,13 @@ impl Communicator {
 
     /// All sums of a session's segment `index` have been written. The losses of compressed ones stay in the receipt if hosts do the
     /// segment again.
-    pub fn handle_aggregated(&mut self, now: Nanos, epoch: Epoch, index: u64, coded: Option<&CodingReport>) {
+    pub fn handle_aggregated(
+        &mut self,
+        now: Nanos,
+        epoch: Epoch,
+        index: SegmentIndex,
+        coded: Option<&CodingReport>,
+    ) {
         let stopped = self.shared.epochs.aggregation(epoch).is_none_or(|state| state.stopped);
         if self.shared.has_failed() || stopped {
             return;

@@ -6,7 +6,7 @@ use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
-use harmonaize_abi::{AggregatorTask, Epoch, Signature};
+use harmonaize_abi::{AggregatorTask, Epoch, SegmentIndex, Signature};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -17,7 +17,7 @@ use std::collections::HashMap;
 pub(crate) struct Submitted {
     pub(crate) epoch: Epoch,
     pub(crate) session: u64,
-    pub(crate) index: u64,
+    pub(crate) index: SegmentIndex,
 }
 
 /// The aggregator; it has no memory of what was before its last death.
@@ -33,8 +33,8 @@ pub(crate) struct Aggregator {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joined {
     pub(crate) session: u64,
-    submitted: u64,
-    summed: u64,
+    submitted: SegmentIndex,
+    summed: SegmentIndex,
     /// When its last sum comes.
     last: u64,
     pub(crate) ended: bool,
@@ -42,7 +42,8 @@ pub(crate) struct Joined {
 
 impl World {
     pub(crate) fn join(&mut self, p: Participant, epoch: Epoch, session: u64) {
-        let joined = Joined { session, submitted: 0, summed: 0, last: 0, ended: false };
+        let joined =
+            Joined { session, submitted: SegmentIndex(0), summed: SegmentIndex(0), last: 0, ended: false };
         let before = self.nodes[p.0 as usize].joined.insert(epoch, joined);
         let grows = before.is_none_or(|before| before.session < session) || self.scenario.hostile.is_some();
         assert!(grows, "sessions have growing numbers");
@@ -152,7 +153,7 @@ impl World {
             return;
         }
         assert_eq!(joined.submitted, index, "segments out of order");
-        joined.submitted += 1;
+        joined.submitted = joined.submitted.next();
         let session = joined.session;
         let submitted = Submitted { epoch: segment.epoch, session, index };
         self.statistics.aggregated += 1;
@@ -247,7 +248,7 @@ impl World {
         let segment =
             node.core.segment(channel).filter(|segment| segment.aggregated == Some(of.index)).cloned();
         let Some(segment) = segment else { return };
-        joined.summed += 1;
+        joined.summed = joined.summed.next();
         let sum = if segment.stages_output() { sum.to_vec() } else { self.divided(&segment.signature, sum) };
         for location in self.sum_place(p, channel, &segment).into_iter().filter(|at| at.bytes > 0) {
             self.check_sum_write(&location);

@@ -4,7 +4,7 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{BlockContent, Dtype, Holders, OperationId, Rank, Signature};
+use harmonaize_abi::{BlockContent, Dtype, Holders, OperationId, Rank, SegmentId, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -439,12 +439,12 @@ impl World {
     pub(crate) fn advance(&mut self, at: Participant) {
         let node = &mut self.nodes[at.0 as usize];
         while node.tracks.get(&node.done).is_some_and(|track| track.uncommitted == 0) {
-            node.done += 1;
+            node.done = node.done.next();
         }
     }
 
-    pub(crate) fn done_by_all(&self) -> u64 {
-        self.nodes.iter().map(|node| node.done).min().unwrap_or(0)
+    pub(crate) fn done_by_all(&self) -> SegmentId {
+        self.nodes.iter().map(|node| node.done).min().unwrap_or_default()
     }
 
     /// What a step waits for has happened.

@@ -1,7 +1,7 @@
 //! Control messages that no honest participant sends.
 
 use super::world::World;
-use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, Signature};
+use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature};
 use harmonaize_aggregator::{Agreement, Summation};
 use harmonaize_core::{Control, Failure};
 use rand::RngExt;
@@ -36,10 +36,10 @@ impl World {
         let agreement = match self.rng.random_range(0..6) {
             0 => Agreement::Ask { session },
             1 => Agreement::Stop { session },
-            2 => Agreement::Stopped { session, done: number, done_everywhere: session },
-            3 => Agreement::Resume { session, from: number, summation: way },
-            4 => Agreement::Done { session, below: number },
-            _ => Agreement::DoneEverywhere { below: number },
+            2 => Agreement::Stopped { session, done: SegmentId(number), done_everywhere: SegmentId(session) },
+            3 => Agreement::Resume { session, from: SegmentId(number), summation: way },
+            4 => Agreement::Done { session, below: SegmentId(number) },
+            _ => Agreement::DoneEverywhere { below: SegmentId(number) },
         };
         match self.rng.random_range(0..10) {
             0 => Control::Inquire {
@@ -59,8 +59,8 @@ impl World {
             2 => Control::Left { rank, operations: number },
             3 => Control::Prepared { epoch },
             4 => Control::Propose { epoch },
-            5 => Control::Promise { epoch, below: number },
-            6 => Control::Commit { epoch, segment: number },
+            5 => Control::Promise { epoch, below: SegmentId(number) },
+            6 => Control::Commit { epoch, segment: SegmentId(number) },
             8 => Control::Aggregation { epoch: Epoch(epoch.0 % 4), generation, agreement },
             7 => {
                 let operation = OperationId(number % 4);

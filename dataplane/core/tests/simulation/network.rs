@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Epoch, OperationId, Rank, Token};
+use harmonaize_abi::{Epoch, OperationId, Rank, SegmentId, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -43,7 +43,7 @@ pub(crate) enum Place {
 pub(crate) struct Location {
     pub(crate) place: Place,
     pub(crate) operation: OperationId,
-    pub(crate) segment: u64,
+    pub(crate) segment: SegmentId,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
 }
@@ -257,7 +257,7 @@ impl World {
             1 => header.epoch = Epoch(header.epoch.0.wrapping_add(any as u32 % 3)),
             2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
             3 => header.credit = any as u32,
-            4 => header.acknowledged = any,
+            4 => header.acknowledged = SegmentId(any),
             5 => header.kind = any as u8 % 10,
             6 => header.operation = any,
             7 => header.segment = header.segment.wrapping_add(any % 3),

@@ -5,7 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
-use harmonaize_abi::{Epoch, OperationId};
+use harmonaize_abi::{Epoch, OperationId, SegmentId};
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -16,7 +16,7 @@ pub(crate) type Ring = Vec<(bool, Vec<u8>)>;
 /// What a channel's staging is used for.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
-    pub(crate) segment: Option<u64>,
+    pub(crate) segment: Option<SegmentId>,
     pub(crate) slots: Vec<Vec<u8>>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Node {
     pub(crate) planned_at: u64,
     pub(crate) retired: BTreeSet<Epoch>,
     pub(crate) epochs: BTreeSet<Epoch>,
-    pub(crate) switched: BTreeMap<Epoch, u64>,
+    pub(crate) switched: BTreeMap<Epoch, SegmentId>,
     /// By epoch and peer: the epoch that the link was made for.
     pub(crate) links: BTreeMap<(Epoch, u32), Epoch>,
     pub(crate) staging: Vec<Staging>,
@@ -49,17 +49,17 @@ pub(crate) struct Node {
     pub(crate) posts: BTreeMap<(Epoch, u32, u16, u32), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
     pub(crate) delivered: HashMap<(Epoch, u32, u16), u32>,
-    pub(crate) tracks: BTreeMap<u64, Track>,
+    pub(crate) tracks: BTreeMap<SegmentId, Track>,
     /// Segments done, as seen from outside.
-    pub(crate) done: u64,
+    pub(crate) done: SegmentId,
     /// By operation: how its inputs are kept, and its last segment so far.
-    pub(crate) retained: HashMap<OperationId, (Retention, u64)>,
+    pub(crate) retained: HashMap<OperationId, (Retention, SegmentId)>,
     /// By epoch: the session with its aggregator.
     pub(crate) joined: BTreeMap<Epoch, Joined>,
     /// The latest session that it asked for, of an epoch.
     pub(crate) probed: BTreeMap<Epoch, u64>,
     /// By channel: the last segment that was given to an aggregator.
-    pub(crate) aggregated: BTreeMap<u16, u64>,
+    pub(crate) aggregated: BTreeMap<u16, SegmentId>,
     /// By operation.
     pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,
@@ -115,7 +115,7 @@ impl Node {
             posts: BTreeMap::new(),
             delivered: HashMap::new(),
             tracks: BTreeMap::new(),
-            done: 0,
+            done: SegmentId(0),
             retained: HashMap::new(),
             joined: BTreeMap::new(),
             probed: BTreeMap::new(),

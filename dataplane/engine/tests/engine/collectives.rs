@@ -186,7 +186,7 @@ fn a_running_operation_changes_its_plan() {
         .collect();
     let total = (count as u64 * 8).div_ceil(16384);
     assert!(
-        segments.iter().all(|s| *s == segments[0] && s.is_some_and(|s| s > 0 && s < total)),
+        segments.iter().all(|s| *s == segments[0] && s.is_some_and(|s| s.0 > 0 && s.0 < total)),
         "{segments:?} of {total}"
     );
 }

@@ -1,7 +1,7 @@
 //! Packets of aggregation. The fuzzer's are sealed with the right key, for a wrong one ends all there is to find.
 
 use crate::input::Input;
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::{HEADER_BYTES, Header, Kind, MAX_PAYLOAD, Sealed, seal};
 use harmonaize_aggregator::{
     Aggregator, Codes, Grant, Key, PayloadFormat, Pool, Recipient, Share, Task, Tensors, Worker, WorkerConfig,
@@ -94,12 +94,12 @@ pub(super) fn packets(bytes: &[u8]) {
 struct Memory(Vec<(u64, u64)>);
 
 impl Tensors for Memory {
-    fn read(&self, _: u64, _: u64, elements: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, _: u64, elements: usize, bytes: &mut [u8]) {
         assert_eq!(bytes.len(), 4 * elements);
         bytes.fill(1);
     }
 
-    fn write(&mut self, segment: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, SegmentIndex(segment): SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         assert_eq!(bytes.len(), 4 * elements);
         assert!(segment < 2 && offset + elements as u64 <= 10, "segment {segment}, {elements} from {offset}");
         assert!(!self.0.contains(&(segment, offset)), "{offset} of segment {segment} twice");
@@ -132,7 +132,9 @@ pub(super) fn worker(bytes: &[u8]) {
     while !input.is_empty() {
         now += Duration::from_micros(u64::from(input.u8()) * 16);
         match input.u8() {
-            0 if submitted < 2 => submitted += u64::from(worker.submit(submitted, Task::Sum(10))),
+            0 if submitted < 2 => {
+                submitted += u64::from(worker.submit(SegmentIndex(submitted), Task::Sum(10)))
+            }
             1 => worker.receive(now, input.piece(), &mut memory),
             _ => {
                 let kinds = [Kind::Granted, Kind::Result, Kind::Waiting, Kind::Lost];

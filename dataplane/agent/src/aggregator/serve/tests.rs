@@ -1,7 +1,7 @@
 //! The server's own loop with workers over real sockets, all in one thread.
 
 use super::*;
-use harmonaize_abi::{Dtype, ReduceOp};
+use harmonaize_abi::{Dtype, ReduceOp, SegmentIndex};
 use harmonaize_aggregator::packet::HEADER_BYTES;
 use harmonaize_aggregator::{
     Codes, Event, Grant, Key, Parent, PayloadFormat, Pool, Share, Task, Tensors, Worker, WorkerConfig,
@@ -60,12 +60,12 @@ struct Ramp {
 }
 
 impl Tensors for Ramp {
-    fn read(&self, _: u64, offset: u64, _: usize, bytes: &mut [u8]) {
+    fn read(&self, _: SegmentIndex, offset: u64, _: usize, bytes: &mut [u8]) {
         for (to, value) in bytes.chunks_exact_mut(4).zip(offset as i32..) {
             to.copy_from_slice(&(value + self.worker).to_le_bytes());
         }
     }
-    fn write(&mut self, _: u64, offset: u64, elements: usize, bytes: &[u8]) {
+    fn write(&mut self, _: SegmentIndex, offset: u64, elements: usize, bytes: &[u8]) {
         let others: i32 = (0..i32::from(WORKERS)).sum();
         for (sum, value) in bytes.chunks_exact(4).zip(offset as i32..) {
             assert_eq!(sum, (i32::from(WORKERS) * value + others).to_le_bytes());
@@ -127,7 +127,7 @@ fn served(server: &mut Server) -> (Vec<Host>, Instant) {
     let begun = Instant::now();
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        host.worker.submit(0, Task::Sum(1000));
+        host.worker.submit(SegmentIndex(0), Task::Sum(1000));
     }
     let mut done = 0;
     while done < usize::from(WORKERS) {
@@ -147,7 +147,7 @@ fn summing() -> (Server, Vec<Host>) {
     let mut hosts: Vec<Host> = (0..WORKERS).map(|worker| host(1, worker, 1)).collect();
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        assert!((0..SEGMENTS).all(|segment| host.worker.submit(segment, Task::Sum(EACH))));
+        assert!((0..SEGMENTS).all(|segment| host.worker.submit(SegmentIndex(segment), Task::Sum(EACH))));
     }
     (server, hosts)
 }
@@ -248,7 +248,7 @@ fn sums_go_on_to_an_aggregator_above_and_come_down_to_who_sent_the_parts() {
             let mut host = host(1, worker, secret);
             host.ramp.worker = index;
             host.worker.begin(Duration::ZERO, 1);
-            assert!((0..3).all(|segment| host.worker.submit(segment, Task::Sum(5000))));
+            assert!((0..3).all(|segment| host.worker.submit(SegmentIndex(segment), Task::Sum(5000))));
             host
         })
         .collect();
@@ -276,7 +276,7 @@ fn a_new_start_tells_workers_of_an_earlier_one_that_their_session_is_lost() {
     drop(old);
     let mut new = server(8);
     new.grant(told(1, "a", 1)).unwrap();
-    hosts.iter_mut().for_each(|host| assert!(host.worker.submit(1, Task::Sum(1000))));
+    hosts.iter_mut().for_each(|host| assert!(host.worker.submit(SegmentIndex(1), Task::Sum(1000))));
     let lost = Event::Ended(harmonaize_aggregator::Reason::Lost);
     while round(&mut new, &mut hosts, begun.elapsed()).1 != Some(lost) {}
 }
@@ -317,7 +317,7 @@ fn workers_over_both_networks_get_the_same_sums() {
     let (begun, segments, elements) = (Instant::now(), 3, 10_000);
     for host in &mut hosts {
         host.worker.begin(Duration::ZERO, 1);
-        assert!((0..segments).all(|segment| host.worker.submit(segment, Task::Sum(elements))));
+        assert!((0..segments).all(|segment| host.worker.submit(SegmentIndex(segment), Task::Sum(elements))));
     }
     let mut done = 0;
     while done < segments as usize * usize::from(WORKERS) {
