@@ -55,6 +55,8 @@ ids! {
     SegmentId(u64);
     /// Numbers the segments that are given to an aggregator in one session, from 0.
     SegmentIndex(u64);
+    /// Numbers a communicator's channels, from 0. Behind those of segments is the one of messages from rank to rank.
+    ChannelId(u16);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
     /// Numbers the interleave slots that a participant asks for.

@@ -4,7 +4,9 @@ use crate::aggregation::AggregationReport;
 use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, Token};
+use harmonaize_abi::{
+    ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, Token,
+};
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
 /// One message of a step, to or from a peer.
@@ -104,7 +106,7 @@ pub enum Action {
     /// compressed operands.
     Step {
         /// The channel.
-        channel: u16,
+        channel: ChannelId,
         /// The index in the segment's program.
         step: u32,
         /// Messages that the peer sources consume, in order of the operands.
@@ -116,7 +118,7 @@ pub enum Action {
     /// its slot. Nothing else touches that memory until the step is issued.
     Post {
         /// The channel.
-        channel: u16,
+        channel: ChannelId,
         /// The index in the segment's program of a [`harmonaize_plan::StepKind::Move`] from a peer.
         step: u32,
         /// The sender of the message, on the link of the segment's epoch.
@@ -151,14 +153,14 @@ pub enum Action {
     /// stages them ([`crate::Segment::stages_output`]) go to staging, and the root's own part of a broadcast goes to its output at once.
     Aggregate {
         /// The channel.
-        channel: u16,
+        channel: ChannelId,
     },
     /// Copy the sum of the segment on `channel` from staging to the local ranks' outputs; an average is divided on the way.
     ///
     /// Everybody has the sum, or this participant has it and keeps it ([`crate::Segment::retains_output`]).
     CopyOut {
         /// The channel.
-        channel: u16,
+        channel: ChannelId,
     },
     /// Send a piece of a rank's tensor: the bytes from `offset` on, as many as the message has.
     ///

@@ -19,7 +19,7 @@ use crate::report::{self, InFlight, MessageInFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, SegmentId, Signature, SlotId, Token};
+use harmonaize_abi::{ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, Signature, SlotId, Token};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 use std::time::Duration;
@@ -144,12 +144,12 @@ impl Communicator {
     }
 
     /// The channel on which pieces of messages from rank to rank land, and on which their completions are told.
-    pub fn p2p_channel(&self) -> u16 {
+    pub fn p2p_channel(&self) -> ChannelId {
         self.p2p.channel()
     }
 
     /// The segment on a channel.
-    pub fn segment(&self, channel: u16) -> Option<&Segment> {
+    pub fn segment(&self, channel: ChannelId) -> Option<&Segment> {
         self.scheduler.segment(channel)
     }
 
@@ -326,7 +326,7 @@ impl Communicator {
     }
 
     /// A send, fetch or store that an [`Action::Step`] asked for has ended.
-    pub fn handle_completion(&mut self, now: Nanos, channel: u16, step: u32) {
+    pub fn handle_completion(&mut self, now: Nanos, channel: ChannelId, step: u32) {
         if self.shared.has_failed() {
             return;
         }

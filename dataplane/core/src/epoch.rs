@@ -3,7 +3,7 @@
 use crate::aggregation::{Aggregation, AggregationState};
 use crate::error::{BadPlan, CoreError};
 use crate::stream::Stream;
-use harmonaize_abi::{Dtype, Epoch, Rank, ReduceOp, Signature};
+use harmonaize_abi::{ChannelId, Dtype, Epoch, Rank, ReduceOp, Signature};
 use harmonaize_plan::{
     Access, Algorithm, Buffer, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Plan, Program, Request,
     Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
@@ -200,18 +200,18 @@ impl EpochState {
         Ok(compiled)
     }
 
-    fn stream_index(&self, peer: Participant, channel: u16) -> Option<usize> {
+    fn stream_index(&self, peer: Participant, channel: ChannelId) -> Option<usize> {
         let streams = streams_of_peer(self.config.channels);
-        let channel = usize::from(channel);
+        let channel = usize::from(channel.0);
         (channel < streams).then(|| peer.0 as usize * streams + channel)
     }
 
-    pub(crate) fn stream_mut(&mut self, peer: Participant, channel: u16) -> Option<&mut Stream> {
+    pub(crate) fn stream_mut(&mut self, peer: Participant, channel: ChannelId) -> Option<&mut Stream> {
         let index = self.stream_index(peer, channel)?;
         self.streams.get_mut(index)
     }
 
-    pub(crate) fn stream(&self, peer: Participant, channel: u16) -> Option<&Stream> {
+    pub(crate) fn stream(&self, peer: Participant, channel: ChannelId) -> Option<&Stream> {
         self.streams.get(self.stream_index(peer, channel)?)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{BadPlan, CoreError};
 use crate::message::Header;
 use crate::stream::Stream;
 use crate::switch::Switch;
-use harmonaize_abi::{Epoch, Nanos, Rank, SegmentId};
+use harmonaize_abi::{ChannelId, Epoch, Nanos, Rank, SegmentId};
 use harmonaize_plan::{Access, Participant};
 
 /// The current epoch, the next one while a change is under way, and which were given up.
@@ -105,7 +105,7 @@ impl EpochSet {
     }
 
     /// The stream of an epoch to a peer on a channel.
-    pub(crate) fn stream(&self, epoch: Epoch, peer: Participant, channel: u16) -> Option<&Stream> {
+    pub(crate) fn stream(&self, epoch: Epoch, peer: Participant, channel: ChannelId) -> Option<&Stream> {
         self.get(self.holder(epoch, peer))?.stream(peer, channel)
     }
 
@@ -114,7 +114,7 @@ impl EpochSet {
         &mut self,
         epoch: Epoch,
         peer: Participant,
-        channel: u16,
+        channel: ChannelId,
     ) -> Option<&mut Stream> {
         let holder = self.holder(epoch, peer);
         self.get_mut(holder)?.stream_mut(peer, channel)
@@ -125,7 +125,7 @@ impl EpochSet {
         &mut self,
         peer: Participant,
         link: Epoch,
-        channel: u16,
+        channel: ChannelId,
     ) -> Option<(Epoch, &mut Stream)> {
         let next = self.next.as_mut().map(|switch| &mut switch.epoch);
         let mut epochs = std::iter::once(&mut self.current).chain(next);

@@ -1,7 +1,9 @@
 //! Messages between participants: a fixed header on every frame, and rare control messages behind it.
 
 use crate::Failure;
-use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature};
+use harmonaize_abi::{
+    ChannelId, Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature,
+};
 use harmonaize_aggregator::Agreement;
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -53,7 +55,7 @@ pub struct Header {
     /// [`Kind`] code.
     pub kind: u8,
     /// Channel of a data, credit or piece frame.
-    pub channel: u16,
+    pub channel: ChannelId,
     /// Epoch whose streams a data, credit or piece frame belongs to.
     pub epoch: Epoch,
     /// Data and piece: number of the message on its stream (sender, receiver, channel, epoch); wraps. Pull: how often the receiver has
@@ -89,7 +91,7 @@ impl Header {
         Self {
             version: PROTOCOL_VERSION,
             kind: kind as u8,
-            channel: 0,
+            channel: ChannelId(0),
             epoch,
             sequence: 0,
             credit: 0,

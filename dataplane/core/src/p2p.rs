@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::message::{Header, Kind};
 use crate::report::MessageInFlight;
 use crate::shared::Shared;
-use harmonaize_abi::{Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, Token};
+use harmonaize_abi::{ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, Token};
 use harmonaize_plan::Participant;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -141,7 +141,7 @@ struct Note {
 #[derive(Debug)]
 pub(crate) struct P2p {
     /// The channel of its streams, behind those of the collectives.
-    channel: u16,
+    channel: ChannelId,
     piece_bytes: u64,
     sends: Vec<Send>,
     receives: Vec<Receive>,
@@ -168,7 +168,7 @@ impl P2p {
     /// Of a communicator with so many channels for collectives, whose pieces have so many bytes at most.
     pub(crate) fn new(channels: u16, piece_bytes: u32, epoch: Epoch) -> Self {
         Self {
-            channel: channels,
+            channel: ChannelId(channels),
             piece_bytes: u64::from(piece_bytes.max(1)),
             sends: Vec::new(),
             receives: Vec::new(),
@@ -188,7 +188,7 @@ impl P2p {
     }
 
     /// The channel of its streams.
-    pub(crate) fn channel(&self) -> u16 {
+    pub(crate) fn channel(&self) -> ChannelId {
         self.channel
     }
 

@@ -12,7 +12,9 @@ use crate::message::{Header, Kind, Payload};
 use crate::operation::{Operations, Run};
 use crate::shared::Shared;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Nanos, OperationId, Rank, SegmentId, SegmentIndex, Signature, SlotId};
+use harmonaize_abi::{
+    ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, SegmentIndex, Signature, SlotId,
+};
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
 };
@@ -50,7 +52,7 @@ pub(crate) struct Scheduler {
     /// Segments below this are done here.
     done: SegmentId,
     /// Credits that are due: the epoch, the peer and the channel of each stream.
-    credits: VecDeque<(Epoch, Participant, u16)>,
+    credits: VecDeque<(Epoch, Participant, ChannelId)>,
 }
 
 impl Scheduler {
@@ -75,13 +77,13 @@ impl Scheduler {
     }
 
     /// The segment on a channel.
-    pub(crate) fn segment(&self, channel: u16) -> Option<&Segment> {
-        self.channels.get(usize::from(channel))?.segment()
+    pub(crate) fn segment(&self, channel: ChannelId) -> Option<&Segment> {
+        self.channels.get(usize::from(channel.0))?.segment()
     }
 
     /// The channels, each with its number.
-    pub(crate) fn channels(&self) -> impl Iterator<Item = (u16, &Channel)> {
-        (0..).zip(&self.channels)
+    pub(crate) fn channels(&self) -> impl Iterator<Item = (ChannelId, &Channel)> {
+        (0..).map(ChannelId).zip(&self.channels)
     }
 
     pub(crate) fn channels_mut(&mut self) -> impl Iterator<Item = &mut Channel> {
@@ -89,15 +91,15 @@ impl Scheduler {
     }
 
     /// The channel that a segment runs on.
-    fn channel_of(&self, segment: SegmentId) -> u16 {
-        (segment.0 % (self.channels.len() as u64).max(1)) as u16
+    fn channel_of(&self, segment: SegmentId) -> ChannelId {
+        ChannelId((segment.0 % (self.channels.len() as u64).max(1)) as u16)
     }
 
     /// What must hold between two calls.
     fn check(&self, shared: &Shared) {
         let (first, end) = shared.operations.bounds();
         debug_assert!(self.done <= self.begun, "a segment is done that has not begun");
-        let placed = |(index, channel): (u16, &Channel)| {
+        let placed = |(index, channel): (ChannelId, &Channel)| {
             let number = channel.segment().map(|segment| segment.number);
             number.is_none_or(|number| number < self.begun && self.channel_of(number) == index)
         };
@@ -112,8 +114,8 @@ impl Scheduler {
 
     /// A part of a step has ended. False if none was under way.
     #[must_use]
-    pub(crate) fn handle_completion(&mut self, channel: u16, step: u32) -> bool {
-        self.channels.get_mut(usize::from(channel)).is_some_and(|channel| channel.complete(step))
+    pub(crate) fn handle_completion(&mut self, channel: ChannelId, step: u32) -> bool {
+        self.channels.get_mut(usize::from(channel.0)).is_some_and(|channel| channel.complete(step))
     }
 
     /// Segments from this one on are not done any more.
@@ -126,7 +128,7 @@ impl Scheduler {
         while self.done < self.begun && !shared.epochs.is_frozen() {
             let index = self.channel_of(self.done);
             let this = |segment: &Segment| segment.number == self.done;
-            let channel = self.channels.get_mut(usize::from(index));
+            let channel = self.channels.get_mut(usize::from(index.0));
             if let Some(channel) = channel.filter(|channel| channel.segment().is_some_and(this)) {
                 if !channel.done() {
                     break;
@@ -189,7 +191,7 @@ impl Scheduler {
     fn candidate(&self, now: Nanos, shared: &mut Shared, admission: &mut Admission) -> Option<Candidate> {
         let segment = self.begun;
         let operation = shared.operations.get(self.cursor)?;
-        let free = self.channels.get(usize::from(self.channel_of(segment)))?.segment().is_none();
+        let free = self.channels.get(usize::from(self.channel_of(segment).0))?.segment().is_none();
         if !free || !shared.operations.complete(self.cursor) {
             return None;
         }
@@ -245,7 +247,7 @@ impl Scheduler {
             operation.wire_bytes += sent;
             shared.actions.push_back(Action::Aggregate { channel: index });
         }
-        self.channels.get_mut(usize::from(index))?.begin(Segment {
+        self.channels.get_mut(usize::from(index.0))?.begin(Segment {
             number,
             operation: self.cursor,
             signature,
@@ -304,7 +306,7 @@ impl Scheduler {
         let first = self.begun.0.saturating_sub(self.channels.len() as u64);
         for segment in (first..self.begun.0).map(SegmentId) {
             let index = self.channel_of(segment);
-            let channel = self.channels.get_mut(usize::from(index)).filter(|_| segment < everyone);
+            let channel = self.channels.get_mut(usize::from(index.0)).filter(|_| segment < everyone);
             if channel.is_some_and(Channel::take_copy_out) {
                 return Some(Action::CopyOut { channel: index });
             }
@@ -332,10 +334,10 @@ impl Scheduler {
     fn issue_on(
         &mut self,
         shared: &mut Shared,
-        index: u16,
+        index: ChannelId,
         everyone: SegmentId,
     ) -> Result<Option<Action>, Suspect> {
-        let Some(channel) = self.channels.get_mut(usize::from(index)) else { return Ok(None) };
+        let Some(channel) = self.channels.get_mut(usize::from(index.0)) else { return Ok(None) };
         let acknowledged = channel.segment().is_some_and(|segment| segment.number < everyone);
         let Some((step, segment, what)) = channel.ready(acknowledged) else { return Ok(None) };
         if !may_issue(shared, index, segment, what)? {
@@ -415,7 +417,7 @@ fn payload_bytes(segment: &Segment, operand: &Operand) -> RangeInclusive<u64> {
 /// Whether every message that a step consumes is there, and every peer that it sends to has a free slot.
 ///
 /// `Err` names a peer whose message is not the one that the plan says, and the operation that is in doubt.
-fn may_issue(shared: &Shared, index: u16, segment: &Segment, step: &Step) -> Result<bool, Suspect> {
+fn may_issue(shared: &Shared, index: ChannelId, segment: &Segment, step: &Step) -> Result<bool, Suspect> {
     let stream = |peer| shared.epochs.stream(segment.epoch, peer, index);
     for (peer, operand) in peers(&step.sources) {
         let Some((_, arrival)) = stream(peer).and_then(|stream| stream.peek(0)) else { return Ok(false) };

@@ -5,7 +5,9 @@ use crate::coded::mix;
 use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Rank, ReduceOp, SHARED_CODEC, SegmentIndex, Signature, View, ViewMut};
+use harmonaize_abi::{
+    ChannelId, Epoch, Rank, ReduceOp, SHARED_CODEC, SegmentIndex, Signature, View, ViewMut,
+};
 use harmonaize_aggregator::{Event, PayloadFormat, Tensors, Worker};
 use harmonaize_core::{CodingReport, Nanos, Segment};
 use harmonaize_kernels::Isa;
@@ -128,13 +130,19 @@ pub(crate) struct SegmentTensors<'a> {
 }
 
 impl<'a> SegmentTensors<'a> {
-    fn segment(&self, index: SegmentIndex) -> Option<(u16, &'a Segment, Signature)> {
+    fn segment(&self, index: SegmentIndex) -> Option<(ChannelId, &'a Segment, Signature)> {
         let (channel, segment) = self.member.core.aggregated_segment(self.epoch, index)?;
         Some((channel, segment, segment.signature))
     }
 
     /// Where what comes of a segment is held: its bytes from `at` on.
-    fn staged_output(&self, channel: u16, segment: &Segment, at: u64, bytes: u64) -> Option<ViewMut<'a>> {
+    fn staged_output(
+        &self,
+        channel: ChannelId,
+        segment: &Segment,
+        at: u64,
+        bytes: u64,
+    ) -> Option<ViewMut<'a>> {
         let size = segment.signature.dtype.size() as u64;
         let base = if segment.retains_output() {
             self.member.extra_offset(segment, size, ExtraStaging::Result)
@@ -147,7 +155,7 @@ impl<'a> SegmentTensors<'a> {
     /// Where bytes of a broadcast go, from `at` of the segment on.
     fn places(
         &self,
-        channel: u16,
+        channel: ChannelId,
         segment: &Segment,
         at: u64,
         bytes: u64,
@@ -184,7 +192,7 @@ impl<'a> SegmentTensors<'a> {
     }
 
     /// What a root broadcasts, to its own ranks.
-    pub(crate) fn copy_root_output(&self, channel: u16) -> Option<()> {
+    pub(crate) fn copy_root_output(&self, channel: ChannelId) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let bytes = (segment.hi - segment.lo) * segment.signature.dtype.size() as u64;
         let places = self.places(channel, segment, 0, bytes)?;
@@ -354,7 +362,7 @@ impl<'a> SegmentTensors<'a> {
     }
 
     /// Copies a sum that was held to where it belongs.
-    pub(crate) fn copy_out(&self, channel: u16) -> Option<()> {
+    pub(crate) fn copy_out(&self, channel: ChannelId) -> Option<()> {
         let segment = self.member.core.segment(channel)?;
         let signature = segment.signature;
         let bytes = (segment.hi - segment.lo) * signature.dtype.size() as u64;

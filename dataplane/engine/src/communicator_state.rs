@@ -8,7 +8,9 @@ use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Class, Urgency};
-use harmonaize_abi::{CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token};
+use harmonaize_abi::{
+    ChannelId, CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token,
+};
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
@@ -236,7 +238,7 @@ impl CommunicatorState {
 
     /// Makes the channel's staging large enough for its segment. Allocates only when a segment needs more than any before
     /// it on this channel.
-    pub(crate) fn reserve_staging(&mut self, channel: u16) -> Result<(), MemoryError> {
+    pub(crate) fn reserve_staging(&mut self, channel: ChannelId) -> Result<(), MemoryError> {
         let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
         let slots = segment.program.slots.len();
         let bytes = slot_offset(&segment.program, slots, segment.hi - segment.lo, size);
@@ -248,7 +250,7 @@ impl CommunicatorState {
         } else {
             bytes.max(whole)
         };
-        let Some(staging) = self.staging.get_mut(usize::from(channel)) else { return Ok(()) };
+        let Some(staging) = self.staging.get_mut(usize::from(channel.0)) else { return Ok(()) };
         // A segment without elements has staging, too: of no bytes, but somewhere.
         if staging.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
             let bytes = usize::try_from(bytes.max(ALIGNMENT)).map_err(|_| MemoryError::BadSize(bytes))?;
@@ -258,8 +260,8 @@ impl CommunicatorState {
     }
 
     /// A channel's staging.
-    pub(crate) fn staging_of(&self, channel: u16) -> Option<&Arc<Memory>> {
-        self.staging.get(usize::from(channel))?.as_ref()
+    pub(crate) fn staging_of(&self, channel: ChannelId) -> Option<&Arc<Memory>> {
+        self.staging.get(usize::from(channel.0))?.as_ref()
     }
 
     /// Where something is kept in a segment's staging.
@@ -273,7 +275,7 @@ impl CommunicatorState {
     }
 
     /// A segment begins again that somebody has the sum of: what adds nothing to it is made.
-    pub(crate) fn prepare_resume(&mut self, channel: u16) -> Result<(), MemoryError> {
+    pub(crate) fn prepare_resume(&mut self, channel: ChannelId) -> Result<(), MemoryError> {
         let Some((segment, size)) = self.segment_and_size(channel) else { return Ok(()) };
         if segment.resume.is_none() {
             return Ok(());
@@ -307,7 +309,7 @@ impl CommunicatorState {
     }
 
     /// The segment on a channel and its operation's element size.
-    pub(crate) fn segment_and_size(&self, channel: u16) -> Option<(&Segment, u64)> {
+    pub(crate) fn segment_and_size(&self, channel: ChannelId) -> Option<(&Segment, u64)> {
         let segment = self.core.segment(channel)?;
         Some((segment, segment.signature.dtype.size() as u64))
     }
@@ -315,35 +317,35 @@ impl CommunicatorState {
     /// Where an operand in a staging slot of the channel's segment starts.
     pub(crate) fn staging(
         &self,
-        channel: u16,
+        channel: ChannelId,
         segment: &Segment,
         size: u64,
         (slot, operand): (Slot, &Operand),
     ) -> Option<(&Arc<Memory>, u64)> {
-        let memory = self.staging.get(usize::from(channel))?.as_ref()?;
+        let memory = self.staging.get(usize::from(channel.0))?.as_ref()?;
         let start = slot_offset(&segment.program, usize::from(slot.0), segment.hi - segment.lo, size);
         Some((memory, start + segment.offset_in_slot(slot, operand) * size))
     }
 
     /// The sum so far of the own part of a channel's segment, if anything was added to it.
-    pub(crate) fn sums(&self, channel: u16, segment: SegmentId) -> Option<Sums> {
-        let (of, sums) = (*self.sums.get(usize::from(channel))?)?;
+    pub(crate) fn sums(&self, channel: ChannelId, segment: SegmentId) -> Option<Sums> {
+        let (of, sums) = (*self.sums.get(usize::from(channel.0))?)?;
         (of == segment).then_some(sums)
     }
 
     /// A channel's segment begins, perhaps once more: nothing was added to its sum yet.
-    pub(crate) fn forget_sums(&mut self, channel: u16) {
-        if let Some(sums) = self.sums.get_mut(usize::from(channel)) {
+    pub(crate) fn forget_sums(&mut self, channel: ChannelId) {
+        if let Some(sums) = self.sums.get_mut(usize::from(channel.0)) {
             *sums = None;
         }
     }
 
     /// Takes note of what a coded step came to that is sent so often.
-    pub(crate) fn record_step(&mut self, channel: u16, outcome: &CodedStep, sends: usize) {
+    pub(crate) fn record_step(&mut self, channel: ChannelId, outcome: &CodedStep, sends: usize) {
         let Some((segment, operation)) = self.core.segment(channel).map(|s| (s.number, s.operation)) else {
             return;
         };
-        if let (Some(sums), Some(known)) = (outcome.sums, self.sums.get_mut(usize::from(channel))) {
+        if let (Some(sums), Some(known)) = (outcome.sums, self.sums.get_mut(usize::from(channel.0))) {
             *known = Some((segment, sums));
         }
         if let Some(done) = outcome.done {
@@ -353,17 +355,17 @@ impl CommunicatorState {
     }
 
     /// The mark of the channel's segment, if it has none yet.
-    pub(crate) fn begin_mark(&mut self, channel: u16) -> Option<Mark> {
+    pub(crate) fn begin_mark(&mut self, channel: ChannelId) -> Option<Mark> {
         let (segment, size) = self.segment_and_size(channel)?;
         let mark = Mark {
             operation: segment.operation.0,
             segment: segment.number.0,
             bytes: (segment.hi - segment.lo) * size,
             epoch: segment.epoch.0,
-            channel: channel.into(),
+            channel: channel.0.into(),
             ..self.mark()
         };
-        let begun = self.begun.get_mut(usize::from(channel))?;
+        let begun = self.begun.get_mut(usize::from(channel.0))?;
         (begun.replace(mark.segment) != Some(mark.segment)).then_some(mark)
     }
 
@@ -492,10 +494,10 @@ impl Links {
     }
 
     /// The link to a peer, and the path on it that a channel uses.
-    pub(crate) fn route(&self, peer: Participant, channel: u16) -> Option<(LinkId, u16)> {
+    pub(crate) fn route(&self, peer: Participant, channel: ChannelId) -> Option<(LinkId, u16)> {
         let link = (*self.links.get(peer.0 as usize)?)?;
         let paths = *self.paths.get(peer.0 as usize)?;
-        Some((link, channel % paths.max(1)))
+        Some((link, channel.0 % paths.max(1)))
     }
 }
 

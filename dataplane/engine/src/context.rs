@@ -5,7 +5,7 @@ use crate::communicator_state::{CommunicatorState, ExtraStaging};
 use crate::step::{ExecuteError, Located, tensor_range};
 use crate::table::Table;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{Epoch, Holders, Rank};
+use harmonaize_abi::{ChannelId, Epoch, Holders, Rank};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_STEP_PEERS, Operand, Participant};
 
@@ -13,7 +13,7 @@ use harmonaize_plan::{Buffer, MAX_STEP_PEERS, Operand, Participant};
 pub(crate) struct Context<'a> {
     pub(crate) member: &'a CommunicatorState,
     pub(crate) attachments: &'a Table<Attachment>,
-    pub(crate) channel: u16,
+    pub(crate) channel: ChannelId,
     pub(crate) sources: &'a ArrayVec<PeerMessage, MAX_STEP_PEERS>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Context<'a> {
         let message = self.sources.iter().find(|message| message.peer == peer)?;
         let memory = self.member.links(epoch)?.landing.get(peer.0 as usize)?.as_ref()?;
         let slot = u64::from(message.sequence % self.member.landing_slots);
-        let slot = u64::from(self.channel) * u64::from(self.member.landing_slots) + slot;
+        let slot = u64::from(self.channel.0) * u64::from(self.member.landing_slots) + slot;
         Some((memory, slot * u64::from(self.member.slot_bytes), bytes))
     }
 }

@@ -26,8 +26,8 @@ use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_coun
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, CommunicatorId, Completion, Direction, Epoch, OperationId, Rank, Region, Signature,
-    Status as Code, Submission, Token,
+    ABI_VERSION, ChannelId, CommunicatorId, Completion, Direction, Epoch, OperationId, Rank, Region,
+    Signature, Status as Code, Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -392,7 +392,7 @@ impl Engine {
         &mut self,
         now: Nanos,
         key: Key,
-        (channel, step): (u16, u32),
+        (channel, step): (ChannelId, u32),
         sources: &ArrayVec<PeerMessage, MAX_STEP_PEERS>,
         mut sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
     ) {
@@ -433,14 +433,14 @@ impl Engine {
     }
 
     /// Offers the transport where a payload to come may land.
-    fn post(&mut self, key: Key, (channel, step): (u16, u32), peer: Participant, sequence: u32) {
+    fn post(&mut self, key: Key, (channel, step): (ChannelId, u32), peer: Participant, sequence: u32) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         if let Err(error) = member.reserve_staging(channel) {
             return member.fail_internal(&error.to_string());
         }
         let sources = ArrayVec::new();
         let context = Context { member, attachments: &self.attachments, channel, sources: &sources };
-        let landing = Landing { ring: channel, sequence };
+        let landing = Landing { ring: channel.0, sequence };
         if let Err(error) = post(&context, self.transport.as_mut(), step, peer, landing) {
             member.fail_internal(&error.to_string());
         }
@@ -449,7 +449,7 @@ impl Engine {
     fn send(&mut self, key: Key, to: Participant, epoch: Epoch, message: &Message) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(links) = member.epochs.iter().find(|links| links.epoch == epoch) else { return };
-        let channel = if message.control.is_some() { 0 } else { message.header.channel };
+        let channel = if message.control.is_some() { ChannelId(0) } else { message.header.channel };
         let Some(route) = links.route(to, channel) else { return };
         let mut buffer = [0; MAX_MESSAGE];
         let used = message.encode(&mut buffer);
@@ -590,7 +590,7 @@ fn begin_step(
     member: &mut CommunicatorState,
     attachments: &Table<Attachment>,
     marks: &MarkWriter,
-    channel: u16,
+    channel: ChannelId,
     step: u32,
 ) -> Result<(), MemoryError> {
     member.reserve_staging(channel)?;
@@ -644,7 +644,7 @@ fn handle_frame(
     let bytes = payload.map_or(0, |(_, bytes)| bytes);
     match Message::decode(header) {
         Some((header, control))
-            if payload.is_none_or(|(l, _)| l.ring == header.channel && l.sequence == header.sequence) =>
+            if payload.is_none_or(|(l, _)| l.ring == header.channel.0 && l.sequence == header.sequence) =>
         {
             if header.kind == Kind::Data as u8 {
                 marks.write(MarkKind::Received, || of_message(member, peer, &header, bytes));
@@ -682,7 +682,7 @@ fn handle_transferred(
     now: Nanos,
     member: &mut CommunicatorState,
     transport: &mut dyn Transport,
-    (key, channel, step): (Key, u16, u32),
+    (key, channel, step): (Key, ChannelId, u32),
 ) -> Option<PendingTransfer> {
     // Nothing follows from what ends after its communicator.
     if member.ended {

@@ -8,7 +8,7 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ReduceOp, Signature, View, ViewMut};
+use harmonaize_abi::{ChannelId, ReduceOp, Signature, View, ViewMut};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
@@ -59,7 +59,11 @@ fn factors(
 }
 
 /// Multiplies what a step has fetched, of a `PremulSum`, by its rank's factor where it lies: in staging.
-pub(crate) fn scale_fetched(member: &CommunicatorState, channel: u16, step: u32) -> Result<(), ExecuteError> {
+pub(crate) fn scale_fetched(
+    member: &CommunicatorState,
+    channel: ChannelId,
+    step: u32,
+) -> Result<(), ExecuteError> {
     let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
     if segment.signature.reduce != ReduceOp::PremulSum {
         return Ok(());
@@ -100,7 +104,7 @@ pub(crate) fn post(
 }
 
 /// Bytes of memory that a step reads and writes here.
-pub(crate) fn touched(member: &CommunicatorState, channel: u16, step: u32) -> u64 {
+pub(crate) fn touched(member: &CommunicatorState, channel: ChannelId, step: u32) -> u64 {
     let Some((segment, size)) = member.segment_and_size(channel) else { return 0 };
     let Some(step) = segment.program.steps.get(step as usize) else { return 0 };
     let here = step.sources.iter().chain(&step.destinations).filter(|operand| !is_peer_operand(operand));
@@ -222,7 +226,7 @@ pub(crate) fn send_all(
     for message in sends {
         member.bytes_sent += u64::from(message.bytes);
         let payload = from.filter(|_| message.bytes > 0).map(|span| {
-            (Landing { ring: message.header.channel, sequence: message.sequence }, span.clone(), tag)
+            (Landing { ring: message.header.channel.0, sequence: message.sequence }, span.clone(), tag)
         });
         empty += usize::from(payload.is_none());
         let Some(links) = member.epochs.iter().find(|links| links.epoch == message.header.epoch) else {

@@ -10,6 +10,7 @@ use crate::context::Context;
 use crate::step::{ExecuteError, is_coded, tensor_range};
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
+use harmonaize_abi::ChannelId;
 use harmonaize_codec::ErrorFeedback;
 use harmonaize_core::Segment;
 use harmonaize_plan::{Buffer, Operand, Part};
@@ -52,7 +53,7 @@ fn is_mapped(attachments: &Table<Attachment>, key: Key) -> bool {
 /// before on this channel.
 pub(crate) fn reserve(
     member: &mut CommunicatorState,
-    channel: u16,
+    channel: ChannelId,
     attachments: &Table<Attachment>,
 ) -> Result<(), MemoryError> {
     let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
@@ -63,7 +64,7 @@ pub(crate) fn reserve(
     };
     let Some(last) = (0..member.locals.len()).rev().find(away) else { return Ok(()) };
     let bytes = 2 * (last as u64 + 1) * half(segment, size);
-    let Some(owing) = member.residual_staging.get_mut(usize::from(channel)) else { return Ok(()) };
+    let Some(owing) = member.residual_staging.get_mut(usize::from(channel.0)) else { return Ok(()) };
     if owing.as_ref().is_none_or(|memory| bytes > memory.bytes() as u64) {
         let bytes = usize::try_from(bytes.max(64)).map_err(|_| MemoryError::BadSize(bytes))?;
         *owing = Some(Memory::private(bytes)?);
@@ -75,12 +76,12 @@ pub(crate) fn reserve(
 pub(crate) fn carried(
     member: &CommunicatorState,
     key: Key,
-    channel: u16,
+    channel: ChannelId,
     place: usize,
 ) -> Option<PendingTransfer> {
     let (segment, size) = member.segment_and_size(channel)?;
     let [_, left_out] = call(member, segment, place)?.feedback?;
-    let memory = member.residual_staging.get(usize::from(channel))?.as_ref()?;
+    let memory = member.residual_staging.get(usize::from(channel.0))?.as_ref()?;
     let at = 2 * place as u64 * half(segment, size);
     let span = Span::new(memory, at, (segment.hi - segment.lo) * size).ok()?;
     let attachment = member.locals.get(place)?.attachment;
@@ -116,7 +117,7 @@ fn halves<'a>(
             let (residual_in, residual_out) = (residual_in?, residual_out?);
             return Ok((place, ResidualPair { residual_in, residual_out, bytes, remote: None }));
         }
-        let memory = member.residual_staging.get(usize::from(channel)).and_then(Option::as_ref);
+        let memory = member.residual_staging.get(usize::from(channel.0)).and_then(Option::as_ref);
         let memory = memory.ok_or(ExecuteError::NoSource)?;
         let half = half(segment, size);
         let owed = 2 * place as u64 * half + offset - segment.lo * size;

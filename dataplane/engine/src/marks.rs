@@ -77,7 +77,7 @@ pub(crate) fn of_message(member: &CommunicatorState, peer: Participant, header: 
         bytes: bytes.into(),
         epoch: header.epoch.0,
         peer: peer.0,
-        channel: header.channel.into(),
+        channel: header.channel.0.into(),
         ..member.mark()
     }
 }

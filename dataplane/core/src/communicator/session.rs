@@ -5,7 +5,7 @@ use crate::action::{Action, CodingReport};
 use crate::aggregation::{Aggregation, AggregationState};
 use crate::channel::{Resume, Segment};
 use crate::message::Control;
-use harmonaize_abi::{AggregatorTask, Epoch, Nanos, SegmentId, SegmentIndex};
+use harmonaize_abi::{AggregatorTask, ChannelId, Epoch, Nanos, SegmentId, SegmentIndex};
 use harmonaize_aggregator::{Agreement, Audience, Leader, Summation};
 use harmonaize_plan::{Participant, Retention};
 use std::time::Duration;
@@ -193,7 +193,7 @@ impl Communicator {
     }
 
     /// The segment that is `index` of an epoch's session, and its channel.
-    pub fn aggregated_segment(&self, epoch: Epoch, index: SegmentIndex) -> Option<(u16, &Segment)> {
+    pub fn aggregated_segment(&self, epoch: Epoch, index: SegmentIndex) -> Option<(ChannelId, &Segment)> {
         let segments = self.scheduler.channels().filter_map(|(at, channel)| Some((at, channel.segment()?)));
         let mut this = segments.filter(|(_, s)| s.epoch == epoch && s.aggregated == Some(index));
         this.next()

@@ -5,6 +5,7 @@ use crate::action::Action;
 use crate::channel::{Channel, Segment};
 use crate::epoch::peers;
 use crate::shared::Shared;
+use harmonaize_abi::ChannelId;
 use harmonaize_plan::{Buffer, Encoding, Operand, Participant, Step, StepKind};
 
 /// How many steps ahead of the next to be issued are looked at.
@@ -22,8 +23,8 @@ enum PostDecision {
 impl Scheduler {
     /// The next payload on a channel that may be posted for. Cost: a look at each of the [`LOOKAHEAD`] steps and their
     /// predecessors that have not completed, and no allocation.
-    pub(super) fn poll_post(&mut self, shared: &Shared, index: u16) -> Option<Action> {
-        let channel = self.channels.get_mut(usize::from(index))?;
+    pub(super) fn poll_post(&mut self, shared: &Shared, index: ChannelId) -> Option<Action> {
+        let channel = self.channels.get_mut(usize::from(index.0))?;
         loop {
             let (at, segment, step) = channel.postable(LOOKAHEAD)?;
             let decision = decide(shared, index, channel, at, segment, step);
@@ -42,7 +43,7 @@ impl Scheduler {
 /// write that memory.
 fn decide(
     shared: &Shared,
-    index: u16,
+    index: ChannelId,
     channel: &Channel,
     at: usize,
     segment: &Segment,

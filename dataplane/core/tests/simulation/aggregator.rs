@@ -6,7 +6,7 @@ use super::network::{Location, Place};
 use super::node::Track;
 use super::scenario::MICROSECOND;
 use super::world::{Event, Input, World};
-use harmonaize_abi::{AggregatorTask, Epoch, SegmentIndex, Signature};
+use harmonaize_abi::{AggregatorTask, ChannelId, Epoch, SegmentIndex, Signature};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -24,7 +24,7 @@ pub(crate) struct Submitted {
 #[derive(Debug, Default)]
 pub(crate) struct Aggregator {
     pub(crate) dead: bool,
-    parts: HashMap<Submitted, Vec<(Participant, u16)>>,
+    parts: HashMap<Submitted, Vec<(Participant, ChannelId)>>,
     /// Bytes of one for all.
     spread: HashMap<Submitted, Vec<u8>>,
 }
@@ -102,7 +102,7 @@ impl World {
         }
     }
 
-    fn sum_place(&self, p: Participant, channel: u16, segment: &Segment) -> Vec<Location> {
+    fn sum_place(&self, p: Participant, channel: ChannelId, segment: &Segment) -> Vec<Location> {
         let size = segment.signature.dtype.size() as u64;
         let (start, bytes) = ((segment.lo * size) as usize, ((segment.hi - segment.lo) * size) as usize);
         let (operation, number) = (segment.operation, segment.number);
@@ -121,7 +121,7 @@ impl World {
         local.map(output).collect()
     }
 
-    pub(crate) fn aggregate(&mut self, p: Participant, channel: u16) {
+    pub(crate) fn aggregate(&mut self, p: Participant, channel: ChannelId) {
         let node = &mut self.nodes[p.0 as usize];
         let segment = node.core.segment(channel).unwrap().clone();
         let Some(index) = segment.aggregated else { return };
@@ -132,7 +132,7 @@ impl World {
         let root = self.home(signature.root) == p && task == Some(AggregatorTask::Broadcast);
         assert!(bytes > 0 || !signature.collective.has_data(), "nothing to sum");
         let node = &mut self.nodes[p.0 as usize];
-        node.staging[usize::from(channel)].slots = vec![vec![POISON; bytes]];
+        node.staging[usize::from(channel.0)].slots = vec![vec![POISON; bytes]];
         node.tracks.insert(segment.number, Track { uncommitted: 1, parts: HashMap::default() });
         node.aggregated.insert(channel, segment.number);
         let sends = root || task == Some(AggregatorTask::Sum);
@@ -216,7 +216,7 @@ impl World {
     }
 
     /// What comes of a segment is on its way to one.
-    fn bring(&mut self, p: Participant, channel: u16, of: Submitted, sum: Vec<u8>) {
+    fn bring(&mut self, p: Participant, channel: ChannelId, of: Submitted, sum: Vec<u8>) {
         let wait = self.scenario.weather.wait(&mut self.rng);
         let joined = self.nodes[p.0 as usize].joined.get_mut(&of.epoch);
         let Some(joined) = joined.filter(|joined| joined.session == of.session) else { return };
@@ -234,7 +234,7 @@ impl World {
     }
 
     /// A sum comes, unless the aggregator has died meanwhile: then it may.
-    pub(crate) fn summed(&mut self, p: Participant, channel: u16, of: Submitted, sum: &[u8]) {
+    pub(crate) fn summed(&mut self, p: Participant, channel: ChannelId, of: Submitted, sum: &[u8]) {
         let lost = self.aggregator.dead && self.rng.random_bool(0.5);
         let node = &mut self.nodes[p.0 as usize];
         let open = node.alive && !node.closed && node.failure.is_none() && !lost;
@@ -268,7 +268,8 @@ impl World {
         let node = &mut self.nodes[p.0 as usize];
         let open =
             node.joined.get(&of.epoch).is_some_and(|joined| joined.session == of.session && !joined.ended);
-        let segment = (0..node.staging.len() as u16).filter_map(|channel| node.core.segment(channel));
+        let segment =
+            (0..node.staging.len() as u16).map(ChannelId).filter_map(|channel| node.core.segment(channel));
         let mut segment =
             segment.filter(|segment| segment.epoch == of.epoch && segment.aggregated == Some(of.index));
         let Some(number) =
@@ -309,7 +310,7 @@ impl World {
     }
 
     /// Held sums go to the outputs.
-    pub(crate) fn copy_out(&mut self, p: Participant, channel: u16) {
+    pub(crate) fn copy_out(&mut self, p: Participant, channel: ChannelId) {
         let core = &self.nodes[p.0 as usize].core;
         let segment = core.segment(channel).unwrap().clone();
         let (number, operation, signature) = (segment.number, segment.operation, segment.signature);

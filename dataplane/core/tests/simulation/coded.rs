@@ -5,7 +5,9 @@ use super::memory::{self, Tensor};
 use super::network::Location;
 use super::scenario::{Scenario, generator};
 use super::world::World;
-use harmonaize_abi::{Collective, Dtype, OperationId, Rank, ReduceOp, SegmentId, Signature, View, ViewMut};
+use harmonaize_abi::{
+    ChannelId, Collective, Dtype, OperationId, Rank, ReduceOp, SegmentId, Signature, View, ViewMut,
+};
 use harmonaize_codec::{Codec, CodecError, HEADER_BYTES, Sums, Terms, header};
 use harmonaize_core::{CodingReport, PeerMessage, Receipt, Segment};
 use harmonaize_plan::{Buffer, CODED_ROOM, Coding, Encoding, Operand, Participant, Stage, Step, StepKind};
@@ -16,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     /// By participant and channel: the segment, and the sum so far of the own part.
-    sums: std::collections::HashMap<(u32, u16), (SegmentId, Sums)>,
+    sums: std::collections::HashMap<(u32, ChannelId), (SegmentId, Sums)>,
     /// By operation: the loosest budget that a part of it had.
     budgets: std::collections::HashMap<OperationId, Option<f64>>,
     /// By operation: what the first rank got.

@@ -4,7 +4,7 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{BlockContent, Dtype, Holders, OperationId, Rank, SegmentId, Signature};
+use harmonaize_abi::{BlockContent, ChannelId, Dtype, Holders, OperationId, Rank, SegmentId, Signature};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -12,7 +12,7 @@ use rand::RngExt;
 /// What a step belongs to.
 pub(crate) struct Context {
     pub(crate) at: Participant,
-    pub(crate) channel: u16,
+    pub(crate) channel: ChannelId,
     pub(crate) index: u32,
     pub(crate) segment: Segment,
     pub(crate) signature: Signature,
@@ -23,7 +23,7 @@ impl World {
     pub(crate) fn step(
         &mut self,
         at: Participant,
-        channel: u16,
+        channel: ChannelId,
         index: u32,
         sources: &[PeerMessage],
         sends: &[PeerMessage],
@@ -109,7 +109,7 @@ impl World {
     pub(crate) fn post(
         &mut self,
         at: Participant,
-        channel: u16,
+        channel: ChannelId,
         index: u32,
         peer: Participant,
         sequence: u32,
@@ -188,14 +188,20 @@ impl World {
     }
 
     /// Takes note of a segment at its first step.
-    pub(crate) fn begin(&mut self, at: Participant, channel: u16, segment: &Segment, signature: &Signature) {
+    pub(crate) fn begin(
+        &mut self,
+        at: Participant,
+        channel: ChannelId,
+        segment: &Segment,
+        signature: &Signature,
+    ) {
         self.check_epoch(at, segment);
         let retention = self.retention(at, segment, signature);
         let node = &mut self.nodes[at.0 as usize];
         if node.aggregated.get(&channel) == Some(&segment.number) && segment.aggregated.is_none() {
             // Given up to the hosts.
             node.aggregated.remove(&channel);
-            node.staging[usize::from(channel)].segment = None;
+            node.staging[usize::from(channel.0)].segment = None;
             node.done = node.done.min(segment.number);
             self.statistics.again += 1;
             self.statistics.restored += u64::from(segment.resume.is_some());
@@ -203,7 +209,7 @@ impl World {
         }
         let kept = node.retained.entry(segment.operation).or_insert((retention, segment.number));
         kept.1 = kept.1.max(segment.number);
-        let staging = &mut node.staging[usize::from(channel)];
+        let staging = &mut node.staging[usize::from(channel.0)];
         if staging.segment == Some(segment.number) {
             return;
         }
@@ -257,7 +263,7 @@ impl World {
     /// Poisons the staging of channels whose segment is over.
     pub(crate) fn release_staging(&mut self, at: Participant) {
         let node = &mut self.nodes[at.0 as usize];
-        for (channel, staging) in (0..).zip(&mut node.staging) {
+        for (channel, staging) in (0..).map(ChannelId).zip(&mut node.staging) {
             let number = node.core.segment(channel).map(|segment| segment.number);
             if staging.segment.is_some() && number != staging.segment {
                 staging.slots.iter_mut().for_each(|slot| slot.fill(POISON));
@@ -327,7 +333,7 @@ impl World {
                 Tensor::output_mut(self.tensors.get_mut(&(rank, location.operation)).expect(gone))
             }
             Place::Staging(channel, slot) => {
-                let staging = &mut node.staging[usize::from(channel)];
+                let staging = &mut node.staging[usize::from(channel.0)];
                 assert_eq!(staging.segment, Some(location.segment), "staging of a segment that is over");
                 &mut staging.slots[usize::from(slot)]
             }
@@ -415,7 +421,7 @@ impl World {
     }
 
     /// A part of a step has completed.
-    pub(crate) fn complete_part(&mut self, at: Participant, channel: u16, step: u32) {
+    pub(crate) fn complete_part(&mut self, at: Participant, channel: ChannelId, step: u32) {
         let node = &mut self.nodes[at.0 as usize];
         let segment = node.core.segment(channel).expect("a segment that is under way").clone();
         let track = node.tracks.get_mut(&segment.number).unwrap();

@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Epoch, OperationId, Rank, SegmentId, Token};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, SegmentId, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -24,7 +24,7 @@ pub(crate) struct Payload {
     pub(crate) source: Option<Location>,
     /// Of a message from rank to rank: its sender, the token of the call, the first byte and how many.
     pub(crate) piece: Option<(Rank, Token, usize, usize)>,
-    pub(crate) channel: u16,
+    pub(crate) channel: ChannelId,
     pub(crate) step: u32,
     pub(crate) sequence: u32,
 }
@@ -34,8 +34,8 @@ pub(crate) struct Payload {
 pub(crate) enum Place {
     Input(u32),
     Output(u32),
-    Staging(u16, u16),
-    Landing(Epoch, u32, u16, u32),
+    Staging(ChannelId, u16),
+    Landing(Epoch, u32, ChannelId, u32),
 }
 
 /// A piece of it; `operation` and `segment` say when it may be touched.
@@ -131,7 +131,7 @@ impl World {
         if hostile && self.rng.random_bool(0.02) {
             self.spoil(&mut message.header);
         }
-        let path = payload.map_or(0, |payload| payload.channel % self.scenario.paths);
+        let path = payload.map_or(0, |payload| payload.channel.0 % self.scenario.paths);
         let mut buffer = [0; harmonaize_core::MAX_MESSAGE];
         let used = message.encode(&mut buffer);
         let weather = self.scenario.weather;
@@ -253,7 +253,7 @@ impl World {
     fn spoil(&mut self, header: &mut Header) {
         let any = self.rng.random::<u64>();
         match self.rng.random_range(0..12) {
-            0 => header.channel = any as u16,
+            0 => header.channel = ChannelId(any as u16),
             1 => header.epoch = Epoch(header.epoch.0.wrapping_add(any as u32 % 3)),
             2 => header.sequence = header.sequence.wrapping_add(any as u32 % 5),
             3 => header.credit = any as u32,

@@ -5,7 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
-use harmonaize_abi::{Epoch, OperationId, SegmentId};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId};
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -44,11 +44,11 @@ pub(crate) struct Node {
     /// By epoch and peer: the epoch that the link was made for.
     pub(crate) links: BTreeMap<(Epoch, u32), Epoch>,
     pub(crate) staging: Vec<Staging>,
-    pub(crate) landing: HashMap<(Epoch, u32, u16), Ring>,
+    pub(crate) landing: HashMap<(Epoch, u32, ChannelId), Ring>,
     /// By link's epoch, peer, channel and sequence: where a payload to come goes instead of its slot, and whether it is there.
-    pub(crate) posts: BTreeMap<(Epoch, u32, u16, u32), (Location, bool)>,
+    pub(crate) posts: BTreeMap<(Epoch, u32, ChannelId, u32), (Location, bool)>,
     /// By link's epoch, peer and channel: messages delivered.
-    pub(crate) delivered: HashMap<(Epoch, u32, u16), u32>,
+    pub(crate) delivered: HashMap<(Epoch, u32, ChannelId), u32>,
     pub(crate) tracks: BTreeMap<SegmentId, Track>,
     /// Segments done, as seen from outside.
     pub(crate) done: SegmentId,
@@ -59,7 +59,7 @@ pub(crate) struct Node {
     /// The latest session that it asked for, of an epoch.
     pub(crate) probed: BTreeMap<Epoch, u64>,
     /// By channel: the last segment that was given to an aggregator.
-    pub(crate) aggregated: BTreeMap<u16, SegmentId>,
+    pub(crate) aggregated: BTreeMap<ChannelId, SegmentId>,
     /// By operation.
     pub(crate) wire: HashMap<OperationId, u64>,
     pub(crate) slot_requests: SlotRequests,

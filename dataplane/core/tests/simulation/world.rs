@@ -8,7 +8,7 @@ use super::node::{Node, Outcome, RankState};
 use super::p2p::{P2P, P2pState, Store};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::{Epoch, OperationId, Rank, Signature, Token};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, Signature, Token};
 use harmonaize_core::{
     Action, BadPlan, Call, CoreError, EpochPlan, Failure, Interleaving, Message, Nanos, Payload, Receipt,
 };
@@ -36,7 +36,7 @@ pub(crate) enum Event {
     Incident(Incident),
     Close(Participant, Vec<(Epoch, Participant)>),
     Sum(Submitted),
-    Summed { at: Participant, channel: u16, of: Submitted, sum: Vec<u8> },
+    Summed { at: Participant, channel: ChannelId, of: Submitted, sum: Vec<u8> },
 }
 
 /// A fetch or store under way.
@@ -45,7 +45,7 @@ pub(crate) struct Transfer {
     pub(crate) at: Participant,
     pub(crate) from: Location,
     pub(crate) to: Location,
-    pub(crate) channel: u16,
+    pub(crate) channel: ChannelId,
     pub(crate) step: u32,
     /// Read already.
     pub(crate) content: Option<Vec<u8>>,
@@ -57,7 +57,7 @@ pub(crate) enum Input {
     Call(Rank),
     Message(Rank),
     Frame { from: Participant, link: Epoch, message: Vec<u8>, payload: Payload },
-    Completed { channel: u16, step: u32 },
+    Completed { channel: ChannelId, step: u32 },
     Down { link: Epoch, peer: Participant },
     Change(Box<EpochPlan>),
     LinksUp(Epoch),

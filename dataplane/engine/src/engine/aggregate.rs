@@ -10,7 +10,7 @@ use crate::feedback;
 use crate::marks::MarkWriter;
 use crate::table::{Key, Table};
 use arrayvec::ArrayVec;
-use harmonaize_abi::{AggregatorTask, Epoch};
+use harmonaize_abi::{AggregatorTask, ChannelId, Epoch};
 use harmonaize_aggregator::{PayloadFormat, Task};
 use harmonaize_core::{Nanos, Segment};
 use harmonaize_events::MarkKind;
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// Has the aggregator do the segment on a channel.
-    pub(super) fn aggregate(&mut self, now: Nanos, key: Key, channel: u16) {
+    pub(super) fn aggregate(&mut self, now: Nanos, key: Key, channel: ChannelId) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let reserved = member.reserve_staging(channel);
         let reserved = reserved.and_then(|()| feedback::reserve(member, channel, &self.attachments));
@@ -67,7 +67,7 @@ impl Engine {
     }
 
     /// Copies a sum that is staged to the local ranks' outputs.
-    pub(super) fn copy_out(&mut self, key: Key, channel: u16) {
+    pub(super) fn copy_out(&mut self, key: Key, channel: ChannelId) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let Some(epoch) = member.core.segment(channel).map(|segment| segment.epoch) else { return };
         let tensors = SegmentTensors { member, attachments: &self.attachments, epoch, coder: None };
