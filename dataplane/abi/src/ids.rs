@@ -57,6 +57,8 @@ ids! {
     SegmentIndex(u64);
     /// Numbers a communicator's channels, from 0. Behind those of segments is the one of messages from rank to rank.
     ChannelId(u16);
+    /// Numbers the steps of a program, from 0. Where what has ended is a piece of a message, it names that piece.
+    StepId(u32);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
     /// Numbers the interleave slots that a participant asks for.

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::message::{Header, Message};
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, Token,
+    ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, StepId, Token,
 };
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
 
@@ -108,7 +108,7 @@ pub enum Action {
         /// The channel.
         channel: ChannelId,
         /// The index in the segment's program.
-        step: u32,
+        step: StepId,
         /// Messages that the peer sources consume, in order of the operands.
         sources: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
         /// Messages for the peer destinations, in order of the operands.
@@ -120,7 +120,7 @@ pub enum Action {
         /// The channel.
         channel: ChannelId,
         /// The index in the segment's program of a [`harmonaize_plan::StepKind::Move`] from a peer.
-        step: u32,
+        step: StepId,
         /// The sender of the message, on the link of the segment's epoch.
         peer: Participant,
         /// The message's number on the stream.
@@ -173,7 +173,7 @@ pub enum Action {
         /// The first byte.
         offset: u64,
         /// The number of the completion.
-        step: u32,
+        step: StepId,
         /// The message, on the link of its header's epoch.
         message: PeerMessage,
     },
@@ -187,7 +187,7 @@ pub enum Action {
         /// The first byte.
         offset: u64,
         /// The number of the completion.
-        step: u32,
+        step: StepId,
         /// The message, on the link of its header's epoch.
         message: PeerMessage,
     },
@@ -202,7 +202,7 @@ pub enum Action {
         /// How many.
         bytes: u64,
         /// The number of the completion.
-        step: u32,
+        step: StepId,
     },
     /// A local rank's send or receive has ended well.
     P2pComplete {

@@ -1,7 +1,7 @@
 //! The interpreter of one channel: the segment it runs, which steps are issued, which have completed.
 
 use crate::counts::Counts;
-use harmonaize_abi::{Epoch, OperationId, SegmentId, SegmentIndex, Signature};
+use harmonaize_abi::{Epoch, OperationId, SegmentId, SegmentIndex, Signature, StepId};
 use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Slot, Step};
 use std::sync::Arc;
 
@@ -140,14 +140,14 @@ impl Channel {
     }
 
     /// The next step in order if its dependencies have completed; `acknowledged` lets committed ones pass.
-    pub(crate) fn ready(&self, acknowledged: bool) -> Option<(u32, &Segment, &Step)> {
+    pub(crate) fn ready(&self, acknowledged: bool) -> Option<(StepId, &Segment, &Step)> {
         let segment = self.segment.as_ref().filter(|segment| segment.aggregated.is_none())?;
         let step = segment.program.steps.get(self.next)?;
         if step.committed && (!acknowledged || self.uncommitted_remaining > 0) {
             return None;
         }
         let met = step.after.iter().all(|&earlier| self.pending.get(earlier as usize) == Some(&0));
-        met.then_some((self.next as u32, segment, step))
+        met.then_some((StepId(self.next as u32), segment, step))
     }
 
     /// The next step has been issued and waits for `parts` completions.
@@ -170,8 +170,8 @@ impl Channel {
 
     /// One part of a step has completed. False if none was under way.
     #[must_use]
-    pub(crate) fn complete(&mut self, step: u32) -> bool {
-        let step = step as usize;
+    pub(crate) fn complete(&mut self, step: StepId) -> bool {
+        let step = step.0 as usize;
         match self.pending.get_mut(step) {
             Some(pending) if *pending != NOT_ISSUED && *pending > 0 => {
                 *pending -= 1;

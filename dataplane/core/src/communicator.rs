@@ -19,7 +19,9 @@ use crate::report::{self, InFlight, MessageInFlight};
 use crate::scheduler::{Begin, Scheduler};
 use crate::shared::Shared;
 use crate::stream::Arrival;
-use harmonaize_abi::{ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, Signature, SlotId, Token};
+use harmonaize_abi::{
+    ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, Signature, SlotId, StepId, Token,
+};
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
 use std::time::Duration;
@@ -326,7 +328,7 @@ impl Communicator {
     }
 
     /// A send, fetch or store that an [`Action::Step`] asked for has ended.
-    pub fn handle_completion(&mut self, now: Nanos, channel: ChannelId, step: u32) {
+    pub fn handle_completion(&mut self, now: Nanos, channel: ChannelId, step: StepId) {
         if self.shared.has_failed() {
             return;
         }

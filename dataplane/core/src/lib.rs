@@ -41,7 +41,9 @@ pub use communicator::{Communicator, Config};
 pub use epoch::EpochPlan;
 pub use error::{BadPlan, CoreError};
 pub use failure::Failure;
-pub use harmonaize_abi::{ChannelId, Epoch, Nanos, OperationId, SegmentId, SegmentIndex, SlotId, Token};
+pub use harmonaize_abi::{
+    ChannelId, Epoch, Nanos, OperationId, SegmentId, SegmentIndex, SlotId, StepId, Token,
+};
 pub use message::{Control, Header, Kind, MAX_MESSAGE, Message, PROTOCOL_VERSION, Payload};
 pub use operation::Call;
 pub use p2p::P2pCall;

@@ -13,7 +13,9 @@ use crate::failure::Failure;
 use crate::message::{Header, Kind};
 use crate::report::MessageInFlight;
 use crate::shared::Shared;
-use harmonaize_abi::{ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, Token};
+use harmonaize_abi::{
+    ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, StepId, Token,
+};
 use harmonaize_plan::Participant;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -414,8 +416,8 @@ impl P2p {
 
     /// A part of what an action asked for has ended. False if none was under way.
     #[must_use]
-    pub(crate) fn handle_completion(&mut self, now: Nanos, shared: &mut Shared, step: u32) -> bool {
-        let (index, generation) = (step & (MAX_PARTS as u32 - 1), step / MAX_PARTS as u32);
+    pub(crate) fn handle_completion(&mut self, now: Nanos, shared: &mut Shared, step: StepId) -> bool {
+        let (index, generation) = (step.0 & (MAX_PARTS as u32 - 1), step.0 / MAX_PARTS as u32);
         let Some(part) = self.parts.get_mut(index as usize) else { return false };
         // That of a link which is closed since.
         if part.generation & (MAX_PARTS as u32 - 1) != generation {
@@ -589,7 +591,7 @@ impl P2p {
     }
 
     /// A slot for work, and the number of its completion; `None` while there are too many.
-    fn part(&mut self, work: Work) -> Option<u32> {
+    fn part(&mut self, work: Work) -> Option<StepId> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.parts.len() < MAX_PARTS => {
@@ -601,7 +603,7 @@ impl P2p {
         let part = self.parts.get_mut(index as usize)?;
         part.work = Some(work);
         let most = MAX_PARTS as u32;
-        Some((part.generation & (most - 1)) * most + index)
+        Some(StepId((part.generation & (most - 1)) * most + index))
     }
 
     /// A piece that is to be stored: the oldest of its stream, all before which is in place.

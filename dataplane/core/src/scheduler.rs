@@ -13,7 +13,7 @@ use crate::operation::{Operations, Run};
 use crate::shared::Shared;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, SegmentIndex, Signature, SlotId,
+    ChannelId, Epoch, Nanos, OperationId, Rank, SegmentId, SegmentIndex, Signature, SlotId, StepId,
 };
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
@@ -114,7 +114,7 @@ impl Scheduler {
 
     /// A part of a step has ended. False if none was under way.
     #[must_use]
-    pub(crate) fn handle_completion(&mut self, channel: ChannelId, step: u32) -> bool {
+    pub(crate) fn handle_completion(&mut self, channel: ChannelId, step: StepId) -> bool {
         self.channels.get_mut(usize::from(channel.0)).is_some_and(|channel| channel.complete(step))
     }
 

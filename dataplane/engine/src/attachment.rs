@@ -203,7 +203,7 @@ impl Attachment {
 mod tests {
     use super::*;
     use crate::transfer::tag;
-    use harmonaize_abi::ChannelId;
+    use harmonaize_abi::{ChannelId, StepId};
     use harmonaize_shm::{Memory, REMOTE_DEPTH, RemoteEnd, RemoteTenant, Span, TenantEnd};
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         memory.write(0, &[1]).unwrap();
         let store = |communicator: Key, offset: u64| PendingTransfer {
             attachment: Key { index: 0, generation: 1 },
-            tag: tag(communicator, ChannelId(0), 3),
+            tag: tag(communicator, ChannelId(0), StepId(3)),
             store: true,
             offset,
             span: Span::new(&memory, 0, 1).unwrap(),

@@ -27,7 +27,7 @@ use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
     ABI_VERSION, ChannelId, CommunicatorId, Completion, Direction, Epoch, OperationId, Rank, Region,
-    Signature, Status as Code, Submission, Token,
+    Signature, Status as Code, StepId, Submission, Token,
 };
 use harmonaize_core::{
     Action, Call, CoreError, Kind, MAX_MESSAGE, Message, Nanos, Payload, PeerMessage, Receipt,
@@ -392,7 +392,7 @@ impl Engine {
         &mut self,
         now: Nanos,
         key: Key,
-        (channel, step): (ChannelId, u32),
+        (channel, step): (ChannelId, StepId),
         sources: &ArrayVec<PeerMessage, MAX_STEP_PEERS>,
         mut sends: ArrayVec<PeerMessage, MAX_STEP_PEERS>,
     ) {
@@ -433,7 +433,7 @@ impl Engine {
     }
 
     /// Offers the transport where a payload to come may land.
-    fn post(&mut self, key: Key, (channel, step): (ChannelId, u32), peer: Participant, sequence: u32) {
+    fn post(&mut self, key: Key, (channel, step): (ChannelId, StepId), peer: Participant, sequence: u32) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         if let Err(error) = member.reserve_staging(channel) {
             return member.fail_internal(&error.to_string());
@@ -591,7 +591,7 @@ fn begin_step(
     attachments: &Table<Attachment>,
     marks: &MarkWriter,
     channel: ChannelId,
-    step: u32,
+    step: StepId,
 ) -> Result<(), MemoryError> {
     member.reserve_staging(channel)?;
     if marks.has_reader()
@@ -599,7 +599,7 @@ fn begin_step(
     {
         marks.write(MarkKind::SegmentBegan, || mark);
     }
-    if step > 0 {
+    if step != StepId(0) {
         return Ok(());
     }
     member.forget_sums(channel);
@@ -611,11 +611,11 @@ fn begin_step(
 fn run_step(
     context: &Context<'_>,
     key: Key,
-    step: u32,
+    step: StepId,
     tag: u64,
     pending: &mut Vec<PendingTransfer>,
 ) -> Result<StepResult, ExecuteError> {
-    if step == 0 {
+    if step == StepId(0) {
         feedback::begin(context, key, pending)?;
     }
     let result = run(context, step, tag)?;
@@ -682,7 +682,7 @@ fn handle_transferred(
     now: Nanos,
     member: &mut CommunicatorState,
     transport: &mut dyn Transport,
-    (key, channel, step): (Key, ChannelId, u32),
+    (key, channel, step): (Key, ChannelId, StepId),
 ) -> Option<PendingTransfer> {
     // Nothing follows from what ends after its communicator.
     if member.ended {

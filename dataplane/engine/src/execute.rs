@@ -8,7 +8,7 @@ use crate::step::{
 };
 use crate::transfer::PendingTransfer;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ChannelId, ReduceOp, Signature, View, ViewMut};
+use harmonaize_abi::{ChannelId, ReduceOp, Signature, StepId, View, ViewMut};
 use harmonaize_core::{PeerMessage, Segment};
 use harmonaize_plan::{Buffer, MAX_SOURCES, Operand, Participant, Step, StepKind};
 use harmonaize_shm::Span;
@@ -16,10 +16,10 @@ use harmonaize_transport::{Landing, Transport};
 use zerocopy::IntoBytes;
 
 /// Executes a step's memory operands. Cost: one pass over each source and destination; no allocation.
-pub(crate) fn run(context: &Context<'_>, step: u32, tag: u64) -> Result<StepResult, ExecuteError> {
+pub(crate) fn run(context: &Context<'_>, step: StepId, tag: u64) -> Result<StepResult, ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
     let signature = segment.signature;
-    let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
+    let step = segment.program.steps.get(step.0 as usize).ok_or(ExecuteError::NoSource)?;
     let place = |operand: &Operand| context.place(segment, size, operand);
     if is_coded(step) {
         return coded::run(context, segment, size, &signature, step).map(StepResult::Coded);
@@ -62,14 +62,14 @@ fn factors(
 pub(crate) fn scale_fetched(
     member: &CommunicatorState,
     channel: ChannelId,
-    step: u32,
+    step: StepId,
 ) -> Result<(), ExecuteError> {
     let Some((segment, size)) = member.segment_and_size(channel) else { return Ok(()) };
     if segment.signature.reduce != ReduceOp::PremulSum {
         return Ok(());
     }
     let Some(Step { kind: StepKind::Fetch, sources, destinations, .. }) =
-        segment.program.steps.get(step as usize)
+        segment.program.steps.get(step.0 as usize)
     else {
         return Ok(());
     };
@@ -89,12 +89,12 @@ pub(crate) fn scale_fetched(
 pub(crate) fn post(
     context: &Context<'_>,
     transport: &mut dyn Transport,
-    step: u32,
+    step: StepId,
     peer: Participant,
     landing: Landing,
 ) -> Result<(), ExecuteError> {
     let (segment, size) = context.member.segment_and_size(context.channel).ok_or(ExecuteError::NoSource)?;
-    let step = segment.program.steps.get(step as usize).ok_or(ExecuteError::NoSource)?;
+    let step = segment.program.steps.get(step.0 as usize).ok_or(ExecuteError::NoSource)?;
     let route = context.member.links(segment.epoch).and_then(|links| links.route(peer, context.channel));
     let to = step.destinations.iter().find(|operand| !is_peer_operand(operand));
     let (Some((link, _)), Some(to)) = (route, to) else { return Err(ExecuteError::NoSource) };
@@ -104,9 +104,9 @@ pub(crate) fn post(
 }
 
 /// Bytes of memory that a step reads and writes here.
-pub(crate) fn touched(member: &CommunicatorState, channel: ChannelId, step: u32) -> u64 {
+pub(crate) fn touched(member: &CommunicatorState, channel: ChannelId, step: StepId) -> u64 {
     let Some((segment, size)) = member.segment_and_size(channel) else { return 0 };
-    let Some(step) = segment.program.steps.get(step as usize) else { return 0 };
+    let Some(step) = segment.program.steps.get(step.0 as usize) else { return 0 };
     let here = step.sources.iter().chain(&step.destinations).filter(|operand| !is_peer_operand(operand));
     here.map(|operand| tensor_range(segment, size, operand).1).sum()
 }

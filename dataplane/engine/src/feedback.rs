@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::step::{ExecuteError, is_coded, tensor_range};
 use crate::table::{Key, Table};
 use crate::transfer::{PendingTransfer, tag};
-use harmonaize_abi::ChannelId;
+use harmonaize_abi::{ChannelId, StepId};
 use harmonaize_codec::ErrorFeedback;
 use harmonaize_core::Segment;
 use harmonaize_plan::{Buffer, Operand, Part};
@@ -18,9 +18,9 @@ use harmonaize_shm::{Memory, MemoryError, Span};
 use std::sync::Arc;
 
 /// In tags, the step of a transfer that nobody waits for.
-const UNTRACKED: u32 = 0xf_ffff;
+const UNTRACKED: StepId = StepId(0xf_ffff);
 /// Less the place among the local ranks: the step of a fetch of what stays owed.
-const FETCH_RESIDUAL: u32 = UNTRACKED - 1;
+const FETCH_RESIDUAL: u32 = UNTRACKED.0 - 1;
 /// The lowest of those; no program has so many steps.
 const LOWEST_STEP: u32 = 0xf_0000;
 
@@ -90,8 +90,8 @@ pub(crate) fn carried(
 }
 
 /// Whether a tag's step is none of a program; if it is a fetch of what stays owed, of which local rank.
-pub(crate) fn is_untracked(step: u32) -> Option<Option<usize>> {
-    (step >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step).map(|place| place as usize))
+pub(crate) fn is_untracked(step: StepId) -> Option<Option<usize>> {
+    (step.0 >= LOWEST_STEP).then(|| FETCH_RESIDUAL.checked_sub(step.0).map(|place| place as usize))
 }
 
 /// The halves of a part of the segment, in the order of the local ranks, of those that have an account: the first is the participant's.
@@ -166,7 +166,7 @@ pub(crate) fn begin(
                 let step = if settled {
                     UNTRACKED
                 } else {
-                    FETCH_RESIDUAL - (place as u32).min(FETCH_RESIDUAL - LOWEST_STEP)
+                    StepId(FETCH_RESIDUAL - (place as u32).min(FETCH_RESIDUAL - LOWEST_STEP))
                 };
                 let (memory, at) = halves.residual_in;
                 let span = Span::new(memory, at, halves.bytes)?;

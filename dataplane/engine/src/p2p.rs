@@ -13,7 +13,7 @@ use crate::transfer::{PendingTransfer, tag};
 use crate::turns::Urgency;
 use crate::validate::CheckedP2p;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, Token};
+use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, StepId, Token};
 use harmonaize_core::{P2pReceipt, PeerMessage};
 use harmonaize_plan::MAX_STEP_PEERS;
 use harmonaize_shm::{Memory, Span};
@@ -33,7 +33,7 @@ enum Next {
 /// Pieces that are being fetched, and memory for them.
 #[derive(Debug, Default)]
 pub(crate) struct P2pState {
-    fetched: Vec<(u32, Span, Next)>,
+    fetched: Vec<(StepId, Span, Next)>,
     staging: Vec<Arc<Memory>>,
 }
 
@@ -90,7 +90,7 @@ impl Engine {
         &mut self,
         key: Key,
         from: (Rank, Token),
-        (offset, step): (u64, u32),
+        (offset, step): (u64, StepId),
         message: PeerMessage,
     ) {
         let Some(member) = self.communicators.get_mut(key) else { return };
@@ -116,7 +116,7 @@ impl Engine {
         now: Nanos,
         key: Key,
         to: (Rank, Token),
-        (offset, step): (u64, u32),
+        (offset, step): (u64, StepId),
         message: PeerMessage,
     ) {
         let Some(member) = self.communicators.get_mut(key) else { return };
@@ -153,7 +153,7 @@ impl Engine {
         key: Key,
         (from, to): ((Rank, Token), (Rank, Token)),
         range: (u64, u64),
-        step: u32,
+        step: StepId,
     ) {
         let Some(member) = self.communicators.get_mut(key) else { return };
         let channel = member.core.p2p_channel();
@@ -230,7 +230,7 @@ pub(crate) fn handle_transferred(
     now: Nanos,
     member: &mut CommunicatorState,
     transport: &mut dyn Transport,
-    (key, step): (Key, u32),
+    (key, step): (Key, StepId),
 ) -> Option<PendingTransfer> {
     let channel = member.core.p2p_channel();
     match member.p2p.fetched.iter().position(|(of, ..)| *of == step) {

@@ -1,7 +1,7 @@
 //! Fetches and stores of a tenant's memory that is not mapped, and the tags by which what has ended is known.
 
 use crate::table::Key;
-use harmonaize_abi::ChannelId;
+use harmonaize_abi::{ChannelId, StepId};
 use harmonaize_shm::Span;
 
 /// A fetch or store that an attachment is to start.
@@ -21,14 +21,14 @@ pub(crate) const COUNTS: u64 = u64::MAX;
 pub const MAX_CHANNELS: u16 = 0xffe;
 
 /// The tag of a step's part: channels fit in 12 bits and steps in 20.
-pub(crate) fn tag(key: Key, channel: ChannelId, step: u32) -> u64 {
-    debug_assert!(channel.0 <= 0xfff && step <= 0xf_ffff, "a tag of channel {channel} and step {step}");
+pub(crate) fn tag(key: Key, channel: ChannelId, step: StepId) -> u64 {
+    debug_assert!(channel.0 <= 0xfff && step.0 <= 0xf_ffff, "a tag of channel {channel} and step {step}");
     let place = u64::from(key.index) << 48 | u64::from(key.generation) << 32;
-    place | u64::from(channel.0 & 0xfff) << 20 | u64::from(step & 0xf_ffff)
+    place | u64::from(channel.0 & 0xfff) << 20 | u64::from(step.0 & 0xf_ffff)
 }
 
 /// The communicator, the channel and the step of a tag.
-pub(crate) fn untag(tag: u64) -> (Key, ChannelId, u32) {
+pub(crate) fn untag(tag: u64) -> (Key, ChannelId, StepId) {
     let key = Key { index: (tag >> 48) as u16, generation: (tag >> 32) as u16 };
-    (key, ChannelId((tag >> 20) as u16 & 0xfff), tag as u32 & 0xf_ffff)
+    (key, ChannelId((tag >> 20) as u16 & 0xfff), StepId(tag as u32 & 0xf_ffff))
 }

@@ -5,7 +5,7 @@ use crate::action::Action;
 use crate::channel::{Channel, Segment};
 use crate::epoch::peers;
 use crate::shared::Shared;
-use harmonaize_abi::ChannelId;
+use harmonaize_abi::{ChannelId, StepId};
 use harmonaize_plan::{Buffer, Encoding, Operand, Participant, Step, StepKind};
 
 /// How many steps ahead of the next to be issued are looked at.
@@ -33,7 +33,7 @@ impl Scheduler {
             }
             channel.skip_posts_to(at);
             if let PostDecision::Post(peer, sequence) = decision {
-                return Some(Action::Post { channel: index, step: at as u32, peer, sequence });
+                return Some(Action::Post { channel: index, step: StepId(at as u32), peer, sequence });
             }
         }
     }

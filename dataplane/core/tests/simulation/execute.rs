@@ -4,7 +4,9 @@ use super::memory::{self, POISON, Tensor};
 use super::network::{Location, Payload, Place};
 use super::node::Track;
 use super::world::{Event, Input, Transfer, World};
-use harmonaize_abi::{BlockContent, ChannelId, Dtype, Holders, OperationId, Rank, SegmentId, Signature};
+use harmonaize_abi::{
+    BlockContent, ChannelId, Dtype, Holders, OperationId, Rank, SegmentId, Signature, StepId,
+};
 use harmonaize_core::{Header, Message, PeerMessage, Segment};
 use harmonaize_plan::{self as plan, Access, Operand, Participant, Retention, Step, StepKind};
 use rand::RngExt;
@@ -13,7 +15,7 @@ use rand::RngExt;
 pub(crate) struct Context {
     pub(crate) at: Participant,
     pub(crate) channel: ChannelId,
-    pub(crate) index: u32,
+    pub(crate) index: StepId,
     pub(crate) segment: Segment,
     pub(crate) signature: Signature,
 }
@@ -24,7 +26,7 @@ impl World {
         &mut self,
         at: Participant,
         channel: ChannelId,
-        index: u32,
+        index: StepId,
         sources: &[PeerMessage],
         sends: &[PeerMessage],
     ) {
@@ -33,7 +35,7 @@ impl World {
         let signature = segment.signature;
         self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
-        let step = &program.steps[index as usize];
+        let step = &program.steps[index.0 as usize];
         let context = Context { at, channel, index, segment, signature };
         self.check_order(&context, step);
         if matches!(step.kind, StepKind::Fetch | StepKind::Store) {
@@ -110,7 +112,7 @@ impl World {
         &mut self,
         at: Participant,
         channel: ChannelId,
-        index: u32,
+        index: StepId,
         peer: Participant,
         sequence: u32,
     ) {
@@ -119,7 +121,7 @@ impl World {
         let signature = segment.signature;
         self.begin(at, channel, &segment, &signature);
         let program = segment.program.clone();
-        let step = &program.steps[index as usize];
+        let step = &program.steps[index.0 as usize];
         assert_eq!((&step.kind, step.sources[0].buffer), (&StepKind::Move, plan::Buffer::Peer(peer)));
         let context = Context { at, channel, index, segment, signature };
         let location = self.locate(&context, memory_destination(step), false);
@@ -421,7 +423,7 @@ impl World {
     }
 
     /// A part of a step has completed.
-    pub(crate) fn complete_part(&mut self, at: Participant, channel: ChannelId, step: u32) {
+    pub(crate) fn complete_part(&mut self, at: Participant, channel: ChannelId, step: StepId) {
         let node = &mut self.nodes[at.0 as usize];
         let segment = node.core.segment(channel).expect("a segment that is under way").clone();
         let track = node.tracks.get_mut(&segment.number).unwrap();
@@ -433,9 +435,9 @@ impl World {
         }
     }
 
-    pub(crate) fn step_complete(&mut self, at: Participant, segment: &Segment, step: u32) {
+    pub(crate) fn step_complete(&mut self, at: Participant, segment: &Segment, step: StepId) {
         let node = &mut self.nodes[at.0 as usize];
-        if !segment.program.steps[step as usize].committed {
+        if !segment.program.steps[step.0 as usize].committed {
             node.tracks.get_mut(&segment.number).unwrap().uncommitted -= 1;
         }
         self.advance(at);
@@ -457,7 +459,10 @@ impl World {
     fn check_order(&self, context: &Context, step: &Step) {
         let node = &self.nodes[context.at.0 as usize];
         let track = &node.tracks[&context.segment.number];
-        assert!(step.after.iter().all(|earlier| !track.parts.contains_key(earlier)), "a step too early");
+        assert!(
+            step.after.iter().all(|earlier| !track.parts.contains_key(&StepId(*earlier))),
+            "a step too early"
+        );
         if step.committed && self.scenario.hostile.is_none() {
             assert!(self.done_by_all() > context.segment.number, "committed before everybody is done");
         }

@@ -3,7 +3,7 @@
 use super::memory::POISON;
 use super::scenario::{MILLISECOND, Weather};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, SegmentId, Token};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, SegmentId, StepId, Token};
 use harmonaize_core::{self as core, Header, Kind, Message};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -25,7 +25,7 @@ pub(crate) struct Payload {
     /// Of a message from rank to rank: its sender, the token of the call, the first byte and how many.
     pub(crate) piece: Option<(Rank, Token, usize, usize)>,
     pub(crate) channel: ChannelId,
-    pub(crate) step: u32,
+    pub(crate) step: StepId,
     pub(crate) sequence: u32,
 }
 

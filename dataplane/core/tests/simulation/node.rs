@@ -5,7 +5,7 @@ use super::interleave::SlotRequests;
 use super::network::Location;
 use super::scenario::Scenario;
 use super::world::Input;
-use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, SegmentId, StepId};
 use harmonaize_core::{Communicator, Config, EpochPlan, Failure, Nanos};
 use harmonaize_plan::{Participant, Retention};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -24,7 +24,7 @@ pub(crate) struct Staging {
 #[derive(Debug)]
 pub(crate) struct Track {
     pub(crate) uncommitted: usize,
-    pub(crate) parts: HashMap<u32, usize>,
+    pub(crate) parts: HashMap<StepId, usize>,
 }
 
 pub(crate) struct Node {

@@ -4,7 +4,7 @@ use super::memory::POISON;
 use super::network::Payload;
 use super::scenario::{MICROSECOND, MILLISECOND, Scenario, generator};
 use super::world::{Event, Input, World};
-use harmonaize_abi::{Direction, Dtype, Epoch, P2pSignature, Rank, Token};
+use harmonaize_abi::{Direction, Dtype, Epoch, P2pSignature, Rank, StepId, Token};
 use harmonaize_core::{CoreError, Message, Nanos, P2pCall, P2pReceipt, PeerMessage};
 use harmonaize_plan::Participant;
 use rand::RngExt;
@@ -46,7 +46,7 @@ pub(crate) struct Store {
     offset: usize,
     content: Vec<u8>,
     landing: Option<(Epoch, u32, u32)>,
-    step: u32,
+    step: StepId,
 }
 
 fn content(seed: u64, from: Rank, to: Rank, number: u64, bytes: usize) -> Vec<u8> {
@@ -199,7 +199,7 @@ impl World {
         p: Participant,
         (rank, token): (Rank, Token),
         offset: u64,
-        step: u32,
+        step: StepId,
         message: &PeerMessage,
     ) {
         assert!(self.nodes[p.0 as usize].failure.is_none(), "a piece after the end");
@@ -225,7 +225,7 @@ impl World {
         p: Participant,
         to: (Rank, Token),
         offset: u64,
-        step: u32,
+        step: StepId,
         message: &PeerMessage,
     ) {
         let node = &self.nodes[p.0 as usize];
@@ -244,7 +244,7 @@ impl World {
         p: Participant,
         (from, to): ((Rank, Token), (Rank, Token)),
         (offset, bytes): (u64, u64),
-        step: u32,
+        step: StepId,
     ) {
         let (offset, bytes) = (offset as usize, bytes as usize);
         let content = self.message(from.0, from.1)[offset..offset + bytes].to_vec();

@@ -8,7 +8,7 @@ use super::node::{Node, Outcome, RankState};
 use super::p2p::{P2P, P2pState, Store};
 use super::scenario::{Incident, MICROSECOND, MILLISECOND, Scenario, generator};
 use super::statistics::Statistics;
-use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, Signature, Token};
+use harmonaize_abi::{ChannelId, Epoch, OperationId, Rank, Signature, StepId, Token};
 use harmonaize_core::{
     Action, BadPlan, Call, CoreError, EpochPlan, Failure, Interleaving, Message, Nanos, Payload, Receipt,
 };
@@ -46,7 +46,7 @@ pub(crate) struct Transfer {
     pub(crate) from: Location,
     pub(crate) to: Location,
     pub(crate) channel: ChannelId,
-    pub(crate) step: u32,
+    pub(crate) step: StepId,
     /// Read already.
     pub(crate) content: Option<Vec<u8>>,
 }
@@ -57,7 +57,7 @@ pub(crate) enum Input {
     Call(Rank),
     Message(Rank),
     Frame { from: Participant, link: Epoch, message: Vec<u8>, payload: Payload },
-    Completed { channel: ChannelId, step: u32 },
+    Completed { channel: ChannelId, step: StepId },
     Down { link: Epoch, peer: Participant },
     Change(Box<EpochPlan>),
     LinksUp(Epoch),
