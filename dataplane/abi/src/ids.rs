@@ -1,4 +1,5 @@
 //! The identities of a communicator and of an operation, each a type of its own: none passes for another.
+//! Descriptors and the messages of a session, whose layout a tenant's ABI describes, keep integers.
 
 use core::fmt;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,8 @@ ids! {
     ChannelId(u16);
     /// Numbers the steps of a program, from 0. Where what has ended is a piece of a message, it names that piece.
     StepId(u32);
+    /// What a tenant's process knows its operation by, in descriptor and completion ([`crate::Submission::cookie`]).
+    Cookie(u64);
     /// The engine's name for a local rank's call in flight.
     Token(u64);
     /// Numbers the interleave slots that a participant asks for.

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::in_flight::Buffers;
 use crate::shared::Shared;
-use harmonaize_abi::Submission;
+use harmonaize_abi::{Cookie, Submission};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -72,7 +72,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let calls = self.calls.take();
         if let (false, Ok(mut state)) = (calls.is_empty(), self.shared.lock()) {
-            calls.iter().for_each(|submission| state.in_flight.cancel(submission.cookie));
+            calls.iter().for_each(|submission| state.in_flight.cancel(Cookie(submission.cookie)));
         }
     }
 }
@@ -89,13 +89,13 @@ impl Calls {
         shared: &Shared,
         submission: Submission,
         buffers: Buffers,
-    ) -> Result<u64, Error> {
+    ) -> Result<Cookie, Error> {
         if self.has_ended() {
             return Err(Error::GroupEnded);
         }
         let submission = shared.poll()?.reserve(submission, buffers, shared.entries)?;
         self.open.lock().unwrap_or_else(PoisonError::into_inner).push(submission);
-        Ok(submission.cookie)
+        Ok(Cookie(submission.cookie))
     }
 
     fn take(&self) -> Vec<Submission> {

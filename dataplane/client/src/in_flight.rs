@@ -3,7 +3,7 @@
 use crate::feedback::InUse;
 use crate::journal::Watched;
 use crate::tensor::{Block, Tensor};
-use harmonaize_abi::{Completion, Region, Status};
+use harmonaize_abi::{Completion, Cookie, Region, Status};
 use std::sync::Arc;
 
 /// A tensor of an operation: its piece of the arena, and which bytes are read or written.
@@ -87,23 +87,23 @@ impl InFlight {
         })
     }
 
-    fn slot(&mut self, cookie: u64) -> Option<(u32, &mut Slot)> {
-        let (index, generation) = (cookie as u32, (cookie >> 32) as u32);
+    fn slot(&mut self, cookie: Cookie) -> Option<(u32, &mut Slot)> {
+        let (index, generation) = (cookie.0 as u32, (cookie.0 >> 32) as u32);
         let slot = self.slots.get_mut(index as usize)?;
         (slot.generation == generation).then_some((index, slot))
     }
 
     /// A slot for an operation on these buffers; its cookie.
-    pub(crate) fn start(&mut self, buffers: Buffers) -> Option<u64> {
+    pub(crate) fn start(&mut self, buffers: Buffers) -> Option<Cookie> {
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(index as usize)?;
         self.sliced += u32::from(buffers.sliced);
         slot.generation = slot.generation.wrapping_add(1);
         slot.state = State::Submitted { buffers, abandoned: false };
-        Some(u64::from(slot.generation) << 32 | u64::from(index))
+        Some(Cookie(u64::from(slot.generation) << 32 | u64::from(index)))
     }
 
-    fn release(&mut self, cookie: u64) -> Option<State> {
+    fn release(&mut self, cookie: Cookie) -> Option<State> {
         let (index, slot) = self.slot(cookie)?;
         let state = std::mem::replace(&mut slot.state, State::Free);
         slot.generation = slot.generation.wrapping_add(1);
@@ -112,7 +112,7 @@ impl InFlight {
     }
 
     /// Forgets an operation that was never submitted.
-    pub(crate) fn cancel(&mut self, cookie: u64) {
+    pub(crate) fn cancel(&mut self, cookie: Cookie) {
         if let Some(State::Submitted { buffers, .. }) = self.release(cookie) {
             self.sliced -= u32::from(buffers.sliced);
         }
@@ -120,7 +120,8 @@ impl InFlight {
 
     /// Notes how an operation ended. `None`: no such operation is in flight. `Some` brings the buffers.
     pub(crate) fn complete(&mut self, completion: Completion) -> Option<Buffers> {
-        let (_, slot) = self.slot(completion.cookie)?;
+        let cookie = Cookie(completion.cookie);
+        let (_, slot) = self.slot(cookie)?;
         match std::mem::replace(&mut slot.state, State::Done(completion)) {
             State::Submitted { mut buffers, abandoned } => {
                 self.sliced -= u32::from(buffers.sliced);
@@ -128,7 +129,7 @@ impl InFlight {
                     watched.end(completion);
                 }
                 if abandoned {
-                    self.release(completion.cookie);
+                    self.release(cookie);
                 }
                 if let Some(feedback) = &buffers.feedback
                     && completion.status == Status::Ok.code()
@@ -145,15 +146,15 @@ impl InFlight {
     }
 
     /// Whether an operation has ended and [`Self::claim`] will say how.
-    pub(crate) fn has_ended(&self, cookie: u64) -> bool {
-        let slot = self.slots.get(cookie as u32 as usize);
+    pub(crate) fn has_ended(&self, cookie: Cookie) -> bool {
+        let slot = self.slots.get(cookie.0 as u32 as usize);
         slot.is_some_and(|slot| {
-            slot.generation == (cookie >> 32) as u32 && matches!(slot.state, State::Done(_))
+            slot.generation == (cookie.0 >> 32) as u32 && matches!(slot.state, State::Done(_))
         })
     }
 
     /// How an operation ended, once; its slot is free then.
-    pub(crate) fn claim(&mut self, cookie: u64) -> Option<Completion> {
+    pub(crate) fn claim(&mut self, cookie: Cookie) -> Option<Completion> {
         let (_, slot) = self.slot(cookie)?;
         let State::Done(completion) = slot.state else { return None };
         self.release(cookie);
@@ -161,7 +162,7 @@ impl InFlight {
     }
 
     /// Nobody will claim this operation. Its buffers stay until it has ended.
-    pub(crate) fn abandon(&mut self, cookie: u64) {
+    pub(crate) fn abandon(&mut self, cookie: Cookie) {
         match self.slot(cookie) {
             Some((_, Slot { state: State::Submitted { abandoned, .. }, .. })) => *abandoned = true,
             Some((_, Slot { state: State::Done(_), .. })) => drop(self.release(cookie)),
@@ -183,11 +184,11 @@ mod tests {
         let (first, second) =
             (table.start(Buffers::default()).unwrap(), table.start(Buffers::default()).unwrap());
         assert!(table.start(Buffers::default()).is_none());
-        let ended = |cookie| Completion { cookie, ..Default::default() };
+        let ended = |cookie: Cookie| Completion { cookie: cookie.0, ..Default::default() };
         assert_eq!(table.claim(first), None);
         assert!(table.complete(ended(first)).is_some());
         assert!(table.complete(ended(first)).is_none());
-        assert_eq!(table.claim(first).unwrap().cookie, first);
+        assert_eq!(table.claim(first).unwrap().cookie, first.0);
         assert_eq!(table.claim(first), None);
         let third = table.start(Buffers::default()).unwrap();
         assert_ne!(third, first);
@@ -196,8 +197,8 @@ mod tests {
         assert!(table.complete(ended(second)).is_some());
         assert!(table.complete(ended(second)).is_none());
         assert!(table.start(Buffers::default()).is_some());
-        assert!(table.complete(ended(u64::MAX)).is_none());
-        assert!(table.complete(ended(0)).is_none());
+        assert!(table.complete(ended(Cookie(u64::MAX))).is_none());
+        assert!(table.complete(ended(Cookie(0))).is_none());
     }
 
     #[test]
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(conflict(&table, &third, &part(64..256)), None, "they only touch");
         assert_eq!(conflict(&table, &third, &part(10..10)), None);
         assert_eq!(conflict(&table, &other.slice(1..2).unwrap(), &third), Some(1), "it is written");
-        assert!(table.complete(Completion { cookie: reads, ..Default::default() }).is_some());
+        assert!(table.complete(Completion { cookie: reads.0, ..Default::default() }).is_some());
         assert_eq!(conflict(&table, &third, &part(32..96)), None);
         let whole = table.start(buffers(&tensor, &tensor)).unwrap();
         assert_eq!(conflict(&table, &tensor, &tensor), None, "their order is the caller's");

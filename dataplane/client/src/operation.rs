@@ -6,7 +6,7 @@ use crate::group::Calls;
 use crate::in_flight::InFlight;
 use crate::shared::Shared;
 use harmonaize_abi::session::{Answer, FailureDetail, Request};
-use harmonaize_abi::{CODECS, Called, Completion, OperationId, Rank, SEVERAL_CODECS, Status};
+use harmonaize_abi::{CODECS, Called, Completion, Cookie, OperationId, Rank, SEVERAL_CODECS, Status};
 use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const DETAIL_WITHIN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Operation {
     membership: Arc<Membership>,
-    cookie: u64,
+    cookie: Cookie,
     called: Called,
     stage: Stage,
     /// The group that it was called in.
@@ -140,7 +140,7 @@ fn has_detail(status: Status) -> bool {
 impl Operation {
     pub(crate) fn new(
         membership: Arc<Membership>,
-        cookie: u64,
+        cookie: Cookie,
         called: Called,
         group: Option<Arc<Calls>>,
     ) -> Self {

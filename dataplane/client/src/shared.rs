@@ -8,7 +8,7 @@ use crate::in_flight::{Buffers, InFlight};
 use crate::journal::{Journal, JournalGuard};
 use crate::session::Session;
 use harmonaize_abi::session::{AddedRegion, Answer, Refused, Request, Welcome};
-use harmonaize_abi::{ABI_VERSION, Completion, Submission};
+use harmonaize_abi::{ABI_VERSION, Completion, Cookie, Submission};
 use harmonaize_shm::{DroppedByOwner, EndError, ForkGuard, TenantEnd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -463,10 +463,10 @@ impl State {
         submission: Submission,
         buffers: Buffers,
         limit: u32,
-    ) -> Result<u64, Error> {
+    ) -> Result<Cookie, Error> {
         let submission = self.reserve(submission, buffers, limit)?;
         self.submit_reserved(&submission)?;
-        Ok(submission.cookie)
+        Ok(Cookie(submission.cookie))
     }
 
     /// Checks an operation on these buffers and takes its place among those in flight: what [`Self::submit_reserved`] is to submit.
@@ -481,14 +481,14 @@ impl State {
             return Err(Error::InUse { bytes: region.bytes });
         }
         let cookie = self.in_flight.start(buffers).ok_or(Error::TooMany { limit })?;
-        (submission.version, submission.cookie) = (ABI_VERSION, cookie);
+        (submission.version, submission.cookie) = (ABI_VERSION, cookie.0);
         Ok(submission)
     }
 
     /// Submits what was reserved.
     pub(crate) fn submit_reserved(&mut self, submission: &Submission) -> Result<(), Error> {
         if let Err(error) = self.end.submit(submission) {
-            self.in_flight.cancel(submission.cookie);
+            self.in_flight.cancel(Cookie(submission.cookie));
             self.lose(Lost::Agent(error.to_string()));
         }
         self.alive()
@@ -500,7 +500,7 @@ impl State {
     }
 
     /// How an operation ended, once.
-    pub(crate) fn claim(&mut self, cookie: u64) -> Option<Completion> {
+    pub(crate) fn claim(&mut self, cookie: Cookie) -> Option<Completion> {
         self.in_flight.claim(cookie)
     }
 

@@ -9,7 +9,7 @@ use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
 use crate::turns::{CLASSES, Class, Urgency};
 use harmonaize_abi::{
-    ChannelId, CommunicatorId, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token,
+    ChannelId, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token,
 };
 use harmonaize_codec::Sums;
 use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
@@ -36,7 +36,7 @@ pub(crate) struct Local {
 pub(crate) struct Pending {
     /// None of a call that is over.
     pub(crate) rank: Option<Rank>,
-    pub(crate) cookie: u64,
+    pub(crate) cookie: Cookie,
     pub(crate) input: Region,
     pub(crate) output: Region,
     pub(crate) feedback: Option<[Region; 2]>,
@@ -205,7 +205,7 @@ impl CommunicatorState {
     }
 
     /// By local rank, the cookies of calls in flight, in the state that a panic may have left.
-    pub(crate) fn outstanding(&self) -> impl Iterator<Item = (&Local, u64)> {
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = (&Local, Cookie)> {
         self.calls.iter().filter_map(|call| Some((self.local(call.rank?)?, call.cookie)))
     }
 

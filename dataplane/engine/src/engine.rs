@@ -26,7 +26,7 @@ use crate::validate::{CheckedCall, check, check_p2p, read_counts, region_of_coun
 use crate::wake::watch;
 use arrayvec::ArrayVec;
 use harmonaize_abi::{
-    ABI_VERSION, ChannelId, CommunicatorId, Completion, Direction, Epoch, OperationId, Rank, Region,
+    ABI_VERSION, ChannelId, CommunicatorId, Completion, Cookie, Direction, Epoch, OperationId, Rank, Region,
     Signature, Status as Code, StepId, Submission, Token,
 };
 use harmonaize_core::{
@@ -493,7 +493,7 @@ impl Engine {
             version: ABI_VERSION,
             status: Code::Ok.code(),
             communicator: local.handle,
-            cookie: call.cookie,
+            cookie: call.cookie.0,
             operation: receipt.operation.0,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
@@ -524,7 +524,7 @@ impl Engine {
             version: ABI_VERSION,
             status: status.code(),
             communicator: local.handle,
-            cookie: call.cookie,
+            cookie: call.cookie.0,
             operation: operation.0,
             ..Completion::default()
         };
@@ -738,7 +738,7 @@ fn call(
         let timeout = attachment.timeout(submission.timeout_ns)?;
         let bytes = checked.input.bytes.max(checked.output.bytes);
         let urgency = urgency_of(now, bytes, submission);
-        return p2p::submit(now, member, rank, (submission.cookie, timeout, urgency), checked)
+        return p2p::submit(now, member, rank, (Cookie(submission.cookie), timeout, urgency), checked)
             .map(|()| Submitted::Message);
     }
     let counts = match (fetched, region_of_counts(submission, member.ranks)?, attachment.end.memory()) {
@@ -753,7 +753,7 @@ fn call(
     let checked = check(submission, &*attachment.end, (rank, member.ranks), counts.as_deref())?;
     let timeout = attachment.timeout(submission.timeout_ns)?;
     let CheckedCall { input, output, feedback, factor, .. } = checked;
-    let cookie = submission.cookie;
+    let cookie = Cookie(submission.cookie);
     let urgency = urgency_of(now, input.bytes.max(output.bytes), submission);
     let pending = Pending { rank: Some(rank), cookie, input, output, feedback, factor, urgency };
     let token = member.remember(pending).ok_or(Code::Busy)?;

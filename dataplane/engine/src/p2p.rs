@@ -13,7 +13,7 @@ use crate::transfer::{PendingTransfer, tag};
 use crate::turns::Urgency;
 use crate::validate::CheckedP2p;
 use arrayvec::ArrayVec;
-use harmonaize_abi::{ABI_VERSION, Completion, Direction, Nanos, Rank, Status, StepId, Token};
+use harmonaize_abi::{ABI_VERSION, Completion, Cookie, Direction, Nanos, Rank, Status, StepId, Token};
 use harmonaize_core::{P2pReceipt, PeerMessage};
 use harmonaize_plan::MAX_STEP_PEERS;
 use harmonaize_shm::{Memory, Span};
@@ -201,7 +201,7 @@ impl Engine {
             version: ABI_VERSION,
             status: Status::Ok.code(),
             communicator: local.handle,
-            cookie: call.cookie,
+            cookie: call.cookie.0,
             operation: receipt.number,
             wire_bytes: receipt.wire_bytes,
             bits_per_element_x256: u32::try_from(bits).unwrap_or(u32::MAX),
@@ -250,7 +250,7 @@ pub(crate) fn submit(
     now: Nanos,
     member: &mut CommunicatorState,
     rank: Rank,
-    (cookie, timeout, urgency): (u64, std::time::Duration, Urgency),
+    (cookie, timeout, urgency): (Cookie, std::time::Duration, Urgency),
     checked: CheckedP2p,
 ) -> Result<(), Status> {
     let CheckedP2p { signature, input, output } = checked;

@@ -100,7 +100,7 @@ impl Engine {
                 version: ABI_VERSION,
                 status: Code::Internal.code(),
                 communicator: local.handle,
-                cookie,
+                cookie: cookie.0,
                 ..Completion::default()
             };
             self.report(local.attachment, &completion);
