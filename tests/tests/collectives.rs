@@ -3,8 +3,12 @@
 
 use anyhow::Result;
 use harmonaize_client::{Access, Rank};
+use harmonaize_testkit::deployment::Setup;
+use harmonaize_testkit::namespace::Namespace;
 use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets};
 use harmonaize_tests::{STEP, star};
+use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
@@ -151,4 +155,61 @@ fn a_running_operation_changes_its_ring_order() {
     };
     right(run(&sockets(&deployment, "a"), "job", 1, work));
     deployment.check().unwrap();
+}
+
+/// Bytes that leave a device in packets of a code point, counted from now on.
+fn count_marked(namespace: &Namespace, device: &str, code_points: &[u8]) {
+    let mut lines = vec![format!("qdisc add dev {device} clsact")];
+    for (priority, dscp) in (1..).zip(code_points) {
+        // The second byte of an IPv4 header behind that of Ethernet, without the bits of ECN.
+        let program = format!("5,48 0 0 15,84 0 0 252,21 0 1 {},6 0 0 4294967295,6 0 0 0", dscp << 2);
+        lines.push(format!(
+            "filter add dev {device} egress prio {priority} bpf bytecode \"{program}\" \
+             action mirred egress mirror dev counted continue"
+        ));
+    }
+    // A device that is down takes the copies.
+    namespace.ip(&["link add counted type ifb".to_owned()]).unwrap();
+    namespace.tc(&lines).unwrap();
+}
+
+/// What was counted, by code point.
+fn marked(namespace: &Namespace, device: &str) -> Vec<u64> {
+    let mut show = Command::new("tc");
+    show.args(["-s", "filter", "show", "dev", device, "egress"]);
+    let output = namespace.enter(move || show.output()).unwrap().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let counts = said.lines().filter_map(|line| line.trim().strip_prefix("Sent "));
+    counts.map(|count| count.split_once(' ').unwrap().0.parse().unwrap()).collect()
+}
+
+#[test]
+fn packets_are_marked_by_the_class_of_what_they_carry() {
+    let marks = |setup: &mut Setup| setup.agent += "[links]\ndscp = { latency = 46, bulk = 8 }\n";
+    let Some(deployment) = deploy(&star(2, "1Gbit/s"), marks) else { return };
+    let fabric = deployment.fabric();
+    let node = fabric.topology().ends().next().unwrap();
+    let device = &fabric.layout().ends_of(node).next().unwrap().1.device;
+    let namespace = fabric.namespace(&deployment.hosts()[0].name);
+    count_marked(&namespace, device, &[46, 8]);
+    let counted = Mutex::new(vec![marked(&namespace, device)]);
+    right(run(&sockets(&deployment, "a"), "world", 1, |worker| {
+        for count in [100, 1 << 20, 100] {
+            for salt in 0..5 {
+                worker.sum(salt, count, true, STEP)?;
+            }
+            if worker.rank == 0 {
+                counted.lock().unwrap().push(marked(&namespace, device));
+            }
+            worker.communicator.barrier()?.wait(STEP)?;
+        }
+        Ok(())
+    }));
+    let counted = counted.into_inner().unwrap();
+    let [small, large, again] =
+        [0, 1, 2].map(|at| [0, 1].map(|dscp| counted[at + 1][dscp] - counted[at][dscp]));
+    assert!(small[0] > 0 && small[1] == 0, "{counted:?}");
+    assert!(large[1] >= 5 << 23, "{counted:?}");
+    assert!(again[0] > 0 && again[1] < 1 << 20, "{counted:?}");
+    deployment.end().unwrap();
 }

@@ -10,6 +10,7 @@ mod tenant;
 mod tests;
 
 pub use control_tenants::ControlTenants;
+pub use links::Links;
 pub use rdma::{Rdma, Verbs};
 pub use telemetry::Telemetry;
 pub(crate) use telemetry::check_name;
@@ -17,7 +18,6 @@ pub(crate) use tenant::HANDSHAKE;
 
 use crate::session::TenantRules;
 use harmonaize_identity::Protection;
-use harmonaize_transport::tcp::LinkProtection;
 use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
 use serde::Deserialize;
 use std::net::SocketAddr;
@@ -47,8 +47,8 @@ pub struct Config {
     pub peer_timeout: Duration,
     /// How long the links of a communicator may take to come up.
     pub connect_timeout: Duration,
-    /// How what crosses links to other agents is protected. All agents of a communicator must do the same.
-    pub links: LinkProtection,
+    /// How links to other agents go over TCP.
+    pub links: Links,
     /// TCP congestion control by name, else the system's.
     pub congestion: Option<String>,
     /// Links to other agents go over RDMA; none: over TCP. All agents of a communicator must do the same.
@@ -206,7 +206,7 @@ impl Config {
             engine_threads,
             peer_timeout,
             connect_timeout,
-            links: file.links.protection(),
+            links: file.links.links(),
             congestion: file.congestion,
             verbs: file.verbs,
             rdma: file.rdma,

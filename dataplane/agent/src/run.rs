@@ -61,7 +61,8 @@ pub fn signalled() -> anyhow::Result<impl Future<Output = ()>> {
 /// How links to other agents go over TCP.
 fn tcp(config: &Config) -> TcpConfig {
     TcpConfig {
-        protection: config.links,
+        protection: config.links.protection,
+        dscp: config.links.dscp,
         peer_timeout: config.peer_timeout,
         connect_timeout: config.connect_timeout,
         congestion: config.congestion.clone(),
@@ -232,7 +233,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             codecs,
             aggregation,
             datagram_bytes,
-            costs: costs::measure(config.links),
+            costs: costs::measure(config.links.protection),
             ..abilities
         },
         ..settings

@@ -7,7 +7,7 @@ use crate::command::CommunicatorStatus;
 use crate::p2p::P2pState;
 use crate::step::{CodedStep, ExecuteError, culprit};
 use crate::table::Key;
-use crate::turns::{CLASSES, Class, Urgency};
+use crate::turns::{CLASSES, Urgency};
 use harmonaize_abi::{
     ChannelId, CommunicatorId, Cookie, Dtype, Epoch, OperationId, Rank, Region, SegmentId, Status, Token,
 };
@@ -16,7 +16,7 @@ use harmonaize_core::{CodingReport, Communicator, Failure, Nanos, Segment};
 use harmonaize_events::Mark;
 use harmonaize_plan::{CODED_ROOM, Operand, Participant, Program, Slot};
 use harmonaize_shm::{Memory, MemoryError, Span};
-use harmonaize_transport::{DownReason, LinkId};
+use harmonaize_transport::{DownReason, LinkId, TrafficClass, Transport};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -98,6 +98,8 @@ pub(crate) struct CommunicatorState {
     in_flight: [u32; CLASSES],
     /// The highest priority and the first deadline of calls in flight that ask for one.
     special: Urgency,
+    /// What its links were last said to carry.
+    class: TrafficClass,
     pub(crate) backlog: Backlog,
     pub(crate) p2p: P2pState,
     pub(crate) failed: u64,
@@ -150,6 +152,7 @@ impl CommunicatorState {
             free: (0..parts.calls).rev().collect(),
             in_flight: [0; CLASSES],
             special: Urgency::IDLE,
+            class: TrafficClass::default(),
             backlog: Backlog::default(),
             p2p: P2pState::default(),
             failed: 0,
@@ -211,9 +214,26 @@ impl CommunicatorState {
 
     /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
     pub(crate) fn urgency(&self) -> Urgency {
-        let mut classes = Class::ALL.into_iter().zip(self.in_flight);
+        let mut classes = TrafficClass::ALL.into_iter().zip(self.in_flight);
         let class = classes.find_map(|(class, count)| (count > 0).then_some(class));
-        Urgency { class: class.unwrap_or(Class::Latency), ..self.special }
+        Urgency { class: class.unwrap_or(TrafficClass::Latency), ..self.special }
+    }
+
+    /// What its links carry.
+    pub(crate) fn class(&self) -> TrafficClass {
+        self.class
+    }
+
+    /// Has its links carry what they do as of the class of the calls in flight. With none they stay as they are.
+    pub(crate) fn classify_links(&mut self, transport: &mut dyn Transport) {
+        if self.calls_in_flight() == 0 {
+            return;
+        }
+        let class = self.urgency().class;
+        if std::mem::replace(&mut self.class, class) != class {
+            let links = self.epochs.iter().flat_map(|links| links.links.iter().flatten());
+            links.for_each(|link| transport.set_class(*link, class));
+        }
     }
 
     /// Whether a call in flight of this attachment's has a tensor that begins in a region, or at its end.

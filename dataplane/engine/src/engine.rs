@@ -302,6 +302,7 @@ impl Engine {
     /// Executes a communicator's actions until it has none, or its time is over. Returns how many and whether there may be more.
     fn run_actions(&mut self, now: Nanos, key: Key, until: Option<Nanos>) -> (usize, bool) {
         let Some(member) = self.communicators.get_mut(key) else { return (0, false) };
+        member.classify_links(self.transport.as_mut());
         let mut worked = member.backlog.flush(self.transport.as_mut());
         while let Some(member) = self.communicators.get_mut(key) {
             if !member.backlog.is_empty() {

@@ -2,7 +2,7 @@
 
 use crate::table::Key;
 use harmonaize_core::Nanos;
-use harmonaize_transport::Scheduler;
+use harmonaize_transport::{Scheduler, TrafficClass};
 use std::cmp::Reverse;
 
 /// Engine time after which the network and new descriptors are looked at again, with any tenant's work left.
@@ -19,20 +19,7 @@ const TOUCHED_PER_NANOSECOND: u64 = 8;
 /// The classes' weights within a tenant: an urgent operation has the next turn, and many of them leave something to the others.
 const CLASS_WEIGHTS: [u32; CLASSES] = [64, 8, 1];
 
-pub(crate) const CLASSES: usize = 3;
-
-/// The class of an operation among its tenant's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Class {
-    Latency,
-    Normal,
-    Bulk,
-}
-
-impl Class {
-    /// All, the most urgent first.
-    pub(crate) const ALL: [Self; CLASSES] = [Self::Latency, Self::Normal, Self::Bulk];
-}
+pub(crate) const CLASSES: usize = TrafficClass::ALL.len();
 
 /// Operations up to this size are of the class latency, and above the other of the class bulk, where they name none.
 const SMALL: u64 = 64 << 10;
@@ -41,7 +28,7 @@ const LARGE: u64 = 1 << 20;
 /// How urgent an operation is among its tenant's: the least goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Urgency {
-    pub(crate) class: Class,
+    pub(crate) class: TrafficClass,
     pub(crate) priority: Reverse<u8>,
     /// When it is to end; the last of all times where it does not say.
     pub(crate) deadline: Nanos,
@@ -57,12 +44,12 @@ impl Urgency {
     /// From a descriptor: class and priority as it says, the deadline from now.
     pub(crate) fn new(now: Nanos, bytes: u64, (class, priority, deadline_ns): (u8, u8, u64)) -> Self {
         let class = match class {
-            1 => Class::Latency,
-            2 => Class::Normal,
-            3 => Class::Bulk,
-            _ if bytes <= SMALL => Class::Latency,
-            _ if bytes <= LARGE => Class::Normal,
-            _ => Class::Bulk,
+            1 => TrafficClass::Latency,
+            2 => TrafficClass::Normal,
+            3 => TrafficClass::Bulk,
+            _ if bytes <= SMALL => TrafficClass::Latency,
+            _ if bytes <= LARGE => TrafficClass::Normal,
+            _ => TrafficClass::Bulk,
         };
         let deadline = match deadline_ns {
             0 => Nanos(u64::MAX),
@@ -73,7 +60,7 @@ impl Urgency {
 
     /// That of a communicator without operations: what it has to do is short.
     pub(crate) const IDLE: Self =
-        Self { class: Class::Latency, priority: Reverse(0), deadline: Nanos(u64::MAX) };
+        Self { class: TrafficClass::Latency, priority: Reverse(0), deadline: Nanos(u64::MAX) };
 
     /// Takes the higher priority and the earlier deadline.
     pub(crate) fn raise(&mut self, other: &Self) {

@@ -79,6 +79,23 @@ pub struct Landing {
     pub sequence: u32,
 }
 
+/// How urgent an operation is among its tenant's, and what a link carries among all that the network does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TrafficClass {
+    /// Somebody waits for it.
+    #[default]
+    Latency,
+    /// Neither.
+    Normal,
+    /// It may wait for others.
+    Bulk,
+}
+
+impl TrafficClass {
+    /// All, the most urgent first.
+    pub const ALL: [Self; 3] = [Self::Latency, Self::Normal, Self::Bulk];
+}
+
 /// Something that happened on a link.
 #[derive(Debug)]
 pub enum Event<'a> {
@@ -216,6 +233,12 @@ pub trait Transport {
     /// a link takes what it gets.
     fn set_owner(&mut self, link: LinkId, owner: Owner) {
         let _ = (link, owner);
+    }
+
+    /// Says how urgent what a link carries is, from the next bytes on, where packets are marked by it. A link begins as
+    /// [`TrafficClass::Latency`].
+    fn set_class(&mut self, link: LinkId, class: TrafficClass) {
+        let _ = (link, class);
     }
 
     /// Does at most about `budget` frames or system calls of work, reports what happened, and says how much was done

@@ -3,6 +3,7 @@
 use super::*;
 use crate::session::Quota;
 use harmonaize_identity::Folder;
+use harmonaize_transport::tcp::{Dscp, LinkProtection};
 
 const GOOD: &str =
     "host = \"h0\"\ncontrol = \"127.0.0.1:7000\"\nlisten = \"127.0.0.1:0\"\ninsecure_loopback = true\n";
@@ -57,7 +58,7 @@ fn threads_of_the_engine_are_in_range() {
 fn links_are_authenticated_unless_the_operator_chooses() {
     let links = |text: &str| {
         let parsed = Config::parse(Path::new("agent.toml"), &format!("{GOOD}{text}"));
-        parsed.map(|config| config.links).map_err(|error| error.to_string())
+        parsed.map(|config| config.links.protection).map_err(|error| error.to_string())
     };
     assert_eq!(links(""), Ok(LinkProtection::Authenticated));
     assert_eq!(links("[links]\n"), Ok(LinkProtection::Authenticated));
@@ -67,6 +68,20 @@ fn links_are_authenticated_unless_the_operator_chooses() {
     let unknown = links("[links]\nprotection = \"plain\"\n").unwrap_err();
     assert!(unknown.contains("line 6") && unknown.contains("plain"), "{unknown}");
     assert!(links("[links]\nencrypted = true\n").is_err_and(|said| said.contains("line 6")));
+}
+
+#[test]
+fn packets_are_marked_by_class_where_the_operator_says() {
+    let dscp = |text: &str| {
+        let parsed = Config::parse(Path::new("agent.toml"), &format!("{GOOD}[links]\n{text}"));
+        parsed.map(|config| config.links.dscp).map_err(|error| error.to_string())
+    };
+    assert_eq!(dscp(""), Ok(None));
+    assert_eq!(dscp("dscp = { latency = 46, bulk = 8 }\n"), Ok(Some(Dscp([46, 0, 8]))));
+    for (wrong, said) in [("latency = 64", "0 to 63"), ("large = 8", "large"), ("bulk = -1", "-1")] {
+        let error = dscp(&format!("dscp = {{ {wrong} }}\n")).unwrap_err();
+        assert!(error.contains("line 6") && error.contains(said), "{error}");
+    }
 }
 
 #[test]

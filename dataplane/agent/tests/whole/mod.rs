@@ -4,7 +4,7 @@
 #[path = "../settings/mod.rs"]
 mod settings;
 
-use harmonaize_agent::config::{Config, Rdma};
+use harmonaize_agent::config::{Config, Links, Rdma};
 use harmonaize_agent::run::run_on;
 use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
@@ -81,7 +81,7 @@ impl Agent {
             verbs: None,
             rdma: None,
             telemetry: None,
-            links: LinkProtection::Authenticated,
+            links: Links { protection: LinkProtection::Authenticated, dscp: None },
             congestion: None,
             tenants: vec![tenant],
             control_tenants: None,

@@ -96,6 +96,9 @@ impl TcpTransport {
         if link.rate.is_some() {
             link.pace();
         }
+        if let Some(dscp) = self.config.dscp {
+            link.mark(dscp.of(link.class));
+        }
         let (paths, now) = (link.slots.len() as u16, Instant::now());
         // While one was being made, nobody spoke on the others.
         for (_, path) in link.paths() {

@@ -7,7 +7,7 @@ use super::path::Path;
 use super::shares::Share;
 use super::sys;
 use crate::rings::Rings;
-use crate::{DownReason, Introduction};
+use crate::{DownReason, Introduction, TrafficClass};
 use std::time::{Duration, Instant};
 
 /// Pause before the second try to connect, and the longest.
@@ -30,6 +30,8 @@ pub(super) struct Link {
     pub(super) rate: Option<u64>,
     /// Its part in what the host sends.
     pub(super) share: Share,
+    /// How urgent what it carries is.
+    pub(super) class: TrafficClass,
     /// One path was closed by the peer: until then the others may still deliver.
     pub(super) ending: Option<Instant>,
 }
@@ -57,7 +59,8 @@ impl Link {
         let slots = introduction.source_ports.iter().map(|_| slot()).collect();
         let (rings, deadline) = (Rings::default(), now + timeout);
         let (up, trouble, rate, share, ending) = (false, None, None, Share::default(), None);
-        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, share, ending }
+        let class = TrafficClass::default();
+        Self { introduction, expected, deadline, up, slots, rings, trouble, rate, share, class, ending }
     }
 
     pub(super) fn path(&mut self, path: u16) -> Option<&mut Path> {
@@ -87,6 +90,18 @@ impl Link {
                 false
             }
         })
+    }
+
+    /// Has all its packets carry a code point from now on.
+    pub(super) fn mark(&mut self, dscp: u8) {
+        let v4 = self.introduction.peer.ip().to_canonical().is_ipv4();
+        for (number, path) in self.paths() {
+            let (socket, field) = (path.socket(), u32::from(dscp) << 2);
+            let done = if v4 { socket.set_tos_v4(field) } else { socket.set_tclass_v6(field) };
+            if let Err(error) = done {
+                tracing::warn!(path = number, %error, "a connection's packets cannot be marked");
+            }
+        }
     }
 
     /// Whether a connection that said hello may become a path.

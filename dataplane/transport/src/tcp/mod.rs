@@ -33,8 +33,8 @@ mod shares;
 mod sys;
 
 use crate::{
-    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, Transport,
-    Uplink,
+    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, TrafficClass,
+    Transport, Uplink,
 };
 
 pub use acceptor::Acceptor;
@@ -96,6 +96,8 @@ pub struct Config {
     pub read_buffer: usize,
     /// The host's port, where tenants share it.
     pub uplink: Option<Arc<Uplink>>,
+    /// How packets are marked by what their link carries, else not at all.
+    pub dscp: Option<Dscp>,
 }
 
 impl Config {
@@ -116,6 +118,7 @@ impl Config {
             queue_frames: 128,
             read_buffer: 64 << 10,
             uplink: None,
+            dscp: None,
         }
     }
 
@@ -127,6 +130,17 @@ impl Config {
     /// With how long a silence a peer is gone: two ticks less than its time, for who looks late.
     fn silence_limit(&self) -> Duration {
         self.peer_timeout.saturating_sub(2 * self.tick())
+    }
+}
+
+/// Code points of differentiated services (RFC 2474), each from 0 to 63, by class as in [`TrafficClass::ALL`]. A link's signs of
+/// life and acknowledgements carry what its frames do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dscp(pub [u8; TrafficClass::ALL.len()]);
+
+impl Dscp {
+    fn of(&self, class: TrafficClass) -> u8 {
+        self.0.get(class as usize).copied().unwrap_or(0)
     }
 }
 
@@ -466,6 +480,15 @@ impl Transport for TcpTransport {
         }
         if let Some(shares) = &mut self.shares {
             shares.reserve(self.links.len());
+        }
+    }
+
+    fn set_class(&mut self, link: LinkId, class: TrafficClass) {
+        let Some(dscp) = self.config.dscp else { return };
+        if let Some(link) = self.links.get_mut(&link)
+            && std::mem::replace(&mut link.class, class) != class
+        {
+            link.mark(dscp.of(class));
         }
     }
 
