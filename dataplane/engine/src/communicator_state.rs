@@ -99,7 +99,7 @@ pub(crate) struct CommunicatorState {
     /// The highest priority and the first deadline of calls in flight that ask for one.
     special: Urgency,
     /// What its links were last said to carry.
-    class: TrafficClass,
+    pub(crate) class: TrafficClass,
     pub(crate) backlog: Backlog,
     pub(crate) p2p: P2pState,
     pub(crate) failed: u64,
@@ -214,22 +214,18 @@ impl CommunicatorState {
 
     /// How urgent its operations are: each of the communicator's as the most urgent, for which the others are in the way.
     pub(crate) fn urgency(&self) -> Urgency {
-        let mut classes = TrafficClass::ALL.into_iter().zip(self.in_flight);
-        let class = classes.find_map(|(class, count)| (count > 0).then_some(class));
-        Urgency { class: class.unwrap_or(TrafficClass::Latency), ..self.special }
+        Urgency { class: self.most_urgent().unwrap_or(TrafficClass::Latency), ..self.special }
     }
 
-    /// What its links carry.
-    pub(crate) fn class(&self) -> TrafficClass {
-        self.class
+    /// The most urgent class of calls in flight, if there are any.
+    fn most_urgent(&self) -> Option<TrafficClass> {
+        let mut classes = TrafficClass::ALL.into_iter().zip(self.in_flight);
+        classes.find_map(|(class, count)| (count > 0).then_some(class))
     }
 
     /// Has its links carry what they do as of the class of the calls in flight. With none they stay as they are.
     pub(crate) fn classify_links(&mut self, transport: &mut dyn Transport) {
-        if self.calls_in_flight() == 0 {
-            return;
-        }
-        let class = self.urgency().class;
+        let Some(class) = self.most_urgent() else { return };
         if std::mem::replace(&mut self.class, class) != class {
             let links = self.epochs.iter().flat_map(|links| links.links.iter().flatten());
             links.for_each(|link| transport.set_class(*link, class));

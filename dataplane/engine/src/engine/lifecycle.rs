@@ -176,7 +176,7 @@ impl Engine {
     fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
         let Some(member) = self.communicators.get(key) else { return };
         let owner = Owner { tenant: member.tenant, weight: member.weight, communicator: member.id.0 };
-        let class = member.class();
+        let class = member.class;
         for (peer, link) in links.iter().enumerate() {
             if let Some(link) = link {
                 self.transport.set_owner(*link, owner);
