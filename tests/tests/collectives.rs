@@ -5,19 +5,11 @@ use anyhow::Result;
 use harmonaize_client::{Access, Rank};
 use harmonaize_testkit::deployment::Setup;
 use harmonaize_testkit::namespace::Namespace;
-use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets};
+use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::Duration;
-
-fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
-    results
-        .into_iter()
-        .enumerate()
-        .map(|(rank, r)| r.unwrap_or_else(|e| panic!("rank {rank}: {e:#}")))
-        .collect()
-}
 
 fn everything(worker: &Worker) -> Result<()> {
     for (salt, count) in [(1, 0), (2, 1), (3, 100), (4, 10_000), (5, 400_000)] {
@@ -44,15 +36,21 @@ fn everything(worker: &Worker) -> Result<()> {
 #[test]
 fn two_agents_run_every_collective_for_mapped_tenants() {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
-    right(run(&sockets(&deployment, "a"), "job", 1, everything));
+    succeeded(run(&sockets(&deployment, "a"), "job", 1, everything));
 }
 
 #[test]
 fn tenants_that_map_nothing_get_the_same_results() {
     let Some(deployment) = deploy(&star(3, "10Gbit/s"), |_| ()) else { return };
     let mixed = |rank: u32| if rank.is_multiple_of(2) { Access::Remote } else { Access::Mapped };
-    right(run_with(&sockets(&deployment, "a"), "remote", 1, |_| options(Access::Remote, 192), everything));
-    right(run_with(&sockets(&deployment, "a"), "mixed", 2, |rank| options(mixed(rank), 192), everything));
+    succeeded(run_with(
+        &sockets(&deployment, "a"),
+        "remote",
+        1,
+        |_| options(Access::Remote, 192),
+        everything,
+    ));
+    succeeded(run_with(&sockets(&deployment, "a"), "mixed", 2, |rank| options(mixed(rank), 192), everything));
 }
 
 /// A rank without the tensor that its root gives, roots that are none, and tensors of other sizes are refused at once; a root
@@ -81,12 +79,12 @@ fn rooted_calls_that_do_not_fit_are_refused() {
         shape(communicator.scatter_in_place(&ten, Rank(2)))?;
         worker.reduce(1, 10, Rank(1), false, STEP)
     };
-    right(run(&sockets(&deployment, "a"), "right", 1, refused));
+    succeeded(run(&sockets(&deployment, "a"), "right", 1, refused));
     let ended = |worker: &Worker| -> Result<Option<String>> {
         let error = worker.reduce(1, 10 + worker.rank as usize, Rank(0), true, STEP).err();
         Ok(error.map(|error| format!("{error:#}")))
     };
-    let ended = right(run(&sockets(&deployment, "a"), "sizes", 1, ended));
+    let ended = succeeded(run(&sockets(&deployment, "a"), "sizes", 1, ended));
     // Who only gives is done with a small operation once its input is copied, and may be told with the next one.
     assert!(ended[0].is_some(), "it went through at the root");
     for error in ended.iter().flatten() {
@@ -103,9 +101,9 @@ fn two_tenants_and_several_communicators_share_the_agents() {
             scope.spawn(|| run(&a, "sums", 2, |w| (0..20).try_for_each(|i| w.sum(i, 100_000, true, STEP))));
         let other = scope.spawn(|| run(&a, "other", 1, everything));
         let exchanges = run(&b, "sums", 1, |w| (0..20).try_for_each(|i| w.exchange(i, 50_000, STEP)));
-        right(exchanges);
-        right(sums.join().unwrap());
-        right(other.join().unwrap());
+        succeeded(exchanges);
+        succeeded(sums.join().unwrap());
+        succeeded(other.join().unwrap());
     });
 }
 
@@ -153,7 +151,7 @@ fn a_running_operation_changes_its_ring_order() {
         worker.communicator.barrier()?.wait(STEP)?;
         Ok(())
     };
-    right(run(&sockets(&deployment, "a"), "job", 1, work));
+    succeeded(run(&sockets(&deployment, "a"), "job", 1, work));
     deployment.check().unwrap();
 }
 
@@ -193,7 +191,7 @@ fn packets_are_marked_by_the_class_of_what_they_carry() {
     let namespace = fabric.namespace(&deployment.hosts()[0].name);
     count_marked(&namespace, device, &[46, 8]);
     let counted = Mutex::new(vec![marked(&namespace, device)]);
-    right(run(&sockets(&deployment, "a"), "world", 1, |worker| {
+    succeeded(run(&sockets(&deployment, "a"), "world", 1, |worker| {
         for count in [100, 1 << 20, 100] {
             for salt in 0..5 {
                 worker.sum(salt, count, true, STEP)?;

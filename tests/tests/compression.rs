@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use harmonaize_client::{
     Access, Algorithm, Budget, Client, Communicator, Error, JoinOptions, JoinRefusal, Rank, Receipt, ReduceOp,
 };
-use harmonaize_tests::job::{Worker, deploy, options, sockets};
+use harmonaize_tests::job::{Worker, deploy, options, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::path::PathBuf;
 
@@ -35,10 +35,6 @@ fn ranks<T: Send>(
             (0..).zip(sockets).map(|(rank, socket)| scope.spawn(move || one(rank, socket))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
-}
-
-fn right<T>(results: Vec<Result<T>>) -> Vec<T> {
-    (0..).zip(results).map(|(rank, r): (u32, _)| r.unwrap_or_else(|e| panic!("rank {rank}: {e:#}"))).collect()
 }
 
 /// What a rank contributes: heavy tails, as gradients have.
@@ -208,11 +204,11 @@ fn lossy_sums_stay_within_their_budget() {
     let strict = |worker: &Worker| (0..6).try_for_each(|salt| uncompressed(worker, salt));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, strict));
-        let found = right(ranks(&a, "job", &Budget::Vnmse(BOUND), lossy));
+        let found = succeeded(ranks(&a, "job", &Budget::Vnmse(BOUND), lossy));
         for (rank, theirs) in (0_u32..).zip(&found) {
             assert!(*theirs == found[0], "rank {rank} has other bits than rank 0");
         }
-        right(beside.join().unwrap());
+        succeeded(beside.join().unwrap());
     });
     deployment.check().unwrap();
 }
@@ -252,10 +248,10 @@ fn lossless_budget_elides_zeros_only() {
     let dense = |worker: &Worker| (0..6).try_for_each(|salt| uncompressed(worker, salt));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| ranks(&b, "job", &Budget::Exact, dense));
-        for receipt in right(ranks(&a, "job", &Budget::Exact, until_spared)) {
+        for receipt in succeeded(ranks(&a, "job", &Budget::Exact, until_spared)) {
             assert_eq!((receipt.codec, receipt.algorithm), ("nonzero blocks", Algorithm::DirectCoded));
         }
-        right(beside.join().unwrap());
+        succeeded(beside.join().unwrap());
     });
     deployment.check().unwrap();
 }
@@ -309,7 +305,8 @@ fn error_feedback_preserves_the_mean() {
         let [without, one, with] = figures[..] else { anyhow::bail!("{figures:?}") };
         Ok((without, one, with))
     };
-    for (without, one, with) in right(ranks(&sockets, "job", &Budget::Codecs(vec!["int4".to_owned()]), steps))
+    for (without, one, with) in
+        succeeded(ranks(&sockets, "job", &Budget::Codecs(vec!["int4".to_owned()]), steps))
     {
         assert!(without > 0.9 * one, "{one} at first, without feedback {without} in the mean");
         assert!(with < 0.25 * one, "{one} at first, with feedback {with} in the mean of {STEPS}");
@@ -341,7 +338,7 @@ fn a_differing_budget_is_refused() {
     };
     let told = std::thread::scope(|scope| {
         let threads = [0, 1].map(|rank| scope.spawn(move || join(rank)));
-        right(threads.into_iter().map(|thread| thread.join().unwrap()).collect())
+        succeeded(threads.into_iter().map(|thread| thread.join().unwrap()).collect())
     });
     assert!(told[0] != told[1], "told: {told:?}");
     deployment.check().unwrap();

@@ -1,10 +1,10 @@
 //! Sums by an aggregator whose datagrams go over RDMA. It shares a host's device.
 
 use crate::host::{Host, PATIENCE, until};
-use crate::provider::{ARENA, CONTROL, HOSTS, Program, Provider, program, right};
+use crate::provider::{ARENA, CONTROL, HOSTS, Program, Provider, program};
 use anyhow::{Result, ensure};
 use harmonaize_client::{Access, Algorithm, Dtype, ReduceOp};
-use harmonaize_tests::job::{Worker, options, run_with};
+use harmonaize_tests::job::{Worker, options, run_with, succeeded};
 use harmonaize_tests::star_with_aggregator;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -50,7 +50,7 @@ fn aggregated_collectives_are_right_over_datagrams() {
     let aggregator = Program::start(&mut role, &provider.folder().join("aggregator.toml"), &text);
     until("the aggregator has no session", || aggregator.output().contains("session with control is open"));
     let served = AtomicUsize::new(0);
-    right(run_with(
+    succeeded(run_with(
         &provider.sockets(),
         "summed",
         1,

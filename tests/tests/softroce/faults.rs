@@ -2,10 +2,10 @@
 
 use crate::alone;
 use crate::host::{Host, PATIENCE, may_break};
-use crate::provider::{ARENA, HOSTS, Program, Provider, configuration, program, right};
+use crate::provider::{ARENA, HOSTS, Program, Provider, configuration, program};
 use anyhow::{Result, bail};
 use harmonaize_client::{Access, Error, Status};
-use harmonaize_tests::job::{Worker, options, run_with};
+use harmonaize_tests::job::{Worker, options, run_with, succeeded};
 use rustix::thread::CapabilitySet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,13 +73,13 @@ fn a_removed_device_ends_its_communicators_only() {
         let broken = Host(3).remove_device();
         let lost = lost.join().unwrap();
         over.store(true, Ordering::Relaxed);
-        right(spared.join().unwrap());
-        right(lost);
+        succeeded(spared.join().unwrap());
+        succeeded(lost);
         broken
     });
     broken.wait_until_removed();
     broken.mend();
-    right(job(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+    succeeded(job(&sockets, "again", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
 /// An agent without the privilege to pin what it likes, and a low limit: joining fails on all ranks, the agent's log says
@@ -116,7 +116,7 @@ fn a_low_memlock_limit_names_the_setting() {
     let words = provider.agents[3].output();
     assert!(words.contains("pinned memory is limited to 65536 bytes (RLIMIT_MEMLOCK)"), "{words}");
     assert!(words.contains("LimitMEMLOCK=infinity"), "{words}");
-    right(job(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
+    succeeded(job(&sockets[..3], "some", |worker| worker.sum(3, 10_000, true, PATIENCE)));
 }
 
 /// An agent that is told the wrong GID index or MTU ends at once, and says which it was and which there are.

@@ -12,9 +12,9 @@ mod training;
 
 use anyhow::Result;
 use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
-use harmonaize_tests::job::{Worker, options, run_with};
+use harmonaize_tests::job::{Worker, options, run_with, succeeded};
 use host::PATIENCE;
-use provider::{ARENA, HOSTS, Provider, right, tenants};
+use provider::{ARENA, HOSTS, Provider, tenants};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -46,8 +46,8 @@ fn everything(worker: &Worker) -> Result<()> {
 fn every_collective_is_right() {
     let _alone = alone();
     let Some(provider) = Provider::start() else { return };
-    right(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
-    right(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
+    succeeded(run_with(&provider.sockets(), "mapped", 1, |_| options(Access::Mapped, ARENA), everything));
+    succeeded(run_with(&provider.sockets(), "remote", 1, |_| options(Access::Remote, ARENA), everything));
 }
 
 /// A rank on each host through the agent's socket, on its agent's device or on one across the switch, and one over TCP.
@@ -78,7 +78,7 @@ fn every_collective_is_right_over_rdma_attach() {
             .collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
-    right(results);
+    succeeded(results);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_dead_agent_ends_its_communicator_only() {
         // One rank may be done before another has heard of it, which the agent's end would then keep from it.
         (0..HOSTS).for_each(|_| started.recv_timeout(PATIENCE).unwrap());
         doomed.kill();
-        right(lost.join().unwrap());
-        right(spared.join().unwrap());
+        succeeded(lost.join().unwrap());
+        succeeded(spared.join().unwrap());
     });
 }

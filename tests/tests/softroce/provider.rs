@@ -1,7 +1,6 @@
 //! Control and an agent for each host, as programs.
 
 use crate::host::{Host, present, until};
-use anyhow::Result;
 use harmonaize_tests::star;
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -171,11 +170,4 @@ pub(crate) fn configuration(host: Host, verbs: &str, socket: &Path) -> String {
          connect_timeout = \"30s\"\n[verbs]\n{verbs}[[tenant]]\nname = \"a\"\nsocket = {socket:?}\nuids = [0]\n\
          remote = true\n"
     )
-}
-
-/// Fails with the first rank's error.
-pub(crate) fn right<T>(results: Vec<Result<T>>) {
-    for (rank, result) in results.into_iter().enumerate() {
-        result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"));
-    }
 }
