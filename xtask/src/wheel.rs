@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// What builds the wheel and tests it, but for torch.
-const TOOLS: &[&str] = &["maturin==1.16.0", "numpy>=2,<3", "pytest>=9,<10"];
+const TOOLS: &[&str] = &["maturin==1.16.0", "numpy>=2,<3", "pytest>=9,<10", "expecttest==0.3.0"];
 
 /// The PyTorch that tests run with, and what it needs to be imported.
 const TORCH: &str = "torch==2.15.0";
@@ -57,7 +57,7 @@ pub fn run(args: &Args) -> Result<()> {
     let place = workspace::target().join("wheel");
     std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
     let tests = Environment { folder: place.join("venv") };
-    if !tests.runs("import maturin, numpy, pytest")? {
+    if !tests.runs("import maturin, numpy, pytest, expecttest")? {
         consent.obtain(&format!("an environment in {} with {}", tests.folder.display(), TOOLS.join(", ")))?;
         tests.make()?;
         tests.pip(&[], TOOLS)?;

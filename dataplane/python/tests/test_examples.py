@@ -1,4 +1,4 @@
-"""The examples of the documents, as a person runs them."""
+"""Programs as a person runs them: the examples of the documents, and a training that torchrun starts again."""
 
 import os
 import pathlib
@@ -8,6 +8,7 @@ import sys
 from team import SOCKETS
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def ran(*words):
@@ -22,9 +23,8 @@ def lines(process):
 
 
 def test_torchrun_needs_nothing_but_the_backends_name():
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     # Both write to one pipe, and lines may meet.
-    said = "".join(lines(ran(*torchrun, str(EXAMPLES / "hello_torch.py"))))
+    said = "".join(lines(ran(*TORCHRUN, str(EXAMPLES / "hello_torch.py"))))
     expected = [f"rank {rank} of 2: 1, by harmonaize" for rank in range(2)]
     assert all(line in said for line in expected) and len(said) == sum(map(len, expected)), said
 
@@ -35,3 +35,16 @@ def test_hello_runs_without_torch():
     ranks = [ran(sys.executable, "-c", program, str(rank), str(EXAMPLES / "hello.py")) for rank in range(2)]
     said = [line for rank in ranks for line in lines(rank)]
     assert [line.split(", by")[0] for line in said] == ["rank 0 of 2: 1", "rank 1 of 2: 1"]
+
+
+def trained(folder, *arguments):
+    folder.mkdir()
+    program = [str(pathlib.Path(__file__).with_name("elastic.py")), arguments[0], str(folder), *arguments[1:]]
+    lines(ran(*TORCHRUN, "--max-restarts", "1", *program))
+    return (folder / "losses").read_text(), (folder / "starts").read_text()
+
+
+def test_a_training_whose_worker_is_killed_ends_as_gloos(tmp_path):
+    whole, starts = trained(tmp_path / "gloo", "gloo")
+    assert starts == "1"
+    assert trained(tmp_path / "killed", "harmonaize", "5") == (whole, "2")

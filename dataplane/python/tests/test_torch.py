@@ -397,35 +397,6 @@ def test_the_ddp_hook_takes_budgets_by_layer(spread, tmp_path):
         assert count >= 2 and "exact" in codecs and len(codecs) > 1, (count, codecs)
 
 
-def by_fully_shard(path, backend):
-    from torch.distributed.fsdp import fully_shard
-
-    with group(path, backend) as (rank, ranks):
-        mesh = dist.init_device_mesh("cpu", (ranks,))
-        model = network()
-        for layer in model:
-            if isinstance(layer, torch.nn.Linear):
-                fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return (train(model, rank),)
-
-
-def by_fsdp(path, backend):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    with group(path, backend) as (rank, _):
-        model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
-        return (train(model, rank),)
-
-
-@pytest.mark.parametrize("sharded", [by_fully_shard, by_fsdp])
-def test_sharded_training_has_the_losses_of_gloo(team, tmp_path, sharded):
-    own = losses(team.run(sharded, tmp_path / "own", "harmonaize"))
-    gloo = losses(team.run(sharded, tmp_path / "gloo", "gloo"))
-    assert torch.allclose(own, gloo, rtol=1e-5)
-    assert own[:, -1].mean() < own[:, 0].mean()
-
-
 # What goes wrong
 
 

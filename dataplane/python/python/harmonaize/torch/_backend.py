@@ -3,8 +3,9 @@
 A call copies its tensors into the arena and starts the operation there. ``Work.wait`` copies the results back; where a future was
 asked for instead, a thread of the attachment does. Everything that blocks releases the interpreter's lock.
 
-What torch does not let a backend in Python have: ``Work.is_completed`` is always false, ``Work.result`` is empty, and ``recv`` from any
-source does not learn which rank it was. Tags are not looked at, as with NCCL: messages of two ranks come in their order.
+Of a ``Work`` in Python torch's handle knows ``wait`` and ``get_future`` alone. Whether it has ended, and whom a message came from, the
+handle is taught when the first group is made; ``Work.result`` stays empty. Tags are not looked at, as with NCCL: messages of two ranks come
+in their order. Torch's profiler sees each call under gloo's names, such as ``harmonaize:all_reduce``.
 """
 
 import os
@@ -15,6 +16,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._autograd import _profiler_enabled
+from torch._C._profiler import _RecordFunctionFast
 
 from .. import _core
 from .._errors import AgentError, ArgumentError, Error
@@ -95,6 +98,7 @@ def register() -> None:
 
 
 def _create(options, backend_options):
+    _teach_handles()
     return HarmonaizeBackend(
         options.store,
         options.group_rank,
@@ -137,13 +141,94 @@ def _seconds(timeout: timedelta):
     return seconds if seconds > 0 else None
 
 
+class _Asked(threading.local):
+    """What a thread asks a handle of torch's for: the work of ours behind it."""
+
+    open, work = False, None
+
+
+_asked = _Asked()
+
+
+def _ours(handle):
+    """The work of ours behind a handle of torch's, if it is one: the handle asks it for its future."""
+    _asked.open = True
+    try:
+        handle.get_future()
+    except RuntimeError:
+        pass
+    finally:
+        work, _asked.open, _asked.work = _asked.work, False, None
+    return work
+
+
+def _teach_handles():
+    """Has torch's handles answer for works in Python too what they ask works in C++."""
+    handle = dist.Work
+    completed, source = handle.is_completed, handle._source_rank
+    if getattr(completed, "knows_ours", False):
+        return
+
+    def is_completed(self):
+        work = None if completed(self) else _ours(self)
+        return completed(self) if work is None else work.get_future().done()
+
+    def source_rank(self):
+        work = _ours(self)
+        return source(self) if work is None else work.source()
+
+    is_completed.knows_ours = True
+    handle.is_completed, handle._source_rank, handle.source_rank = is_completed, source_rank, source_rank
+
+
+def _profiled(title, inputs):
+    """Shows torch's profiler the calls of a method until they end. ``inputs`` picks the tensors among its arguments."""
+
+    def around(method):
+        def call(self, *arguments):
+            if not _profiler_enabled():
+                return method(self, *arguments)
+            # It ends where the list is cleared: on another thread, by which the profiler sees that the call is asynchronous. Its own
+            # end would do nothing there.
+            record = [_RecordFunctionFast(f"harmonaize:{title}", list(inputs(*arguments)), {})]
+            record[0].__enter__()
+            work = method(self, *arguments)
+            work.show(record)
+            return work
+
+        return call
+
+    return around
+
+
+def _first(tensors, *_):
+    return tensors
+
+
+def _second(_, tensors, *__):
+    return tensors if isinstance(tensors, (list, tuple)) else [tensors]
+
+
 class _Work(dist.Work):
     """Operations in flight, as one."""
 
     def __init__(self, backend, staged, outputs, finish=None):
         super().__init__()
         self._backend, self._staged, self._outputs, self._finish = backend, staged, outputs, finish
-        self._future = None
+        self._future = self._record = None
+
+    def show(self, record):
+        """Ends what the profiler has of it with the operations."""
+        self._record = record
+        self.get_future()
+
+    def source(self):
+        """The rank that a message came from."""
+        (staged,) = self._staged
+        peer = staged.wait(None).peer
+        if peer is None:
+            raise RuntimeError("harmonaize: only a message has a source, and this is none")
+        return peer
 
     def wait(self, timeout=timedelta(0)):
         seconds = _seconds(timeout)
@@ -161,14 +246,20 @@ class _Work(dist.Work):
         return True
 
     def get_future(self):
+        if _asked.open:
+            _asked.work = self
         if self._future is None:
             self._future = self._ended(_future(self._staged))
         return self._future
 
     def _ended(self, base):
-        outputs, finish, backend = self._outputs, self._finish, self._backend
+        outputs, finish, backend, record = self._outputs, self._finish, self._backend, self._record
 
         def end(done):
+            if record is not None:
+                thread = threading.Thread(target=record.clear)
+                thread.start()
+                thread.join()
             error = done.value()
             if error is not None:
                 # An exception set on a future ends DDP's process; one raised here reaches its caller.
@@ -221,6 +312,9 @@ class HarmonaizeBackend(_C10dBackend):
     def _failed(self, error) -> Exception:
         """An error as torch's callers expect it, with the ranks of the whole job."""
         text = str(error)
+        if getattr(error, "status", None) == "Timeout":
+            # The words that programs look for in gloo's and NCCL's errors.
+            text = f"Timed out waiting: {text}"
         ranks = getattr(error, "ranks", None)
         if ranks and self._global and self._global != list(range(len(self._global))):
             named = ", ".join(str(self._global[rank]) for rank in ranks if rank < len(self._global))
@@ -269,6 +363,8 @@ class HarmonaizeBackend(_C10dBackend):
                 code, dtype, reduce, root, pieces, pieces if to else [], tensor, None, factor, timeout
             )
             return self._work((staged,), tensors)
+        if code == _ALL_REDUCE and tensors[0].layout == torch.sparse_coo:
+            return self._sparse(tensors, reduce, timeout)
         staged, back = [], _Back()
         # Tensors of one type go as one operation, in the order of their types' first.
         kinds = {}
@@ -284,16 +380,47 @@ class HarmonaizeBackend(_C10dBackend):
             )
         return self._work(staged, tensors, back.finish)
 
+    def _sparse(self, tensors, reduce, timeout):
+        """Adds a sparse tensor: all ranks' indices and values go to each, and before them how many there are, which blocks."""
+        (tensor,) = tensors
+        if reduce != _SUM:
+            raise ValueError("sparse tensors can be added, and nothing else")
+        mine, back = tensor.detach().coalesce(), _Back()
+        indices, values = mine.indices().t().contiguous(), mine.values()
+        counts = torch.empty(self._ranks, dtype=torch.int64)
+        known = self._gathered([counts], torch.tensor([len(indices)]), back, timeout)
+        _Work(self, (known,), []).wait()
+        all_indices = [indices.new_empty((count, *indices.shape[1:])) for count in counts.tolist()]
+        all_values = [values.new_empty((count, *values.shape[1:])) for count in counts.tolist()]
+        staged = [
+            self._gathered(all_indices, indices, back, timeout),
+            self._gathered(all_values, values, back, timeout),
+        ]
+
+        def add():
+            with torch.no_grad():
+                parts = torch.cat(all_indices).t(), torch.cat(all_values)
+                tensor.copy_(torch.sparse_coo_tensor(*parts, tensor.shape).coalesce())
+
+        return self._work(staged, tensors, add)
+
+    @_profiled("all_reduce", _first)
     def allreduce(self, tensors, options):
         return self._reduce_elements(_ALL_REDUCE, tensors, options)
 
+    def allreduce_sparse(self, tensors, options):
+        return self.allreduce(tensors, options)
+
+    @_profiled("all_reduce", _first)
     def allreduce_coalesced(self, tensors, options):
         return self._reduce_elements(_ALL_REDUCE, tensors, options)
 
+    @_profiled("reduce", _first)
     def reduce(self, tensors, options):
         root = options.rootRank
         return self._reduce_elements(_REDUCE, tensors, options, root, root == self._rank)
 
+    @_profiled("broadcast", _first)
     def broadcast(self, tensors, options):
         root, back, staged = options.rootRank, _Back(), []
         for tensor in tensors:
@@ -337,6 +464,7 @@ class HarmonaizeBackend(_C10dBackend):
             timeout=timeout,
         )
 
+    @_profiled("all_gather", _second)
     def allgather(self, outputs, inputs, options):
         timeout, back = _seconds(options.timeout), _Back()
         staged = [self._gathered(into, one, back, timeout) for into, one in zip(outputs, inputs)]
@@ -348,11 +476,13 @@ class HarmonaizeBackend(_C10dBackend):
             outputs = [[ones[at] for ones in outputs] for at in range(len(inputs))]
         return self.allgather(outputs, inputs, options)
 
+    @_profiled("all_gather_into_tensor", _second)
     def all_gather_single(self, output, tensor, options):
         back = _Back()
         staged = self._gathered([output], tensor, back, _seconds(options.timeout))
         return self._work((staged,), [output], back.finish)
 
+    @_profiled("all_gather_into_tensor", _second)
     def all_gather_single_coalesced(self, outputs, inputs, options):
         timeout, back = _seconds(options.timeout), _Back()
         staged = [self._gathered([into], one, back, timeout) for into, one in zip(outputs, inputs)]
@@ -383,15 +513,18 @@ class HarmonaizeBackend(_C10dBackend):
             _seconds(options.timeout),
         )
 
+    @_profiled("reduce_scatter", lambda _, inputs, __: inputs[0])
     def reduce_scatter(self, outputs, inputs, options):
         back = _Back()
         staged = [self._scattered_sum(into, ones, back, options) for into, ones in zip(outputs, inputs)]
         return self._work(staged, outputs, back.finish)
 
+    @_profiled("reduce_scatter_tensor", _second)
     def reduce_scatter_single(self, output, tensor, options):
         back = _Back()
         return self._work((self._scattered_sum(output, [tensor], back, options),), [output], back.finish)
 
+    @_profiled("reduce_scatter_tensor", _second)
     def reduce_scatter_single_coalesced(self, outputs, inputs, options):
         back = _Back()
         staged = [self._scattered_sum(into, [one], back, options) for into, one in zip(outputs, inputs)]
@@ -413,14 +546,17 @@ class HarmonaizeBackend(_C10dBackend):
         )
         return self._work((staged,), outputs, back.finish)
 
+    @_profiled("gather", _second)
     def gather(self, outputs, inputs, options):
         root = options.rootRank == self._rank
         return self._collected(outputs[0] if root else [], inputs[0], options)
 
+    @_profiled("gather", _second)
     def gather_single(self, output, tensor, options):
         root = options.rootRank == self._rank
         return self._collected([output] if root else [], tensor, options)
 
+    @_profiled("scatter", _first)
     def scatter(self, outputs, inputs, options):
         root, back = options.rootRank == self._rank, _Back()
         output = outputs[0]
@@ -438,6 +574,7 @@ class HarmonaizeBackend(_C10dBackend):
         )
         return self._work((staged,), outputs, back.finish)
 
+    @_profiled("all_to_all", _second)
     def all_to_all_single(self, output, tensor, output_splits, input_splits, options):
         back = _Back()
         host, into = _input(tensor), back.output(output)
@@ -450,6 +587,7 @@ class HarmonaizeBackend(_C10dBackend):
         staged = self._exchange([host], [into], counts, _seconds(options.timeout))
         return self._work((staged,), [output], back.finish)
 
+    @_profiled("all_to_all", _second)
     def alltoall(self, outputs, inputs, options):
         back = _Back()
         hosts, into = [_input(tensor) for tensor in inputs], [back.output(output) for output in outputs]
@@ -483,31 +621,54 @@ class HarmonaizeBackend(_C10dBackend):
         most, least = known.tolist()
         return None if most == -least else (sent, received, most)
 
+    @_profiled("barrier", lambda _: [])
     def barrier(self, options):
         timeout = _seconds(options.timeout)
         return self._work((self._start(_BARRIER, 1, _SUM, 0, [], [], None, timeout=timeout),), [])
 
     def monitored_barrier(self, options, wait_all_ranks=False):
-        """A barrier whose error names the ranks that are late; afterwards the group has ended."""
-        _Work(self, (self._start(_BARRIER, 1, _SUM, 0, [], [], None, timeout=_seconds(options.timeout)),), []).wait()
+        """A barrier whose error at the first rank names those that are late, in gloo's words; afterwards the group has ended."""
+        timeout = options.timeout
+        if timeout == timedelta(0):
+            raise dist.DistBackendError(f"harmonaize: Rank {self._rank} timed out in monitoredBarrier: it was given no time")
+        try:
+            self._start(_BARRIER, 1, _SUM, 0, [], [], None, timeout=_seconds(timeout)).wait(None)
+        except Error as error:
+            known = self._failed(error)
+            late = sorted(error.ranks)
+            if self._rank != 0:
+                text = f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            elif late:
+                named = late if wait_all_ranks else late[:1]
+                ranks = ", ".join(map(str, named))
+                text = f"Rank{'s' if len(named) > 1 else ''} {ranks} failed to pass monitoredBarrier within {timeout.total_seconds()} s"
+            else:
+                raise known from error
+            raise dist.DistBackendError(f"harmonaize: {text}: {str(known).removeprefix('harmonaize: ')}") from error
 
     # Messages
 
+    @_profiled("send", _first)
     def send(self, tensors, to, tag):
         (tensor,) = tensors
         host = _input(tensor)
         staged = self._start(_SEND, _code(tensor.dtype), _SUM, to, _pieces([host]), [], host)
         return self._work((staged,), tensors)
 
+    @_profiled("recv", _first)
     def recv(self, tensors, source, tag):
+        return self._recv(tensors, source)
+
+    @_profiled("recvAnySource", _first)
+    def recv_anysource(self, tensors, tag):
+        return self._recv(tensors, _ANY)
+
+    def _recv(self, tensors, source):
         (tensor,) = tensors
         back = _Back()
         host = back.output(tensor)
         staged = self._start(_RECV, _code(tensor.dtype), _SUM, source, [], _pieces([host]), host)
         return self._work((staged,), tensors, back.finish)
-
-    def recv_anysource(self, tensors, tag):
-        return self.recv(tensors, _ANY, tag)
 
     # Batches: what is called between the two is waited for together.
 
