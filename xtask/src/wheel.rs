@@ -1,23 +1,15 @@
 //! `cargo xtask wheel`: builds the Python wheel, installs it into a fresh environment, and runs its tests as ranks on an emulated fabric.
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
 use harmonaize_testkit::fabric::{self, Fabric};
 use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::strict;
 use harmonaize_testkit::topology::{self, Topology};
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
 use std::time::Instant;
-
-/// What builds the wheel and tests it, but for torch.
-const TOOLS: &[&str] = &["maturin==1.16.0", "numpy>=2,<3", "pytest>=9,<10", "expecttest==0.3.0"];
-
-/// The PyTorch that tests run with, and what it needs to be imported.
-const TORCH: &str = "torch==2.15.0";
-const TORCH_NEEDS: &[&str] = &["typing-extensions", "sympy", "networkx", "jinja2", "fsspec", "filelock"];
 
 /// Hosts of the fabric, and the rate of their links: slow enough for tensors to be compressed where a budget allows.
 const HOSTS: usize = 2;
@@ -54,35 +46,22 @@ pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
     packages::require(&[packages::BUILDING, packages::PYTHON].concat(), consent)?;
     let begun = Instant::now();
-    let place = workspace::target().join("wheel");
-    std::fs::create_dir_all(&place).with_context(|| format!("cannot make {}", place.display()))?;
-    let tests = Environment { folder: place.join("venv") };
-    if !tests.runs("import maturin, numpy, pytest, expecttest")? {
-        consent.obtain(&format!("an environment in {} with {}", tests.folder.display(), TOOLS.join(", ")))?;
-        tests.make()?;
-        tests.pip(&[], TOOLS)?;
-    }
-    let wheel = build(&tests, &place.join("dist"), args.release)?;
+    let tests = Environment::shared();
+    tests.add_tools(consent)?;
+    let wheel = tests.build_wheel(args.release)?;
     println!("{} is built after {:.0} s", wheel.display(), begun.elapsed().as_secs_f64());
     if args.build {
         return Ok(());
     }
     // One without a compiler's or torch's traces: the wheel needs nothing.
-    let bare = Environment { folder: place.join("bare") };
+    let bare = Environment::at(workspace::target().join("wheel/bare"));
     bare.make()?;
     bare.pip(&["--no-index"], &[&wheel])?;
     workspace::run(
         bare.python().args(["-c", "import harmonaize; print('harmonaize', harmonaize.__version__)"]),
     )?;
-    if !tests.runs("import torch")? {
-        consent.obtain(&format!("{TORCH} in {}, 1.4 GB", tests.folder.display()))?;
-        tests.pip(&[], TORCH_NEEDS)?;
-        tests.pip(&["--no-deps"], &[TORCH])?;
-        // PyPI's is built for CUDA, whose libraries are three times as large as torch. Tests need none of them.
-        let stubs = sources().join("tests/cuda-stubs.sh");
-        workspace::run(Command::new("bash").arg(stubs).arg(&tests.folder))?;
-    }
-    tests.pip(&["--no-index", "--no-deps", "--force-reinstall"], &[&wheel])?;
+    tests.add_torch(consent)?;
+    tests.add_wheel(&wheel)?;
     println!("torch and the wheel are installed after {:.0} s", begun.elapsed().as_secs_f64());
     if !fabric::privileged() {
         return strict::skip("the wheel's tests", "they make network namespaces, which needs root");
@@ -96,21 +75,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn sources() -> PathBuf {
     workspace::root().join("dataplane/python")
-}
-
-/// Builds the wheel, alone in a folder.
-fn build(tests: &Environment, into: &Path, release: bool) -> Result<PathBuf> {
-    let _ = std::fs::remove_dir_all(into);
-    let mut maturin = tests.python();
-    maturin.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
-    maturin.arg(sources().join("Cargo.toml")).arg("--out").arg(into).args(release.then_some("--release"));
-    workspace::run(&mut maturin)?;
-    let wheels: Vec<PathBuf> =
-        std::fs::read_dir(into)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
-    match wheels.as_slice() {
-        [wheel] => Ok(wheel.clone()),
-        others => bail!("{} wheels in {}", others.len(), into.display()),
-    }
 }
 
 /// Runs the tests, or a program, beside control and agents.
@@ -137,35 +101,4 @@ fn on_fabric(tests: &Environment, args: &Args) -> Result<()> {
     let ran = workspace::run(&mut command);
     deployment.check()?;
     ran
-}
-
-/// A virtual environment of Python's.
-struct Environment {
-    folder: PathBuf,
-}
-
-impl Environment {
-    fn make(&self) -> Result<()> {
-        workspace::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&self.folder))
-    }
-
-    fn python(&self) -> Command {
-        let mut python = Command::new(self.folder.join("bin/python"));
-        python.current_dir(workspace::root());
-        python
-    }
-
-    /// Whether a line of Python runs there.
-    fn runs(&self, line: &str) -> Result<bool> {
-        if !self.folder.join("bin/python").is_file() {
-            return Ok(false);
-        }
-        Ok(self.python().args(["-c", line]).stderr(Stdio::null()).status()?.success())
-    }
-
-    fn pip(&self, options: &[&str], packages: &[impl AsRef<OsStr>]) -> Result<()> {
-        let mut pip = self.python();
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options);
-        workspace::run(pip.args(packages))
-    }
 }

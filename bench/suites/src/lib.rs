@@ -32,3 +32,4 @@ pub mod sweep;
 pub mod telemetry;
 pub mod testbed;
 mod threads;
+mod torch;

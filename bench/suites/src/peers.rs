@@ -2,14 +2,13 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_testkit::packages::{self, Consent};
+use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::workspace::{self, root, target};
 use serde::Deserialize;
-use std::collections::{BTreeMap, BTreeSet};
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The version of torch that Gloo comes in, and the one package that its import needs.
-const TORCH: [&str; 2] = ["torch==2.15.0", "typing_extensions==4.16.0"];
 /// What peers from PyPI are compiled with, and the stub libraries made.
 const COMPILER: &[&str] = &["gcc", "g++", "binutils", "python3"];
 
@@ -283,27 +282,19 @@ fn virtual_environment(folder: &Path, packages: &[&str], consent: Consent) -> Re
     if made.exists() {
         return Ok(folder.to_owned());
     }
-    install(folder, packages, &[], consent)?;
-    std::fs::write(made, packages.join("\n"))?;
-    Ok(folder.to_owned())
-}
-
-/// Installs packages of PyPI into a virtual environment.
-fn install(folder: &Path, packages: &[&str], options: &[&str], consent: Consent) -> Result<()> {
     if consent == Consent::Ask {
         bail!("{} of PyPI is not there; run again with --yes to install it", packages.join(" "));
     }
     packages::require(COMPILER, consent)?;
     eprintln!("Installing {} into {}", packages.join(" "), folder.display());
-    workspace::run(Command::new("python3").args(["-m", "venv"]).arg(folder)).context(
-        "python3 cannot make a virtual environment; Debian's package python3-venv makes it able to",
-    )?;
-    let mut pip = Command::new(folder.join("bin/python"));
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(options).args(packages);
-    workspace::run(&mut pip)
+    let environment = Environment::at(folder.to_owned());
+    environment.make()?;
+    environment.pip(&[], packages)?;
+    std::fs::write(made, packages.join("\n"))?;
+    Ok(folder.to_owned())
 }
 
-/// Gloo, in a virtual environment of Python with torch.
+/// Gloo, in an environment of Python with torch.
 #[derive(Debug, Clone)]
 pub struct Gloo {
     python: PathBuf,
@@ -312,22 +303,9 @@ pub struct Gloo {
 impl Gloo {
     /// Makes the environment, if consented.
     pub fn prepare(consent: Consent) -> Result<Self> {
-        let environment = folder()?.join("torch");
-        let gloo = Self { python: environment.join("bin/python") };
-        if gloo.works() {
-            return Ok(gloo);
-        }
-        // PyPI's wheel is the CUDA build; without its dependencies it takes a quarter of the room, 1.4 GB.
-        install(&environment, &TORCH, &["--no-deps"], consent)?;
-        stub_cuda(&libraries(&environment)?)?;
-        ensure!(gloo.works(), "{} cannot import torch.distributed", gloo.python.display());
-        Ok(gloo)
-    }
-
-    fn works(&self) -> bool {
-        let code = "import torch.distributed as d, sys; sys.exit(not d.is_gloo_available())";
-        let run = Command::new(&self.python).args(["-W", "ignore", "-c", code]).output();
-        run.is_ok_and(|output| output.status.success())
+        let environment = Environment::shared();
+        environment.add_torch(consent)?;
+        Ok(Self { python: environment.interpreter() })
     }
 
     /// The interpreter that has torch.
@@ -345,163 +323,18 @@ impl Gloo {
     }
 }
 
-fn libraries(environment: &Path) -> Result<PathBuf> {
-    let lib = environment.join("lib");
-    for entry in std::fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))? {
-        let folder = entry?.path().join("site-packages/torch/lib");
-        if folder.is_dir() {
-            return Ok(folder);
-        }
-    }
-    bail!("{} has no torch", environment.display())
-}
-
-/// What the shared libraries of a folder want from libraries of CUDA, from readelf.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct CudaImports {
-    /// CUDA libraries needed.
-    libraries: BTreeSet<String>,
-    /// Versions wanted of each.
-    versions: BTreeMap<String, BTreeSet<String>>,
-    /// Undefined symbols by version (empty: none).
-    symbols: BTreeMap<String, BTreeSet<String>>,
-    /// Symbols that a library of the folder defines.
-    defined: BTreeSet<String>,
-}
-
-fn of_cuda(name: &str) -> bool {
-    ["libcu", "libnv", "libnccl"].iter().any(|start| name.starts_with(start))
-}
-
-fn symbol_of_cuda(name: &str) -> bool {
-    let bare = name.trim_start_matches('_');
-    ["cu", "nv", "nccl", "Cu"].iter().any(|start| bare.starts_with(start))
-}
-
-impl CudaImports {
-    /// Adds a library's `readelf --wide --dynamic --version-info --dyn-syms`.
-    fn add(&mut self, text: &str) {
-        let mut file = String::new();
-        for line in text.lines() {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            if line.contains("(NEEDED)") {
-                let name = line.split(['[', ']']).nth(1).unwrap_or_default();
-                if of_cuda(name) {
-                    self.libraries.insert(name.to_owned());
-                }
-            } else if let Some(at) = words.iter().position(|word| *word == "File:") {
-                file = words.get(at + 1).copied().unwrap_or_default().to_owned();
-            } else if let Some(at) = words.iter().position(|word| *word == "Name:")
-                && line.contains("Flags:")
-                && of_cuda(&file)
-            {
-                let version = words.get(at + 1).copied().unwrap_or_default().to_owned();
-                self.versions.entry(file.clone()).or_default().insert(version);
-            } else if let [_, _, _, _, _, _, section, name, ..] = words.as_slice() {
-                self.symbol(section, name);
-            }
-        }
-    }
-
-    fn symbol(&mut self, section: &str, name: &str) {
-        let (bare, version) = name.split_once('@').unwrap_or((name, ""));
-        if section != "UND" {
-            self.defined.insert(bare.to_owned());
-        } else if symbol_of_cuda(bare) {
-            let version = version.trim_start_matches('@').to_owned();
-            self.symbols.entry(version).or_default().insert(bare.to_owned());
-        }
-    }
-
-    /// C source and version script of a library's stub; `plain`: with the symbols of no version.
-    fn stub(&self, library: &str, plain: bool) -> (String, String) {
-        let (mut source, mut script) = ("static int none(void) { return 999; }\n".to_owned(), String::new());
-        let define = |name: &String| format!("int {name}(void) {{ return none(); }}\n");
-        for version in self.versions.get(library).into_iter().flatten() {
-            let symbols = self.symbols.get(version);
-            script += &format!("{version} {{\n");
-            if let Some(symbols) = symbols {
-                script += " global:\n";
-                script.extend(symbols.iter().map(|name| format!("  {name};\n")));
-                source.extend(symbols.iter().map(define));
-            }
-            script += "};\n";
-        }
-        if plain {
-            let symbols = self.symbols.get("").into_iter().flatten();
-            source.extend(symbols.filter(|name| !self.defined.contains(*name)).map(define));
-        }
-        (source, script)
-    }
-}
-
-/// Puts a stub for every CUDA library that torch needs and that is not there beside its own: each function fails, so torch
-/// finds no device.
-fn stub_cuda(folder: &Path) -> Result<()> {
-    let mut wanted = CudaImports::default();
-    for entry in std::fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with("lib") && name.contains(".so") {
-            let mut readelf = Command::new("readelf");
-            readelf.args(["--wide", "--dynamic", "--version-info", "--dyn-syms"]).arg(&path);
-            wanted.add(&harmonaize_testkit::job::printed(&mut readelf)?);
-        }
-    }
-    let work = folder.join("stubs");
-    std::fs::create_dir_all(&work)?;
-    let missing = wanted.libraries.iter().filter(|name| !folder.join(name).exists());
-    for (number, name) in missing.enumerate() {
-        let (source, script) = wanted.stub(name, number == 0);
-        std::fs::write(work.join("stub.c"), source)?;
-        std::fs::write(work.join("stub.map"), &script)?;
-        let mut gcc = Command::new("gcc");
-        gcc.current_dir(&work).args(["-shared", "-fPIC", "-O1", "-w", "stub.c", "-o"]).arg(folder.join(name));
-        gcc.arg(format!("-Wl,-soname,{name}"));
-        if !script.is_empty() {
-            gcc.arg("-Wl,--version-script=stub.map");
-        }
-        workspace::run(&mut gcc)?;
-    }
-    std::fs::remove_dir_all(&work)?;
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const READELF: &str = " 0x0000000000000001 (NEEDED)             Shared library: [libcudart.so.13]
- 0x0000000000000001 (NEEDED)             Shared library: [libc.so.6]
-  0x0000: Version: 1  File: libcudart.so.13  Cnt: 1
-  0x0010:   Name: libcudart.so.13  Flags: none  Version: 9
-  0x0020: Version: 1  File: libc.so.6  Cnt: 1
-  0x0030:   Name: GLIBC_2.2.5  Flags: none  Version: 3
-     1: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cudaMalloc@libcudart.so.13 (9)
-     2: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND malloc@GLIBC_2.2.5 (3)
-     3: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cuInit
-     4: 0000000000000000     0 FUNC    GLOBAL DEFAULT  UND cuOwn
-     5: 0000000000001000     9 FUNC    GLOBAL DEFAULT   12 cuOwn\n";
-
-    #[test]
-    fn stubs_have_what_is_wanted_and_no_more() {
-        let mut wanted = CudaImports::default();
-        wanted.add(READELF);
-        assert_eq!(wanted.libraries.iter().collect::<Vec<_>>(), ["libcudart.so.13"]);
-        let (source, script) = wanted.stub("libcudart.so.13", true);
-        assert!(source.contains("int cudaMalloc(") && source.contains("int cuInit("), "{source}");
-        assert!(!source.contains("malloc(") && !source.contains("cuOwn"), "{source}");
-        assert_eq!(script, "libcudart.so.13 {\n global:\n  cudaMalloc;\n};\n");
-        assert!(!wanted.stub("libcudart.so.13", false).0.contains("cuInit"));
-        assert_eq!(wanted.stub("libnvrtc.so.13", false).1, "");
-    }
+    use std::collections::BTreeSet;
 
     #[test]
     fn a_peer_that_is_not_there_says_how_to_get_it() {
         let folder = tempfile::tempdir().unwrap();
         for peer in MPI_PEERS {
             if let Source::PyPi(packages) = peer.source {
-                let error = install(folder.path(), packages, &[], Consent::Ask).unwrap_err().to_string();
+                let error =
+                    virtual_environment(folder.path(), packages, Consent::Ask).unwrap_err().to_string();
                 assert!(error.contains(packages[0]) && error.contains("--yes"), "{error}");
             }
         }

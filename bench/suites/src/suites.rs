@@ -7,7 +7,7 @@ use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
     aggregation, codec, compression, control, cooperation, dataplane, rdma, sharing, small, sweep, telemetry,
-    threads,
+    threads, torch,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -102,6 +102,15 @@ pub const SUITES: &[Suite] = &[
             AGENTS,
             "What tenants cost each other: small operations beside others' large ones, and shares by weight, on one host and on full links",
             Run::Built(|request, binaries, stop| Ok(sharing::run(request, binaries, stop))),
+        )
+    },
+    Suite {
+        parts: |_| part::names(torch::PARTS),
+        ..Suite::whole(
+            "torch",
+            AGENTS,
+            "Trainings by PyTorch's DDP from the Python wheel, beside Gloo: on one host, and on four at 1 Gbit/s",
+            Run::Built(torch::run),
         )
     },
     Suite::whole(

@@ -22,6 +22,7 @@ pub mod namespace;
 pub mod packages;
 pub mod plans;
 pub mod process;
+pub mod python;
 pub mod route;
 pub mod served;
 pub mod strict;
