@@ -1,5 +1,5 @@
-//! Three controls over three members of etcd: the leader is killed, stopped and cut off, members of etcd are killed, and a job
-//! computes all the while. `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
+//! Three controls over three members of etcd: the leader is killed, stopped and cut off, its clock steps, members of etcd are killed,
+//! or their disks are full, and a job computes all the while. `HARMONAIZE_SEED` chooses the faults, `HARMONAIZE_RUNS` how many there are.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::deployment::{Deployment, Setup};
@@ -25,9 +25,24 @@ enum Fault {
     Cut,
     /// Its member of etcd dies.
     KillEtcd,
+    /// The disk of its member of etcd is full.
+    FullDisk,
+    /// Its control's clock goes to another time of day, and later back.
+    ClockStep,
 }
 
-const FAULTS: [Fault; 4] = [Fault::Kill, Fault::Stop, Fault::Cut, Fault::KillEtcd];
+impl Fault {
+    /// Whether the leader is lost by it, for sure.
+    fn loses_the_leader(self) -> bool {
+        matches!(self, Self::Kill | Self::Stop | Self::Cut)
+    }
+}
+
+const FAULTS: [Fault; 6] =
+    [Fault::Kill, Fault::Stop, Fault::Cut, Fault::KillEtcd, Fault::FullDisk, Fault::ClockStep];
+
+/// How far a clock steps, seconds: more than any lease or time-out of control's.
+const STEP: u64 = 1800;
 
 /// Three hosts with agents, and three machines with a control and a member of etcd each.
 fn three_controls() -> Option<Deployment> {
@@ -69,13 +84,20 @@ fn add(deployment: &Deployment, name: &str) {
     }
 }
 
-fn inflict(deployment: &mut Deployment, fault: Fault, at: usize) {
+fn inflict(deployment: &mut Deployment, fault: Fault, at: usize, back: bool) {
     let host = deployment.replicas()[at].host.name.clone();
     match fault {
         Fault::Kill => deployment.replicas()[at].control.signal(Signal::KILL).unwrap(),
         Fault::Stop => deployment.replicas()[at].control.signal(Signal::STOP).unwrap(),
         Fault::Cut => deployment.fabric().set_management(&host, false).unwrap(),
         Fault::KillEtcd => deployment.replicas()[at].etcd.signal(Signal::KILL).unwrap(),
+        Fault::FullDisk => deployment.replicas()[at].fill_disk(true).unwrap(),
+        Fault::ClockStep => {
+            let step = STEP as i64;
+            deployment.replicas()[at].step_clock(if back { -step } else { step }).unwrap();
+            // Control looks at it once a second.
+            std::thread::sleep(Duration::from_secs(2));
+        }
     }
 }
 
@@ -86,6 +108,11 @@ fn heal(deployment: &mut Deployment, fault: Fault, at: usize) {
         Fault::Stop => deployment.replicas()[at].control.signal(Signal::CONT).unwrap(),
         Fault::Cut => deployment.fabric().set_management(&host, true).unwrap(),
         Fault::KillEtcd => deployment.restart_etcd(at).unwrap(),
+        Fault::FullDisk => {
+            deployment.replicas()[at].fill_disk(false).unwrap();
+            deployment.restart_etcd(at).unwrap();
+        }
+        Fault::ClockStep => deployment.replicas()[at].step_clock(0).unwrap(),
     }
 }
 
@@ -118,17 +145,27 @@ fn faults_of_the_leader_lose_nothing() {
         load.goes_on();
         for run in 0..runs {
             // Each kind comes as often as the others, in an order that is drawn.
-            let fault = FAULTS[if run < 4 { run } else { draw() % 4 } as usize];
+            let kinds = FAULTS.len() as u64;
+            let fault = FAULTS[if run < kinds { run } else { draw() % kinds } as usize];
             std::thread::sleep(Duration::from_millis(draw() % 700));
             let at = leader(&mut deployment);
+            inflict(&mut deployment, fault, at, draw() % 2 == 0);
             let begun = Instant::now();
-            inflict(&mut deployment, fault, at);
             let name = format!("t{run}");
             add(&deployment, &name);
             let took = begun.elapsed();
             eprintln!("fault {run}: {fault:?} at {at}: a change was acknowledged after {took:?}");
             times.push((fault, took));
             acknowledged.insert(name);
+            // A member goes on in the room that its files have, until that is full too. Then it ends.
+            for more in 0.. {
+                if fault != Fault::FullDisk || deployment.replicas()[at].etcd.status().unwrap().is_some() {
+                    break;
+                }
+                let name = format!("t{run}-{more}");
+                add(&deployment, &name);
+                acknowledged.insert(name);
+            }
             load.goes_on();
             heal(&mut deployment, fault, at);
             deployment.wait_until_ready().unwrap();
@@ -142,7 +179,7 @@ fn faults_of_the_leader_lose_nothing() {
         let of = times.iter().filter(|(of, _)| *of == fault).map(|(_, took)| *took);
         eprintln!("{fault:?}: median {:?}", median(&mut of.collect::<Vec<_>>()));
     }
-    let lost = times.iter().filter(|(fault, _)| *fault != Fault::KillEtcd).map(|(_, took)| *took);
+    let lost = times.iter().filter(|(fault, _)| fault.loses_the_leader()).map(|(_, took)| *took);
     eprintln!("a lost leader: median {:?}", median(&mut lost.collect::<Vec<_>>()));
 }
 

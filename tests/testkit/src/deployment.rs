@@ -3,11 +3,12 @@
 use crate::etcd::Member;
 use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
-use crate::workspace::Binaries;
+use crate::workspace::{self, Binaries};
 use anyhow::{Context, Result, bail, ensure};
 use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use};
 use harmonaize_plan::Algorithm;
 use serde_json::Value;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -104,7 +105,7 @@ pub struct Deployment {
     fabric: Fabric,
 }
 
-/// A machine with a control and a member of etcd.
+/// A machine with a control and a member of etcd, which has a disk of its own.
 #[derive(Debug)]
 pub struct Replica {
     /// The machine.
@@ -113,6 +114,60 @@ pub struct Replica {
     pub etcd: Process,
     /// Its control.
     pub control: Process,
+}
+
+impl Replica {
+    /// Fills the disk of its member of etcd, or makes it as free as it was.
+    ///
+    /// # Errors
+    /// If files there cannot be written, or removed.
+    pub fn fill_disk(&self, full: bool) -> Result<()> {
+        let filler = etcd_disk(&self.host).join("filler");
+        if !full {
+            return remove(&filler);
+        }
+        let mut file =
+            std::fs::File::create(&filler).with_context(|| format!("cannot make {}", filler.display()))?;
+        let zeros = [0; 4096];
+        while file.write_all(&zeros).is_ok() {}
+        Ok(())
+    }
+
+    /// Has the clock by which its control tells the time of day differ from the machine's, by so many seconds.
+    ///
+    /// # Errors
+    /// If the file that says so cannot be written.
+    pub fn step_clock(&self, seconds: i64) -> Result<()> {
+        write(&control_clock(&self.host), &format!("{seconds:+}"))
+    }
+}
+
+/// Bytes of the disk of a member of etcd, which reserves two thirds of it at once for its log.
+const ETCD_DISK: &str = "192m";
+
+fn etcd_disk(host: &Host) -> PathBuf {
+    host.folder.join("etcd").join("data")
+}
+
+fn control_clock(host: &Host) -> PathBuf {
+    host.folder.join("control").join("clock")
+}
+
+/// Gives the member of etcd of a machine its disk.
+fn mount_etcd_disk(host: &Host) -> Result<()> {
+    let disk = etcd_disk(host);
+    make_folder(&disk)?;
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", &format!("size={ETCD_DISK},mode=700"), "etcd"]).arg(disk);
+    workspace::run(&mut mount)
+}
+
+/// The library by which a program's clock may step, of Debian's package faketime.
+fn stepping_clock() -> Result<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib")?.flatten();
+    let found =
+        folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.is_file());
+    found.context("Debian's package faketime is not installed")
 }
 
 impl Deployment {
@@ -167,6 +222,7 @@ impl Deployment {
     fn start_replicas(&mut self) -> Result<()> {
         let members: Vec<Member> = self.members();
         for (host, member) in self.unmanaged().to_vec().into_iter().zip(&members) {
+            mount_etcd_disk(&host)?;
             let etcd = member.start(&members, Some(&host.namespace))?;
             let control = self.start_replicas_control(&host)?;
             self.replicas.push(Replica { host, etcd, control });
@@ -205,6 +261,11 @@ impl Deployment {
         write(&config, &control_config(host.management, &self.setup, &format!("etcd = {etcd:?}\n")))?;
         let mut command = Command::new(self.setup.binaries.path("harmonaize-control")?);
         command.arg("--config").arg(&config).env("NO_COLOR", "1");
+        let clock = control_clock(host);
+        write(&clock, "+0")?;
+        command.env("LD_PRELOAD", stepping_clock()?).env("FAKETIME_TIMESTAMP_FILE", clock);
+        // It is looked at once a second; how time passes is not touched.
+        command.env("FAKETIME_CACHE_DURATION", "1").env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         Process::start(
             &format!("control of {}", host.name),
             &mut command,

@@ -34,6 +34,9 @@ for path in /run/netns/"$1"-*; do
     for process in $(ip netns pids "$name"); do kill -9 "$process"; done
     ip netns del "$name"
 done
+while read -r _ mount _; do
+    case $mount in "$2"/*) umount -l "$mount" ;; esac
+done < /proc/mounts
 rm -rf -- "$2"
 "#;
 

@@ -31,8 +31,8 @@ pub const MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-d
 /// What building and testing the Python wheel needs; binutils for the libraries that stand in for CUDA's.
 pub const PYTHON: &[&str] = &["python3", "python3-venv", "gcc", "libc6-dev", "binutils"];
 
-/// What the tests of several controls need: the server, and the client that makes and restores snapshots.
-pub const ETCD: &[&str] = &["etcd-server", "etcd-client"];
+/// What the tests of several controls need: the server, the client that makes and restores snapshots, and clocks that step.
+pub const ETCD: &[&str] = &["etcd-server", "etcd-client", "faketime"];
 
 /// What the virtual machine with SoftRoCE needs: its emulator, and what is packed into the guest.
 pub const SOFTROCE: &[&str] = &[
