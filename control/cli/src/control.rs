@@ -7,7 +7,7 @@ use harmonaize_api::v1::{
     WatchTelemetryRequest,
 };
 use harmonaize_api::{communicator_from_text, communicator_text};
-use harmonaize_identity::{CONTROL, Protection, endpoint};
+use harmonaize_identity::{CONTROL, Protection, Remote};
 use harmonaize_planner::Nanos;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -220,11 +220,12 @@ impl Control {
     async fn connect_to(at: &ControlArguments, address: &str, within: Duration) -> Result<Self, Failure> {
         let address = address.to_owned();
         let unreachable = |why: String| Failure::Unreachable { address: address.clone(), why };
-        let endpoint = endpoint(&at.protection(&address)?, CONTROL, &address)
+        let server = Remote::at(&at.protection(&address)?, CONTROL, &address)
             .map_err(|error| unreachable(error.to_string()))?;
         // A control that stands still takes connections, and says nothing through them.
-        let endpoint = endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE);
-        let connected = tokio::time::timeout(within, endpoint.connect()).await;
+        let server = server
+            .with(|endpoint| endpoint.http2_keep_alive_interval(KEEP_ALIVE).keep_alive_timeout(KEEP_ALIVE));
+        let connected = tokio::time::timeout(within, server.connect()).await;
         let silent = |_| unreachable(format!("no answer within {within:?}"));
         let channel = connected
             .map_err(silent)?

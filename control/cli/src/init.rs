@@ -27,9 +27,13 @@ Examples:
   harmonaize revoke tls --host h3 --host h4         hosts that are gone
   harmonaize revoke tls --certificate old/tls.crt   one that was renewed meanwhile
 
-It adds certificates to tls/authority/ca.crl, and copies that list to tls/control/ca.crl. Control reads it within a second
-where that is its `tls` folder: nobody connects with a certificate on it, and connections made with it end. Copy the file to
-each machine with a control.";
+  harmonaize revoke tls --certificate tls/control/tls.crt
+                                                    control's own, which was stolen
+
+It adds certificates to tls/authority/ca.crl, and copies that list into each folder of tls. Control reads it within a second
+where tls/control is its `tls` folder: nobody connects with a certificate on it, and connections made with it end. Copy the file
+to each machine with a control. Where control's own is on it, copy it to agents, aggregators and operators too: they connect with
+no control that has such a certificate.";
 
 /// What `harmonaize revoke` takes.
 #[derive(clap::Args)]
@@ -60,11 +64,28 @@ impl Revoke {
         let list = Folder(folder.clone()).revoked();
         let authority = Authority::open(&folder).map_err(refused)?;
         let count = authority.revoke(&list, &certificates).map_err(refused)?;
-        let control = Folder(self.folder.join("control")).revoked();
         let text = std::fs::read(&list).map_err(|error| Failure::Refused(error.to_string()))?;
-        write_file(&control, &text, 0o644).map_err(refused)?;
         let of = if count == 1 { "certificate is" } else { "certificates are" };
-        Ok(format!("{}: {count} {of} revoked\n{}: the same\n", list.display(), control.display()))
+        let mut said = format!("{}: {count} {of} revoked\n", list.display());
+        for folder in self.folders() {
+            let copy = folder.revoked();
+            write_file(&copy, &text, 0o644).map_err(refused)?;
+            said += &format!("{}: the same\n", copy.display());
+        }
+        Ok(said)
+    }
+
+    /// The folders with certificates that `harmonaize init` made.
+    fn folders(&self) -> Vec<Folder> {
+        let mut folders = vec![Folder(self.folder.join("control"))];
+        for kind in ["hosts", "operators"] {
+            let entries = std::fs::read_dir(self.folder.join(kind)).into_iter().flatten().flatten();
+            let mut found: Vec<Folder> = entries.map(|entry| Folder(entry.path())).collect();
+            found.retain(|folder| folder.authorities().is_file());
+            found.sort_by(|one, other| one.0.cmp(&other.0));
+            folders.append(&mut found);
+        }
+        folders
     }
 }
 

@@ -1,8 +1,9 @@
 //! Who agents, aggregators, operators and control are to each other: certificates, and connections that check them.
 //!
 //! Each has a folder with three files, named as in a Kubernetes secret of type `tls`: `ca.crt`, `tls.crt` and `tls.key`, all
-//! PEM. Control's may have `ca.crl` too, with lists of revoked certificates. Control's certificate has the DNS name `control`. That of an agent or aggregator has the name that the topology
-//! gives it, that of an operator his own; a SPIFFE ID that ends in `/host/NAME` or `/operator/NAME` says the same.
+//! PEM. There may be `ca.crl` too, with lists of revoked certificates. Control's certificate has the DNS name `control`. That of
+//! an agent or aggregator has the name that the topology gives it, that of an operator his own; a SPIFFE ID that ends in
+//! `/host/NAME` or `/operator/NAME` says the same.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "authority")]
@@ -10,7 +11,11 @@ mod authority;
 mod folder;
 #[cfg(feature = "session")]
 mod limits;
+#[cfg(feature = "session")]
+mod material;
 mod name;
+#[cfg(feature = "session")]
+mod remote;
 #[cfg(feature = "session")]
 mod session;
 mod watched;
@@ -22,7 +27,9 @@ pub use folder::{Folder, Protection};
 pub use limits::{Place, Places, raise_open_files};
 pub use name::Identity;
 #[cfg(feature = "session")]
-pub use session::{Connection, Peer, endpoint, root_cause, serve};
+pub use remote::Remote;
+#[cfg(feature = "session")]
+pub use session::{Connection, Peer, root_cause, serve};
 pub use watched::Watched;
 
 use std::path::PathBuf;

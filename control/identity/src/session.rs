@@ -1,12 +1,11 @@
-//! Connections with control, both ends of them.
+//! Control's end of sessions: who connects, and for how long.
 
-use crate::folder::read;
 use crate::limits::{Handshakes, Place, Places};
+use crate::material::{Material, wrong};
 use crate::watched::{Stamp, stamp};
 use crate::{CONTROL, ETCD, Error, Folder, Identity, Protection};
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -15,18 +14,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring::default_provider;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{
-    CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime,
-};
+use tokio_rustls::rustls::pki_types::{CertificateDer, UnixTime};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
-use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 
 /// Connections whose handshake is over, and that nobody has taken yet.
 const READY: usize = 16;
@@ -39,31 +34,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_secs(1);
 /// How often certificates of connections are checked where nothing has changed: they may expire.
 const RECHECK: Duration = Duration::from_secs(60);
-
-/// Where a server is connected to: its certificate must have the name `name`, as [`CONTROL`](crate::CONTROL). The files are read
-/// now: who calls this for each connection has new certificates as soon as they are there.
-///
-/// # Errors
-/// If a file cannot be read or is none, or the address cannot be one.
-pub fn endpoint(protection: &Protection, name: &str, address: &str) -> Result<Endpoint, Error> {
-    let bad = |error: tonic::transport::Error| Error::Address {
-        address: address.to_owned(),
-        why: root_cause(&error),
-    };
-    match protection {
-        Protection::InsecureLoopback => Endpoint::from_shared(format!("http://{address}")).map_err(bad),
-        Protection::Mutual(folder) => {
-            let authorities = Certificate::from_pem(read(&folder.authorities())?);
-            let certificate = read(&folder.certificate())?;
-            let identity = tonic::transport::Identity::from_pem(certificate, read(&folder.key())?);
-            let tls = ClientTlsConfig::new().ca_certificate(authorities).identity(identity).domain_name(name);
-            let endpoint = Endpoint::from_shared(format!("https://{address}")).map_err(bad)?;
-            endpoint
-                .tls_config(tls)
-                .map_err(|error| Error::Content { path: folder.0.clone(), why: root_cause(&error) })
-        }
-    }
-}
 
 /// The innermost cause of an error, which says most.
 pub fn root_cause(error: &dyn std::error::Error) -> String {
@@ -378,18 +348,9 @@ fn stamps(folder: &Folder) -> Stamps {
 }
 
 fn load(folder: &Folder) -> Result<Checks, Error> {
-    let mut roots = RootCertStore::empty();
-    for certificate in certificates(&folder.authorities())? {
-        roots.add(certificate).map_err(|error| wrong(&folder.authorities(), error))?;
-    }
-    let chain = certificates(&folder.certificate())?;
-    let key = folder.key();
-    let private = PrivateKeyDer::from_pem_slice(&read(&key)?).map_err(|error| wrong(&key, error))?;
+    let Material { roots, chain, key, revoked } = Material::read(folder)?;
     let provider = Arc::new(default_provider());
-    let list = folder.revoked();
-    let revoked = if list.exists() { revoked(&list)? } else { Vec::new() };
-    // An authority without a list has revoked nothing.
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+    let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider))
         .with_crls(revoked)
         .allow_unknown_revocation_status()
         .build();
@@ -398,30 +359,7 @@ fn load(folder: &Folder) -> Result<Checks, Error> {
     let config =
         config.map_err(|error| wrong(&folder.0, error))?.with_client_cert_verifier(Arc::clone(&verifier));
     let mut config =
-        config.with_single_cert(chain, private).map_err(|error| wrong(&folder.certificate(), error))?;
+        config.with_single_cert(chain, key).map_err(|error| wrong(&folder.certificate(), error))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(Checks { acceptor: TlsAcceptor::from(Arc::new(config)), verifier })
-}
-
-fn revoked(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, Error> {
-    let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&read(path)?).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(wrong(path, "there is no list of revoked certificates in it")),
-        Err(error) => Err(wrong(path, error)),
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let bytes = read(path)?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(wrong(path, "there is no certificate in it")),
-        Err(error) => Err(wrong(path, error)),
-    }
-}
-
-fn wrong(path: &Path, why: impl std::fmt::Display) -> Error {
-    Error::Content { path: path.to_owned(), why: why.to_string() }
 }

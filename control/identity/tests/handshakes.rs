@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // tests alone
 
 use harmonaize_identity::{
-    Authority, CONTROL, Connection, Folder, Identity, Peer, Protection, Use, endpoint, serve,
+    Authority, CONTROL, Connection, Folder, Identity, Peer, Protection, Remote, Use, root_cause, serve,
 };
 use std::net::SocketAddr;
 use std::path::Path;
@@ -32,8 +32,8 @@ async fn seen(
     address: SocketAddr,
     incoming: &mut ReceiverStream<std::io::Result<Connection>>,
 ) -> Option<Peer> {
-    let endpoint = endpoint(client, CONTROL, &address.to_string()).unwrap();
-    let client = tokio::spawn(async move { endpoint.connect().await.map(drop) });
+    let server = Remote::at(client, CONTROL, &address.to_string()).unwrap();
+    let client = tokio::spawn(async move { server.connect().await.map(drop) });
     let peer = tokio::select! {
         connection = incoming.next() => Some(connection.unwrap().unwrap().connect_info()),
         () = tokio::time::sleep(Duration::from_secs(1)) => None,
@@ -78,8 +78,8 @@ async fn nobody_is_control_by_another_certificate() {
         ("another authority's control", issued(&stranger, CONTROL, Use::Control, &other)),
     ] {
         let (address, _incoming) = listen(&protection).await;
-        let endpoint = endpoint(&host, CONTROL, &address.to_string()).unwrap();
-        let connected = tokio::time::timeout(LIMIT, endpoint.connect()).await.unwrap();
+        let server = Remote::at(&host, CONTROL, &address.to_string()).unwrap();
+        let connected = tokio::time::timeout(LIMIT, server.connect()).await.unwrap();
         assert!(connected.is_err(), "{what}");
     }
 }
@@ -110,8 +110,8 @@ async fn a_revoked_certificate_connects_no_more_and_its_connections_end() {
     let [alice, bob] = ["alice", "bob"].map(|name| issued(&authority, name, Use::Session, folder.path()));
     let mut connections = Vec::new();
     for who in [&alice, &bob] {
-        let endpoint = endpoint(who, CONTROL, &address.to_string()).unwrap();
-        let client = tokio::spawn(async move { endpoint.connect().await });
+        let server = Remote::at(who, CONTROL, &address.to_string()).unwrap();
+        let client = tokio::spawn(async move { server.connect().await });
         connections.push((incoming.next().await.unwrap().unwrap(), client));
     }
     let list = folder.path().join("control/ca.crl");
@@ -146,6 +146,27 @@ async fn a_revoked_certificate_connects_no_more_and_its_connections_end() {
 }
 
 #[tokio::test]
+async fn a_revoked_certificate_of_control_is_nobodys() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::create().unwrap();
+    let control = issued(&authority, CONTROL, Use::Control, folder.path());
+    let (address, _incoming) = listen(&control).await;
+    let host = issued(&authority, "h0", Use::Session, folder.path());
+    let connected = async || {
+        let server = Remote::at(&host, CONTROL, &address.to_string()).unwrap();
+        tokio::time::timeout(LIMIT, server.connect()).await.unwrap()
+    };
+    assert!(connected().await.is_ok(), "before");
+    let list = folder.path().join("h0/ca.crl");
+    authority.revoke(&list, &[folder.path().join("control/tls.crt")]).unwrap();
+    let error = connected().await.unwrap_err();
+    assert!(root_cause(&error).contains("Revoked"), "{error:?}");
+    std::fs::write(list, "no list").unwrap();
+    let error = Remote::at(&host, CONTROL, &address.to_string()).unwrap_err();
+    assert!(error.to_string().contains("ca.crl"), "{error}");
+}
+
+#[tokio::test]
 async fn a_reopened_authority_signs_for_the_same() {
     let folder = tempfile::tempdir().unwrap();
     Authority::create().unwrap().save(folder.path()).unwrap();
@@ -170,7 +191,7 @@ fn missing_and_broken_files_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = Protection::Mutual(Folder(folder.path().join("none")));
     assert!(
-        endpoint(&nowhere, CONTROL, "10.0.0.1:7000")
+        Remote::at(&nowhere, CONTROL, "10.0.0.1:7000")
             .unwrap_err()
             .to_string()
             .contains("ca.crt: No such file")
@@ -208,8 +229,8 @@ async fn an_identity_has_so_many_connections_and_hears_of_it() {
     let clients = ["h0", "h1"].map(|name| issued(&authority, name, Use::Session, folder.path()));
     let mut held = Vec::new();
     let mut connect = async |client: &Protection| {
-        let endpoint = endpoint(client, CONTROL, &address.to_string()).unwrap();
-        let client = tokio::spawn(async move { endpoint.connect().await });
+        let server = Remote::at(client, CONTROL, &address.to_string()).unwrap();
+        let client = tokio::spawn(async move { server.connect().await });
         let connection = tokio::time::timeout(Duration::from_secs(1), incoming.next()).await.ok()?;
         let connection = connection.unwrap().unwrap();
         let surplus = connection.connect_info().surplus_of;

@@ -7,7 +7,7 @@ mod ledger;
 
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
-use harmonaize_identity::{CONTROL, Protection, endpoint};
+use harmonaize_identity::{CONTROL, Protection, Remote};
 use ledger::Ledger;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -18,7 +18,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
-use tonic::transport::Endpoint;
 
 /// Messages and events that wait in each direction.
 const QUEUE: usize = 1024;
@@ -233,9 +232,9 @@ impl Session {
     async fn attempt(&mut self) -> Result<(String, Option<RefusedKind>, bool), AgentGone> {
         self.outbox.clear();
         let (opened, opening) = tokio::sync::oneshot::channel();
-        let (endpoint, within) = (self.endpoint(), self.settings.connect_timeout);
+        let (server, within) = (self.server(), self.settings.connect_timeout);
         let connecting = tokio::spawn(async move {
-            let _ = opened.send(open(endpoint, within).await);
+            let _ = opened.send(open(server, within).await);
         });
         let stream = self.idle_until(opening).await;
         connecting.abort();
@@ -253,12 +252,14 @@ impl Session {
         self.settings.control.get(self.at).map_or("", String::as_str)
     }
 
-    fn endpoint(&self) -> Result<Endpoint, String> {
+    fn server(&self) -> Result<Remote, String> {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
-        let endpoint = endpoint(&self.settings.protection, CONTROL, self.control());
-        let endpoint = endpoint.map_err(|error| error.to_string())?;
-        let endpoint = endpoint.tcp_nodelay(true);
-        Ok(endpoint.http2_keep_alive_interval(half).keep_alive_timeout(half).keep_alive_while_idle(true))
+        let server = Remote::at(&self.settings.protection, CONTROL, self.control());
+        let server = server.map_err(|error| error.to_string())?;
+        Ok(server.with(|endpoint| {
+            let endpoint = endpoint.tcp_nodelay(true).http2_keep_alive_interval(half);
+            endpoint.keep_alive_timeout(half).keep_alive_while_idle(true)
+        }))
     }
 
     async fn exchange(
@@ -367,9 +368,9 @@ impl Session {
     }
 }
 
-async fn open(endpoint: Result<Endpoint, String>, within: Duration) -> Result<Stream, String> {
+async fn open(server: Result<Remote, String>, within: Duration) -> Result<Stream, String> {
     // A control that stands still takes connections, and never ends a handshake.
-    let connected = timeout(within, endpoint?.connect()).await;
+    let connected = timeout(within, server?.connect()).await;
     let silent = |_| format!("no handshake within {within:?}");
     let channel = connected.map_err(silent)?.map_err(|error| error_text(&error))?;
     let (up, queue) = mpsc::channel(64);

@@ -3,14 +3,14 @@
 use super::wire::{
     Done, Lease, LeaseGrant, LeaseGrantReply, LeaseKept, Range, RangeReply, Transaction, TransactionReply,
 };
-use harmonaize_identity::{ETCD, Protection, endpoint, root_cause};
+use harmonaize_identity::{ETCD, Protection, Remote, root_cause};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
@@ -135,8 +135,9 @@ impl Client {
             Some(channel) => Ok(channel.clone()),
             None => {
                 let _runs_there = self.runtime.enter();
-                let made = endpoint(&self.members.protection, ETCD, address);
-                made.map(|endpoint| endpoint.connect_timeout(PATIENCE).tcp_nodelay(true).connect_lazy())
+                let settings = |endpoint: Endpoint| endpoint.connect_timeout(PATIENCE).tcp_nodelay(true);
+                let made = Remote::at(&self.members.protection, ETCD, address);
+                made.map(|server| server.with(settings).connect_lazy())
                     .map_err(|error| Status::unavailable(error.to_string()))
                     .inspect(|channel| *known = Some(channel.clone()))
             }
