@@ -63,7 +63,8 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "aggregation", "--smoke", "--only", "core"])?;
         task(args, &["bench", "cooperation", "--smoke", "--only", "tenant"])?;
         task(args, &["bench", "codec", "--smoke"])?;
-        task(args, &["bench", "small", "--smoke"])
+        task(args, &["bench", "small", "--smoke"])?;
+        task(args, &["bench", "trust", "--smoke"])
     }),
     ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: 8, ..fuzz::Args::default() })),
     ("sanitize", |args| sanitize::run(&sanitize::Args { yes: args.yes, ..sanitize::Args::default() })),

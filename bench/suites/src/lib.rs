@@ -33,3 +33,4 @@ pub mod telemetry;
 pub mod testbed;
 mod threads;
 mod torch;
+mod trust;

@@ -7,7 +7,7 @@ use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
     aggregation, codec, compression, control, cooperation, dataplane, rdma, sharing, small, sweep, telemetry,
-    threads, torch,
+    threads, torch, trust,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -111,6 +111,15 @@ pub const SUITES: &[Suite] = &[
             AGENTS,
             "Trainings by PyTorch's DDP from the Python wheel, beside Gloo: on one host, and on four at 1 Gbit/s",
             Run::Built(torch::run),
+        )
+    },
+    Suite {
+        parts: |_| part::names(trust::PARTS),
+        ..Suite::whole(
+            "trust",
+            AGENTS,
+            "What operations bear beside cut management networks and tenants that come and go; what protection costs operations and control",
+            Run::Built(|request, binaries, stop| Ok(trust::run(request, binaries, stop))),
         )
     },
     Suite::whole(

@@ -1,0 +1,137 @@
+//! Operations of a tenant while something is done to the management network or to other tenants.
+
+use super::{Trust, case};
+use crate::lab::{Lab, options};
+use crate::row::{Better, Row};
+use crate::steady::{Interval, Steady, nanos};
+use anyhow::{Context, Result, ensure};
+use harmonaize_testkit::clock::monotonic_ns;
+use harmonaize_testkit::job::Job;
+use std::time::Duration;
+
+const HOSTS: [usize; 4] = [0, 1, 2, 3];
+const BYTES: u64 = 16 << 20;
+/// What of the bandwidth before must be left while a host's way to control is cut.
+const KEPT: f64 = 0.98;
+/// No operation may fail: the limit lies below one.
+const NONE: f64 = 0.5;
+/// How long a job may take to join and to settle, an agent to come again, and a job to end.
+const JOIN: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_secs(15);
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether to go on.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// What became of a job beside which something happened.
+struct Kept {
+    /// Of its operations, those that failed: it ends with the first.
+    failed: f64,
+    /// Bus bandwidth of each round: in the window before, and while it happened, bytes a second.
+    busbw: [Vec<f64>; 2],
+}
+
+/// A host's management network is cut and joined again.
+pub(super) fn cut(suite: &Trust) -> Result<Vec<Row>> {
+    let (rounds, window) = (suite.rounds(), suite.seconds(60, 8));
+    let mut lab = suite.lab(HOSTS.len(), |_| ())?;
+    let host = lab.deployment_hosts().get(1).context("no host")?.name.clone();
+    let job = steady(&mut lab, (2 * window + AGAIN) * u32::try_from(rounds)?)?;
+    let mut windows = Vec::new();
+    for round in 1..=rounds {
+        let before = passes(&mut lab, window)?;
+        lab.fabric().set_management(&host, false)?;
+        let during = passes(&mut lab, window)?;
+        ensure!(!has_session(&mut lab, &host)?, "{host} has its session with control although it is cut off");
+        lab.fabric().set_management(&host, true)?;
+        lab.deployment().wait_until_ready()?;
+        eprintln!("run {round}/{rounds}: {host} was cut off from control for {window:?}");
+        windows.push([before, during]);
+    }
+    let kept = kept(&mut lab, job, &windows)?;
+    lab.end().context("the lab did not end in order")?;
+    let what = format!("a host's way to control is cut for {} s", window.as_secs());
+    Ok(kept.rows(&what, KEPT))
+}
+
+/// Starts operations back to back for so long, beside the time that it takes to join.
+fn steady(lab: &mut Lab, time: Duration) -> Result<Job> {
+    let until = monotonic_ns()? + nanos(JOIN + time);
+    let job = lab.start(
+        "steady",
+        &HOSTS,
+        &options(&[("--bytes", BYTES), ("--in-flight", 1), ("--until-ns", until)]),
+    )?;
+    passes(lab, JOIN)?;
+    Ok(job)
+}
+
+/// So much time passes, as long as nobody asks to stop and no program ends.
+fn passes(lab: &mut Lab, time: Duration) -> Result<Interval> {
+    let from = monotonic_ns()?;
+    let until = from + nanos(time);
+    loop {
+        lab.check()?;
+        let left = until.saturating_sub(monotonic_ns()?);
+        if left == 0 {
+            return Ok(Interval(from, until));
+        }
+        std::thread::sleep(LOOK.min(Duration::from_nanos(left)));
+    }
+}
+
+fn has_session(lab: &mut Lab, host: &str) -> Result<bool> {
+    let status = lab.deployment().status()?;
+    let agents =
+        status.get("agents").and_then(|agents| agents.as_array()).context("status names no agents")?;
+    let own = agents.iter().find(|agent| agent.get("host").is_some_and(|name| name == host));
+    own.and_then(|agent| agent.get("connected")?.as_bool()).context("status does not name the host")
+}
+
+/// Waits for the job's end. `windows`: of each round, before and during.
+fn kept(lab: &mut Lab, job: Job, windows: &[[Interval; 2]]) -> Result<Kept> {
+    let steady = match lab.finish::<Steady>(job, AGAIN * u32::try_from(windows.len())? + LIMIT) {
+        Ok(figures) => figures.into_iter().next().context("no figures")?,
+        Err(error) => {
+            // Not the job's fault where the run was stopped, or a program has ended.
+            lab.check()?;
+            eprintln!("error: the job has failed: {error:#}");
+            return Ok(Kept { failed: 1.0, busbw: Default::default() });
+        }
+    };
+    let last = windows.last().map_or(0, |[_, during]| during.1);
+    ensure!(steady.last() >= last, "the job ended before the last window did");
+    let bus = 2.0 * (HOSTS.len() - 1) as f64 / HOSTS.len() as f64;
+    let busbw = [0, 1].map(|which| {
+        let of = windows.iter().filter_map(|round| round.get(which));
+        of.map(|interval| steady.rate(*interval) * bus).collect()
+    });
+    Ok(Kept { failed: 0.0, busbw })
+}
+
+impl Kept {
+    /// The rows, given what must be left of the bandwidth; 0 where that is stated alone.
+    fn rows(&self, what: &str, least: f64) -> Vec<Row> {
+        let case =
+            |figure: &str, better, bar| case(format!("{what}: {figure}"), better, bar).of(BYTES, HOSTS.len());
+        let [before, during] = self.busbw.each_ref().map(|busbw| busbw.iter().map(|rate| rate / 1e6));
+        let (before, during): (Vec<f64>, Vec<f64>) = (before.collect(), during.collect());
+        vec![
+            case("busbw MB/s", Better::More, least).compare(&during, &before, "before"),
+            case("operations that failed", Better::Less, 1.0).limit(&[self.failed], NONE),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_operation_that_fails_fails_its_row() {
+        let kept = |failed, during| Kept { failed, busbw: [vec![100.0], vec![during]] };
+        let passed = |kept: Kept, least| kept.rows("x", least).iter().map(|row| row.pass).collect::<Vec<_>>();
+        assert_eq!(passed(kept(0.0, 99.0), KEPT), [Some(true), Some(true)]);
+        assert_eq!(passed(kept(1.0, 97.0), KEPT), [Some(false), Some(false)]);
+        assert_eq!(passed(kept(0.0, 1.0), 0.0), [None, Some(true)], "a bandwidth without a bar is stated");
+    }
+}
