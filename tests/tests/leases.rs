@@ -86,11 +86,7 @@ fn tenants_come_and_go_beside_a_job() {
     let Some(mut deployment) = deploy(&star(2, "1Gbit/s"), adjust) else { return };
     let places: Vec<PathBuf> = deployment.hosts().iter().map(|host| host.folder.join("c.sock")).collect();
     let served = |deployment: &Deployment, wanted: usize| {
-        let tenants = deployment.harmonaize(&["tenants", "--json"])?;
-        let tenants: serde_json::Value = serde_json::from_str(&tenants)?;
-        let known = tenants["tenants"].as_array().cloned().unwrap_or_default();
-        let at = known.iter().find(|one| one["name"] == "c").and_then(|one| one["at"].as_array());
-        let count = at.map_or(0, |at| at.iter().filter(|one| one["refused"] == "").count());
+        let count = deployment.hosts_that_serve("c")?;
         Ok((count == wanted && places.iter().all(|place| place.exists() == (wanted > 0))).then_some(()))
     };
     under_load(&sockets(&deployment, "a"), |load| {

@@ -14,7 +14,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// The suite's parts.
-pub(crate) const PARTS: &[Part<Trust>] = &[("cut", operations::cut)];
+pub(crate) const PARTS: &[Part<Trust>] = &[("cut", operations::cut), ("tenants", operations::tenants)];
 
 /// What all parts need.
 pub(crate) struct Trust {

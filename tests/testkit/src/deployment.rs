@@ -448,6 +448,16 @@ impl Deployment {
             .with_context(|| format!("harmonaize {arguments:?} did not print JSON: {said}"))
     }
 
+    /// At how many hosts agents serve a tenant that an operator has added.
+    pub fn hosts_that_serve(&self, tenant: &str) -> Result<usize> {
+        let known = self.ask(&["tenants"])?;
+        let known = known.get("tenants").and_then(Value::as_array).context("no tenants")?;
+        let named = known.iter().find(|one| one.get("name").is_some_and(|name| name == tenant));
+        let at = named.and_then(|one| one.get("at")?.as_array());
+        let serves = |one: &&Value| one.get("refused").is_some_and(|refused| refused == "");
+        Ok(at.map_or(0, |at| at.iter().filter(serves).count()))
+    }
+
     /// Runs `harmonaize` beside control, and returns what it printed.
     pub fn harmonaize(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.setup.binaries.path("harmonaize")?);

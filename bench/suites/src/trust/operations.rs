@@ -21,6 +21,9 @@ const AGAIN: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether to go on.
 const LOOK: Duration = Duration::from_millis(100);
+/// A tenant that comes and goes, and its user on each host.
+const COMES: &str = "c";
+const USER: &str = "12345";
 
 /// What became of a job beside which something happened.
 struct Kept {
@@ -51,6 +54,35 @@ pub(super) fn cut(suite: &Trust) -> Result<Vec<Row>> {
     lab.end().context("the lab did not end in order")?;
     let what = format!("a host's way to control is cut for {} s", window.as_secs());
     Ok(kept.rows(&what, KEPT))
+}
+
+/// A tenant is added and removed again and again.
+pub(super) fn tenants(suite: &Trust) -> Result<Vec<Row>> {
+    let (rounds, window) = (suite.rounds(), suite.seconds(10, 2));
+    let each = if suite.request.smoke { 5_u32 } else { 100 }.div_ceil(u32::try_from(rounds)?);
+    let served = "[control_tenants]\nsockets = \"{folder}\"\n";
+    let mut lab = suite.lab(HOSTS.len(), |setup| setup.agent += served)?;
+    let job = steady(&mut lab, 2 * window * u32::try_from(rounds)? + AGAIN)?;
+    let mut windows = Vec::new();
+    for round in 1..=rounds {
+        let before = passes(&mut lab, window)?;
+        let from = monotonic_ns()?;
+        for _ in 0..each {
+            lab.deployment().harmonaize(&["tenants", "add", COMES, "--uid", USER])?;
+            lab.deployment().wait_until("the tenant is not served", |this| {
+                Ok((this.hosts_that_serve(COMES)? == HOSTS.len()).then_some(()))
+            })?;
+            passes(&mut lab, window / each / 2)?;
+            lab.deployment().harmonaize(&["tenants", "remove", COMES])?;
+            passes(&mut lab, window / each / 2)?;
+        }
+        windows.push([before, Interval(from, monotonic_ns()?)]);
+        eprintln!("run {round}/{rounds}: a tenant came and went {each} times");
+    }
+    let times = rounds * each as usize;
+    let kept = kept(&mut lab, job, &windows)?;
+    lab.end().context("the lab did not end in order")?;
+    Ok(kept.rows(&format!("another tenant is added and removed {times} times"), 0.0))
 }
 
 /// Starts operations back to back for so long, beside the time that it takes to join.
