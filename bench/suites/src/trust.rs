@@ -14,7 +14,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// The suite's parts.
-pub(crate) const PARTS: &[Part<Trust>] = &[("cut", operations::cut), ("tenants", operations::tenants)];
+pub(crate) const PARTS: &[Part<Trust>] =
+    &[("cut", operations::cut), ("tenants", operations::tenants), ("protection", operations::protection)];
 
 /// What all parts need.
 pub(crate) struct Trust {

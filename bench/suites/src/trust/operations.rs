@@ -1,14 +1,19 @@
-//! Operations of a tenant while something is done to the management network or to other tenants.
+//! Operations of a tenant while something is done to the management network or to other tenants, and on protected links.
 
 use super::{Trust, case};
 use crate::lab::{Lab, options};
-use crate::row::{Better, Row};
+use crate::row::{Better, Row, median};
+use crate::runs::interleave;
 use crate::steady::{Interval, Steady, nanos};
 use anyhow::{Context, Result, ensure};
+use harmonaize_plan::Algorithm;
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::job::Job;
 use std::time::Duration;
 
+/// How links are protected, the reference first; and bytes of an AllReduce, with how many a run has.
+const PROTECTIONS: [&str; 3] = ["none", "authenticated", "encrypted"];
+const SIZES: [(u64, u64); 3] = [(1 << 10, 1000), (1 << 20, 200), (64 << 20, 10)];
 const HOSTS: [usize; 4] = [0, 1, 2, 3];
 const BYTES: u64 = 16 << 20;
 /// What of the bandwidth before must be left while a host's way to control is cut.
@@ -21,6 +26,8 @@ const AGAIN: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether to go on.
 const LOOK: Duration = Duration::from_millis(100);
+/// The tenant of the jobs.
+const OWN: &str = "a";
 /// A tenant that comes and goes, and its user on each host.
 const COMES: &str = "c";
 const USER: &str = "12345";
@@ -83,6 +90,48 @@ pub(super) fn tenants(suite: &Trust) -> Result<Vec<Row>> {
     let kept = kept(&mut lab, job, &windows)?;
     lab.end().context("the lab did not end in order")?;
     Ok(kept.rows(&format!("another tenant is added and removed {times} times"), 0.0))
+}
+
+/// An AllReduce between two hosts whose links nothing shapes, by how links are protected.
+pub(super) fn protection(suite: &Trust) -> Result<Vec<Row>> {
+    let labs = PROTECTIONS.map(|protection| unshaped(suite, protection));
+    let mut labs = labs.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut times = [const { [const { Vec::new() }; PROTECTIONS.len()] }; SIZES.len()];
+    for ((bytes, operations), times) in SIZES.iter().zip(&mut times) {
+        let operations = if suite.request.smoke { operations.div_ceil(10) } else { *operations };
+        let arguments = options(&[("--bytes", *bytes), ("--warmup", 2), ("--iterations", operations)]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let runs = interleave(suite.rounds(), labs.len(), |which| {
+            let lab = labs.get_mut(which).context("no such lab")?;
+            let measured = lab.ours(&[0, 1], &arguments)?;
+            let middle =
+                measured.first().and_then(|one| median(&one.times_us)).context("nothing was timed")?;
+            let protection = PROTECTIONS.get(which).copied().unwrap_or_default();
+            eprintln!("allreduce of {bytes} bytes, links {protection}: {middle:.1} us");
+            Ok(middle)
+        })?;
+        times.iter_mut().zip(runs).for_each(|(times, runs)| *times = runs);
+    }
+    for lab in labs {
+        lab.end().context("a lab did not end in order")?;
+    }
+    let rows = SIZES.iter().zip(&times).flat_map(|((bytes, _), [none, protected @ ..])| {
+        PROTECTIONS.iter().skip(1).zip(protected).map(|(protection, times)| {
+            let what = format!("allreduce f32, 2 hosts, unshaped, links {protection}: us");
+            case(what, Better::Less, 1.0).stated().of(*bytes, 2).compare(times, none, "links none")
+        })
+    });
+    Ok(rows.collect())
+}
+
+/// Two hosts, links of that protection; all three take the same algorithm.
+fn unshaped(suite: &Trust, protection: &str) -> Result<Lab> {
+    let lab = suite.lab(2, |setup| {
+        setup.agent += &format!("[links]\nprotection = \"{protection}\"\n");
+        setup.algorithms = vec![(OWN.to_owned(), Algorithm::Ring)];
+    })?;
+    lab.fabric().hosts().iter().try_for_each(|host| lab.fabric().set_rate(&host.name, None))?;
+    Ok(lab)
 }
 
 /// Starts operations back to back for so long, beside the time that it takes to join.
