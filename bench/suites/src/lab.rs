@@ -45,7 +45,7 @@ pub struct Lab {
 }
 
 /// What a measuring program prints: a line of JSON for each figure.
-fn measured<T: DeserializeOwned>(printed: &str) -> Result<Vec<T>> {
+pub(crate) fn measured<T: DeserializeOwned>(printed: &str) -> Result<Vec<T>> {
     let lines = printed.lines().filter(|line| line.starts_with('{'));
     let measured: Vec<T> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
     ensure!(!measured.is_empty(), "no figures in: {printed}");

@@ -1,5 +1,6 @@
 //! What operators' hands, cut networks and protection cost those who trust the provider: operations beside them, and control itself.
 
+mod control;
 mod operations;
 
 use crate::lab::Lab;
@@ -14,8 +15,12 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// The suite's parts.
-pub(crate) const PARTS: &[Part<Trust>] =
-    &[("cut", operations::cut), ("tenants", operations::tenants), ("protection", operations::protection)];
+pub(crate) const PARTS: &[Part<Trust>] = &[
+    ("cut", operations::cut),
+    ("tenants", operations::tenants),
+    ("protection", operations::protection),
+    ("tls", control::tls),
+];
 
 /// What all parts need.
 pub(crate) struct Trust {

@@ -1,22 +1,19 @@
 //! Who may say and ask what of control, over real connections with certificates.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
 use harmonaize_identity::{Authority, CONTROL, Folder, Protection, Use, endpoint};
 use harmonaize_server::{Config, Server};
+use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
-
-const LIMIT: Duration = Duration::from_secs(20);
+use tonic::{Code, Status};
 
 const CONFIG: &str = r#"
 listen = "127.0.0.1:0"
@@ -76,20 +73,16 @@ impl Provider {
         endpoint(&protection, CONTROL, &address.to_string()).unwrap().connect().await.unwrap()
     }
 
-    /// What control says to an agent whose certificate has `name`, and which says that it is `host`.
-    async fn hello(&self, name: &str, host: &str) -> (mpsc::Sender<v1::FromAgent>, Streaming<v1::ToAgent>) {
-        let (up, stream) = mpsc::channel(16);
-        let mut client = ProviderClient::new(self.connect(name).await);
-        let down = client.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
-        let listen = "127.0.0.1:9".to_owned();
-        let hello = v1::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            host: host.to_owned(),
-            listen,
-            ..v1::Hello::default()
-        };
-        up.send(from_agent::Message::Hello(hello).into()).await.unwrap();
-        (up, down)
+    /// A session of an agent whose certificate has `name`, and which says that it is `host`.
+    async fn hello(&self, name: &str, host: &str) -> Agent {
+        let agent = Agent::open(self.connect(name).await).await.unwrap();
+        agent.send(from_agent::Message::Hello(hello_of(host))).await.unwrap();
+        agent
+    }
+
+    /// The same once it is welcome.
+    async fn welcome(&self, host: &str) -> Agent {
+        Agent::hello(self.connect(host).await, hello_of(host)).await.unwrap().0
     }
 }
 
@@ -99,23 +92,17 @@ fn issued(authority: &Authority, name: &str, folder: &Path) -> Protection {
     Protection::Mutual(folder)
 }
 
-async fn next_message(down: &mut Streaming<v1::ToAgent>) -> Result<to_agent::Message, Status> {
-    let message = timeout(LIMIT, down.message()).await.expect("control says nothing")?;
-    Ok(message.expect("the stream ended").message.expect("an empty message"))
-}
-
 #[tokio::test]
 async fn an_agent_speaks_for_its_own_host_alone() {
     let provider = Provider::start().await;
     for (name, host) in [("h1", "h0"), ("ada", "h0"), ("agg0", "h0"), ("h0", "agg0"), ("h0", "")] {
-        let (_up, mut down) = provider.hello(name, host).await;
-        let error = next_message(&mut down).await.unwrap_err();
+        let error = provider.hello(name, host).await.next().await.unwrap_err();
+        let error: Status = error.downcast().unwrap();
         assert_eq!(error.code(), Code::PermissionDenied, "{name} as {host}: {error}");
         assert!(error.message().contains(name), "{error}");
     }
     // Those were nobody's session: the host's own agent is let in.
-    let (_up, mut down) = provider.hello("h0", "h0").await;
-    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    provider.welcome("h0").await;
 }
 
 #[tokio::test]
@@ -129,18 +116,16 @@ async fn a_tenant_joins_where_the_operator_lets_it() {
         ranks: 1,
         ..v1::Join::default()
     };
-    let (up, mut down) = provider.hello("h1", "h1").await;
-    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    let mut agent = provider.welcome("h1").await;
     for request in [7, 8] {
-        up.send(from_agent::Message::Join(join(request)).into()).await.unwrap();
-        let answer = next_message(&mut down).await.unwrap();
+        agent.send(from_agent::Message::Join(join(request))).await.unwrap();
+        let answer = agent.next().await.unwrap();
         let to_agent::Message::JoinRefused(refused) = answer else { panic!("{answer:?}") };
         assert_eq!((refused.request, refused.kind()), (request, JoinRefusedKind::UnknownTenant));
     }
-    let (up, mut down) = provider.hello("h0", "h0").await;
-    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
-    up.send(from_agent::Message::Join(join(9)).into()).await.unwrap();
-    let answer = next_message(&mut down).await.unwrap();
+    let mut agent = provider.welcome("h0").await;
+    agent.send(from_agent::Message::Join(join(9))).await.unwrap();
+    let answer = agent.next().await.unwrap();
     assert!(matches!(answer, to_agent::Message::Form(_)), "{answer:?}");
 }
 
@@ -246,8 +231,7 @@ async fn agents_and_operators_have_listeners_of_their_own() {
     let mut agent = ProviderClient::new(provider.connect_to(provider.operators, "h0").await);
     let refused = agent.session(ReceiverStream::new(stream)).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
-    let (_up, mut down) = provider.hello("h0", "h0").await;
-    assert!(matches!(next_message(&mut down).await.unwrap(), to_agent::Message::Welcome(_)));
+    provider.welcome("h0").await;
 }
 
 #[tokio::test]

@@ -6,15 +6,12 @@ use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_planner::Topology;
 use harmonaize_server::{Config, Server};
+use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
-use tonic::transport::Channel;
-
-const LIMIT: Duration = Duration::from_secs(20);
+use tonic::transport::{Channel, Endpoint};
 
 fn config() -> Config {
     let mut topology = "[[switch]]\nname = \"s\"\n".to_owned();
@@ -66,92 +63,43 @@ impl Control {
     }
 }
 
-struct Agent {
-    up: mpsc::Sender<v1::FromAgent>,
-    down: Streaming<v1::ToAgent>,
+/// An agent's session, without a word.
+async fn open(control: &Control) -> Agent {
+    let channel = Endpoint::from_shared(format!("http://{}", control.address)).unwrap();
+    Agent::open(channel.connect().await.unwrap()).await.unwrap()
 }
 
-impl Agent {
-    async fn open(control: &Control) -> Self {
-        let (up, stream) = mpsc::channel(16);
-        let down = control.client().await.session(ReceiverStream::new(stream)).await.unwrap().into_inner();
-        Self { up, down }
-    }
+/// An agent of this host, which is welcome.
+async fn hello(control: &Control, host: &str) -> Agent {
+    let mut agent = open(control).await;
+    agent.send(from_agent::Message::Hello(hello_of(host))).await.unwrap();
+    let to_agent::Message::Welcome(welcome) = agent.next().await.unwrap() else { panic!("no welcome") };
+    assert_eq!(welcome.tenants, ["a", "b"]);
+    agent
+}
 
-    async fn hello(control: &Control, host: &str) -> Self {
-        let mut agent = Self::open(control).await;
-        agent.send_hello(host, PROTOCOL_VERSION).await;
-        let to_agent::Message::Welcome(welcome) = agent.next().await else { panic!("no welcome") };
-        assert_eq!(welcome.tenants, ["a", "b"]);
-        agent
-    }
-
-    async fn send_hello(&mut self, host: &str, protocol_version: u32) {
-        let listen = "127.0.0.1:9".to_owned();
-        let hello = v1::Hello {
-            protocol_version,
-            host: host.to_owned(),
-            listen,
-            build: String::new(),
-            running: vec![],
-            ..v1::Hello::default()
-        };
-        self.send(from_agent::Message::Hello(hello)).await;
-    }
-
-    async fn send(&mut self, message: from_agent::Message) {
-        self.up.send(message.into()).await.unwrap();
-    }
-
-    async fn join(&mut self, tenant: &str, rank: u32, ranks: u32) {
-        let join = v1::Join {
-            request: u64::from(rank) + 100,
-            tenant: tenant.to_owned(),
-            communicator: "world".to_owned(),
-            rank,
-            ranks,
-            ..v1::Join::default()
-        };
-        self.send(from_agent::Message::Join(join)).await;
-    }
-
-    async fn next(&mut self) -> to_agent::Message {
-        self.next_or_end().await.expect("the stream goes on")
-    }
-
-    async fn next_or_end(&mut self) -> Option<to_agent::Message> {
-        let next = tokio::time::timeout(LIMIT, self.down.message()).await.expect("an answer in time");
-        next.ok()??.message
-    }
-
-    async fn form(&mut self) -> v1::Recipe {
-        match self.next().await {
-            to_agent::Message::Form(recipe) => recipe,
-            other => panic!("no recipe but {other:?}"),
-        }
-    }
-
-    /// Prepares an epoch, and waits until all have.
-    async fn prepare(agents: &mut [&mut Self], communicator: u64, epoch: u64) {
-        for agent in agents.iter_mut() {
-            agent.send(from_agent::Message::Prepared(v1::Prepared { communicator, epoch })).await;
-        }
-        for agent in agents {
-            assert_eq!(agent.next().await, to_agent::Message::Ready(v1::Ready { communicator, epoch }));
-        }
-    }
+async fn join(agent: &Agent, tenant: &str, rank: u32, ranks: u32) {
+    let join = v1::Join {
+        request: u64::from(rank) + 100,
+        tenant: tenant.to_owned(),
+        communicator: "world".to_owned(),
+        rank,
+        ranks,
+        ..v1::Join::default()
+    };
+    agent.send(from_agent::Message::Join(join)).await.unwrap();
 }
 
 #[tokio::test]
 async fn forms_reorders_and_closes() {
     let control = Control::start(config()).await;
-    let mut first = Agent::hello(&control, "h0").await;
-    let mut second = Agent::hello(&control, "h2").await;
-    first.join("a", 0, 4).await;
-    first.join("a", 3, 4).await;
-    second.join("a", 1, 4).await;
-    second.join("a", 2, 4).await;
-    let (mine, yours) = (first.form().await, second.form().await);
+    let mut first = hello(&control, "h0").await;
+    let mut second = hello(&control, "h2").await;
+    join(&first, "a", 0, 4).await;
+    join(&first, "a", 3, 4).await;
+    join(&second, "a", 1, 4).await;
+    join(&second, "a", 2, 4).await;
+    let (mine, yours) = (first.form().await.unwrap(), second.form().await.unwrap());
     let ranks =
         |recipe: &v1::Recipe| recipe.participants.iter().map(|part| part.ranks.clone()).collect::<Vec<_>>();
     assert_eq!(ranks(&mine), [vec![0, 3], vec![1, 2]]);
@@ -163,18 +111,18 @@ async fn forms_reorders_and_closes() {
     assert_eq!((there.link.len(), there.secret.len()), (16, 32));
     assert_eq!((there.initiate, here.initiate), (true, false));
     let id = mine.communicator;
-    Agent::prepare(&mut [&mut first, &mut second], id, 1).await;
+    Agent::prepare(&mut [&mut first, &mut second], id, 1).await.unwrap();
 
     let mut operator = control.client().await;
     let hosts = vec!["h2".to_owned(), "h0".to_owned()];
     let reply = operator.reorder(v1::ReorderRequest { communicator: id, hosts }).await.unwrap().into_inner();
     assert_eq!(reply.epoch, 2);
     for agent in [&mut first, &mut second] {
-        let to_agent::Message::Change(recipe) = agent.next().await else { panic!("no change") };
+        let to_agent::Message::Change(recipe) = agent.next().await.unwrap() else { panic!("no change") };
         assert_eq!((recipe.epoch, recipe.order.as_slice()), (2, [1, 0].as_slice()));
         assert_ne!(recipe.peers[0].link, there.link);
     }
-    Agent::prepare(&mut [&mut first, &mut second], id, 2).await;
+    Agent::prepare(&mut [&mut first, &mut second], id, 2).await.unwrap();
     for agent in [&mut first, &mut second] {
         agent
             .send(from_agent::Message::Switched(v1::Switched {
@@ -182,10 +130,11 @@ async fn forms_reorders_and_closes() {
                 epoch: 2,
                 first_segment: 9,
             }))
-            .await;
+            .await
+            .unwrap();
     }
     for agent in [&mut first, &mut second] {
-        agent.send(from_agent::Message::Closed(v1::Closed { communicator: id })).await;
+        agent.send(from_agent::Message::Closed(v1::Closed { communicator: id })).await.unwrap();
     }
     let deadline = tokio::time::Instant::now() + LIMIT;
     loop {
@@ -220,17 +169,17 @@ async fn a_lost_agent_is_told_to_its_own_peers() {
     let control = Control::start(config()).await;
     let mut agents = Vec::new();
     for host in ["h0", "h1", "h2"] {
-        agents.push(Agent::hello(&control, host).await);
+        agents.push(hello(&control, host).await);
     }
     let mut ids = Vec::new();
     for (tenant, pair) in [("a", [0, 1]), ("b", [1, 2])] {
         for (rank, agent) in pair.into_iter().enumerate() {
-            agents[agent].join(tenant, rank as u32, 2).await;
+            join(&agents[agent], tenant, rank as u32, 2).await;
         }
-        let id = agents[pair[0]].form().await.communicator;
-        assert_eq!(agents[pair[1]].form().await.communicator, id);
+        let id = agents[pair[0]].form().await.unwrap().communicator;
+        assert_eq!(agents[pair[1]].form().await.unwrap().communicator, id);
         let [first, second] = agents.get_disjoint_mut(pair).unwrap();
-        Agent::prepare(&mut [first, second], id, 1).await;
+        Agent::prepare(&mut [first, second], id, 1).await.unwrap();
         ids.push(id);
     }
     drop(agents.remove(0));
@@ -242,9 +191,9 @@ async fn a_lost_agent_is_told_to_its_own_peers() {
     let waits = [(ids[0], v1::Phase::Recovering), (ids[1], v1::Phase::Running)];
     until(&control, "it is waited for", |status| phases(status) == waits).await;
     // Its host comes back at once, and has lost it.
-    Agent::hello(&control, "h0").await;
+    hello(&control, "h0").await;
     let end = loop {
-        match agents[0].next().await {
+        match agents[0].next().await.unwrap() {
             to_agent::Message::Dissolve(end) => break end,
             to_agent::Message::ReportRequest(_) => {}
             other => panic!("not dissolved but {other:?}"),
@@ -258,24 +207,25 @@ async fn a_lost_agent_is_told_to_its_own_peers() {
 #[tokio::test]
 async fn refusals_end_the_stream() {
     let control = Control::start(config()).await;
-    let mut first = Agent::hello(&control, "h0").await;
+    let mut first = hello(&control, "h0").await;
     for (host, version, kind) in [
         ("h0", PROTOCOL_VERSION, v1::RefusedKind::HostInUse),
         ("h1", PROTOCOL_VERSION + 1, v1::RefusedKind::Version),
         ("h9", PROTOCOL_VERSION, v1::RefusedKind::UnknownHost),
     ] {
-        let mut other = Agent::open(&control).await;
-        other.send_hello(host, version).await;
-        let to_agent::Message::Refused(refused) = other.next().await else { panic!("not refused") };
+        let mut other = open(&control).await;
+        let hello = v1::Hello { protocol_version: version, ..hello_of(host) };
+        other.send(from_agent::Message::Hello(hello)).await.unwrap();
+        let to_agent::Message::Refused(refused) = other.next().await.unwrap() else { panic!("not refused") };
         assert_eq!((refused.kind(), refused.protocol_version), (kind, PROTOCOL_VERSION));
-        assert_eq!(other.next_or_end().await, None);
+        assert_eq!(other.next_or_end().await.unwrap(), None);
     }
     // A breach of its own ends it, after a word why.
-    first.send(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await;
+    first.send(from_agent::Message::Prepared(v1::Prepared { communicator: 1, epoch: 1 })).await.unwrap();
     first.up.send(v1::FromAgent { message: None }).await.unwrap();
-    let to_agent::Message::Refused(refused) = first.next().await else { panic!("not refused") };
+    let to_agent::Message::Refused(refused) = first.next().await.unwrap() else { panic!("not refused") };
     assert_eq!(refused.reason, "breach of protocol: a message without content");
-    assert_eq!(first.next_or_end().await, None);
+    assert_eq!(first.next_or_end().await.unwrap(), None);
     control.stop().await;
 }
 
@@ -284,9 +234,9 @@ async fn late_ranks_are_named_over_the_wire() {
     let mut config = config();
     config.settings.join_timeout = Duration::from_millis(50);
     let control = Control::start(config).await;
-    let mut agent = Agent::hello(&control, "h0").await;
-    agent.join("a", 1, 3).await;
-    let to_agent::Message::JoinRefused(refused) = agent.next().await else { panic!("not refused") };
+    let mut agent = hello(&control, "h0").await;
+    join(&agent, "a", 1, 3).await;
+    let to_agent::Message::JoinRefused(refused) = agent.next().await.unwrap() else { panic!("not refused") };
     assert_eq!((refused.request, refused.ranks.as_slice()), (101, [0, 2].as_slice()));
     assert_eq!(refused.text, "ranks 0, 2 of 3 have not joined in time");
     control.stop().await;
@@ -297,8 +247,8 @@ async fn who_never_says_hello_is_let_go() {
     let mut config = config();
     config.session_timeout = Duration::from_millis(200);
     let control = Control::start(config).await;
-    let mut mute = Agent::open(&control).await;
-    assert_eq!(mute.next_or_end().await, None);
+    let mut mute = open(&control).await;
+    assert_eq!(mute.next_or_end().await.unwrap(), None);
     control.stop().await;
 }
 
@@ -315,7 +265,7 @@ async fn a_silent_agent_is_noticed() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let agent = runtime.block_on(async {
             let control = Control { address, stop: None, task: tokio::spawn(async {}) };
-            Agent::hello(&control, "h0").await
+            hello(&control, "h0").await
         });
         said.send(()).unwrap();
         let _ = frozen.recv();
@@ -333,7 +283,7 @@ async fn a_silent_agent_is_noticed() {
 async fn garbage_costs_only_its_connection() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let control = Control::start(config()).await;
-    let mut agent = Agent::hello(&control, "h0").await;
+    let mut agent = hello(&control, "h0").await;
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     let frame_too_large = [preface.clone(), vec![0xff; 64]].concat();
     for garbage in [vec![0; 4096], b"GET / HTTP/1.1\r\n\r\n".to_vec(), preface, frame_too_large] {
@@ -344,7 +294,7 @@ async fn garbage_costs_only_its_connection() {
         let _ =
             tokio::time::timeout(LIMIT, socket.read_to_end(&mut answer)).await.expect("the connection ends");
     }
-    agent.join("a", 0, 1).await;
-    assert_eq!(agent.form().await.participants.len(), 1);
+    join(&agent, "a", 0, 1).await;
+    assert_eq!(agent.form().await.unwrap().participants.len(), 1);
     control.stop().await;
 }

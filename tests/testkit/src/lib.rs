@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "agents")]
+pub mod agents;
 pub mod bystander;
 pub mod c_library;
 pub mod clock;

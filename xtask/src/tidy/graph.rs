@@ -102,7 +102,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "analysis",
         ],
     ),
-    ("testkit", &["identity", "plan", "planner"]),
+    ("testkit", &["api", "identity", "plan", "planner"]),
     ("plot", &[]),
     ("suites", &["testkit", "identity", "plan", "plot"]),
     ("xtask", &["testkit", "identity", "suites", "plot"]),

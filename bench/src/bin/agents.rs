@@ -1,0 +1,356 @@
+//! Made-up agents of a topology's hosts on one control: how soon it does what it is told.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Parser, ValueEnum};
+use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
+use harmonaize_identity::{CONTROL, Folder, Protection, endpoint, raise_open_files};
+use harmonaize_planner::{HostId, Path, SwitchId, Topology};
+use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
+use serde_json::{Value, json};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+
+/// Handshakes under way at once: control takes 64 from an address.
+const HANDSHAKES: usize = 32;
+/// Rate of the topology's links, and what is left of a congested one, in bits a second.
+const RATE: u64 = 1_000_000_000;
+const LEFT: u64 = RATE / 2;
+/// How long control has to find the paths of what is new, and to see that links are free again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Reports on one communicator: the more often control has changed it of late, the more a change must gain.
+const REPORTS: usize = 5;
+const TRACING: Duration = Duration::from_secs(3);
+
+/// What is timed.
+#[derive(Clone, Copy, ValueEnum)]
+enum What {
+    /// Communicators of two hosts that form and end, pairs of hosts at the same time
+    Joins,
+    /// From a report of congestion on a spine until every agent of the communicator across has another plan
+    Reactions,
+}
+
+/// Connects an agent for each host, and prints what was timed as a line of JSON.
+#[derive(Parser)]
+struct Arguments {
+    what: What,
+    /// Where control listens
+    #[arg(long)]
+    control: String,
+    /// The folder that has one for each host, with its certificate; no TLS without it
+    #[arg(long)]
+    tls: Option<PathBuf>,
+    /// Control's topology
+    #[arg(long)]
+    topology: PathBuf,
+    /// How many communicators, or reports
+    #[arg(long)]
+    count: usize,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    raise_open_files();
+    let topology = Topology::parse(&std::fs::read_to_string(&arguments.topology)?)?;
+    let line = match arguments.what {
+        What::Joins => joins(&arguments, &topology).await?,
+        What::Reactions => reactions(&arguments, topology).await?,
+    };
+    println!("{line}");
+    Ok(())
+}
+
+/// The session of a host's agent, which says `hello`.
+async fn connect(control: String, tls: Option<PathBuf>, hello: v1::Hello) -> Result<Agent> {
+    let protection = match tls {
+        Some(folder) => Protection::Mutual(Folder(folder.join(&hello.host))),
+        None => Protection::InsecureLoopback,
+    };
+    let channel = endpoint(&protection, CONTROL, &control)?.connect().await?;
+    Ok(Agent::hello(channel, hello).await?.0)
+}
+
+/// A session for each host of the topology, in its order.
+async fn connect_all(arguments: &Arguments, hellos: Vec<v1::Hello>) -> Result<Vec<Agent>> {
+    let (places, mut opening) = (Arc::new(Semaphore::new(HANDSHAKES)), JoinSet::new());
+    for (number, hello) in hellos.into_iter().enumerate() {
+        let place = Arc::clone(&places).acquire_owned().await?;
+        let (control, tls) = (arguments.control.clone(), arguments.tls.clone());
+        opening.spawn(async move {
+            let agent = connect(control, tls, hello).await;
+            drop(place);
+            agent.map(|agent| (number, agent))
+        });
+    }
+    let mut agents = opening.join_all().await.into_iter().collect::<Result<Vec<_>>>()?;
+    agents.sort_by_key(|(number, _)| *number);
+    Ok(agents.into_iter().map(|(_, agent)| agent).collect())
+}
+
+fn hellos(topology: &Topology) -> Vec<v1::Hello> {
+    topology.hosts().iter().map(|host| hello_of(&host.name)).collect()
+}
+
+fn join_of(name: &str, rank: usize, ranks: usize) -> Result<from_agent::Message> {
+    let (rank, ranks, communicator) = (u32::try_from(rank)?, u32::try_from(ranks)?, name.to_owned());
+    let request = u64::from(rank) + 1;
+    Ok(from_agent::Message::Join(v1::Join {
+        request,
+        tenant: "a".to_owned(),
+        communicator,
+        rank,
+        ranks,
+        ..v1::Join::default()
+    }))
+}
+
+/// Two agents' communicator forms and ends: how long it took until both may use it.
+async fn form(pair: [&mut Agent; 2], name: &str) -> Result<Duration> {
+    let ([one, other], begun) = (pair, Instant::now());
+    one.send(join_of(name, 0, 2)?).await?;
+    other.send(join_of(name, 1, 2)?).await?;
+    let communicator = one.form().await?.communicator;
+    ensure!(other.form().await?.communicator == communicator, "two communicators where one should be");
+    Agent::prepare(&mut [one, other], communicator, 1).await?;
+    let took = begun.elapsed();
+    for agent in [one, other] {
+        agent.send(from_agent::Message::Closed(v1::Closed { communicator })).await?;
+    }
+    Ok(took)
+}
+
+async fn joins(arguments: &Arguments, topology: &Topology) -> Result<Value> {
+    let mut agents = connect_all(arguments, hellos(topology)).await?.into_iter();
+    let each = arguments.count.div_ceil(topology.hosts().len() / 2);
+    let mut pairs = JoinSet::new();
+    let begun = Instant::now();
+    for pair in 0.. {
+        let (Some(mut one), Some(mut other)) = (agents.next(), agents.next()) else { break };
+        pairs.spawn(async move {
+            for number in 0..each {
+                form([&mut one, &mut other], &format!("{pair}-{number}")).await?;
+            }
+            anyhow::Ok(each)
+        });
+    }
+    let formed: usize = pairs.join_all().await.into_iter().sum::<Result<usize>>()?;
+    Ok(json!({ "joins_per_second": formed as f64 / begun.elapsed().as_secs_f64() }))
+}
+
+/// The wires between agents of which one spine is congested.
+struct Fabric {
+    topology: Topology,
+    congested: AtomicUsize,
+}
+
+/// A recipe that has come to a host.
+struct Told {
+    host: HostId,
+    at: Instant,
+    recipe: v1::Recipe,
+}
+
+impl Fabric {
+    /// Where an agent is, of which control knows that it traces and probes.
+    fn hellos(&self) -> Vec<v1::Hello> {
+        let hello = |(number, host): (u8, &harmonaize_planner::Host)| {
+            let address = Ipv4Addr::new(10, 0, 0, number);
+            let capabilities = v1::Capabilities {
+                trace: true,
+                probe: true,
+                probe_address: format!("{address}:4001"),
+                probe_key: vec![number; 32],
+                congestion_reports: true,
+                ..v1::Capabilities::default()
+            };
+            v1::Hello {
+                listen: format!("{address}:4000"),
+                capabilities: Some(capabilities),
+                ..hello_of(&host.name)
+            }
+        };
+        (1..).zip(self.topology.hosts()).map(hello).collect()
+    }
+
+    /// The host at an address, which may have a port.
+    fn host_at(&self, address: &str) -> Result<HostId> {
+        let [.., number] = address.split(':').next().unwrap_or_default().parse::<Ipv4Addr>()?.octets();
+        Ok(HostId(usize::from(number).checked_sub(1).context("no host's address")?))
+    }
+
+    /// Which way the packets of a connection go.
+    fn path(&self, from: HostId, to: HostId, ports: [u32; 2]) -> Result<Path> {
+        let mut paths = self.topology.equal_cost_paths(from, to);
+        let count = paths.len();
+        ensure!(count > 0, "no path");
+        Ok(paths.swap_remove(ports.iter().sum::<u32>() as usize % count))
+    }
+
+    fn trace(&self, host: HostId, question: v1::TracePaths) -> Result<v1::PathsTraced> {
+        let to = self.host_at(&question.address)?;
+        let traced = |pair: v1::PortPair| {
+            let v1::PortPair { source_port, destination_port } = pair;
+            let path = self.path(host, to, [source_port, destination_port])?;
+            let switches = self.topology.switches_of(&path).into_iter();
+            let hops = switches
+                .filter_map(|id| Some(self.topology.switches().get(id.0)?.addresses.first()?.to_string()));
+            Ok(v1::TracedPath { source_port, destination_port, hops: hops.collect() })
+        };
+        let paths = question.ports.into_iter().map(traced).collect::<Result<_>>()?;
+        Ok(v1::PathsTraced { request: question.request, paths, error: String::new() })
+    }
+
+    /// What a train of packets tells, and how long it is on its way.
+    fn probe(&self, question: &v1::ProbePath) -> (v1::PathProbed, Duration) {
+        let congested = SwitchId(self.congested.load(Ordering::Relaxed));
+        let switch = |hop: &v1::Hop| self.topology.switch_at(hop.addresses.first()?.parse().ok()?);
+        let slow = question.via.iter().filter_map(switch).any(|switch| switch == congested);
+        let received_bps = if slow { LEFT } else { RATE };
+        let time = Duration::from_secs_f64(f64::from(question.bytes) * 8.0 / received_bps as f64);
+        let told = v1::PathProbed {
+            request: question.request,
+            received_bps,
+            sent_bps: RATE,
+            packets_sent: 46,
+            packets_received: 46,
+            source_port: 50_000,
+            cross_traffic_bps: Some(0),
+            ..v1::PathProbed::default()
+        };
+        (told, time)
+    }
+
+    /// Answers what control asks of a host's agent until the session ends.
+    async fn serve(&self, host: HostId, mut agent: Agent, told: mpsc::Sender<Told>) -> Result<()> {
+        while let Some(message) = agent.next_or_end().await? {
+            let answer = match message {
+                to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe) => {
+                    let v1::Recipe { communicator, epoch, .. } = recipe;
+                    told.send(Told { host, at: Instant::now(), recipe }).await.ok().context("over")?;
+                    from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
+                }
+                to_agent::Message::Ready(v1::Ready { communicator, epoch }) if epoch > 1 => {
+                    from_agent::Message::Switched(v1::Switched { communicator, epoch, first_segment: 1 })
+                }
+                to_agent::Message::TracePaths(question) => {
+                    from_agent::Message::PathsTraced(self.trace(host, question)?)
+                }
+                to_agent::Message::ProbePath(question) => {
+                    let ((answer, time), up) = (self.probe(&question), agent.up.clone());
+                    // The runtime's own timer knows whole milliseconds alone.
+                    tokio::task::spawn_blocking(move || {
+                        std::thread::sleep(time);
+                        // Nobody waits for it where the session is over.
+                        let _ = up.blocking_send(from_agent::Message::PathProbed(answer).into());
+                    });
+                    continue;
+                }
+                _ => continue,
+            };
+            agent.send(answer).await?;
+        }
+        Ok(())
+    }
+
+    /// The connection along the ring that leaves a host for another rack: the peer, its port, and the spine on its way.
+    fn across(&self, host: HostId, recipe: &v1::Recipe) -> Result<Option<(u32, u32, SwitchId)>> {
+        let own = recipe.order.iter().position(|at| *at == recipe.me).context("not on the ring")?;
+        let next = recipe.order.get((own + 1) % recipe.order.len()).context("no ring")?;
+        let peer = recipe.peers.iter().find(|peer| peer.participant == *next).context("no peer")?;
+        let port = *peer.source_ports.first().context("no port")?;
+        let ports = if peer.initiate { [port, 4000] } else { [4000, port] };
+        let path = self.path(host, self.host_at(&peer.address)?, ports)?;
+        Ok(match self.topology.switches_of(&path).as_slice() {
+            [_, spine, _] => Some((*next, port, *spine)),
+            _ => None,
+        })
+    }
+}
+
+async fn reactions(arguments: &Arguments, topology: Topology) -> Result<Value> {
+    let fabric = Arc::new(Fabric { topology, congested: AtomicUsize::new(usize::MAX) });
+    let agents = connect_all(arguments, fabric.hellos()).await?;
+    let (hosts, ups) = (agents.len(), agents.iter().map(|agent| agent.up.clone()).collect::<Vec<_>>());
+    let (told, mut tells) = mpsc::channel(2 * hosts);
+    let mut serving = JoinSet::new();
+    for (number, agent) in agents.into_iter().enumerate() {
+        let (fabric, told) = (Arc::clone(&fabric), told.clone());
+        serving.spawn(async move { fabric.serve(HostId(number), agent, told).await });
+    }
+    tokio::time::sleep(TRACING).await;
+    let (mut recipes, mut took) = (Vec::new(), Vec::new());
+    for number in 0..arguments.count {
+        if number % REPORTS == 0 {
+            recipes = replaced(&ups, &recipes, &mut tells, &number.to_string()).await?;
+        }
+        let (host, epoch, communicator, (peer, source_port, spine)) = recipes
+            .iter()
+            .find_map(|told| {
+                let across = fabric.across(told.host, &told.recipe).transpose()?;
+                Some(across.map(|across| (told.host, told.recipe.epoch, told.recipe.communicator, across)))
+            })
+            .context("the ring stays in its rack")??;
+        fabric.congested.store(spine.0, Ordering::Relaxed);
+        let congestion = v1::Congestion {
+            interface: "eth0".to_owned(),
+            level: CongestionLevel::Severe.into(),
+            cause: CongestionCause::CrossTraffic.into(),
+            delay: true,
+            own_bps: LEFT,
+            capacity_bps: RATE,
+            starved: true,
+            ..v1::Congestion::default()
+        };
+        let congestion = Some(congestion);
+        let report = v1::CongestionReport { congestion, communicator, epoch, peer, source_port };
+        let (up, begun) = (ups.get(host.0).context("no such host")?, Instant::now());
+        up.send(from_agent::Message::CongestionReport(report).into()).await?;
+        recipes = all_told(&mut tells, hosts).await?;
+        let last = recipes.iter().map(|told| told.at).max().context("no recipe")?;
+        took.push(last.saturating_duration_since(begun).as_secs_f64() * 1e6);
+        tokio::time::sleep(PAUSE).await;
+        if let Ok(other) = tells.try_recv() {
+            bail!("epoch {} was proposed, and nobody had reported anything", other.recipe.epoch);
+        }
+        if let Some(ended) = serving.try_join_next() {
+            ended??;
+        }
+    }
+    Ok(json!({ "reactions_us": took }))
+}
+
+/// A communicator of all hosts in place of the one that they had.
+async fn replaced(
+    ups: &[mpsc::Sender<v1::FromAgent>],
+    before: &[Told],
+    tells: &mut mpsc::Receiver<Told>,
+    name: &str,
+) -> Result<Vec<Told>> {
+    for Told { host, recipe: v1::Recipe { communicator, .. }, .. } in before {
+        let closed = from_agent::Message::Closed(v1::Closed { communicator: *communicator });
+        ups.get(host.0).context("no such host")?.send(closed.into()).await?;
+    }
+    for (rank, up) in ups.iter().enumerate() {
+        up.send(join_of(name, rank, ups.len())?.into()).await?;
+    }
+    let recipes = all_told(tells, ups.len()).await?;
+    tokio::time::sleep(PAUSE).await;
+    Ok(recipes)
+}
+
+/// What all hosts are told next.
+async fn all_told(tells: &mut mpsc::Receiver<Told>, hosts: usize) -> Result<Vec<Told>> {
+    let mut all = Vec::new();
+    while all.len() < hosts {
+        let next = tokio::time::timeout(LIMIT, tells.recv()).await.context("control proposes nothing")?;
+        all.push(next.context("all sessions are over")?);
+    }
+    Ok(all)
+}

@@ -1,0 +1,153 @@
+//! Control on the loopback beside made-up agents: what TLS costs it.
+
+use super::{Trust, case};
+use crate::lab::measured;
+use crate::row::{Better, Row, median};
+use crate::runs::interleave;
+use anyhow::{Context, Result, bail, ensure};
+use harmonaize_identity::{Authority, CONTROL, Folder, Use};
+use harmonaize_testkit::job;
+use harmonaize_testkit::process::Process;
+use harmonaize_testkit::topology::{Topology, racks};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// Racks, hosts in each, and spines.
+const FABRIC: (usize, usize, usize) = (2, 4, 8);
+/// What TLS may cost: of joins a second, and of the time that a reaction takes.
+const JOINS: f64 = 0.98;
+const REACTION: f64 = 1.02;
+/// How long control may take to start, and agents to be done.
+const START: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// A topology with certificates for its hosts and for control, in a folder that ends with this.
+struct Site {
+    folder: TempDir,
+    hosts: usize,
+}
+
+/// A running control.
+struct Control<'a> {
+    site: &'a Site,
+    process: Process,
+    address: String,
+    tls: bool,
+}
+
+impl Site {
+    fn make((number, hosts, spines): (usize, usize, usize)) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let topology = Topology::parse(&racks(number, hosts, spines, "1Gbit/s"))?;
+        let first = topology.hosts().count();
+        let address = |node: usize| {
+            let [.., high, low] = u32::try_from(node - first).unwrap_or(0).to_be_bytes();
+            vec![Ipv4Addr::new(10, 64, high, low)]
+        };
+        std::fs::write(folder.path().join("topology.toml"), topology.with_addresses(address)?)?;
+        let authority = Authority::create()?;
+        authority.issue(CONTROL, Use::Control)?.write(&Folder(folder.path().join("tls")))?;
+        for host in 0..first {
+            let name = format!("h{host}");
+            let own = folder.path().join("agents").join(&name);
+            authority.issue(&name, Use::Session)?.write(&Folder(own))?;
+        }
+        Ok(Self { folder, hosts: first })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn start(&self, suite: &Trust, tls: bool) -> Result<Control<'_>> {
+        let protection = if tls { "tls = \"tls\"" } else { "insecure_loopback = true" };
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\n{protection}\ntopology = \"topology.toml\"\n\
+             source_ports = \"20000-29999\"\n[[tenant]]\nname = \"a\"\n"
+        );
+        let (name, config) = if tls { ("control", "control.toml") } else { ("plain", "plain.toml") };
+        std::fs::write(self.path(config), text)?;
+        let mut command = Command::new(suite.binaries.path("harmonaize-control")?);
+        command.arg("--config").arg(self.path(config)).env("NO_COLOR", "1");
+        let log = self.path(&format!("{name}.log"));
+        let mut process = Process::start_here(name, &mut command, &log)?;
+        let line = process.line_by(Instant::now() + START, |line| line.contains("control serves"))?;
+        let address = line.split(' ').find_map(|word| word.strip_prefix("listen="));
+        let address = address.context("control does not say where it listens")?.to_owned();
+        Ok(Control { site: self, process, address, tls })
+    }
+}
+
+impl Control<'_> {
+    /// Has the site's agents say and time something.
+    fn time<T: DeserializeOwned>(&mut self, suite: &Trust, what: &str, count: usize) -> Result<T> {
+        let mut command = Command::new(suite.binaries.path("agents")?);
+        command.args([what, "--control", &self.address, "--count", &count.to_string()]);
+        command.arg("--topology").arg(self.site.path("topology.toml"));
+        if self.tls {
+            command.arg("--tls").arg(self.site.path("agents"));
+        }
+        let log = self.site.path("agents.log");
+        let mut agents = [Process::start_here("the made-up agents", &mut command, &log)?];
+        job::wait(&mut agents, LIMIT, || self.check(suite))?;
+        let told = measured(&std::fs::read_to_string(&log)?)?;
+        told.into_iter().next().context("nothing was timed")
+    }
+
+    fn check(&mut self, suite: &Trust) -> Result<()> {
+        ensure!(!suite.stop.load(Ordering::Relaxed), "interrupted");
+        match self.process.status()? {
+            Some(status) => bail!("control ended with {status}: {}", self.process.log_tail(4096)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Joins, and the reaction to congestion, with TLS and without.
+pub(super) fn tls(suite: &Trust) -> Result<Vec<Row>> {
+    #[derive(Deserialize)]
+    struct Joins {
+        joins_per_second: f64,
+    }
+    #[derive(Deserialize)]
+    struct Reactions {
+        reactions_us: Vec<f64>,
+    }
+    let (joins, reports) = if suite.request.smoke { (40, 2) } else { (20_000, 20) };
+    let site = Site::make(FABRIC)?;
+    let mut controls = [site.start(suite, true)?, site.start(suite, false)?];
+    let runs = interleave(suite.rounds(), controls.len(), |which| {
+        let control = controls.get_mut(which).context("no such control")?;
+        let formed: Joins = control.time(suite, "joins", joins)?;
+        let reacted: Reactions = control.time(suite, "reactions", reports)?;
+        let reaction = median(&reacted.reactions_us).context("no reaction")?;
+        let how = if control.tls { "with TLS" } else { "without" };
+        eprintln!("{how}: {:.0} joins a second, {reaction:.0} us to the proposals", formed.joins_per_second);
+        Ok((formed.joins_per_second, reaction))
+    })?;
+    let figures =
+        runs.into_iter().map(|runs| runs.into_iter().unzip()).collect::<Vec<(Vec<f64>, Vec<f64>)>>();
+    let [(joins, reactions), (plain_joins, plain_reactions)] = figures.as_slice() else {
+        bail!("{} contestants of two", figures.len())
+    };
+    let case = |what: &str, better, bar| case(what, better, bar).of(0, site.hosts);
+    Ok(vec![
+        case("control over TLS: joins a second, of two hosts each", Better::More, JOINS).compare(
+            joins,
+            plain_joins,
+            "without TLS",
+        ),
+        case(
+            "control over TLS: us from a congestion report to all agents' proposals",
+            Better::Less,
+            REACTION,
+        )
+        .compare(reactions, plain_reactions, "without TLS"),
+    ])
+}
