@@ -25,6 +25,8 @@ const LEFT: u64 = RATE / 2;
 const PAUSE: Duration = Duration::from_secs(1);
 /// Reports on one communicator: the more often control has changed it of late, the more a change must gain.
 const REPORTS: usize = 5;
+/// From one join to the next: all of them take several times as long as a silent session lives.
+const BETWEEN: Duration = Duration::from_millis(20);
 const TRACING: Duration = Duration::from_secs(3);
 
 /// What is timed.
@@ -34,6 +36,8 @@ enum What {
     Joins,
     /// From a report of congestion on a spine until every agent of the communicator across has another plan
     Reactions,
+    /// Communicators of two hosts that form and end one after the other while every host has its session
+    Sessions,
 }
 
 /// Connects an agent for each host, and prints what was timed as a line of JSON.
@@ -52,6 +56,9 @@ struct Arguments {
     /// How many communicators, or reports
     #[arg(long)]
     count: usize,
+    /// Control's process, to see what memory a session takes
+    #[arg(long)]
+    pid: Option<u32>,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -62,6 +69,7 @@ async fn main() -> Result<()> {
     let line = match arguments.what {
         What::Joins => joins(&arguments, &topology).await?,
         What::Reactions => reactions(&arguments, topology).await?,
+        What::Sessions => sessions(&arguments, &topology).await?,
     };
     println!("{line}");
     Ok(())
@@ -142,6 +150,38 @@ async fn joins(arguments: &Arguments, topology: &Topology) -> Result<Value> {
     }
     let formed: usize = pairs.join_all().await.into_iter().sum::<Result<usize>>()?;
     Ok(json!({ "joins_per_second": formed as f64 / begun.elapsed().as_secs_f64() }))
+}
+
+async fn sessions(arguments: &Arguments, topology: &Topology) -> Result<Value> {
+    let pid = arguments.pid.context("give --pid")?;
+    let before = resident_bytes(pid)?;
+    let begun = Instant::now();
+    let mut agents = connect_all(arguments, hellos(topology)).await?;
+    let opened = begun.elapsed();
+    tokio::time::sleep(PAUSE).await;
+    let memory = resident_bytes(pid)?.saturating_sub(before);
+    let (hosts, mut took) = (agents.len(), Vec::new());
+    for number in 0..arguments.count {
+        let (one, other) = (number % (hosts / 2), hosts / 2 + number * 7 % (hosts / 2));
+        let pair = agents.get_disjoint_mut([one, other])?;
+        took.push(form(pair, &number.to_string()).await?.as_secs_f64() * 1e3);
+        tokio::time::sleep(BETWEEN).await;
+    }
+    let open = agents.iter().filter(|agent| !agent.up.is_closed()).count();
+    ensure!(open == hosts, "of {hosts} sessions {open} are open at the end");
+    Ok(json!({
+        "bytes_a_session": memory as f64 / hosts as f64,
+        "opened_s": opened.as_secs_f64(),
+        "joins_ms": took,
+    }))
+}
+
+/// The memory that a process has.
+fn resident_bytes(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024)
 }
 
 /// The wires between agents of which one spine is congested.

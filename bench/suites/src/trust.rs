@@ -20,6 +20,7 @@ pub(crate) const PARTS: &[Part<Trust>] = &[
     ("tenants", operations::tenants),
     ("protection", operations::protection),
     ("tls", control::tls),
+    ("sessions", control::sessions),
 ];
 
 /// What all parts need.

@@ -1,4 +1,4 @@
-//! Control on the loopback beside made-up agents: what TLS costs it.
+//! Control on the loopback beside made-up agents: what TLS costs it, and what many sessions take.
 
 use super::{Trust, case};
 use crate::lab::measured;
@@ -18,8 +18,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Racks, hosts in each, and spines.
+/// Racks, hosts in each, and spines; and racks where there are many sessions: 10,000, and 200 in a smoke run.
 const FABRIC: (usize, usize, usize) = (2, 4, 8);
+const MANY: [usize; 2] = [250, 5];
+const A_RACK: usize = 40;
 /// What TLS may cost: of joins a second, and of the time that a reaction takes.
 const JOINS: f64 = 0.98;
 const REACTION: f64 = 1.02;
@@ -89,6 +91,7 @@ impl Control<'_> {
     fn time<T: DeserializeOwned>(&mut self, suite: &Trust, what: &str, count: usize) -> Result<T> {
         let mut command = Command::new(suite.binaries.path("agents")?);
         command.args([what, "--control", &self.address, "--count", &count.to_string()]);
+        command.args(["--pid", &self.process.id().to_string()]);
         command.arg("--topology").arg(self.site.path("topology.toml"));
         if self.tls {
             command.arg("--tls").arg(self.site.path("agents"));
@@ -150,4 +153,35 @@ pub(super) fn tls(suite: &Trust) -> Result<Vec<Row>> {
         )
         .compare(reactions, plain_reactions, "without TLS"),
     ])
+}
+
+/// What a session takes of control's memory, and how long joins take while all are open.
+pub(super) fn sessions(suite: &Trust) -> Result<Vec<Row>> {
+    #[derive(Deserialize)]
+    struct Open {
+        bytes_a_session: f64,
+        opened_s: f64,
+        joins_ms: Vec<f64>,
+    }
+    let (racks, joins) = if suite.request.smoke { (MANY[1], 50) } else { (MANY[0], 500) };
+    let (rounds, site) = (suite.rounds(), Site::make((racks, A_RACK, FABRIC.2))?);
+    let mut figures = [const { Vec::new() }; 3];
+    for round in 1..=rounds {
+        let open: Open = site.start(suite, true)?.time(suite, "sessions", joins)?;
+        let mut times = open.joins_ms;
+        times.sort_by(f64::total_cmp);
+        let at = |part: usize| times.get(times.len() * part / 100).copied().context("no join");
+        let (kib, p50, p99) = (open.bytes_a_session / 1024.0, at(50)?, at(99)?);
+        eprintln!(
+            "run {round}/{rounds}: {} sessions in {:.1} s, {kib:.1} KiB each; joins p50 {p50:.2} ms, p99 {p99:.2} ms",
+            site.hosts, open.opened_s
+        );
+        figures.iter_mut().zip([kib, p50, p99]).for_each(|(figures, figure)| figures.push(figure));
+    }
+    let what = ["KiB of control's memory a session", "p50 ms of a join", "p99 ms of a join"];
+    let row = |(figures, what): (&Vec<f64>, &str)| {
+        let what = format!("{} sessions over TLS: {what}", site.hosts);
+        case(what, Better::Less, 1.0).of(0, site.hosts).state(figures)
+    };
+    Ok(figures.iter().zip(what).map(row).collect())
 }
