@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
-use harmonaize_identity::{CONTROL, Folder, Protection, endpoint, raise_open_files};
+use harmonaize_identity::{CONTROL, Folder, Protection, Remote, raise_open_files};
 use harmonaize_planner::{HostId, Path, SwitchId, Topology};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 const HANDSHAKES: usize = 32;
 /// Rate of the topology's links, and what is left of a congested one, in bits a second.
 const RATE: u64 = 1_000_000_000;
-const LEFT: u64 = RATE / 2;
+const CONGESTED_RATE: u64 = RATE / 2;
 /// How long control has to find the paths of what is new, and to see that links are free again.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Reports on one communicator: the more often control has changed it of late, the more a change must gain.
@@ -81,7 +81,7 @@ async fn connect(control: String, tls: Option<PathBuf>, hello: v1::Hello) -> Res
         Some(folder) => Protection::Mutual(Folder(folder.join(&hello.host))),
         None => Protection::InsecureLoopback,
     };
-    let channel = endpoint(&protection, CONTROL, &control)?.connect().await?;
+    let channel = Remote::at(&protection, CONTROL, &control)?.connect().await?;
     Ok(Agent::hello(channel, hello).await?.0)
 }
 
@@ -191,7 +191,7 @@ struct Fabric {
 }
 
 /// A recipe that has come to a host.
-struct Told {
+struct Delivered {
     host: HostId,
     at: Instant,
     recipe: v1::Recipe,
@@ -252,7 +252,7 @@ impl Fabric {
         let congested = SwitchId(self.congested.load(Ordering::Relaxed));
         let switch = |hop: &v1::Hop| self.topology.switch_at(hop.addresses.first()?.parse().ok()?);
         let slow = question.via.iter().filter_map(switch).any(|switch| switch == congested);
-        let received_bps = if slow { LEFT } else { RATE };
+        let received_bps = if slow { CONGESTED_RATE } else { RATE };
         let time = Duration::from_secs_f64(f64::from(question.bytes) * 8.0 / received_bps as f64);
         let told = v1::PathProbed {
             request: question.request,
@@ -268,12 +268,12 @@ impl Fabric {
     }
 
     /// Answers what control asks of a host's agent until the session ends.
-    async fn serve(&self, host: HostId, mut agent: Agent, told: mpsc::Sender<Told>) -> Result<()> {
+    async fn serve(&self, host: HostId, mut agent: Agent, told: mpsc::Sender<Delivered>) -> Result<()> {
         while let Some(message) = agent.next_or_end().await? {
             let answer = match message {
                 to_agent::Message::Form(recipe) | to_agent::Message::Change(recipe) => {
                     let v1::Recipe { communicator, epoch, .. } = recipe;
-                    told.send(Told { host, at: Instant::now(), recipe }).await.ok().context("over")?;
+                    told.send(Delivered { host, at: Instant::now(), recipe }).await.ok().context("over")?;
                     from_agent::Message::Prepared(v1::Prepared { communicator, epoch })
                 }
                 to_agent::Message::Ready(v1::Ready { communicator, epoch }) if epoch > 1 => {
@@ -343,7 +343,7 @@ async fn reactions(arguments: &Arguments, topology: Topology) -> Result<Value> {
             level: CongestionLevel::Severe.into(),
             cause: CongestionCause::CrossTraffic.into(),
             delay: true,
-            own_bps: LEFT,
+            own_bps: CONGESTED_RATE,
             capacity_bps: RATE,
             starved: true,
             ..v1::Congestion::default()
@@ -352,7 +352,7 @@ async fn reactions(arguments: &Arguments, topology: Topology) -> Result<Value> {
         let report = v1::CongestionReport { congestion, communicator, epoch, peer, source_port };
         let (up, begun) = (ups.get(host.0).context("no such host")?, Instant::now());
         up.send(from_agent::Message::CongestionReport(report).into()).await?;
-        recipes = all_told(&mut tells, hosts).await?;
+        recipes = all_delivered(&mut tells, hosts).await?;
         let last = recipes.iter().map(|told| told.at).max().context("no recipe")?;
         took.push(last.saturating_duration_since(begun).as_secs_f64() * 1e6);
         tokio::time::sleep(PAUSE).await;
@@ -369,24 +369,24 @@ async fn reactions(arguments: &Arguments, topology: Topology) -> Result<Value> {
 /// A communicator of all hosts in place of the one that they had.
 async fn replaced(
     ups: &[mpsc::Sender<v1::FromAgent>],
-    before: &[Told],
-    tells: &mut mpsc::Receiver<Told>,
+    before: &[Delivered],
+    tells: &mut mpsc::Receiver<Delivered>,
     name: &str,
-) -> Result<Vec<Told>> {
-    for Told { host, recipe: v1::Recipe { communicator, .. }, .. } in before {
+) -> Result<Vec<Delivered>> {
+    for Delivered { host, recipe: v1::Recipe { communicator, .. }, .. } in before {
         let closed = from_agent::Message::Closed(v1::Closed { communicator: *communicator });
         ups.get(host.0).context("no such host")?.send(closed.into()).await?;
     }
     for (rank, up) in ups.iter().enumerate() {
         up.send(join_of(name, rank, ups.len())?.into()).await?;
     }
-    let recipes = all_told(tells, ups.len()).await?;
+    let recipes = all_delivered(tells, ups.len()).await?;
     tokio::time::sleep(PAUSE).await;
     Ok(recipes)
 }
 
 /// What all hosts are told next.
-async fn all_told(tells: &mut mpsc::Receiver<Told>, hosts: usize) -> Result<Vec<Told>> {
+async fn all_delivered(tells: &mut mpsc::Receiver<Delivered>, hosts: usize) -> Result<Vec<Delivered>> {
     let mut all = Vec::new();
     while all.len() < hosts {
         let next = tokio::time::timeout(LIMIT, tells.recv()).await.context("control proposes nothing")?;

@@ -60,9 +60,9 @@ const OURS: [Contestant; 3] = [
     Contestant { name: "vNMSE 0.01", backend: "gloo", budget: "0.01", bar: 0.35 },
 ];
 
-/// What rank 0 of a training tells.
+/// What rank 0 of a training prints.
 #[derive(Debug, Clone, Copy, Deserialize)]
-struct Told {
+struct Training {
     step_ms: f64,
     exposed_ms: f64,
     formed_s: f64,
@@ -85,7 +85,7 @@ impl Torch {
         by: &Contestant,
         steps: usize,
         seed: usize,
-    ) -> Result<Told> {
+    ) -> Result<Training> {
         let logs = workspace::target().join("bench-logs");
         std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
         let store = logs.join("torch-store");
@@ -114,41 +114,41 @@ impl Torch {
             deployment.check()
         })?;
         let printed = std::fs::read_to_string(ranks.first().context("no rank")?.log())?;
-        let line = printed.lines().find(|line| line.starts_with('{')).context("nothing was told")?;
+        let line = printed.lines().find(|line| line.starts_with('{')).context("nothing was printed")?;
         serde_json::from_str(line).with_context(|| format!("no figures in {line}"))
     }
 
-    /// Runs the contestants in turn, a seed a round. By contestant, what was told of each round.
+    /// Runs the contestants in turn, a seed a round. By contestant, what came of each round.
     fn rounds(
         &self,
         deployment: &mut Deployment,
         hosts: &[usize],
         all: &[&Contestant],
-    ) -> Result<Vec<Vec<Told>>> {
+    ) -> Result<Vec<Vec<Training>>> {
         let (rounds, steps) = if self.request.smoke {
             (self.request.rounds_of((1, 1)), 2)
         } else {
             (self.request.rounds(), 10)
         };
-        let mut told = vec![Vec::new(); all.len()];
+        let mut trained = vec![Vec::new(); all.len()];
         for round in 1..=rounds {
             eprint!("run {round}/{rounds}, {} ranks on {} hosts:", hosts.len(), deployment.hosts().len());
-            for (by, told) in all.iter().zip(&mut told) {
+            for (by, trained) in all.iter().zip(&mut trained) {
                 let this = self.train(deployment, hosts, by, steps, round)?;
                 eprint!(
                     " {} {:.1} ms exposed of {:.1}, loss {:.4};",
                     by.name, this.exposed_ms, this.step_ms, this.loss
                 );
-                told.push(this);
+                trained.push(this);
             }
             eprintln!();
         }
-        Ok(told)
+        Ok(trained)
     }
 }
 
-fn figures(told: &[Told], of: fn(&Told) -> f64) -> Vec<f64> {
-    told.iter().map(of).collect()
+fn figures(trained: &[Training], of: fn(&Training) -> f64) -> Vec<f64> {
+    trained.iter().map(of).collect()
 }
 
 fn case(what: String, bar: f64, ranks: usize) -> Case {
@@ -160,12 +160,12 @@ fn on_a_host(suite: &Torch) -> Result<Vec<Row>> {
     let mut deployment = suite.deploy(1)?;
     let mut rows = Vec::new();
     for ranks in [2, 4] {
-        let told = suite.rounds(&mut deployment, &vec![0; ranks], &[&EXACT, &GLOO])?;
-        let [ours, gloo] = told.as_slice() else { continue };
+        let trained = suite.rounds(&mut deployment, &vec![0; ranks], &[&EXACT, &GLOO])?;
+        let [ours, gloo] = trained.as_slice() else { continue };
         let what = format!("DDP, 25 M parameters, {ranks} processes on one host: communication exposed, ms");
         rows.push(case(what, 0.5, ranks).compare(
-            &figures(ours, |told| told.exposed_ms),
-            &figures(gloo, |told| told.exposed_ms),
+            &figures(ours, |trained| trained.exposed_ms),
+            &figures(gloo, |trained| trained.exposed_ms),
             "Gloo",
         ));
     }
@@ -177,22 +177,23 @@ fn on_a_host(suite: &Torch) -> Result<Vec<Row>> {
 fn on_links(suite: &Torch) -> Result<Vec<Row>> {
     let mut deployment = suite.deploy(4)?;
     let all: Vec<&Contestant> = std::iter::once(&GLOO).chain(&OURS).collect();
-    let told = suite.rounds(&mut deployment, &[0, 1, 2, 3], &all)?;
+    let trained = suite.rounds(&mut deployment, &[0, 1, 2, 3], &all)?;
     deployment.end().context("control or an agent did not end in order")?;
-    let Some((gloo, others)) = told.split_first() else { return Ok(Vec::new()) };
-    let losses = figures(gloo, |told| told.loss);
+    let Some((gloo, others)) = trained.split_first() else { return Ok(Vec::new()) };
+    let losses = figures(gloo, |trained| trained.loss);
     let ends = |choose: fn(f64, f64) -> f64| losses.iter().copied().reduce(choose).unwrap_or(f64::NAN);
     let spread = ends(f64::max) - ends(f64::min);
-    let rows = OURS.iter().zip(others).flat_map(|(by, told)| {
+    let rows = OURS.iter().zip(others).flat_map(|(by, trained)| {
         let what = |figure: &str| format!("DDP, 25 M parameters, 4 hosts, {}: {figure}", by.name);
         let exposed = case(what("communication exposed, ms"), by.bar, 4);
-        let off: Vec<f64> = told.iter().zip(&losses).map(|(told, gloo)| (told.loss - gloo).abs()).collect();
+        let off: Vec<f64> =
+            trained.iter().zip(&losses).map(|(trained, gloo)| (trained.loss - gloo).abs()).collect();
         let loss = case(what("loss off Gloo's, beside Gloo's spread over seeds"), 1.0, 4);
         let spreads = vec![spread; off.len()];
         [
             exposed.compare(
-                &figures(told, |told| told.exposed_ms),
-                &figures(gloo, |told| told.exposed_ms),
+                &figures(trained, |trained| trained.exposed_ms),
+                &figures(gloo, |trained| trained.exposed_ms),
                 "Gloo",
             ),
             // One seed has no spread.
@@ -205,10 +206,10 @@ fn on_links(suite: &Torch) -> Result<Vec<Row>> {
 /// Forming a group of eight processes on one host, the wheel's import included.
 fn start(suite: &Torch) -> Result<Vec<Row>> {
     let mut deployment = suite.deploy(1)?;
-    let told = suite.rounds(&mut deployment, &[0; 8], &[&EXACT, &GLOO])?;
+    let trained = suite.rounds(&mut deployment, &[0; 8], &[&EXACT, &GLOO])?;
     deployment.end().context("control or an agent did not end in order")?;
-    let [ours, gloo] = told.as_slice() else { return Ok(Vec::new()) };
-    let (ours, gloo) = (figures(ours, |told| told.formed_s), figures(gloo, |told| told.formed_s));
+    let [ours, gloo] = trained.as_slice() else { return Ok(Vec::new()) };
+    let (ours, gloo) = (figures(ours, |trained| trained.formed_s), figures(gloo, |trained| trained.formed_s));
     let what = "init_process_group of 8 processes on one host, s";
     eprintln!(
         "median {:.2} s, Gloo {:.2} s",

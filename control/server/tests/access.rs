@@ -4,7 +4,7 @@
 use harmonaize_api::v1::operator_client::OperatorClient;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
-use harmonaize_identity::{Authority, CONTROL, Folder, Protection, Use, endpoint};
+use harmonaize_identity::{Authority, CONTROL, Folder, Protection, Remote, Use};
 use harmonaize_server::{Config, Server};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ impl Provider {
 
     async fn connect_to(&self, address: SocketAddr, name: &str) -> Channel {
         let protection = issued(&self.authority, name, self.folder.path());
-        endpoint(&protection, CONTROL, &address.to_string()).unwrap().connect().await.unwrap()
+        Remote::at(&protection, CONTROL, &address.to_string()).unwrap().connect().await.unwrap()
     }
 
     /// A session of an agent whose certificate has `name`, and which says that it is `host`.
@@ -201,9 +201,9 @@ async fn a_strangers_certificate_gets_no_connection() {
     let stranger = issued(&Authority::create().unwrap(), "ada", &provider.folder.path().join("stranger"));
     let ours = provider.folder.path().join("control/ca.crt");
     std::fs::copy(ours, provider.folder.path().join("stranger/ada/ca.crt")).unwrap();
-    let endpoint = endpoint(&stranger, CONTROL, &provider.address.to_string()).unwrap();
+    let remote = Remote::at(&stranger, CONTROL, &provider.address.to_string()).unwrap();
     // TLS 1.3 tells a client of its refusal only with the first answer.
-    let refused = match endpoint.connect().await {
+    let refused = match remote.connect().await {
         Err(_) => true,
         Ok(channel) => ProviderClient::new(channel).status(v1::StatusRequest::default()).await.is_err(),
     };

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 /// Racks, hosts in each, and spines; and racks where there are many sessions: 10,000, and 200 in a smoke run.
 const FABRIC: (usize, usize, usize) = (2, 4, 8);
-const MANY: [usize; 2] = [250, 5];
+const RACKS: [usize; 2] = [250, 5];
 const A_RACK: usize = 40;
 /// What TLS may cost: of joins a second, and of the time that a reaction takes.
 const JOINS: f64 = 0.98;
@@ -176,7 +176,7 @@ pub(super) fn sessions(suite: &Trust) -> Result<Vec<Row>> {
         opened_s: f64,
         joins_ms: Vec<f64>,
     }
-    let (racks, joins) = if suite.request.smoke { (MANY[1], 50) } else { (MANY[0], 500) };
+    let (racks, joins) = if suite.request.smoke { (RACKS[1], 50) } else { (RACKS[0], 500) };
     let (rounds, site) = (suite.rounds(), Site::make((racks, A_RACK, FABRIC.2))?);
     let mut figures = [const { Vec::new() }; 3];
     for round in 1..=rounds {

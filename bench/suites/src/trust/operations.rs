@@ -17,7 +17,7 @@ const SIZES: [(u64, u64); 3] = [(1 << 10, 1000), (1 << 20, 200), (64 << 20, 10)]
 const HOSTS: [usize; 4] = [0, 1, 2, 3];
 const BYTES: u64 = 16 << 20;
 /// What of the bandwidth before must be left while a host's way to control is cut.
-const KEPT: f64 = 0.98;
+const LEAST_BUSBW: f64 = 0.98;
 /// No operation may fail: the limit lies below one.
 const NONE: f64 = 0.5;
 /// How long a job may take to join and to settle, an agent to come again, and a job to end.
@@ -25,7 +25,7 @@ const JOIN: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(15);
 const LIMIT: Duration = Duration::from_secs(60);
 /// How often it is looked whether to go on.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The tenant of the jobs.
 const OWN: &str = "a";
 /// A tenant that comes and goes, and its user on each host.
@@ -33,7 +33,7 @@ const COMES: &str = "c";
 const USER: &str = "12345";
 
 /// What became of a job beside which something happened.
-struct Kept {
+struct Comparison {
     /// Of its operations, those that failed: it ends with the first.
     failed: f64,
     /// Bus bandwidth of each round: in the window before, and while it happened, bytes a second.
@@ -57,10 +57,10 @@ pub(super) fn cut(suite: &Trust) -> Result<Vec<Row>> {
         eprintln!("run {round}/{rounds}: {host} was cut off from control for {window:?}");
         windows.push([before, during]);
     }
-    let kept = kept(&mut lab, job, &windows)?;
+    let compared = compare(&mut lab, job, &windows)?;
     lab.end().context("the lab did not end in order")?;
     let what = format!("a host's way to control is cut for {} s", window.as_secs());
-    Ok(kept.rows(&what, KEPT))
+    Ok(compared.rows(&what, LEAST_BUSBW))
 }
 
 /// A tenant is added and removed again and again.
@@ -87,9 +87,9 @@ pub(super) fn tenants(suite: &Trust) -> Result<Vec<Row>> {
         eprintln!("run {round}/{rounds}: a tenant came and went {each} times");
     }
     let times = rounds * each as usize;
-    let kept = kept(&mut lab, job, &windows)?;
+    let compared = compare(&mut lab, job, &windows)?;
     lab.end().context("the lab did not end in order")?;
-    Ok(kept.rows(&format!("another tenant is added and removed {times} times"), 0.0))
+    Ok(compared.rows(&format!("another tenant is added and removed {times} times"), 0.0))
 }
 
 /// An AllReduce between two hosts whose links nothing shapes, by how links are protected.
@@ -156,7 +156,7 @@ fn passes(lab: &mut Lab, time: Duration) -> Result<Interval> {
         if left == 0 {
             return Ok(Interval(from, until));
         }
-        std::thread::sleep(LOOK.min(Duration::from_nanos(left)));
+        std::thread::sleep(CHECK_INTERVAL.min(Duration::from_nanos(left)));
     }
 }
 
@@ -169,14 +169,14 @@ fn has_session(lab: &mut Lab, host: &str) -> Result<bool> {
 }
 
 /// Waits for the job's end. `windows`: of each round, before and during.
-fn kept(lab: &mut Lab, job: Job, windows: &[[Interval; 2]]) -> Result<Kept> {
+fn compare(lab: &mut Lab, job: Job, windows: &[[Interval; 2]]) -> Result<Comparison> {
     let steady = match lab.finish::<Steady>(job, AGAIN * u32::try_from(windows.len())? + LIMIT) {
         Ok(figures) => figures.into_iter().next().context("no figures")?,
         Err(error) => {
             // Not the job's fault where the run was stopped, or a program has ended.
             lab.check()?;
             eprintln!("error: the job has failed: {error:#}");
-            return Ok(Kept { failed: 1.0, busbw: Default::default() });
+            return Ok(Comparison { failed: 1.0, busbw: Default::default() });
         }
     };
     let last = windows.last().map_or(0, |[_, during]| during.1);
@@ -186,10 +186,10 @@ fn kept(lab: &mut Lab, job: Job, windows: &[[Interval; 2]]) -> Result<Kept> {
         let of = windows.iter().filter_map(|round| round.get(which));
         of.map(|interval| steady.rate(*interval) * bus).collect()
     });
-    Ok(Kept { failed: 0.0, busbw })
+    Ok(Comparison { failed: 0.0, busbw })
 }
 
-impl Kept {
+impl Comparison {
     /// The rows, given what must be left of the bandwidth; 0 where that is stated alone.
     fn rows(&self, what: &str, least: f64) -> Vec<Row> {
         let case =
@@ -209,10 +209,11 @@ mod tests {
 
     #[test]
     fn one_operation_that_fails_fails_its_row() {
-        let kept = |failed, during| Kept { failed, busbw: [vec![100.0], vec![during]] };
-        let passed = |kept: Kept, least| kept.rows("x", least).iter().map(|row| row.pass).collect::<Vec<_>>();
-        assert_eq!(passed(kept(0.0, 99.0), KEPT), [Some(true), Some(true)]);
-        assert_eq!(passed(kept(1.0, 97.0), KEPT), [Some(false), Some(false)]);
-        assert_eq!(passed(kept(0.0, 1.0), 0.0), [None, Some(true)], "a bandwidth without a bar is stated");
+        let made = |failed, during| Comparison { failed, busbw: [vec![100.0], vec![during]] };
+        let passed =
+            |one: Comparison, least| one.rows("x", least).iter().map(|row| row.pass).collect::<Vec<_>>();
+        assert_eq!(passed(made(0.0, 99.0), LEAST_BUSBW), [Some(true), Some(true)]);
+        assert_eq!(passed(made(1.0, 97.0), LEAST_BUSBW), [Some(false), Some(false)]);
+        assert_eq!(passed(made(0.0, 1.0), 0.0), [None, Some(true)], "a bandwidth without a bar is stated");
     }
 }
