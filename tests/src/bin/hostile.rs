@@ -79,7 +79,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
     let mut random = Random(arguments.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let run: fn(&Path, &mut Random, Instant) -> Result<u64> = match arguments.attack {
+    let run: fn(&Path, &mut Random, Instant, &mut u64) -> Result<()> = match arguments.attack {
         Attack::Scribble => scribble,
         Attack::Doorbell => doorbell,
         Attack::Silent => silent,
@@ -90,17 +90,14 @@ fn main() -> Result<()> {
         Attack::Unmap => unmap,
     };
     let (mut done, mut refused) = (0, 0_u64);
-    // An attachment ends by what it does; then comes the next, as long as there is time.
+    // An attachment ends by what it does; then comes the next, as long as there is time. What was done before counts.
     while Instant::now() < end {
-        match run(&arguments.socket, &mut random, end) {
-            Ok(more) => done += more,
-            Err(error) => {
-                refused += 1;
-                if refused == 1 {
-                    eprintln!("{:?}: {error:#}", arguments.attack);
-                }
-                std::thread::sleep(Duration::from_millis(1));
+        if let Err(error) = run(&arguments.socket, &mut random, end, &mut done) {
+            refused += 1;
+            if refused == 1 {
+                eprintln!("{:?}: {error:#}", arguments.attack);
             }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
     println!("{done}");
@@ -161,15 +158,15 @@ impl Raw {
     }
 }
 
-fn scribble(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn scribble(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let mut raw = Raw::attach(socket, Access::Mapped, 1 << 20, 16)?;
     let communicator = raw.join(random.next())?;
     let [arena, rings, bell] = <[OwnedFd; 3]>::try_from(raw.descriptors).ok().context("descriptors")?;
     let bytes = rustix::fs::fstat(&rings)?.st_size.unsigned_abs();
     let (rings, arena) = (Memory::map(rings, bytes)?, Memory::map(arena, raw.welcome.arena_bytes)?);
-    for round in 0..10_000 {
+    for _ in 0..10_000 {
         if Instant::now() > end {
-            return Ok(round);
+            break;
         }
         for _ in 0..32 {
             let value = match random.below(4) {
@@ -181,27 +178,27 @@ fn scribble(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
             rings.write(random.below(bytes / 8) * 8, &value.to_le_bytes())?;
             arena.write(random.below(raw.welcome.arena_bytes - 8), &value.to_le_bytes())?;
         }
+        *done += 1;
         rustix::net::send(&bell, &[1; 8], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
             .or_else(|error| if error == rustix::io::Errno::AGAIN { Ok(0) } else { Err(error) })?;
     }
-    Ok(10_000)
+    Ok(())
 }
 
-fn doorbell(socket: &Path, _: &mut Random, end: Instant) -> Result<u64> {
+fn doorbell(socket: &Path, _: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let raw = Raw::attach(socket, Access::Mapped, 4096, 4)?;
     let bell = raw.descriptors.get(2).context("no doorbell")?;
-    let mut rung = 0;
     while Instant::now() < end {
         match rustix::net::send(bell, &[1; 1024], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(_) => rung += 1,
+            Ok(_) => *done += 1,
             Err(rustix::io::Errno::AGAIN) => std::thread::yield_now(),
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(rung)
+    Ok(())
 }
 
-fn silent(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn silent(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let mut raw = Raw::attach(socket, Access::Mapped, 1 << 20, 16)?;
     let communicator = raw.join(random.next())?;
     let descriptors = <[OwnedFd; 3]>::try_from(raw.descriptors).ok().context("descriptors")?;
@@ -209,9 +206,8 @@ fn silent(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
     let tensor = Region { offset: 0, bytes: 1 << 19 };
     let submission = sum(communicator, tensor, Region { offset: 1 << 19, ..tensor });
     // As many as there is room for, and none of the completions is taken.
-    let mut submitted = 0;
     while tenant.submit(&submission).is_ok() {
-        submitted += 1;
+        *done += 1;
     }
     raw.session.set_nonblocking(true)?;
     let questions = encode(&Request::Detail { id: 2, communicator })?.repeat(64);
@@ -222,23 +218,22 @@ fn silent(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
             Ok(written) => at = (at + written) % questions.len(),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 // A descriptor beyond what the rings hold.
-                submitted += u64::from(tenant.submit(&submission).is_ok());
+                *done += u64::from(tenant.submit(&submission).is_ok());
                 std::thread::sleep(Duration::from_micros(100));
             }
             Err(error) => return Err(error.into()),
         }
     }
-    Ok(submitted)
+    Ok(())
 }
 
-fn attach(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn attach(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let mut held = Vec::new();
-    let mut attached = 0;
     while Instant::now() < end {
         let access = if random.below(2) == 0 { Access::Mapped } else { Access::Remote };
         match Raw::attach(socket, access, 1 << 20, 4) {
             Ok(raw) => {
-                attached += 1;
+                *done += 1;
                 held.push(raw);
             }
             // There are no more to be had: all go at once.
@@ -248,7 +243,7 @@ fn attach(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
             held.clear();
         }
     }
-    Ok(attached)
+    Ok(())
 }
 
 /// An AllReduce of 32-bit floats.
@@ -265,14 +260,13 @@ fn sum(communicator: u32, input: Region, output: Region) -> Submission {
     }
 }
 
-fn descriptors(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn descriptors(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let mut raw = Raw::attach(socket, Access::Mapped, 1 << 20, 16)?;
     let communicator = raw.join(random.next())?;
     let [arena, rings, bell] = <[OwnedFd; 3]>::try_from(raw.descriptors).ok().context("descriptors")?;
     let bytes = rustix::fs::fstat(&rings)?.st_size.unsigned_abs();
     let written = Memory::map(rings.try_clone()?, bytes)?;
     let mut tenant = MappedTenant::open([arena, rings, bell], raw.welcome.arena_bytes, raw.welcome.entries)?;
-    let mut submitted = 0;
     while Instant::now() < end {
         let near = |random: &mut Random| match random.below(4) {
             0 => random.next(),
@@ -296,7 +290,7 @@ fn descriptors(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> 
             _ => one.timeout_ns = random.next(),
         }
         let taken = tenant.submit(&one).is_ok();
-        submitted += u64::from(taken);
+        *done += u64::from(taken);
         // The other entries, or this one, become something else meanwhile.
         for _ in 0..4 {
             written.write(1024 + random.below((bytes - 1024) / 8) * 8, &near(random).to_le_bytes())?;
@@ -306,19 +300,13 @@ fn descriptors(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> 
             std::thread::yield_now();
         }
     }
-    Ok(submitted)
+    Ok(())
 }
 
-fn truncate(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
-    let mut cut = 0;
+fn truncate(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     while Instant::now() < end {
-        let attached = Raw::attach(socket, Access::Remote, 1 << 20, 4);
-        let joined = attached.and_then(|mut raw| Ok((raw.join(random.next())?, raw)));
-        let (communicator, raw) = match joined {
-            Ok(joined) => joined,
-            Err(error) if cut == 0 => return Err(error),
-            Err(_) => break,
-        };
+        let mut raw = Raw::attach(socket, Access::Remote, 1 << 20, 4)?;
+        let communicator = raw.join(random.next())?;
         let stream = raw.descriptors.first().context("no socket")?;
         let tensor = Region { offset: 0, bytes: 4096 };
         let mut frame = [1_u32.to_le_bytes().as_slice(), &[0; 28]].concat();
@@ -335,12 +323,12 @@ fn truncate(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
             // The agent asks for the tensor, and hears nothing.
             std::thread::sleep(Duration::from_millis(random.below(20)));
         }
-        cut += 1;
+        *done += 1;
     }
-    Ok(cut)
+    Ok(())
 }
 
-fn maximal(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn maximal(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     let mut raw = Raw::attach(socket, Access::Mapped, 4096, 4)?;
     let mut constraints = Constraints::new();
     for _ in 0..3000 {
@@ -348,7 +336,6 @@ fn maximal(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
     }
     let request = Request::Negotiate { id: 7, communicator: "x".repeat(128), propose: Some(constraints) };
     let mut message = encode(&request)?;
-    let mut sent = 0;
     while Instant::now() < end {
         if random.below(16) == 0 {
             // As long as a message may be, and something else in it.
@@ -357,21 +344,19 @@ fn maximal(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
                 *byte = random.next() as u8;
             }
         }
-        // What was done counts, though damage has ended the session.
-        if raw.session.write_all(&message).is_err() || raw.answer().is_err() {
-            break;
-        }
-        sent += 1;
+        // Damage may end the session.
+        raw.session.write_all(&message)?;
+        raw.answer()?;
+        *done += 1;
     }
-    Ok(sent)
+    Ok(())
 }
 
-fn unmap(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
+fn unmap(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
     const BYTES: u64 = 4 << 20;
     let options = AttachOptions { arena_bytes: 1 << 20, ..AttachOptions::default() };
     let client = Client::attach(socket, options)?;
     let alone = client.join(&format!("unmap{}", random.next()), Rank(0), 1, Duration::from_secs(5))?;
-    let mut rounds = 0;
     while Instant::now() < end {
         let memfd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&memfd, BYTES)?;
@@ -384,14 +369,14 @@ fn unmap(socket: &Path, random: &mut Random, end: Instant) -> Result<u64> {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(&memfd, hole, 0, BYTES);
         let _ = region.unregister();
-        rounds += 1;
+        *done += 1;
         if random.below(32) == 0 {
             // All of it goes under the operation.
             drop((operation, tensor, alone, client));
-            return Ok(rounds);
+            return Ok(());
         }
         let mut operation = operation;
         let _ = operation.wait(Duration::from_secs(5));
     }
-    Ok(rounds)
+    Ok(())
 }
