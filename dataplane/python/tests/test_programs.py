@@ -47,14 +47,16 @@ def image(step, rank):
     return torch.randn(BATCH, 3, 16, 16, generator=generator), torch.randint(10, (BATCH,), generator=generator)
 
 
-def trained(model, rank, data, optimizer=torch.optim.AdamW):
-    optimizer = optimizer(model.parameters(), lr=1e-3)
+def trained(model, rank, data, optimizer=None, finish=lambda: None):
+    """The loss of each step; `finish` sees to gradients that the model leaves to the program."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(STEPS):
         given, wanted = data(step, rank)
         loss = cross_entropy(model(given).flatten(0, -2), wanted.flatten())
         optimizer.zero_grad()
         loss.backward()
+        finish()
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -128,17 +130,7 @@ class Mixture(nn.Module):
 
 def mixture_of_experts(rank, ranks):
     model = seeded(lambda: Mixture(rank, ranks))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(STEPS):
-        given, wanted = text(step, rank)
-        loss = cross_entropy(model(given).flatten(0, -2), wanted.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        model.average()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return trained(model, rank, text, torch.optim.SGD(model.parameters(), lr=0.1), model.average)
 
 
 def pipeline(rank, ranks):

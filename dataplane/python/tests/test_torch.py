@@ -234,13 +234,19 @@ def messages(path):
             work.wait()
         assert torch.equal(received[:4], given(left, 4))
         if rank == 0:
-            sums = 0.0
+            senders = set()
             for _ in range(ranks - 1):
-                dist.irecv(received).wait()
-                sums += received[0].item()
-            assert sums == sum(range(1, ranks))
+                work = dist.irecv(received)
+                while not work.is_completed():
+                    time.sleep(0.001)
+                assert work.source_rank() == received[0].item()
+                senders.add(work.source_rank())
+            assert senders == set(range(1, ranks))
+            with pytest.raises(RuntimeError, match="this is none"):
+                dist.all_reduce(torch.ones(1), group=dist.new_group([0]), async_op=True).source_rank()
         else:
             dist.send(torch.full((10,), float(rank)), 0)
+            dist.new_group([0])
         dist.barrier()
     return True
 
