@@ -5,11 +5,10 @@ use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::python::Environment;
 use harmonaize_testkit::workspace::{self, root, target};
 use serde::Deserialize;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What peers from PyPI are compiled with, and the stub libraries made.
+/// What peers from PyPI are compiled with.
 const COMPILER: &[&str] = &["gcc", "g++", "binutils", "python3"];
 
 /// What a size may take, in microseconds: three operations are timed at least, and more only within this.

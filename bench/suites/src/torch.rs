@@ -1,7 +1,8 @@
 //! Trainings by PyTorch's DDP over the service, from the wheel, beside Gloo.
 
+use crate::lab::measured;
 use crate::part::{self, Outcome, Part};
-use crate::row::{Case, Row, median};
+use crate::row::{Case, Row};
 use crate::suite::Request;
 use anyhow::{Context, Result, ensure};
 use harmonaize_testkit::deployment::{Deployment, Setup, Tenant, socket};
@@ -114,8 +115,7 @@ impl Torch {
             deployment.check()
         })?;
         let printed = std::fs::read_to_string(ranks.first().context("no rank")?.log())?;
-        let line = printed.lines().find(|line| line.starts_with('{')).context("nothing was printed")?;
-        serde_json::from_str(line).with_context(|| format!("no figures in {line}"))
+        measured(&printed)?.into_iter().next().context("nothing was printed")
     }
 
     /// Runs the contestants in turn, a seed a round. By contestant, what came of each round.
@@ -211,11 +211,6 @@ fn start(suite: &Torch) -> Result<Vec<Row>> {
     let [ours, gloo] = trained.as_slice() else { return Ok(Vec::new()) };
     let (ours, gloo) = (figures(ours, |trained| trained.formed_s), figures(gloo, |trained| trained.formed_s));
     let what = "init_process_group of 8 processes on one host, s";
-    eprintln!(
-        "median {:.2} s, Gloo {:.2} s",
-        median(&ours).unwrap_or(f64::NAN),
-        median(&gloo).unwrap_or(f64::NAN)
-    );
     Ok(vec![
         case(what.to_owned(), 1.0, 8).limit(&ours, 1.0),
         case(what.to_owned(), 1.0, 8).stated().compare(&ours, &gloo, "Gloo"),

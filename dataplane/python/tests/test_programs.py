@@ -174,5 +174,6 @@ def test_a_program_has_the_losses_of_gloo(team, tmp_path, program):
     gloo = team.run(run, tmp_path / "gloo", "gloo", program)
     for ours, theirs in zip(own, gloo):
         # Two summands have one order.
-        assert ours == theirs if team.ranks == 2 else torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4)
-    assert len(set(own[-1])) > 1, "it learns nothing"
+        assert ours == theirs if team.ranks == 2 else torch.allclose(torch.tensor(ours), torch.tensor(theirs), rtol=1e-5)
+    first, last = (sum(losses[at] for losses in own) for at in (0, -1))
+    assert last < first, "it learns nothing"

@@ -7,6 +7,7 @@ import ast
 import importlib.util
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import types
@@ -16,6 +17,13 @@ from team import SOCKETS
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
 FOLDER = tempfile.mkdtemp(prefix="harmonaize-pytorch-")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder():
+    yield
+    shutil.rmtree(FOLDER)
+
 
 # What no backend in Python can pass, and why.
 CANNOT = {

@@ -74,8 +74,10 @@ impl Environment {
         workspace::run(pip.args(packages))
     }
 
-    /// Makes it, where it is not there yet.
-    fn exist(&self) -> Result<()> {
+    /// Makes it, where it is not there yet, for `what` to be installed, if consented.
+    fn prepare(&self, what: &str, consent: Consent) -> Result<()> {
+        packages::require(&[packages::BUILDING, packages::PYTHON].concat(), consent)?;
+        consent.obtain(&format!("{what} in {}", self.folder.display()))?;
         if self.runs("")? { Ok(()) } else { self.make() }
     }
 
@@ -87,9 +89,7 @@ impl Environment {
         if self.runs("import maturin, numpy, pytest, expecttest")? {
             return Ok(());
         }
-        packages::require(&[packages::BUILDING, packages::PYTHON].concat(), consent)?;
-        consent.obtain(&format!("an environment in {} with {}", self.folder.display(), TOOLS.join(", ")))?;
-        self.exist()?;
+        self.prepare(&TOOLS.join(", "), consent)?;
         self.pip(&[], TOOLS)
     }
 
@@ -102,9 +102,7 @@ impl Environment {
         if self.runs(there)? {
             return Ok(());
         }
-        packages::require(&[packages::BUILDING, packages::PYTHON].concat(), consent)?;
-        consent.obtain(&format!("{TORCH} in {}, 1.4 GB", self.folder.display()))?;
-        self.exist()?;
+        self.prepare(&format!("{TORCH} (1.4 GB)"), consent)?;
         self.pip(&[], TORCH_NEEDS)?;
         self.pip(&["--no-deps"], &[TORCH])?;
         workspace::run(Command::new("bash").args(["-c", CUDA_STUBS, "cuda-stubs"]).arg(&self.folder))?;

@@ -170,8 +170,10 @@ def _teach_handles():
         return
 
     def is_completed(self):
-        work = None if completed(self) else _ours(self)
-        return completed(self) if work is None else work.get_future().done()
+        if completed(self):
+            return True
+        work = _ours(self)
+        return work is not None and work.get_future().done()
 
     def source_rank(self):
         work = _ours(self)
