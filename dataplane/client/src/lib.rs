@@ -74,6 +74,7 @@ pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
     F8E5M2, OperationId, P2pSignature, Rank, ReduceOp, Signature, Status,
 };
+pub use harmonaize_shm::Pin;
 #[cfg(feature = "rdma")]
 pub use harmonaize_verbs::{Devices, VerbsError};
 pub use journal::DebugLevel;

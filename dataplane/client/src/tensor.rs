@@ -4,7 +4,7 @@ use crate::pool::{Piece, Pool};
 use crate::region::Registration;
 use crate::{Element, Error};
 use harmonaize_abi::{Dtype, Region, View, ViewMut};
-use harmonaize_shm::Memory;
+use harmonaize_shm::{Memory, Pin};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -188,6 +188,11 @@ impl Tensor {
     pub fn read<E: Element>(&self, offset: u64, into: &mut [E]) -> Result<(), Error> {
         let (memory, start) = self.elements_at::<E>(offset, into.len())?;
         Ok(memory.read(start, into.as_mut_bytes())?)
+    }
+
+    /// A hold on the mapping that the tensor lies in, for a device that is to reach it.
+    pub fn pin(&self) -> Pin {
+        Pin::new(self.block.place().0)
     }
 
     /// The bytes, to read through raw pointers.

@@ -1,14 +1,14 @@
 //! The collectives and messages from rank to rank.
 
-use crate::device::is_device;
 use crate::group::{Submission, submit};
 use crate::registry::{Comm, find, lock, ncclComm_t};
 use crate::result::{Failure, entry, give, ncclResult_t};
 use harmonaize_client::{Collective, Dtype, Rank, ReduceOp};
+use harmonaize_staging::cuda::{Stream, driver};
 use harmonaize_staging::{Call, Kind, Piece};
 use std::ffi::{c_int, c_void};
 
-/// A CUDA stream, which nothing here looks at.
+/// A CUDA stream. Calls on memory that CUDA knows run in its order; nobody looks at it otherwise.
 type cudaStream_t = *mut c_void;
 /// NCCL's element types and reductions, by number.
 type ncclDataType_t = c_int;
@@ -64,13 +64,19 @@ fn piece(buffer: *const c_void, dtype: Dtype, count: usize, blocks: u32) -> Resu
     if buffer.is_null() {
         return Err(Failure::argument("a buffer is NULL"));
     }
-    if is_device(buffer) {
+    Ok(vec![Piece { address: buffer.addr(), bytes }])
+}
+
+/// The stream in whose order a call runs: where CUDA knows the memory.
+fn order(pieces: &[Piece], stream: cudaStream_t) -> Result<Option<Stream>, Failure> {
+    let Some(driver) = driver() else { return Ok(None) };
+    let known = pieces.iter().filter(|piece| driver.knows(piece.address)).count();
+    if known > 0 && known < pieces.len() {
         return Err(Failure::argument(
-            "a buffer is in a device's memory: this library takes host memory alone, so copy it first, or use \
-             NCCL's own library",
+            "a buffer is CUDA's and another one is not: allocate both on a device, or pinned (cudaMallocHost)",
         ));
     }
-    Ok(vec![Piece { address: buffer.addr(), bytes }])
+    Ok((known > 0).then(|| Stream(stream.addr())))
 }
 
 /// What is called of a communicator, and the reduction and the root of it where it has any.
@@ -80,6 +86,7 @@ struct Arguments {
     count: usize,
     reduce: Option<ncclRedOp_t>,
     root: Option<c_int>,
+    stream: cudaStream_t,
 }
 
 /// Starts a call. `blocks`: of how many blocks of `count` elements the input and the output are, by the communicator's ranks and
@@ -108,8 +115,9 @@ fn call(
             blocks.map_or(Ok(Vec::new()), |blocks| piece(buffer, dtype, count, blocks))
         };
         let (inputs, outputs) = (pieces(input, inputs)?, pieces(output, outputs)?);
+        let stream = order(&[&inputs[..], &outputs[..]].concat(), arguments.stream)?;
         let call = Call { kind, dtype, reduce, root, inputs, outputs, counts: None };
-        submit(Submission { comm, call, factor })
+        submit(Submission { comm, call, factor, stream })
     })
 }
 
@@ -122,9 +130,9 @@ pub extern "C" fn ncclAllReduce(
     dtype: ncclDataType_t,
     reduce: ncclRedOp_t,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None, stream };
     call(Kind::Collective(Collective::AllReduce), &arguments, (input, output), |_, _| (Some(1), Some(1)))
 }
 
@@ -138,9 +146,9 @@ pub extern "C" fn ncclReduce(
     reduce: ncclRedOp_t,
     root: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: Some(root), stream };
     let blocks = |_, at_root: bool| (Some(1), at_root.then_some(1));
     call(Kind::Collective(Collective::Reduce), &arguments, (input, output), blocks)
 }
@@ -154,9 +162,9 @@ pub extern "C" fn ncclBroadcast(
     dtype: ncclDataType_t,
     root: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root), stream };
     let blocks = |_, at_root: bool| (at_root.then_some(1), Some(1));
     call(Kind::Collective(Collective::Broadcast), &arguments, (input, output), blocks)
 }
@@ -183,9 +191,9 @@ pub extern "C" fn ncclReduceScatter(
     dtype: ncclDataType_t,
     reduce: ncclRedOp_t,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: Some(reduce), root: None, stream };
     let blocks = |ranks, _| (Some(ranks), Some(1));
     call(Kind::Collective(Collective::ReduceScatter), &arguments, (input, output), blocks)
 }
@@ -198,9 +206,9 @@ pub extern "C" fn ncclAllGather(
     count: usize,
     dtype: ncclDataType_t,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: None, stream };
     let blocks = |ranks, _| (Some(1), Some(ranks));
     call(Kind::Collective(Collective::AllGather), &arguments, (input, output), blocks)
 }
@@ -213,9 +221,9 @@ pub extern "C" fn ncclAlltoAll(
     count: usize,
     dtype: ncclDataType_t,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: None };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: None, stream };
     let blocks = |ranks, _| (Some(ranks), Some(ranks));
     call(Kind::Collective(Collective::AllToAll), &arguments, (input, output), blocks)
 }
@@ -229,9 +237,9 @@ pub extern "C" fn ncclGather(
     dtype: ncclDataType_t,
     root: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root), stream };
     let blocks = |ranks, at_root: bool| (Some(1), at_root.then_some(ranks));
     call(Kind::Collective(Collective::Gather), &arguments, (input, output), blocks)
 }
@@ -245,9 +253,9 @@ pub extern "C" fn ncclScatter(
     dtype: ncclDataType_t,
     root: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(root), stream };
     let blocks = |ranks, at_root: bool| (at_root.then_some(ranks), Some(1));
     call(Kind::Collective(Collective::Scatter), &arguments, (input, output), blocks)
 }
@@ -260,9 +268,9 @@ pub extern "C" fn ncclSend(
     dtype: ncclDataType_t,
     peer: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer), stream };
     call(Kind::Send, &arguments, (input, std::ptr::null_mut()), |_, _| (Some(1), None))
 }
 
@@ -274,9 +282,9 @@ pub extern "C" fn ncclRecv(
     dtype: ncclDataType_t,
     peer: c_int,
     comm: ncclComm_t,
-    _stream: cudaStream_t,
+    stream: cudaStream_t,
 ) -> ncclResult_t {
-    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer) };
+    let arguments = Arguments { comm, dtype, count, reduce: None, root: Some(peer), stream };
     call(Kind::Receive, &arguments, (std::ptr::null(), output), |_, _| (None, Some(1)))
 }
 
@@ -322,7 +330,7 @@ pub extern "C" fn ncclRedOpCreatePreMulSum(
 ) -> ncclResult_t {
     entry(|| {
         let (comm, dtype) = (find(comm)?, dtype(number)?);
-        if factor.is_null() || is_device(factor) {
+        if factor.is_null() || driver().is_some_and(|driver| driver.is_device(factor.addr())) {
             return Err(Failure::argument("the factor is not in host memory"));
         }
         let factor = scalar(dtype, factor)?;

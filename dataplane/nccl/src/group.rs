@@ -3,6 +3,8 @@
 use crate::registry::{Comm, Members, client_for};
 use crate::result::{Failure, entry, ncclResult_t};
 use harmonaize_client::{Error, JoinOptions, OperationOptions, Rank};
+use harmonaize_staging::cuda::Stream;
+use harmonaize_staging::stream::{self, Back, Batch};
 use harmonaize_staging::{Call, Flight};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -40,6 +42,8 @@ pub(crate) struct Submission {
     pub(crate) call: Call,
     /// Of a reduction that multiplies first.
     pub(crate) factor: Option<f64>,
+    /// Whose order it runs in, where CUDA knows the memory.
+    pub(crate) stream: Option<Stream>,
 }
 
 #[derive(Default)]
@@ -143,11 +147,36 @@ fn end(comm: &Comm, slot: &mut Option<Flight>, within: Duration) -> Result<bool,
     copied.map(|()| true).map_err(Failure::from).inspect_err(|failure| comm.note(failure))
 }
 
-/// Starts operations and waits for all of them. Returns the first failure.
-fn run(calls: &[Submission]) -> Result<(), Failure> {
+/// Queues operations in their streams, and returns. Failures afterwards are the communicators'.
+fn queue(calls: Vec<Submission>) -> Result<(), Failure> {
+    let comms: Vec<Arc<Comm>> = calls.iter().map(|call| Arc::clone(&call.comm)).collect();
+    let part = |submission: Submission| {
+        let Members { client, communicator, .. } = submission.comm.members()?;
+        let options = OperationOptions { factor: submission.factor, ..OperationOptions::default() };
+        let (members, stream) = (communicator.with(options)?, submission.stream.unwrap_or_default());
+        Ok(stream::Submission::new(client, members, submission.comm.lane, submission.call, stream)?)
+    };
+    let parts: Result<Vec<_>, Failure> = calls.into_iter().map(part).collect();
+    // SAFETY: NCCL's callers keep their buffers until their streams have passed the call.
+    let queued =
+        parts.and_then(|parts| unsafe { Batch::submit(parts, Back::InOrder) }.map_err(Failure::from));
+    queued?.on_end(move |outcome| {
+        if let Err(failure) = outcome {
+            let failure = failure.clone().into();
+            comms.iter().for_each(|comm| comm.note(&failure));
+        }
+    });
+    Ok(())
+}
+
+/// Starts operations: those on memory that CUDA knows in the order of their streams, and all others now, for which it waits. Returns the
+/// first failure.
+fn run(calls: Vec<Submission>) -> Result<(), Failure> {
+    let (queued, calls): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| call.stream.is_some());
+    let mut result = if queued.is_empty() { Ok(()) } else { queue(queued) };
     let mut flights: Vec<(Arc<Comm>, Option<Flight>)> = Vec::with_capacity(calls.len());
-    let mut result = Ok(());
-    for submission in calls {
+    for submission in &calls {
+        submission.comm.lane.wait();
         match start(submission, &mut flights) {
             Ok(flight) => flights.push((Arc::clone(&submission.comm), Some(flight))),
             Err(failure) => {
@@ -172,7 +201,7 @@ pub(crate) fn submit(submission: Submission) -> Result<(), Failure> {
             None
         }
     });
-    alone.map_or(Ok(()), |submission| run(&[submission]))
+    alone.map_or(Ok(()), |submission| run(vec![submission]))
 }
 
 /// Forms a communicator, at the group's end where one is open.
@@ -199,7 +228,7 @@ pub(crate) fn end_group() -> Result<(), Failure> {
     })?;
     let Some(Open { joins, calls, .. }) = whole else { return Ok(()) };
     form(&joins)?;
-    run(&calls)
+    run(calls)
 }
 
 /// The rank in a communicator of which `excluded` are taken out; none for one of those.

@@ -1,7 +1,8 @@
-//! The tenant's library with NCCL's ABI, of release 2.32: programs that call NCCL on host memory use the provider's collectives.
+//! The tenant's library with NCCL's ABI, of release 2.32: programs that call NCCL use the provider's collectives.
 //!
-//! A call blocks until its operation has ended, or, in a group, the group's end does. So streams mean nothing here, and are not
-//! looked at. Memory of a device is refused.
+//! On memory that CUDA knows a call returns at once, and its operation runs in its stream's order, as NCCL's do; how one failed,
+//! `ncclCommGetAsyncError` says. On any other memory of the host's a call blocks until its operation has ended, or, in a group, the group's
+//! end does.
 //!
 //! Architecture invariant: handles are numbers in a table and never addresses. What is behind a caller's pointer is read or
 //! written in an unsafe block that says what the caller has promised. No panic leaves an entry.
@@ -10,7 +11,6 @@
 
 pub mod collectives;
 pub mod communicator;
-mod device;
 pub mod group;
 pub mod memory;
 mod registry;

@@ -2,22 +2,28 @@
 
 use crate::registry::{find, lock, ncclComm_t};
 use crate::result::{Failure, entry, give, ncclResult_t};
+use harmonaize_staging::cuda::driver;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
-/// Where the allocations begin, and how they were made.
-static ALLOCATED: Mutex<BTreeMap<usize, Layout>> = Mutex::new(BTreeMap::new());
+/// Where the allocations begin, and how they were made: a device's have no layout.
+static ALLOCATED: Mutex<BTreeMap<usize, Option<Layout>>> = Mutex::new(BTreeMap::new());
 
 const PAGE: usize = 4096;
 
-/// Allocates host memory, in whole pages, zeroed.
+/// Allocates memory: the current device's, and where there is none the host's, in whole pages, zeroed.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, bytes: usize) -> ncclResult_t {
     entry(|| {
         if pointer.is_null() {
             return Err(Failure::argument("where the address goes is NULL"));
+        }
+        let device = driver().map(|driver| driver.allocate_device(bytes.max(1))).transpose()?.flatten();
+        if let Some(address) = device {
+            lock(&ALLOCATED).insert(address, None);
+            return give(std::ptr::with_exposed_provenance_mut(address), pointer, "where the address goes");
         }
         let layout = Layout::from_size_align(bytes.max(1), PAGE).map(|layout| layout.pad_to_align());
         let layout = layout.map_err(|_| Failure::argument(format!("{bytes} bytes are too many")))?;
@@ -26,7 +32,7 @@ pub extern "C" fn ncclMemAlloc(pointer: *mut *mut c_void, bytes: usize) -> ncclR
         if memory.is_null() {
             return Err(Failure::argument(format!("no memory for {bytes} bytes")));
         }
-        lock(&ALLOCATED).insert(memory.addr(), layout);
+        lock(&ALLOCATED).insert(memory.addr(), Some(layout));
         give(memory.cast(), pointer, "where the address goes")
     })
 }
@@ -40,8 +46,12 @@ pub extern "C" fn ncclMemFree(pointer: *mut c_void) -> ncclResult_t {
         }
         let layout = lock(&ALLOCATED).remove(&pointer.addr());
         let layout = layout.ok_or_else(|| Failure::argument("ncclMemAlloc did not allocate that"))?;
-        // SAFETY: it was allocated by this layout, and is freed once.
-        unsafe { dealloc(pointer.cast(), layout) };
+        match (layout, driver()) {
+            // SAFETY: it was allocated by this layout, and is freed once.
+            (Some(layout), _) => unsafe { dealloc(pointer.cast(), layout) },
+            (None, Some(driver)) => driver.free_device(pointer.addr())?,
+            (None, None) => return Err(Failure::internal("memory of a device without CUDA")),
+        }
         Ok(())
     })
 }

@@ -2,6 +2,7 @@
 
 use crate::result::{Failure, ncclResult_t, ncclSuccess};
 use harmonaize_client::{AttachOptions, Client, Communicator, Rank};
+use harmonaize_staging::stream::Lane;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -31,6 +32,8 @@ pub(crate) struct Comm {
     /// As the caller says, until it has formed: a split says where this rank is.
     place: (Rank, u32),
     pub(crate) device: c_int,
+    /// Its calls on memory that CUDA knows start in order.
+    pub(crate) lane: Lane,
     /// Unset until it has formed: in a group, until the group's end.
     members: OnceLock<Members>,
     /// Factors of reductions that multiply before they sum, by number.
@@ -43,7 +46,8 @@ pub(crate) struct Comm {
 impl Comm {
     pub(crate) fn new(rank: Rank, ranks: u32, device: c_int) -> Arc<Self> {
         let (factors, shrunk, failed) = (Mutex::default(), Mutex::default(), Mutex::new(ncclSuccess));
-        Arc::new(Self { place: (rank, ranks), device, members: OnceLock::new(), factors, shrunk, failed })
+        let (lane, members) = (Lane::new(), OnceLock::new());
+        Arc::new(Self { place: (rank, ranks), device, lane, members, factors, shrunk, failed })
     }
 
     /// Its rank, and of how many.

@@ -1,6 +1,8 @@
 //! Results, and the text of the last failure.
 
 use harmonaize_client::{Error, Status};
+use harmonaize_staging::cuda::CudaError;
+use harmonaize_staging::stream;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,9 +54,32 @@ impl Failure {
     }
 }
 
+impl From<stream::Failure> for Failure {
+    fn from(failure: stream::Failure) -> Self {
+        let result = match &failure {
+            stream::Failure::Client(error) => return Self::of(error),
+            stream::Failure::Cuda(_) => ncclUnhandledCudaError,
+            stream::Failure::Captured => ncclInvalidUsage,
+        };
+        Self { result, text: failure.to_string() }
+    }
+}
+
+impl From<CudaError> for Failure {
+    fn from(error: CudaError) -> Self {
+        Self { result: ncclUnhandledCudaError, text: error.to_string() }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let result = match &error {
+        Self::of(&error)
+    }
+}
+
+impl Failure {
+    fn of(error: &Error) -> Self {
+        let result = match error {
             Error::Operation { status, .. } => match status {
                 Status::Timeout => ncclTimeout,
                 Status::RankLost | Status::Destroyed | Status::Dissolved | Status::Aborted => ncclRemoteError,

@@ -42,4 +42,20 @@ unsupported! {
     ncclParamGet: "parameters of NCCL";
     ncclParamGetParameter: "parameters of NCCL";
     ncclParamGetAllParameterKeys: "parameters of NCCL";
+    ncclCommQueryProperties: "collectives inside of kernels";
+    ncclDevCommCreate: "collectives inside of kernels";
+    ncclDevCommDestroy: "collectives inside of kernels";
+    ncclGetCftDeviceLeInfo: "collectives inside of kernels";
+    ncclGetLsaDevicePointer: "collectives inside of kernels";
+    ncclGetLsaMultimemDevicePointer: "collectives inside of kernels";
+    ncclGetMultimemDeviceLeInfo: "collectives inside of kernels";
+    ncclGetMultimemDevicePointer: "collectives inside of kernels";
+    ncclGetPeerDeviceLeInfo: "collectives inside of kernels";
+    ncclGetPeerDevicePointer: "collectives inside of kernels";
+    ncclGinBarrierCreateRequirement: "collectives inside of kernels";
+    ncclGinInboxA2ACreateRequirement: "collectives inside of kernels";
+    ncclGinOutboxCreateRequirement: "collectives inside of kernels";
+    ncclLLA2ACalcSlots: "collectives inside of kernels";
+    ncclLLA2ACreateRequirement: "collectives inside of kernels";
+    ncclLsaBarrierCreateRequirement: "collectives inside of kernels";
 }

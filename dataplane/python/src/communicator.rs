@@ -12,6 +12,8 @@ use harmonaize_client as client;
 use harmonaize_client::{
     Collective, Direction, Dtype, Error, OperationOptions, Rank, ReduceOp, RegroupOptions,
 };
+use harmonaize_staging::cuda::Stream;
+use harmonaize_staging::stream::Lane;
 use harmonaize_staging::{Call, Counts, Kind, Piece};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -21,6 +23,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct Communicator {
     pub(crate) inner: Arc<client::Communicator>,
     pub(crate) client: Arc<Attachment>,
+    /// Its calls on a device's memory start in order.
+    lane: Lane,
 }
 
 /// A tensor as an argument.
@@ -33,7 +37,7 @@ fn inner<'a>(tensor: &'a Option<Bound<'_, Tensor>>) -> Option<&'a client::Tensor
 
 impl Communicator {
     pub(crate) fn new(inner: client::Communicator, client: Arc<Attachment>) -> Self {
-        Self { inner: Arc::new(inner), client }
+        Self { inner: Arc::new(inner), client, lane: Lane::new() }
     }
 
     fn started(py: Python<'_>, called: Result<client::Operation, Error>) -> PyResult<Operation> {
@@ -316,8 +320,9 @@ impl Communicator {
         )
     }
 
-    /// Starts an operation on memory that is not the attachment's: by code, on pairs of address and bytes, which `keep` keeps.
-    #[pyo3(signature = (code, dtype, reduce, root, inputs, outputs, keep, counts = None, factor = None, timeout = None))]
+    /// Starts an operation on memory that is not the attachment's: by code, on pairs of address and bytes, which `keep` keeps. On a device's
+    /// memory where `streams` are given: those that copy its inputs and its outputs.
+    #[pyo3(signature = (code, dtype, reduce, root, inputs, outputs, keep, counts = None, factor = None, timeout = None, streams = None))]
     #[expect(clippy::too_many_arguments, reason = "of the package's own Python alone")]
     fn _staged(
         &self,
@@ -332,6 +337,7 @@ impl Communicator {
         counts: Option<(Vec<u64>, Vec<u64>, u64)>,
         factor: Option<f64>,
         timeout: Option<f64>,
+        streams: Option<(usize, usize)>,
     ) -> PyResult<Staged> {
         let pieces = |pieces: Vec<(usize, usize)>| {
             pieces.into_iter().map(|(address, bytes)| Piece { address, bytes }).collect()
@@ -356,6 +362,14 @@ impl Communicator {
             counts: counts.map(|(own, received, most)| Counts { own, received, most }),
         };
         let options = OperationOptions { factor, timeout: optional(timeout)?, ..OperationOptions::default() };
+        if let Some((inputs, outputs)) = streams {
+            let members = self.inner.with(options).map_err(|error| raised(py, &error))?;
+            let streams = (Stream(inputs), Stream(outputs));
+            return Staged::queue(py, &self.client, (members, self.lane), call, streams);
+        }
+        if !self.lane.is_clear() {
+            py.detach(|| self.lane.wait());
+        }
         if options == OperationOptions::default() {
             return Staged::start(py, &self.client, &self.inner, &call, keep);
         }

@@ -1,6 +1,7 @@
 //! The client's errors as Python's exceptions, with what to do about them.
 
 use harmonaize_client::{Error, FailureDetail, Rank};
+use harmonaize_staging::stream::Failure;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -27,6 +28,15 @@ fn made(py: Python<'_>, name: &str, text: &str, ranks: &[Rank], status: Option<&
 /// A call whose arguments do not fit.
 pub(crate) fn argument(py: Python<'_>, text: &str) -> PyErr {
     made(py, "ArgumentError", text, &[], None)
+}
+
+/// The exception of a call on somebody else's memory.
+pub(crate) fn failed(py: Python<'_>, failure: &Failure) -> PyErr {
+    match failure {
+        Failure::Client(error) => raised(py, error),
+        Failure::Cuda(_) => made(py, "Error", &failure.to_string(), &[], None),
+        Failure::Captured => argument(py, &failure.to_string()),
+    }
 }
 
 /// The exception of an error.

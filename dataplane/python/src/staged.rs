@@ -3,10 +3,12 @@
 
 use crate::blocking::{SLICE, duration, lock};
 use crate::client::Attachment;
-use crate::errors::raised;
+use crate::errors::{failed, raised};
 use crate::operation::Receipt;
 use harmonaize_client as client;
 use harmonaize_client::{Communicator, Error};
+use harmonaize_staging::cuda::Stream;
+use harmonaize_staging::stream::{Back, Batch, Failure, Lane, Outcome, Submission};
 use harmonaize_staging::{Call, Flight, Landing};
 use pyo3::prelude::*;
 use std::collections::VecDeque;
@@ -31,16 +33,20 @@ const FULL: Duration = Duration::from_micros(50);
 /// A call of [`Call`] in flight, for `harmonaize.torch`.
 #[pyclass(frozen, module = "harmonaize")]
 pub(crate) struct Staged {
-    shared: Arc<Shared>,
+    memory: Memory,
+}
+
+/// Whose memory the call is on.
+enum Memory {
+    Host(Arc<Shared>),
+    /// A device's: streams copy it.
+    Device(Arc<Batch>),
 }
 
 pub(crate) struct Shared {
     stage: Mutex<Stage>,
     ended: Condvar,
 }
-
-/// How a call ended.
-type Outcome = Result<client::Receipt, Arc<Error>>;
 
 enum Stage {
     /// Whoever waits sees to it.
@@ -79,7 +85,8 @@ impl Shared {
         let (Flight { operation, landing }, keep) = *held;
         let shared = Arc::clone(self);
         let handed = operation.on_completion(move |result| {
-            let outcome = result.and_then(|receipt| copy_out(&landing).map(|()| receipt)).map_err(Arc::new);
+            let outcome =
+                result.and_then(|receipt| copy_out(&landing).map(|()| receipt)).map_err(Failure::from);
             let callbacks = shared.end(outcome.clone());
             // Nothing where the interpreter ends.
             Python::try_attach(|py| {
@@ -88,7 +95,7 @@ impl Shared {
             });
         });
         if let Err(error) = &handed {
-            self.end(Err(Arc::new(Error::Protocol(error.to_string()))));
+            self.end(Err(Error::Protocol(error.to_string()).into()));
         }
         handed.map(|()| None)
     }
@@ -149,15 +156,44 @@ impl Staged {
             let shared = Arc::new(Shared { stage, ended: Condvar::new() });
             let most = attachment.entries as usize / 2;
             py.detach(|| attachment.open.add(&shared, most)).map_err(|error| raised(py, &error))?;
-            return Ok(Self { shared });
+            return Ok(Self { memory: Memory::Host(shared) });
         }
+    }
+
+    /// Queues a call on a device's memory: one stream copies the inputs, and another one the outputs, once the operation has ended. Whose
+    /// memory it is keeps it from being used again before both have done so.
+    pub(crate) fn queue(
+        py: Python<'_>,
+        attachment: &Attachment,
+        (members, lane): (Communicator, Lane),
+        call: Call,
+        (inputs, outputs): (Stream, Stream),
+    ) -> PyResult<Self> {
+        let queued = py.detach(|| {
+            let part = Submission::new(&attachment.client, members, lane, call, inputs)?;
+            // SAFETY: `harmonaize.torch` gives addresses of tensors that it has noted as used by both streams.
+            unsafe { Batch::submit(vec![part], Back::AtEnd(outputs)) }
+        });
+        let batch = queued.map_err(|failure| failed(py, &failure))?;
+        Ok(Self { memory: Memory::Device(batch) })
     }
 
     /// Waits for a while, or only looks.
     fn poll_once(&self, slice: Duration) -> Seen {
-        let mut stage = lock(&self.shared.stage);
+        match &self.memory {
+            Memory::Host(shared) => shared.poll_once(slice),
+            Memory::Device(batch) if slice.is_zero() => (None, batch.poll()),
+            Memory::Device(batch) => (None, batch.wait(slice)),
+        }
+    }
+}
+
+impl Shared {
+    /// Waits for a while, or only looks.
+    fn poll_once(&self, slice: Duration) -> Seen {
+        let mut stage = lock(&self.stage);
         if matches!(*stage, Stage::Handed(_)) && !slice.is_zero() {
-            let waited = self.shared.ended.wait_timeout(stage, slice);
+            let waited = self.ended.wait_timeout(stage, slice);
             stage = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         match &mut *stage {
@@ -174,7 +210,7 @@ impl Staged {
                 };
                 let Some(result) = result else { return (None, None) };
                 let result = result.and_then(|receipt| copy_out(&flight.landing).map(|()| receipt));
-                let result = result.map_err(Arc::new);
+                let result = result.map_err(Failure::from);
                 match std::mem::replace(&mut *stage, Stage::Ended(result.clone())) {
                     Stage::InFlight(held) => (Some(held), Some(result)),
                     _ => (None, Some(result)),
@@ -186,7 +222,7 @@ impl Staged {
 
 /// Calls back with none, or with the exception.
 fn call(py: Python<'_>, callback: &Py<PyAny>, result: &Outcome) {
-    let error = result.as_ref().err().map(|error| raised(py, error).into_value(py));
+    let error = result.as_ref().err().map(|failure| failed(py, failure).into_value(py));
     if let Err(error) = callback.call1(py, (error,)) {
         error.write_unraisable(py, None);
     }
@@ -205,7 +241,7 @@ impl Staged {
             let (held, ended) = py.detach(|| self.poll_once(slice));
             drop(held);
             if let Some(result) = ended {
-                return result.map(Receipt).map_err(|error| raised(py, &error));
+                return result.map(Receipt).map_err(|failure| failed(py, &failure));
             }
             py.check_signals()?;
             if deadline.is_some_and(|at| Instant::now() >= at) {
@@ -219,13 +255,25 @@ impl Staged {
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Receipt>> {
         let (held, ended) = py.detach(|| self.poll_once(Duration::ZERO));
         drop(held);
-        ended.transpose().map(|receipt| receipt.map(Receipt)).map_err(|error| raised(py, &error))
+        ended.transpose().map(|receipt| receipt.map(Receipt)).map_err(|failure| failed(py, &failure))
     }
 
     /// Has `callback` called at the end, with none or with the exception, on a thread of the attachment.
     fn then(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let shared = match &self.memory {
+            Memory::Host(shared) => shared,
+            Memory::Device(batch) => {
+                py.detach(|| {
+                    batch.on_end(move |outcome| {
+                        // Nothing where the interpreter ends.
+                        Python::try_attach(|py| call(py, &callback, outcome));
+                    });
+                });
+                return Ok(());
+            }
+        };
         let passed = callback.clone_ref(py);
-        let ended = py.detach(|| self.shared.hand_over(Some(passed))).map_err(|error| raised(py, &error))?;
+        let ended = py.detach(|| shared.hand_over(Some(passed))).map_err(|error| raised(py, &error))?;
         if let Some(result) = ended {
             call(py, &callback, &result);
         }
@@ -235,13 +283,14 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        let lands = match &*lock(&self.shared.stage) {
+        let Memory::Host(shared) = &self.memory else { return };
+        let lands = match &*lock(&shared.stage) {
             Stage::InFlight(held) => !held.0.landing.is_empty(),
             Stage::Handed(_) | Stage::Ended(_) => false,
         };
         if lands {
             // What it was to write is written all the same. Where that cannot be, nobody is left to be told.
-            let _ = self.shared.hand_over(None);
+            let _ = shared.hand_over(None);
         }
     }
 }

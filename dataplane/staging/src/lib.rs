@@ -1,9 +1,13 @@
 //! Operations on memory that somebody else owns, such as torch's: copied into the arena before, and out of it after.
 //!
-//! The arena is the pool of staging memory: its pages stay, and taking a piece costs a lookup. Whoever sees to the end of an operation
-//! copies out.
+//! The arena is the pool of staging memory: its pages stay, and taking a piece costs a lookup. Of the host's memory, whoever sees to the
+//! end of an operation copies out. Of a GPU's, CUDA's driver copies both ways, in the order of a [stream](stream).
 //!
-//! Architecture invariant: the only unsafe code here copies between an address that the caller vouches for and a view of the arena.
+//! Architecture invariant: unsafe code here copies between an address that the caller vouches for and a view of the arena, or calls
+//! CUDA's driver as its manual says.
+
+pub mod cuda;
+pub mod stream;
 
 use harmonaize_client as client;
 use harmonaize_client::{Collective, Communicator, Dtype, Error, Rank, ReduceOp};
@@ -81,23 +85,6 @@ fn bytes(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.bytes))
 }
 
-/// Copies pieces into staging memory, from a byte on.
-///
-/// # Safety
-/// The pieces can be read.
-unsafe fn copy_in(staging: &client::Tensor, at: usize, pieces: &[Piece]) -> Result<(), Error> {
-    let view = staging.view_mut()?;
-    let mut at = at;
-    for Piece { address, bytes } in pieces.iter().copied().filter(|piece| piece.bytes > 0) {
-        let room = view.range(at, bytes);
-        let room = room.ok_or_else(|| Error::Shape("inputs do not fit the operation".into()))?;
-        // SAFETY: the caller vouches for the piece; staging memory is nobody else's.
-        unsafe { std::ptr::copy_nonoverlapping(address as *const u8, room.pointer(), bytes) };
-        at += bytes;
-    }
-    Ok(())
-}
-
 impl Landing {
     /// Whether anything is to be copied out.
     pub fn is_empty(&self) -> bool {
@@ -126,6 +113,57 @@ impl Landing {
     }
 }
 
+/// Staging memory of a call.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    /// None of a Barrier.
+    main: Option<client::Tensor>,
+    /// What an AllToAll writes; anything else writes the first.
+    into: Option<client::Tensor>,
+    /// From which byte of the first on the inputs lie; none where there are none.
+    fills: Option<usize>,
+    /// From which byte of the written one on the outputs lie.
+    lands: usize,
+}
+
+impl Staging {
+    /// All of it.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = &client::Tensor> {
+        self.main.iter().chain(&self.into)
+    }
+
+    /// Where pieces go that follow one another from a byte of a tensor on.
+    fn places<'a>(
+        tensor: Option<&client::Tensor>,
+        at: usize,
+        pieces: &'a [Piece],
+        what: &'static str,
+    ) -> Result<Vec<(*mut u8, &'a Piece)>, Error> {
+        let Some(tensor) = tensor else { return Ok(Vec::new()) };
+        let (view, mut at) = (tensor.view_mut()?, at);
+        let place = |piece: &'a Piece| {
+            let room = view.range(at, piece.bytes);
+            at += piece.bytes;
+            room.map(|room| (room.pointer(), piece))
+                .ok_or_else(|| Error::Shape(format!("{what} do not fit the operation")))
+        };
+        pieces.iter().filter(|piece| piece.bytes > 0).map(place).collect()
+    }
+
+    /// Where the inputs of a call go.
+    pub(crate) fn inputs<'a>(&self, call: &'a Call) -> Result<Vec<(*mut u8, &'a Piece)>, Error> {
+        match self.fills {
+            Some(at) => Self::places(self.main.as_ref(), at, &call.inputs, "inputs"),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Where the outputs of a call come from.
+    pub(crate) fn outputs<'a>(&self, call: &'a Call) -> Result<Vec<(*mut u8, &'a Piece)>, Error> {
+        Self::places(self.into.as_ref().or(self.main.as_ref()), self.lands, &call.outputs, "outputs")
+    }
+}
+
 impl Call {
     /// Copies the inputs in and starts the operation.
     ///
@@ -135,111 +173,90 @@ impl Call {
     /// # Errors
     /// As the client's call of that name; [`Error::NoRoom`] where the arena has no room for staging memory.
     pub unsafe fn start(&self, client: &client::Client, members: &Communicator) -> Result<Flight, Error> {
-        let (dtype, size) = (self.dtype, self.dtype.size());
-        let (inputs, outputs) = (bytes(&self.inputs), bytes(&self.outputs));
-        let tensor = |bytes: usize| client.tensor(dtype, (bytes / size) as u64);
-        let filled = |bytes: usize, at: usize| {
-            let staging = tensor(bytes)?;
-            // SAFETY: the caller vouches for the inputs.
-            unsafe { copy_in(&staging, at, &self.inputs)? };
-            Ok::<_, Error>(staging)
-        };
-        let (operation, from) = match self.kind {
-            Kind::Send => {
-                let staging = filled(inputs, 0)?;
-                (members.send(&staging, self.root)?, Some((staging, 0)))
-            }
-            Kind::Receive => {
-                let staging = tensor(outputs)?;
-                (members.recv(&staging, self.root)?, Some((staging, 0)))
-            }
-            Kind::ReceiveAny => {
-                let staging = tensor(outputs)?;
-                (members.recv_any(&staging)?, Some((staging, 0)))
-            }
-            Kind::Collective(collective) => {
-                self.start_collective(collective, members, (inputs, outputs), &tensor, &filled)?
-            }
-        };
+        let staging = self.stage(client, members)?;
+        for (room, piece) in staging.inputs(self)? {
+            // SAFETY: the caller vouches for the piece; staging memory is nobody else's.
+            unsafe { std::ptr::copy_nonoverlapping(piece.address as *const u8, room, piece.bytes) };
+        }
+        let operation = self.launch(members, &staging)?;
+        let Staging { main, into, lands, .. } = staging;
+        let from = into.or(main).map(|tensor| (tensor, lands));
         let outputs = if from.is_some() { self.outputs.clone() } else { Vec::new() };
         Ok(Flight { operation, landing: Landing { from, outputs } })
     }
 
-    /// Starts a collective. Returns the staging memory with its output, and where in it that begins; none where it has none.
-    fn start_collective(
-        &self,
-        collective: Collective,
-        members: &Communicator,
-        (inputs, outputs): (usize, usize),
-        tensor: &dyn Fn(usize) -> Result<client::Tensor, Error>,
-        filled: &dyn Fn(usize, usize) -> Result<client::Tensor, Error>,
-    ) -> Result<(client::Operation, Option<(client::Tensor, usize)>), Error> {
-        let (rank, ranks, root, reduce) = (members.rank(), members.ranks() as usize, self.root, self.reduce);
-        let (at_root, own, size) = (rank == root, rank.0 as usize, self.dtype.size());
+    /// Takes staging memory for the call.
+    pub(crate) fn stage(&self, client: &client::Client, members: &Communicator) -> Result<Staging, Error> {
+        let (rank, ranks) = (members.rank(), members.ranks() as usize);
+        let (at_root, own, size) = (rank == self.root, rank.0 as usize, self.dtype.size());
+        let (inputs, outputs) = (bytes(&self.inputs), bytes(&self.outputs));
         // What stands before this rank's part, in bytes.
         let offset = |counts: &[u64], block: usize| match counts {
             [] => block * own,
             counts => counts.iter().take(own).sum::<u64>() as usize * size,
         };
-        let counts = self.counts.as_ref().map_or(&[][..], |counts| &counts.own);
-        let part = |staging: &client::Tensor| {
+        let counts = self.own_counts();
+        // Bytes of staging memory, where in it the inputs begin, and where the outputs.
+        let (all, fills, lands) = match self.kind {
+            Kind::Collective(Collective::Barrier) => return Ok(Staging::default()),
+            Kind::Send => (inputs, Some(0), 0),
+            Kind::Receive | Kind::ReceiveAny => (outputs, None, 0),
+            Kind::Collective(collective) => match collective {
+                Collective::Broadcast | Collective::Scatter if !at_root => (outputs, None, 0),
+                Collective::Scatter => (inputs, Some(0), offset(&[], inputs / ranks.max(1))),
+                Collective::AllGather => (outputs, Some(offset(counts, inputs)), 0),
+                Collective::Gather if at_root => (outputs, Some(offset(&[], inputs)), 0),
+                Collective::ReduceScatter => (inputs, Some(0), offset(counts, outputs)),
+                _ => (inputs, Some(0), 0),
+            },
+        };
+        let tensor = |bytes: usize| client.tensor(self.dtype, (bytes / size) as u64);
+        let apart = self.kind == Kind::Collective(Collective::AllToAll);
+        let (main, into) = (tensor(all)?, apart.then(|| tensor(outputs)).transpose()?);
+        Ok(Staging { main: Some(main), into, fills, lands })
+    }
+
+    fn own_counts(&self) -> &[u64] {
+        self.counts.as_ref().map_or(&[][..], |counts| &counts.own)
+    }
+
+    /// Starts the operation on its staging memory.
+    pub(crate) fn launch(
+        &self,
+        members: &Communicator,
+        staging: &Staging,
+    ) -> Result<client::Operation, Error> {
+        let Some(main) = &staging.main else { return members.barrier() };
+        let (root, reduce) = (self.root, self.reduce);
+        let counts = self.own_counts();
+        let part = || {
+            let own = members.rank().0 as usize;
             let start = counts.iter().take(own).sum::<u64>();
-            staging.slice(start..start + counts.get(own).copied().unwrap_or(0))
+            main.slice(start..start + counts.get(own).copied().unwrap_or(0))
         };
-        let (operation, staging, at) = match collective {
-            Collective::Barrier => return Ok((members.barrier()?, None)),
-            Collective::AllReduce => {
-                let staging = filled(inputs, 0)?;
-                (members.all_reduce_in_place(&staging, reduce)?, staging, 0)
-            }
-            Collective::Broadcast => {
-                let staging = if at_root { filled(inputs, 0)? } else { tensor(outputs)? };
-                (members.broadcast(&staging, root)?, staging, 0)
-            }
-            Collective::Reduce => {
-                let staging = filled(inputs, 0)?;
-                (members.reduce_in_place(&staging, reduce, root)?, staging, 0)
-            }
-            Collective::AllGather => {
-                let staging = filled(outputs, offset(counts, inputs))?;
-                let operation = match counts {
-                    [] => members.all_gather_in_place(&staging)?,
-                    counts => members.all_gather_v(&part(&staging)?, &staging, counts)?,
-                };
-                (operation, staging, 0)
-            }
-            Collective::ReduceScatter => {
-                let staging = filled(inputs, 0)?;
-                let operation = match counts {
-                    [] => members.reduce_scatter_in_place(&staging, reduce)?,
-                    counts => members.reduce_scatter_v(&staging, &part(&staging)?, reduce, counts)?,
-                };
-                (operation, staging, offset(counts, outputs))
-            }
-            Collective::Gather => {
-                let staging =
-                    if at_root { filled(outputs, offset(&[], inputs))? } else { filled(inputs, 0)? };
-                (members.gather_in_place(&staging, root)?, staging, 0)
-            }
-            Collective::Scatter if at_root => {
-                let staging = filled(inputs, 0)?;
-                (members.scatter_in_place(&staging, root)?, staging, offset(&[], inputs / ranks.max(1)))
-            }
-            Collective::Scatter => {
-                let staging = tensor(outputs)?;
-                (members.scatter_in_place(&staging, root)?, staging, 0)
-            }
-            Collective::AllToAll => {
-                let (from, into) = (filled(inputs, 0)?, tensor(outputs)?);
-                let operation = match &self.counts {
-                    None => members.all_to_all(&from, &into)?,
-                    Some(Counts { own, received, most }) => {
-                        members.all_to_all_v(&from, own, &into, received, *most)?
-                    }
-                };
-                (operation, into, 0)
-            }
+        let collective = match self.kind {
+            Kind::Send => return members.send(main, root),
+            Kind::Receive => return members.recv(main, root),
+            Kind::ReceiveAny => return members.recv_any(main),
+            Kind::Collective(collective) => collective,
         };
-        Ok((operation, Some((staging, at))))
+        match collective {
+            Collective::Barrier => members.barrier(),
+            Collective::AllReduce => members.all_reduce_in_place(main, reduce),
+            Collective::Broadcast => members.broadcast(main, root),
+            Collective::Reduce => members.reduce_in_place(main, reduce, root),
+            Collective::AllGather if counts.is_empty() => members.all_gather_in_place(main),
+            Collective::AllGather => members.all_gather_v(&part()?, main, counts),
+            Collective::ReduceScatter if counts.is_empty() => members.reduce_scatter_in_place(main, reduce),
+            Collective::ReduceScatter => members.reduce_scatter_v(main, &part()?, reduce, counts),
+            Collective::Gather => members.gather_in_place(main, root),
+            Collective::Scatter => members.scatter_in_place(main, root),
+            Collective::AllToAll => match (&staging.into, &self.counts) {
+                (into, None) => members.all_to_all(main, into.as_ref().unwrap_or(main)),
+                (into, Some(Counts { own, received, most })) => {
+                    members.all_to_all_v(main, own, into.as_ref().unwrap_or(main), received, *most)
+                }
+            },
+        }
     }
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_testkit::c_library;
-use harmonaize_testkit::workspace::Profile;
-use harmonaize_tests::c_program::{Program, printed, succeeded};
+use harmonaize_testkit::workspace::{Profile, root};
+use harmonaize_tests::c_program::{Program, WARNINGS, printed, succeeded};
 use harmonaize_tests::job::{deploy, sockets};
 use harmonaize_tests::star;
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Functions that NCCL's header of release 2.32 declares, without those for profilers (`pncclX` is `ncclX`).
+/// Functions with a result that NCCL's headers of release 2.32 declare, without those for profilers (`pncclX` is `ncclX`).
 const FUNCTIONS: &str = include_str!("functions-2.32.txt");
 
 /// The library by NCCL's own name, in a folder that goes with this.
@@ -25,14 +25,17 @@ fn installed() -> TempDir {
     folder
 }
 
+/// A program of this folder, built against the library.
+fn compiled(source: &str, installed: &TempDir, arguments: &[&str]) -> Program {
+    let library = installed.path().join("lib");
+    Program::compile(&format!("tests/tests/nccl/{source}"), installed.path(), &library, arguments)
+}
+
 /// Runs cases, each with as many ranks, on two hosts in turn.
-fn run(cases: &[(&str, u32)]) {
+fn run(program: impl FnOnce(&TempDir) -> Program, cases: &[(&str, u32)]) {
     let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
     let installed = installed();
-    // The program's own `cuPointerGetAttribute` is to be found by the library.
-    let arguments = ["-lnccl", "-rdynamic"];
-    let (into, library) = (installed.path(), installed.path().join("lib"));
-    let program = Program::compile("tests/tests/nccl/cases.c", into, &library, &arguments);
+    let program = program(&installed);
     let sockets = sockets(&deployment, "a");
     for (case, ranks) in cases {
         let half = ranks.div_ceil(2);
@@ -40,6 +43,19 @@ fn run(cases: &[(&str, u32)]) {
         all.extend(program.start(Some(case), half..*ranks, *ranks, &sockets[1]));
         printed(case, all);
     }
+}
+
+fn on_host_memory(installed: &TempDir) -> Program {
+    compiled("cases.c", installed, &["-lnccl"])
+}
+
+/// Beside the library that stands in for CUDA's driver, by its name.
+fn on_a_device(installed: &TempDir) -> Program {
+    let driver = installed.path().join("lib/libcuda.so.1");
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-g", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]).args(WARNINGS);
+    succeeded(compile.arg(root().join("tests/tests/nccl/cuda.c")).arg("-pthread").arg("-o").arg(&driver));
+    compiled("streams.c", installed, &["-DFAKE", "-lnccl", "-l:libcuda.so.1"])
 }
 
 #[test]
@@ -56,10 +72,15 @@ fn every_function_of_nccls_header_is_there_and_nothing_else() {
 
 #[test]
 fn a_program_for_nccl_runs_as_it_is() {
-    run(&[("collectives", 4), ("one_process", 1), ("parts", 5)]);
+    run(on_host_memory, &[("collectives", 4), ("one_process", 1), ("parts", 5)]);
 }
 
 #[test]
 fn mistakes_have_nccls_results_and_a_text() {
-    run(&[("mistakes", 1), ("no_agent", 1)]);
+    run(on_host_memory, &[("mistakes", 1), ("no_agent", 1)]);
+}
+
+#[test]
+fn a_devices_memory_is_staged_in_the_order_of_its_streams() {
+    run(on_a_device, &[("collectives", 4), ("order", 4), ("failures", 2), ("lost", 3)]);
 }

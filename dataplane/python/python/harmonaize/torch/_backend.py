@@ -3,6 +3,9 @@
 A call copies its tensors into the arena and starts the operation there. ``Work.wait`` copies the results back; where a future was
 asked for instead, a thread of the attachment does. Everything that blocks releases the interpreter's lock.
 
+Of CUDA's tensors two streams of ours do the copies: the inputs' once the caller's stream has come to the call, the outputs' once the
+operation has ended. ``Work.wait`` waits for the operation, and has the caller's stream wait for the outputs' copies.
+
 Of a ``Work`` in Python torch's handle knows ``wait`` and ``get_future`` alone. Whether it has ended, and whom a message came from, the
 handle is taught when the first group is made; ``Work.result`` stays empty. Tags are not looked at, as with NCCL: messages of two ranks come
 in their order. Torch's profiler sees each call under gloo's names, such as ``harmonaize:all_reduce``.
@@ -93,8 +96,9 @@ def _attach():
 
 def register() -> None:
     """Tells torch of the backend. Torch calls it by itself, through the wheel's entry point."""
-    # Of the host's memory alone: a barrier of a backend for GPUs looks for one.
-    dist.Backend.register_backend("harmonaize", _create, extended_api=True, devices=["cpu"])
+    # Where there is no GPU, none: a barrier of a backend for GPUs looks for one. Counting them does not start CUDA.
+    devices = ["cpu", "cuda"] if torch.cuda.device_count() else ["cpu"]
+    dist.Backend.register_backend("harmonaize", _create, extended_api=True, devices=devices)
 
 
 def _create(options, backend_options):
@@ -211,12 +215,53 @@ def _second(_, tensors, *__):
     return tensors if isinstance(tensors, (list, tuple)) else [tensors]
 
 
+# Of each device, the streams that copy inputs and outputs.
+_streams = {}
+
+
+def _streams_of(device):
+    found = _streams.get(device)
+    if found is None:
+        found = _streams[device] = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    return found
+
+
+def _device_of(kept):
+    """The device of the tensors in nested lists of such; none of the host's memory."""
+    if not torch.cuda.is_initialized():
+        return None
+    devices = {tensor.device for tensor in _flat(kept)}
+    if len(devices) > 1:
+        raise ValueError(f"tensors of one operation are on one device; here are {', '.join(sorted(map(str, devices)))}")
+    (device,) = devices or (None,)
+    return None if device is None or device.type == "cpu" else device
+
+
+def _flat(kept):
+    if isinstance(kept, torch.Tensor):
+        yield kept
+    elif kept is not None:
+        for part in kept:
+            yield from _flat(part)
+
+
+def queue_on(device, tensors):
+    """Has the device's copies come after what its current stream has been given, and keeps the tensors' memory for them: both streams."""
+    streams, current = _streams_of(device), torch.cuda.current_stream(device)
+    for stream in streams:
+        stream.wait_stream(current)
+        for tensor in _flat(tensors):
+            tensor.record_stream(stream)
+    return tuple(stream.cuda_stream for stream in streams)
+
+
 class _Work(dist.Work):
     """Operations in flight, as one."""
 
     def __init__(self, backend, staged, outputs, finish=None):
         super().__init__()
         self._backend, self._staged, self._outputs, self._finish = backend, staged, outputs, finish
+        self._device = _device_of(outputs)
         self._future = self._record = None
 
     def show(self, record):
@@ -239,6 +284,8 @@ class _Work(dist.Work):
                 staged.wait(seconds)
         except Error as error:
             raise self._backend._failed(error) from error
+        if self._device is not None:
+            torch.cuda.current_stream(self._device).wait_stream(_streams_of(self._device)[1])
         if self._future is not None:
             # It sees to what is left.
             self._future.wait()
@@ -251,7 +298,7 @@ class _Work(dist.Work):
         if _asked.open:
             _asked.work = self
         if self._future is None:
-            self._future = self._ended(_future(self._staged))
+            self._future = self._ended(future_of(self._staged, self._device))
         return self._future
 
     def _ended(self, base):
@@ -273,9 +320,9 @@ class _Work(dist.Work):
         return base.then(end)
 
 
-def _future(staged):
-    """A future of the first error, or none, of calls in flight."""
-    future = torch.futures.Future()
+def future_of(staged, device):
+    """A future of the first error, or none, of calls in flight. Whoever waits for it on a device waits for the copies of the outputs."""
+    future = torch.futures.Future(devices=[] if device is None else [device])
     left, first, lock = len(staged), None, threading.Lock()
     if not staged:
         future.set_result(None)
@@ -286,8 +333,11 @@ def _future(staged):
             left -= 1
             first = first or error
             last = left == 0
-        if last:
+        if last and device is None:
             future.set_result(first)
+        elif last:
+            with torch.cuda.stream(_streams_of(device)[1]):
+                future.set_result(first)
 
     for one in staged:
         one.then(ended)
@@ -329,6 +379,8 @@ class HarmonaizeBackend(_C10dBackend):
         communicator = self._communicator
         if communicator is None:
             raise dist.DistBackendError("harmonaize: the process group is shut down")
+        device = _device_of(keep)
+        streams = None if device is None else queue_on(device, keep)
         if code < _SEND:
             self._sequence += 1
         try:
@@ -343,6 +395,7 @@ class HarmonaizeBackend(_C10dBackend):
                 counts,
                 factor,
                 self._operation_timeout if timeout is None else timeout,
+                streams,
             )
         except Error as error:
             raise self._failed(error) from error
@@ -389,8 +442,8 @@ class HarmonaizeBackend(_C10dBackend):
             raise ValueError("sparse tensors can be added, and nothing else")
         mine, back = tensor.detach().coalesce(), _Back()
         indices, values = mine.indices().t().contiguous(), mine.values()
-        counts = torch.empty(self._ranks, dtype=torch.int64)
-        known = self._gathered([counts], torch.tensor([len(indices)]), back, timeout)
+        counts, own = torch.empty(self._ranks, dtype=torch.int64, device="cpu"), torch.tensor([len(indices)], device="cpu")
+        known = self._gathered([counts], own, back, timeout)
         _Work(self, (known,), []).wait()
         all_indices = [indices.new_empty((count, *indices.shape[1:])) for count in counts.tolist()]
         all_values = [values.new_empty((count, *values.shape[1:])) for count in counts.tolist()]
@@ -613,7 +666,7 @@ class HarmonaizeBackend(_C10dBackend):
 
     def _pairs(self, sent, received):
         """Counts of an AllToAll: none where all pairs of all ranks have the same. No rank knows that alone, so it blocks until all call."""
-        known = torch.tensor([max(sent), -min(sent)], dtype=torch.int64)
+        known = torch.tensor([max(sent), -min(sent)], dtype=torch.int64, device="cpu")
         pieces = _pieces([known])
         staged = self._start(_ALL_REDUCE, _DTYPES[torch.int64], _MAX, 0, pieces, pieces, known)
         try:
@@ -685,7 +738,8 @@ class HarmonaizeBackend(_C10dBackend):
         works, self._batch = self._batch, None
         staged = [one for work in works for one in work._staged]
         finishes = [work._finish for work in works if work._finish is not None]
-        return _Work(self, staged, [], lambda: [finish() for finish in finishes])
+        outputs = [work._outputs for work in works]
+        return _Work(self, staged, outputs, lambda: [finish() for finish in finishes])
 
     # Groups
 
@@ -753,7 +807,7 @@ class _Back:
         _check(tensor)
         if _is_plain(tensor):
             return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
         self._pairs.append((tensor, host))
         return host
 
@@ -776,7 +830,7 @@ class _Back:
 def _is_plain(tensor):
     """Whether its memory is what the agent takes."""
     return (
-        tensor.is_cpu
+        (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and tensor.dtype in _DTYPES
@@ -785,10 +839,9 @@ def _is_plain(tensor):
 
 
 def _check(tensor):
-    if not tensor.is_cpu:
+    if not (tensor.is_cpu or tensor.is_cuda):
         raise ValueError(
-            f"harmonaize moves tensors of the host's memory, and this one is on {tensor.device}; move it with .cpu(), or "
-            'use init_process_group("cpu:harmonaize,cuda:nccl")'
+            f"harmonaize moves tensors of the host's memory and of CUDA's, and this one is on {tensor.device}; move it with .cpu()"
         )
     if tensor.layout != torch.strided:
         raise ValueError(f"harmonaize moves dense tensors, and this one has the layout {tensor.layout}")

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from .. import _core
 from .._errors import Error
-from ._backend import _ALL_REDUCE, _AVERAGE, _code, _future, join
+from ._backend import _ALL_REDUCE, _AVERAGE, _check, _code, _device_of, future_of, join, queue_on
 
 
 def ddp_hook(model, *, budget="exact", layers=None, timeout=1800.0):
@@ -86,8 +86,9 @@ def _count():
 
 def _hook(state, bucket):
     buffer = bucket.buffer()
-    if not buffer.is_cpu:
-        raise ValueError(f"harmonaize reduces gradients of the host's memory, and these are on {buffer.device}")
+    _check(buffer)
+    device = _device_of(buffer)
+    streams = None if device is None else queue_on(device, buffer)
     address, size, dtype = buffer.data_ptr(), buffer.element_size(), _code(buffer.dtype)
     started, at = [], 0
     try:
@@ -95,7 +96,9 @@ def _hook(state, bucket):
             pieces = [(address + at * size, elements * size)]
             at += elements
             started.append(
-                state.communicator(budget)._staged(_ALL_REDUCE, dtype, _AVERAGE, 0, pieces, pieces, buffer)
+                state.communicator(budget)._staged(
+                    _ALL_REDUCE, dtype, _AVERAGE, 0, pieces, pieces, buffer, streams=streams
+                )
             )
     except Error as error:
         raise dist.DistBackendError(f"harmonaize: {error}") from error
@@ -109,4 +112,4 @@ def _hook(state, bucket):
         state.receipts[index] = [one.poll() for one in started]
         return buffer
 
-    return _future(started).then(end)
+    return future_of(started, device).then(end)
