@@ -70,7 +70,7 @@ fn piece(buffer: *const c_void, dtype: Dtype, count: usize, blocks: u32) -> Resu
 /// The stream in whose order a call runs: where CUDA knows the memory.
 fn order(pieces: &[Piece], stream: cudaStream_t) -> Result<Option<Stream>, Failure> {
     let Some(driver) = driver() else { return Ok(None) };
-    let known = pieces.iter().filter(|piece| driver.knows(piece.address)).count();
+    let known = pieces.iter().filter(|piece| driver.manages(piece.address)).count();
     if known > 0 && known < pieces.len() {
         return Err(Failure::argument(
             "a buffer is CUDA's and another one is not: allocate both on a device, or pinned (cudaMallocHost)",

@@ -158,7 +158,7 @@ impl Driver {
     }
 
     /// Whether CUDA knows the memory at an address: a device's, or the host's that CUDA has allocated or registered.
-    pub fn knows(&self, address: usize) -> bool {
+    pub fn manages(&self, address: usize) -> bool {
         self.memory_type(address).is_some_and(|kind| kind != 0)
     }
 

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 const FULL: Duration = Duration::from_micros(50);
 
 /// How often who waits looks whether the stream has failed.
-const LOOKS: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Numbers for streams to wait for, in one allocation of pinned memory.
 const FLAGS: usize = 1024;
@@ -94,10 +94,10 @@ impl Lane {
         }
         let mut waiting = lock(&WAITING);
         while let Some(first) = waiting.iter().find(|batch| batch.lanes.contains(&self)).cloned() {
-            waiting = MOVED.wait_timeout(waiting, LOOKS).unwrap_or_else(PoisonError::into_inner).0;
+            waiting = MOVED.wait_timeout(waiting, CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
             if waiting.iter().any(|batch| Arc::ptr_eq(batch, &first)) {
                 drop(waiting);
-                first.look();
+                first.check();
                 waiting = lock(&WAITING);
             }
         }
@@ -175,7 +175,7 @@ struct Ordered {
 
 struct State {
     /// Operations that have not ended.
-    left: usize,
+    in_flight: usize,
     first: Option<Failure>,
     latest: Option<Receipt>,
     outcome: Option<Outcome>,
@@ -297,7 +297,7 @@ impl Batch {
         }
         let flag = back.is_none().then(|| Flag::take(driver)).transpose()?;
         let state =
-            State { left: parts.len(), first: None, latest: None, outcome: None, callbacks: Vec::new() };
+            State { in_flight: parts.len(), first: None, latest: None, outcome: None, callbacks: Vec::new() };
         let batch = Arc::new(Self {
             lanes: parts.iter().map(|part| part.lane).collect(),
             unready: AtomicUsize::new(streams.len()),
@@ -414,12 +414,12 @@ impl Batch {
     /// Notes the end of so many operations, the first of which ended so.
     fn end(self: &Arc<Self>, operations: usize, result: Outcome) {
         let mut state = lock(&self.state);
-        state.left = state.left.saturating_sub(operations);
+        state.in_flight = state.in_flight.saturating_sub(operations);
         match result {
             Ok(receipt) => state.latest = Some(receipt),
             Err(failure) => state.first = state.first.take().or(Some(failure)),
         }
-        if state.left > 0 || state.outcome.is_some() {
+        if state.in_flight > 0 || state.outcome.is_some() {
             return;
         }
         let outcome = match (state.first.take(), state.latest) {
@@ -472,7 +472,7 @@ impl Batch {
     }
 
     /// Ends it where its streams can do nothing any more.
-    fn look(self: &Arc<Self>) {
+    fn check(self: &Arc<Self>) {
         let Some(driver) = driver() else { return };
         for Ordered { stream, context } in &self.streams {
             let looked = driver.enter(*context).and_then(|_current| driver.query(*stream));
@@ -491,16 +491,16 @@ impl Batch {
     pub fn wait(self: &Arc<Self>, timeout: Duration) -> Option<Outcome> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
-            let left = deadline.map_or(LOOKS, |at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map_or(CHECK_INTERVAL, |at| at.saturating_duration_since(Instant::now()));
             let state = lock(&self.state);
             let open = |state: &mut State| state.outcome.is_none();
-            let waited = self.ended.wait_timeout_while(state, left.min(LOOKS), open);
+            let waited = self.ended.wait_timeout_while(state, left.min(CHECK_INTERVAL), open);
             let state = waited.unwrap_or_else(PoisonError::into_inner).0;
             if let Some(outcome) = &state.outcome {
                 return Some(outcome.clone());
             }
             drop(state);
-            self.look();
+            self.check();
             if left.is_zero() {
                 return self.poll();
             }
