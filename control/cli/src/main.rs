@@ -414,7 +414,7 @@ impl Failure {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse()) {
+    match run(harmonaize_program::parse()) {
         Ok(text) => {
             // A reader that has seen enough, such as `head`, is no failure.
             let _ = std::io::stdout().write_all(text.as_bytes());

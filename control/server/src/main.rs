@@ -55,7 +55,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments: Arguments = harmonaize_program::parse();
     match run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -119,12 +119,14 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tracing::info!(listen = %server.local_address(), listen_operators = %server.operators_address(), "control serves");
+    harmonaize_program::ready();
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         tracing::info!("control goes down");
+        harmonaize_program::stopping();
     };
     Ok(server.run(stop).await?)
 }

@@ -17,13 +17,14 @@ use harmonaize_api::v1::{
     ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
 };
 use harmonaize_identity::{self as identity, Identity, Places, Protection};
+use harmonaize_program::Watchdog;
 use harmonaize_store::etcd::{Election, Role as Elected, Term};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -178,6 +179,7 @@ impl Server {
             let hangup = signal(SignalKind::hangup()).map_err(RunError::Signal)?;
             background.spawn(follow(source, hangup, Arc::clone(&access), in_force, commands.clone()));
         }
+        background.spawn(report_life(commands.clone()));
         let shared = match &self.kept {
             Kept::Own(..) => None,
             Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
@@ -249,6 +251,22 @@ impl std::fmt::Debug for Server {
             .field("address", &self.address)
             .field("config", &self.config)
             .finish_non_exhaustive()
+    }
+}
+
+/// Has systemd's watchdog, where there is one, wait for answers of the state. Where another control leads there is none to wait for.
+async fn report_life(commands: Commands) {
+    let mut watchdog = Watchdog::new(Instant::now());
+    let Some(interval) = watchdog.interval() else { return };
+    loop {
+        let ask = |answer: oneshot::Sender<()>| {
+            Command::Look(Box::new(move |_, _| {
+                let _ = answer.send(());
+            }))
+        };
+        let _ = commands.ask(ask).await;
+        watchdog.alive(Instant::now());
+        tokio::time::sleep(interval).await;
     }
 }
 

@@ -22,10 +22,11 @@ use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, from_agent};
 use harmonaize_libibverbs::host_devices;
+use harmonaize_program::Watchdog;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDatagrams};
 use harmonaize_verbs::Devices;
 use serve::{Endpoints, Server, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -108,6 +109,8 @@ pub async fn run_on(
         tokio::spawn(http::serve(scrape, listener, closed));
     }
     tracing::info!(name = config.name, %address, units, unit, packets_per_second = rate, "aggregator is up");
+    harmonaize_program::ready();
+    let mut watchdog = Watchdog::new(Instant::now());
     let mut reports = tokio::time::interval(REPORT_INTERVAL);
     tokio::pin!(stop);
     loop {
@@ -119,6 +122,7 @@ pub async fn run_on(
             }
             _ = reports.tick() => {
                 if let Some(reading) = thread.commands().read().await {
+                    watchdog.alive(Instant::now());
                     // A control that does not read gets the next one.
                     let _ = control.to_control.try_send(from_agent::Message::Aggregator(reading.report()));
                 }
@@ -127,6 +131,7 @@ pub async fn run_on(
         }
     }
     tracing::info!("aggregator is going down");
+    harmonaize_program::stopping();
     closing.send_replace(true);
     drop(control.to_control);
     drop(control.events);

@@ -100,7 +100,7 @@ enum Command {
 }
 
 fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+    let arguments: Arguments = harmonaize_program::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -15,6 +15,7 @@ use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, MarkReader, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
+use harmonaize_program::Watchdog;
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Rejected, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
@@ -250,6 +251,8 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tracing::info!(host = config.host, %address, threads = threads.len(), "agent is up");
+    harmonaize_program::ready();
+    let mut watchdog = Watchdog::new(Instant::now());
 
     let mut checks = JoinSet::new();
     let mut ending: Option<Instant> = None;
@@ -281,6 +284,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
                 let now = Instant::now();
+                watchdog.alive(now);
                 agent.handle_timeout(now);
                 intruders.news(now).into_iter().for_each(|news| agent.note(news));
                 let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();
@@ -292,6 +296,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             }
             () = &mut stop, if ending.is_none() => {
                 tracing::info!("agent is going down");
+                harmonaize_program::stopping();
                 ending = Some(Instant::now());
                 agent.stop();
                 tenants.stop();

@@ -13,11 +13,10 @@ mod sweep;
 
 use anyhow::Result;
 use arguments::Arguments;
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> Result<ExitCode> {
-    let arguments = Arguments::parse();
+    let arguments = harmonaize_program::parse::<Arguments>();
     arguments.check()?;
     match launch::seat(&arguments)? {
         Some(seat) => sweep::run(&arguments, &seat),

@@ -55,7 +55,7 @@ pub(crate) fn page(environment: &Environment, rows: &[Row], wrong: u64) -> Resul
         h1 { (program) }
         @if wrong > 0 { p.bad { strong { (wrong) " sizes gave wrong results." } } }
         table {
-            tr { td { "harmonaize-perf" } td { (env!("CARGO_PKG_VERSION")) } }
+            tr { td { "harmonaize-perf" } td { (harmonaize_program::version()) } }
             tr { td { "Date" } td { (date) } }
             tr { td { "Ranks" } td { (ranks) } }
             @for agent in agents { tr { td { "Agent" } td { (agent) } } }
@@ -158,7 +158,7 @@ mod tests {
             "/run/a.sock",
             "2026-11-24T00:00:00Z",
             "Rank  0 on &lt;h0&gt;",
-            env!("CARGO_PKG_VERSION"),
+            harmonaize_program::version(),
             "<h2>float, sum</h2>",
             "4096.00",
         ] {

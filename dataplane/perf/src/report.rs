@@ -74,7 +74,7 @@ impl Report {
         }
         let config = json!({
             "program": program,
-            "version": env!("CARGO_PKG_VERSION"),
+            "version": harmonaize_program::version(),
             "ranks": ranks,
             "minimum_bytes": arguments.min.0,
             "maximum_bytes": arguments.max.0,
@@ -152,7 +152,7 @@ fn heading(arguments: &Arguments, program: &str, lines: &[String]) -> String {
         "# harmonaize-perf version {}, flags and columns of nccl-tests 2.19.6\n# Collective test starting: {program}\n\
          # nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
          validation: {} graph: 0 unalign: 0\n",
-        env!("CARGO_PKG_VERSION"),
+        harmonaize_program::version(),
         arguments.min.0,
         arguments.max.0,
         arguments.warmup,

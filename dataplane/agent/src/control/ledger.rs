@@ -70,7 +70,7 @@ impl Ledger {
             protocol_version: PROTOCOL_VERSION,
             host: self.host.clone(),
             listen: self.listen.clone(),
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: harmonaize_program::version().to_owned(),
             running: self.running.values().map(|running| running.recipe.clone()).collect(),
             ended: self.ended.values().cloned().collect(),
             capabilities: Some(self.abilities.clone()),

@@ -69,7 +69,7 @@ impl Controller {
         let interval = u64::try_from(self.settings.telemetry_interval.as_nanos()).unwrap_or(u64::MAX);
         let welcome = v1::Welcome {
             protocol_version: PROTOCOL_VERSION,
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: harmonaize_program::version().to_owned(),
             tenants: self.settings.tenants.clone(),
             telemetry_interval_ns: interval,
             congestion_reports_per_second: MOST_A_SECOND,

@@ -17,7 +17,7 @@ impl Queries<'_> {
         let known: Vec<(CommunicatorId, &Communicator)> =
             self.ctx.communicators.iter().map(|(id, known)| (*id, known)).collect();
         v1::StatusReply {
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: harmonaize_program::version().to_owned(),
             uptime_ns: since(Duration::ZERO),
             agents: self.agents(reports),
             tenants: self.tenant_status(reports),

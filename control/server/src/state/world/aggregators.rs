@@ -164,7 +164,7 @@ impl Aggregators {
         self.sessions.insert(from, id);
         let welcome = v1::Welcome {
             protocol_version: PROTOCOL_VERSION,
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: harmonaize_program::version().to_owned(),
             ..v1::Welcome::default()
         };
         effects.send(from, to_agent::Message::Welcome(welcome));
