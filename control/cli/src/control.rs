@@ -1,6 +1,6 @@
 //! Calls to control, and what their errors mean to people.
 
-use crate::Failure;
+use crate::{Failure, init};
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{
     DissolveRequest, FabricSnapshot, LeaderReply, LeaderRequest, ReorderRequest, StatusReply, StatusRequest,
@@ -107,7 +107,7 @@ pub(crate) struct ControlArguments {
         global = true,
         env = "HARMONAIZE_TLS",
         value_name = "FOLDER",
-        default_value = "/etc/harmonaize/tls"
+        default_value = init::FOLDER
     )]
     tls: PathBuf,
     /// Control runs on this machine, without certificates.
@@ -116,8 +116,13 @@ pub(crate) struct ControlArguments {
 }
 
 impl ControlArguments {
+    /// Control at an address, asked with a certificate.
+    pub(crate) fn at(address: String, tls: PathBuf) -> Self {
+        Self { control: vec![address], tls, insecure_loopback: false }
+    }
+
     fn protection(&self, address: &str) -> Result<Protection, Failure> {
-        let tls = (!self.insecure_loopback).then(|| self.tls.clone());
+        let tls = (!self.insecure_loopback).then(|| init::operator_in(&self.tls));
         Protection::choose(tls, self.insecure_loopback, address).map_err(Failure::Usage)
     }
 }

@@ -3,11 +3,20 @@
 use crate::Failure;
 use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use, write_file};
 use harmonaize_planner::Topology;
+use std::fs::Permissions;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+/// Where a machine with the package has its certificates, and control its topology.
+pub(crate) const FOLDER: &str = "/etc/harmonaize/tls";
+const TOPOLOGY: &str = "/etc/harmonaize/topology.toml";
+/// The operator of a deployment that names none.
+const ADMIN: &str = "admin";
 
 pub(crate) const HELP: &str = "\
 Examples:
+  harmonaize init                                       for the topology in /etc/harmonaize, into /etc/harmonaize/tls
   harmonaize init tls --topology topology.toml --operator alice
   harmonaize init tls --topology topology.toml          again: for hosts that are new, nothing else changes
   harmonaize init tls --topology topology.toml --renew  new certificates for all, by the same authority
@@ -93,11 +102,12 @@ impl Revoke {
 #[derive(clap::Args)]
 pub(crate) struct Init {
     /// Where to put everything; made if need be.
+    #[arg(default_value = FOLDER)]
     folder: PathBuf,
     /// Control's topology, whose hosts and aggregators get certificates.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", default_value = TOPOLOGY)]
     topology: PathBuf,
-    /// An operator who gets one; may be given several times.
+    /// An operator who gets one; may be given several times. `admin` where nobody is named and nobody has one.
     #[arg(long, value_name = "NAME")]
     operator: Vec<String>,
     /// The address of a member of etcd, which gets one; may be given several times.
@@ -118,7 +128,10 @@ impl Init {
         let hosts = topology.hosts().iter().map(|host| host.name.as_str());
         let machines: Vec<&str> =
             hosts.chain(topology.aggregators().iter().map(|aggregator| aggregator.name.as_str())).collect();
-        let operators: Vec<&str> = self.operator.iter().map(String::as_str).collect();
+        let mut operators: Vec<&str> = self.operator.iter().map(String::as_str).collect();
+        if operators.is_empty() && !self.folder.join("operators").exists() {
+            operators.push(ADMIN);
+        }
         for operator in &operators {
             if machines.contains(operator) {
                 let message =
@@ -139,6 +152,7 @@ impl Init {
         let operators = operators.iter().map(|name| (*name, Use::Session, at("operators", name)));
         let etcd =
             self.etcd.iter().map(|address| (ETCD, Use::Etcd(*address), at("etcd", &address.to_string())));
+        let daemons = ["control", "hosts"].map(|kind| self.folder.join(kind));
         let mut said = String::new();
         for (name, purpose, folder) in control.into_iter().chain(machines).chain(operators).chain(etcd) {
             // Made first: it says what is wrong with a name before that is part of a path.
@@ -149,8 +163,47 @@ impl Init {
             }
             let folder = Folder(folder);
             issued.write(&folder).map_err(|error| refused(error.to_string()))?;
+            if daemons.iter().any(|kind| folder.0.starts_with(kind)) {
+                let shared = share(&folder, &self.folder);
+                shared.map_err(|error| refused(format!("{}: {error}", folder.0.display())))?;
+            }
             said += &format!("{}: made\n", folder.0.display());
         }
         Ok(said)
+    }
+}
+
+/// Lets the group of the folder with everything read what a daemon runs by, where root has made it: the package gives that folder
+/// to the group of its daemons.
+fn share(made: &Folder, everything: &Path) -> std::io::Result<()> {
+    let group = std::fs::metadata(everything)?.gid();
+    if group == 0 || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    for path in [made.0.clone(), made.authorities(), made.certificate(), made.key()] {
+        chown(path, None, Some(group))?;
+    }
+    std::fs::set_permissions(made.key(), Permissions::from_mode(0o640))
+}
+
+/// The folder with an operator's certificate: this one, or where `harmonaize init` made it, that of `admin`.
+pub(crate) fn operator_in(folder: &Path) -> PathBuf {
+    let admin = folder.join("operators").join(ADMIN);
+    let made_here = !Folder(folder.to_owned()).certificate().exists() && admin.is_dir();
+    if made_here { admin } else { folder.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operators_certificate_is_found_where_init_made_it() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(operator_in(folder.path()), folder.path());
+        std::fs::create_dir_all(folder.path().join("operators/admin")).unwrap();
+        assert_eq!(operator_in(folder.path()), folder.path().join("operators/admin"));
+        std::fs::write(folder.path().join("tls.crt"), "").unwrap();
+        assert_eq!(operator_in(folder.path()), folder.path());
     }
 }

@@ -7,6 +7,7 @@ mod describe;
 mod flows;
 #[cfg(test)]
 mod golden;
+mod hello;
 mod help;
 mod init;
 mod operate;
@@ -33,6 +34,7 @@ use std::str::FromStr;
 const EXAMPLES: &str = "\
 Examples:
   harmonaize init tls --topology topology.toml --operator alice    certificates for a first deployment
+  harmonaize hello                            two emulated hosts, and a sum over both
   harmonaize status                           what is connected, formed and in flight
   harmonaize status --json | jq .tenants      the same, complete, for programs
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
@@ -79,6 +81,9 @@ enum Command {
     /// Makes an authority and certificates for control, each host and operators.
     #[command(after_help = init::HELP)]
     Init(init::Init),
+    /// Tries out the installed programs: two emulated hosts and an AllReduce between them, on this machine.
+    #[command(after_help = hello::HELP)]
+    Hello(hello::Hello),
     /// Ends certificates before their time, as when a key is lost.
     #[command(after_help = init::REVOKE_HELP)]
     Revoke(init::Revoke),
@@ -437,6 +442,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         }
         Command::Init(asked) => asked.run(),
         Command::Revoke(asked) => asked.run(),
+        Command::Hello(asked) => runtime.block_on(asked.run()),
         Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
             let source = match agent {
