@@ -25,7 +25,7 @@ pub struct Args {
     /// Fail where a stage or a test would be skipped for what this machine lacks
     #[arg(long)]
     pub strict: bool,
-    /// Run these stages alone: packages, fmt, tidy, clippy, deny, machete, doc, test, wheel, ebpf, softroce, aarch64, dpu, bench, fuzz, sanitize, demo
+    /// Run these stages alone: packages, fmt, tidy, clippy, deny, machete, doc, test, wheel, package, ebpf, softroce, aarch64, dpu, bench, fuzz, sanitize, demo
     #[arg(long, value_delimiter = ',', value_name = "STAGE")]
     pub only: Vec<String>,
 }
@@ -51,6 +51,7 @@ const STAGES: &[(&str, Stage)] = &[
     }),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
     ("wheel", |args| task(args, &["wheel"])),
+    ("package", |args| task(args, &["package", "--smoke", "--test"])),
     ("ebpf", |args| ebpf::check(Consent::from_flag(args.yes))),
     ("softroce", |args| task(args, &["softroce", "test"])),
     ("aarch64", |args| aarch64::run(&aarch64::Args { yes: args.yes, cargo: Vec::new() })),

@@ -13,6 +13,7 @@ pub mod emulate;
 pub mod fuzz;
 pub mod house;
 mod instrument;
+pub mod package;
 pub mod sanitize;
 pub mod soak;
 pub mod softroce;

@@ -49,6 +49,8 @@ enum Task {
     Aarch64(crate::aarch64::Args),
     /// Run the agent on emulated offload units of another architecture, for tenants on their hosts
     Dpu(crate::dpu::Args),
+    /// Build the Debian package of daemons and command line, and test it on a fresh Debian
+    Package(crate::package::Args),
     /// Build the Python wheel and run its tests on an emulated fabric
     Wheel(crate::wheel::Args),
     /// Build the programs for the kernel, and check that the committed objects are theirs
@@ -75,6 +77,7 @@ pub fn main() -> ExitCode {
         Task::C(args) => crate::c::run(&args),
         Task::Aarch64(args) => crate::aarch64::run(&args),
         Task::Dpu(args) => crate::dpu::run(&args),
+        Task::Package(args) => crate::package::run(&args),
         Task::Wheel(args) => crate::wheel::run(&args),
         Task::Ebpf(args) => crate::ebpf::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),

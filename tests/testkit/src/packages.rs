@@ -62,6 +62,9 @@ pub const AARCH64: &[&str] = &[
 /// What offload units need beside the machine with SoftRoCE: their emulator.
 pub const DPU: &[&str] = &["qemu-system-arm"];
 
+/// What packing needs, and what makes and boots the Debian on which a package is tested.
+pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "systemd-container"];
+
 /// A cargo tool and the version that the project uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {

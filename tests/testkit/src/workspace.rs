@@ -130,6 +130,11 @@ impl Binaries {
         target().join(if profile == Profile::Release { "release" } else { "debug" })
     }
 
+    /// The folder where they are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The path of one program, which must be there.
     pub fn path(&self, name: &str) -> Result<PathBuf> {
         let path = self.folder.join(name);

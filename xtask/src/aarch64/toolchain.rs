@@ -15,6 +15,8 @@ use toml::{Table, Value};
 pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian's cross compiler keeps the C library of the target.
 const CROSS: &str = "/usr/aarch64-linux-gnu";
+/// What runs programs of the target.
+const EMULATOR: &str = "qemu-aarch64-static";
 /// Debian's folder of the target's libraries.
 const LIBRARIES: &str = "aarch64-linux-gnu";
 /// The C libraries that crates link, with what those need and the provider of SoftRoCE; Debian's names, for arm64.
@@ -117,6 +119,13 @@ impl Toolchain {
         folder().join("build").join(TARGET).join("debug")
     }
 
+    /// A call of one of the target's programs, under emulation.
+    pub fn emulated(&self, program: &Path) -> Command {
+        let mut command = Command::new(EMULATOR);
+        command.args(emulation(&self.sysroot)).arg(program);
+        command
+    }
+
     /// A cargo call for the target, in the workspace's root.
     pub fn cargo(&self) -> Command {
         let mut cargo = workspace::cargo();
@@ -185,12 +194,23 @@ fn write(path: &Path, text: &str, mode: u32) -> Result<()> {
     Ok(())
 }
 
+/// The folders of the target's libraries.
+fn libraries_in(sysroot: &Path) -> [String; 2] {
+    ["usr/lib", "lib"].map(|folder| sysroot.join(folder).join(LIBRARIES).display().to_string())
+}
+
+/// What the emulator takes before a program: where the target's libraries are.
+fn emulation(sysroot: &Path) -> Vec<String> {
+    let path = format!("LD_LIBRARY_PATH={}", libraries_in(sysroot).join(":"));
+    ["-L", CROSS, "-E", &path].map(str::to_owned).into()
+}
+
 /// Cargo's configuration for the target.
 fn settings(compiler: &Path, sysroot: &Path) -> Table {
     let text = |path: &Path| Value::String(path.display().to_string());
     let list = |items: Vec<String>| Value::Array(items.into_iter().map(Value::String).collect());
     let inside = |path: &str| sysroot.join(path).display().to_string();
-    let [usr, root] = [format!("usr/lib/{LIBRARIES}"), format!("lib/{LIBRARIES}")].map(|path| inside(&path));
+    let [usr, root] = libraries_in(sysroot);
     let include = inside("usr/include");
     let build = Table::from_iter([
         ("rustc".into(), text(compiler)),
@@ -202,17 +222,11 @@ fn settings(compiler: &Path, sysroot: &Path) -> Table {
         format!("-Clink-arg=-Wl,-rpath-link,{usr}"),
         format!("-Clink-arg=-Wl,-rpath-link,{root}"),
     ];
-    let emulator = [
-        "qemu-aarch64-static".into(),
-        "-L".into(),
-        CROSS.into(),
-        "-E".into(),
-        format!("LD_LIBRARY_PATH={usr}:{root}"),
-    ];
+    let emulator = std::iter::once(EMULATOR.to_owned()).chain(emulation(sysroot)).collect();
     let target = Table::from_iter([
         ("linker".into(), "aarch64-linux-gnu-gcc".into()),
         ("rustflags".into(), list(search.into())),
-        ("runner".into(), list(emulator.into())),
+        ("runner".into(), list(emulator)),
     ]);
     let underscored = TARGET.replace('-', "_");
     let environment = Table::from_iter([

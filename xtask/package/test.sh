@@ -1,0 +1,128 @@
+#!/bin/sh
+# What an operator does in the first minutes, on a fresh Debian without network and compiler: install, init, hello, daemons, upgrade,
+# purge. A step that fails ends it.
+set -eu
+export LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive NO_COLOR=1
+cd /
+
+say() { echo "== $(cut -d. -f1 /proc/uptime) s: $*"; }
+fail() {
+    echo "FAILED: $*"
+    journalctl --quiet --no-pager --lines 30 --unit 'harmonaize-*' || true
+    exit 1
+}
+refuses() { if "$@" >/dev/null 2>&1; then fail "$* worked"; fi; }
+# Everything that could be left, but for what apt, dpkg and the system's own daemons keep.
+everything() {
+    find / -xdev \( -path /proc -o -path /sys -o -path /run -o -path /tmp -o -path /package -o -path /var/log -o -path /var/cache \
+        -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/lib/systemd \) -prune -o -print | grep -v -e '^/etc/.*-$' | sort
+    find /run /tmp -xdev -name '*harmonaize*' -o -xdev -name '*hello*'
+    # The group rdma is libibverbs1's, which keeps it.
+    cat /etc/passwd /etc/group | grep -v '^rdma:'
+}
+main_pid() { systemctl show --property MainPID --value "harmonaize-$1"; }
+# Waits for a condition for at most ten seconds.
+soon() {
+    for _ in $(seq 100); do if "$@" >/dev/null 2>&1; then return; fi; sleep 0.1; done
+    fail "not within 10 s: $*"
+}
+
+for program in cc gcc rustc cargo; do refuses command -v $program; done
+everything > /package/before
+
+say "install"
+apt-get --quiet --quiet --yes --no-install-recommends install /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+version=$(harmonaize --version)
+echo "$version"
+expected=$(cat /package/version)
+for program in harmonaize harmonaize-agent harmonaize-control harmonaize-perf; do
+    [ -z "$expected" ] || [ "$($program --version)" = "$program $expected" ] || fail "$program is not of $expected"
+    [ -s /usr/share/man/man1/$program.1.gz ] || fail "no manual of $program"
+done
+for file in bash-completion/completions/harmonaize zsh/vendor-completions/_harmonaize fish/vendor_completions.d/harmonaize.fish; do
+    grep -q explain /usr/share/$file || fail "no completion in $file"
+done
+for daemon in control agent aggregator; do
+    [ "$(systemctl is-active harmonaize-$daemon || true)" = inactive ] || fail "$daemon runs before it has a certificate"
+done
+
+say "init"
+harmonaize init | tail -1
+as_daemon() { setpriv --reuid harmonaize --regid harmonaize --clear-groups "$@"; }
+as_daemon test -r /etc/harmonaize/tls/control/tls.key || fail "control cannot read its key"
+refuses as_daemon test -r /etc/harmonaize/tls/authority/ca.key
+refuses as_daemon test -r /etc/harmonaize/tls/operators/admin/tls.key
+refuses as_daemon test -w /etc/harmonaize/tls/control/tls.crt
+
+say "hello"
+ip link > /package/links
+harmonaize hello
+everything > /package/after-hello
+ip link | diff /package/links - || fail "hello left devices"
+# Stopped in the middle, and killed there: nothing stays.
+hellos() { pgrep -f '[r]un/harmonaize-hello'; }
+for signal in INT KILL; do
+    harmonaize hello > /package/hello 2>&1 &
+    hello=$!
+    soon grep -q emulated /package/hello
+    soon hellos
+    kill -$signal $hello
+    if { wait $hello; } 2>/dev/null; then fail "hello was stopped and is content"; fi
+    soon sh -c '! pgrep -f "[r]un/harmonaize-hello"'
+    ip link | diff /package/links - || fail "hello left devices after SIG$signal"
+done
+
+say "daemons by the default configuration"
+systemd-analyze verify --man=no /usr/lib/systemd/system/harmonaize-*.service || fail "units"
+cat >> /etc/harmonaize/agent.toml <<END
+[telemetry]
+interfaces = ["lo"]
+socket = "/run/harmonaize/telemetry.sock"
+uids = [0]
+END
+for daemon in control agent aggregator; do
+    systemctl start harmonaize-$daemon || { systemctl status --no-pager harmonaize-$daemon; fail "$daemon does not start"; }
+    systemd-analyze security --no-pager harmonaize-$daemon | tail -1
+    systemd-analyze security --threshold=30 harmonaize-$daemon > /dev/null || fail "$daemon is exposed"
+done
+export HARMONAIZE_CONTROL=127.0.0.1:7001
+soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+harmonaize status | head -1 | tee /package/status
+grep -q "control ${version#harmonaize }," /package/status || fail "status has no build"
+harmonaize tenants add job --uid 65534 > /dev/null
+soon test -S /run/harmonaize/tenants/job.sock
+perf="harmonaize-perf all_reduce --agent /run/harmonaize/tenants/job.sock --ranks 2 -b 1M -e 1M -n 5"
+setpriv --reuid 65534 --clear-groups $perf | tail -4
+refuses setpriv --reuid 65533 --clear-groups $perf
+harmonaize top --once --agent unix:/run/harmonaize/telemetry.sock | grep -q 'tcp.*127.0.0.1:7000' || fail "no flow is measured"
+
+say "watchdog"
+mkdir /run/systemd/system/harmonaize-control.service.d
+printf '[Service]\nWatchdogSec=2\n' > /run/systemd/system/harmonaize-control.service.d/watchdog.conf
+systemctl daemon-reload
+systemctl restart harmonaize-control
+before=$(main_pid control)
+sleep 5
+[ "$before" = "$(main_pid control)" ] || fail "a living control was ended"
+kill -STOP "$before"
+soon sh -c "[ \"\$(systemctl show --property NRestarts --value harmonaize-control)\" = 1 ]"
+soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+rm -r /run/systemd/system/harmonaize-control.service.d
+systemctl daemon-reload
+
+say "upgrade to itself"
+control=$(main_pid control) agent=$(main_pid agent)
+dpkg --install /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+[ "$agent" = "$(main_pid agent)" ] || fail "the upgrade restarted the agent"
+[ "$control" != "$(main_pid control)" ] || fail "the upgrade did not restart control"
+soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+systemctl enable --quiet harmonaize-agent
+
+say "purge"
+apt-get --quiet --quiet --yes purge harmonaize > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+apt-get --quiet --quiet --yes autoremove --purge >> /package/apt.log 2>&1
+if pgrep harmonaize; then fail "a daemon still runs"; fi
+everything > /package/after
+diff /package/before /package/after || fail "something stays after the purge"
+touch /package/passed
+say "done"
