@@ -7,6 +7,7 @@
 mod aggregation;
 mod algorithm;
 mod all_to_all;
+mod coflow;
 mod conditions;
 mod estimates;
 mod hose;
@@ -24,6 +25,10 @@ pub use aggregation::{
 };
 pub use algorithm::{GroupCosts, HostCosts, delays, hop_delay, max_delay};
 pub use all_to_all::{exchange_rate, exchange_usage, line_rate};
+pub use coflow::{
+    Coflow, CoflowError, Contender, Discipline, Remaining, Sharing, Transfer, Workload, service_order,
+    simulate,
+};
 pub use conditions::{Conditions, Drains, LinkUse};
 pub use estimates::{CongestionReport, Connection, Estimate, Estimates, Probe};
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
