@@ -4,6 +4,7 @@ use crate::command::{AttachmentId, AttachmentStatus};
 use crate::table::Key;
 use crate::transfer::{COUNTS, PendingTransfer, untag};
 use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Rank, Region, Status, Submission};
+use harmonaize_core::Nanos;
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) struct Attachment {
     joined: Vec<JoinedCommunicator>,
     in_flight: u32,
     unflushed: bool,
+    /// Since when its other side is gone.
+    pub(crate) closed: Option<Nanos>,
     /// Transfers that this end had no room for yet, in order.
     waiting: VecDeque<PendingTransfer>,
     /// A descriptor whose counts are being fetched, and their bytes. Those behind it are not taken yet.
@@ -56,6 +59,7 @@ impl Attachment {
             joined: Vec::new(),
             in_flight: 0,
             unflushed: false,
+            closed: None,
             waiting: VecDeque::with_capacity(64),
             counted: None,
             counts: None,

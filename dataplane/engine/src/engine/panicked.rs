@@ -9,6 +9,10 @@ use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Epoch, Status as C
 use harmonaize_core::{Control, Failure, Header, Kind, MAX_MESSAGE, Message};
 use harmonaize_shm::EndError;
 use harmonaize_transport::LinkId;
+use std::time::Duration;
+
+/// How long the agent may take to say that a process is gone, whose end of the rings is closed.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Does work for a communicator that takes more of the engine than its state. Returns none if the work has panicked.
@@ -42,6 +46,7 @@ impl Engine {
     ) -> Option<R> {
         let reason = match guarded(Task::Rings, || work(self)) {
             Ok(Ok(done)) => return Some(done),
+            Ok(Err(EndError::Closed)) if self.awaits_detach(key) => return None,
             Ok(Err(error)) => error.to_string(),
             Err(cause) => {
                 let reason = describe(Task::Rings, &*cause);
@@ -52,6 +57,14 @@ impl Engine {
         };
         self.broken.push((key, reason));
         None
+    }
+
+    /// Whether an attachment whose other side is gone stays a while. The agent has what the process asked last, such as an abort, and says
+    /// after that that it is gone.
+    fn awaits_detach(&mut self, key: Key) -> bool {
+        let now = self.now();
+        let attachment = self.attachments.get_mut(key);
+        attachment.is_some_and(|attachment| now < attachment.closed.get_or_insert(now).after(DETACH_TIMEOUT))
     }
 
     /// Ends what has panicked. Returns how many communicators.

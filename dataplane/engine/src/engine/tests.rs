@@ -3,6 +3,7 @@
 #[allow(dead_code)]
 #[path = "../../tests/engine/common.rs"]
 mod common;
+mod gone;
 
 use crate::containment::{Task, fault};
 use crate::{AttachmentId, Command, CommunicatorId, Engine, Epoch, Formation, LocalRank, Notice, PanicScope};

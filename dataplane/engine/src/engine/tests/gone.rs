@@ -1,0 +1,54 @@
+//! Processes that close their end of the rings: what they asked last still counts.
+
+use super::common::{SMALL, World, loopback, reduce};
+use crate::{AttachmentId, Command, CommunicatorId, Notice};
+use harmonaize_abi::{Rank, ReduceOp, Status, Submission};
+use harmonaize_core::Failure;
+
+/// Two engines, at which the ranks but the first have called.
+fn called() -> World {
+    let mut world = World::new(loopback(2), &[vec![0, 1], vec![2]], SMALL);
+    for tenant in world.tenants.iter_mut().skip(1) {
+        let call = reduce(ReduceOp::Sum, 1000, 0, 1 << 20);
+        tenant.end.submit(&Submission { communicator: 7, ..call }).unwrap();
+    }
+    // Its process is gone, which the engine sees when it would sleep.
+    drop(world.tenants.remove(0));
+    world.engines[0].prepare_sleep();
+    world.engines[0].cancel_sleep();
+    for _ in 0..100 {
+        world.engines.iter_mut().for_each(|engine| {
+            engine.progress(64);
+        });
+    }
+    world
+}
+
+fn statuses(world: &mut World) -> Vec<Status> {
+    let done = world.completions();
+    done.iter().map(|completion| Status::from_code(completion.status).unwrap()).collect()
+}
+
+#[test]
+fn an_abort_counts_though_its_process_has_gone_before_the_agent_heard() {
+    let mut world = called();
+    let failure = Failure::Aborted { rank: Rank(0) };
+    world.engines[0].handle_command(Command::Dissolve { communicator: CommunicatorId(1), failure });
+    world.engines[0].handle_command(Command::Detach { attachment: AttachmentId(0) });
+    assert_eq!(statuses(&mut world), [Status::Aborted; 2]);
+}
+
+#[test]
+fn a_process_that_goes_is_lost_once_the_agent_says_so() {
+    let mut world = called();
+    world.engines[0].handle_command(Command::Detach { attachment: AttachmentId(0) });
+    assert_eq!(statuses(&mut world), [Status::RankLost; 2]);
+}
+
+#[test]
+fn a_process_that_goes_is_lost_though_nobody_says_so() {
+    let mut world = called();
+    assert_eq!(statuses(&mut world), [Status::RankLost; 2]);
+    let let_go = |notice: &Notice| matches!(notice, Notice::Detached { attachment: AttachmentId(0), .. });
+    assert!(world.notices[0].lock().unwrap().iter().any(let_go));
+}
