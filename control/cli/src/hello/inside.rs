@@ -100,7 +100,7 @@ pub(super) async fn run(folder: &Path) -> Result<String, Failure> {
     let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
     let names = names.join(" and ");
     make_network(hosts)?;
-    say(&format!("emulated: hosts {names} at a switch, in network namespaces of this machine"))?;
+    report(&format!("emulated: hosts {names} at a switch, in network namespaces of this machine"))?;
 
     let address = format!("{NETWORK}1");
     let mut daemons = Daemons::new()?;
@@ -113,7 +113,7 @@ pub(super) async fn run(folder: &Path) -> Result<String, Failure> {
         enter.args(["netns", "exec", &host.namespace]).arg(program("harmonaize-agent")?);
         daemons.start(&format!("the agent of {}", host.name), enter.arg("--config").arg(config))?;
     }
-    say(&format!(
+    report(&format!(
         "running: control, and the agents of {names}, with the certificates of {}",
         folder.display()
     ))?;
@@ -122,7 +122,7 @@ pub(super) async fn run(folder: &Path) -> Result<String, Failure> {
     let receipts = tokio::task::spawn_blocking(move || all_reduce(&sockets));
     let receipts = receipts.await.map_err(refused)?.map_err(|error| daemons.with_logs(error))?;
     let sent = receipts.iter().map(|receipt| receipt.wire_bytes).sum::<u64>();
-    say(&format!(
+    report(&format!(
         "AllReduce of {} MiB over 2 ranks: all {} elements of both are right; the hosts sent {:.1} MiB",
         (ELEMENTS * 4) >> 20,
         ELEMENTS,
@@ -137,7 +137,7 @@ pub(super) async fn run(folder: &Path) -> Result<String, Failure> {
         let text = format!("control has {connected} of 2 agents, and {} errors", status.errors);
         return Err(daemons.with_logs(text));
     }
-    say(&format!("status, as operator {operator}: control {}, 2 of 2 agents connected", status.build))?;
+    report(&format!("status, as operator {operator}: control {}, 2 of 2 agents connected", status.build))?;
     Ok(format!("done after {:.1} s; nothing of it stays\n", begun.elapsed().as_secs_f64()))
 }
 
@@ -153,7 +153,7 @@ fn refused(error: impl std::fmt::Display) -> Failure {
     Failure::Refused(error.to_string())
 }
 
-fn say(line: &str) -> Result<(), Failure> {
+fn report(line: &str) -> Result<(), Failure> {
     writeln!(std::io::stdout(), "{line}").map_err(refused)
 }
 
