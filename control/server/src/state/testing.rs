@@ -21,7 +21,7 @@ use harmonaize_api::v1;
 use harmonaize_codec::Codec;
 use harmonaize_disclose::{Fact, Feed};
 use harmonaize_planner::{
-    AlgorithmChoice, Bytes, CodecReason, DirectedLink, HostId, LinkId, Rate, RateLimits,
+    AlgorithmChoice, Bytes, CodecReason, DirectedLink, Discipline, HostId, LinkId, Rate, RateLimits,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -284,6 +284,11 @@ pub trait Testing {
     /// Whether some communicators take turns.
     fn is_interleaved(&self) -> bool {
         !self.controller().turns.is_empty()
+    }
+
+    /// Has turns go by that discipline from now on.
+    fn serve_turns_by(&mut self, discipline: Discipline) {
+        self.controller_mut().turns.discipline = discipline;
     }
 
     /// Whether an operation waited so long for its turn that its times say nothing of links and ranks.

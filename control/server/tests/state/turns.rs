@@ -5,7 +5,7 @@ use super::fabric::{CrossTraffic, Fabric};
 use super::world::{SECOND, operation};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, from_agent, to_agent};
-use harmonaize_planner::{DirectedLink, HostId, LinkId};
+use harmonaize_planner::{DirectedLink, Discipline, HostId, LinkId};
 use harmonaize_server::state::testing::Testing as _;
 use harmonaize_server::state::{Fact, TurnsEnd};
 use rand::RngExt;
@@ -479,5 +479,154 @@ fn delayed_operations_accuse_no_ranks_or_links() {
             assert_eq!(fabric.state.was_delayed(&told), waits, "{:?}", job.done[number]);
             assert!(job.iteration(20_000.0, 40_000.0) < 60.0 * count as f64 + 10.0);
         }
+    }
+}
+
+/// Jobs that compute and communicate for so long, on hosts from 0, 1, .. on, of which those take turns that these are, and all their turns
+/// are over.
+fn interleaved_jobs(seed: u64, times: [(f64, f64); 3], lies: [f64; 3]) -> (Fabric, [Job; 3]) {
+    let mut fabric = one_spine(seed);
+    let mut jobs = [0, 1, 2].map(|leader| {
+        let (computes, alone) = times[leader];
+        Job::on(&mut fabric, leader, computes, alone, 10.0)
+    });
+    jobs.iter_mut().zip(lies).for_each(|(job, lies)| job.lies = lies);
+    run(&mut fabric, &mut jobs, 20);
+    let (begun, over) = groups(&fabric);
+    assert!(begun.len() == 3 && over.is_empty(), "{begun:?} {over:?}");
+    for job in &mut jobs {
+        job.sent.drain(..).for_each(|(_, message)| fabric.ask(job.leader, message));
+        job.turn.take().into_iter().for_each(|turn| release(&mut fabric, job, turn));
+    }
+    fabric.tenants.others.clear();
+    (fabric, jobs)
+}
+
+fn request(fabric: &mut Fabric, job: &Job, slot: u64) {
+    let wanted = v1::RequestSlot { communicator: job.id, slot };
+    fabric.ask(job.leader, from_agent::Message::RequestSlot(wanted));
+}
+
+fn release(fabric: &mut Fabric, job: &Job, slot: u64) {
+    let done = v1::ReleaseSlot { communicator: job.id, slot };
+    fabric.ask(job.leader, from_agent::Message::ReleaseSlot(done));
+}
+
+/// Whose slots were granted since it was last asked.
+fn granted(fabric: &mut Fabric, jobs: &[Job]) -> Vec<usize> {
+    let grants = fabric.tenants.others.drain(..).filter_map(|message| match message {
+        to_agent::Message::GrantSlot(grant) => jobs.iter().position(|job| job.id == grant.communicator),
+        _ => None,
+    });
+    grants.collect()
+}
+
+/// Slots beyond those that jobs have asked for.
+const LATER: u64 = 1_000_000;
+
+#[test]
+fn the_one_with_least_left_goes_first() {
+    let (mut fabric, jobs) = interleaved_jobs(1, [(110.0, 50.0), (90.0, 70.0), (130.0, 30.0)], [0.0; 3]);
+    for (discipline, order) in
+        [(Discipline::LeastRemaining, [2, 1]), (Discipline::FirstComeFirstServed, [1, 2])]
+    {
+        fabric.state.serve_turns_by(discipline);
+        for job in &jobs {
+            request(&mut fabric, job, LATER);
+        }
+        assert_eq!(granted(&mut fabric, &jobs), [0], "{discipline:?}");
+        release(&mut fabric, &jobs[0], LATER);
+        assert_eq!(granted(&mut fabric, &jobs), [order[0]], "{discipline:?}");
+        release(&mut fabric, &jobs[order[0]], LATER);
+        assert_eq!(granted(&mut fabric, &jobs), [order[1]], "{discipline:?}");
+        release(&mut fabric, &jobs[order[1]], LATER);
+    }
+}
+
+#[test]
+fn equal_jobs_go_as_they_ask() {
+    let (mut fabric, jobs) = interleaved_jobs(2, [(110.0, 40.0); 3], [0.0; 3]);
+    for order in [[0, 1, 2], [2, 1, 0]] {
+        order.iter().for_each(|job| request(&mut fabric, &jobs[*job], LATER));
+        for job in order {
+            assert_eq!(granted(&mut fabric, &jobs), [job]);
+            release(&mut fabric, &jobs[job], LATER);
+        }
+    }
+}
+
+/// Who has waited half of its patience is overtaken no more, so it waits no longer than for those that have their turns, or are overdue too.
+#[test]
+fn nobody_overtakes_who_is_overdue() {
+    let (mut fabric, jobs) = interleaved_jobs(1, [(110.0, 50.0), (90.0, 70.0), (130.0, 30.0)], [0.0; 3]);
+    let patience = Duration::from_nanos(jobs[1].turns.unwrap().max_wait_ns);
+    for (waits, next) in [(patience / 2 - Duration::from_millis(1), 2), (patience / 2, 1)] {
+        request(&mut fabric, &jobs[0], LATER);
+        request(&mut fabric, &jobs[1], LATER);
+        fabric.run(waits);
+        request(&mut fabric, &jobs[2], LATER);
+        assert_eq!(granted(&mut fabric, &jobs), [0], "{waits:?}");
+        release(&mut fabric, &jobs[0], LATER);
+        assert_eq!(granted(&mut fabric, &jobs), [next], "{waits:?}");
+        jobs.iter().for_each(|job| release(&mut fabric, job, LATER));
+        fabric.tenants.others.clear();
+    }
+}
+
+/// Who reports less than its turns take is ordered by what they take, after those that report the truth; and nobody else has less of it.
+#[test]
+fn who_reports_too_little_goes_last() {
+    // 60 ms that are reported as 35, beside 45.
+    let times = [(140.0, 40.0), (120.0, 60.0), (135.0, 45.0)];
+    let order = |lies| {
+        let (mut fabric, jobs) = interleaved_jobs(1, times, [0.0, lies, 0.0]);
+        for job in &jobs {
+            request(&mut fabric, job, LATER);
+        }
+        assert_eq!(granted(&mut fabric, &jobs), [0]);
+        release(&mut fabric, &jobs[0], LATER);
+        let first = granted(&mut fabric, &jobs);
+        let means = jobs.iter().map(|job| job.iteration(10_000.0, 20_000.0)).collect::<Vec<_>>();
+        (first, means)
+    };
+    let ((truth, honest), (lie, lying)) = (order(0.0), order(-25.0));
+    eprintln!("iterations of {honest:.1?} ms, and {lying:.1?} where the second lies");
+    assert_eq!((truth, lie), (vec![2], vec![2]));
+    assert!(lying[0] < honest[0] * 1.02 && lying[2] < honest[2] * 1.02, "{honest:?} {lying:?}");
+}
+
+/// How long the communication of three jobs takes from the call, in the mean, where they call at once, in each order once.
+fn mean_completion(seed: u64, discipline: Discipline) -> f64 {
+    let times = [(130.0, 30.0), (110.0, 50.0), (90.0, 70.0)];
+    let (mut fabric, mut jobs) = interleaved_jobs(seed, times, [0.0; 3]);
+    fabric.state.serve_turns_by(discipline);
+    let mut all = Vec::new();
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let begin = jobs[0].clock;
+        for (at, job) in (0..).zip(order) {
+            // Whatever was under way is over.
+            jobs[job].waits = None;
+            (jobs[job].remaining, jobs[job].quiet) = (0.0, 50.0 + 2.0 * f64::from(at));
+        }
+        run(&mut fabric, &mut jobs, 1);
+        for job in &mut jobs {
+            let (began, ended) = *job.done.iter().find(|(began, _)| *began > begin + 40.0).unwrap();
+            all.push(ended - began);
+            job.sent.drain(..).for_each(|(_, message)| fabric.ask(job.leader, message));
+            job.turn.take().into_iter().for_each(|turn| release(&mut fabric, job, turn));
+        }
+    }
+    let (_, over) = groups(&fabric);
+    assert!(over.is_empty(), "{over:?}");
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+#[test]
+fn three_jobs_end_sooner_than_first_come_first_served() {
+    for seed in 0..3 {
+        let [first, least] = [Discipline::FirstComeFirstServed, Discipline::LeastRemaining]
+            .map(|discipline| mean_completion(seed, discipline));
+        eprintln!("seed {seed}: {first:.1} ms first come, first served; {least:.1} ms least left first");
+        assert!(least < first * 0.98, "{least} {first}");
     }
 }

@@ -1,5 +1,10 @@
 //! Turns on links that periodic communicators share: who asks for its turn is given it once none of those
-//! beside it has theirs, or asked for it before.
+//! beside it has theirs, or goes before it.
+//!
+//! Who has least left of its iteration goes first, as the planner orders coflows. That is the time that its
+//! operations still take alone, by what agents reported of earlier iterations. Where a communicator's turns
+//! last longer than that, they count and not the reports. Who has waited half of its patience is overtaken no
+//! more.
 //!
 //! What an operation waits is the distance that its job lacks from the others', and the next one waits less;
 //! so jobs that could pass one after another soon do, and stay so. Nobody waits for long: a turn that lasts
@@ -15,7 +20,10 @@ use crate::state::tenants::agreements::Agreements;
 use crate::state::time::nanos;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::{self, to_agent};
-use harmonaize_planner::{Assignment, Conditions, HostId, InterleaveSlot, Job, plan_interleaving};
+use harmonaize_planner::{
+    Assignment, Conditions, Contender, Discipline, HostId, InterleaveSlot, Job, Remaining, plan_interleaving,
+    service_order,
+};
 use harmonaize_units::{Gcra, Quota};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -43,6 +51,12 @@ const SMALL: u64 = 4;
 
 /// What an operation waited counts where it is more than such a part of its time.
 const DELAYED: u64 = 8;
+
+/// Of its patience, the part after which an operation that waits is overtaken no more.
+const OVERDUE: u32 = 2;
+
+/// What iterations take of turns is forgotten at such a part an iteration.
+const FORGETS: u32 = 4;
 
 /// Turns of a communicator that are remembered.
 const LATEST: usize = 64;
@@ -72,6 +86,8 @@ pub(crate) struct AllTurns {
     out: BTreeMap<CommunicatorId, Duration>,
     /// By host: what its agent may still say, and how much it said beyond that.
     request_limits: BTreeMap<HostId, (Gcra, u64)>,
+    /// By what it is decided who goes first; tests hold it against others.
+    pub(crate) discipline: Discipline,
 }
 
 /// A communicator that takes turns.
@@ -84,6 +100,7 @@ struct Member {
     beside: BTreeSet<CommunicatorId>,
     /// How long its operations take alone.
     busy: Duration,
+    usage: TurnUsage,
     /// When it was last found to gain, and for how long that counts.
     found: Duration,
     keeps: Duration,
@@ -96,6 +113,54 @@ struct Member {
     waited: Duration,
     latest: VecDeque<Waited>,
     reason: String,
+}
+
+/// How long a communicator's turns last, iteration by iteration.
+#[derive(Debug, Default)]
+struct TurnUsage {
+    /// The first operation of the iteration that is under way, which is at least one turn.
+    first: u64,
+    /// The first operation of its newest turn.
+    newest: u64,
+    /// How long its turns lasted so far.
+    attained: Duration,
+    /// How long those of an iteration lasted lately; none where no turn is over.
+    typical: Option<Duration>,
+}
+
+impl TurnUsage {
+    /// A turn begins with that operation, of an iteration of so many. An operation that is no newer than the last
+    /// turn's begins another iteration.
+    fn begin(&mut self, operation: u64, operations: u64) {
+        let goes_on = operation > self.newest && operation < self.first.saturating_add(operations);
+        self.newest = operation;
+        if goes_on {
+            return;
+        }
+        self.first = operation;
+        let attained = std::mem::take(&mut self.attained);
+        if !attained.is_zero() {
+            let before = self.typical.unwrap_or(attained);
+            self.typical = Some(before - before / FORGETS + attained / FORGETS);
+        }
+    }
+
+    /// A turn of the iteration lasted so long.
+    fn add(&mut self, lasted: Duration) {
+        self.attained = self.attained.saturating_add(lasted);
+    }
+
+    /// What is left of an iteration of so many operations that together take so long, before that operation.
+    fn remaining(&self, operation: u64, operations: u64, busy: Duration) -> Remaining {
+        let done = operation.saturating_sub(self.first).min(operations.saturating_sub(1));
+        let reported = busy.mul_f64(1.0 - done as f64 / operations.max(1) as f64);
+        let typical = self.typical.unwrap_or_default();
+        let measured = typical.saturating_sub(self.attained);
+        if measured > reported.mul_f64(1.0 + ALIKE).saturating_add(MESSAGES) {
+            return Remaining::Unknown(nanos(typical));
+        }
+        Remaining::Known(nanos(reported))
+    }
 }
 
 /// An operation that waited for its turn.
@@ -117,6 +182,17 @@ impl Member {
         }
         let others = u32::try_from(self.beside.len()).unwrap_or(u32::MAX);
         self.latest.push_back(Waited { turn, waited, shared: self.busy.saturating_mul(others) });
+    }
+
+    /// How it stands among those that wait.
+    fn contender(&self, request: &SlotRequest, now: Duration) -> Contender {
+        let patience = Duration::from_nanos(self.message.max_wait_ns);
+        let operations = u64::from(self.message.max_operations.max(1));
+        Contender {
+            arrival: nanos(request.since),
+            remaining: self.usage.remaining(request.turn, operations, self.busy),
+            overdue: now.saturating_sub(request.since) >= patience / OVERDUE,
+        }
     }
 
     /// Whether its operations would wait less if they shared links with all that are beside it.
@@ -178,18 +254,28 @@ impl AllTurns {
 
     /// Gives turns that nothing stands in the way of: which.
     fn give(&mut self, now: Duration) -> Vec<(SessionId, v1::GrantSlot)> {
+        let (having, mut waiting): (Vec<_>, Vec<_>) =
+            self.queue.iter_mut().partition(|request| request.given.is_some());
+        waiting.retain(|request| self.members.contains_key(&request.communicator));
+        let contender = |request: &&mut SlotRequest| {
+            Some(self.members.get(&request.communicator)?.contender(request, now))
+        };
+        let contenders: Vec<Contender> = waiting.iter().filter_map(contender).collect();
+        // Those that have their turn, and those that go before.
+        let mut before: Vec<CommunicatorId> = having.iter().map(|request| request.communicator).collect();
         let mut given = Vec::new();
-        for at in 0..self.queue.len() {
-            let (before, rest) = self.queue.split_at_mut(at);
-            let Some(asked) = rest.first_mut().filter(|asked| asked.given.is_none()) else { continue };
-            let Some(member) = self.members.get_mut(&asked.communicator) else { continue };
-            if before.iter().any(|other| member.beside.contains(&other.communicator)) {
+        for index in service_order(self.discipline, &contenders) {
+            let Some(request) = waiting.get_mut(index) else { continue };
+            let Some(member) = self.members.get_mut(&request.communicator) else { continue };
+            let blocked = before.iter().any(|other| member.beside.contains(other));
+            before.push(request.communicator);
+            if blocked {
                 continue;
             }
-            asked.given = Some(now);
+            request.given = Some(now);
             member.given += 1;
-            member.note(asked.turn, now.saturating_sub(asked.since));
-            let SlotRequest { communicator, turn, .. } = *asked;
+            member.note(request.turn, now.saturating_sub(request.since));
+            let SlotRequest { communicator, turn, .. } = **request;
             given.push((member.leader, v1::GrantSlot { communicator: communicator.0, slot: turn }));
         }
         given
@@ -290,6 +376,7 @@ impl AllTurns {
             message: told,
             beside,
             busy,
+            usage: TurnUsage::default(),
             found: now,
             keeps,
             lost: 0,
@@ -358,7 +445,8 @@ impl AllTurns {
             self.lose_turn(ctx, effects, communicator);
         }
         self.queue.retain(|asked| asked.communicator != communicator);
-        if self.members.contains_key(&communicator) {
+        if let Some(member) = self.members.get_mut(&communicator) {
+            member.usage.begin(turn, member.message.max_operations.max(1).into());
             self.queue.push(SlotRequest { communicator, turn, since: ctx.now, given: None });
         }
         self.give_turns(ctx, effects);
@@ -384,8 +472,9 @@ impl AllTurns {
         let leads = self.members.get_mut(&communicator).filter(|member| member.leader == from);
         if let (Some(member), Some(asked)) = (leads, self.queue.iter().find(|asked| this(asked))) {
             member.lost = 0;
-            if asked.given.is_none() {
-                member.note(asked.turn, ctx.now.saturating_sub(asked.since));
+            match asked.given {
+                None => member.note(asked.turn, ctx.now.saturating_sub(asked.since)),
+                Some(given) => member.usage.add(ctx.now.saturating_sub(given)),
             }
             let leaves = member.would_rather_share();
             self.queue.retain(|asked| !this(asked));
@@ -438,6 +527,8 @@ impl AllTurns {
 
     fn lose_turn(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
         let Some(member) = self.members.get_mut(&id) else { return };
+        // Nobody knows how long it goes on.
+        member.usage.add(lasts(member.busy).saturating_mul(2));
         member.lost += 1;
         if member.lost >= MOST_LOST {
             self.leave_out(ctx, effects, id, TurnsEnd::MuchLonger);
@@ -475,4 +566,83 @@ fn alike(one: &v1::Interleaving, other: &v1::Interleaving) -> bool {
         && near(one.max_wait_ns, other.max_wait_ns)
         && near(one.min_bytes, other.min_bytes)
         && near(one.max_idle_ns, other.max_idle_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn reported(ms: u64) -> Remaining {
+        Remaining::Known(nanos(MS * ms as u32))
+    }
+
+    /// Turns of the iteration from that operation on, of four that take 80 ms.
+    fn iteration(usage: &mut TurnUsage, first: u64, lasts: &[u64]) {
+        for (turn, ms) in (0..).zip(lasts) {
+            usage.begin(first + turn, 4);
+            usage.add(MS * *ms as u32);
+        }
+    }
+
+    #[test]
+    fn operations_that_are_over_are_not_left() {
+        let mut usage = TurnUsage::default();
+        usage.begin(8, 4);
+        assert_eq!(usage.remaining(8, 4, MS * 80), reported(80));
+        usage.add(MS * 20);
+        usage.begin(9, 4);
+        assert_eq!(usage.remaining(9, 4, MS * 80), reported(60));
+        assert_eq!(usage.remaining(11, 4, MS * 80), reported(20));
+        // The next iteration.
+        usage.begin(12, 4);
+        assert_eq!(usage.remaining(12, 4, MS * 80), reported(80));
+    }
+
+    #[test]
+    fn the_same_operation_again_is_a_whole_iteration() {
+        let mut usage = TurnUsage::default();
+        for _ in 0..3 {
+            usage.begin(8, 4);
+            usage.begin(11, 4);
+            assert_eq!(usage.remaining(11, 4, MS * 80), reported(20));
+            usage.begin(11, 4);
+            assert_eq!(usage.remaining(11, 4, MS * 80), reported(80));
+        }
+    }
+
+    #[test]
+    fn longer_turns_count_and_not_reports() {
+        let mut usage = TurnUsage::default();
+        iteration(&mut usage, 8, &[109]);
+        usage.begin(12, 4);
+        assert_eq!(usage.remaining(12, 4, MS * 80), reported(80), "a little is no contradiction");
+        let mut usage = TurnUsage::default();
+        iteration(&mut usage, 8, &[120]);
+        usage.begin(12, 4);
+        assert_eq!(usage.remaining(12, 4, MS * 80), Remaining::Unknown(nanos(MS * 120)));
+        // Nobody gains by small operations before the large one.
+        let mut usage = TurnUsage::default();
+        iteration(&mut usage, 8, &[2, 1, 1, 150]);
+        iteration(&mut usage, 12, &[2, 1]);
+        usage.begin(15, 4);
+        assert_eq!(usage.remaining(15, 4, MS * 80), Remaining::Unknown(nanos(MS * 154)));
+    }
+
+    #[test]
+    fn what_turns_took_is_forgotten() {
+        let mut usage = TurnUsage::default();
+        iteration(&mut usage, 8, &[400]);
+        for index in 0..8 {
+            iteration(&mut usage, 12 + 4 * index, &[80]);
+        }
+        usage.begin(44, 4);
+        assert!(matches!(usage.remaining(44, 4, MS * 80), Remaining::Unknown(_)));
+        for index in 0..8 {
+            iteration(&mut usage, 48 + 4 * index, &[80]);
+        }
+        usage.begin(80, 4);
+        assert_eq!(usage.remaining(80, 4, MS * 80), reported(80));
+    }
 }
