@@ -118,7 +118,10 @@ fn unsafe_code(file: &TextFile, code: &str, found: &mut Vec<Violation>) {
             ));
         }
         let after = code.get(at + "unsafe".len()..).unwrap_or_default().trim_start();
-        let acts = after.starts_with('{') || after.starts_with("impl") || after.starts_with("extern");
+        // Functions, and types of functions, say in their first lines what callers promise.
+        let declares =
+            after.starts_with("extern") && !after.split('{').next().is_some_and(|start| start.contains("fn"));
+        let acts = after.starts_with('{') || after.starts_with("impl") || declares;
         let above = lines.get(line.saturating_sub(10)..line).unwrap_or_default();
         if acts && !above.iter().any(|text| text.contains("SAFETY:")) {
             found.push(violation(&file.path, line, "an unsafe block needs a `// SAFETY:` comment above it"));
@@ -204,6 +207,11 @@ mod tests {
         breaks("dataplane/abi/src/lib.rs", reasoned, 3, "belongs in");
         assert_eq!(rules("dataplane/abi/src/view.rs", reasoned), []);
         breaks("dataplane/shm/src/a.rs", "//! Sentence.\nunsafe { x() }\n", 2, "SAFETY");
+        breaks("dataplane/shm/src/a.rs", "//! Sentence.\nunsafe extern \"C\" { fn x(); }\n", 2, "SAFETY");
+        assert_eq!(
+            rules("dataplane/shm/src/a.rs", "//! Sentence.\ntype X = unsafe extern \"C\" fn();\n"),
+            []
+        );
         assert_eq!(rules("dataplane/core/src/a.rs", "//! No unsafe { here.\n#![forbid(unsafe_code)]\n"), []);
     }
 
