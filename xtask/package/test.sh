@@ -89,6 +89,16 @@ export HARMONAIZE_CONTROL=127.0.0.1:7001
 soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
 harmonaize status | head -1 | tee /package/status
 grep -q "control ${version#harmonaize }," /package/status || fail "status has no build"
+harmonaize doctor || fail "doctor finds this host wrong"
+sed 's/^listen = .*/listen = "10.9.9.9:7100"/' /etc/harmonaize/agent.toml > /etc/harmonaize/other.toml
+refuses harmonaize doctor --config /etc/harmonaize/other.toml
+harmonaize doctor --config /etc/harmonaize/other.toml --json 2>&1 | grep -q "none has 10.9.9.9" || fail "doctor is content with no address"
+# Of another authority, which trusts ours: control alone can see that.
+harmonaize init /etc/harmonaize/strange > /dev/null
+cp /etc/harmonaize/tls/hosts/h0/ca.crt /etc/harmonaize/strange/hosts/h0/
+sed 's/^tls = .*/tls = "strange\/hosts\/h0"/' /etc/harmonaize/agent.toml > /etc/harmonaize/other.toml
+refuses harmonaize doctor --config /etc/harmonaize/other.toml
+harmonaize doctor --config /etc/harmonaize/other.toml 2>/dev/null | grep "control *WRONG" || fail "doctor is content with a strange certificate"
 harmonaize tenants add job --uid 65534 > /dev/null
 soon test -S /run/harmonaize/tenants/job.sock
 perf="harmonaize-perf all_reduce --agent /run/harmonaize/tenants/job.sock --ranks 2 -b 1M -e 1M -n 5"

@@ -4,6 +4,7 @@
 mod agent;
 mod control;
 mod describe;
+mod doctor;
 mod flows;
 #[cfg(test)]
 mod golden;
@@ -35,6 +36,7 @@ const EXAMPLES: &str = "\
 Examples:
   harmonaize init tls --topology topology.toml --operator alice    certificates for a first deployment
   harmonaize hello                            two emulated hosts, and a sum over both
+  harmonaize doctor                           what this host lacks for its agent
   harmonaize status                           what is connected, formed and in flight
   harmonaize status --json | jq .tenants      the same, complete, for programs
   harmonaize reorder a/world h0,h2,h1,h3      another ring order, while operations run
@@ -84,6 +86,9 @@ enum Command {
     /// Tries out the installed programs: two emulated hosts and an AllReduce between them, on this machine.
     #[command(after_help = hello::HELP)]
     Hello(hello::Hello),
+    /// Checks whether this host has what its agent needs, and says what to do where it has not.
+    #[command(after_help = doctor::HELP)]
+    Doctor(doctor::Doctor),
     /// Ends certificates before their time, as when a key is lost.
     #[command(after_help = init::REVOKE_HELP)]
     Revoke(init::Revoke),
@@ -442,6 +447,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
         }
         Command::Init(asked) => asked.run(),
         Command::Revoke(asked) => asked.run(),
+        Command::Doctor(asked) => runtime.block_on(asked.run()),
         Command::Hello(asked) => runtime.block_on(asked.run()),
         Command::Tenant(asked) => asked.run(),
         Command::Top { agent, interval, flows, filter, once, width } => {
