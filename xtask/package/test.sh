@@ -85,7 +85,6 @@ for daemon in control agent aggregator; do
     systemd-analyze security --no-pager harmonaize-$daemon | tail -1
     systemd-analyze security --threshold=30 harmonaize-$daemon > /dev/null || fail "$daemon is exposed"
 done
-export HARMONAIZE_CONTROL=127.0.0.1:7001
 soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
 harmonaize status | head -1 | tee /package/status
 grep -q "control ${version#harmonaize }," /package/status || fail "status has no build"
