@@ -1,7 +1,7 @@
 //! Operations on memory that somebody else owns, such as torch's: copied into the arena before, and out of it after.
 //!
 //! The arena is the pool of staging memory: its pages stay, and taking a piece costs a lookup. Of the host's memory, whoever sees to the
-//! end of an operation copies out. Of a GPU's, CUDA's driver copies both ways, in the order of a [stream](stream).
+//! end of an operation copies out. Of a GPU's, CUDA's driver copies both ways, in the order of a [stream].
 //!
 //! Architecture invariant: unsafe code here copies between an address that the caller vouches for and a view of the arena, or calls
 //! CUDA's driver as its manual says.
