@@ -530,9 +530,9 @@ fn advance() {
         let ready = batch.unready.load(Ordering::Acquire) == 0;
         if ready && batch.lanes.is_disjoint(&taken) {
             let batch = waiting.remove(at);
-            COUNT.fetch_sub(1, Ordering::Release);
-            // Under the lock: so they start in order, whoever starts them.
+            // Under the lock: so they start in order, whoever starts them. Counted until then, so that no lane is clear before.
             batch.start();
+            COUNT.fetch_sub(1, Ordering::Release);
         } else {
             taken.extend(&batch.lanes);
             at += 1;
