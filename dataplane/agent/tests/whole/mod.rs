@@ -31,8 +31,13 @@ pub(crate) fn background<F: Future<Output = ()>>(
 }
 
 pub(crate) fn control() -> (SocketAddr, oneshot::Sender<()>) {
+    control_at("10Gbit/s")
+}
+
+/// Of two hosts with links of this rate, as control believes: nothing shapes them.
+pub(crate) fn control_at(rate: &str) -> (SocketAddr, oneshot::Sender<()>) {
     let link = |host| {
-        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"10Gbit/s\"\n")
+        format!("[[host]]\nname = \"{host}\"\n[[link]]\nfrom = \"{host}\"\nto = \"s\"\nrate = \"{rate}\"\n")
     };
     control_of(format!("[[switch]]\nname = \"s\"\n{}{}", link("h0"), link("h1")))
 }
