@@ -264,6 +264,20 @@ mod tests {
     }
 
     #[test]
+    fn a_forge_runs_each_stage_once() {
+        let path = workspace::root().join(".github/workflows/ci.yml");
+        let workflow = std::fs::read_to_string(path).unwrap();
+        let (_, jobs) = workflow.split_once("stages:\n          - ").unwrap();
+        let lines = jobs.lines().map(|line| line.trim_start().trim_start_matches("- "));
+        let mut run: Vec<&str> =
+            lines.take_while(|line| *line != "env:").flat_map(|line| line.split(',')).collect();
+        let mut stages: Vec<&str> = STAGES.iter().map(|(name, _)| *name).collect();
+        run.sort_unstable();
+        stages.sort_unstable();
+        assert_eq!(run, stages);
+    }
+
+    #[test]
     fn an_unknown_stage_is_refused() {
         let args = Args { yes: false, strict: false, only: vec!["fly".into()] };
         assert!(run(&args).unwrap_err().to_string().contains("no stage named fly"));
