@@ -10,6 +10,7 @@ use harmonaize_testkit::job::printed;
 use harmonaize_testkit::workspace;
 use pytorch::PyTorch;
 use serde::Deserialize;
+use std::process::Command;
 
 /// What a line of `cargo run -p harmonaize-codec --example measure` says. Speeds in GB/s of f32.
 #[derive(Debug, Deserialize)]
@@ -57,14 +58,20 @@ const SPEEDS: &[(&str, &str, f64, Speed)] = &[
 pub fn run(request: &Request) -> Result<Vec<Row>> {
     let pytorch = request.pytorch.then(|| PyTorch::prepare(request.consent, ELEMENTS));
     let mut pytorch = pytorch.transpose()?;
-    let mut example = workspace::cargo();
-    example.args(["run", "--quiet", "--package", "harmonaize-codec", "--example", "measure"]);
-    let rounds = if request.smoke {
-        example.args(["--", "--elements", "65536", "--passes", "2"]);
-        1
+    let (mut example, rounds) = if request.smoke {
+        // With the features of the whole workspace, whose crates are built already.
+        let mut build = workspace::cargo();
+        build.args(["build", "--workspace", "--bins", "--tests", "--example", "measure"]);
+        let built = workspace::executables(&mut build, &["measure"])?;
+        let (_, program) = built.first().context("cargo built no example `measure`")?;
+        let mut example = Command::new(program);
+        example.args(["--elements", "65536", "--passes", "2"]);
+        (example, 1)
     } else {
-        example.args(["--release", "--"]);
-        request.rounds()
+        let mut example = workspace::cargo();
+        let package = ["run", "--quiet", "--release", "--package", "harmonaize-codec"];
+        example.args(package).args(["--example", "measure", "--"]);
+        (example, request.rounds())
     };
     let beside = pytorch.as_ref().map(|pytorch| pytorch.file().to_owned());
     let files = request.files.iter().chain(&beside);

@@ -239,11 +239,13 @@ fn settings(compiler: &Path, sysroot: &Path) -> Table {
             format!("--target={LIBRARIES} '-I{include}' -I{CROSS}/include").into(),
         ),
     ]);
-    // Quick to build: what little runs under emulation gains by optimised kernels (the workspace's own profile) and random
-    // inputs alone.
+    // Quick to build: what little runs under emulation gains by optimised kernels and random inputs alone.
     let level = |level: i64| Value::Table(Table::from_iter([("opt-level".into(), level.into())]));
-    let packages = Table::from_iter([("*".into(), level(0)), ("proptest".into(), level(2))]);
+    let mut packages = Table::from_iter([("*".into(), level(0)), ("proptest".into(), level(2))]);
+    let optimised = ["planner", "analysis", "loader", "events"];
+    packages.extend(optimised.map(|name| (format!("harmonaize-{name}"), level(0))));
     let profile = Table::from_iter([
+        ("opt-level".into(), 0.into()),
         ("debug".into(), false.into()),
         ("incremental".into(), false.into()),
         ("package".into(), Value::Table(packages)),

@@ -9,7 +9,7 @@ use crate::vm::kernel::Kernel;
 use crate::vm::programs::{self, Userland};
 use crate::vm::{AMD64, ARM64, Architecture};
 use anyhow::{Context, Result};
-use harmonaize_testkit::workspace::{cargo, executables};
+use harmonaize_testkit::workspace::{Binaries, Profile};
 use std::path::PathBuf;
 
 const MODULES: &[&str] = &["virtio_pci", "virtio_net", "rdma_rxe", "ib_uverbs", "rdma_ucm"];
@@ -63,22 +63,8 @@ impl Guests {
         let roots = vec![packages()?, toolchain.sysroot().to_path_buf(), toolchain.c_library().to_path_buf()];
         let kernel = Kernel::prepare(&ARM64)?;
         let unit = Guest { kernel, from: Userland::new(&ARM64, roots), init: folder.join("init"), ours };
-        let targets = ["init", TENANT];
-        let mut build = cargo();
-        build.args([
-            "build",
-            "--package",
-            "xtask",
-            "--package",
-            "harmonaize-tests",
-            "--bin",
-            "init",
-            "--bin",
-            TENANT,
-        ]);
-        let built = executables(&mut build, &targets)?;
-        let (init, ours): (Vec<_>, Vec<_>) = built.into_iter().partition(|(name, _)| name == "init");
-        let (_, init) = init.into_iter().next().context("cargo built no init")?;
+        let built = Binaries::build_with(Profile::Dev, &["xtask", "harmonaize-tests"])?;
+        let (init, ours) = (built.path("init")?, vec![(TENANT.to_owned(), built.path(TENANT)?)]);
         let host = Guest { kernel: Kernel::prepare(&AMD64)?, from: Userland::here(), init, ours };
         Ok(Self { unit, host })
     }
