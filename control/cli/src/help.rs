@@ -12,8 +12,10 @@ pub(crate) const TOPOLOGY: &str = "\
 Examples:
   harmonaize topology                         what control takes each link to carry, and what is drained or failed
   harmonaize topology --json | jq '.links[] | select(.state != \"ok\")'
-  harmonaize topology fabric.toml             is the file right? if not, which line?
-  harmonaize topology fabric.toml show        its hosts, switches, links, and the ring over all hosts";
+  harmonaize topology check fabric.toml       is the file right? if not, which line?
+  harmonaize topology show fabric.toml        its hosts, switches, links, and the ring over all hosts
+  harmonaize topology import lldp hosts/*.json > topology.toml
+  harmonaize topology new --racks 4 --hosts 16 --spines 2 > topology.toml";
 
 /// Of `plans`.
 pub(crate) const PLANS: &str = "\

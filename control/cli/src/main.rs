@@ -23,7 +23,7 @@ mod topology;
 mod trace;
 
 use agent::Socket;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use control::{Control, ControlArguments, Target};
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
@@ -31,6 +31,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use topology::TopologyAction;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,7 +44,8 @@ Examples:
   harmonaize reorder a/world --automatic      control chooses its order again
   harmonaize dissolve 5f3a9c1200000001        end a communicator
   harmonaize topology                         what control takes each link to carry
-  harmonaize topology fabric.toml check       is the file right? if not, which line?
+  harmonaize topology check fabric.toml       is the file right? if not, which line?
+  harmonaize topology import lldp hosts/*.json    a topology file of what hosts see
   harmonaize plans                            rings, paths and shares of communicators
   harmonaize explain a/world                  why it runs by its plan, and when that changed
   harmonaize plan --dry-run --drain spine0    what would happen if
@@ -102,16 +104,14 @@ enum Command {
         #[arg(long, value_name = "DURATION", default_value = "1s")]
         patience: Nanos,
     },
-    /// Shows the fabric as control sees it; with a file: checks or shows that, without control.
-    #[command(after_help = help::TOPOLOGY)]
+    /// Shows the fabric as control sees it; or checks, shows and makes topology files, without control.
+    #[command(after_help = help::TOPOLOGY, args_conflicts_with_subcommands = true)]
     Topology {
-        /// The file; control is asked where it is left out.
-        file: Option<PathBuf>,
-        /// What to do with it.
-        #[arg(default_value = "check")]
-        action: TopologyAction,
-        /// As JSON, complete; of control alone.
-        #[arg(long, conflicts_with = "file")]
+        /// What to do with a file; control is asked where it is left out.
+        #[command(subcommand)]
+        action: Option<TopologyAction>,
+        /// As JSON, complete.
+        #[arg(long)]
         json: bool,
     },
     /// Lists tenants, adds or removes one.
@@ -356,14 +356,6 @@ impl FromStr for WatchTarget {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum TopologyAction {
-    /// Say whether it is right.
-    Check,
-    /// Show hosts, switches, links, and the ring over all hosts.
-    Show,
-}
-
 /// Why a command did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -442,9 +434,7 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
     let runtime = runtime.map_err(|error| Failure::Refused(error.to_string()))?;
     let Arguments { control, command } = arguments;
     let outcome = match command {
-        Command::Topology { file: Some(file), action, json: _ } => {
-            topology::run(&file, action == TopologyAction::Show)
-        }
+        Command::Topology { action: Some(action), json: _ } => topology::run(action),
         Command::Init(asked) => asked.run(),
         Command::Revoke(asked) => asked.run(),
         Command::Doctor(asked) => runtime.block_on(asked.run()),

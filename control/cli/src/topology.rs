@@ -1,14 +1,156 @@
-//! A topology file, checked or shown.
+//! Topology files: checked, shown, imported from what operators have, and made from counts.
 
 use crate::Failure;
 use crate::table::{row, table};
-use harmonaize_planner::{HostId, Node, SwitchKind, Topology, order, ring_crossings, tuning};
-use std::path::Path;
+use clap::{Args, Subcommand};
+use harmonaize_planner::{HostId, Node, Rate, SwitchKind, Topology, order, ring_crossings, tuning};
+use std::path::{Path, PathBuf};
+
+mod draft;
+mod ibnetdiscover;
+mod json;
+mod lldp;
+mod new;
+#[cfg(test)]
+mod tests;
+mod topograph;
+
+use draft::ImportError;
 
 /// Most hosts of which the ring is shown.
 const MAX_HOSTS: usize = 256;
 
-pub(crate) fn run(file: &Path, show: bool) -> Result<String, Failure> {
+/// What to do with a topology file.
+#[derive(Subcommand)]
+pub(crate) enum TopologyAction {
+    /// Says whether a file is right; if not, which line is wrong.
+    Check {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Shows a file's hosts, switches, links, and the ring over all hosts.
+    Show {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Makes a topology file of what describes the fabric already, and prints it.
+    #[command(after_help = IMPORT_HELP)]
+    Import {
+        /// From what.
+        #[command(subcommand)]
+        source: ImportSource,
+    },
+    /// Makes a topology file of racks with a leaf each, joined by spines, and prints it.
+    #[command(after_help = NEW_HELP)]
+    New(new::New),
+}
+
+const IMPORT_HELP: &str = "\
+Examples:
+  harmonaize topology import lldp hosts/*.json > topology.toml
+  harmonaize topology import lldp hosts/*.json --switches switches/*.json --without oob-switch
+  ibnetdiscover > fabric.txt; harmonaize topology import ibnetdiscover fabric.txt
+  harmonaize topology import topograph model.yaml --rate 400Gbit/s
+
+What is unsure is marked by `# ?` in the file. The file is checked before it is printed.";
+
+const NEW_HELP: &str = "\
+Examples:
+  harmonaize topology new --racks 4 --hosts 16 --spines 2 > topology.toml
+  harmonaize topology new --racks 1 --hosts 8 --spines 0 --rate 25Gbit/s
+  harmonaize topology new --racks 4 --hosts 16 --spines 2 --uplink 400Gbit/s --delay 1us";
+
+/// What describes the fabric.
+#[derive(Subcommand)]
+pub(crate) enum ImportSource {
+    /// Outputs of `lldpctl -f json`, a file a host: the file's name is the host's.
+    Lldp {
+        #[command(flatten)]
+        common: Import,
+        /// Outputs of switches, a file a switch.
+        #[arg(long, value_name = "FILE", num_args = 1..)]
+        switches: Vec<PathBuf>,
+    },
+    /// The output of `ibnetdiscover`.
+    Ibnetdiscover {
+        #[command(flatten)]
+        common: Import,
+    },
+    /// NVIDIA topograph: models as YAML or JSON, or instances as its engine `graph` writes them.
+    Topograph {
+        #[command(flatten)]
+        common: Import,
+    },
+}
+
+/// What every import takes.
+#[derive(Args)]
+pub(crate) struct Import {
+    /// What is read.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The rate of a cable whose own is not in the files.
+    #[arg(long, value_name = "RATE", default_value = "100Gbit/s")]
+    rate: Rate,
+    /// Nodes that are left out, such as the switch of a management network.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    without: Vec<String>,
+}
+
+pub(crate) fn run(action: TopologyAction) -> Result<String, Failure> {
+    match action {
+        TopologyAction::Check { file } => check(&file, false),
+        TopologyAction::Show { file } => check(&file, true),
+        TopologyAction::New(new) => new.draft().and_then(|draft| draft.file()).map_err(refused),
+        TopologyAction::Import { source } => import(source).map_err(refused),
+    }
+}
+
+fn refused(error: ImportError) -> Failure {
+    Failure::Refused(error.to_string())
+}
+
+fn import(source: ImportSource) -> Result<String, ImportError> {
+    let (common, draft) = match source {
+        ImportSource::Lldp { common, switches } => {
+            let draft = lldp::read(&load(&common.files)?, &load(&switches)?)?;
+            (common, draft)
+        }
+        ImportSource::Ibnetdiscover { common } => {
+            let draft = ibnetdiscover::read(&load(&common.files)?)?;
+            (common, draft)
+        }
+        ImportSource::Topograph { common } => {
+            let draft = topograph::read(&load(&common.files)?)?;
+            (common, draft)
+        }
+    };
+    draft.assuming(common.rate).without(&common.without)?.file()
+}
+
+/// A file with its text.
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
+impl Source {
+    /// The path, as errors show it.
+    fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+fn load(files: &[PathBuf]) -> Result<Vec<Source>, ImportError> {
+    let read = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path)
+            .map_err(|why| ImportError::Read { file: path.display().to_string(), why })?;
+        Ok(Source { path: path.clone(), text })
+    };
+    files.iter().map(read).collect()
+}
+
+fn check(file: &Path, show: bool) -> Result<String, Failure> {
     let wrong = |error: &dyn std::fmt::Display| Failure::Refused(format!("{}: {error}", file.display()));
     let text = std::fs::read_to_string(file).map_err(|error| wrong(&error))?;
     let topology = Topology::parse(&text).map_err(|error| wrong(&error))?;

@@ -339,10 +339,10 @@ fn checks_and_shows_topologies() {
     let file = folder.path().join("fabric.toml");
     std::fs::write(&file, TOPOLOGY).unwrap();
     let name = file.to_str().unwrap();
-    let (code, out, err) = outcome(&harmonaize(&["topology", name]));
+    let (code, out, err) = outcome(&harmonaize(&["topology", "check", name]));
     assert_eq!((code, err.as_str()), (0, ""));
     assert_eq!(out, format!("{name}: 2 hosts, 1 switches, 2 links: ok\n"));
-    let (code, out, _) = outcome(&harmonaize(&["topology", name, "show"]));
+    let (code, out, _) = outcome(&harmonaize(&["topology", "show", name]));
     assert!(
         code == 0
             && out.contains("  h0    s   1Gbit/s  50us\n")
@@ -350,13 +350,13 @@ fn checks_and_shows_topologies() {
         "{out}"
     );
     std::fs::write(&file, TOPOLOGY.replace("1Gbit/s\" }]", "1Gb\" }]")).unwrap();
-    let (code, _, err) = outcome(&harmonaize(&["topology", name, "check"]));
+    let (code, _, err) = outcome(&harmonaize(&["topology", "check", name]));
     assert_eq!(code, 1);
     assert!(
         err.starts_with(&format!("harmonaize: {name}: line 4, column 102: `1Gb` is not a rate")),
         "{err}"
     );
-    let (code, _, err) = outcome(&harmonaize(&["topology", "/nowhere.toml"]));
+    let (code, _, err) = outcome(&harmonaize(&["topology", "check", "/nowhere.toml"]));
     assert_eq!((code, err.starts_with("harmonaize: /nowhere.toml: No such file")), (1, true));
 }
 
@@ -383,6 +383,8 @@ fn help_and_usage() {
     for command in [
         &["status"][..],
         &["topology"],
+        &["topology", "import"],
+        &["topology", "new"],
         &["tenants"],
         &["plans"],
         &["explain"],
