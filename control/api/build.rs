@@ -109,6 +109,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             "operator.proto",
             "paths.proto",
             "provider.proto",
+            "rows.proto",
             "telemetry.proto",
         ]
         .map(|file| format!("harmonaize/provider/v1/{file}")),

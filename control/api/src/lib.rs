@@ -4,10 +4,12 @@
 mod agreements;
 mod congestion;
 mod json;
+mod rows;
 
 pub use agreements::{clause_numbers, clauses, collective};
 use harmonaize_abi::keyed;
 use hmac::Mac;
+pub use rows::CAUSES;
 use std::net::Ipv4Addr;
 
 /// Version 1 of the interface, generated from `proto/harmonaize/provider/v1`.

@@ -10,6 +10,7 @@ mod keeper;
 mod leader;
 mod log;
 mod operators;
+mod relay;
 mod reload;
 mod service;
 pub mod state;

@@ -3,12 +3,14 @@
 use crate::access::{Current, Role};
 use crate::actor::{Command, Refusal, realtime};
 use crate::leader::Commands;
+use crate::relay::{Relay, Replies};
 use crate::state::{Controller, Instruction, InstructionError, Settings};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
 use harmonaize_store::WithdrawalKind as Kind;
 use harmonaize_store::etcd::Reader;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
@@ -20,6 +22,7 @@ pub(crate) struct Operators {
     access: Arc<Current>,
     /// What is read where another control leads.
     stored: Option<Stored>,
+    relay: Arc<Relay>,
 }
 
 /// What several controls share, and by which settings this one reads it.
@@ -28,6 +31,12 @@ pub(crate) struct Stored {
     pub(crate) reader: Reader,
     pub(crate) settings: watch::Receiver<Settings>,
 }
+
+/// How long agents may take to answer a question that does not say, and at most.
+const PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+
+/// Most values of a filter's field.
+const MOST_VALUES: usize = 256;
 
 /// Bytes of a store's copy in a message.
 const BACKUP_CHUNK: usize = 1 << 20;
@@ -38,8 +47,13 @@ type Chunks = tokio_stream::Iter<std::vec::IntoIter<Result<v1::BackupChunk, Stat
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Operators {
-    pub(crate) fn new(commands: Commands, access: Arc<Current>, stored: Option<Stored>) -> Self {
-        Self { commands, access, stored }
+    pub(crate) fn new(
+        commands: Commands,
+        access: Arc<Current>,
+        stored: Option<Stored>,
+        relay: Arc<Relay>,
+    ) -> Self {
+        Self { commands, access, stored, relay }
     }
 
     /// Returns what `read` finds in the state.
@@ -197,6 +211,66 @@ impl Operator for Operators {
         self.access.caller(&request, Role::Viewer, "withdrawals")?;
         let withdrawals = self.query_stored(|state, now| state.queries(now).withdrawals(None)).await?;
         Ok(Response::new(v1::WithdrawalsReply { withdrawals }))
+    }
+
+    type AskStream = Replies;
+
+    async fn ask(&self, request: Request<v1::AskRequest>) -> Answer<Self::AskStream> {
+        self.access.caller(&request, Role::Viewer, "flows and findings")?;
+        let asked = request.into_inner();
+        let (hosts, filter) = (self.hosts(&asked.hosts).await?, self.filter(&asked).await?);
+        let patience = match asked.patience_ns {
+            0 => PATIENCE.0,
+            wanted => Duration::from_nanos(wanted).min(PATIENCE.1),
+        };
+        let v1::AskRequest { kind, last, follow, .. } = asked;
+        let question = v1::Question { id: 0, kind, filter: Some(filter), last, follow };
+        self.relay.ask(question, hosts, patience).map(Response::new)
+    }
+}
+
+impl Operators {
+    /// Hosts of the topology: those that are named, or all.
+    async fn hosts(&self, named: &[String]) -> Result<Vec<String>, Status> {
+        let topology = self.query(|state, now| state.queries(now).topology()).await?;
+        let all: BTreeSet<String> = topology.hosts.into_iter().map(|host| host.name).collect();
+        if let Some(unknown) = named.iter().find(|name| !all.contains(*name)) {
+            let shown: String = unknown.chars().take(63).collect();
+            return Err(Status::not_found(format!("the topology has no host `{shown}`")));
+        }
+        Ok(if named.is_empty() { all.into_iter().collect() } else { named.to_vec() })
+    }
+
+    /// What agents can tell by themselves: findings have no tenants, but communicators.
+    async fn filter(&self, asked: &v1::AskRequest) -> Result<v1::RowFilter, Status> {
+        let mut filter = asked.filter.clone().unwrap_or_default();
+        let counts =
+            [filter.tenants.len(), filter.communicators.len(), filter.peers.len(), filter.causes.len()];
+        if counts.iter().any(|count| *count > MOST_VALUES) {
+            return Err(Status::invalid_argument(format!("a filter takes {MOST_VALUES} values at most")));
+        }
+        if asked.kind() == v1::RowKind::Finding && !filter.tenants.is_empty() {
+            let tenants = std::mem::take(&mut filter.tenants);
+            let plans = self.query(|state, now| state.queries(now).plans(CommunicatorId(0))).await?;
+            let plans = plans.map(|reply| reply.plans).unwrap_or_default();
+            let theirs = plans.iter().filter(|plan| tenants.contains(&plan.tenant));
+            let theirs: Vec<u64> = theirs.map(|plan| plan.communicator).collect();
+            if theirs.is_empty() {
+                let text =
+                    format!("{} has no communicator now; findings name communicators", tenants.join(", "));
+                return Err(Status::not_found(text));
+            }
+            match filter.communicators.is_empty() {
+                true => filter.communicators = theirs,
+                false => {
+                    filter.communicators.retain(|id| theirs.contains(id));
+                    if filter.communicators.is_empty() {
+                        return Err(Status::not_found("these communicators are of other tenants"));
+                    }
+                }
+            }
+        }
+        Ok(filter)
     }
 }
 

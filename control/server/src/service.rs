@@ -6,6 +6,7 @@ use crate::config::{Config, Place};
 use crate::keeper::Keeper;
 use crate::leader::{Commands, Leader};
 use crate::operators::{Operators, Stored as Shared};
+use crate::relay::Relay;
 use crate::reload::follow;
 use crate::state::{ReorderError, SessionId, Settings};
 use crate::thread::Running;
@@ -13,8 +14,9 @@ use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::OperatorServer;
 use harmonaize_api::v1::provider_server::{Provider, ProviderServer};
 use harmonaize_api::v1::{
-    DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, LeaderReply, LeaderRequest, ReorderReply,
-    ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
+    AnswerEnd, AnswerPart, DissolveReply, DissolveRequest, FabricSnapshot, FromAgent, LeaderReply,
+    LeaderRequest, ReorderReply, ReorderRequest, StatusReply, StatusRequest, WatchTelemetryRequest,
+    from_agent,
 };
 use harmonaize_identity::{self as identity, Identity, Places, Protection};
 use harmonaize_program::Watchdog;
@@ -184,7 +186,8 @@ impl Server {
             Kept::Own(..) => None,
             Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
         };
-        let operators = Operators::new(commands.clone(), Arc::clone(&access), shared);
+        let relay = Arc::new(Relay::new());
+        let operators = Operators::new(commands.clone(), Arc::clone(&access), shared, Arc::clone(&relay));
         let operators = OperatorServer::new(operators);
         let half = (self.config.session_timeout / 2).max(Duration::from_millis(50));
         let operators = operators.max_decoding_message_size(MESSAGE_BYTES.1);
@@ -195,6 +198,7 @@ impl Server {
             sessions: Arc::default(),
             places: Places::default(),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
+            relay,
             hello_timeout: self.config.session_timeout,
             listen: self.address.to_string().into(),
         };
@@ -431,6 +435,7 @@ struct Service {
     /// Sessions by the names in certificates.
     places: Places,
     watchers: Arc<Semaphore>,
+    relay: Arc<Relay>,
     hello_timeout: Duration,
     /// Where agents connect.
     listen: Arc<str>,
@@ -494,15 +499,27 @@ impl Provider for Service {
         let (agent, stream) = mpsc::channel(SESSION_QUEUE);
         let (ended, end) = oneshot::channel();
         let admission = Admission { access: Arc::clone(&self.access), speaker, agent: agent.downgrade() };
+        let relay = Arc::clone(&self.relay);
         let open = Command::Open { session, agent, ended };
         commands.send(open).await.map_err(|_| Status::unavailable("control is going down"))?;
         let upstream = request.into_inner();
-        let read = read(upstream, session, admission, commands, end, self.hello_timeout);
+        let read =
+            read(upstream, session, admission, commands, end, (self.hello_timeout, Arc::clone(&relay)));
         tokio::spawn(async move {
             read.await;
+            relay.disconnected(session);
             drop(place);
         });
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn answer(&self, request: Request<Streaming<AnswerPart>>) -> Result<Response<AnswerEnd>, Status> {
+        let peer = peer(&request)?;
+        if self.door == Door::Operators {
+            return Err(Status::permission_denied("operators' tools connect here, and answer nothing"));
+        }
+        self.relay.answer(&peer, request.into_inner()).await?;
+        Ok(Response::new(AnswerEnd {}))
     }
 
     async fn leader(&self, request: Request<LeaderRequest>) -> Result<Response<LeaderReply>, Status> {
@@ -600,7 +617,7 @@ async fn read(
     mut admission: Admission,
     commands: mpsc::Sender<Command>,
     mut end: oneshot::Receiver<()>,
-    hello_timeout: Duration,
+    (hello_timeout, relay): (Duration, Arc<Relay>),
 ) {
     let mut patience = hello_timeout;
     loop {
@@ -626,6 +643,12 @@ async fn read(
             Some(true) => {}
             Some(false) => continue,
             None => break,
+        }
+        // Aggregators have no flows.
+        if let Some(from_agent::Message::Hello(hello)) = &message.message
+            && hello.aggregator.is_none()
+        {
+            relay.connected(&hello.host, session, admission.agent.clone());
         }
         if commands.send(Command::Message(session, Box::new(message))).await.is_err() {
             return;

@@ -100,6 +100,11 @@ async fn an_agent_speaks_for_its_own_host_alone() {
         let error: Status = error.downcast().unwrap();
         assert_eq!(error.code(), Code::PermissionDenied, "{name} as {host}: {error}");
         assert!(error.message().contains(name), "{error}");
+        // Nor does it answer for another.
+        let part = v1::AnswerPart { host: host.to_owned(), ..v1::AnswerPart::default() };
+        let mut client = ProviderClient::new(provider.connect(name).await);
+        let refused = client.answer(tokio_stream::once(part)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{name} as {host}: {refused}");
     }
     // Those were nobody's session: the host's own agent is let in.
     provider.welcome("h0").await;
@@ -145,6 +150,7 @@ async fn calls(provider: &Provider, name: &str) -> [Code; 3] {
     looks.push(operator.explain(v1::ExplainRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.dry_run(v1::DryRunRequest::default()).await.err().map_or(Code::Ok, code));
     looks.push(operator.withdrawals(v1::WithdrawalsRequest::default()).await.err().map_or(Code::Ok, code));
+    looks.push(operator.ask(v1::AskRequest::default()).await.err().map_or(Code::Ok, code));
     let plans = operator.plans(v1::PlansRequest { communicator: 1 }).await.err().map(code);
     looks.push(plans.filter(|code| *code != Code::NotFound).unwrap_or(Code::Ok));
     let reason = String::new();

@@ -5,6 +5,7 @@
 
 mod ledger;
 
+use crate::telemetry::Answers;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_identity::{CONTROL, Protection, Remote};
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
+use tonic::transport::Channel;
 
 /// Messages and events that wait in each direction.
 const QUEUE: usize = 1024;
@@ -51,6 +53,8 @@ pub struct Settings {
     pub abilities: v1::Capabilities,
     /// What this is, if no host's agent but an aggregator.
     pub aggregator: Option<v1::Aggregator>,
+    /// What answers operators' questions on rows; without it they stay without an answer.
+    pub answers: Option<Answers>,
 }
 
 impl Settings {
@@ -69,6 +73,7 @@ impl Settings {
             join_timeout: Duration::from_secs(30),
             abilities: v1::Capabilities::default(),
             aggregator: None,
+            answers: None,
         }
     }
 }
@@ -191,6 +196,8 @@ struct Session {
 struct Stream {
     up: mpsc::Sender<v1::FromAgent>,
     down: Streaming<v1::ToAgent>,
+    /// For calls beside the session, on its connection.
+    beside: ProviderClient<Channel>,
 }
 
 /// What happened next in a session.
@@ -306,6 +313,11 @@ impl Session {
                         self.outbox.extend(self.ledger.connected());
                         self.inbox.push_back(Event::Connected(welcome));
                     }
+                    Some(to_agent::Message::Question(question)) => {
+                        if let Some(answers) = self.settings.answers.as_ref().filter(|_| welcomed) {
+                            answers.begin(question, stream.beside.clone());
+                        }
+                    }
                     Some(message) => self.inbox.extend(self.ledger.incoming(message)),
                     // Of a later version of the interface.
                     None => {}
@@ -374,12 +386,10 @@ async fn open(server: Result<Remote, String>, within: Duration) -> Result<Stream
     let silent = |_| format!("no handshake within {within:?}");
     let channel = connected.map_err(silent)?.map_err(|error| error_text(&error))?;
     let (up, queue) = mpsc::channel(64);
-    let response = ProviderClient::new(channel)
-        .max_decoding_message_size(MESSAGE_BYTES)
-        .session(ReceiverStream::new(queue))
-        .await;
+    let mut beside = ProviderClient::new(channel).max_decoding_message_size(MESSAGE_BYTES);
+    let response = beside.session(ReceiverStream::new(queue)).await;
     let down = response.map_err(|status| status_text(&status))?.into_inner();
-    Ok(Stream { up, down })
+    Ok(Stream { up, down, beside })
 }
 
 /// Between half and all of a pause, so that agents do not return in step.

@@ -237,6 +237,10 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             costs: costs::measure(config.links.protection),
             ..abilities
         },
+        answers: Some(telemetry::Answers::new(
+            telemetry.as_ref().map(telemetry::Running::handle),
+            config.host.clone(),
+        )),
         ..settings
     });
     paths

@@ -11,6 +11,7 @@
 
 mod active_flows;
 mod analysis;
+mod answers;
 mod begin;
 mod clock;
 mod congestion_reports;
@@ -39,6 +40,7 @@ pub(crate) mod to_proto;
 mod view;
 
 pub use analysis::JobActivity;
+pub use answers::Answers;
 pub(crate) use begin::own_endpoints;
 pub use begin::{Running, begin};
 pub(crate) use clock::realtime_ns;

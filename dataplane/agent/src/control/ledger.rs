@@ -239,6 +239,8 @@ impl Ledger {
             Message::Dissolve(dissolved) => {
                 self.over(dissolved.communicator, true).then_some(Event::Dissolve(dissolved))
             }
+            // Answered beside the session.
+            Message::Question(_) => None,
             Message::ReportRequest(request) => Some(Event::ReportRequest { id: request.id }),
             Message::TracePaths(asked) => Some(Event::TracePaths(asked)),
             Message::ProbePath(asked) => Some(Event::ProbePath(asked)),
