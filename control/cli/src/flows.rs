@@ -1,21 +1,27 @@
-//! `harmonaize flows`: every flow of a host, as a table or as JSON.
+//! Flows as a table, and what their fields mean.
 
-use crate::Failure;
-use crate::agent::{Agent, Socket};
 use crate::table::{row, table};
-use crate::text::{bytes, clean, duration, page};
+use crate::text::{bytes, clean, clock, duration};
 use harmonaize_api::communicator_text;
-use harmonaize_api::v1::{Flow, FlowDirection, FlowProtocol, FlowsReply};
+use harmonaize_api::v1::{Flow, FlowDirection, FlowProtocol};
 
 /// Examples, and what the fields of the JSON mean.
 pub(crate) const FIELDS: &str = "\
 Examples:
+  harmonaize flows                            of all hosts, through control
+  harmonaize flows --follow --tenant a        every flow of a tenant once, as it appears
+  harmonaize flows --host h0,h1 --peer 10.0.0.2 --since 5min -o wide
   harmonaize flows --agent unix:/run/harmonaize/telemetry.sock --interface eth0
-  harmonaize flows --json | jq '.flows | sort_by(-.egress.bytes)[:10]'
+  harmonaize flows -o json | jq -s 'sort_by(-.egress.bytes)[:10]'
 
-JSON: {\"time_ns\", \"flows\": [...]}. Times are CLOCK_REALTIME nanoseconds, 0 where not known (some tools
+With --follow a flow comes when it appears, and again when its owner or job changes. Hosts that do not
+answer are named on standard error, or as `kind` \"host\" with failure and omitted (rows beyond an agent's
+limit of 10,000).
+
+JSON: an object a line, by the schema that `schema` names (docs/rows.schema.json): `host` (empty from
+an agent itself), `kind`, `time_ns` (when flows were read). Times are CLOCK_REALTIME nanoseconds, 0 where not known (some tools
 round integers of this size: jq before 1.7 does); durations nanoseconds; bytes and packets those on the
-wire with the link's header, since the programs were loaded; rates bits a second. Of each flow:
+wire with the link's header, since the programs were loaded; rates bits a second. Of `kind` \"flow\":
   interface            the interface that saw it
   protocol             \"tcp\": a connection; \"roce\": what goes to one queue pair of RoCE v2
   local, local_port    the end on this side; the port is 0 for RoCE
@@ -39,23 +45,46 @@ wire with the link's header, since the programs were loaded; rates bits a second
   end                  null, or whose this side's end is: pid, process_name, device (RoCE), uid, cgroup_id;
                        0 or empty where not known";
 
-/// Runs the command.
-pub(crate) async fn run(socket: &Socket, interface: String, json: bool) -> Result<String, Failure> {
-    let mut agent = Agent::connect(socket).await?;
-    let (time_ns, flows) = agent.flows(interface).await?;
-    if json {
-        return Ok(page(&FlowsReply { time_ns, flows }));
-    }
-    Ok(text(&flows))
+/// When the last packet of a flow was seen.
+pub(crate) fn last_packet_ns(flow: &Flow) -> u64 {
+    flow.egress.iter().chain(&flow.ingress).map(|way| way.last_ns).max().unwrap_or(0)
 }
 
-fn text(flows: &[Flow]) -> String {
-    if flows.is_empty() {
-        return "no flow has been seen\n".to_owned();
+/// Flows as a table, whose head comes once.
+pub(crate) struct FlowTable {
+    wide: bool,
+    begun: bool,
+}
+
+const HEAD: [&str; 11] =
+    ["host", "on", "proto", "local", "remote", "owner", "sent", "received", "rtt", "retransmits", "ecn ce"];
+
+/// What stands behind in a wide table.
+const WIDE: [&str; 7] = ["first", "last", "min rtt", "gaps", "cnps", "uid", "process"];
+
+impl FlowTable {
+    pub(crate) const fn new(wide: bool) -> Self {
+        Self { wide, begun: false }
     }
-    let head =
-        row(["on", "proto", "local", "remote", "owner", "sent", "received", "rtt", "retransmits", "ecn ce"]);
-    let rows = flows.iter().map(|flow| {
+
+    /// Lines of flows, each with its host and when it was read.
+    pub(crate) fn rows(&mut self, flows: &[(String, u64, Flow)]) -> String {
+        if flows.is_empty() {
+            return String::new();
+        }
+        let mut head = row(HEAD);
+        if self.wide {
+            head.extend(row(WIDE));
+        }
+        let rows = flows.iter().map(|(host, _, flow)| self.cells(host, flow));
+        let shown = table(&std::iter::once(head).chain(rows).collect::<Vec<_>>());
+        match std::mem::replace(&mut self.begun, true) {
+            false => shown,
+            true => shown.split_once('\n').map_or_else(String::new, |(_, rows)| rows.to_owned()),
+        }
+    }
+
+    fn cells(&self, host: &str, flow: &Flow) -> Vec<String> {
         let none = FlowDirection::default();
         let (out, into) = (flow.egress.as_ref().unwrap_or(&none), flow.ingress.as_ref().unwrap_or(&none));
         let [local, remote] = ends(flow);
@@ -64,10 +93,11 @@ fn text(flows: &[Flow]) -> String {
             None if flow.job.is_empty() => "-".to_owned(),
             None => format!("job {}", clean(&flow.job)),
         };
-        let rtt = if out.rtt_samples == 0 { "-".to_owned() } else { duration(out.last_rtt_ns) };
+        let rtt = |nanos| if out.rtt_samples == 0 { "-".to_owned() } else { duration(nanos) };
         let retransmits = out.retransmits.saturating_add(into.retransmits);
         let ecn_ce = out.ecn_ce.saturating_add(into.ecn_ce);
-        row([
+        let mut cells = row([
+            if host.is_empty() { "-" } else { host },
             &clean(&flow.interface),
             &flow.protocol().text(),
             &local,
@@ -75,12 +105,28 @@ fn text(flows: &[Flow]) -> String {
             &owner,
             &bytes(out.bytes),
             &bytes(into.bytes),
-            &rtt,
+            &rtt(out.last_rtt_ns),
             &retransmits.to_string(),
             &ecn_ce.to_string(),
-        ])
-    });
-    table(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+        ]);
+        if self.wide {
+            let both = [out, into];
+            let first = both.map(|way| way.first_ns).into_iter().filter(|first| *first > 0).min();
+            let end = flow.end.as_ref();
+            cells.extend(row([
+                &clock(first.unwrap_or(0)),
+                &clock(last_packet_ns(flow)),
+                &rtt(out.min_rtt_ns),
+                &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.gaps)).to_string(),
+                &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.cnps)).to_string(),
+                &end.map_or_else(|| "-".to_owned(), |end| end.uid.to_string()),
+                &end.map(|end| clean(&end.process_name))
+                    .filter(|name| !name.is_empty())
+                    .unwrap_or("-".to_owned()),
+            ]));
+        }
+        cells
+    }
 }
 
 /// Both ends as people write them.

@@ -14,6 +14,7 @@ mod init;
 mod operate;
 mod perfetto;
 mod phases;
+mod rows;
 mod status;
 mod table;
 mod tenant;
@@ -25,6 +26,7 @@ mod trace;
 use agent::Socket;
 use clap::{Parser, Subcommand};
 use control::{Control, ControlArguments, Target};
+use harmonaize_api::v1::RowKind;
 use harmonaize_planner::Nanos;
 use operate::{Moment, Operate, TenantAction, WithdrawOptions};
 use std::io::Write;
@@ -55,8 +57,8 @@ Examples:
   harmonaize tenant constraints job --weight 2    for tenants: what they want, and are promised
   harmonaize top                              links, communicators and stragglers of all hosts, live
   harmonaize top --agent unix:PATH            one host: flows and phases too
-  harmonaize flows --json | jq '.flows[0]'    every flow of a host
-  harmonaize phases --json --follow           what is found, as it is found, an object a line
+  harmonaize flows --follow --tenant a        every flow of a tenant on all hosts, as it appears
+  harmonaize phases --json --follow           what all hosts find, as it is found, an object a line
   harmonaize trace --seconds 5 --out a.pftrace    a trace that ui.perfetto.dev opens
 
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 control or the agent cannot be reached;
@@ -257,33 +259,12 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 100, requires = "once", value_parser = clap::value_parser!(u16).range(40..=500))]
         width: u16,
     },
-    /// Lists every flow that an agent knows.
+    /// Lists the flows of all hosts.
     #[command(after_help = flows::FIELDS)]
-    Flows {
-        #[command(flatten)]
-        at: AgentArguments,
-        /// As JSON, complete.
-        #[arg(long)]
-        json: bool,
-        /// Only those of this interface.
-        #[arg(long, value_name = "NAME", default_value = "")]
-        interface: String,
-    },
-    /// Lists what an agent found: own operations, phases of foreign jobs, verdicts on links and ranks.
+    Flows(rows::RowArguments),
+    /// Lists what agents found: own operations, phases of external jobs, congestion of links, late ranks.
     #[command(after_help = phases::FIELDS)]
-    Phases {
-        #[command(flatten)]
-        at: AgentArguments,
-        /// As JSON, an object a line.
-        #[arg(long)]
-        json: bool,
-        /// The last N alone; 0 for all that the agent keeps.
-        #[arg(long, value_name = "N", default_value_t = 0)]
-        last: u32,
-        /// Go on with what is found from now on.
-        #[arg(long)]
-        follow: bool,
-    },
+    Phases(rows::RowArguments),
     /// Makes a trace that Perfetto opens (ui.perfetto.dev), of what an agent measures or of recorded files.
     #[command(after_help = trace::HELP)]
     Trace {
@@ -448,12 +429,8 @@ fn run(arguments: Arguments) -> Result<String, Failure> {
             let options = top::Options { interval, flows, once: once.then_some(width), filter };
             runtime.block_on(top::run(source, options))
         }
-        Command::Flows { at, json, interface } => {
-            runtime.block_on(flows::run(&at.socket()?, interface, json))
-        }
-        Command::Phases { at, json, last, follow } => {
-            runtime.block_on(phases::run(&at.socket()?, last, follow, json))
-        }
+        Command::Flows(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Flow)),
+        Command::Phases(asked) => runtime.block_on(rows::run(&control, asked, RowKind::Finding)),
         Command::Trace { at, seconds, from, out, keep, diff, tolerance } => {
             match (diff.as_slice(), out, seconds) {
                 ([first, second], ..) => trace::diff(first, second, tolerance),

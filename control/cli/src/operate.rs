@@ -195,6 +195,17 @@ impl Operate {
         self.control.failure(status)
     }
 
+    /// Rows of hosts, as their agents send them.
+    pub(crate) async fn ask(&mut self, request: v1::AskRequest) -> Result<Streaming<v1::AskReply>, Failure> {
+        let outcome = self.client.ask(request).await;
+        self.done(outcome)
+    }
+
+    /// The id of a communicator.
+    pub(crate) async fn resolve(&mut self, target: &Target) -> Result<u64, Failure> {
+        self.control.resolve(target).await
+    }
+
     fn done<T>(&self, outcome: Result<Response<T>, Status>) -> Result<T, Failure> {
         outcome.map(Response::into_inner).map_err(|status| self.control.failure(&status))
     }

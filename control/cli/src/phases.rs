@@ -1,20 +1,20 @@
-//! `harmonaize phases`: what an agent found, as lines of text or of JSON.
+//! Findings as lines of text, and what their fields mean.
 
-use crate::Failure;
-use crate::agent::{Agent, Socket};
 use crate::describe::{congestion_text, straggler_sentence};
-use crate::text::{bytes, clean, clock, duration, line, ranks};
+use crate::text::{bytes, clean, clock, duration, ranks};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{Finding, Operation, finding};
-use std::io::Write;
 
 /// Examples, and what the fields of the JSON mean.
 pub(crate) const FIELDS: &str = "\
 Examples:
+  harmonaize phases --last 20                 of all hosts, through control
+  harmonaize phases --cause cross_traffic --since 10min --follow
   harmonaize phases --agent unix:/run/harmonaize/telemetry.sock --last 20
   harmonaize phases --json --follow | jq 'select(.kind == \"straggler\")'
 
-JSON: an object a line, oldest first, with `time_ns` (when it was found) and `kind`. Times are
+JSON: an object a line, oldest first, by the schema that `schema` names (docs/rows.schema.json), with `host`
+(empty from an agent itself), `time_ns` (when it was found) and `kind`. Times are
 CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durations nanoseconds.
   \"operation\"   an own operation ended here: communicator, operation, participant, bytes (of a rank's
                 tensor), collective (its code), segments, first_segment_ns, first_epoch, last_epoch,
@@ -32,25 +32,11 @@ CLOCK_REALTIME nanoseconds, 0 where not known (jq before 1.7 rounds them); durat
   \"straggler\"   a rank is late: communicator (0: external) or job, rank, host, why in `cause` (compute,
                 network), since_ns, found_ns, since_unit (operation or iteration), delay_ns,
                 iterations, edge_from and edge_to or null, ended_ns (0: it holds)
-  \"lost\"        count: findings that the reader was too slow for";
+  \"lost\"        count: findings that the reader was too slow for
+  \"host\"        failure, omitted: rows of this host are missing, and why";
 
-/// Runs the command.
-pub(crate) async fn run(socket: &Socket, last: u32, follow: bool, json: bool) -> Result<String, Failure> {
-    let mut agent = Agent::connect(socket).await?;
-    let mut stream = agent.phases(last, follow).await?;
-    let mut out = std::io::stdout();
-    while let Some(found) = stream.message().await.map_err(|status| agent.failure(&status))? {
-        let line = if json { line(&found) } else { finding_text(&found) };
-        // A reader that has seen enough, such as `head`, is no failure.
-        if out.write_all(line.as_bytes()).and_then(|()| out.flush()).is_err() {
-            break;
-        }
-    }
-    Ok(String::new())
-}
-
-/// A finding as a line.
-fn finding_text(found: &Finding) -> String {
+/// A finding as a line; its host stands before it where there are several.
+pub(crate) fn finding_text(host: &str, found: &Finding) -> String {
     let what = match &found.finding {
         None => "something that this build does not know".to_owned(),
         Some(finding::Finding::Lost(lost)) => format!("{} findings were lost", lost.count),
@@ -67,7 +53,8 @@ fn finding_text(found: &Finding) -> String {
         }
         Some(finding::Finding::Operation(one)) => operation_text(one),
     };
-    format!("{}  {what}\n", clock(found.time_ns))
+    let host = if host.is_empty() { String::new() } else { format!("{}  ", clean(host)) };
+    format!("{}  {host}{what}\n", clock(found.time_ns))
 }
 
 fn operation_text(one: &Operation) -> String {

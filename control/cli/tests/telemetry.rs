@@ -229,14 +229,52 @@ async fn ask(arguments: &[&str]) -> (i32, String, String) {
     tokio::task::spawn_blocking(run).await.unwrap()
 }
 
+/// Each row has the fields of its kind in the schema, and no others; so has what lies in it.
+#[tokio::test]
+async fn rows_are_as_their_schema_says() {
+    let schema: serde_json::Value =
+        serde_json::from_str(include_str!("../../../docs/rows.schema.json")).unwrap();
+    let same = |definition: &serde_json::Value, value: &serde_json::Value| {
+        let mut fields: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
+        let required = definition["required"].as_array().unwrap();
+        let mut wanted: Vec<&str> = required.iter().map(|field| field.as_str().unwrap()).collect();
+        fields.sort_unstable();
+        wanted.sort_unstable();
+        assert_eq!(fields, wanted);
+        assert_eq!(definition["properties"].as_object().unwrap().len(), wanted.len());
+    };
+    let (_folder, socket) = serve(FakeAgent::default());
+    let mut kinds = std::collections::BTreeSet::new();
+    for command in ["flows", "phases"] {
+        let (_, out, _) = ask(&[command, "--agent", &socket, "-o", "json"]).await;
+        for row in out.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()) {
+            let kind = row["kind"].as_str().unwrap();
+            kinds.insert(kind.to_owned());
+            let definition = &schema["$defs"][kind];
+            same(definition, &row);
+            assert_eq!(definition["properties"]["schema"]["const"], row["schema"]);
+            for (field, of) in [("egress", "FlowDirection"), ("owner", "FlowOwner"), ("compression", "CompressedOperation")] {
+                if let Some(value) = row.get(field).filter(|value| !value.is_null()) {
+                    same(&schema["$defs"][of], value);
+                }
+            }
+            for (field, of) in [("ranks", "RankTiming"), ("edges", "Edge")] {
+                let list = row.get(field).and_then(serde_json::Value::as_array);
+                list.into_iter().flatten().for_each(|value| same(&schema["$defs"][of], value));
+            }
+        }
+    }
+    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), ["congestion", "flow", "lost", "operation", "phase", "straggler"]);
+}
+
 #[tokio::test]
 async fn flows_are_listed() {
     let (_folder, socket) = serve(FakeAgent::default());
     let (code, out, err) = ask(&["flows", "--agent", &socket, "--json"]).await;
     assert_eq!((code, err.as_str()), (0, ""));
-    let said: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(said["time_ns"], REAL);
-    let flows = said["flows"].as_array().unwrap();
+    let flows: Vec<serde_json::Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = (&flows[0]["schema"], &flows[0]["kind"], &flows[0]["time_ns"]);
+    assert_eq!(row, (&"harmonaize.rows/1".into(), &"flow".into(), &REAL.into()));
     assert_eq!(flows.iter().map(|flow| flow["local_port"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     let owner = serde_json::json!({"tenant": "a", "communicator": "00000000000000ab", "epoch": 2, "participant": 0, "peer": 1});
     assert_eq!((&flows[0]["owner"], &flows[0]["job"]), (&owner, &"".into()));
@@ -260,6 +298,11 @@ async fn flows_are_listed() {
     assert!(out.contains("10.0.0.1:1  [fd00::2]:7200  a/00000000000000ab  14.6KiB"), "{out}");
     let (_, out, _) = ask(&["flows", "--agent", &socket, "--interface", "eth9"]).await;
     assert_eq!(out, "no flow has been seen\n");
+    // Filters are this program's where it asks an agent.
+    let (_, out, _) = ask(&["flows", "--agent", &socket, "--tenant", "a", "-o", "wide"]).await;
+    assert!(out.lines().count() == 2 && out.contains("  min rtt  ") && out.contains("  90us  "), "{out}");
+    let (_, out, _) = ask(&["flows", "--agent", &socket, "--cause", "cross_traffic", "--json"]).await;
+    assert_eq!(out.lines().count(), 2, "{out}");
 }
 
 #[tokio::test]
@@ -403,13 +446,18 @@ async fn reports_errors() {
     let (code, _, err) = ask(&["phases", "--agent", &socket]).await;
     assert!(code == 3 && err.contains("cannot be reached: Connection refused"), "{err}");
 
-    let (code, _, err) = ask(&["flows"]).await;
+    let (code, _, err) = ask(&["trace", "--seconds", "1", "--out", "/tmp/x"]).await;
     assert_eq!(
         (code, err.as_str()),
         (2, "harmonaize: which agent? say --agent unix:PATH, or set HARMONAIZE_AGENT\n")
     );
     for wrong in [
         &["flows", "--agent", "h0:7000"][..],
+        &["flows", "--agent", &socket, "--follow"],
+        &["flows", "--agent", &socket, "--host", "h0"],
+        &["phases", "--agent", &socket, "--tenant", "a"],
+        &["phases", "--cause", "weather"],
+        &["flows", "--since", "yesterday"],
         &["trace", "--out", "/tmp/x"],
         &["trace", "--out", "/tmp/x", "--seconds", "0"],
         &["trace", "--out", "/tmp/x", "--seconds", "1", "--from", "/tmp/y"],
