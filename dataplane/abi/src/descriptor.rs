@@ -16,7 +16,20 @@ pub mod flags {
 
 /// `bytes` bytes from `offset` of the attachment's tensor memory: of its arena, which begins at 0, or of a region that was
 /// [added](crate::session::AddedRegion). They lie in one of these.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 #[repr(C)]
 pub struct Region {
     /// Where it begins.

@@ -53,7 +53,20 @@ macro_rules! unit {
                         text.parse().map_err(E::custom)
                     }
                 }
-                deserializer.deserialize_str(Text)
+                match deserializer.is_human_readable() {
+                    true => deserializer.deserialize_str(Text),
+                    false => u64::deserialize(deserializer).map(Self),
+                }
+            }
+        }
+
+        impl serde::Serialize for $name {
+            /// Text where people read it, else the number.
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                match serializer.is_human_readable() {
+                    true => serializer.collect_str(self),
+                    false => serializer.serialize_u64(self.0),
+                }
             }
         }
     };

@@ -56,7 +56,7 @@ pub struct Coded {
 }
 
 /// What an owner knows of the sum so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Sums {
     errors: f64,
     roots: f64,

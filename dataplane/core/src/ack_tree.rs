@@ -10,6 +10,7 @@
 use crate::message::Header;
 use harmonaize_abi::{Nanos, SegmentId};
 use harmonaize_plan::Participant;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Children of a node.
@@ -18,7 +19,7 @@ const FANOUT: u32 = 4;
 const MAX_ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// This participant's place in the tree (a heap of degree four over participants' numbers) and what it knows.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct AckTree {
     me: u32,
     participants: u32,

@@ -8,9 +8,10 @@ use harmonaize_abi::{
     ChannelId, Epoch, OperationId, P2pSignature, Rank, SegmentId, Signature, SlotId, StepId, Token,
 };
 use harmonaize_plan::{Algorithm, MAX_STEP_PEERS, Participant};
+use serde::{Deserialize, Serialize};
 
 /// One message of a step, to or from a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerMessage {
     /// The other end.
     pub peer: Participant,
@@ -25,7 +26,7 @@ pub struct PeerMessage {
 }
 
 /// The report of a completed operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Receipt {
     /// The number of the operation.
     pub operation: OperationId,
@@ -42,7 +43,7 @@ pub struct Receipt {
 }
 
 /// The report of a send or a receive that has ended well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct P2pReceipt {
     /// The number of the message among those from its sender to its receiver.
     pub number: u64,
@@ -55,7 +56,7 @@ pub struct P2pReceipt {
 }
 
 /// Totals of compression over an operation's chunks.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CodingReport {
     /// Bytes of the chunks that were sent, each as often as it was sent.
     pub wire_bytes: u64,
@@ -93,7 +94,7 @@ impl CodingReport {
 }
 
 /// What the caller must do next.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::large_enum_variant,
     reason = "actions are passed by value, one at a time; a box would be an allocation a step"

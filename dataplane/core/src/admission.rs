@@ -4,13 +4,14 @@
 //! no longer than the rules allow: whoever grants slots is never needed for an operation to go on.
 
 use harmonaize_abi::{Nanos, OperationId};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The part of an operation's segments that may be under way when its slot is over: one in so many.
 pub(crate) const TAIL: u64 = 8;
 
 /// The rules by which a communicator interleaves its operations with those of others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interleaving {
     /// The longest that an operation waits for its slot.
     pub max_wait: Duration,
@@ -22,7 +23,7 @@ pub struct Interleaving {
     pub idle_timeout: Duration,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 enum SlotState {
     #[default]
     Idle,
@@ -44,7 +45,7 @@ pub(crate) enum Decision {
 }
 
 /// Decides which operations may begin.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Admission {
     rules: Option<Interleaving>,
     state: SlotState,

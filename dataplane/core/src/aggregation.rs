@@ -15,6 +15,7 @@
 
 use harmonaize_abi::{AggregatorTask, Dtype, ReduceOp, SegmentId, SegmentIndex, Signature};
 use harmonaize_aggregator::{Leader, PayloadFormat, Summation};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Which operations an epoch's aggregator sums. All participants are its workers, each by its number.
@@ -54,7 +55,7 @@ impl Aggregation {
 }
 
 /// Totals of aggregation over an operation's segments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AggregationReport {
     /// Segments that the aggregator summed and that were not undone.
     pub segments: u64,

@@ -3,13 +3,14 @@
 use crate::counts::Counts;
 use harmonaize_abi::{Epoch, OperationId, SegmentId, SegmentIndex, Signature, StepId};
 use harmonaize_plan::{Buffer, Coding, Operand, Program, Retention, Slot, Step};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// A step not yet issued.
 const NOT_ISSUED: u8 = u8::MAX;
 
 /// The segment that a channel runs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Segment {
     /// Its number on the communicator.
     pub number: SegmentId,
@@ -39,7 +40,7 @@ pub struct Segment {
 /// How the hosts begin a segment again whose result somebody has.
 ///
 /// No input is read: the program's first steps copy the result where it is kept, and elsewhere what adds nothing to a sum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
     /// Whether the result is kept here: it stands for the input of the first local rank, or of a broadcast's root.
     pub source: bool,
@@ -102,7 +103,7 @@ impl Segment {
 }
 
 /// The interpreter of one segment after another: its steps in order.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Channel {
     segment: Option<Segment>,
     /// By step: parts of it that are still under way, or [`NOT_ISSUED`].

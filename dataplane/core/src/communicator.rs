@@ -24,6 +24,7 @@ use harmonaize_abi::{
 };
 use harmonaize_aggregator::Agreement;
 use harmonaize_plan::{Access, Participant, PlanError};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The parts that a communicator is made from.
@@ -55,7 +56,7 @@ pub struct Config {
 ///
 /// Time is [`Nanos`] since an instant that the caller chose once. It never goes back from one method to the next, and may stand
 /// still. After [`Action::Ended`] the communicator takes no more calls; once [`Communicator::finished`] is true it can be dropped.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Communicator {
     shared: Shared,
     admission: Admission,

@@ -1,10 +1,11 @@
 //! How many elements each block of an uneven operation has, as local ranks have reported.
 
 use harmonaize_abi::{Collective, Rank};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// What local ranks have reported of an operation's counts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Counts {
     collective: Collective,
     ranks: u32,

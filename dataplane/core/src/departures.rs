@@ -6,9 +6,10 @@ use crate::p2p::P2p;
 use crate::shared::Shared;
 use harmonaize_abi::{Rank, SegmentId};
 use harmonaize_plan::Participant;
+use serde::{Deserialize, Serialize};
 
 /// Ranks that have left.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Departures {
     /// Each rank, and how many operations it took part in.
     departed: Vec<(Rank, u64)>,

@@ -8,10 +8,11 @@ use harmonaize_plan::{
     Access, Algorithm, Buffer, Coding, Local, MAX_STEP_PEERS, Operand, Participant, Plan, Program, Request,
     Retention, Segmentation, Step, StepKind, Tuning, program, retention, segmentation, select_algorithm,
 };
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Control's decision for a communicator in an epoch.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct EpochPlan {
     /// The number of the epoch; later plans have higher ones.
     pub epoch: Epoch,
@@ -26,11 +27,12 @@ pub struct EpochPlan {
     /// How large AllReduces, AllToAlls and AllGathers of f32 are compressed; `None`: not at all.
     pub coding: Option<Coding>,
     /// The operations that an aggregator on the path sums; `None`: there is none.
+    #[serde(skip)]
     pub aggregation: Option<Aggregation>,
 }
 
 /// An epoch at this participant.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct EpochState {
     pub(crate) config: EpochPlan,
     me: Participant,
@@ -41,6 +43,7 @@ pub(crate) struct EpochState {
     links: Vec<Epoch>,
     /// By participant: whether the link to it is down.
     down: Vec<bool>,
+    #[serde(skip)]
     pub(crate) aggregation: Option<AggregationState>,
 }
 

@@ -8,9 +8,10 @@ use crate::stream::Stream;
 use crate::switch::Switch;
 use harmonaize_abi::{ChannelId, Epoch, Nanos, Rank, SegmentId};
 use harmonaize_plan::{Access, Participant};
+use serde::{Deserialize, Serialize};
 
 /// The current epoch, the next one while a change is under way, and which were given up.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct EpochSet {
     me: Participant,
     access: Vec<(Rank, Access)>,

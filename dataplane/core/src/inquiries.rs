@@ -6,6 +6,7 @@ use crate::message::Control;
 use crate::shared::Shared;
 use harmonaize_abi::{Nanos, OperationId, Rank, Signature};
 use harmonaize_plan::{Group, Participant};
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Most times that an inquiry goes back to an earlier operation: a peer that always knows an earlier one gets nowhere.
@@ -15,7 +16,7 @@ const MAX_LOWERED: u32 = 8;
 const MAX_DOUBLINGS: u32 = 10;
 
 /// What a participant knows of an operation.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Answer {
     /// Its ranks that have not called it.
     pub(crate) missing: Vec<Rank>,
@@ -37,7 +38,7 @@ impl Answer {
 }
 
 /// Whose message made no sense.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Suspect {
     pub(crate) peer: Participant,
     /// In which operation.
@@ -47,7 +48,7 @@ pub(crate) struct Suspect {
 }
 
 /// An inquiry under way.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Inquiry {
     operation: OperationId,
     deadline: Nanos,
@@ -132,7 +133,7 @@ impl Inquiry {
 }
 
 /// When something last moved, and the inquiry that is under way when nothing does.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Inquiries {
     /// The most that one may take.
     longest: Duration,

@@ -18,7 +18,7 @@ pub const MAX_MESSAGE: usize = 512;
 pub(crate) const UNEVEN: u8 = 0x80;
 
 /// Kinds of frames, as they stand in [`Header::kind`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Kind {
     /// A piece of a tensor (the frame's payload), or an empty one.
@@ -47,7 +47,9 @@ impl Kind {
 }
 
 /// Stands at the start of every frame between participants. 56 bytes, little endian as on every supported machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Serialize, Deserialize,
+)]
 #[repr(C)]
 pub struct Header {
     /// [`PROTOCOL_VERSION`].
@@ -205,7 +207,7 @@ pub enum Control {
 }
 
 /// The payload of a frame that arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Payload {
     /// Its length.
     pub bytes: u32,
@@ -214,7 +216,7 @@ pub struct Payload {
 }
 
 /// A message to send: header, and control message if any.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// The header.
     pub header: Header,

@@ -4,11 +4,12 @@ use crate::action::CodingReport;
 use crate::counts::Counts;
 use harmonaize_abi::{Nanos, OperationId, Rank, SegmentId, Signature, Token};
 use harmonaize_plan::{Algorithm, Retention, Segmentation};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// One rank's call.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     /// The operation that it calls.
     pub signature: Signature,
@@ -23,7 +24,7 @@ pub struct Call {
 }
 
 /// A local rank's call in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Called {
     token: Token,
     at: Nanos,
@@ -31,7 +32,7 @@ pub(crate) struct Called {
 }
 
 /// An operation that at least one local rank has called.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Operation {
     pub(crate) number: OperationId,
     pub(crate) signature: Signature,
@@ -66,7 +67,7 @@ impl Operation {
 }
 
 /// How an operation that has begun runs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) first_segment: SegmentId,
     pub(crate) segmentation: Segmentation,
@@ -103,7 +104,7 @@ impl Run {
 }
 
 /// The operations in flight, oldest first; a ring of records that are never reallocated.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Operations {
     ring: Vec<Operation>,
     first: OperationId,

@@ -17,6 +17,7 @@ use harmonaize_abi::{
     ChannelId, Direction, Dtype, Epoch, Nanos, OperationId, P2pSignature, Rank, StepId, Token,
 };
 use harmonaize_plan::Participant;
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ const MAX_PARTS: usize = 1 << 10;
 const COPY_BYTES: u64 = 256 << 10;
 
 /// A rank's call of one end of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct P2pCall {
     /// Which end, of what.
     pub signature: P2pSignature,
@@ -39,7 +40,7 @@ pub struct P2pCall {
 }
 
 /// One message: its sender, its receiver, and its number among those from the one to the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 struct MessageId {
     from: Rank,
     to: Rank,
@@ -47,7 +48,7 @@ struct MessageId {
 }
 
 /// A call in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Open {
     rank: Rank,
     call: P2pCall,
@@ -56,7 +57,7 @@ struct Open {
 }
 
 /// A local rank's send.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Send {
     id: MessageId,
     open: Open,
@@ -71,14 +72,14 @@ struct Send {
 }
 
 /// A local rank's receive.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Receive {
     open: Open,
     matched: Option<Matched>,
 }
 
 /// The message that a receive gets.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Matched {
     id: MessageId,
     /// How often it was pulled.
@@ -90,7 +91,7 @@ struct Matched {
 }
 
 /// A send that no receive has matched.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Offer {
     id: MessageId,
     dtype: Dtype,
@@ -98,7 +99,7 @@ struct Offer {
 }
 
 /// A piece that has landed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Piece {
     id: MessageId,
     at: u64,
@@ -111,7 +112,7 @@ struct Piece {
 }
 
 /// A piece that the caller is working on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 enum Work {
     Send { id: MessageId, peer: Participant, link: Epoch },
     Receive { id: MessageId, bytes: u32, peer: Participant, link: Epoch },
@@ -119,14 +120,14 @@ enum Work {
 }
 
 /// A slot for work, whose number completions carry.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Part {
     generation: u32,
     work: Option<Work>,
 }
 
 /// A header to send to a peer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Note {
     to: Participant,
     kind: Kind,
@@ -140,7 +141,7 @@ struct Note {
 }
 
 /// The messages in flight at a participant.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct P2p {
     /// The channel of its streams, behind those of the collectives.
     channel: ChannelId,

@@ -18,6 +18,7 @@ use harmonaize_abi::{
 use harmonaize_plan::{
     CODED_ROOM, Encoding, Group, Operand, Participant, Program, Retention, Step, StepKind,
 };
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -42,7 +43,7 @@ struct Candidate {
 }
 
 /// Begins segments in order, and issues the steps of those that have begun.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scheduler {
     channels: Vec<Channel>,
     /// The operation whose segments begin next.

@@ -9,10 +9,11 @@ use crate::message::{Control, Header, Kind, Message};
 use crate::operation::Operations;
 use harmonaize_abi::{Epoch, OperationId, Rank, Signature};
 use harmonaize_plan::{Group, Participant};
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
 /// The state that the parts of a communicator share.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Shared {
     pub(crate) me: Participant,
     pub(crate) group: Group,

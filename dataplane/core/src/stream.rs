@@ -2,9 +2,10 @@
 
 use crate::message::Payload;
 use harmonaize_abi::{OperationId, SegmentId, Signature};
+use serde::{Deserialize, Serialize};
 
 /// The description of a data message that has arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Arrival {
     pub(crate) operation: OperationId,
     pub(crate) segment: SegmentId,
@@ -13,7 +14,7 @@ pub(crate) struct Arrival {
 }
 
 /// Both directions between this participant and one peer on one channel in one epoch. Counters wrap; differences count.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Stream {
     slots: u32,
     sent: u32,

@@ -3,9 +3,10 @@
 use crate::epoch::EpochState;
 use harmonaize_abi::{Epoch, SegmentId};
 use harmonaize_plan::Participant;
+use serde::{Deserialize, Serialize};
 
 /// A plan that is about to take over.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Switch {
     pub(crate) epoch: EpochState,
     /// Whether this participant's links for it are up.

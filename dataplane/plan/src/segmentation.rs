@@ -23,7 +23,7 @@ pub struct Tuning {
 }
 
 /// How an operation is cut. Depends only on what all participants share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segmentation {
     /// How many segments, at least 1.
     pub segments: u64,
