@@ -1,6 +1,6 @@
 //! The two ends of an attachment, whatever way tensors are reached.
 
-use crate::{Memory, MemoryError, Regions, RingError, Span, check_range};
+use crate::{InheritedEnd, Memory, MemoryError, Regions, RingError, Span, check_range};
 use harmonaize_abi::{Completion, Submission};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -87,6 +87,14 @@ pub trait AgentEnd: Send + std::fmt::Debug {
 
     /// Entries of each ring.
     fn entries(&self) -> u32;
+
+    /// Mapped: what another process needs to go on with this end, which is not used meanwhile.
+    fn hand_over(&self) -> Result<InheritedEnd, EndError> {
+        Err(EndError::NotMapped)
+    }
+
+    /// Mapped and inherited: the process that had this end before is gone.
+    fn own(&self) {}
 
     /// Remote: copies tensor bytes from `offset` into `into`, later; `into` is written until `tag` comes back from
     /// [`Self::progress`], or this end is dropped. Fetches end in the order in which they were asked for.

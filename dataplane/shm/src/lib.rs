@@ -17,7 +17,7 @@ mod segment;
 
 pub use end::{AgentEnd, EndError, TenantEnd};
 pub use fork::{DroppedByOwner, ForkGuard};
-pub use mapped::{MappedEnd, MappedTenant};
+pub use mapped::{InheritedEnd, MappedEnd, MappedTenant};
 pub use memory::{FileId, Lease, Memory, MemoryError, Pin, Span, check_range};
 pub use passing::{receive_with_descriptors, send_with_descriptors};
 pub use regions::Regions;

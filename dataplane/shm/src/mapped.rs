@@ -17,6 +17,8 @@ pub struct MappedEnd {
     submissions: SubmissionReader,
     completions: Completer,
     doorbell: Doorbell,
+    /// The rings.
+    segment: Arc<Memory>,
 }
 
 /// The tenant's end.
@@ -42,12 +44,79 @@ impl MappedEnd {
         let submissions = SubmissionReader::new(Shared::new(&segment, entries, RingKind::Submissions)?);
         let completions = Completer::new(Shared::new(&segment, entries, RingKind::Completions)?);
         let regions = Regions::new(arena);
-        let end = Self { regions, entries, submissions, completions, doorbell };
+        let end = Self { regions, entries, submissions, completions, doorbell, segment };
         Ok((end, [arena_fd, rings_fd, theirs]))
     }
 }
 
+/// What an agent's end is, for the process that takes its place: numbers, and descriptors in this order.
+#[derive(Debug)]
+pub struct InheritedEnd {
+    /// Entries of each ring.
+    pub entries: u32,
+    /// Where this side stands in the ring of submissions.
+    pub taken: [u64; 2],
+    /// Where this side stands in the ring of completions.
+    pub put: [u64; 3],
+    /// Where each region begins and, in its memfd, from where and how many bytes; the arena first.
+    pub regions: Vec<(u64, u64, u64)>,
+    /// Of the rings, the doorbell, then of each region.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+impl MappedEnd {
+    /// Goes on where another process stands with its end. `lease` gives what the region at an offset was lent on, if it was.
+    ///
+    /// # Errors
+    /// If the parts do not make an attachment.
+    pub fn inherit(
+        from: InheritedEnd,
+        lease: &mut dyn FnMut(u64) -> Option<Lease>,
+    ) -> Result<Self, EndError> {
+        let InheritedEnd { entries, taken, put, regions, descriptors } = from;
+        let missing = || EndError::Protocol("a descriptor of an inherited attachment is missing");
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(missing);
+        let bytes = segment_bytes(entries).ok_or(MemoryError::BadSize(entries.into()))?;
+        let segment = Memory::map(next()?, bytes)?;
+        let doorbell = Doorbell::from(next()?);
+        let mut all: Option<Regions> = None;
+        for (base, offset, bytes) in regions {
+            let memory = Memory::inherit(next()?, (offset, bytes), lease(base))?;
+            match &mut all {
+                None => all = Some(Regions::new(memory)),
+                Some(all) => all.add(base, memory)?,
+            }
+        }
+        let submissions = Shared::new(&segment, entries, RingKind::Submissions)?;
+        let completions = Shared::new(&segment, entries, RingKind::Completions)?;
+        let (submissions, completions) =
+            (SubmissionReader::resume(submissions, taken), Completer::resume(completions, put));
+        Ok(Self { regions: all.ok_or_else(missing)?, entries, submissions, completions, doorbell, segment })
+    }
+}
+
 impl AgentEnd for MappedEnd {
+    fn hand_over(&self) -> Result<InheritedEnd, EndError> {
+        let copy = |fd: Option<BorrowedFd<'_>>| {
+            let fd = fd.ok_or(EndError::Protocol("memory without a descriptor cannot be handed over"))?;
+            rustix::io::fcntl_dupfd_cloexec(fd, 0)
+                .map_err(|source| EndError::System { call: "fcntl(F_DUPFD)", source })
+        };
+        let mut descriptors = vec![copy(self.segment.fd())?, copy(Some(self.doorbell.fd()))?];
+        let mut regions = Vec::new();
+        for (base, memory) in self.regions.all() {
+            descriptors.push(copy(memory.fd())?);
+            regions.push((base, memory.offset(), memory.bytes() as u64));
+        }
+        let (taken, put) = (self.submissions.position(), self.completions.position());
+        Ok(InheritedEnd { entries: self.entries, taken, put, regions, descriptors })
+    }
+
+    fn own(&self) {
+        self.regions.all().for_each(|(_, memory)| memory.own());
+    }
+
     fn submission(&mut self) -> Result<Option<Submission>, EndError> {
         match self.submissions.pop()? {
             Some(words) => Ok(Some(zerocopy::transmute!(words))),

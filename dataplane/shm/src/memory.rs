@@ -7,7 +7,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// What keeps a shared mapping from faulting: nobody can change the memfd's size, or these seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -56,8 +56,10 @@ pub enum MemoryError {
 /// Which file a registered mapping is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
-    device: u64,
-    inode: u64,
+    /// The device of its file system.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
 }
 
 /// A new memfd of so many zeroed bytes, with [`SEALS`].
@@ -71,6 +73,12 @@ fn sealed(bytes: u64, name: &str) -> Result<OwnedFd, MemoryError> {
     rustix::fs::ftruncate(&fd, bytes).map_err(system("ftruncate"))?;
     rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(system("fcntl(F_ADD_SEALS)"))?;
     Ok(fd)
+}
+
+/// Another descriptor of the same file.
+fn copied(fd: BorrowedFd<'_>) -> Result<OwnedFd, MemoryError> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 0)
+        .map_err(|source| MemoryError::System { call: "fcntl(F_DUPFD)", source })
 }
 
 /// Maps a range of a file whose seals, at which the caller has looked, keep it from ever ending before the range.
@@ -96,8 +104,12 @@ pub struct Memory {
     base: *mut u8,
     bytes: usize,
     fd: Option<OwnedFd>,
+    /// Where in its file it begins.
+    offset: u64,
     pins: AtomicUsize,
     lease: Option<Lease>,
+    /// Whether another process has its pages still: this one's end frees none.
+    inherited: AtomicBool,
 }
 
 /// What memory is lent on, as a part of a quota: dropped once the memory's pages are free.
@@ -133,7 +145,7 @@ impl Memory {
             )
         };
         let base = base.map_err(|source| MemoryError::System { call: "mmap", source })?;
-        Ok(Arc::new(Self { base: base.cast(), bytes, fd: None, pins: AtomicUsize::new(0), lease: None }))
+        Ok(Arc::new(Self::of(base.cast(), bytes, None)))
     }
 
     /// Zeroed memory behind a new memfd, sealed against growing, shrinking and further seals, so that whoever maps it
@@ -142,7 +154,7 @@ impl Memory {
         Self::map(sealed(bytes, name)?, bytes)
     }
 
-    /// The same without a descriptor of its own: the memfd goes to whoever else maps it.
+    /// The same, with the memfd for whoever else maps it.
     pub fn granted(bytes: u64, name: &str) -> Result<(Arc<Self>, OwnedFd), MemoryError> {
         let (memory, fd) = Self::made(bytes, name)?;
         Ok((Arc::new(memory), fd))
@@ -159,12 +171,51 @@ impl Memory {
     fn made(bytes: u64, name: &str) -> Result<(Self, OwnedFd), MemoryError> {
         let fd = sealed(bytes, name)?;
         let size = usize::try_from(bytes).map_err(|_| MemoryError::BadSize(bytes))?;
+        let own = copied(fd.as_fd())?;
         let base = map_shared(fd.as_fd(), 0, size)?;
-        Ok((Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0), lease: None }, fd))
+        Ok((Self::of(base, size, Some(own)), fd))
+    }
+
+    fn of(base: *mut u8, bytes: usize, fd: Option<OwnedFd>) -> Self {
+        let (pins, inherited) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Self { base, bytes, fd, offset: 0, pins, lease: None, inherited }
+    }
+
+    /// Maps what another process of this agent's had mapped: `bytes` bytes of a memfd from `offset`, lent on `lease` if that process lent
+    /// it. Its end frees no page before [`Memory::own`].
+    ///
+    /// # Errors
+    /// If the file can shrink, or does not have so many bytes.
+    pub fn inherit(
+        fd: OwnedFd,
+        (offset, bytes): (u64, u64),
+        lease: Option<Lease>,
+    ) -> Result<Arc<Self>, MemoryError> {
+        let size = isize::try_from(bytes).map_err(|_| MemoryError::BadSize(bytes))?.unsigned_abs();
+        let refused = |found: String| MemoryError::NotSealed { bytes, found };
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|error| refused(error.to_string()))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|source| MemoryError::System { call: "fstat", source })?;
+        let within = offset.checked_add(bytes).is_some_and(|end| end <= stat.st_size.unsigned_abs());
+        if size == 0 || !within || !seals.contains(SealFlags::SHRINK) {
+            return Err(refused(format!("{} bytes, seals {:#x}", stat.st_size, seals.bits())));
+        }
+        let mut memory = Self::of(map_shared(fd.as_fd(), offset, size)?, size, Some(fd));
+        (memory.offset, memory.lease, memory.inherited) = (offset, lease, AtomicBool::new(true));
+        Ok(Arc::new(memory))
+    }
+
+    /// The process that had this memory before is gone.
+    pub fn own(&self) {
+        self.inherited.store(false, Ordering::Relaxed);
+    }
+
+    /// Where in its memfd the mapping begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Maps a range of somebody else's memfd, which must not be able to shrink, after a look at all that could make the
-    /// mapping fault. The descriptor is not kept. With it comes which file it is.
+    /// mapping fault. With it comes which file it is.
     ///
     /// # Errors
     /// What is wrong with file or range.
@@ -203,9 +254,11 @@ impl Memory {
         if offset.checked_add(bytes).is_none_or(|end| end > file) {
             return Err(RegionRefused::Beyond { size: file });
         }
+        let own = copied(fd).map_err(|_| RegionRefused::Failed)?;
         let base = map_shared(fd, offset, size).map_err(|_| RegionRefused::Failed)?;
-        let memory = Arc::new(Self { base, bytes: size, fd: None, pins: AtomicUsize::new(0), lease: None });
-        Ok((memory, FileId { device: stat.st_dev, inode: stat.st_ino }))
+        let mut memory = Self::of(base, size, Some(own));
+        memory.offset = offset;
+        Ok((Arc::new(memory), FileId { device: stat.st_dev, inode: stat.st_ino }))
     }
 
     /// Maps a memfd received from elsewhere, after a look at its size and seals.
@@ -224,7 +277,7 @@ impl Memory {
             return Err(refused(format!("{} bytes", stat.st_size)));
         }
         let base = map_shared(fd.as_fd(), 0, size)?;
-        Ok(Arc::new(Self { base, bytes: size, fd: Some(fd), pins: AtomicUsize::new(0), lease: None }))
+        Ok(Arc::new(Self::of(base, size, Some(fd))))
     }
 
     /// Copies bytes out. Costs one pass; sees torn values if someone writes meanwhile.
@@ -320,7 +373,7 @@ impl Drop for Pin {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.lease.is_some() {
+        if self.lease.is_some() && !self.inherited.load(Ordering::Relaxed) {
             // SAFETY: all of it is this value's mapping of a memfd; its bytes become zeros, as anybody who maps it might make them.
             let freed = unsafe { rustix::mm::madvise(self.base.cast(), self.bytes, Advice::LinuxRemove) };
             debug_assert!(freed.is_ok(), "madvise: {freed:?}");

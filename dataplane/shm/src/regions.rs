@@ -27,6 +27,11 @@ impl Regions {
         &self.arena
     }
 
+    /// All of them, each with its first offset, ascending.
+    pub fn all(&self) -> impl Iterator<Item = (u64, &Arc<Memory>)> {
+        std::iter::once((0, &self.arena)).chain(self.added.iter().map(|(base, memory)| (*base, memory)))
+    }
+
     /// Adds a region that begins at `base`.
     ///
     /// # Errors

@@ -88,6 +88,16 @@ impl<C: Cells, const N: usize> Producer<C, N> {
         Self { cells, tail: 0, head_seen: 0, woken_sleep: 0 }
     }
 
+    /// The producer of a ring that another process was the producer of.
+    pub(crate) fn resume(cells: C, [tail, head_seen, woken_sleep]: [u64; 3]) -> Self {
+        Self { cells, tail, head_seen, woken_sleep }
+    }
+
+    /// What [`Producer::resume`] takes.
+    pub(crate) fn position(&self) -> [u64; 3] {
+        [self.tail, self.head_seen, self.woken_sleep]
+    }
+
     /// Puts an entry. `N` stores and one release; reads the other side's line only when the ring seems full.
     pub(crate) fn push(&mut self, entry: &[u64; N]) -> Result<(), RingError> {
         let capacity = self.cells.capacity();
@@ -123,6 +133,16 @@ impl<C: Cells, const N: usize> Consumer<C, N> {
     /// The consumer of a fresh (zeroed) ring.
     pub(crate) fn new(cells: C) -> Self {
         Self { cells, head: 0, tail_seen: 0, sleeps: 0 }
+    }
+
+    /// The consumer of a ring that another process was the consumer of.
+    pub(crate) fn resume(cells: C, [head, sleeps]: [u64; 2]) -> Self {
+        Self { cells, head, tail_seen: head, sleeps }
+    }
+
+    /// What [`Consumer::resume`] takes.
+    pub(crate) fn position(&self) -> [u64; 2] {
+        [self.head, self.sleeps]
     }
 
     fn refresh_tail(&mut self) -> Result<bool, RingError> {
