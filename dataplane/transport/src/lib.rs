@@ -24,7 +24,7 @@ pub use uplink::{Owner, Uplink};
 
 use harmonaize_shm::Span;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// Most bytes that a frame's header may have.
 pub const MAX_HEADER: usize = 512;
@@ -33,7 +33,7 @@ pub const MAX_HEADER: usize = 512;
 pub const MAX_PATHS: u16 = 64;
 
 /// A link of this endpoint. Never used again after it is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct LinkId(pub u64);
 
 /// What control told both ends of a link about each other. Who does not present it is refused.
@@ -80,7 +80,9 @@ pub struct Landing {
 }
 
 /// How urgent an operation is among its tenant's, and what a link carries among all that the network does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
 pub enum TrafficClass {
     /// Somebody waits for it.
     #[default]
@@ -248,6 +250,38 @@ pub trait Transport {
     /// Ends a link. Payloads of frames not yet sent are released without `Sent`; queued frames without payload are still
     /// tried once, so that a last word gets out.
     fn close(&mut self, link: LinkId);
+
+    /// Whether links are brought to the end of a frame, for [`Self::hand_over`]: [`Self::progress`] goes on with frames that are under
+    /// way, and begins to read no other.
+    fn freeze(&mut self, frozen: bool) {
+        let _ = frozen;
+    }
+
+    /// Whether all links have come to the end of a frame, with nothing left to send, since [`Self::freeze`].
+    ///
+    /// # Errors
+    /// Why its links cannot be handed over, for the operator.
+    fn is_frozen(&mut self) -> Result<bool, String> {
+        Err("links of this kind cannot be handed over".into())
+    }
+
+    /// What another process's endpoint of this kind needs to go on with all links, which are [frozen](Self::is_frozen), and the descriptors for
+    /// it. Until [`Self::freeze`] ends this endpoint touches none of the connections.
+    ///
+    /// # Errors
+    /// Why its links cannot be handed over, for the operator.
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+        Err("links of this kind cannot be handed over".into())
+    }
+
+    /// Goes on with the links of another endpoint, each under its [`LinkId`]. Rings are attached anew, before [`Self::progress`].
+    ///
+    /// # Errors
+    /// What is wrong with them, for the operator.
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let _ = (links, descriptors);
+        Err("links of this kind cannot be handed over".into())
+    }
 
     /// Makes [`Self::wake_fd`] ready to wake its sleeper. False: something happened meanwhile, call `progress` again.
     fn prepare_sleep(&mut self) -> bool {

@@ -16,7 +16,7 @@ use crate::{DownReason, Introduction};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ pub struct Acceptor(Arc<Running>);
 #[derive(Debug)]
 struct Running {
     local: SocketAddr,
+    /// For another process of the agent's.
+    listener: OwnedFd,
     awaited: Arc<Awaited>,
     thread: Option<JoinHandle<()>>,
 }
@@ -50,6 +52,19 @@ impl Acceptor {
         tune(&listener, config)?;
         listener.bind(&SockAddr::from(config.listen))?;
         listener.listen(1024)?;
+        Self::on(listener, config)
+    }
+
+    /// Goes on with a socket that another process of the agent's listens on.
+    ///
+    /// # Errors
+    /// If it is none, or the kernel grants no descriptor or thread.
+    pub fn inherit(listener: OwnedFd, config: &Config) -> io::Result<Self> {
+        Self::on(Socket::from(listener), config)
+    }
+
+    fn on(listener: Socket, config: &Config) -> io::Result<Self> {
+        let descriptor = listener.as_fd().try_clone_to_owned()?;
         let local = listener.local_addr()?.as_socket();
         let local = local.ok_or_else(|| io::Error::other("the listening socket has no address"))?;
         let awaited = Arc::new(Awaited::new()?);
@@ -69,12 +84,20 @@ impl Acceptor {
             rearm: false,
         };
         let thread = std::thread::Builder::new().name("acceptor".into()).spawn(move || reception.run())?;
-        Ok(Self(Arc::new(Running { local, awaited, thread: Some(thread) })))
+        Ok(Self(Arc::new(Running { local, listener: descriptor, awaited, thread: Some(thread) })))
     }
 
     /// Where it listens.
     pub fn local_address(&self) -> SocketAddr {
         self.0.local
+    }
+
+    /// Another descriptor of the listening socket.
+    ///
+    /// # Errors
+    /// If the kernel grants none.
+    pub fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.0.listener.try_clone()
     }
 
     /// Who has come so far that nobody introduced.

@@ -83,7 +83,8 @@ impl TcpTransport {
         sink: &mut dyn FnMut(LinkId, Event<'_>),
     ) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        let path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
+        let mut path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
+        path.freeze(self.frozen);
         if let Some(slot) = link.slots.get_mut(usize::from(number)) {
             *slot = Slot::Ready(Box::new(path));
         }

@@ -117,6 +117,28 @@ impl Inbox {
         Ok(Ok(if more { Input::More } else { Input::Last }))
     }
 
+    /// Whether no payload is coming in.
+    pub(super) fn is_between(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// What was read and not given on.
+    pub(super) fn ahead(&self) -> &[u8] {
+        self.buffer.get(self.start..self.end).unwrap_or_default()
+    }
+
+    /// Goes on with what another process has read; none where there is no room for it.
+    pub(super) fn resume(&mut self, ahead: &[u8]) -> Option<()> {
+        self.buffer.get_mut(..ahead.len())?.copy_from_slice(ahead);
+        (self.start, self.end) = (0, ahead.len());
+        Some(())
+    }
+
+    /// What verifies what comes in.
+    pub(super) fn opener(&self) -> Option<&Opener> {
+        self.opener.as_ref()
+    }
+
     /// Makes room for a whole head behind what is there.
     fn compact(&mut self) {
         if self.start == self.end {

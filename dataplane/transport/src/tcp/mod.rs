@@ -22,6 +22,7 @@ mod guests;
 mod handshake;
 mod inbox;
 mod incoming;
+mod inherit;
 mod link;
 mod liveness;
 mod outbox;
@@ -52,7 +53,7 @@ use socket2::Socket;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -164,6 +165,8 @@ pub struct TcpTransport {
     liveness: Option<LivenessTimer>,
     /// A deadline may have changed.
     rearm: bool,
+    /// Whether no path begins to read another frame.
+    frozen: bool,
 }
 
 impl TcpTransport {
@@ -192,6 +195,7 @@ impl TcpTransport {
             next_serial: 1,
             liveness: None,
             rearm: false,
+            frozen: false,
         })
     }
 
@@ -539,6 +543,22 @@ impl Transport for TcpTransport {
         }
         let_go(&mut self.closing, MAX_CLOSING);
         self.poll.no_later_than(deadline);
+    }
+
+    fn freeze(&mut self, frozen: bool) {
+        self.set_frozen(frozen);
+    }
+
+    fn is_frozen(&mut self) -> Result<bool, String> {
+        Ok(self.rests())
+    }
+
+    fn hand_over(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+        self.image()
+    }
+
+    fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        self.inherit(links, descriptors)
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -35,6 +35,8 @@ pub(super) struct Outbox {
     sealer: Option<Sealer>,
     /// Nothing goes out any more.
     closed: bool,
+    /// Whether no sign of life is given, since another process may go on with the connection.
+    frozen: bool,
 }
 
 #[derive(Debug)]
@@ -61,11 +63,22 @@ impl Outbox {
             written: 0,
             sealer,
             closed: false,
+            frozen: false,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.sealer.as_ref().is_none_or(Sealer::is_empty)
+    }
+
+    /// From now on no sign of life is given, or they are again.
+    pub(super) fn freeze(&mut self, frozen: bool) {
+        self.frozen = frozen;
+    }
+
+    /// What makes records of what is written.
+    pub(super) fn sealer(&self) -> Option<&Sealer> {
+        self.sealer.as_ref()
     }
 
     /// Queues a frame: copies at most 528 bytes.
@@ -93,7 +106,7 @@ impl Outbox {
     /// Writes a sign of life: a heartbeat, or one byte of what waits, or records that wait. No frame with a payload ends with that byte,
     /// so that nothing is to be reported.
     pub(super) fn sign_of_life(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        if self.closed {
+        if self.closed || self.frozen {
             return Ok(());
         }
         if let Some(sealer) = self.sealer.as_mut().filter(|sealer| !sealer.is_empty()) {

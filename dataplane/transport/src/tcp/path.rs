@@ -1,6 +1,7 @@
 //! One authenticated connection: what goes out, what comes in, and whether the peer still lives.
 
 use super::inbox::{Inbox, Input};
+use super::inherit::{PathImage, RecordsImage};
 use super::liveness::Silence;
 use super::outbox::Outbox;
 use super::poll::Ready;
@@ -40,6 +41,10 @@ pub(super) struct Path {
     /// Why nothing can be written any more; reading goes on to its end.
     broken: Option<DownReason>,
     silence: Silence,
+    /// What its keys come from; empty on a path without protection.
+    salt: Vec<u8>,
+    /// Whether it reads no frame but that which is coming in.
+    frozen: bool,
 }
 
 /// The reason for an error of a connection.
@@ -59,7 +64,12 @@ impl Path {
         read_buffer: usize,
         records: Option<Records>,
     ) -> Self {
-        let (sealer, opener) = records.map(|Records { sealer, opener }| (sealer, opener)).unzip();
+        let mut salt = Vec::new();
+        let parts = records.map(|records| {
+            salt = records.salt;
+            (records.sealer, records.opener)
+        });
+        let (sealer, opener) = parts.unzip();
         Self {
             pulse: Arc::new(Pulse::new(socket, Outbox::new(queue_frames, sealer))),
             inbox: Inbox::new(read_buffer, opener),
@@ -72,7 +82,42 @@ impl Path {
             written: 0,
             broken: None,
             silence: Silence::begin(Instant::now()),
+            salt,
+            frozen: false,
         }
+    }
+
+    /// From now on it reads no frame but that which is coming in, or it does again.
+    pub(super) fn freeze(&mut self, frozen: bool) {
+        self.frozen = frozen;
+        self.pulse.outbox().freeze(frozen);
+    }
+
+    /// Whether it is at the end of a frame, with nothing left to send.
+    pub(super) fn rests(&self) -> bool {
+        !self.ended && self.broken.is_none() && self.inbox.is_between() && self.pulse.outbox().is_empty()
+    }
+
+    /// What another process needs to go on with the connection.
+    pub(super) fn image(&self) -> PathImage {
+        let outbox = self.pulse.outbox();
+        let records = outbox.sealer().zip(self.inbox.opener()).map(|(sealer, opener)| {
+            let (next, opened, rest) = opener.image();
+            let (opened, rest) = (opened.to_vec(), rest.to_vec());
+            RecordsImage { salt: self.salt.clone(), next: (sealer.next(), next), opened, rest }
+        });
+        PathImage { plain: self.inbox.ahead().to_vec(), records }
+    }
+
+    /// Goes on with what another process has read; none where there is no room for it.
+    pub(super) fn resume(&mut self, ahead: &[u8]) -> Option<()> {
+        self.buffered = true;
+        self.inbox.resume(ahead)
+    }
+
+    /// Whether what has come, or comes, may be read.
+    fn reads(&self) -> bool {
+        !self.frozen || !self.inbox.is_between()
     }
 
     pub(super) fn socket(&self) -> &Socket {
@@ -99,7 +144,7 @@ impl Path {
     /// Whether [`Path::work`] would do anything.
     pub(super) fn has_work(&self) -> bool {
         let write = || self.writable && self.broken.is_none() && !self.pulse.outbox().is_empty();
-        !self.ended && (self.readable || self.buffered || write())
+        !self.ended && (self.reads() && (self.readable || self.buffered) || write())
     }
 
     /// At most one write, one read and `budget` frames; says how much it was.
@@ -115,7 +160,7 @@ impl Path {
         }
         let mut frames = budget.clamp(1, QUANTUM_FRAMES);
         done += self.deliver(rings, &mut frames, sink)?;
-        if frames > 0 && self.readable && !self.ended {
+        if frames > 0 && self.readable && !self.ended && self.reads() {
             done += 1;
             self.receive(rings)?;
             done += self.deliver(rings, &mut frames, sink)?;
@@ -152,7 +197,7 @@ impl Path {
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, DownReason> {
         let mut done = 0;
-        while self.buffered && *frames > 0 {
+        while self.buffered && *frames > 0 && self.reads() {
             self.buffered = self.inbox.next(rings, sink)?;
             *frames -= 1;
             done += usize::from(self.buffered);

@@ -14,6 +14,7 @@
 //! connection has its own; the rest is who sends, and how many keys there were before. A key is for 2^22 records, 64 GiB at most.
 
 use super::handshake::Hello;
+use super::inherit::RecordsImage;
 use super::sys::{self, Piece};
 use crate::DownReason;
 use harmonaize_kernels::polyval::Polyval;
@@ -72,6 +73,8 @@ impl fmt::Display for LinkProtection {
 pub(super) struct Records {
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
+    /// What the keys come from, beside the link's secret.
+    pub(super) salt: Vec<u8>,
 }
 
 impl Records {
@@ -91,13 +94,35 @@ impl Records {
         }
         let mut salt = hello.as_bytes().to_vec();
         salt.extend_from_slice(nonce);
+        Self::of(protection, initiate, secret, salt)
+            .map(Some)
+            .ok_or_else(|| io::Error::other("no keys can be made for a link"))
+    }
+
+    fn of(protection: LinkProtection, initiate: bool, secret: &[u8; 32], salt: Vec<u8>) -> Option<Self> {
         let secrets = Salt::new(HKDF_SHA256, &salt).extract(secret);
         let (ours, theirs) = if initiate { (INITIATOR, ACCEPTOR) } else { (ACCEPTOR, INITIATOR) };
         let keys = |from| Keys::new(protection, secrets.clone(), from);
-        let (Some(ours), Some(theirs)) = (keys(ours), keys(theirs)) else {
-            return Err(io::Error::other("no keys can be made for a link"));
-        };
-        Ok(Some(Self { sealer: Sealer::new(ours), opener: Opener::new(theirs) }))
+        Some(Self { sealer: Sealer::new(keys(ours)?), opener: Opener::new(keys(theirs)?), salt })
+    }
+
+    /// Those of another process of this end's; none where no key can be made, or its records have no room here.
+    pub(super) fn resume(
+        protection: LinkProtection,
+        initiate: bool,
+        secret: &[u8; 32],
+        image: &RecordsImage,
+    ) -> Option<Self> {
+        let mut records = Self::of(protection, initiate, secret, image.salt.clone())?;
+        records.sealer.keys.skip_to(image.next.0)?;
+        records.opener.keys.skip_to(image.next.1)?;
+        let opener = &mut records.opener;
+        let opened = image.opened.len();
+        let end = opened + image.rest.len();
+        opener.records.get_mut(..opened)?.copy_from_slice(&image.opened);
+        opener.records.get_mut(opened..end)?.copy_from_slice(&image.rest);
+        (opener.opened, opener.start, opener.end) = (0..opened, opened, end);
+        Some(records)
     }
 }
 
@@ -133,6 +158,15 @@ impl Keys {
     fn new(protection: LinkProtection, secrets: Prk, from: Sender) -> Option<Self> {
         let key = Key::derive(protection, &secrets, from, 0)?;
         Some(Self { protection, secrets, from, next: 0, key })
+    }
+
+    /// Goes on with this record.
+    fn skip_to(&mut self, next: u64) -> Option<()> {
+        // A key begins with the first of its records, by `take`.
+        let before = next.saturating_sub(1) / RECORDS_PER_KEY;
+        self.key = Key::derive(self.protection, &self.secrets, self.from, before)?;
+        self.next = next;
+        Some(())
     }
 
     /// The next record's number and key.
@@ -325,7 +359,20 @@ pub(super) enum Opened {
     End,
 }
 
+impl Sealer {
+    /// The next record's number.
+    pub(super) fn next(&self) -> u64 {
+        self.keys.next
+    }
+}
+
 impl Opener {
+    /// The next record's number, what is verified and not given on, and what was not looked at yet.
+    pub(super) fn image(&self) -> (u64, &[u8], &[u8]) {
+        let bytes = |range: Range<usize>| self.records.get(range).unwrap_or_default();
+        (self.keys.next, bytes(self.opened.clone()), bytes(self.start..self.end))
+    }
+
     fn new(keys: Keys) -> Self {
         Self { keys, records: vec![0; ROOM].into_boxed_slice(), start: 0, end: 0, opened: 0..0, wrong: None }
     }

@@ -1,0 +1,129 @@
+//! Links on their way to another process's endpoint: each path at the end of a frame, with nothing left to send.
+
+use super::link::{Link, Slot};
+use super::liveness::LivenessTimer;
+use super::path::Path;
+use super::poll::Token;
+use super::records::Records;
+use super::{TcpTransport, tune};
+use crate::{Introduction, LinkId, TrafficClass};
+use serde::{Deserialize, Serialize};
+use socket2::Socket;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+#[derive(Serialize, Deserialize)]
+struct LinkImage {
+    id: LinkId,
+    name: [u8; 16],
+    secret: [u8; 32],
+    peer: SocketAddr,
+    initiate: bool,
+    source_ports: Vec<u16>,
+    rate: Option<u64>,
+    class: TrafficClass,
+    paths: Vec<PathImage>,
+}
+
+/// A path, but for its connection.
+#[derive(Serialize, Deserialize)]
+pub(super) struct PathImage {
+    /// What was read and not given on.
+    pub(super) plain: Vec<u8>,
+    pub(super) records: Option<RecordsImage>,
+}
+
+/// Both directions of a protected path.
+#[derive(Serialize, Deserialize)]
+pub(super) struct RecordsImage {
+    /// What the keys come from, beside the link's secret.
+    pub(super) salt: Vec<u8>,
+    /// The numbers of the next record to seal, and to open.
+    pub(super) next: (u64, u64),
+    /// Verified and not given on, then not looked at yet.
+    pub(super) opened: Vec<u8>,
+    pub(super) rest: Vec<u8>,
+}
+
+impl TcpTransport {
+    pub(super) fn set_frozen(&mut self, frozen: bool) {
+        self.frozen = frozen;
+        let mut paths = Vec::new();
+        for (id, link) in &mut self.links {
+            for (number, path) in link.paths() {
+                path.freeze(frozen);
+                paths.push((*id, number));
+            }
+        }
+        if !frozen {
+            paths.into_iter().for_each(|(id, number)| self.enqueue(id, number));
+        }
+    }
+
+    pub(super) fn rests(&mut self) -> bool {
+        self.links
+            .values_mut()
+            .all(|link| link.up && link.ending.is_none() && link.paths().all(|(_, path)| path.rests()))
+    }
+
+    pub(super) fn image(&self) -> Result<(Vec<u8>, Vec<OwnedFd>), String> {
+        let (mut links, mut descriptors) = (Vec::new(), Vec::new());
+        for (id, link) in &self.links {
+            let mut paths = Vec::new();
+            for slot in &link.slots {
+                let Slot::Ready(path) = slot else { return Err("a link is not up".into()) };
+                let descriptor = path.socket().as_fd().try_clone_to_owned();
+                descriptors.push(descriptor.map_err(|error| error.to_string())?);
+                paths.push(path.image());
+            }
+            let Introduction { name, secret, peer, initiate, source_ports } = link.introduction.clone();
+            let (rate, class) = (link.rate, link.class);
+            let id = *id;
+            links.push(LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths });
+        }
+        let links = postcard::to_allocvec(&links).map_err(|error| error.to_string())?;
+        Ok((links, descriptors))
+    }
+
+    pub(super) fn inherit(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
+        let links: Vec<LinkImage> = postcard::from_bytes(links).map_err(|error| error.to_string())?;
+        let mut descriptors = descriptors.into_iter();
+        let now = Instant::now();
+        self.frozen = true;
+        for LinkImage { id, name, secret, peer, initiate, source_ports, rate, class, paths } in links {
+            let introduction = Introduction { name, secret, peer, initiate, source_ports };
+            let expected = self.acceptor.expect(&introduction, self.config.protection, &self.arrivals);
+            let expected = expected.map_err(|error| error.to_string())?;
+            expected.set_up();
+            let mut link = Link::new(introduction, expected, now, self.config.connect_timeout);
+            (link.up, link.rate, link.class) = (true, rate, class);
+            for (number, image) in (0..).zip(paths) {
+                let socket = Socket::from(descriptors.next().ok_or("a link's connection is missing")?);
+                tune(&socket, &self.config).map_err(|error| error.to_string())?;
+                self.poll.add(&socket, Token::Path(id, number)).map_err(|error| error.to_string())?;
+                let records = image.records.as_ref().map(|records| {
+                    Records::resume(self.config.protection, initiate, &secret, records)
+                        .ok_or("a link's keys cannot be made")
+                });
+                let records = records.transpose()?;
+                let mut path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
+                path.resume(&image.plain).ok_or("more was read ahead than there is room for")?;
+                path.begin(now);
+                path.freeze(true);
+                self.acceptor.beat(&path.pulse);
+                let slot = link.slots.get_mut(usize::from(number)).ok_or("a link has too many paths")?;
+                *slot = Slot::Ready(Box::new(path));
+            }
+            if !link.is_complete() {
+                return Err("a link has too few paths".into());
+            }
+            self.next_link = self.next_link.max(id.0 + 1);
+            self.names.insert(name, id);
+            self.links.insert(id, link);
+        }
+        self.liveness.get_or_insert_with(|| LivenessTimer::begin(now, &self.config));
+        self.rearm = true;
+        Ok(())
+    }
+}
