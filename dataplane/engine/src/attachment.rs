@@ -33,6 +33,20 @@ pub(crate) struct Attachment {
     counts: Option<Arc<Memory>>,
 }
 
+/// An attachment as it is handed to another process.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct AttachmentImage {
+    pub(crate) id: AttachmentId,
+    pub(crate) entries: u32,
+    pub(crate) taken: [u64; 2],
+    pub(crate) put: [u64; 3],
+    pub(crate) regions: Vec<(u64, u64, u64)>,
+    operation_timeout: Duration,
+    joined: Vec<JoinedCommunicator>,
+    in_flight: u32,
+    unflushed: bool,
+}
+
 /// A descriptor, and its counts, which were fetched.
 pub(crate) struct Counted {
     pub(crate) submission: Submission,
@@ -40,8 +54,8 @@ pub(crate) struct Counted {
 }
 
 /// A communicator that this attachment has joined and not left.
-#[derive(Clone, Copy, Debug)]
-struct JoinedCommunicator {
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct JoinedCommunicator {
     handle: u32,
     id: CommunicatorId,
     communicator: Key,
@@ -64,6 +78,40 @@ impl Attachment {
             counted: None,
             counts: None,
         }
+    }
+
+    /// The attachment for another process; its end stands so in its rings.
+    ///
+    /// # Errors
+    /// If a transfer is under way.
+    pub(crate) fn describe(
+        &self,
+        entries: u32,
+        (taken, put): ([u64; 2], [u64; 3]),
+        regions: Vec<(u64, u64, u64)>,
+    ) -> Result<AttachmentImage, String> {
+        if !self.waiting.is_empty() || self.counted.is_some() {
+            return Err(format!("attachment {} has transfers under way", self.id.0));
+        }
+        let Self { id, operation_timeout, in_flight, unflushed, .. } = *self;
+        let joined = self.joined.clone();
+        Ok(AttachmentImage {
+            id,
+            entries,
+            taken,
+            put,
+            regions,
+            operation_timeout,
+            joined,
+            in_flight,
+            unflushed,
+        })
+    }
+
+    /// The attachment that another process had.
+    pub(crate) fn from_image(image: AttachmentImage, end: Box<dyn AgentEnd>) -> Self {
+        let AttachmentImage { id, operation_timeout, joined, in_flight, unflushed, .. } = image;
+        Self { joined, in_flight, unflushed, ..Self::new(id, end, operation_timeout) }
     }
 
     pub(crate) fn join(&mut self, handle: u32, (id, communicator): (CommunicatorId, Key), rank: Rank) {

@@ -1,6 +1,7 @@
 //! Commands to an engine, and its notices.
 
 use crate::containment::PanicScope;
+use crate::handover::{EngineImage, InheritedEpoch, Leases};
 use harmonaize_abi::{CommunicatorId, Epoch, SegmentId, SlotId};
 use harmonaize_core::{EpochPlan, Failure, InFlight, Interleaving, MessageInFlight};
 use harmonaize_plan::Participant;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// An attachment of a tenant's process, numbered by the agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct AttachmentId(pub u64);
 
 /// A rank that this agent drives.
@@ -175,6 +176,24 @@ pub enum Command {
         /// Comes back.
         id: u64,
     },
+    /// Stand still, for the engine of another process to go on; [`Notice::HandedOver`] follows. Without an error only
+    /// [`Command::Resume`] may come next.
+    HandOver {
+        /// Comes back.
+        thread: usize,
+    },
+    /// Take over what another process's engine had, and stand still until [`Command::Resume`]; [`Notice::TakenOver`] follows. The first
+    /// command of all.
+    TakeOver {
+        /// Comes back.
+        thread: usize,
+        /// What it had.
+        image: Box<EngineImage>,
+        /// What memory was lent on.
+        leases: Leases,
+    },
+    /// Go on after [`Command::HandOver`], which was called off, or after [`Command::TakeOver`], with the other process gone.
+    Resume,
     /// End every communicator in order and stop the loop.
     Stop,
 }
@@ -259,6 +278,20 @@ pub enum Notice {
         base: u64,
         /// Whether it was done.
         done: bool,
+    },
+    /// Answer to [`Command::HandOver`].
+    HandedOver {
+        /// From the command.
+        thread: usize,
+        /// All that the engine has, which stands still; or why it goes on, for the operator.
+        image: Result<Box<EngineImage>, String>,
+    },
+    /// Answer to [`Command::TakeOver`].
+    TakenOver {
+        /// From the command.
+        thread: usize,
+        /// What was taken over, or why it cannot be, for the operator.
+        epochs: Result<Vec<InheritedEpoch>, String>,
     },
     /// Answer to [`Command::Status`].
     Status {

@@ -24,7 +24,7 @@ use std::sync::Arc;
 const ALIGNMENT: u64 = 64;
 
 /// A rank that this agent drives.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Local {
     pub(crate) rank: Rank,
     pub(crate) attachment: Key,
@@ -32,7 +32,7 @@ pub(crate) struct Local {
 }
 
 /// A call in flight, from its descriptor.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Pending {
     /// None of a call that is over.
     pub(crate) rank: Option<Rank>,
@@ -46,18 +46,20 @@ pub(crate) struct Pending {
 }
 
 /// The links of one epoch, by participant.
-#[derive(Debug)]
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Links {
     pub(crate) epoch: Epoch,
     pub(crate) links: Vec<Option<LinkId>>,
     up: Vec<bool>,
     /// Landing slots, by participant: `landing_slots` slots of `slot_bytes` for each channel, and as many for messages from rank to rank.
+    #[serde(skip)]
     pub(crate) landing: Vec<Option<Arc<Memory>>>,
     pub(crate) paths: Vec<u16>,
     /// The rate limit of each, in bits a second.
     rates: Vec<Option<u64>>,
     pub(crate) announced: bool,
     /// The path to the epoch's aggregator.
+    #[serde(skip)]
     pub(crate) aggregator: Option<Box<AggregatorPath>>,
 }
 
@@ -70,7 +72,7 @@ pub(crate) enum ExtraStaging {
     Neutral,
 }
 
-#[derive(Debug)]
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub(crate) struct CommunicatorState {
     pub(crate) id: CommunicatorId,
     pub(crate) tenant: u32,
@@ -89,8 +91,10 @@ pub(crate) struct CommunicatorState {
     /// By channel: the segment, and the sum so far of the part that it has of this participant's.
     sums: Vec<Option<(SegmentId, Sums)>>,
     /// By channel.
+    #[serde(skip)]
     staging: Vec<Option<Arc<Memory>>>,
     /// By channel: the residuals, in and out, of local ranks whose tensors are not mapped, one rank after another.
+    #[serde(skip)]
     pub(crate) residual_staging: Vec<Option<Arc<Memory>>>,
     calls: Vec<Pending>,
     free: Vec<u32>,
@@ -100,7 +104,9 @@ pub(crate) struct CommunicatorState {
     special: Urgency,
     /// What its links were last said to carry.
     pub(crate) class: TrafficClass,
+    #[serde(skip)]
     pub(crate) backlog: Backlog,
+    #[serde(skip)]
     pub(crate) p2p: P2pState,
     pub(crate) failed: u64,
     pub(crate) bytes_sent: u64,
@@ -162,6 +168,35 @@ impl CommunicatorState {
             detail: String::new(),
             ended: false,
             begun: vec![None; usize::from(parts.channels)],
+        }
+    }
+
+    /// Memory of segments that have begun, by channel.
+    pub(crate) fn used_staging(&self) -> impl Iterator<Item = (usize, &Arc<Memory>)> {
+        let used = (0..).zip(&self.staging).filter_map(|(channel, memory)| Some((channel, memory.as_ref()?)));
+        used.filter(|(channel, _)| self.core.segment(ChannelId(*channel)).is_some())
+            .map(|(channel, memory)| (usize::from(channel), memory))
+    }
+
+    /// Gives a channel its memory, with what another process had there.
+    pub(crate) fn set_staging(&mut self, channel: usize, memory: Arc<Memory>) {
+        if let Some(staging) = self.staging.get_mut(channel) {
+            *staging = Some(memory);
+        }
+    }
+
+    /// How many channels there are.
+    pub(crate) fn channels(&self) -> u16 {
+        u16::try_from(self.begun.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Makes room for what another process, which had it, does not hand over with it.
+    pub(crate) fn make_room(&mut self) {
+        let channels = self.begun.len();
+        self.staging.resize(channels, None);
+        self.residual_staging.resize(channels, None);
+        for links in &mut self.epochs {
+            links.landing.resize(links.links.len(), None);
         }
     }
 
@@ -464,6 +499,20 @@ impl Links {
             (self.links.get_mut(peer), self.landing.get_mut(peer), self.paths.get_mut(peer))
         {
             (*l, *s, *p) = (Some(link), Some(landing), paths);
+        }
+    }
+
+    /// Each link with the memory that it lands in.
+    pub(crate) fn landings(&self) -> impl Iterator<Item = (LinkId, &Arc<Memory>)> {
+        self.links.iter().zip(&self.landing).filter_map(|(link, landing)| Some(((*link)?, landing.as_ref()?)))
+    }
+
+    /// Gives a link, if it is one of these, its memory.
+    pub(crate) fn set_landing(&mut self, link: LinkId, memory: &Arc<Memory>) {
+        for (own, landing) in self.links.iter().zip(&mut self.landing) {
+            if *own == Some(link) {
+                *landing = Some(Arc::clone(memory));
+            }
         }
     }
 

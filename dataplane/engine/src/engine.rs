@@ -81,6 +81,8 @@ pub struct Engine {
     pub(crate) start: Instant,
     pub(crate) timers: Nanos,
     pub(crate) stopping: bool,
+    /// Whether all stands still, for a hand-over.
+    pub(crate) still: bool,
 }
 
 impl Engine {
@@ -118,6 +120,7 @@ impl Engine {
             start: Instant::now(),
             timers: Nanos(0),
             stopping: false,
+            still: false,
         })
     }
 
@@ -138,6 +141,11 @@ impl Engine {
     /// Whether [`crate::Command::Stop`] was given and every communicator has been let go.
     pub fn stopped(&self) -> bool {
         self.stopping && self.by_communicator.is_empty() && self.now() >= self.closed.after(DRAIN_TIMEOUT)
+    }
+
+    /// Whether only commands are carried out, after a hand-over and before it is over.
+    pub(crate) fn is_still(&self) -> bool {
+        self.still
     }
 
     /// What is readable when something from outside brings the engine work.
@@ -168,6 +176,9 @@ impl Engine {
     /// One round: the network, descriptors, transfers, then a slice of turns of communicators. Returns how much was done; 0 means
     /// that only something from outside, or time, can bring more.
     pub fn progress(&mut self, budget: usize) -> usize {
+        if self.still {
+            return 0;
+        }
         let now = self.now();
         let mut worked = self.poll_network(now, budget);
         worked += self.poll_tenants(now);
@@ -203,7 +214,7 @@ impl Engine {
         Some(due?.since(now).max(Duration::from_millis(1)))
     }
 
-    fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
+    pub(crate) fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
         let Self { transport, communicators: members, links, marks, panicked, .. } = self;
         let mut ups = Vec::new();
         let mut downs = Vec::new();

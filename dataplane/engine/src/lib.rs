@@ -28,6 +28,7 @@ mod feedback;
 mod formation;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod handover;
 mod marks;
 mod p2p;
 mod reaper;
@@ -47,6 +48,7 @@ pub use command::{
 pub use containment::PanicScope;
 pub use engine::Engine;
 pub use formation::landing_bytes;
+pub use handover::{EngineImage, InheritedEpoch, Leases};
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
 pub use run::{Handle, NotTaken, start};

@@ -73,6 +73,13 @@ fn run_loop(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, sp
             engine.handle_command(command);
             worked += 1;
         }
+        if engine.is_still() {
+            match commands.recv() {
+                Ok(command) => engine.handle_command(command),
+                Err(_) => return,
+            }
+            continue;
+        }
         worked += engine.progress(BUDGET);
         if worked > 0 {
             idle_since = None;

@@ -2,7 +2,7 @@
 //! keys come again.
 
 /// Names an entry: its place and how often the place was reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Key {
     pub(crate) index: u16,
     pub(crate) generation: u16,
@@ -37,6 +37,16 @@ impl<T> Table<T> {
         *generation = generation.checked_add(1)?;
         *entry = Some(value);
         Some(Key { index: key, generation: *generation })
+    }
+
+    /// A table with these places, each with how often it was reused.
+    pub(crate) fn from_places(entries: Vec<(u16, Option<T>)>) -> Self {
+        Self { entries }
+    }
+
+    /// All places, each with how often it was reused.
+    pub(crate) fn all_places(&self) -> impl Iterator<Item = (u16, Option<&T>)> {
+        self.entries.iter().map(|(generation, entry)| (*generation, entry.as_ref()))
     }
 
     pub(crate) fn get(&self, key: Key) -> Option<&T> {

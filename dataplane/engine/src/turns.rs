@@ -26,7 +26,7 @@ const SMALL: u64 = 64 << 10;
 const LARGE: u64 = 1 << 20;
 
 /// How urgent an operation is among its tenant's: the least goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Urgency {
     pub(crate) class: TrafficClass,
     pub(crate) priority: Reverse<u8>,

@@ -12,7 +12,7 @@ use harmonaize_abi::Status as Code;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_core::{EpochPlan, Failure, Interleaving};
 use harmonaize_plan::Participant;
-use harmonaize_transport::{LinkId, Owner};
+use harmonaize_transport::{Flow, LinkId, Owner};
 use rustix::event::epoll;
 
 impl Engine {
@@ -88,6 +88,9 @@ impl Engine {
                 let status = Status { communicators, attachments };
                 (self.notify)(Notice::Status { id, status });
             }
+            Command::HandOver { thread } => self.handle_hand_over(thread),
+            Command::TakeOver { thread, image, leases } => self.handle_take_over(thread, *image, leases),
+            Command::Resume => self.handle_resume(),
             Command::Stop => {
                 self.stopping = true;
                 self.for_each_communicator(Task::Command, |member| member.core.shut_down());
@@ -173,7 +176,7 @@ impl Engine {
         }
     }
 
-    fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
+    pub(crate) fn enter_links(&mut self, key: Key, epoch: Epoch, links: &[Option<LinkId>]) {
         let Some(member) = self.communicators.get(key) else { return };
         let owner = Owner { tenant: member.tenant, weight: member.weight, communicator: member.id.0 };
         let class = member.class;
@@ -266,10 +269,15 @@ impl Engine {
         let Some(member) = self.communicators.get_mut(key) else { return };
         member.core.handle_links_up(epoch);
         let communicator = member.id;
-        let paths = member.links(epoch).into_iter().flat_map(Links::all_paths);
-        let flow = |(peer, link, path)| Some((peer, self.transport.flow(link, path)?));
-        let flows = paths.filter_map(flow).collect();
+        let flows = self.flows(key, epoch);
         (self.notify)(Notice::Prepared { communicator, epoch, flows });
+    }
+
+    /// The flows of an epoch's paths to others, where the transport knows them.
+    pub(crate) fn flows(&self, key: Key, epoch: Epoch) -> Vec<(Participant, Flow)> {
+        let member = self.communicators.get(key);
+        let paths = member.and_then(|member| member.links(epoch)).into_iter().flat_map(Links::all_paths);
+        paths.filter_map(|(peer, link, path)| Some((peer, self.transport.flow(link, path)?))).collect()
     }
 
     pub(crate) fn drop_links(&mut self, communicator: CommunicatorId, epoch: Epoch) {

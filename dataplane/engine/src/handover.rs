@@ -1,0 +1,340 @@
+//! Handing everything that an engine has to the engine of another process, between two of its rounds, and taking it over there.
+//!
+//! Nothing ends by it: operations go on where they stand. What is in memory that tenants map goes as descriptors; staging and landing
+//! slots, which are this process's alone, are copied.
+
+use crate::Engine;
+use crate::attachment::{Attachment, AttachmentImage};
+use crate::command::Notice;
+use crate::communicator_state::{CommunicatorState, Links};
+use crate::table::{Key, Table};
+use crate::wake::watch;
+use harmonaize_abi::{CommunicatorId, Epoch};
+use harmonaize_plan::Participant;
+use harmonaize_shm::{InheritedEnd, Lease, MappedEnd, Memory, Span};
+use harmonaize_transport::{Flow, LinkId, Ring};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long what is under way on links may take to come to an end. Peers go on reading and sending, so it is short.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// Bytes that are copied at a time, and a page, of which those without content are not.
+const COPY_BYTES: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+/// All that an engine has, for one in another process.
+#[derive(Debug, Default)]
+pub struct EngineImage {
+    /// Its state, of the version that the two processes agree on.
+    pub state: Vec<u8>,
+    /// Descriptors that the state counts on, in order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// What memory of attachments that are taken over was lent on, by attachment and first offset.
+#[derive(Default)]
+pub struct Leases(Arc<Mutex<HashMap<(u64, u64), Lease>>>);
+
+impl Leases {
+    /// These.
+    pub fn new(leases: HashMap<(u64, u64), Lease>) -> Self {
+        Self(Arc::new(Mutex::new(leases)))
+    }
+
+    /// The same, for another thread of the engine: each takes those of its attachments.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+
+    fn take(&self, attachment: u64, base: u64) -> Option<Lease> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(attachment, base))
+    }
+}
+
+impl std::fmt::Debug for Leases {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Leases")
+    }
+}
+
+/// An epoch that was taken over: whose, and the flows of its links.
+pub type InheritedEpoch = (CommunicatorId, Epoch, Vec<(Participant, Flow)>);
+
+/// An engine as it is sent.
+#[derive(Serialize, Deserialize)]
+struct Image<C> {
+    /// Nanoseconds of the host's monotonic clock when its time began.
+    start: u64,
+    attachments: Vec<(u16, Option<AttachmentImage>)>,
+    communicators: Vec<(u16, Option<C>)>,
+    staging: Vec<StagingImage>,
+    landing: Vec<LandingImage>,
+    /// The transport's part; none where there are no links.
+    links: Option<Vec<u8>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct StagingImage {
+    communicator: Key,
+    channel: usize,
+    bytes: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LandingImage {
+    communicator: Key,
+    link: LinkId,
+    bytes: u64,
+}
+
+fn monotonic() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Copies memory, but for pages of zeros, which fresh memory has already.
+fn copy(from: &Memory, to: &Memory) -> Result<(), String> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let bytes = from.bytes().min(to.bytes());
+    for at in (0..bytes).step_by(COPY_BYTES) {
+        let part = buffer.get_mut(..COPY_BYTES.min(bytes - at)).unwrap_or_default();
+        from.read(at as u64, part).map_err(text)?;
+        for (page, content) in part.chunks(PAGE).enumerate() {
+            if content.iter().any(|byte| *byte != 0) {
+                to.write((at + page * PAGE) as u64, content).map_err(text)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A copy behind a descriptor.
+fn copied_out(memory: &Memory, name: &str) -> Result<OwnedFd, String> {
+    let (copied, descriptor) = Memory::granted(memory.bytes() as u64, name).map_err(text)?;
+    copy(memory, &copied)?;
+    Ok(descriptor)
+}
+
+/// This process's own copy of what is behind a descriptor.
+fn copied_in(descriptor: OwnedFd, bytes: u64) -> Result<Arc<Memory>, String> {
+    let theirs = Memory::map(descriptor, bytes).map_err(text)?;
+    let own = Memory::private(usize::try_from(bytes).map_err(text)?).map_err(text)?;
+    copy(&theirs, &own)?;
+    Ok(own)
+}
+
+impl Engine {
+    /// Stands still, and reports all that it has; on an error it goes on.
+    pub(crate) fn handle_hand_over(&mut self, thread: usize) {
+        let handed = self.drain().and_then(|()| self.image());
+        match handed.is_ok() {
+            true => self.still = true,
+            false => self.transport.freeze(false),
+        }
+        (self.notify)(Notice::HandedOver { thread, image: handed.map(Box::new) });
+    }
+
+    /// Goes on after a hand-over that was called off, or begins after one.
+    pub(crate) fn handle_resume(&mut self) {
+        self.still = false;
+        self.transport.freeze(false);
+        self.attachments.iter_mut().for_each(|attachment| attachment.end.own());
+    }
+
+    /// Brings all links to the end of a frame, with nothing left to send.
+    fn drain(&mut self) -> Result<(), String> {
+        if self.links.is_empty() {
+            return Ok(());
+        }
+        self.transport.freeze(true);
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        loop {
+            let now = self.now();
+            self.poll_network(now, 64);
+            let transport = self.transport.as_mut();
+            let waiting = self.communicators.iter_mut().map(|member| {
+                member.backlog.flush(transport);
+                usize::from(!member.backlog.is_empty())
+            });
+            if waiting.sum::<usize>() == 0 && self.transport.is_frozen()? {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err("links to peers did not come to rest in time".into());
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn image(&mut self) -> Result<EngineImage, String> {
+        if self.stopping || !self.panicked.is_empty() || !self.broken.is_empty() {
+            return Err("the engine is ending something; try again".into());
+        }
+        let mut descriptors = Vec::new();
+        let mut attachments = Vec::new();
+        for (generation, attachment) in self.attachments.all_places() {
+            let image = attachment.map(|attachment| attachment.image(&mut descriptors)).transpose()?;
+            attachments.push((generation, image));
+        }
+        let (mut staging, mut landing): (Vec<StagingImage>, Vec<LandingImage>) = (Vec::new(), Vec::new());
+        for place in 0..self.communicators.places() {
+            let Some(key) = self.communicators.key_at(place) else { continue };
+            let Some(member) = self.communicators.get(key) else { continue };
+            if member.epochs.iter().any(|links| links.aggregator.is_some()) {
+                return Err(format!("communicator {:016x} uses an aggregator", member.id.0));
+            }
+            for (channel, memory) in member.used_staging() {
+                descriptors.push(copied_out(memory, "harmonaize-staging")?);
+                staging.push(StagingImage { communicator: key, channel, bytes: memory.bytes() as u64 });
+            }
+            for (link, memory) in member.epochs.iter().flat_map(Links::landings) {
+                if landing.iter().all(|known| known.link != link) {
+                    descriptors.push(copied_out(memory, "harmonaize-landing")?);
+                    landing.push(LandingImage { communicator: key, link, bytes: memory.bytes() as u64 });
+                }
+            }
+        }
+        let links = match self.links.is_empty() {
+            true => None,
+            false => {
+                let (links, theirs) = self.transport.hand_over()?;
+                descriptors.extend(theirs);
+                Some(links)
+            }
+        };
+        let start = monotonic().saturating_sub(self.start.elapsed());
+        let image = Image {
+            start: u64::try_from(start.as_nanos()).map_err(text)?,
+            attachments,
+            communicators: self.communicators.all_places().collect(),
+            staging,
+            landing,
+            links,
+        };
+        Ok(EngineImage { state: postcard::to_allocvec(&image).map_err(text)?, descriptors })
+    }
+
+    /// Takes another process's engine over, and stands still until it is told to go on.
+    pub(crate) fn handle_take_over(&mut self, thread: usize, image: EngineImage, leases: Leases) {
+        self.still = true;
+        let epochs = self.take_over(image, &leases);
+        (self.notify)(Notice::TakenOver { thread, epochs });
+    }
+
+    fn take_over(&mut self, image: EngineImage, leases: &Leases) -> Result<Vec<InheritedEpoch>, String> {
+        let EngineImage { state, descriptors } = image;
+        let mut descriptors = descriptors.into_iter();
+        let image: Image<CommunicatorState> = postcard::from_bytes(&state).map_err(text)?;
+        let age = monotonic().saturating_sub(Duration::from_nanos(image.start));
+        self.start = Instant::now().checked_sub(age).unwrap_or(self.start);
+        let mut attachments = Vec::new();
+        for (generation, attachment) in image.attachments {
+            let entered = attachment.map(|image| {
+                let id = image.id;
+                let lease = &mut |base| leases.take(id.0, base);
+                let ours = descriptors.by_ref().take(2 + image.regions.len()).collect();
+                let attachment = Attachment::inherit(image, ours, lease)?;
+                watch(&self.wake, attachment.end.wake_fd()).map_err(text)?;
+                Ok::<_, String>(attachment)
+            });
+            attachments.push((generation, entered.transpose()?));
+        }
+        self.attachments = Table::from_places(attachments);
+        for place in 0..self.attachments.places() {
+            if let Some(key) = self.attachments.key_at(place)
+                && let Some(attachment) = self.attachments.get(key)
+            {
+                self.by_attachment.insert(attachment.id, key);
+            }
+        }
+        self.communicators = Table::from_places(image.communicators);
+        self.communicators.iter_mut().for_each(CommunicatorState::make_room);
+        let mut next = || descriptors.next().ok_or("a descriptor is missing".to_owned());
+        for StagingImage { communicator, channel, bytes } in image.staging {
+            let memory = copied_in(next()?, bytes)?;
+            let member = self.communicators.get_mut(communicator).ok_or("staging of no communicator")?;
+            member.set_staging(channel, memory);
+        }
+        let mut landings = Vec::new();
+        for LandingImage { communicator, link, bytes } in image.landing {
+            landings.push((communicator, link, copied_in(next()?, bytes)?));
+        }
+        if let Some(links) = image.links {
+            self.transport.take_over(&links, descriptors.collect())?;
+        }
+        for (communicator, link, memory) in landings {
+            let member = self.communicators.get_mut(communicator).ok_or("landing of no communicator")?;
+            for ring in 0..=member.channels() {
+                let bytes = u64::from(member.landing_slots) * u64::from(member.slot_bytes);
+                let span = Span::new(&memory, u64::from(ring) * bytes, bytes).map_err(text)?;
+                let attached =
+                    Ring { memory: span, slot_bytes: member.slot_bytes, slots: member.landing_slots };
+                self.transport.attach_ring(link, ring, attached).map_err(text)?;
+            }
+            member.epochs.iter_mut().for_each(|links| links.set_landing(link, &memory));
+        }
+        Ok(self.enter_inherited())
+    }
+
+    /// Enters communicators that were taken over wherever a formed one is.
+    fn enter_inherited(&mut self) -> Vec<InheritedEpoch> {
+        let mut epochs = Vec::new();
+        for place in 0..self.communicators.places() {
+            let Some(key) = self.communicators.key_at(place) else { continue };
+            let Some(member) = self.communicators.get_mut(key) else { continue };
+            let (id, tenant, weight) = (member.id, member.tenant, member.weight);
+            self.sharing.admit(tenant);
+            self.turns.enter(tenant, weight, key);
+            self.by_communicator.insert(id, key);
+            let links: Vec<_> =
+                member.epochs.iter().map(|links| (links.epoch, links.links.clone())).collect();
+            for (epoch, links) in links {
+                let new: Vec<_> =
+                    links.iter().map(|link| link.filter(|link| !self.links.contains_key(link))).collect();
+                self.enter_links(key, epoch, &new);
+                epochs.push((id, epoch, self.flows(key, epoch)));
+            }
+        }
+        epochs
+    }
+}
+
+impl Attachment {
+    fn image(&self, descriptors: &mut Vec<OwnedFd>) -> Result<AttachmentImage, String> {
+        if self.end.memory().is_none() {
+            return Err(format!("attachment {} maps no memory, and cannot be handed over", self.id.0));
+        }
+        let end = self.end.hand_over();
+        let why = |error| format!("attachment {} cannot be handed over: {error}", self.id.0);
+        let InheritedEnd { entries, taken, put, regions, descriptors: own } = end.map_err(why)?;
+        descriptors.extend(own);
+        self.describe(entries, (taken, put), regions)
+    }
+
+    fn inherit(
+        image: AttachmentImage,
+        descriptors: Vec<OwnedFd>,
+        lease: &mut dyn FnMut(u64) -> Option<Lease>,
+    ) -> Result<Self, String> {
+        let AttachmentImage { entries, taken, put, regions, .. } = &image;
+        let end = InheritedEnd {
+            entries: *entries,
+            taken: *taken,
+            put: *put,
+            regions: regions.clone(),
+            descriptors,
+        };
+        let end = MappedEnd::inherit(end, lease).map_err(text)?;
+        Ok(Self::from_image(image, Box::new(end)))
+    }
+}
