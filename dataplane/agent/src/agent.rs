@@ -2,8 +2,10 @@
 //!
 //! One task owns all of it and never waits for anyone: every answer arrives as a message.
 
+mod handover;
 mod prepare;
 
+pub use handover::AgentImage;
 pub use prepare::{Check, Checked};
 
 use crate::coding;
@@ -618,6 +620,8 @@ impl Agent {
                     let _ = reply.send(done);
                 }
             }
+            // These are answers to a hand-over, which goes on beside the agent.
+            Notice::HandedOver { .. } | Notice::TakenOver { .. } => {}
             Notice::Status { id, status } => {
                 let Some((id, status)) = self.engines.gather(id, status) else { return };
                 let attached = self.attachments.iter().map(|(id, a)| (id.0, a.tenant.clone())).collect();

@@ -59,6 +59,8 @@ pub struct Config {
     pub telemetry: Option<Telemetry>,
     /// Tenants, and where they come in.
     pub tenants: Vec<TenantRules>,
+    /// The socket where a successor asks for this agent's place; none: it cannot.
+    pub handover: Option<PathBuf>,
     /// Within which bounds control may have more tenants served; none: it may not.
     pub control_tenants: Option<ControlTenants>,
     /// Where all this was read, to be read again; none: it never is.
@@ -139,6 +141,7 @@ struct File {
     peer_timeout: Option<Nanos>,
     connect_timeout: Option<Nanos>,
     congestion: Option<String>,
+    handover: Option<PathBuf>,
     verbs: Option<Verbs>,
     rdma: Option<Rdma>,
     telemetry: Option<telemetry::FileTelemetry>,
@@ -212,6 +215,7 @@ impl Config {
             rdma: file.rdma,
             telemetry,
             tenants,
+            handover: file.handover,
             control_tenants,
             source: Some(source),
         })

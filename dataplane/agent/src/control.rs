@@ -10,11 +10,12 @@ use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
 use harmonaize_identity::{CONTROL, Protection, Remote};
 use ledger::Ledger;
+pub use ledger::LedgerImage;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,6 +27,9 @@ const QUEUE: usize = 1024;
 
 /// Most bytes of a message.
 const MESSAGE_BYTES: usize = 16 << 20;
+
+/// Why there is no session while another process takes over.
+const PAUSED: &str = "the agent hands over to its successor";
 
 /// How long the last messages may take when the agent goes down.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -157,14 +161,55 @@ pub struct Control {
     pub events: mpsc::Receiver<Event>,
     /// Ends once `to_control` is dropped, or `events`.
     pub task: JoinHandle<()>,
+    /// For an agent that hands over, or takes over.
+    pub pause: Pause,
+}
+
+/// Has the session pause, for another process to go on with it.
+#[derive(Debug)]
+pub struct Pause {
+    paused: watch::Sender<bool>,
+    images: mpsc::Sender<oneshot::Sender<Option<LedgerImage>>>,
+}
+
+impl Pause {
+    /// From now on there is no session, or there is one again. One that is open ends once all is said; [`Event::Disconnected`] follows.
+    pub fn set(&self, paused: bool) {
+        self.paused.send_replace(paused);
+    }
+
+    /// What another process's session goes on with, while there is none here; none while joins are open.
+    pub async fn image(&self) -> Option<LedgerImage> {
+        let (reply, image) = oneshot::channel();
+        self.images.send(reply).await.ok()?;
+        image.await.ok().flatten()
+    }
 }
 
 /// Starts the session's task on the current tokio runtime.
 pub fn connect(settings: Settings) -> Control {
+    let ledger = Ledger::new(&settings);
+    begin(settings, ledger, false)
+}
+
+/// The same where another process's session is gone on with.
+///
+/// # Errors
+/// If the image is none.
+pub fn resume(settings: Settings, image: LedgerImage) -> Result<Control, prost::DecodeError> {
+    let mut ledger = Ledger::new(&settings);
+    ledger.inherit(image)?;
+    Ok(begin(settings, ledger, false))
+}
+
+fn begin(settings: Settings, ledger: Ledger, paused: bool) -> Control {
     let (to_control, outgoing) = mpsc::channel(QUEUE);
     let (sink, events) = mpsc::channel(QUEUE);
-    let ledger = Ledger::new(&settings);
+    let (images, image_requests) = mpsc::channel(1);
+    let (paused, pause) = watch::channel(paused);
     let session = Session {
+        pause,
+        image_requests,
         settings,
         at: 0,
         ledger,
@@ -173,13 +218,17 @@ pub fn connect(settings: Settings) -> Control {
         outbox: VecDeque::new(),
         inbox: VecDeque::new(),
     };
-    Control { to_control, events, task: tokio::spawn(session.run()) }
+    let pause = Pause { paused, images };
+    Control { to_control, events, task: tokio::spawn(session.run()), pause }
 }
 
 /// Why the task stops trying.
 struct AgentGone;
 
 struct Session {
+    pause: watch::Receiver<bool>,
+    /// Who wants to know what another process's session needs.
+    image_requests: mpsc::Receiver<oneshot::Sender<Option<LedgerImage>>>,
     settings: Settings,
     /// Which control is tried now, or talked to.
     at: usize,
@@ -204,6 +253,8 @@ struct Stream {
 enum SessionEvent {
     /// Something was handed on.
     Progress,
+    /// Another process may go on with the session.
+    Paused,
     /// The agent said something, or has gone.
     FromAgent(Option<from_agent::Message>),
     /// Control said something, or the stream ended.
@@ -214,6 +265,10 @@ impl Session {
     async fn run(mut self) {
         let (mut pause, mut tried) = (self.settings.retry.0, 0);
         loop {
+            let mut paused = self.pause.clone();
+            if self.idle_until(async move { drop(paused.wait_for(|paused| !paused).await) }).await.is_err() {
+                return;
+            }
             let outcome = self.attempt().await;
             let Ok((reason, refused, welcomed)) = outcome else { return };
             tracing::warn!(control = self.control(), %reason, "no session with control");
@@ -278,7 +333,9 @@ impl Session {
         let mut up_open = true;
         loop {
             let (hear, listen) = (self.inbox.len() < QUEUE, self.outbox.len() < QUEUE);
+            let mut pause = self.pause.clone();
             let step = tokio::select! {
+                Ok(_) = pause.wait_for(|paused| *paused) => SessionEvent::Paused,
                 message = stream.down.message(), if hear => SessionEvent::FromControl(message),
                 permit = stream.up.reserve(), if up_open && !self.outbox.is_empty() => {
                     up_open = permit.is_ok();
@@ -297,6 +354,10 @@ impl Session {
             };
             match step {
                 SessionEvent::Progress => {}
+                SessionEvent::Paused => {
+                    self.drain(stream).await;
+                    return Ok((PAUSED.to_owned(), None, welcomed));
+                }
                 SessionEvent::FromAgent(Some(message)) => {
                     self.outbox.extend(self.ledger.outgoing(Instant::now(), message))
                 }
@@ -359,6 +420,10 @@ impl Session {
             tokio::select! {
                 value = &mut done => return Ok(value),
                 () = late => self.inbox.extend(self.ledger.expire(Instant::now())),
+                Some(reply) = self.image_requests.recv() => {
+                    let image = (!self.ledger.has_joins()).then(|| self.ledger.image());
+                    let _ = reply.send(image);
+                }
                 message = self.outgoing.recv() => match message {
                     Some(message) => drop(self.ledger.outgoing(Instant::now(), message)),
                     None => return Err(AgentGone),

@@ -8,7 +8,7 @@ use harmonaize_engine::{Command, Handle, NotTaken, Status};
 use std::collections::{HashMap, VecDeque};
 
 /// One of the engine's threads, by its number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Thread(usize);
 
 /// All of them.
@@ -50,6 +50,21 @@ impl Engines {
     /// Counts an attachment of a tenant; the thread that it belongs to.
     pub fn place(&mut self, tenant: &str) -> Thread {
         Thread(self.placement.place(tenant))
+    }
+
+    /// Counts an attachment of a tenant that is on this thread.
+    pub fn place_on(&mut self, tenant: &str, thread: Thread) {
+        self.placement.place_on(tenant, thread.0);
+    }
+
+    /// How many threads there are.
+    pub fn count(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Gives every thread a command, made for its number; whether all took it.
+    pub fn command_all(&mut self, mut command: impl FnMut(usize) -> Command) -> bool {
+        (0..self.threads.len()).fold(true, |all, number| self.command(Thread(number), command(number)) && all)
     }
 
     /// An attachment of a tenant has ended.
@@ -169,6 +184,11 @@ impl Placement {
             *count += 1;
         }
         thread
+    }
+
+    fn place_on(&mut self, tenant: &str, thread: usize) {
+        self.tenants.entry(tenant.to_owned()).or_insert((thread, 0));
+        self.place(tenant);
     }
 
     fn release(&mut self, tenant: &str) {

@@ -12,6 +12,7 @@ pub mod control;
 mod costs;
 pub mod counters;
 pub mod engines;
+pub mod handover;
 mod interleave;
 pub mod observe;
 pub mod paths;

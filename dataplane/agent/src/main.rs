@@ -26,6 +26,7 @@ A configuration:
   control = \"10.0.0.1:7000\"
   tls = \"tls/h0\"                 # made by `harmonaize init`; relative to this file
   listen = \"10.1.0.1:7100\"         # where other agents connect
+  handover = \"/run/harmonaize/handover.sock\"  # may be left out; where a successor asks for this agent's place: see --take-over
   [links]                          # may be left out
   protection = \"authenticated\"     # what crosses them; or \"encrypted\", or \"none\": all agents alike
   [[tenant]]
@@ -78,6 +79,10 @@ struct Arguments {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Take the place of the agent that runs here by the same configuration, with its tenants and their operations in flight: no operation
+    /// fails. The other ends. Without one, start as usual. Needs `handover` in the configuration.
+    #[arg(long, requires = "config")]
+    take_over: bool,
     /// Only check the configuration.
     #[arg(long, requires = "config")]
     check: bool,
@@ -130,6 +135,9 @@ fn main() -> anyhow::Result<()> {
     raise_open_files();
     runtime.block_on(async {
         let stop = harmonaize_agent::run::signalled()?;
-        harmonaize_agent::run::run(config, stop).await
+        match arguments.take_over {
+            true => harmonaize_agent::run::take_over(config, stop).await,
+            false => harmonaize_agent::run::run(config, stop).await,
+        }
     })
 }

@@ -1,5 +1,8 @@
 //! Wiring: engine, transport, sessions with tenants and with control.
 
+mod predecessor;
+mod successor;
+
 use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
@@ -7,9 +10,10 @@ use crate::control::{self, Event, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
+use crate::handover::{Greeting, Place, VERSION};
 use crate::paths::Paths;
 use crate::served::Tenants;
-use crate::session::{RdmaRules, SessionServer};
+use crate::session::{Freeze, RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
 use harmonaize_api::v1;
@@ -20,10 +24,13 @@ use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::tcp::{Acceptor, Config as TcpConfig, Rejected, TcpTransport};
 use harmonaize_transport::verbs::{Config as VerbsConfig, Devices, VerbsTransport};
 use harmonaize_transport::{Transport, Uplink};
+use predecessor::Handing;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use successor::Predecessor;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -201,27 +208,86 @@ pub async fn run(config: Config, stop: impl Future<Output = ()>) -> anyhow::Resu
     run_on(&host_devices(), config, stop).await
 }
 
+/// The same in the place of the agent that runs here by the same configuration, with all that it has; without one it is as [`run`].
+///
+/// # Errors
+/// As of [`run`]; and why the other agent keeps its place.
+pub async fn take_over(config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
+    let predecessor = Predecessor::find(&config, &greeting(&config))?;
+    if predecessor.is_none() {
+        tracing::info!("no agent is there whose place to take");
+    }
+    serve(&host_devices(), config, predecessor, stop).await
+}
+
+/// What this agent says of itself to a successor, or to the agent whose place it takes.
+fn greeting(config: &Config) -> Greeting {
+    let links = &config.links;
+    let over = if config.verbs.is_some() || config.rdma.is_some() { "RDMA" } else { "TCP" };
+    Greeting {
+        version: VERSION,
+        build: harmonaize_program::version().to_owned(),
+        host: config.host.clone(),
+        threads: config.engine_threads,
+        links: format!("{} over {over} at {}", links.protection, config.listen),
+    }
+}
+
+/// The place for a successor, where the configuration asks for it.
+fn place(config: &Config) -> Option<Place> {
+    let path = config.handover.as_ref()?;
+    if config.verbs.is_some() || config.rdma.is_some() {
+        tracing::warn!("links and attachments over RDMA cannot be handed over; `handover` has no effect");
+        return None;
+    }
+    let place = Place::bind(path);
+    place.map_err(|error| tracing::error!(path = %path.display(), %error, "no place for a successor")).ok()
+}
+
 /// The same with these RDMA devices for the host's.
 ///
 /// # Errors
 /// As of [`run`].
 pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output = ()>) -> anyhow::Result<()> {
-    let acceptor = Acceptor::bind(&tcp(&config))
-        .with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
+    serve(devices, config, None, stop).await
+}
+
+async fn serve(
+    devices: &Devices,
+    config: Config,
+    mut predecessor: Option<Predecessor>,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let acceptor = match predecessor.as_mut().and_then(|predecessor| predecessor.agents.take()) {
+        Some(listener) => Acceptor::inherit(listener, &tcp(&config)),
+        None => Acceptor::bind(&tcp(&config)),
+    };
+    let acceptor =
+        acceptor.with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
+    let listening = acceptor.clone();
     let address = acceptor.local_address();
     let (notices, mut heard) = mpsc::unbounded_channel();
     let counters = Counters::default();
     let datagrams = datagrams(&config, devices);
     let (port, datagram_bytes) = datagrams.as_ref().map_or((None, 0), |(port, bytes)| (Some(port), *bytes));
     let uplink = Arc::new(Uplink::default());
-    let Started { engines, threads, mut telemetry } =
+    let Started { mut engines, threads, mut telemetry } =
         Started::start(&config, (&acceptor, &uplink), devices, port, &notices, &counters)?;
     let mut intruders = IntruderWatch { acceptor, rejected: 0, forged: 0, next: Instant::now() };
 
     let (requests, mut asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
     let server = SessionServer::bind(rdma, requests, counters.clone())?;
+    let (freeze, standing) = Freeze::new(predecessor.is_some());
+    let sockets = predecessor.as_mut().map_or_else(BTreeMap::new, |found| std::mem::take(&mut found.sockets));
+    let server = server.with_freeze(freeze, sockets);
+    let (own, at) = (greeting(&config), config.clone());
     let mut tenants = Tenants::serve(server, config.tenants, config.control_tenants, config.source)?;
+    let taken = match predecessor {
+        Some(predecessor) => Some(predecessor.take(&mut engines, &mut tenants, &mut heard).await),
+        None => None,
+    };
+    let mut handing = Handing::new(None, own, standing);
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();
@@ -229,7 +295,7 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     // Tensors that only a device reaches cannot be added up into packets.
     let aggregation = config.rdma.is_none();
     let settings = Settings::new(config.control, config.protection, config.host.clone(), address);
-    let mut control = control::connect(Settings {
+    let settings = Settings {
         abilities: v1::Capabilities {
             codecs,
             aggregation,
@@ -242,7 +308,12 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
             config.host.clone(),
         )),
         ..settings
-    });
+    };
+    let (ledger, parts) = taken.map(|taken| taken.split()).unzip();
+    let mut control = match ledger {
+        Some(ledger) => control::resume(settings, ledger).context("the agent before had no such session")?,
+        None => control::connect(settings),
+    };
     paths
         .answer_into(control.to_control.downgrade())
         .context("cannot start the threads that look at paths")?;
@@ -251,6 +322,21 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
     }
     let measured = telemetry.as_ref().map(telemetry::Running::handle);
     let mut agent = Agent::new(engines, control.to_control, measured, paths, counters);
+    // Sessions go on once their requests can be passed on.
+    let mut waiting = None;
+    if let Some((image, sessions, limits, epochs)) = parts {
+        agent.inherit(image, &limits).map_err(|error| anyhow::anyhow!(error))?;
+        agent.report_inherited(&epochs);
+        tracing::info!(
+            sessions = sessions.len(),
+            epochs = epochs.len(),
+            "took the place of the agent before"
+        );
+        sessions.into_iter().for_each(|session| tenants.server().resume(session));
+        waiting = Some(Instant::now() + DRAIN_TIMEOUT);
+    }
+    handing.open(place(&at));
+    let mut connected = false;
     tokio::pin!(stop);
     let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));
     poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -265,30 +351,54 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
         agent.flush();
         tokio::select! {
             () = tokio::time::sleep(LATE), if agent.is_late() => {}
-            Some(notice) = heard.recv() => agent.handle_notice(notice),
+            () = tokio::time::sleep(LATE), if handing.is_under_way() => {
+                let idle = control.events.is_empty() && checks.is_empty() && asked.is_empty();
+                handing.step(&mut agent, &mut tenants, &control.pause, (connected, idle)).await;
+            }
+            peer = handing.next(), if !handing.is_under_way() && ending.is_none() && waiting.is_none() => {
+                handing.begin(peer, listening.descriptor(), &mut tenants);
+            }
+            Some(notice) = heard.recv() => match notice {
+                Notice::HandedOver { thread, image } => {
+                    if let Err(why) = handing.handed(thread, image) {
+                        handing.call_off(&mut agent, &mut tenants, &control.pause, &why);
+                    }
+                }
+                notice => agent.handle_notice(notice),
+            },
             Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
             Some(event) = control.events.recv(), if agent.listens() => match event {
                 Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.set_added(told)),
                 Event::Connected(mut welcome) if ending.is_none() => {
+                    connected = true;
+                    if waiting.take().is_some() {
+                        tenants.server().freeze(false);
+                    }
                     uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
                     let told = std::mem::take(&mut welcome.serve);
                     agent.handle_control(Event::Connected(welcome));
                     agent.tenants_served(tenants.set_added(told));
                 }
-                event => if let Some(check) = agent.handle_control(event) {
-                    checks.spawn_blocking(move || check.run());
+                event => {
+                    connected &= !matches!(event, Event::Disconnected { .. });
+                    if let Some(check) = agent.handle_control(event) {
+                        checks.spawn_blocking(move || check.run());
+                    }
                 }
             },
-            Some(()) = reload.recv(), if ending.is_none() => {
+            Some(()) = reload.recv(), if ending.is_none() && !handing.is_under_way() => {
                 tenants.reload().into_iter().for_each(|served| agent.tenants_served(served));
             }
-            _ = poll.tick(), if ending.is_none() => {
+            _ = poll.tick(), if ending.is_none() && !handing.is_under_way() => {
                 tenants.poll().into_iter().for_each(|served| agent.tenants_served(served));
             }
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
                 let now = Instant::now();
                 watchdog.alive(now);
+                if waiting.take_if(|at| now >= *at).is_some() {
+                    tenants.server().freeze(false);
+                }
                 agent.handle_timeout(now);
                 intruders.news(now).into_iter().for_each(|news| agent.note(news));
                 let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();
@@ -299,6 +409,9 @@ pub async fn run_on(devices: &Devices, config: Config, stop: impl Future<Output 
                 }
             }
             () = &mut stop, if ending.is_none() => {
+                if handing.is_under_way() {
+                    handing.call_off(&mut agent, &mut tenants, &control.pause, "the agent is going down");
+                }
                 tracing::info!("agent is going down");
                 harmonaize_program::stopping();
                 ending = Some(Instant::now());

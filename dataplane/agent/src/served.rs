@@ -6,6 +6,7 @@ use crate::session::{BindError, Quota, SessionServer, SocketRules, TenantRules};
 use harmonaize_api::{is_tenant_name, v1};
 use harmonaize_identity::Watched;
 use harmonaize_units::Bytes;
+use prost::Message;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -114,6 +115,27 @@ impl Tenants {
         let own = own.iter().map(|rules| served(&rules.tenant, Ok(rules), false));
         let added = added.iter().map(|(name, rules)| served(name, rules.as_ref(), true));
         Ok(v1::TenantsServed { tenants: own.chain(added).collect() })
+    }
+
+    /// The server, for a hand-over.
+    pub(crate) fn server(&mut self) -> &mut SessionServer {
+        &mut self.server
+    }
+
+    /// Control's last word, encoded.
+    pub(crate) fn added(&self) -> Vec<Vec<u8>> {
+        self.added.iter().map(Message::encode_to_vec).collect()
+    }
+
+    /// Serves control's tenants of that word.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(crate) fn inherit(&mut self, added: &[Vec<u8>]) -> Result<(), String> {
+        let added = added.iter().map(|tenant| v1::AddedTenant::decode(tenant.as_slice()));
+        let added = added.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+        self.set_added(added);
+        Ok(())
     }
 
     /// Begins the end: sockets go, and everybody is detached.

@@ -5,6 +5,7 @@
 
 mod attached;
 mod connection;
+mod handover;
 mod log_limit;
 mod memory;
 mod network;
@@ -16,7 +17,8 @@ mod socket;
 mod stream;
 mod tenant;
 
-pub use server::{BindError, SessionServer};
+pub use handover::{Freeze, FrozenSession, SessionImage};
+pub use server::{BindError, Inherited, SessionServer};
 pub(crate) use tenant::ATTACHMENT_DESCRIPTORS;
 pub use tenant::{LinkGrant, LinkNeeds, TenantLimits};
 
@@ -35,15 +37,21 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// An attachment of this agent, never used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub struct AttachmentId(pub u64);
 
 impl AttachmentId {
     fn next() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
+
+    /// Another process of the agent's gave this one: no other is given up to it.
+    fn skip(self) {
+        NEXT.fetch_max(self.0 + 1, Ordering::Relaxed);
+    }
 }
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl std::fmt::Display for AttachmentId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

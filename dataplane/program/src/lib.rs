@@ -4,7 +4,7 @@
 mod manual;
 mod service;
 
-pub use service::{Watchdog, ready, stopping};
+pub use service::{Watchdog, ready, stopping, succeeded_by};
 
 use clap::Parser;
 use std::sync::LazyLock;

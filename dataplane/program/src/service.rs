@@ -1,11 +1,16 @@
 //! What a daemon reports to systemd (sd_notify(3)); where it was not started by systemd, nothing.
 
-use sd_notify::NotifyState::{self, Ready, Stopping};
+use sd_notify::NotifyState::{self, MainPid, Ready, Stopping};
 use std::time::{Duration, Instant};
 
 /// Reports that the daemon serves.
 pub fn ready() {
     report(Ready);
+}
+
+/// Reports that another process is the daemon from now on, which is of the same unit.
+pub fn succeeded_by(pid: u32) {
+    report(MainPid(pid));
 }
 
 /// Reports that the daemon goes down.

@@ -4,6 +4,8 @@ use super::{ControlAnswer, Event, Settings};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_disclose::{JoinFailure, disclose_join};
+use prost::Message;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -48,6 +50,24 @@ struct Running {
     unsent: Option<from_agent::Message>,
 }
 
+/// A ledger as it is handed over; messages are encoded.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct LedgerImage {
+    running: Vec<RunningImage>,
+    ended: Vec<Vec<u8>>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct RunningImage {
+    recipe: Vec<u8>,
+    ready: bool,
+    change: Option<Vec<u8>>,
+    epochs: Vec<Vec<u8>>,
+    leaves: Vec<Vec<u8>>,
+    budgets: Vec<Vec<u8>>,
+    unsent: Option<Vec<u8>>,
+}
+
 impl Ledger {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
@@ -62,6 +82,61 @@ impl Ledger {
             running: BTreeMap::new(),
             ended: BTreeMap::new(),
         }
+    }
+
+    /// What another process's session needs to go on with. No join is open.
+    pub(super) fn image(&self) -> LedgerImage {
+        let message = |message: &from_agent::Message| v1::FromAgent::from(message.clone()).encode_to_vec();
+        let running = |running: &Running| RunningImage {
+            recipe: running.recipe.encode_to_vec(),
+            ready: running.ready,
+            change: running.change.as_ref().map(Message::encode_to_vec),
+            epochs: running.epochs.iter().map(message).collect(),
+            leaves: running.leaves.iter().map(Message::encode_to_vec).collect(),
+            budgets: running.budgets.values().map(Message::encode_to_vec).collect(),
+            unsent: running.unsent.as_ref().map(message),
+        };
+        LedgerImage {
+            running: self.running.values().map(running).collect(),
+            ended: self.ended.values().map(Message::encode_to_vec).collect(),
+        }
+    }
+
+    /// Goes on with another process's.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub(super) fn inherit(&mut self, image: LedgerImage) -> Result<(), prost::DecodeError> {
+        let message = |bytes: &Vec<u8>| Ok(v1::FromAgent::decode(bytes.as_slice())?.message);
+        for image in image.running {
+            let recipe = v1::Recipe::decode(image.recipe.as_slice())?;
+            let epochs: Result<Vec<_>, prost::DecodeError> = image.epochs.iter().map(message).collect();
+            let leaves = image.leaves.iter().map(|leave| v1::Leave::decode(leave.as_slice()));
+            let budgets = image.budgets.iter().map(|budget| {
+                let budget = v1::SetBudget::decode(budget.as_slice())?;
+                Ok::<_, prost::DecodeError>((budget.rank, budget))
+            });
+            let running = Running {
+                ready: image.ready,
+                change: image.change.map(|change| v1::Recipe::decode(change.as_slice())).transpose()?,
+                epochs: epochs?.into_iter().flatten().collect(),
+                leaves: leaves.collect::<Result<_, _>>()?,
+                budgets: budgets.collect::<Result<_, _>>()?,
+                unsent: image.unsent.as_ref().map(message).transpose()?.flatten(),
+                recipe,
+            };
+            self.running.insert(running.recipe.communicator, running);
+        }
+        for recipe in image.ended {
+            let recipe = v1::Recipe::decode(recipe.as_slice())?;
+            self.ended.insert(recipe.communicator, recipe);
+        }
+        Ok(())
+    }
+
+    /// Whether a join waits for control.
+    pub(super) fn has_joins(&self) -> bool {
+        !self.joins.is_empty()
     }
 
     /// The first message of a session.

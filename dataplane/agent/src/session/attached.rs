@@ -1,5 +1,6 @@
 //! A connection after the handshake: requests and answers until either side goes away.
 
+use super::handover::{FrozenSession, SessionImage};
 use super::memory::AttachedMemory;
 use super::stream::Stream;
 use super::tenant::{Life, Tenant};
@@ -15,6 +16,7 @@ use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
@@ -26,6 +28,9 @@ const MAX_ANSWERS: usize = 64;
 
 /// How long the last word to a process may take.
 const FINAL_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a session that is to stand still looks whether it can.
+const FREEZE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Most descriptors that came and belong to no request.
 const MAX_DESCRIPTORS: usize = 4;
@@ -101,6 +106,14 @@ pub(super) struct AttachedSession {
     /// Requests that the agent has not answered, and their kinds.
     pending: JoinSet<(RequestKind, Answer)>,
     outstanding: Vec<RequestKind>,
+    /// Those of them that another process may ask again.
+    repeatable: Vec<(RequestKind, Request)>,
+    /// Bytes of the arena, and entries of each ring.
+    size: (u64, u32),
+    /// Answers that are not with the kernel yet.
+    unsent: Arc<AtomicUsize>,
+    /// What another process read and has not taken in, and descriptors that came with it.
+    unread: (BytesMut, VecDeque<OwnedFd>),
 }
 
 impl AttachedSession {
@@ -109,9 +122,57 @@ impl AttachedSession {
         tenant: Arc<Tenant>,
         memory: AttachedMemory,
         requests: mpsc::Sender<SessionRequest>,
+        size: (u64, u32),
     ) -> Self {
         let (joined, pending, outstanding) = (HashSet::new(), JoinSet::new(), Vec::new());
-        Self { attachment, tenant, memory, requests, joined, pending, outstanding }
+        let (repeatable, unsent, unread) = (Vec::new(), Arc::default(), Default::default());
+        Self {
+            attachment,
+            tenant,
+            memory,
+            requests,
+            joined,
+            pending,
+            outstanding,
+            repeatable,
+            size,
+            unsent,
+            unread,
+        }
+    }
+
+    /// Goes on where another process's session stands, of which this is left.
+    pub(super) fn resume(mut self, joined: Vec<u32>, received: &[u8], descriptors: Vec<OwnedFd>) -> Self {
+        self.joined.extend(joined);
+        self.unread = (BytesMut::from(received), descriptors.into());
+        self
+    }
+
+    /// What another process needs to go on; none while something is under way that it could not go on with.
+    fn image(&self, reader: &Reader) -> Option<FrozenSession> {
+        let repeatable = |kind: &RequestKind| self.repeatable.iter().any(|(known, _)| known == kind);
+        if self.unsent.load(Ordering::Acquire) > 0 || !self.outstanding.iter().all(repeatable) {
+            return None;
+        }
+        let (next, regions) = self.memory.image()?;
+        let mut received = Vec::new();
+        for (_, request) in &self.repeatable {
+            received.extend(encode(request).ok()?);
+        }
+        received.extend_from_slice(&reader.received);
+        let own = [reader.stream.as_fd()].into_iter().chain(reader.descriptors.iter().map(AsFd::as_fd));
+        let image = SessionImage {
+            attachment: self.attachment,
+            tenant: self.tenant.name.clone(),
+            size: self.size,
+            next,
+            regions,
+            joined: self.joined.iter().copied().collect(),
+            received,
+            descriptors: reader.descriptors.len(),
+        };
+        let descriptors = own.map(|fd| fd.try_clone_to_owned()).collect::<Result<_, _>>().ok()?;
+        Some(FrozenSession { image, descriptors })
     }
 
     /// Serves requests, as long as the tenant is served. Returns why it ended; where the tenant was removed the process has
@@ -121,8 +182,9 @@ impl AttachedSession {
         let (answers, unsent) = mpsc::channel(MAX_ANSWERS);
         // Aborted with the set when this future is dropped.
         let mut writer = JoinSet::new();
-        writer.spawn(write_answers(Arc::clone(&stream), unsent));
-        let reader = Reader { stream, received: BytesMut::new(), descriptors: VecDeque::new() };
+        writer.spawn(write_answers(Arc::clone(&stream), unsent, Arc::clone(&self.unsent)));
+        let (received, descriptors) = std::mem::take(&mut self.unread);
+        let reader = Reader { stream, received, descriptors };
         let ended = Arc::clone(&self.tenant).ended();
         let life = tokio::select! {
             done = self.exchange(reader, answers.clone()) => {
@@ -149,18 +211,29 @@ impl AttachedSession {
         mut reader: Reader,
         answers: mpsc::Sender<Reply>,
     ) -> Result<(), DetachReason> {
+        let mut freeze = self.tenant.freeze.watch();
         loop {
+            let held = *freeze.borrow_and_update();
+            if held && let Some(session) = self.image(&reader) {
+                self.tenant.freeze.stands(session);
+                // If the other process does go on, this one ends meanwhile.
+                let _ = freeze.wait_for(|held| !held).await;
+                continue;
+            }
             let answer = tokio::select! {
+                Ok(()) = freeze.changed() => None,
+                () = tokio::time::sleep(FREEZE_INTERVAL), if held => None,
                 Some(answered) = self.pending.join_next() => {
                     let (kind, answer) = answered.map_err(DetachReason::RequestFailed)?;
                     Some(self.finish(kind, answer))
                 }
-                request = reader.next(), if self.may_ask() => match request? {
+                request = reader.next(), if self.may_ask() && !held => match request? {
                     Some((request, memfd)) => self.request(request, memfd).await?.map(|answer| (answer, None)),
                     None => return Ok(()),
                 },
             };
             if let Some(answer) = answer {
+                self.unsent.fetch_add(1, Ordering::AcqRel);
                 // One that cannot be sent is nobody's any more; what the process asked before it went is done.
                 let _ = answers.send(answer).await;
             }
@@ -178,6 +251,7 @@ impl AttachedSession {
         let at = self.outstanding.iter().position(|outstanding| *outstanding == kind);
         debug_assert!(at.is_some(), "{kind:?} was answered twice");
         at.map(|at| self.outstanding.swap_remove(at));
+        self.repeatable.retain(|(known, _)| *known != kind);
         if let Answer::Joined { communicator, .. } = &answer {
             self.joined.insert(*communicator);
         }
@@ -211,12 +285,14 @@ impl AttachedSession {
         request: Request,
         memfd: Option<OwnedFd>,
     ) -> Result<Option<Answer>, DetachReason> {
+        let again = repeatable(&request).map(|kind| (kind, request.clone()));
         let (passed_on, answer) = match self.handle(request, memfd) {
             Handled::Answered(answer) => (None, Some(answer)),
             Handled::PassedOn(request) => (Some(request), None),
             Handled::Both(request, answer) => (Some(request), Some(answer)),
         };
         if let Some(request) = passed_on {
+            self.repeatable.extend(again);
             self.requests.send(request).await.map_err(|_| DetachReason::AgentStops)?;
         }
         Ok(answer)
@@ -545,7 +621,18 @@ fn dropped() -> JoinRefused {
 /// An answer, and the descriptor that goes with it.
 type Reply = (Answer, Option<OwnedFd>);
 
-async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>) {
+/// The kind of a request that may be asked twice, with the same answer.
+fn repeatable(request: &Request) -> Option<RequestKind> {
+    match request {
+        Request::Events { .. } => Some(RequestKind::Events),
+        Request::Negotiate { .. } => Some(RequestKind::Negotiate),
+        Request::Iteration { .. } => Some(RequestKind::Iteration),
+        Request::Hint { .. } => Some(RequestKind::Hint),
+        _ => None,
+    }
+}
+
+async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>, unsent: Arc<AtomicUsize>) {
     while let Some((answer, descriptor)) = answers.recv().await {
         let sent = match encode(&answer) {
             Ok(message) => stream.answer(&message, descriptor).await.is_ok(),
@@ -556,6 +643,7 @@ async fn write_answers(stream: Arc<Stream>, mut answers: mpsc::Receiver<Reply>) 
             let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Read);
             return;
         }
+        unsent.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,6 +1,7 @@
 //! One connection: the handshake, then what follows it.
 
 use super::attached::AttachedSession;
+use super::handover::SessionImage;
 use super::memory::AttachedMemory;
 use super::rdma;
 use super::stream::{ReadError, Stream};
@@ -59,7 +60,7 @@ impl Connection {
             opened = self.handshake(&requests) => opened,
             _ = ended => return,
         };
-        let (attachment, memory, grant) = match opened {
+        let (attachment, memory, grant, size) = match opened {
             Ok(opened) => opened,
             Err(refused) => {
                 if let Some(refused) = refused {
@@ -70,7 +71,34 @@ impl Connection {
             }
         };
         self.tenant.log(|| tracing::info!(tenant, %attachment, "attached"));
-        let session = AttachedSession::new(attachment, Arc::clone(&self.tenant), memory, requests.clone());
+        let (tenant, ours) = (Arc::clone(&self.tenant), requests.clone());
+        let session = AttachedSession::new(attachment, tenant, memory, ours, size);
+        self.serve(attachment, session, grant, requests).await;
+    }
+
+    /// Serves a session that another process of the agent's has served so far, to its end.
+    pub(super) async fn resume(
+        self,
+        image: SessionImage,
+        descriptors: Vec<OwnedFd>,
+        (memory, grant): (AttachedMemory, Arc<Grant>),
+        requests: mpsc::Sender<SessionRequest>,
+    ) {
+        let SessionImage { attachment, size, joined, received, .. } = image;
+        let (tenant, ours) = (Arc::clone(&self.tenant), requests.clone());
+        let session = AttachedSession::new(attachment, tenant, memory, ours, size);
+        let session = session.resume(joined, &received, descriptors);
+        self.serve(attachment, session, grant, requests).await;
+    }
+
+    async fn serve(
+        self,
+        attachment: AttachmentId,
+        session: AttachedSession,
+        grant: Arc<Grant>,
+        requests: mpsc::Sender<SessionRequest>,
+    ) {
+        let tenant = self.tenant.name.clone();
         // A task of its own: what panics in it ends this session alone, and the agent hears of its end. Aborted with the set.
         let mut serving = JoinSet::new();
         serving.spawn(session.serve(self.stream));
@@ -91,7 +119,7 @@ impl Connection {
     async fn handshake(
         &mut self,
         requests: &mpsc::Sender<SessionRequest>,
-    ) -> Result<(AttachmentId, AttachedMemory, Arc<Grant>), Denied> {
+    ) -> Result<(AttachmentId, AttachedMemory, Arc<Grant>, (u64, u32)), Denied> {
         let rules = self.tenant.rules();
         let limit = rules.handshake;
         let hello = within(limit, "hello", self.hello()).await?;
@@ -130,7 +158,7 @@ impl Connection {
         let limits = TenantLimits(Arc::clone(&self.tenant));
         permit.send(SessionRequest::Attached { attachment, tenant, end, operation_timeout, limits });
         let memory = AttachedMemory::new(Arc::clone(&self.tenant), hello.access, welcome.arena_bytes);
-        Ok((attachment, memory, grant))
+        Ok((attachment, memory, grant, (welcome.arena_bytes, welcome.entries)))
     }
 
     async fn hello(&mut self) -> Result<Hello, Denied> {

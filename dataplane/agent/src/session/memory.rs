@@ -1,8 +1,9 @@
 //! What an attachment's tensor memory is made of: the arena, and the regions that were added behind it.
 
+use super::handover::RegionImage;
 use super::tenant::{Grant, Tenant};
 use harmonaize_abi::session::{Access, AddedRegion, RegionRefused};
-use harmonaize_shm::{FileId, Memory};
+use harmonaize_shm::{FileId, Lease, Memory};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -45,6 +46,41 @@ impl AttachedMemory {
     pub(super) fn new(tenant: Arc<Tenant>, access: Access, arena_bytes: u64) -> Self {
         let next = after(0, arena_bytes).unwrap_or(u64::MAX);
         Self { tenant, access, next, regions: Vec::new() }
+    }
+
+    /// What another process of the agent's had: its first free offset, and the regions. With it comes what their memory is lent on, by
+    /// offset, where the agent made it.
+    pub(super) fn inherit(
+        tenant: Arc<Tenant>,
+        next: u64,
+        regions: Vec<RegionImage>,
+    ) -> (Self, Vec<(u64, Lease)>) {
+        let mut leases: Vec<(u64, Lease)> = Vec::new();
+        let entry = |RegionImage { base, bytes, file }| {
+            let mut grant = Some(tenant.inherit_region(bytes));
+            if file.is_none() {
+                leases.extend(grant.take().map(|grant| (base, Box::new(grant) as Lease)));
+            }
+            let place = AddedRegion { base, bytes };
+            let file = file.map(|(device, inode, from, to)| (FileId { device, inode }, from, to));
+            RegionEntry { place, file, descriptor: None, stage: Stage::There, _grant: grant }
+        };
+        let regions = regions.into_iter().map(entry).collect();
+        (Self { tenant, access: Access::Mapped, next, regions }, leases)
+    }
+
+    /// For another process: the first free offset and the regions; none where one is coming or leaving, or where it is not mapped.
+    pub(super) fn image(&self) -> Option<(u64, Vec<RegionImage>)> {
+        let stands = |held: &RegionEntry| held.stage == Stage::There;
+        if self.access != Access::Mapped || !self.regions.iter().all(stands) {
+            return None;
+        }
+        let image = |held: &RegionEntry| RegionImage {
+            base: held.place.base,
+            bytes: held.place.bytes,
+            file: held.file.map(|(id, from, to)| (id.device, id.inode, from, to)),
+        };
+        Some((self.next, self.regions.iter().map(image).collect()))
     }
 
     /// A new region of at least so many bytes, for the engine.

@@ -99,7 +99,11 @@ impl NetworkServer {
     }
 
     /// Serves until `stop` becomes true (or its sender is dropped) and everybody has gone.
-    pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
+    pub(super) async fn run(
+        self,
+        requests: mpsc::Sender<SessionRequest>,
+        (stop, held): (watch::Receiver<bool>, watch::Receiver<bool>),
+    ) {
         let Self { listener, gate, .. } = self;
         let own_stop = stop.clone();
         let admit = |(stream, from): (TcpStream, SocketAddr)| {
@@ -110,7 +114,7 @@ impl NetworkServer {
             }
             slot.map(|slot| visit(slot, stream, from, requests.clone(), own_stop.clone()))
         };
-        serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, stop).await;
+        serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, (stop, held)).await;
     }
 }
 

@@ -1,20 +1,28 @@
 //! All places where tenants' processes come in, made and served together.
 
+use super::connection::Connection;
+use super::handover::{Freeze, FrozenSession};
+use super::memory::AttachedMemory;
 use super::network::{Gate, NetworkServer};
 use super::rdma::Rdma;
 use super::socket::{SocketFile, SocketServer};
+use super::stream::Stream;
 use super::tenant::{Life, Tenant};
-use super::{RdmaRules, SessionRequest, TenantRules};
+use super::{RdmaRules, SessionRequest, TenantLimits, TenantRules};
 use crate::counters::Counters;
+use harmonaize_shm::Lease;
 use harmonaize_verbs::VerbsError;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
@@ -104,7 +112,20 @@ pub struct SessionServer {
     served: BTreeMap<String, Served>,
     requests: mpsc::Sender<SessionRequest>,
     counters: Counters,
+    freeze: Arc<Freeze>,
+    /// Listeners of another process of the agent's, by their paths, that no tenant has yet.
+    inherited: BTreeMap<PathBuf, OwnedFd>,
     tasks: JoinSet<()>,
+}
+
+/// What another process of the agent's handed over of an attachment: what its memory is lent on by offset, and its session, to be
+/// served once the other process is gone.
+pub struct Inherited {
+    /// What tenant it is of.
+    pub limits: TenantLimits,
+    /// What memory of it is lent on.
+    pub leases: Vec<(u64, Lease)>,
+    session: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 /// A tenant, and its socket if it has one.
@@ -118,6 +139,8 @@ struct Served {
 #[derive(Debug)]
 struct Listening {
     file: SocketFile,
+    /// For another process of the agent's.
+    descriptor: Option<OwnedFd>,
     _stop: watch::Sender<bool>,
 }
 
@@ -150,17 +173,28 @@ impl SessionServer {
         requests: mpsc::Sender<SessionRequest>,
         counters: Counters,
     ) -> Result<Self, BindError> {
+        let freeze = Arc::new(Freeze::new(false).0);
         let (mut device, mut network, mut tasks) = (None, None, JoinSet::new());
         if let Some(rules) = rdma {
             if let Some(listen) = rules.listen {
                 let server = NetworkServer::bind(listen, rules.handshake, counters.clone())?;
                 let (stop, stopped) = watch::channel(false);
                 network = Some((server.local_address(), server.gate(), stop));
-                tasks.spawn(server.run(requests.clone(), stopped));
+                tasks.spawn(server.run(requests.clone(), (stopped, freeze.watch())));
             }
             device = Some(Arc::new(Rdma::open(rules)?));
         }
-        Ok(Self { rdma: device, network, served: BTreeMap::new(), requests, counters, tasks })
+        let served = BTreeMap::new();
+        let inherited = BTreeMap::new();
+        Ok(Self { rdma: device, network, served, requests, counters, freeze, inherited, tasks })
+    }
+
+    /// The same for an agent that hands over, or takes over: what is served stands still as `freeze` says, and these listeners, by their
+    /// paths, are another process's. Before [`SessionServer::apply`].
+    #[must_use]
+    pub fn with_freeze(mut self, freeze: Freeze, inherited: BTreeMap<PathBuf, OwnedFd>) -> Self {
+        (self.freeze, self.inherited) = (Arc::new(freeze), inherited);
+        self
     }
 
     /// Where tenants' processes can connect over TCP.
@@ -194,13 +228,18 @@ impl SessionServer {
     }
 
     /// What serving a tenant by these rules takes; none where it is served by them.
-    fn prepare(&self, rules: &TenantRules) -> Result<Option<Prepared>, BindError> {
-        let bind = |tenant: &Arc<Tenant>| {
+    fn prepare(&mut self, rules: &TenantRules) -> Result<Option<Prepared>, BindError> {
+        let mut bind = |tenant: &Arc<Tenant>| {
             let socket = rules.socket.as_ref();
-            socket.map(|socket| SocketServer::bind(tenant, socket)).transpose()
+            let made = socket.map(|socket| match self.inherited.remove(&socket.path) {
+                Some(listener) => SocketServer::inherit(tenant, socket, listener),
+                None => SocketServer::bind(tenant, socket),
+            });
+            made.transpose()
         };
         let Some(served) = self.served.get(&rules.tenant) else {
-            let tenant = Tenant::new(rules.clone(), self.rdma.clone(), &self.counters);
+            let tenant =
+                Tenant::new(rules.clone(), self.rdma.clone(), &self.counters, Arc::clone(&self.freeze));
             let socket = bind(&tenant)?;
             return Ok(Some(Prepared::New(tenant, socket)));
         };
@@ -267,8 +306,60 @@ impl SessionServer {
 
     fn listen(&mut self, server: SocketServer, file: SocketFile) -> Listening {
         let (stop, stopped) = watch::channel(false);
+        let descriptor = server.descriptor().ok();
         self.tasks.spawn(server.run(self.requests.clone(), stopped));
-        Listening { file, _stop: stop }
+        Listening { file, descriptor, _stop: stop }
+    }
+
+    /// The listeners, by their paths, for another process of the agent's.
+    ///
+    /// # Errors
+    /// If one cannot be copied.
+    pub fn listeners(&self) -> std::io::Result<Vec<(PathBuf, OwnedFd)>> {
+        let listening = self.served.values().filter_map(|served| served.socket.as_ref());
+        let copied = |listening: &Listening| {
+            let descriptor = listening.descriptor.as_ref().ok_or(std::io::ErrorKind::NotFound)?;
+            Ok((listening.file.path().to_owned(), descriptor.try_clone()?))
+        };
+        listening.map(copied).collect()
+    }
+
+    /// How many connections there are, those included that are not attached yet.
+    pub fn connections(&self) -> usize {
+        self.served.values().map(|served| served.tenant.connections() as usize).sum()
+    }
+
+    /// Has sessions and listeners stand still, or go on.
+    pub fn freeze(&self, frozen: bool) {
+        self.freeze.set(frozen);
+    }
+
+    /// Makes what another process's session needs here; nothing of it is served yet.
+    ///
+    /// # Errors
+    /// If its tenant is not served here, or its descriptors are no connection; for the operator.
+    pub fn inherit(&self, session: FrozenSession) -> Result<Inherited, String> {
+        let FrozenSession { mut image, descriptors } = session;
+        let missing = || format!("tenant {} is not served by this configuration", image.tenant);
+        let tenant = &self.served.get(&image.tenant).ok_or_else(missing)?.tenant;
+        image.attachment.skip();
+        let (connection, grant) = tenant.inherit(image.size);
+        let grant = Arc::new(grant);
+        let regions = std::mem::take(&mut image.regions);
+        let (memory, mut leases) = AttachedMemory::inherit(Arc::clone(tenant), image.next, regions);
+        leases.push((0, Box::new(Arc::clone(&grant))));
+        let mut descriptors = descriptors.into_iter();
+        let stream = descriptors.next().ok_or("a session without its connection")?;
+        let stream = UnixStream::from_std(stream.into()).map_err(|error| error.to_string())?;
+        let connection = Connection::new(Arc::clone(tenant), Stream::Unix(stream), connection);
+        let requests = self.requests.clone();
+        let session = connection.resume(image, descriptors.collect(), (memory, grant), requests);
+        Ok(Inherited { limits: TenantLimits(Arc::clone(tenant)), leases, session: Box::pin(session) })
+    }
+
+    /// Serves a session that was taken over.
+    pub fn resume(&mut self, inherited: Inherited) {
+        self.tasks.spawn(inherited.session);
     }
 
     /// Begins the end: sockets go, and everybody is detached.
@@ -295,14 +386,16 @@ pub(super) async fn serve_connections<S, F>(
     place: &str,
     mut accept: impl FnMut(&mut Context<'_>) -> Poll<std::io::Result<S>>,
     admit: impl Fn(S) -> Option<F>,
-    mut stop: watch::Receiver<bool>,
+    (mut stop, mut freeze): (watch::Receiver<bool>, watch::Receiver<bool>),
 ) where
     F: Future<Output = ()> + Send + 'static,
 {
     let mut connections = JoinSet::new();
     loop {
+        let held = *freeze.borrow_and_update();
         let accepted = tokio::select! {
-            accepted = poll_fn(&mut accept) => accepted,
+            Ok(()) = freeze.changed() => continue,
+            accepted = poll_fn(&mut accept), if !held => accepted,
             Some(_) = connections.join_next() => continue,
             _ = stop.wait_for(|stop| *stop) => break,
         };

@@ -41,6 +41,11 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), file })
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Lets these users connect: one alone owns the file.
     pub(super) fn open_to(&self, tenant: &str, uids: &[u32]) -> Result<(), BindError> {
         let (tenant, path) = (tenant.to_owned(), self.path.clone());
@@ -135,6 +140,34 @@ impl SocketServer {
         Ok((Self { tenant: Arc::clone(of), listener }, file))
     }
 
+    /// Goes on with a socket that another process of the agent's listens on, at the same path.
+    ///
+    /// # Errors
+    /// If the path has another socket by now.
+    pub(super) fn inherit(
+        of: &Arc<Tenant>,
+        rules: &SocketRules,
+        listener: OwnedFd,
+    ) -> Result<(Self, SocketFile), BindError> {
+        let (tenant, SocketRules { path, uids }) = (of.name.clone(), rules.clone());
+        let system = |call| {
+            let (tenant, path) = (tenant.clone(), path.clone());
+            move |source: std::io::Error| BindError::System { tenant, path, call, source }
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::empty());
+        let file =
+            SocketFile { path: path.clone(), file: file.map_err(|error| system("open")(error.into()))? };
+        file.open_to(&tenant, &uids)?;
+        let listener = UnixListener::from_std(listener.into()).map_err(system("watch"))?;
+        Ok((Self { tenant: Arc::clone(of), listener }, file))
+    }
+
+    /// Another descriptor of the listener.
+    pub(super) fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     /// Serves until `stop` becomes true (or its sender is dropped) and everybody has gone.
     pub(super) async fn run(self, requests: mpsc::Sender<SessionRequest>, stop: watch::Receiver<bool>) {
         let Self { tenant, listener } = self;
@@ -151,7 +184,8 @@ impl SocketServer {
                 None
             }
         };
-        serve_connections(&place, accept, admit, stop).await;
+        let held = tenant.freeze.watch();
+        serve_connections(&place, accept, admit, (stop, held)).await;
     }
 }
 

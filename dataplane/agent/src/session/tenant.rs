@@ -1,6 +1,7 @@
 //! What a tenant's connections and attachments hold together, counted against its quota, and how often they may ask.
 
 use super::TenantRules;
+use super::handover::Freeze;
 use super::log_limit::LogLimit;
 use super::rates::Rates;
 use super::rdma::Rdma;
@@ -62,6 +63,7 @@ pub(super) struct Tenant {
     rates: Mutex<Rates>,
     log: LogLimit,
     counters: Counters,
+    pub(super) freeze: Arc<Freeze>,
 }
 
 /// A part of a tenant's quota, given back when dropped.
@@ -85,8 +87,14 @@ impl Drop for Grant {
 }
 
 impl Tenant {
-    pub(super) fn new(rules: TenantRules, rdma: Option<Arc<Rdma>>, counters: &Counters) -> Arc<Self> {
+    pub(super) fn new(
+        rules: TenantRules,
+        rdma: Option<Arc<Rdma>>,
+        counters: &Counters,
+        freeze: Arc<Freeze>,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            freeze,
             name: rules.tenant.clone(),
             rules: RwLock::new(Arc::new(rules)),
             life: watch::Sender::new(Life::Served),
@@ -202,6 +210,36 @@ impl Tenant {
             && ATTACHMENT_DESCRIPTORS <= quota.descriptors.saturating_sub(held.descriptors)
     }
 
+    /// How many connections there are.
+    pub(super) fn connections(&self) -> u32 {
+        self.usage().connections
+    }
+
+    /// What another process of the agent's granted: a connection, and its attachment with an arena of this size and rings of so many
+    /// entries. Whatever the quota is by now.
+    pub(super) fn inherit(self: &Arc<Self>, (arena_bytes, operations): (u64, u32)) -> (Grant, Grant) {
+        let descriptors = ATTACHMENT_DESCRIPTORS;
+        let part = Usage { attachments: 1, arena_bytes, operations, descriptors, ..Usage::default() };
+        (self.grant(Usage { connections: 1, ..Usage::default() }), self.grant(part))
+    }
+
+    /// The same of a region of this size.
+    pub(super) fn inherit_region(self: &Arc<Self>, arena_bytes: u64) -> Grant {
+        self.grant(Usage { arena_bytes, regions: 1, ..Usage::default() })
+    }
+
+    fn grant(self: &Arc<Self>, part: Usage) -> Grant {
+        let mut held = self.usage();
+        held.connections += part.connections;
+        held.attachments += part.attachments;
+        held.arena_bytes += part.arena_bytes;
+        held.regions += part.regions;
+        held.operations += part.operations;
+        held.descriptors += part.descriptors;
+        held.landing_bytes += part.landing_bytes;
+        Grant { tenant: Arc::clone(self), part }
+    }
+
     /// Room for an attachment with an arena of this size and rings of so many entries, or why there is none.
     pub(super) fn attachment(self: &Arc<Self>, arena_bytes: u64, entries: u32) -> Result<Grant, Refused> {
         let (mut held, quota) = (self.usage(), self.rules().quota);
@@ -288,12 +326,12 @@ impl TenantLimits {
             rdma: false,
             handshake: std::time::Duration::from_secs(5),
         };
-        Self(Tenant::new(rules, None, counters))
+        Self(Tenant::new(rules, None, counters, Arc::new(Freeze::new(false).0)))
     }
 }
 
 /// What links to other agents take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LinkNeeds {
     /// One a path.
     pub descriptors: u32,
@@ -321,6 +359,11 @@ impl TenantLimits {
         self.0.log(line);
     }
 
+    /// What another process of the agent's took for links.
+    pub(crate) fn inherit_links(&self, LinkNeeds { descriptors, landing_bytes }: LinkNeeds) -> LinkGrant {
+        LinkGrant(self.0.grant(Usage { descriptors, landing_bytes, ..Usage::default() }))
+    }
+
     /// Takes what links need of the tenant's quota.
     ///
     /// # Errors
@@ -346,6 +389,11 @@ impl TenantLimits {
 }
 
 impl LinkGrant {
+    /// What it holds.
+    pub(crate) fn needs(&self) -> LinkNeeds {
+        LinkNeeds { descriptors: self.0.part.descriptors, landing_bytes: self.0.part.landing_bytes }
+    }
+
     /// Holds another's, too.
     pub fn add(&mut self, mut other: Self) {
         let more = std::mem::take(&mut other.0.part);

@@ -75,6 +75,7 @@ impl Agent {
             handshake: LIMIT,
         };
         let config = Config {
+            handover: None,
             host: host.into(),
             control: vec![control.to_string()],
             protection: harmonaize_identity::Protection::InsecureLoopback,

@@ -1,0 +1,144 @@
+//! The agent's own part of a hand-over: who is attached, and which communicators there are.
+
+use super::{Agent, Attachment, Communicator, LocalMember};
+use crate::engines::Thread;
+use crate::session::{AttachmentId, LinkNeeds, TenantLimits};
+use harmonaize_abi::Rank;
+use harmonaize_abi::session::FailureDetail;
+use harmonaize_engine::{Command, InheritedEpoch};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+
+/// The agent's part.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct AgentImage {
+    attachments: Vec<AttachedImage>,
+    communicators: Vec<(u64, CommunicatorImage)>,
+    next_request: u64,
+    tenants: Vec<String>,
+    errors: u64,
+    recent: Vec<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct AttachedImage {
+    attachment: AttachmentId,
+    tenant: String,
+    thread: Thread,
+    joined: Vec<(u32, u64, Rank)>,
+    next_handle: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct CommunicatorImage {
+    recipe: Vec<u8>,
+    thread: Thread,
+    members: Vec<(AttachmentId, Rank, u32)>,
+    ended: Option<FailureDetail>,
+    granted: Option<LinkNeeds>,
+    needs: LinkNeeds,
+}
+
+impl Agent {
+    /// Whether nobody waits for anything that another process could not go on with.
+    pub fn rests(&self) -> bool {
+        let asked = |known: &Communicator| {
+            !known.detail_requests.is_empty() || known.members.iter().any(|member| member.reply.is_some())
+        };
+        !self.is_late()
+            && self.checking.is_none()
+            && self.pending_joins.is_empty()
+            && self.pending_regions.is_empty()
+            && self.dissolving.is_empty()
+            && !self.communicators.values().any(asked)
+    }
+
+    /// Gives every thread of the engine a command; how many there are, or none if one did not take it.
+    pub fn command_all(&mut self, command: impl FnMut(usize) -> Command) -> Option<usize> {
+        self.engines.command_all(command).then(|| self.engines.count())
+    }
+
+    /// How many threads the engine has.
+    pub fn threads(&self) -> usize {
+        self.engines.count()
+    }
+
+    /// Whether control's session has taken in all that it was told.
+    pub fn is_heard(&self) -> bool {
+        self.unsent.is_empty() && self.control.capacity() == self.control.max_capacity()
+    }
+
+    /// The agent's part, for another process. It changes no more.
+    pub fn image(&self) -> AgentImage {
+        let attached = |(id, attached): (&AttachmentId, &Attachment)| AttachedImage {
+            attachment: *id,
+            tenant: attached.tenant.clone(),
+            thread: attached.thread,
+            joined: attached.joined.iter().map(|(handle, (id, rank))| (*handle, *id, *rank)).collect(),
+            next_handle: attached.next_handle,
+        };
+        let communicator = |(id, known): (&u64, &Communicator)| {
+            let member = |member: &LocalMember| (member.attachment, member.rank, member.handle);
+            let image = CommunicatorImage {
+                recipe: known.recipe.encode_to_vec(),
+                thread: known.thread,
+                members: known.members.iter().map(member).collect(),
+                ended: known.ended.clone(),
+                granted: known.granted.as_ref().map(|granted| granted.needs()),
+                needs: known.needs,
+            };
+            (*id, image)
+        };
+        AgentImage {
+            attachments: self.attachments.iter().map(attached).collect(),
+            communicators: self.communicators.iter().map(communicator).collect(),
+            next_request: self.next_request,
+            tenants: self.tenants.clone(),
+            errors: self.errors,
+            recent: self.recent.clone(),
+        }
+    }
+
+    /// Takes over what another process's agent had; `limits` are those of each attachment's tenant.
+    ///
+    /// # Errors
+    /// What is wrong with it, for the operator.
+    pub fn inherit(
+        &mut self,
+        image: AgentImage,
+        limits: &HashMap<AttachmentId, TenantLimits>,
+    ) -> Result<(), String> {
+        let AgentImage { attachments, communicators, next_request, tenants, errors, recent } = image;
+        (self.next_request, self.tenants, self.errors, self.recent) = (next_request, tenants, errors, recent);
+        for AttachedImage { attachment, tenant, thread, joined, next_handle } in attachments {
+            let limits = limits.get(&attachment).ok_or("an attachment without a session")?.clone();
+            self.engines.place_on(&tenant, thread);
+            let joined = joined.into_iter().map(|(handle, id, rank)| (handle, (id, rank))).collect();
+            let attached = Attachment { tenant, limits, thread, joined, next_handle };
+            self.attachments.insert(attachment, attached);
+        }
+        for (id, image) in communicators {
+            let recipe = harmonaize_api::v1::Recipe::decode(image.recipe.as_slice());
+            let recipe = recipe.map_err(|error| error.to_string())?;
+            let member = |(attachment, rank, handle)| LocalMember { attachment, rank, handle, reply: None };
+            let members: Vec<_> = image.members.into_iter().map(member).collect();
+            let attached = members.iter().find_map(|member| self.attachments.get(&member.attachment));
+            let limits = attached.map(|attached| attached.limits.clone());
+            let granted = limits.as_ref().zip(image.granted).map(|(limits, part)| limits.inherit_links(part));
+            let (thread, ended, needs) = (image.thread, image.ended, image.needs);
+            let detail_requests = Vec::new();
+            let known =
+                Communicator { recipe, thread, members, ended, limits, granted, needs, detail_requests };
+            self.communicators.insert(id, known);
+        }
+        Ok(())
+    }
+
+    /// Telemetry hears whose flows those are that were taken over.
+    pub fn report_inherited(&self, epochs: &[InheritedEpoch]) {
+        for (id, epoch, flows) in epochs {
+            self.report_links(id.0, (*epoch).into(), flows);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! An agent hands its place to a successor, step by step, beside its event loop.
+
+use crate::agent::Agent;
+use crate::control::{LedgerImage, Pause};
+use crate::handover::{Greeting, HandOverError, Offer, Peer, Place};
+use crate::served::Tenants;
+use crate::session::FrozenSession;
+use harmonaize_engine::{Command, EngineImage};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// How long sessions and the session with control may take to come to rest; tenants' operations go on meanwhile.
+const REST: Duration = Duration::from_secs(5);
+
+/// A hand-over, or that there is none.
+pub(super) struct Handing {
+    place: Option<Place>,
+    own: Greeting,
+    standing: mpsc::UnboundedReceiver<FrozenSession>,
+    stage: Stage,
+}
+
+enum Stage {
+    Idle,
+    /// The successor starts.
+    Starting(JoinHandle<Result<Peer, HandOverError>>),
+    /// Sessions come to rest.
+    Sessions {
+        peer: Peer,
+        deadline: Instant,
+        sessions: Vec<FrozenSession>,
+    },
+    /// The session with control ends.
+    Control {
+        peer: Peer,
+        deadline: Instant,
+        sessions: Vec<FrozenSession>,
+    },
+    /// The engine comes to a stand: which threads have.
+    Engines {
+        peer: Peer,
+        since: Instant,
+        sessions: Vec<FrozenSession>,
+        images: Vec<Option<EngineImage>>,
+    },
+    /// The successor takes everything in; since when the engine stands still.
+    Giving(JoinHandle<Result<i32, HandOverError>>, Instant),
+}
+
+impl Handing {
+    /// Nobody has come yet.
+    pub(super) fn new(
+        place: Option<Place>,
+        own: Greeting,
+        standing: mpsc::UnboundedReceiver<FrozenSession>,
+    ) -> Self {
+        Self { place, own, standing, stage: Stage::Idle }
+    }
+
+    /// Whether a hand-over is under way.
+    pub(super) fn is_under_way(&self) -> bool {
+        !matches!(self.stage, Stage::Idle)
+    }
+
+    /// From now on successors come there.
+    pub(super) fn open(&mut self, place: Option<Place>) {
+        self.place = place;
+    }
+
+    /// The next process that asks for this agent's place.
+    pub(super) async fn next(&self) -> Peer {
+        match &self.place {
+            Some(place) => place.next().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Begins with a successor.
+    pub(super) fn begin(&mut self, peer: Peer, agents: std::io::Result<OwnedFd>, tenants: &mut Tenants) {
+        let listeners = agents.and_then(|agents| Ok((agents, tenants.server().listeners()?)));
+        let (agents, listeners) = match listeners {
+            Ok(listeners) => listeners,
+            Err(error) => {
+                tracing::error!(%error, "sockets cannot be handed over");
+                return peer.refuse(&error.to_string());
+            }
+        };
+        tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
+        let (paths, sockets): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
+        let sockets: Vec<OwnedFd> = std::iter::once(agents).chain(sockets).collect();
+        let own = self.own.clone();
+        self.stage = Stage::Starting(tokio::task::spawn_blocking(move || {
+            peer.admit(&own, &Offer { sockets: paths }, &sockets)?;
+            Ok(peer)
+        }));
+    }
+
+    /// A thread of the engine stands still, or goes on.
+    pub(super) fn handed(
+        &mut self,
+        thread: usize,
+        image: Result<Box<EngineImage>, String>,
+    ) -> Result<(), String> {
+        let Stage::Engines { images, .. } = &mut self.stage else { return Ok(()) };
+        let image = image?;
+        if let Some(place) = images.get_mut(thread) {
+            *place = Some(*image);
+        }
+        Ok(())
+    }
+
+    /// Goes on as far as it can without waiting for long. `connected` is whether there is a session with control, and `idle` whether nothing
+    /// of it is still to be taken in.
+    pub(super) async fn step(
+        &mut self,
+        agent: &mut Agent,
+        tenants: &mut Tenants,
+        pause: &Pause,
+        (connected, idle): (bool, bool),
+    ) {
+        match self.advance(agent, tenants, pause, (connected, idle)).await {
+            Ok(stage) => self.stage = stage,
+            Err(why) => self.call_off(agent, tenants, pause, &why),
+        }
+    }
+
+    /// All goes on as before.
+    pub(super) fn call_off(&mut self, agent: &mut Agent, tenants: &mut Tenants, pause: &Pause, why: &str) {
+        tracing::error!(why, "the hand-over is called off; this agent goes on");
+        match std::mem::replace(&mut self.stage, Stage::Idle) {
+            Stage::Sessions { peer, .. } | Stage::Control { peer, .. } => peer.refuse(why),
+            Stage::Engines { peer, .. } => {
+                peer.refuse(why);
+                agent.command_all(|_| Command::Resume);
+            }
+            Stage::Giving(..) => drop(agent.command_all(|_| Command::Resume)),
+            Stage::Idle | Stage::Starting(_) => {}
+        }
+        pause.set(false);
+        tenants.server().freeze(false);
+        while self.standing.try_recv().is_ok() {}
+    }
+
+    async fn advance(
+        &mut self,
+        agent: &mut Agent,
+        tenants: &mut Tenants,
+        pause: &Pause,
+        (connected, idle): (bool, bool),
+    ) -> Result<Stage, String> {
+        let text = |error: HandOverError| error.to_string();
+        let in_time = |deadline: Instant, what: &str| match Instant::now() < deadline {
+            true => Ok(()),
+            false => Err(format!("{what} did not come to rest within {REST:?}")),
+        };
+        let stage = std::mem::replace(&mut self.stage, Stage::Idle);
+        Ok(match stage {
+            Stage::Starting(starting) if starting.is_finished() => {
+                let peer = starting.await.map_err(|error| error.to_string())?.map_err(text)?;
+                tenants.server().freeze(true);
+                Stage::Sessions { peer, deadline: Instant::now() + REST, sessions: Vec::new() }
+            }
+            Stage::Sessions { peer, deadline, mut sessions } => {
+                sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
+                if sessions.len() < tenants.server().connections() {
+                    if let Err(why) = in_time(deadline, "tenants' requests") {
+                        peer.refuse(&why);
+                        return Err(why);
+                    }
+                    Stage::Sessions { peer, deadline, sessions }
+                } else {
+                    pause.set(true);
+                    Stage::Control { peer, deadline, sessions }
+                }
+            }
+            Stage::Control { peer, deadline, sessions } => {
+                if connected || !idle || !agent.rests() {
+                    if let Err(why) = in_time(deadline, "the session with control") {
+                        peer.refuse(&why);
+                        return Err(why);
+                    }
+                    return Ok(Stage::Control { peer, deadline, sessions });
+                }
+                let since = Instant::now();
+                let threads = agent.command_all(|thread| Command::HandOver { thread });
+                let threads = threads.ok_or("a thread of the engine has ended")?;
+                let images = (0..threads).map(|_| None).collect();
+                Stage::Engines { peer, since, sessions, images }
+            }
+            Stage::Engines { peer, since, sessions, images }
+                if images.iter().all(Option::is_some) && agent.is_heard() =>
+            {
+                let ledger = pause.image().await;
+                let Some(ledger) = ledger else {
+                    self.stage = Stage::Engines { peer, since, sessions, images };
+                    return Err("control's session cannot be handed over: joins are open".into());
+                };
+                let parts = (tenants.added(), agent.image(), ledger);
+                let images = images.into_iter().flatten().collect();
+                Stage::Giving(
+                    tokio::task::spawn_blocking(move || give(&peer, images, sessions, parts)),
+                    since,
+                )
+            }
+            Stage::Giving(giving, since) if giving.is_finished() => {
+                let given =
+                    giving.await.map_err(|error| error.to_string()).and_then(|given| given.map_err(text));
+                match given {
+                    Ok(pid) => {
+                        tracing::info!(pid, stood = ?since.elapsed(), "the successor is the agent from now on");
+                        if let Ok(pid) = u32::try_from(pid) {
+                            harmonaize_program::succeeded_by(pid);
+                        }
+                        // Nothing may end in order: all that this process has is the successor's.
+                        std::process::exit(0);
+                    }
+                    Err(why) => {
+                        agent.command_all(|_| Command::Resume);
+                        return Err(why);
+                    }
+                }
+            }
+            stage => stage,
+        })
+    }
+}
+
+fn give(
+    peer: &Peer,
+    engines: Vec<EngineImage>,
+    sessions: Vec<FrozenSession>,
+    parts: (Vec<Vec<u8>>, crate::agent::AgentImage, LedgerImage),
+) -> Result<i32, HandOverError> {
+    peer.give(engines, sessions, parts)?;
+    Ok(peer.pid)
+}

@@ -1,0 +1,80 @@
+//! Sessions on their way to another process of the agent's: they stand still at the end of a request, and say what they are.
+
+use super::AttachmentId;
+use serde::{Deserialize, Serialize};
+use std::os::fd::OwnedFd;
+use tokio::sync::{mpsc, watch};
+
+/// Whether sessions and listeners stand still, and where sessions then say what they are.
+#[derive(Debug)]
+pub struct Freeze {
+    frozen: watch::Sender<bool>,
+    sessions: mpsc::UnboundedSender<FrozenSession>,
+}
+
+/// A session that stands still: what it is, and its descriptors: the connection's, and those that came and belong to no request yet.
+#[derive(Debug)]
+pub struct FrozenSession {
+    /// What it is.
+    pub image: SessionImage,
+    /// Its descriptors.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// A session as it is handed over.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SessionImage {
+    /// Which attachment.
+    pub attachment: AttachmentId,
+    /// Whose.
+    pub tenant: String,
+    /// Bytes of the arena, and entries of each ring.
+    pub size: (u64, u32),
+    /// The first offset that nothing has had yet.
+    pub(super) next: u64,
+    pub(super) regions: Vec<RegionImage>,
+    /// Handles that the process has joined and not left.
+    pub(super) joined: Vec<u32>,
+    /// Requests that are to be asked again, and bytes that came after.
+    pub(super) received: Vec<u8>,
+    /// Descriptors that came with them.
+    pub(super) descriptors: usize,
+}
+
+/// A region beside the arena.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct RegionImage {
+    pub(super) base: u64,
+    pub(super) bytes: u64,
+    /// Of the process's own file: device, inode, and the range.
+    pub(super) file: Option<(u64, u64, u64, u64)>,
+}
+
+impl SessionImage {
+    /// How many descriptors come with it.
+    pub(crate) fn descriptors(&self) -> usize {
+        1 + self.descriptors
+    }
+}
+
+impl Freeze {
+    /// Sessions stand still from the start if `frozen`; with it comes what they are, once they do.
+    pub fn new(frozen: bool) -> (Self, mpsc::UnboundedReceiver<FrozenSession>) {
+        let (sessions, standing) = mpsc::unbounded_channel();
+        (Self { frozen: watch::Sender::new(frozen), sessions }, standing)
+    }
+
+    /// From now on sessions and listeners stand still, or go on.
+    pub fn set(&self, frozen: bool) {
+        self.frozen.send_replace(frozen);
+    }
+
+    pub(super) fn watch(&self) -> watch::Receiver<bool> {
+        self.frozen.subscribe()
+    }
+
+    pub(super) fn stands(&self, session: FrozenSession) {
+        // Nobody listens any more where the agent ends.
+        let _ = self.sessions.send(session);
+    }
+}
