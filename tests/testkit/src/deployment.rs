@@ -328,6 +328,46 @@ impl Deployment {
         Ok(())
     }
 
+    /// Starts a successor of the agent of the host that is `position`-th, and waits until it has taken its place.
+    ///
+    /// # Errors
+    /// If it has not, with what it says; the agent before is the host's then.
+    pub fn upgrade_agent(&mut self, position: usize) -> Result<()> {
+        let host = self.hosts().get(position).cloned();
+        let host = &host.with_context(|| format!("there is no host number {position}"))?;
+        let mut command = Command::new(self.setup.binaries.path("harmonaize-agent")?);
+        command.arg("--config").arg(host.folder.join("agent.toml")).arg("--take-over").env("NO_COLOR", "1");
+        self.succeed_agent(position, &mut command)
+    }
+
+    /// The same with this command.
+    ///
+    /// # Errors
+    /// As of [`Deployment::upgrade_agent`].
+    pub fn succeed_agent(&mut self, position: usize, command: &mut Command) -> Result<()> {
+        let host = self.hosts().get(position).cloned();
+        let host = &host.with_context(|| format!("there is no host number {position}"))?;
+        let before = self.agents.get_mut(position).context("there is no agent to succeed")?;
+        let log = host.folder.join(format!("log-after-{}", before.id()));
+        let mut successor = Process::start(before.name(), command, &host.namespace, &log)?;
+        let deadline = Instant::now() + READY;
+        while before.status()?.is_none() {
+            if let Some(status) = successor.status()? {
+                bail!("the successor ended with {status}: {}", successor.log_tail(4096));
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "no hand-over within {READY:?}: {}\n{}",
+                    before.log_tail(4096),
+                    successor.log_tail(4096)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        *before = successor;
+        self.check()
+    }
+
     /// Starts the aggregator that is `position`-th, or starts it again: a running one is ended first.
     pub fn start_aggregator(&mut self, position: usize) -> Result<()> {
         let machine = self.fabric.aggregators().get(position).cloned();

@@ -1,0 +1,180 @@
+//! An agent's successor takes its place while operations are in flight, and none fails.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_client::Rank;
+use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
+use harmonaize_testkit::deployment::{Deployment, Setup};
+use harmonaize_tests::job::{Worker, deploy, run, sockets};
+use harmonaize_tests::{STEP, star};
+use rustix::net::{RecvFlags, SendFlags};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+fn with_place(setup: &mut Setup) {
+    setup.agent += "handover = \"{folder}/handover.sock\"\n";
+}
+
+/// Sums in a row until `over`, on two ranks a host: how many, and the longest that one took.
+fn sums(worker: &Worker, rounds: &AtomicU64, over: &AtomicBool) -> anyhow::Result<(u64, Duration)> {
+    let mut longest = Duration::ZERO;
+    for round in 0.. {
+        let begun = Instant::now();
+        worker.sum(round, if round % 3 == 0 { 300_000 } else { 2_000 }, round % 2 == 0, STEP)?;
+        longest = longest.max(begun.elapsed());
+        let stop = worker.tensor(&[u64::from(over.load(Ordering::SeqCst))])?;
+        worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
+        if worker.rank == 0 {
+            rounds.fetch_add(1, Ordering::SeqCst);
+        }
+        if worker.contents(&stop)? == [1] {
+            return Ok((round, longest));
+        }
+    }
+    unreachable!("the range has no end")
+}
+
+/// Runs sums on all hosts while `scenario` does something to their agents: what each rank had.
+fn under_load(
+    deployment: &mut Deployment,
+    mut scenario: impl FnMut(&mut Deployment),
+) -> Vec<(u64, Duration)> {
+    let (rounds, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let sockets = sockets(deployment, "a");
+    std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| run(&sockets, "load", 2, |worker| sums(worker, &rounds, &over)));
+        let some = || {
+            let (begun, deadline) = (rounds.load(Ordering::SeqCst), Instant::now() + STEP);
+            while rounds.load(Ordering::SeqCst) < begun + 20
+                && Instant::now() < deadline
+                && !ranks.is_finished()
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        some();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scenario(deployment)));
+        some();
+        over.store(true, Ordering::SeqCst);
+        let results = ranks.join().unwrap();
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+        let result = |(rank, result): (usize, anyhow::Result<_>)| {
+            result.unwrap_or_else(|error| panic!("rank {rank}: {error:#}"))
+        };
+        results.into_iter().enumerate().map(result).collect()
+    })
+}
+
+#[test]
+fn a_host_s_operations_go_on_with_its_next_agent() {
+    let Some(mut deployment) = deploy(&star(1, "10Gbit/s"), with_place) else { return };
+    let ranks = under_load(&mut deployment, |deployment| {
+        for _ in 0..3 {
+            deployment.upgrade_agent(0).unwrap();
+        }
+    });
+    let longest = ranks.iter().map(|(_, longest)| *longest).max().unwrap();
+    println!("{} rounds, the longest operation {longest:?}", ranks[0].0);
+    // Who comes anew finds the agent, and control has it.
+    deployment.wait_until_ready().unwrap();
+    for result in run(&sockets(&deployment, "a"), "after", 2, |worker| worker.sum(1, 1000, true, STEP)) {
+        result.unwrap();
+    }
+}
+
+#[test]
+fn four_hosts_are_upgraded_in_turn_under_load() {
+    let Some(mut deployment) = deploy(&star(4, "10Gbit/s"), with_place) else { return };
+    let ranks = under_load(&mut deployment, |deployment| {
+        for position in 0..4 {
+            deployment.upgrade_agent(position).unwrap();
+        }
+    });
+    let longest = ranks.iter().map(|(_, longest)| *longest).max().unwrap();
+    println!("{} rounds, 0 failed operations, the longest operation {longest:?}", ranks[0].0);
+    deployment.wait_until_ready().unwrap();
+    for result in run(&sockets(&deployment, "a"), "after", 1, |worker| worker.sum(1, 1000, true, STEP)) {
+        result.unwrap();
+    }
+}
+
+/// A successor by a changed configuration is refused with these words, and the agent goes on.
+fn refused(change: impl Fn(&str) -> String, words: &[&str]) {
+    let Some(mut deployment) = deploy(&star(2, "10Gbit/s"), with_place) else { return };
+    let host = deployment.hosts()[0].clone();
+    let config = std::fs::read_to_string(host.folder.join("agent.toml")).unwrap();
+    let other = host.folder.join("other.toml");
+    std::fs::write(&other, change(&config)).unwrap();
+    under_load(&mut deployment, |deployment| {
+        let mut command = Command::new(deployment.binaries().path("harmonaize-agent").unwrap());
+        command.arg("--config").arg(&other).arg("--take-over").env("NO_COLOR", "1");
+        let error = deployment.succeed_agent(0, &mut command).unwrap_err().to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "{words:?} in {error}");
+    });
+    deployment.upgrade_agent(0).unwrap();
+}
+
+#[test]
+fn a_successor_of_another_host_is_refused() {
+    let words = ["refused: the successor is of host h7, this agent of h0"];
+    refused(|config| config.replace("host = \"h0\"", "host = \"h7\""), &words);
+}
+
+#[test]
+fn a_successor_that_lacks_a_tenant_leaves_the_agent_in_place() {
+    let words = ["the other agent goes on", "tenant a is not served by this configuration"];
+    refused(|config| config.replace("name = \"a\"", "name = \"c\""), &words);
+}
+
+/// Sends what a successor sends: bytes in a file of their own.
+fn send(stream: &UnixStream, bytes: &[u8]) {
+    let file = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&file, bytes).unwrap();
+    send_with_descriptors(stream.as_fd(), &[0; 8], &[file.as_fd()], SendFlags::empty()).unwrap();
+}
+
+/// Takes a message of the agent's, and drops what it says and brings.
+fn receive(stream: &UnixStream) {
+    let mut count = [0; 8];
+    assert_eq!(receive_with_descriptors(stream.as_fd(), &mut count, RecvFlags::empty()).unwrap().0, 8);
+    let (mut taken, all) = (0, u64::from_le_bytes(count) as usize);
+    while taken < all {
+        let (_, some) = receive_with_descriptors(stream.as_fd(), &mut [0], RecvFlags::empty()).unwrap();
+        taken += some.len();
+    }
+}
+
+#[test]
+fn an_agent_goes_on_whose_successor_dies_in_between() {
+    let Some(mut deployment) = deploy(&star(2, "10Gbit/s"), with_place) else { return };
+    let host = deployment.hosts()[0].clone();
+    let links = format!("authenticated over TCP at {}:7200", host.addresses[0]);
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    // Version 1, a build, the host, one thread, the links.
+    let greeting = [&[0, 1][..], &text("test"), &text("h0"), &[1], &text(&links)].concat();
+    under_load(&mut deployment, |deployment| {
+        // It dies at each point where it may.
+        for said in 0..4 {
+            let stream = UnixStream::connect(host.folder.join("handover.sock")).unwrap();
+            if said > 0 {
+                send(&stream, &greeting);
+                receive(&stream);
+            }
+            if said > 1 {
+                send(&stream, &[0, 0]);
+            }
+            if said > 2 {
+                receive(&stream);
+            }
+            drop(stream);
+        }
+        deployment.check().unwrap();
+        let log = std::fs::read_to_string(host.folder.join("log")).unwrap();
+        assert!(log.contains("the hand-over is called off"), "{log}");
+    });
+    deployment.upgrade_agent(0).unwrap();
+}
