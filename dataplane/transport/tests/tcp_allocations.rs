@@ -57,13 +57,15 @@ fn traffic(
 #[test]
 fn ten_thousand_frames_allocate_nothing() {
     for protection in [LinkProtection::None, LinkProtection::Authenticated, LinkProtection::Encrypted] {
-        frames_allocate_nothing(protection);
+        frames_allocate_nothing(protection, None);
+        frames_allocate_nothing(protection, Some(30_000));
     }
 }
 
-fn frames_allocate_nothing(protection: LinkProtection) {
+fn frames_allocate_nothing(protection: LinkProtection, sender_bytes: Option<usize>) {
     let config = Config {
         protection,
+        sender_bytes,
         // Signs of life and ticks are part of what is counted.
         peer_timeout: Duration::from_millis(400),
         ..Config::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))

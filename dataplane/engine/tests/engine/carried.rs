@@ -1,12 +1,13 @@
 //! Changes of plan make the links that they need and no others; what is under way on the rest goes on.
 
-use crate::common::{SMALL, World, call, loopback, tcp};
+use crate::common::{SMALL, World, call, loopback, tcp, tcp_with_sender};
 use crate::counting::{Counts, counting};
 use harmonaize_abi::Collective;
 use harmonaize_core::Failure;
 use harmonaize_engine::{Command, CommunicatorId, Epoch, Notice};
 use harmonaize_plan::Participant;
 use harmonaize_transport::Transport;
+use harmonaize_transport::tcp::LinkProtection;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -115,6 +116,11 @@ fn exactly_the_links_that_are_needed_are_made_in_process() {
 #[test]
 fn exactly_the_links_that_are_needed_are_made_over_tcp() {
     exactly_the_links_that_are_needed(tcp(RANKS));
+}
+
+#[test]
+fn exactly_the_links_that_are_needed_are_made_with_a_sender() {
+    exactly_the_links_that_are_needed(tcp_with_sender(RANKS, LinkProtection::Authenticated));
 }
 
 #[test]

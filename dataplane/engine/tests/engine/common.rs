@@ -301,6 +301,14 @@ pub(crate) fn protected_tcp(count: usize, protection: LinkProtection) -> Vec<Box
     (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
 }
 
+/// The same where another thread writes every payload.
+pub(crate) fn tcp_with_sender(count: usize, protection: LinkProtection) -> Vec<Box<dyn Transport + Send>> {
+    let address = "127.0.0.1:0".parse().unwrap();
+    let config = || Config { protection, sender_bytes: Some(1), ..Config::new(address) };
+    let bind = || TcpTransport::bind(config()).unwrap();
+    (0..count).map(|_| Box::new(bind()) as Box<dyn Transport + Send>).collect()
+}
+
 /// An AllReduce of f32.
 pub(crate) fn reduce(reduce: ReduceOp, count: u64, input: u64, output: u64) -> Submission {
     let bytes = count * 4;

@@ -14,6 +14,7 @@ mod marks;
 mod middle;
 mod p2p;
 mod regions;
+mod senders;
 mod served;
 mod sums;
 mod tampering;

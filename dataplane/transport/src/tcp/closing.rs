@@ -77,6 +77,7 @@ pub(super) fn let_go(closings: &mut VecDeque<Closing>, most: usize) {
 mod tests {
     use super::*;
     use crate::tcp::outbox::Outbox;
+    use crate::tcp::sender::Loan;
     use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
@@ -91,7 +92,7 @@ mod tests {
             // More than the kernel takes while nobody reads, of every second.
             let words = vec![7; if serial % 2 == 0 { 16 << 20 } else { 8 }];
             let deadline = Instant::now() + Duration::from_secs(60);
-            let pulse = Arc::new(Pulse::new(ours.into(), Outbox::new(1, None)));
+            let pulse = Arc::new(Pulse::new(ours.into(), Outbox::new(1, None), Loan::new(None)));
             let mut closing = Closing::new(pulse, serial, deadline, words);
             assert!(!closing.finish().unwrap());
             closings.push_back(closing);

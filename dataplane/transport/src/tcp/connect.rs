@@ -7,7 +7,7 @@ use super::liveness::LivenessTimer;
 use super::path::Path;
 use super::poll::Token;
 use super::records::Records;
-use super::{TcpTransport, tune};
+use super::{Config, TcpTransport, tune};
 use crate::{DownReason, Event, LinkId};
 use socket2::Socket;
 use std::net::SocketAddr;
@@ -83,7 +83,8 @@ impl TcpTransport {
         sink: &mut dyn FnMut(LinkId, Event<'_>),
     ) {
         let Some(link) = self.links.get_mut(&id) else { return };
-        let mut path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
+        let Config { queue_frames, read_buffer, .. } = self.config;
+        let mut path = Path::new(socket, queue_frames, read_buffer, records, self.sender.is_some());
         path.freeze(self.frozen);
         if let Some(slot) = link.slots.get_mut(usize::from(number)) {
             *slot = Slot::Ready(Box::new(path));

@@ -5,7 +5,7 @@ use super::liveness::LivenessTimer;
 use super::path::Path;
 use super::poll::Token;
 use super::records::Records;
-use super::{TcpTransport, tune};
+use super::{Config, TcpTransport, tune};
 use crate::{Introduction, LinkId, TrafficClass};
 use serde::{Deserialize, Serialize};
 use socket2::Socket;
@@ -107,7 +107,9 @@ impl TcpTransport {
                         .ok_or("a link's keys cannot be made")
                 });
                 let records = records.transpose()?;
-                let mut path = Path::new(socket, self.config.queue_frames, self.config.read_buffer, records);
+                let Config { queue_frames, read_buffer, .. } = self.config;
+                let mut path =
+                    Path::new(socket, queue_frames, read_buffer, records, self.sender.is_some());
                 path.resume(&image.plain).ok_or("more was read ahead than there is room for")?;
                 path.begin(now);
                 path.freeze(true);

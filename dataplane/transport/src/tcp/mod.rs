@@ -8,6 +8,8 @@
 //! A path that is silent for the peer's time-out has lost its peer: each end gives a sign of life when it has nothing else
 //! to say, because the kernel alone notices a vanished host only while data is on its way. The acceptor's thread gives them
 //! (`pulse`), so that no work of the endpoint's holds them up.
+//!
+//! What a large operation sends may be sealed and written by a thread beside the endpoint's (`sender`).
 
 mod acceptor;
 mod awaited;
@@ -30,6 +32,7 @@ mod path;
 mod poll;
 mod pulse;
 mod records;
+mod sender;
 mod shares;
 mod sys;
 
@@ -48,6 +51,7 @@ use harmonaize_shm::Span;
 use link::{Link, Slot};
 use liveness::LivenessTimer;
 use poll::{Poll, Ready, Token};
+use sender::SenderThread;
 use shares::Shares;
 use socket2::Socket;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -95,6 +99,8 @@ pub struct Config {
     pub queue_frames: usize,
     /// Bytes of a path's buffer for heads and small payloads. A protected path has two more of 64 KiB.
     pub read_buffer: usize,
+    /// From how many bytes queued on a path on a thread beside the endpoint's seals and writes them; none without such a thread.
+    pub sender_bytes: Option<usize>,
     /// The host's port, where tenants share it.
     pub uplink: Option<Arc<Uplink>>,
     /// How packets are marked by what their link carries, else not at all.
@@ -118,6 +124,7 @@ impl Config {
             unsent: None,
             queue_frames: 128,
             read_buffer: 64 << 10,
+            sender_bytes: None,
             uplink: None,
             dscp: None,
         }
@@ -159,6 +166,7 @@ pub struct TcpTransport {
     /// Paths with something to do, each once at most.
     queue: VecDeque<(LinkId, u16)>,
     shares: Option<Shares>,
+    sender: Option<SenderThread>,
     next_link: u64,
     next_serial: u64,
     /// Looks for signs of life, while any link is up.
@@ -181,9 +189,11 @@ impl TcpTransport {
         let poll = Poll::new()?;
         poll.add_bell(arrivals.bell())?;
         let shares = config.uplink.clone().map(Shares::new);
+        let sender = config.sender_bytes.map(|least| SenderThread::start(least, &arrivals)).transpose()?;
         Ok(Self {
             config,
             shares,
+            sender,
             acceptor: acceptor.clone(),
             arrivals,
             poll,
@@ -219,6 +229,9 @@ impl TcpTransport {
         let Some(link) = self.links.get_mut(&id) else { return 0 };
         let Some(Slot::Ready(path)) = link.slots.get_mut(usize::from(number)) else { return 0 };
         path.in_queue = false;
+        if let Some(sender) = &mut self.sender {
+            sender.consider(id, number, path, link.share.owner);
+        }
         match path.work(&mut link.rings, budget, &mut |event| sink(id, event)) {
             Err(reason) => {
                 self.down(id, reason, sink);
@@ -239,6 +252,26 @@ impl TcpTransport {
                 done
             }
         }
+    }
+
+    /// Reports what the sender has written.
+    fn collect(&mut self, sink: &mut dyn FnMut(LinkId, Event<'_>)) -> usize {
+        let Some(sender) = self.sender.as_mut() else { return 0 };
+        if !sender.has_news() {
+            return 0;
+        }
+        let mut done = 0;
+        let (links, queue) = (&mut self.links, &mut self.queue);
+        sender.lent().retain(|&(id, number)| {
+            let Some(path) = links.get_mut(&id).and_then(|link| link.path(number)) else { return false };
+            done += path.collect(&mut |event| sink(id, event));
+            if !path.lent && !path.in_queue && path.has_work() {
+                path.in_queue = true;
+                queue.push_back((id, number));
+            }
+            path.lent
+        });
+        done
     }
 
     /// Puts a path that has something to do into the queue.
@@ -305,9 +338,13 @@ impl TcpTransport {
     }
 
     fn forget(&mut self, id: LinkId) -> Option<Link> {
-        let link = self.links.remove(&id)?;
+        let mut link = self.links.remove(&id)?;
         self.names.remove(&link.introduction.name);
         self.rearm = true;
+        if let Some(sender) = &mut self.sender {
+            link.paths().for_each(|(_, path)| path.pulse.loan().stop());
+            sender.forget(id);
+        }
         Some(link)
     }
 
@@ -461,7 +498,7 @@ impl Transport for TcpTransport {
             return Err(SendError::Down);
         }
         let slot = link.path(path).ok_or(SendError::Invalid)?;
-        slot.pulse.outbox().push(header, payload)?;
+        slot.push(header, payload)?;
         if !slot.in_queue && slot.has_work() {
             slot.in_queue = true;
             self.queue.push_back((id, path));
@@ -500,7 +537,8 @@ impl Transport for TcpTransport {
         if let Some(shares) = &mut self.shares {
             shares.divide(&mut self.links);
         }
-        let mut done = self.work(budget, sink);
+        let mut done = self.collect(sink);
+        done += self.work(budget.saturating_sub(done), sink);
         let events = self.poll.ready();
         for (token, ready) in events.iter() {
             done += 1;
@@ -524,7 +562,7 @@ impl Transport for TcpTransport {
             if let Slot::Ready(path) = slot
                 && !path.ended
             {
-                let words = path.pulse.outbox().take_pending();
+                let words = path.pulse.take_pending();
                 let closing = Closing::new(Arc::clone(&path.pulse), self.next_serial, deadline, words);
                 self.next_serial += 1;
                 self.closing.push_back(closing);
@@ -559,6 +597,10 @@ impl Transport for TcpTransport {
 
     fn take_over(&mut self, links: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), String> {
         self.inherit(links, descriptors)
+    }
+
+    fn prepare_sleep(&mut self) -> bool {
+        self.sender.as_mut().is_none_or(SenderThread::prepare_sleep)
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -31,6 +31,8 @@ pub(super) struct Outbox {
     frames: usize,
     /// Bytes of the first frame that are written.
     written: usize,
+    /// Bytes of all payloads.
+    payload_bytes: usize,
     /// Makes records of what is written; none on a path without protection.
     sealer: Option<Sealer>,
     /// Nothing goes out any more.
@@ -61,6 +63,7 @@ impl Outbox {
             first: 0,
             frames,
             written: 0,
+            payload_bytes: 0,
             sealer,
             closed: false,
             frozen: false,
@@ -81,6 +84,22 @@ impl Outbox {
         self.sealer.as_ref()
     }
 
+    /// Whether another frame may be queued.
+    pub(super) fn has_room(&self) -> bool {
+        self.queue.len() < self.frames
+    }
+
+    /// Bytes of the payloads of all frames that are queued.
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.payload_bytes
+    }
+
+    /// Appends a frame without payload as it is sent.
+    pub(super) fn encode(header: &[u8], to: &mut Vec<u8>) {
+        to.extend_from_slice(Wire::new(Kind::Bare, header.len() as u16).as_bytes());
+        to.extend_from_slice(header);
+    }
+
     /// Queues a frame: copies at most 528 bytes.
     pub(super) fn push(
         &mut self,
@@ -96,7 +115,7 @@ impl Outbox {
                 Kind::Payload(*landing, u32::try_from(span.bytes()).map_err(|_| SendError::Invalid)?)
             }
         };
-        if self.queue.len() >= self.frames {
+        if !self.has_room() {
             return Err(SendError::Full);
         }
         self.append(kind, header, payload.map(|(_, span, token)| (span, token)));
@@ -135,7 +154,9 @@ impl Outbox {
         };
         start.copy_from_slice(wire.as_bytes());
         rest.copy_from_slice(header);
-        self.queue.push_back(Queued { head_bytes, payload });
+        let frame = Queued { head_bytes, payload };
+        self.payload_bytes += frame.payload_bytes();
+        self.queue.push_back(frame);
     }
 
     /// The head of the frame at `index` in the queue.
@@ -240,6 +261,7 @@ impl Outbox {
                 break;
             }
             self.written -= bytes;
+            self.payload_bytes -= frame.payload_bytes();
             self.first = (self.first + 1) % (self.frames + 1);
             if let Some((_, token)) = self.queue.pop_front().and_then(|frame| frame.payload) {
                 sent(token);
@@ -248,8 +270,11 @@ impl Outbox {
     }
 
     /// What is to be written still when the link closes: the rest of a frame that the peer has a part of, and the frames
-    /// without payload; on a protected path as records. Allocates; no payload is held on to.
-    pub(super) fn take_pending(&mut self) -> Vec<u8> {
+    /// without payload, then what is `behind` them; on a protected path as records. Allocates; no payload is held on to.
+    pub(super) fn take_pending(&mut self, behind: &[u8]) -> Vec<u8> {
+        if self.closed {
+            return Vec::new();
+        }
         let mut bytes = Vec::new();
         for (index, frame) in self.queue.iter().enumerate() {
             let skip = if index == 0 { self.written } else { 0 };
@@ -269,6 +294,7 @@ impl Outbox {
                 unsafe { std::ptr::copy_nonoverlapping(rest.pointer(), to, rest.bytes()) };
             }
         }
+        bytes.extend_from_slice(behind);
         self.close();
         match &mut self.sealer {
             // Without its last words the peer sees the connection end.
@@ -280,6 +306,7 @@ impl Outbox {
     /// Lets go of all frames; nothing goes out any more.
     pub(super) fn close(&mut self) {
         self.queue.clear();
+        self.payload_bytes = 0;
         self.closed = true;
     }
 }

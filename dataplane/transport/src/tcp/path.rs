@@ -7,9 +7,11 @@ use super::outbox::Outbox;
 use super::poll::Ready;
 use super::pulse::Pulse;
 use super::records::Records;
+use super::sender::Loan;
 use super::sys;
 use crate::rings::Rings;
-use crate::{DownReason, Event};
+use crate::{DownReason, Event, Landing, SendError};
+use harmonaize_shm::Span;
 use socket2::Socket;
 use std::io;
 use std::os::fd::AsFd;
@@ -36,8 +38,8 @@ pub(super) struct Path {
     pub(super) in_queue: bool,
     /// The peer has closed.
     pub(super) ended: bool,
-    /// Bytes that the kernel has taken.
-    pub(super) written: u64,
+    /// The sender writes; or it has ceased to, and nobody has looked.
+    pub(super) lent: bool,
     /// Why nothing can be written any more; reading goes on to its end.
     broken: Option<DownReason>,
     silence: Silence,
@@ -63,6 +65,7 @@ impl Path {
         queue_frames: usize,
         read_buffer: usize,
         records: Option<Records>,
+        lends: bool,
     ) -> Self {
         let mut salt = Vec::new();
         let parts = records.map(|records| {
@@ -71,7 +74,11 @@ impl Path {
         });
         let (sealer, opener) = parts.unzip();
         Self {
-            pulse: Arc::new(Pulse::new(socket, Outbox::new(queue_frames, sealer))),
+            pulse: Arc::new(Pulse::new(
+                socket,
+                Outbox::new(queue_frames, sealer),
+                Loan::new(lends.then_some(queue_frames)),
+            )),
             inbox: Inbox::new(read_buffer, opener),
             readable: true,
             writable: true,
@@ -79,7 +86,7 @@ impl Path {
             buffered: false,
             in_queue: false,
             ended: false,
-            written: 0,
+            lent: false,
             broken: None,
             silence: Silence::begin(Instant::now()),
             salt,
@@ -95,7 +102,8 @@ impl Path {
 
     /// Whether it is at the end of a frame, with nothing left to send.
     pub(super) fn rests(&self) -> bool {
-        !self.ended && self.broken.is_none() && self.inbox.is_between() && self.pulse.outbox().is_empty()
+        let reading = !self.ended && self.broken.is_none() && self.inbox.is_between();
+        reading && !self.lent && self.pulse.outbox().is_empty()
     }
 
     /// What another process needs to go on with the connection.
@@ -137,14 +145,41 @@ impl Path {
 
     /// Whether there is more to send than the kernel takes, or sends soon.
     pub(super) fn has_backlog(&self) -> bool {
-        !self.writable && !self.pulse.outbox().is_empty()
+        !self.lent && !self.writable && !self.pulse.outbox().is_empty()
             || sys::unsent(&self.pulse.socket).is_ok_and(|bytes| bytes > BACKLOG_BYTES)
     }
 
     /// Whether [`Path::work`] would do anything.
     pub(super) fn has_work(&self) -> bool {
-        let write = || self.writable && self.broken.is_none() && !self.pulse.outbox().is_empty();
+        let write = || self.may_write() && !self.pulse.outbox().is_empty();
         !self.ended && (self.reads() && (self.readable || self.buffered) || write())
+    }
+
+    /// Whether writing is this end's, and may do something.
+    fn may_write(&self) -> bool {
+        !self.lent && self.writable && self.broken.is_none()
+    }
+
+    /// Whether so many bytes of payloads or more are queued, and could be written.
+    pub(super) fn has_queued(&self, bytes: usize) -> bool {
+        self.may_write() && !self.ended && self.pulse.outbox().payload_bytes() >= bytes
+    }
+
+    /// Queues a frame.
+    pub(super) fn push(&self, header: &[u8], payload: Option<(Landing, Span, u64)>) -> Result<(), SendError> {
+        if self.lent {
+            let mut loan = self.pulse.loan();
+            if loan.is_lent() {
+                return loan.push(header, payload);
+            }
+        }
+        self.pulse.outbox().push(header, payload)
+    }
+
+    /// Nothing can be written any more. What the peer said before it went is still to be read.
+    pub(super) fn fail_writing(&mut self, reason: DownReason) {
+        self.broken = Some(reason);
+        self.readable = true;
     }
 
     /// At most one write, one read and `budget` frames; says how much it was.
@@ -155,7 +190,7 @@ impl Path {
         sink: &mut dyn FnMut(Event<'_>),
     ) -> Result<usize, DownReason> {
         let mut done = 0;
-        if self.writable && self.broken.is_none() {
+        if self.may_write() {
             done += usize::from(self.write(sink));
         }
         let mut frames = budget.clamp(1, QUANTUM_FRAMES);
@@ -176,15 +211,13 @@ impl Path {
         }
         match outbox.write(self.pulse.socket.as_fd(), &mut |token| sink(Event::Sent { token })) {
             Ok((bytes, all)) => {
-                self.written += bytes as u64;
-                self.pulse.note_write();
+                self.pulse.note_write(bytes);
                 self.writable = all;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.writable = false,
             Err(error) => {
-                // What the peer said before it went is still to be read.
-                self.broken = Some(reason(&error));
-                self.readable = true;
+                drop(outbox);
+                self.fail_writing(reason(&error));
             }
         }
         true
@@ -244,7 +277,7 @@ impl Path {
 impl Drop for Path {
     /// Nothing reads payloads any more, not even for a sign of life that is being given.
     fn drop(&mut self) {
-        self.pulse.outbox().close();
+        self.pulse.close();
     }
 }
 
@@ -268,8 +301,8 @@ mod tests {
             |initiate| Records::derive(LinkProtection::Encrypted, initiate, &[3; 32], &hello, &[4; 32]);
         let mut theirs = Outbox::new(1, records(true).unwrap().map(|records| records.sealer));
         theirs.push(b"hello", None).unwrap();
-        let record = theirs.take_pending();
-        let mut path = Path::new(stream.into(), 8, 256, records(false).unwrap());
+        let record = theirs.take_pending(&[]);
+        let mut path = Path::new(stream.into(), 8, 256, records(false).unwrap(), false);
         let begun = Instant::now();
         path.begin(begun);
         let (silent, mut heard) = (Duration::from_secs(10), 0);
@@ -289,7 +322,7 @@ mod tests {
         let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let mut path = Path::new(stream.into(), 8, 256, None);
+        let mut path = Path::new(stream.into(), 8, 256, None, false);
         path.work(&mut Rings::default(), 1, &mut |_| {}).unwrap();
         assert!(!path.has_work() && !path.input_waits());
         peer.write_all(&[0]).unwrap();

@@ -1,11 +1,13 @@
-//! The sending half of a path, and its signs of life, which another thread than the endpoint's gives.
+//! The sending half of a path: its signs of life, which another thread than the endpoint's gives, and what the sender writes of it
+//! ([`super::sender`]).
 //!
 //! Only the acceptor's thread gives them, so that a peer counts a host as gone when it is, and not because its poll loop is late.
 
 use super::outbox::Outbox;
+use super::sender::Loan;
 use socket2::Socket;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 /// A connection with the frames that are not yet with the kernel.
@@ -13,13 +15,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 pub(super) struct Pulse {
     pub(super) socket: Socket,
     outbox: Mutex<Outbox>,
+    loan: Mutex<Loan>,
     /// Since the last beat.
     wrote: AtomicBool,
+    /// Bytes that the kernel has taken.
+    written: AtomicU64,
 }
 
 impl Pulse {
-    pub(super) fn new(socket: Socket, outbox: Outbox) -> Self {
-        Self { socket, outbox: Mutex::new(outbox), wrote: AtomicBool::new(false) }
+    pub(super) fn new(socket: Socket, outbox: Outbox, loan: Loan) -> Self {
+        let (outbox, loan) = (Mutex::new(outbox), Mutex::new(loan));
+        Self { socket, outbox, loan, wrote: AtomicBool::new(false), written: AtomicU64::new(0) }
     }
 
     /// The frames. Cost: a lock that nobody else wants, but for a few bytes of a silent path's heartbeat.
@@ -27,9 +33,32 @@ impl Pulse {
         self.outbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What passes between the endpoint and the sender. Cost: a lock that is held for moments.
+    pub(super) fn loan(&self) -> MutexGuard<'_, Loan> {
+        self.loan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Something was written: the next beat has nothing to say.
-    pub(super) fn note_write(&self) {
+    pub(super) fn note_write(&self, bytes: usize) {
         self.wrote.store(true, Ordering::Relaxed);
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that the kernel has taken.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Has nothing read payloads any more, once it returns. What is to be written still: see [`Outbox::take_pending`].
+    pub(super) fn take_pending(&self) -> Vec<u8> {
+        let behind = self.loan().close();
+        self.outbox().take_pending(&behind)
+    }
+
+    /// Has nothing read payloads any more, once it returns.
+    pub(super) fn close(&self) {
+        self.loan().close();
+        self.outbox().close();
     }
 
     /// Gives a sign of life, if nothing was written since the last beat.

@@ -103,7 +103,7 @@ fn sample(link: &mut Link, now: Instant, since: Duration) -> Option<Usage> {
     let owner = link.share.owner?;
     let (mut written, mut backlog) = (0, false);
     for (_, path) in link.paths() {
-        written += path.written;
+        written += path.pulse.written();
         backlog |= path.has_backlog();
     }
     let share = &mut link.share;
