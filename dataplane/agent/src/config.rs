@@ -43,6 +43,8 @@ pub struct Config {
     pub spin: Duration,
     /// How many threads serve attachments and links, each with the tenants that are placed on it.
     pub engine_threads: usize,
+    /// Whether each of them has a sender beside it, which writes what large operations send over TCP.
+    pub engine_senders: bool,
     /// How long a peer may be silent before its communicators end.
     pub peer_timeout: Duration,
     /// How long the links of a communicator may take to come up.
@@ -207,6 +209,7 @@ impl Config {
             listen: file.listen,
             spin: or(file.spin, Duration::from_micros(50)),
             engine_threads,
+            engine_senders: file.engine.senders(engine_threads),
             peer_timeout,
             connect_timeout,
             links: file.links.links(),

@@ -40,6 +40,8 @@ use tokio::time::MissedTickBehavior;
 const REQUESTS: usize = 1024;
 /// Marks of one of the engine's threads that wait for telemetry's; an operation makes some for each segment and message.
 const MARKS: usize = 1 << 16;
+/// From how many bytes queued on a connection on a sender writes them: enough work to wake a thread for.
+const SENDER_BYTES: usize = 256 << 10;
 /// How often the agent looks at what is due.
 const TICK: Duration = Duration::from_millis(100);
 /// How soon what waits for room at the engine or control is tried again.
@@ -86,6 +88,7 @@ fn transport(
     devices: &Devices,
 ) -> anyhow::Result<Box<dyn Transport + Send>> {
     let Some(asked) = &config.verbs else {
+        let tcp = TcpConfig { sender_bytes: config.engine_senders.then_some(SENDER_BYTES), ..tcp };
         return Ok(Box::new(TcpTransport::accepting(acceptor, tcp)?));
     };
     let verbs = VerbsConfig {

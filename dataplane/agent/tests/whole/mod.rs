@@ -82,6 +82,7 @@ impl Agent {
             listen: "127.0.0.1:0".parse().unwrap(),
             spin: Duration::from_micros(50),
             engine_threads: 2,
+            engine_senders: true,
             peer_timeout: LIMIT,
             connect_timeout: LIMIT,
             verbs: None,
