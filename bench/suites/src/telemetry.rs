@@ -34,7 +34,7 @@ enum Telemetry {
 }
 
 /// Where an agent serves its metrics, in its own namespace.
-const METRICS: &str = "127.0.0.1:9464";
+const METRICS: &str = "127.0.0.1:9477";
 
 impl Telemetry {
     /// Lines of an agent's configuration, for links of a rate, or unshaped ones. The driver of an emulated device knows no rate.
@@ -45,7 +45,7 @@ impl Telemetry {
             _ => "",
         };
         let show = match self {
-            Self::Shown => format!("socket = \"{{folder}}/{SOCKET}\"\nmetrics = \"{METRICS}\"\n"),
+            Self::Shown => format!("socket = \"{{folder}}/{SOCKET}\"\n"),
             _ => String::new(),
         };
         let looks = match self {

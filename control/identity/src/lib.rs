@@ -8,6 +8,8 @@
 
 #[cfg(feature = "authority")]
 mod authority;
+#[cfg(feature = "session")]
+mod expiry;
 mod folder;
 #[cfg(feature = "session")]
 mod limits;

@@ -105,7 +105,7 @@ pub struct Agent {
     /// Those for which control's queue has no room yet, in order.
     unsent: VecDeque<from_agent::Message>,
     counters: Counters,
-    telemetry: Option<telemetry::Handle>,
+    telemetry: telemetry::Handle,
     paths: Paths,
     attachments: HashMap<AttachmentId, Attachment>,
     /// Regions that come to attachments or go, by their offsets there.
@@ -133,7 +133,7 @@ impl Agent {
     pub fn new(
         engines: Engines,
         control: mpsc::Sender<from_agent::Message>,
-        telemetry: Option<telemetry::Handle>,
+        telemetry: telemetry::Handle,
         paths: Paths,
         counters: Counters,
     ) -> Self {
@@ -503,11 +503,9 @@ impl Agent {
                 let interval = welcome.telemetry_interval_ns;
                 let interval =
                     (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
-                if let Some(telemetry) = &self.telemetry {
-                    telemetry.report_every(interval);
-                    let (to, most) = (self.control.downgrade(), welcome.congestion_reports_per_second);
-                    telemetry.report_paths(to, most, self.paths.listen());
-                }
+                self.telemetry.report_every(interval);
+                let (to, most) = (self.control.downgrade(), welcome.congestion_reports_per_second);
+                self.telemetry.report_paths(to, most, self.paths.listen());
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
@@ -517,7 +515,7 @@ impl Agent {
                     let communicator = CommunicatorId(id);
                     self.command_of(id, Command::Interleave { communicator, interleaving: None });
                 }
-                self.telemetry.iter().for_each(|telemetry| telemetry.report_every(None));
+                self.telemetry.report_every(None);
                 self.note(format!("no session with control: {reason}"));
             }
         }
@@ -592,7 +590,7 @@ impl Agent {
                 let id = communicator.0;
                 let limits = self.communicators.get(&id).and_then(|known| known.limits.clone());
                 self.note_of(limits.as_ref(), format!("communicator {id:016x} ended: {failure}; {detail}"));
-                self.telemetry.iter().for_each(|telemetry| telemetry.ended(id));
+                self.telemetry.ended(id);
                 self.send_to_control(from_agent::Message::Failed(report::failed(id, &failure, &detail)));
                 self.finish(id, &failure, &detail);
             }
@@ -604,7 +602,7 @@ impl Agent {
                 self.note(format!("a panic that was contained: {reason}"));
             }
             Notice::Closed { communicator } => {
-                self.telemetry.iter().for_each(|telemetry| telemetry.ended(communicator.0));
+                self.telemetry.ended(communicator.0);
                 self.send_to_control(from_agent::Message::Closed(v1::Closed {
                     communicator: communicator.0,
                 }));
@@ -635,12 +633,13 @@ impl Agent {
 
     /// An epoch's links are up: telemetry hears whose flows they are.
     fn report_links(&self, id: u64, epoch: u32, flows: &[(Participant, Flow)]) {
-        let (Some(telemetry), Some(known)) = (&self.telemetry, self.communicators.get(&id)) else { return };
-        telemetry.formed(telemetry::EpochLinks {
+        let Some(known) = self.communicators.get(&id) else { return };
+        self.telemetry.formed(telemetry::EpochLinks {
             communicator: id,
             tenant: known.recipe.tenant.clone(),
             name: known.recipe.name.clone(),
             ranks: known.recipe.local_ranks.iter().map(|local| local.rank).collect(),
+            size: known.recipe.participants.iter().map(|one| one.ranks.len() as u32).sum(),
             epoch,
             participant: known.recipe.me,
             flows: flows.iter().map(|(peer, flow)| (peer.0, *flow)).collect(),

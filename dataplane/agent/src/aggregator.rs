@@ -16,7 +16,6 @@ pub use config::AggregatorConfig;
 pub use grant::ParentConfig;
 
 use crate::control::{self, Event, Settings};
-use crate::telemetry::http;
 use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
@@ -97,16 +96,17 @@ pub async fn run_on(
     let settings = Settings::new(config.control, config.protection, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
     let (closing, closed) = watch::channel(false);
-    if let Some(metrics) = config.metrics {
-        let listener = TcpListener::bind(metrics)
-            .await
-            .with_context(|| format!("cannot listen on {metrics} for scrapes"))?;
-        let asked = thread.commands();
-        let scrape = move || {
-            let asked = asked.clone();
-            async move { metrics::text(&asked.read().await?).ok() }
-        };
-        tokio::spawn(http::serve(scrape, listener, closed));
+    let metrics = config.metrics;
+    match TcpListener::bind(metrics).await {
+        Ok(listener) => {
+            let asked = thread.commands();
+            let scrape = move || {
+                let asked = asked.clone();
+                async move { metrics::text(&asked.read().await?).ok() }
+            };
+            tokio::spawn(harmonaize_metrics::serve(scrape, listener, closed));
+        }
+        Err(error) => tracing::error!("no metrics: cannot listen on {metrics}: {error}"),
     }
     tracing::info!(name = config.name, %address, units, unit, packets_per_second = rate, "aggregator is up");
     harmonaize_program::ready();

@@ -20,13 +20,16 @@ use crate::session::TenantRules;
 use harmonaize_identity::Protection;
 use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
 use serde::Deserialize;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tonic::transport::Endpoint;
 
 /// The least `peer_timeout`: a busy host is silent for longer than it should be now and then.
 const LEAST_PEER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Where metrics are by default: on loopback alone.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
 
 /// What the operator decided for this host.
 #[derive(Clone, Debug)]
@@ -57,6 +60,8 @@ pub struct Config {
     pub verbs: Option<Verbs>,
     /// Tenants may attach over RDMA; none: nobody can.
     pub rdma: Option<Rdma>,
+    /// Where Prometheus reads metrics over HTTP.
+    pub metrics: SocketAddr,
     /// This host's traffic is measured; none: it is not.
     pub telemetry: Option<Telemetry>,
     /// Tenants, and where they come in.
@@ -146,6 +151,7 @@ struct File {
     handover: Option<PathBuf>,
     verbs: Option<Verbs>,
     rdma: Option<Rdma>,
+    metrics: Option<SocketAddr>,
     telemetry: Option<telemetry::FileTelemetry>,
     #[serde(default)]
     tenant: Vec<tenant::FileTenant>,
@@ -216,6 +222,7 @@ impl Config {
             congestion: file.congestion,
             verbs: file.verbs,
             rdma: file.rdma,
+            metrics: file.metrics.unwrap_or(METRICS),
             telemetry,
             tenants,
             handover: file.handover,

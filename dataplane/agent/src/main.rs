@@ -27,6 +27,7 @@ A configuration:
   tls = \"tls/h0\"                 # made by `harmonaize init`; relative to this file
   listen = \"10.1.0.1:7100\"         # where other agents connect
   handover = \"/run/harmonaize/handover.sock\"  # may be left out; where a successor asks for this agent's place: see --take-over
+  metrics = \"127.0.0.1:9477\"      # where Prometheus reads; this is where it does by default
   [links]                          # may be left out
   protection = \"authenticated\"     # what crosses them; or \"encrypted\", or \"none\": all agents alike
   [[tenant]]
@@ -48,7 +49,6 @@ To measure what crosses this host's interfaces:
   [telemetry]                      # all keys may be left out
   interfaces = [\"eth0\"]            # else the one that has the address of `listen`
   socket = \"/run/harmonaize/telemetry.sock\"  # for `harmonaize top`; the agent's own user, and `uids`
-  metrics = \"127.0.0.1:9477\"      # Prometheus
   rate = { eth0 = \"25Gbit/s\" }    # what a link carries, where the driver does not know it
   idle_gap = \"500us\"              # a silence that ends a burst
   late_round_trip = \"2500us\"      # so much later than the least, what leaves is looked at, at once

@@ -127,11 +127,11 @@ fn rules(rdma: &Rdma, links: IpAddr, devices: &Devices) -> RdmaRules {
 struct Started {
     engines: Engines,
     threads: Vec<JoinHandle<()>>,
-    telemetry: Option<telemetry::Running>,
+    telemetry: telemetry::Running,
 }
 
 impl Started {
-    /// Starts the threads, and telemetry's where the configuration asks for it.
+    /// Starts the threads, and telemetry's.
     fn start(
         config: &Config,
         (acceptor, uplink): (&Acceptor, &Arc<Uplink>),
@@ -153,12 +153,11 @@ impl Started {
             }
             engines.push(engine);
         }
-        let telemetry = config.telemetry.as_ref().and_then(|asked| {
-            let (writers, readers): (Vec<_>, Vec<MarkReader>) = engines.iter().map(|_| marks(MARKS)).unzip();
-            let begun = telemetry::begin(asked, &config.host, config.listen.ip(), readers)?;
-            engines.iter_mut().zip(writers).for_each(|(engine, writer)| engine.set_mark_writer(writer));
-            Some(begun)
-        });
+        let (writers, readers): (Vec<_>, Vec<MarkReader>) = engines.iter().map(|_| marks(MARKS)).unzip();
+        let telemetry =
+            telemetry::begin(config.telemetry.as_ref(), &config.host, config.listen.ip(), &readers)
+                .context("cannot start the telemetry thread")?;
+        engines.iter_mut().zip(writers).for_each(|(engine, writer)| engine.set_mark_writer(writer));
         let started = (0..).zip(engines).map(|(number, engine)| start(engine, number, config.spin));
         let started: Vec<_> =
             started.collect::<Result<_, _>>().context("cannot start the engine's threads")?;
@@ -294,10 +293,10 @@ async fn serve(
     let mut reload = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let mut paths = Paths::begin(address, config.verbs.is_none());
     let codecs = coding::codecs().to_vec();
-    let abilities = paths.abilities(config.verbs.is_none(), telemetry.is_some());
+    let abilities = paths.abilities(config.verbs.is_none(), telemetry.measures());
     // Tensors that only a device reaches cannot be added up into packets.
     let aggregation = config.rdma.is_none();
-    let settings = Settings::new(config.control, config.protection, config.host.clone(), address);
+    let settings = Settings::new(config.control, config.protection.clone(), config.host.clone(), address);
     let settings = Settings {
         abilities: v1::Capabilities {
             codecs,
@@ -307,7 +306,7 @@ async fn serve(
             ..abilities
         },
         answers: Some(telemetry::Answers::new(
-            telemetry.as_ref().map(telemetry::Running::handle),
+            telemetry.measures().then(|| telemetry.handle()),
             config.host.clone(),
         )),
         ..settings
@@ -320,11 +319,14 @@ async fn serve(
     paths
         .answer_into(control.to_control.downgrade())
         .context("cannot start the threads that look at paths")?;
-    if let (Some(telemetry), Some(asked)) = (&mut telemetry, &config.telemetry) {
-        telemetry.serve(asked, &config.host, &control.to_control, &counters).await;
-    }
-    let measured = telemetry.as_ref().map(telemetry::Running::handle);
-    let mut agent = Agent::new(engines, control.to_control, measured, paths, counters);
+    let shown = telemetry::Shown {
+        telemetry: config.telemetry.as_ref(),
+        metrics: config.metrics,
+        host: &config.host,
+        protection: &config.protection,
+    };
+    telemetry.serve(shown, &control.to_control, &counters).await;
+    let mut agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters);
     // Sessions go on once their requests can be passed on.
     let mut waiting = None;
     if let Some((image, sessions, limits, epochs)) = parts {
@@ -431,9 +433,7 @@ async fn serve(
     drop((agent, asked));
     tenants.ended().await;
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
-    if let Some(telemetry) = telemetry.take() {
-        telemetry.end().await;
-    }
+    telemetry.end().await;
     for thread in threads.into_iter().filter(JoinHandle::is_finished) {
         thread.join().map_err(|_| anyhow::anyhow!("a thread of the engine has panicked"))?;
     }

@@ -50,7 +50,7 @@ fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
         spin: Duration::from_micros(50),
         packets_per_second: Some(10_000_000),
         parent: ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) },
-        metrics: None,
+        metrics: "127.0.0.1:0".parse().unwrap(),
         verbs: device("agg"),
     };
     let devices = fabric.devices();

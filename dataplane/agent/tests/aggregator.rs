@@ -54,7 +54,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         spin: Duration::ZERO,
         packets_per_second: Some(10_000_000),
         parent: ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) },
-        metrics: Some(metrics),
+        metrics,
         verbs: None,
     };
     let (stop, stopped) = oneshot::channel::<()>();

@@ -26,8 +26,8 @@ struct Queue {
 #[derive(Debug, Default)]
 pub struct MarkWriter(Option<Arc<Queue>>);
 
-/// The other end.
-#[derive(Debug)]
+/// The other end. Each mark goes to one of its clones.
+#[derive(Clone, Debug)]
 pub struct MarkReader(Arc<Queue>);
 
 /// A queue for `capacity` marks (at least one), of 72 bytes each.

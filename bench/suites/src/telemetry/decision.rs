@@ -18,7 +18,7 @@ const MESSAGES: u32 = 50;
 const BYTES: u64 = 128 << 10;
 const OPERATIONS: usize = 4000;
 /// The metric.
-const NAME: &str = "harmonaize_event_decision_nanoseconds_bucket";
+const NAME: &str = "harmonaize_event_decision_seconds_bucket";
 /// How long a scrape may take.
 const SCRAPE: Duration = Duration::from_secs(5);
 
@@ -41,14 +41,14 @@ pub(super) fn decision(suite: &Suite) -> Result<Vec<Row>> {
     rows.iter().map(|(what, lags)| row(what, lags)).collect()
 }
 
-/// How many events took no longer than so many nanoseconds; the last are all of them.
+/// How many events took no longer than so many seconds; the last are all of them.
 type Classes = Vec<(f64, u64)>;
 
 fn row(what: &str, lags: &Classes) -> Result<Row> {
     let all = lags.last().map_or(0, |(_, all)| *all);
     ensure!(all > 0, "no events: {what}");
     let share = |part: f64| lags.iter().find(|(_, within)| *within as f64 >= part * all as f64);
-    let within = |part: f64| share(part).map_or(f64::INFINITY, |(bound, _)| bound / 1e6);
+    let within = |part: f64| share(part).map_or(f64::INFINITY, |(bound, _)| bound * 1e3);
     let (half, most) = (within(0.5), within(0.99));
     eprintln!("decision, {what}: of {all} events half within {half} ms, 99% within {most} ms");
     let case = Case::less(
@@ -101,7 +101,7 @@ mod tests {
     fn the_bound_covers_half_of_a_class() {
         let text = |counts: [u64; 3]| {
             let line = |(bound, count): (&str, u64)| format!("{NAME}{{le=\"{bound}\"}} {count}\n");
-            let lines = ["500000.0", "1000000.0", "+Inf"].into_iter().zip(counts).map(line);
+            let lines = ["0.0005", "0.001", "+Inf"].into_iter().zip(counts).map(line);
             format!("# HELP x\n{}harmonaize_flows 3\n", lines.collect::<String>())
         };
         let (before, now) = (read(&text([5, 5, 5])).unwrap(), read(&text([6, 9, 10])).unwrap());

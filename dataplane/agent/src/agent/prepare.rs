@@ -233,6 +233,12 @@ mod tests {
     use tokio::sync::mpsc;
     use tokio::sync::oneshot;
 
+    /// Telemetry of marks alone, which nobody writes; its thread ends with the process.
+    fn unmeasured() -> crate::telemetry::Handle {
+        let links = std::net::Ipv4Addr::LOCALHOST.into();
+        crate::telemetry::begin(None, "h0", links, &[]).unwrap().handle()
+    }
+
     #[test]
     fn control_hears_of_what_the_engine_does_not_take() {
         let transport = Box::new(Hub::new().endpoint().unwrap());
@@ -244,7 +250,7 @@ mod tests {
         let counters = Counters::default();
         let engines = Engines::new(vec![engine], counters.clone());
         let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
-        let mut agent = Agent::new(engines, control, None, paths, counters.clone());
+        let mut agent = Agent::new(engines, control, unmeasured(), paths, counters.clone());
         for event in [Event::Form(recipe(2, 1)), Event::Change(recipe(2, 1))] {
             assert!(agent.has_room());
             let check = agent.handle_control(event).expect("recipes are checked");
@@ -275,7 +281,7 @@ mod tests {
         let counters = Counters::default();
         let engines = Engines::new(vec![engine], counters.clone());
         let paths = Paths::begin("127.0.0.1:0".parse().unwrap(), false);
-        (Agent::new(engines, control, None, paths, counters.clone()), told, thread, counters)
+        (Agent::new(engines, control, unmeasured(), paths, counters.clone()), told, thread, counters)
     }
 
     fn attach(agent: &mut Agent, attachment: AttachmentId, limits: &TenantLimits) {

@@ -6,9 +6,12 @@ use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_identity::Protection;
 use harmonaize_units::{Bytes, Nanos, parse_toml};
 use serde::Deserialize;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Where metrics are by default: on loopback alone.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9478);
 
 /// Bytes of the headers of IP and UDP, of the two versions of IP.
 const HEADERS: (usize, usize) = (28, 48);
@@ -48,8 +51,8 @@ pub struct AggregatorConfig {
     pub packets_per_second: Option<u64>,
     /// How it deals with an aggregator above it.
     pub parent: ParentConfig,
-    /// Where Prometheus reads metrics over HTTP; none: nowhere.
-    pub metrics: Option<SocketAddr>,
+    /// Where Prometheus reads metrics over HTTP.
+    pub metrics: SocketAddr,
     /// Workers' datagrams come over RDMA too; none: over UDP alone.
     pub verbs: Option<Verbs>,
 }
@@ -126,7 +129,7 @@ impl AggregatorConfig {
             spin: file.spin.map_or(Duration::from_micros(50), |spin| Duration::from_nanos(spin.0)),
             packets_per_second: file.packets_per_second,
             parent: upwards,
-            metrics: file.metrics,
+            metrics: file.metrics.unwrap_or(METRICS),
             verbs: file.verbs,
         })
     }

@@ -2,13 +2,8 @@
 
 use harmonaize_aggregator::{Counters, Unrecognized};
 use harmonaize_api::v1;
+use harmonaize_metrics::{Page, label};
 use harmonaize_transport::datagram::DatagramCounters;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 
 /// Tenants with series of their own: those with most packets; others are summed up in `other`.
@@ -113,42 +108,27 @@ impl Reading {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Tenant {
-    tenant: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TenantReasonLabels {
-    tenant: String,
-    reason: &'static str,
-}
-
 /// A reading as metrics, in the text format of OpenMetrics.
 pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
-    let mut registry = Registry::with_prefix("harmonaize_aggregator");
+    let mut page = Page::default();
+    page.build("aggregator", harmonaize_program::version());
     type One = (&'static str, &'static str, fn(&Counters) -> u64);
     let counts: [One; 7] = [
-        ("packets_received", "Packets of workers that were believed", |done| done.received),
-        ("packets_sent", "Packets to workers", |done| done.sent),
-        ("sums", "Chunks summed", |done| done.sums),
-        ("duplicates", "Parts that were in already", |done| done.duplicates),
-        ("no_slot", "Parts for which there was no slot", |done| done.no_slot),
-        ("packets_up", "Of the packets sent, to the aggregator above", |done| done.up),
-        ("packets_down", "Of the packets believed, of the aggregator above", |done| done.down),
+        ("aggregator_packets_received", "Packets of workers that were accepted", |done| done.received),
+        ("aggregator_packets_sent", "Packets to workers", |done| done.sent),
+        ("aggregator_sums", "Chunks summed", |done| done.sums),
+        ("aggregator_duplicates", "Parts that were in already", |done| done.duplicates),
+        ("aggregator_no_slot", "Parts for which there was no slot", |done| done.no_slot),
+        ("aggregator_packets_up", "Of the packets sent, to the aggregator above", |done| done.up),
+        ("aggregator_packets_down", "Of the packets accepted, of the aggregator above", |done| done.down),
     ];
     let tenants = reading.tenants();
+    let tenant = |name: &String| ("tenant", label(name));
     for (name, help, of) in counts {
-        let family = Family::<Tenant, Counter>::default();
-        for (tenant, _, done) in &tenants {
-            family.get_or_create(&Tenant { tenant: tenant.clone() }).inc_by(of(done));
+        let family = page.counter(name, "", help);
+        for (name, _, done) in &tenants {
+            family.count(vec![tenant(name)], of(done));
         }
-        registry.register(name, help, family);
     }
     type Reason = (&'static str, fn(&Counters) -> u64);
     let reasons: [Reason; 7] = [
@@ -160,19 +140,19 @@ pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
         ("stale", |done| done.stale),
         ("session", |done| done.lost),
     ];
-    let dropped = Family::<TenantReasonLabels, Counter>::default();
-    let served = Family::<Tenant, Gauge>::default();
-    for (tenant, communicators, done) in &tenants {
+    let help = "Packets of a tenant's communicators that had no effect";
+    let family = page.counter("aggregator_dropped_packets", "", help);
+    for (name, _, done) in &tenants {
         for (reason, of) in reasons {
-            dropped.get_or_create(&TenantReasonLabels { tenant: tenant.clone(), reason }).inc_by(of(done));
+            family.count(vec![tenant(name), ("reason", reason.to_owned())], of(done));
         }
-        served.get_or_create(&Tenant { tenant: tenant.clone() }).set(i64::from(*communicators));
     }
-    registry.register("dropped", "Packets of a tenant's communicators that had no effect", dropped);
-    registry.register("communicators", "Communicators that are served", served);
-    let strange = Family::<ReasonLabels, Counter>::default();
+    let family = page.gauge("aggregator_communicators", "", "Communicators that are served");
+    for (name, communicators, _) in &tenants {
+        family.count(vec![tenant(name)], (*communicators).into());
+    }
     let Unrecognized { length, magic: stranger, version, kind, communicator } = reading.unrecognized;
-    let whys = [
+    let reasons = [
         ("length", length + reading.datagrams.unrecognized),
         ("stranger", stranger),
         ("version", version),
@@ -180,23 +160,17 @@ pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
         ("communicator", communicator),
         ("overrun", reading.datagrams.overrun),
     ];
-    for (reason, count) in whys {
-        strange.get_or_create(&ReasonLabels { reason }).inc_by(count);
+    let help = "Datagrams of no communicator, dropped";
+    let family = page.counter("aggregator_unrecognized_datagrams", "", help);
+    for (reason, count) in reasons {
+        family.count(vec![("reason", reason.to_owned())], count);
     }
-    registry.register("strange", "Datagrams of no communicator, dropped", strange);
-    let unsent = Counter::<u64>::default();
-    unsent.inc_by(reading.unsent + reading.datagrams.unsent);
-    registry.register("unsent", "Packets that could not go out", unsent);
-    let gauge = |value: u64| {
-        let gauge = Gauge::<i64>::default();
-        gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
-        gauge
-    };
-    registry.register("units", "Units of the pool", gauge(u64::from(reading.units)));
-    registry.register("units_free", "Units of the pool that hold nothing", gauge(reading.free as u64));
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
+    page.counter("aggregator_unsent_packets", "", "Packets that could not go out")
+        .count(Vec::new(), reading.unsent + reading.datagrams.unsent);
+    page.gauge("aggregator_units", "", "Units of the pool").count(Vec::new(), reading.units.into());
+    page.gauge("aggregator_free_units", "", "Units of the pool that hold nothing")
+        .count(Vec::new(), reading.free as u64);
+    page.text()
 }
 
 #[cfg(test)]
@@ -223,12 +197,12 @@ mod tests {
         let text = text(&reading(2)).unwrap();
         for line in [
             "harmonaize_aggregator_sums_total{tenant=\"t2\"} 2",
-            "harmonaize_aggregator_dropped_total{tenant=\"t1\",reason=\"tag\"} 1",
-            "harmonaize_aggregator_strange_total{reason=\"version\"} 3",
+            "harmonaize_aggregator_dropped_packets_total{tenant=\"t1\",reason=\"tag\"} 1",
+            "harmonaize_aggregator_unrecognized_datagrams_total{reason=\"version\"} 3",
             "harmonaize_aggregator_communicators{tenant=\"t1\"} 1",
             "harmonaize_aggregator_packets_up_total{tenant=\"t2\"} 4",
-            "harmonaize_aggregator_units_free 60",
-            "harmonaize_aggregator_unsent_total 2",
+            "harmonaize_aggregator_free_units 60",
+            "harmonaize_aggregator_unsent_packets_total 2",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

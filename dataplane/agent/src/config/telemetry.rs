@@ -3,7 +3,6 @@
 use harmonaize_units::{Bytes, Nanos, Rate};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,8 +30,6 @@ pub struct Telemetry {
     pub socket: Option<PathBuf>,
     /// Who may connect beside the agent's own user.
     pub uids: Vec<u32>,
-    /// Where Prometheus reads metrics over HTTP; none: nowhere.
-    pub metrics: Option<SocketAddr>,
     /// A gap of this length between two packets of a flow ends a burst.
     pub idle_gap: Duration,
     /// A round trip that is longer than the least by this, and by the least, has flows looked at, at once; zero: none.
@@ -63,7 +60,6 @@ impl Default for Telemetry {
             interfaces: Vec::new(),
             socket: None,
             uids: Vec::new(),
-            metrics: None,
             idle_gap: Duration::from_micros(500),
             late_rtt: Duration::from_micros(2500),
             flows: 1 << 15,
@@ -87,7 +83,6 @@ pub(super) struct FileTelemetry {
     socket: Option<PathBuf>,
     #[serde(default)]
     uids: Vec<u32>,
-    metrics: Option<SocketAddr>,
     idle_gap: Option<Nanos>,
     late_round_trip: Option<Nanos>,
     flows: Option<u32>,
@@ -144,7 +139,6 @@ impl FileTelemetry {
             interfaces: self.interfaces,
             socket: self.socket,
             uids: self.uids,
-            metrics: self.metrics,
             idle_gap: within("idle_gap", self.idle_gap, usual.idle_gap, &GAPS)?,
             late_rtt: within("late_round_trip", self.late_round_trip, usual.late_rtt, &LATE)?,
             flows,

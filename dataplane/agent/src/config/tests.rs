@@ -294,14 +294,13 @@ fn a_table_asks_for_telemetry() {
     assert_eq!(parse("").unwrap().telemetry, None);
     assert_eq!(parse("[telemetry]\n").unwrap().telemetry, Some(Telemetry::default()));
     let full = "[telemetry]\ninterfaces = [\"eth0\", \"eth1\"]\nsocket = \"/run/t.sock\"\nuids = [7]\n\
-        metrics = \"127.0.0.1:9477\"\nidle_gap = \"1ms\"\nlate_round_trip = \"0ns\"\nflows = 1000\ninterval = \"2ms\"\n\
+        idle_gap = \"1ms\"\nlate_round_trip = \"0ns\"\nflows = 1000\ninterval = \"2ms\"\n\
         rate = { eth1 = \"25Gbit/s\" }\nrecord = \"x.trace\"\nrecord_limit = \"9MiB\"\nrun_time = true\nkernel = false\n\
         diagnosis = true\nxdp = true\n";
     let wanted = Telemetry {
         interfaces: vec!["eth0".into(), "eth1".into()],
         socket: Some("/run/t.sock".into()),
         uids: vec![7],
-        metrics: Some("127.0.0.1:9477".parse().unwrap()),
         idle_gap: Duration::from_millis(1),
         late_rtt: Duration::ZERO,
         flows: 1000,

@@ -2,13 +2,16 @@
 
 use crate::config::Telemetry;
 use crate::counters::Counters;
-use crate::telemetry::metrics::text;
+use crate::telemetry::metrics::{Own, text};
 use crate::telemetry::socket::Socket;
-use crate::telemetry::{Finding, Found, Handle, Setup, http, report, service, start};
+use crate::telemetry::unmeasured::Unmeasured;
+use crate::telemetry::{Finding, Found, Handle, Setup, report, service, start};
 use anyhow::{Context, anyhow};
 use harmonaize_api::v1::from_agent;
 use harmonaize_engine::MarkReader;
+use harmonaize_identity::Protection;
 use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface_with, own_namespace};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -25,15 +28,37 @@ pub struct Running {
     servers: JoinSet<()>,
     closing: watch::Sender<bool>,
     metrics: Option<SocketAddr>,
+    measures: bool,
 }
 
+/// Where what is known is shown.
+#[derive(Debug)]
+pub struct Shown<'a> {
+    /// To operators' tools on this host; none: not at all.
+    pub telemetry: Option<&'a Telemetry>,
+    /// To Prometheus.
+    pub metrics: SocketAddr,
+    /// This host's name.
+    pub host: &'a str,
+    /// Whose certificate the metrics tell of.
+    pub protection: &'a Protection,
+}
+
+/// How often marks are taken in where nothing is measured.
+const UNMEASURED_INTERVAL: Duration = Duration::from_millis(20);
 /// How long those who are being told something may take when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 impl Running {
-    /// A thread that runs; see [`start`].
-    pub fn new(handle: Handle, thread: JoinHandle<()>) -> Self {
-        Self { handle, thread, servers: JoinSet::new(), closing: watch::Sender::new(false), metrics: None }
+    /// A thread that runs, see [`start`]; and whether it `measures` this host's traffic.
+    pub fn new(handle: Handle, thread: JoinHandle<()>, measures: bool) -> Self {
+        let (servers, closing) = (JoinSet::new(), watch::Sender::new(false));
+        Self { handle, thread, servers, closing, metrics: None, measures }
+    }
+
+    /// Whether this host's traffic is measured.
+    pub fn measures(&self) -> bool {
+        self.measures
     }
 
     /// Where metrics are served.
@@ -46,17 +71,19 @@ impl Running {
         self.handle.clone()
     }
 
-    /// Serves operators and Prometheus where the configuration asks for it, and reports to control through `control`. Within
-    /// a tokio runtime. What cannot be had is said, and the rest goes on.
+    /// Serves Prometheus, operators where the configuration asks for it, and where traffic is measured reports to control through
+    /// `control`. Within a tokio runtime. What cannot be had is said, and the rest goes on.
     pub async fn serve(
         &mut self,
-        config: &Telemetry,
-        host: &str,
+        shown: Shown<'_>,
         control: &mpsc::Sender<from_agent::Message>,
         counters: &Counters,
     ) {
-        self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
-        if let Some(path) = &config.socket {
+        let Shown { telemetry, metrics, host, protection } = shown;
+        if self.measures {
+            self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
+        }
+        if let Some((config, path)) = telemetry.and_then(|config| Some((config, config.socket.as_ref()?))) {
             match Socket::bind(path, &config.uids) {
                 Ok(socket) => {
                     let serving =
@@ -66,20 +93,21 @@ impl Running {
                 Err(error) => tracing::error!("telemetry is not shown at its socket: {error:#}"),
             }
         }
-        if let Some(address) = config.metrics {
-            match TcpListener::bind(address).await {
-                Ok(listener) => {
-                    self.metrics = listener.local_addr().ok();
-                    let handle = self.handle();
-                    let counters = counters.clone();
-                    let scrape = move || {
-                        let (handle, counters) = (handle.clone(), counters.clone());
-                        async move { text(handle.read(false).await?, &counters).ok() }
-                    };
-                    self.servers.spawn(http::serve(scrape, listener, self.closing.subscribe()));
-                }
-                Err(error) => tracing::error!("no metrics: cannot listen on {address}: {error}"),
+        match TcpListener::bind(metrics).await {
+            Ok(listener) => {
+                self.metrics = listener.local_addr().ok();
+                let all = (self.handle(), counters.clone(), protection.clone());
+                let measures = self.measures;
+                let scrape = move || {
+                    let (handle, counters, protection) = all.clone();
+                    async move {
+                        let certificate_ends = protection.certificate_ends().ok().flatten();
+                        text(&*handle.read(false).await?, &counters, Own { measures, certificate_ends }).ok()
+                    }
+                };
+                self.servers.spawn(harmonaize_metrics::serve(scrape, listener, self.closing.subscribe()));
             }
+            Err(error) => tracing::error!("no metrics: cannot listen on {metrics}: {error}"),
         }
     }
 
@@ -95,15 +123,35 @@ impl Running {
     }
 }
 
-/// Begins telemetry, or says why there is none. `links` is the address that other agents connect to.
-pub fn begin(config: &Telemetry, host: &str, links: IpAddr, marks: Vec<MarkReader>) -> Option<Running> {
-    match try_begin(config, host, links, marks) {
-        Ok(running) => Some(running),
-        Err(error) => {
-            tracing::error!("no telemetry: {error:#}; collectives run without");
-            None
+/// Begins to take in the engine's marks, and to measure this host's traffic where `config` asks for it; where that cannot be had,
+/// says why, and goes on with the marks alone. `links` is the address that other agents connect to.
+///
+/// # Errors
+/// If the system gives no thread.
+pub fn begin(
+    config: Option<&Telemetry>,
+    host: &str,
+    links: IpAddr,
+    marks: &[MarkReader],
+) -> anyhow::Result<Running> {
+    if let Some(config) = config {
+        match try_begin(config, host, links, marks.to_vec()) {
+            Ok(running) => return Ok(running),
+            Err(error) => tracing::error!("no telemetry: {error:#}; metrics tell of operations alone"),
         }
     }
+    let setup = Setup {
+        host: host.to_owned(),
+        interfaces: Vec::new(),
+        rates: BTreeMap::new(),
+        interval: UNMEASURED_INTERVAL,
+        record: None,
+        marks: marks.to_vec(),
+        decide: Box::new(log),
+    };
+    let source: Box<dyn Collector> = Box::new(Unmeasured::new()?);
+    let (handle, thread) = start(setup, move || Ok(source))?;
+    Ok(Running::new(handle, thread, false))
 }
 
 fn try_begin(
@@ -143,7 +191,7 @@ fn try_begin(
     };
     let open = move || Ok(Box::new(Programs::open(&options)?) as Box<dyn Collector>);
     let (handle, thread) = start(setup, open)?;
-    Ok(Running::new(handle, thread))
+    Ok(Running::new(handle, thread, true))
 }
 
 /// What the decision loop does so far: the log has every verdict.

@@ -228,6 +228,7 @@ mod tests {
                 tenant: "a".into(),
                 name: "world".into(),
                 ranks: vec![0],
+                size: 2,
                 epoch: 2,
                 participant: 1,
                 flows: ports.iter().map(flow).collect(),

@@ -1,270 +1,330 @@
 //! Metrics for Prometheus: few series, however many flows and communicators there are.
 
-use crate::counters::{Counted, Counters, METRICS};
-use crate::telemetry::latencies::BOUNDS_NS;
+use crate::counters::{Counters, METRICS};
+use crate::telemetry::pipeline::cause;
 use crate::telemetry::reading::{LinkReading, Reading};
-use crate::telemetry::series::SeriesTotals;
-use harmonaize_abi::CongestionLevel;
+use crate::telemetry::series::{Series, SeriesTotals};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::congestion::{Congestion, Path};
 use harmonaize_events::{Direction, Totals};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::registry::Registry;
+use harmonaize_metrics::{Family, Labels, Page, label};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+
+/// What the agent tells of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Own {
+    /// Whether this host's traffic is measured.
+    pub measures: bool,
+    /// When the certificate ends that it shows control, in seconds since 1970.
+    pub certificate_ends: Option<u64>,
+}
 
 /// A reading as metrics, in the text format of OpenMetrics.
-pub(crate) fn text(reading: Arc<Reading>, counters: &Counters) -> Result<String, std::fmt::Error> {
-    let mut registry = Registry::with_prefix("harmonaize");
-    let communicators = reading.series.totals(reading.communicators.values());
-    let counters = counters.clone();
-    registry.register_collector(Box::new(Answer { reading, communicators, counters }));
-    let mut text = String::new();
-    encode(&mut text, &registry)?;
-    Ok(text)
-}
-
-/// What one answer tells.
-#[derive(Debug)]
-struct Answer {
-    reading: Arc<Reading>,
-    communicators: BTreeMap<String, SeriesTotals>,
-    counters: Counters,
-}
-
-type Series = Vec<(Vec<(&'static str, String)>, u64)>;
-
-enum Kind {
-    Counter,
-    Gauge,
-}
-
-fn family(
-    encoder: &mut DescriptorEncoder<'_>,
-    kind: &Kind,
-    name: &str,
-    help: &str,
-    series: &Series,
-) -> Result<(), std::fmt::Error> {
-    let metric_type = match kind {
-        Kind::Counter => ConstCounter::new(0_u64).metric_type(),
-        Kind::Gauge => ConstGauge::new(0_i64).metric_type(),
-    };
-    let mut metric = encoder.encode_descriptor(name, help, None, metric_type)?;
-    if let [(labels, value)] = series.as_slice()
-        && labels.is_empty()
-    {
-        return one(metric, kind, *value);
+pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<String, std::fmt::Error> {
+    let mut page = Page::default();
+    page.build("agent", harmonaize_program::version());
+    page.gauge("telemetry_active", "", "Whether this host's traffic is measured")
+        .count(Vec::new(), own.measures.into());
+    if let Some(ends) = own.certificate_ends {
+        let help = "When the certificate ends, in seconds since 1970";
+        page.gauge("certificate_expiry_timestamp", "seconds", help).count(Vec::new(), ends);
     }
-    for (labels, value) in series {
-        one(metric.encode_family(labels)?, kind, *value)?;
-    }
-    Ok(())
+    links(&mut page, reading);
+    signals(&mut page, reading);
+    congestion(&mut page, reading);
+    communicators(&mut page, reading);
+    agent(&mut page, counters);
+    telemetry(&mut page, reading);
+    page.text()
 }
 
-fn one(encoder: MetricEncoder<'_>, kind: &Kind, value: u64) -> Result<(), std::fmt::Error> {
-    match kind {
-        Kind::Counter => ConstCounter::new(value).encode(encoder),
-        Kind::Gauge => ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder),
-    }
+fn one(name: &'static str, value: impl ToString) -> Labels {
+    vec![(name, value.to_string())]
 }
 
-impl Collector for Answer {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        self.links(&mut encoder)?;
-        self.congestion(&mut encoder)?;
-        self.own(&mut encoder)?;
-        self.agent(&mut encoder)?;
-        self.telemetry(&mut encoder)
-    }
+fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((name, value.to_owned()));
+    labels
 }
 
-impl Answer {
-    fn links(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let both = |of: fn(&Totals) -> u64| -> Series {
-            let one = |link: &LinkReading, way: &str, totals: &Totals| {
-                (vec![("interface", link.measured.name.clone()), ("direction", way.to_owned())], of(totals))
+const BOTH: [(Direction, &str); 2] = [(Direction::Ingress, "ingress"), (Direction::Egress, "egress")];
+
+fn links(page: &mut Page, reading: &Reading) {
+    type Class = (&'static str, &'static str, &'static str, fn(&Totals) -> u64);
+    let classes: [Class; 5] = [
+        ("interface_packets", "", "Packets on the wire", |totals| totals.packets),
+        ("interface", "bytes", "Their bytes, with the link's header", |totals| totals.bytes),
+        ("interface_roce_packets", "", "Of the packets, those of RoCE v2", |totals| totals.roce),
+        ("interface_malformed_packets", "", "Packets that contradict themselves", |totals| totals.malformed),
+        ("interface_unplaced_packets", "", "Packets without a place in the table of flows", |totals| {
+            totals.unplaced
+        }),
+    ];
+    for (name, unit, help, of) in classes {
+        let family = page.counter(name, unit, help);
+        for (link, (direction, way)) in reading.links.iter().flat_map(|link| BOTH.map(|way| (link, way))) {
+            let totals = match direction {
+                Direction::Ingress => &link.totals.ingress,
+                Direction::Egress => &link.totals.egress,
             };
-            let links = self.reading.links.iter();
-            links
-                .flat_map(|link| {
-                    [one(link, "ingress", &link.totals.ingress), one(link, "egress", &link.totals.egress)]
-                })
-                .collect()
+            family.count(with(&interface(link), "direction", way), of(totals));
+        }
+    }
+    let help = "What the link carries in each direction";
+    let family = page.gauge("interface_capacity", "bytes_per_second", help);
+    for (link, bits) in reading.links.iter().filter_map(|link| Some((link, link.measured.bits?))) {
+        family.real(interface(link), bits as f64 / 8.0);
+    }
+}
+
+fn interface(link: &LinkReading) -> Labels {
+    one("interface", &link.measured.name)
+}
+
+/// Marks, retransmissions, notifications and round trips.
+fn signals(page: &mut Page, reading: &Reading) {
+    let of = |link: &LinkReading| reading.signals.get(&link.measured.index).cloned().unwrap_or_default();
+    let signals: Vec<_> = reading.links.iter().map(|link| (interface(link), of(link))).collect();
+    type Sign = (&'static str, &'static str, fn(&crate::telemetry::Counts) -> u64);
+    let signs: [Sign; 3] = [
+        ("interface_ecn_marked_packets", "Packets that a queue has marked", |counts| counts.ecn_marks),
+        ("interface_retransmitted_packets", "Packets that were sent again, as seen here", |counts| {
+            counts.retransmissions
+        }),
+        ("interface_cnp_packets", "Congestion notifications of RoCE", |counts| counts.notifications),
+    ];
+    for (name, help, of) in signs {
+        let family = page.counter(name, "", help);
+        for (labels, signals) in &signals {
+            family.count(labels.clone(), of(&signals.counts));
+        }
+    }
+    let family = page.histogram("interface_round_trip", "seconds", "Round trips of flows, as sampled");
+    for (labels, signals) in &signals {
+        family.buckets(labels.clone(), &signals.round_trips);
+    }
+}
+
+fn congestion(page: &mut Page, reading: &Reading) {
+    let (mut levels, mut paths) = (Vec::new(), Vec::new());
+    for (link, (direction, way)) in reading.links.iter().flat_map(|link| BOTH.map(|way| (link, way))) {
+        let of = |found: &&Congestion| {
+            found.link.interface == link.measured.index && found.link.direction == direction
         };
-        type Class = (&'static str, &'static str, fn(&Totals) -> u64);
-        let classes: [Class; 5] = [
-            ("interface_packets", "Packets on the wire", |totals| totals.packets),
-            ("interface_bytes", "Their bytes, with the link's header", |totals| totals.bytes),
-            ("interface_roce_packets", "Of the packets, those of RoCE v2", |totals| totals.roce),
-            ("interface_malformed_packets", "Packets that contradict themselves", |totals| totals.malformed),
-            ("interface_unplaced_packets", "Packets without a place in the table of flows", |totals| {
-                totals.unplaced
-            }),
-        ];
-        for (name, help, of) in classes {
-            family(encoder, &Kind::Counter, name, help, &both(of))?;
+        let labels = with(&interface(link), "direction", way);
+        for by in [CongestionCause::Unknown, CongestionCause::Own, CongestionCause::CrossTraffic] {
+            let found = reading.congestion.iter().filter(of).filter(|found| found.cause == by);
+            let level = |found: &Congestion| match found.level {
+                CongestionLevel::None => 0,
+                CongestionLevel::Mild => 1,
+                CongestionLevel::Severe => 2,
+            };
+            let whole = found.clone().filter(|found| found.link.path == Path::Whole);
+            let labels = with(&labels, "cause", cause(by));
+            levels.push((labels.clone(), whole.map(level).max().unwrap_or(0)));
+            let parts =
+                found.filter(|found| found.link.path != Path::Whole && found.level > CongestionLevel::None);
+            paths.push((labels, parts.count() as u64));
         }
-        Ok(())
     }
-
-    fn congestion(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let levels = self.reading.links.iter().flat_map(|link| {
-            [Direction::Ingress, Direction::Egress].map(|direction| {
-                let of = |found: &&Congestion| {
-                    found.link.interface == link.measured.index && found.link.direction == direction
-                };
-                let of_link = self.reading.congestion.iter().filter(of);
-                let level = |state: CongestionLevel| match state {
-                    CongestionLevel::None => 0,
-                    CongestionLevel::Mild => 1,
-                    CongestionLevel::Severe => 2,
-                };
-                let whole = of_link.clone().filter(|found| found.link.path == Path::Whole);
-                let paths = of_link
-                    .filter(|found| found.link.path != Path::Whole && found.level > CongestionLevel::None);
-                let way = if direction == Direction::Ingress { "ingress" } else { "egress" };
-                let labels = vec![("interface", link.measured.name.clone()), ("direction", way.to_owned())];
-                (labels, whole.map(|found| level(found.level)).max().unwrap_or(0), paths.count() as u64)
-            })
+    let add = |family: &mut Family, series: Vec<(Labels, u64)>| {
+        series.into_iter().for_each(|(labels, value)| {
+            family.count(labels, value);
         });
-        let levels: Vec<_> = levels.collect();
-        let whole: Series = levels.iter().map(|(labels, level, _)| (labels.clone(), *level)).collect();
-        let help = "How congested an interface is: 0 not, 1 mildly, 2 severely";
-        family(encoder, &Kind::Gauge, "link_congestion", help, &whole)?;
-        let paths: Series = levels.into_iter().map(|(labels, _, paths)| (labels, paths)).collect();
-        family(
-            encoder,
-            &Kind::Gauge,
-            "congested_paths",
-            "Paths through an interface that are congested",
-            &paths,
-        )?;
-        let stragglers = vec![(Vec::new(), self.reading.stragglers.len() as u64)];
-        family(encoder, &Kind::Gauge, "stragglers", "Ranks that hold others up now", &stragglers)
+    };
+    let help = "How congested an interface is: 0 not, 1 mildly, 2 severely";
+    add(page.gauge("link_congestion_level", "", help), levels);
+    add(page.gauge("congested_paths", "", "Paths through an interface that are congested"), paths);
+    let family =
+        page.counter("congestion_events", "", "Times that an interface or a path was found congested");
+    for ((cause, level), count) in &reading.events.congestion {
+        family.count(vec![("cause", (*cause).to_owned()), ("level", (*level).to_owned())], *count);
     }
+    page.gauge("stragglers", "", "Ranks that hold others up now")
+        .count(Vec::new(), reading.stragglers.len() as u64);
+    page.counter("straggler_events", "", "Times that a rank was found to hold others up")
+        .count(Vec::new(), reading.events.stragglers);
+}
 
-    fn own(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let counters = [
-            ("operations", "Operations that ended for all local ranks"),
-            ("operations_failed", "Of those, the ones that failed"),
-            ("tensor_bytes_sent", "Tensor bytes handed to the transport"),
-            ("tensor_bytes_received", "Tensor bytes that arrived"),
-            ("operations_coded", "Operations that travelled in fewer bits"),
-            ("operations_coded_refused", "Of those, the ones of which chunks went exact"),
-            ("tensor_bytes_saved", "Tensor bytes that those sent less than exact ones would"),
-            ("operations_aggregated", "Operations that an aggregator was to sum"),
-            ("operations_fallback", "Of those, the ones of which hosts did some"),
-            ("aggregation_given_up", "Sessions with an aggregator that were given up here"),
-        ];
-        let labels = |label: &String| vec![("communicator", label.clone())];
-        for (at, (name, help)) in counters.iter().enumerate() {
-            let one = |(label, told): (&String, &SeriesTotals)| {
-                (labels(label), told.sums.get(at).copied().unwrap_or(0))
-            };
-            family(encoder, &Kind::Counter, name, help, &self.communicators.iter().map(one).collect())?;
+/// Name, unit, help, and whether a series stands for it where it is 0.
+const SUMS: [(&str, &str, &str, bool); 10] = [
+    ("operations", "", "Operations that ended for all local ranks", true),
+    ("operations_failed", "", "Of those, the ones that failed", true),
+    ("tensor_sent", "bytes", "Tensor bytes handed to the transport", true),
+    ("tensor_received", "bytes", "Tensor bytes that arrived", true),
+    ("operations_compressed", "", "Operations that travelled in fewer bits", false),
+    ("operations_uncompressed_chunks", "", "Of those, the ones of which chunks went uncompressed", false),
+    ("tensor_saved", "bytes", "Tensor bytes that those sent less than uncompressed ones", false),
+    ("operations_aggregated", "", "Operations that an aggregator was to sum", false),
+    ("operations_fallback", "", "Of those, the ones of which hosts did some", false),
+    ("aggregation_given_up", "", "Sessions with an aggregator that were given up here", false),
+];
+
+fn communicators(page: &mut Page, reading: &Reading) {
+    let SeriesTotals { communicators, tenants } = reading.series.totals(reading.communicators.values());
+    let labels = |tenant: &str, name: &str| vec![("tenant", label(tenant)), ("communicator", label(name))];
+    let communicators: BTreeMap<Labels, _> =
+        communicators.iter().map(|((tenant, name), sums)| (labels(tenant, name), sums)).collect();
+    for (at, (name, unit, help, always)) in SUMS.into_iter().enumerate() {
+        let family = page.counter(name, unit, help);
+        for (labels, sums) in &communicators {
+            let value = sums.get(at).copied().unwrap_or(0);
+            if always || value > 0 {
+                family.count(labels.clone(), value);
+            }
         }
-        let living = self.communicators.iter();
-        let medians = living.filter_map(|(label, told)| Some((labels(label), told.median_ns?))).collect();
-        let help = "Median of the last 64 operations' durations; summed in other";
-        family(encoder, &Kind::Gauge, "operation_median_nanoseconds", help, &medians)?;
-        let count = vec![(Vec::new(), self.reading.communicators.len() as u64)];
-        family(encoder, &Kind::Gauge, "communicators", "Communicators of this agent", &count)
     }
-
-    /// What the agent itself counts.
-    fn agent(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        for (name, help, label, counters) in METRICS {
-            let one = |(value, counted): &(Option<&str>, Counted)| {
-                let labels = value.map(|value| (label, value.to_owned())).into_iter().collect();
-                (labels, self.counters.get(*counted))
-            };
-            family(encoder, &Kind::Counter, name, help, &counters.iter().map(one).collect())?;
+    let help = "What the last compressed operation lost: the error's square over the tensor's (vNMSE)";
+    let family = page.gauge("compression_error", "ratios", help);
+    let living = reading.communicators.values();
+    let errors: BTreeMap<Labels, f64> = living
+        .filter(|traffic| traffic.coded > 0 && traffic.error.is_finite())
+        .map(|traffic| (labels(&traffic.tenant, &traffic.name), traffic.error))
+        .collect();
+    for (labels, error) in errors.into_iter().take(crate::telemetry::series::COMMUNICATORS) {
+        family.real(labels, error);
+    }
+    let help = "Time from an operation's first call here to its last end here, of those that ended well";
+    let family = page.histogram("operation", "seconds", help);
+    let tenants: BTreeMap<String, _> =
+        tenants.iter().map(|(tenant, durations)| (label(tenant), durations)).collect();
+    for (tenant, durations) in &tenants {
+        for (size, buckets) in durations.classes() {
+            family.buckets(vec![("tenant", tenant.clone()), ("size", size.to_owned())], buckets);
         }
-        Ok(())
     }
+    busbw(page, &reading.series);
+    page.gauge("communicators", "", "Communicators of this agent")
+        .count(Vec::new(), reading.communicators.len() as u64);
+}
 
-    fn telemetry(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let reading = &self.reading;
-        let (gaps, thread) = (reading.losses, reading.thread.as_nanos());
-        let lost = [
-            ("events", gaps.events),
-            ("flows", gaps.flows),
-            ("ambiguous", gaps.ambiguous),
-            ("marks", gaps.marks),
-            ("records", gaps.records),
-            ("gaps", gaps.count),
-            ("unregistered", gaps.unregistered),
-            ("endpoints", gaps.ends),
-        ];
-        let lost = lost.map(|(what, count)| (vec![("what", what.to_owned())], count)).to_vec();
-        family(encoder, &Kind::Counter, "telemetry_lost", "What was lost on the way, by what", &lost)?;
-        let flows = vec![(Vec::new(), reading.flow_count)];
-        family(encoder, &Kind::Gauge, "flows", "Flows that were known when all were last read", &flows)?;
-        let spent = vec![(Vec::new(), u64::try_from(thread).unwrap_or(u64::MAX))];
-        let help = "Processor time of the telemetry thread";
-        family(encoder, &Kind::Counter, "telemetry_thread_nanoseconds", help, &spent)?;
-        let lags = reading.latencies;
-        let bounds = BOUNDS_NS.iter().map(|bound| *bound as f64).chain([f64::INFINITY]);
-        let classes: Vec<(f64, u64)> = bounds.zip(lags.classes).collect();
-        let help = "Times from an event in the kernel until what follows from it was decided";
-        let kind = MetricType::Histogram;
-        let mut metric = encoder.encode_descriptor("event_decision_nanoseconds", help, None, kind)?;
-        let (sum, count) = (lags.sum_ns as f64, lags.classes.iter().sum());
-        metric.encode_histogram::<NoLabelSet>(sum, count, &classes, None)?;
-        let programs = reading.cost.iter().filter(|cost| cost.timed).flat_map(|cost| &cost.programs);
-        let (runs, times): (Series, Series) = programs
-            .map(|one| {
-                let labels = vec![("program", one.name.to_string())];
-                let time = u64::try_from(one.time.as_nanos()).unwrap_or(u64::MAX);
-                ((labels.clone(), one.runs), (labels, time))
-            })
-            .unzip();
-        family(encoder, &Kind::Counter, "program_runs", "Runs of a program in the kernel", &runs)?;
-        let help = "Processor time of those runs";
-        family(encoder, &Kind::Counter, "program_nanoseconds", help, &times)
+fn busbw(page: &mut Page, series: &Series) {
+    let help = "Bus bandwidth of operations that ended well, as nccl-tests have it";
+    let family = page.histogram("operation_busbw", "bytes_per_second", help);
+    for (collective, size, buckets) in series.busbw() {
+        family
+            .buckets(vec![("collective", collective.name().to_owned()), ("size", size.to_owned())], buckets);
     }
+}
+
+/// What the agent itself counts.
+fn agent(page: &mut Page, counters: &Counters) {
+    for (name, help, label, counted) in METRICS {
+        let family = page.counter(name, "", help);
+        for (value, counted) in counted {
+            let labels = value.map(|value| (label, value.to_owned())).into_iter().collect();
+            family.count(labels, counters.get(*counted));
+        }
+    }
+}
+
+fn telemetry(page: &mut Page, reading: &Reading) {
+    let losses = reading.losses;
+    let lost = [
+        ("events", losses.events),
+        ("flows", losses.flows),
+        ("ambiguous", losses.ambiguous),
+        ("marks", losses.marks),
+        ("records", losses.records),
+        ("gaps", losses.count),
+        ("unregistered", losses.unregistered),
+        ("endpoints", losses.ends),
+    ];
+    let family = page.counter("telemetry_lost", "", "What was lost on the way, by what");
+    for (what, count) in lost {
+        family.count(one("what", what), count);
+    }
+    page.gauge("flows", "", "Flows that were known when all were last read")
+        .count(Vec::new(), reading.flow_count);
+    page.counter("telemetry_thread_cpu", "seconds", "Processor time of the telemetry thread")
+        .real(Vec::new(), reading.thread.as_secs_f64());
+    let help = "Times from an event in the kernel until what follows from it was decided";
+    page.histogram("event_decision", "seconds", help).buckets(Vec::new(), &reading.latencies.0);
+    let programs = || reading.cost.iter().filter(|cost| cost.timed).flat_map(|cost| &cost.programs);
+    let family = page.counter("program_runs", "", "Runs of a program in the kernel");
+    programs().for_each(|program| {
+        family.count(one("program", &program.name), program.runs);
+    });
+    let family = page.counter("program_cpu", "seconds", "Processor time of those runs");
+    programs().for_each(|program| {
+        family.real(one("program", &program.name), program.time.as_secs_f64());
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::Counted;
     use crate::telemetry::own_flows::{EpochLinks, OwnFlows};
     use crate::telemetry::series::COMMUNICATORS;
+    use harmonaize_abi::OperationId;
+    use harmonaize_analysis::marks::{Operation, RankCall};
     use harmonaize_events::{Mark, MarkKind};
+    use std::time::Instant;
 
-    /// A communicator with this number comes, and codes an operation that saves five bytes.
-    fn come(own: &mut OwnFlows, communicator: u64) {
-        let formed = EpochLinks {
+    fn formed(communicator: u64, tenant: u64) -> EpochLinks {
+        EpochLinks {
             communicator,
-            tenant: "a".into(),
+            tenant: format!("tenant-{tenant}"),
             name: format!("job \"{communicator}\"\n"),
             ranks: vec![0],
+            size: 2,
             epoch: 1,
             participant: 0,
             flows: Vec::new(),
-        };
-        own.formed(&formed, 1, &[], &mut Vec::new());
-        let kind = MarkKind::Coded as u32;
-        own.mark(&Mark { communicator, kind, bytes: 5, ..Mark::default() });
-        for (kind, segment) in [
-            (MarkKind::Aggregated, 0),
-            (MarkKind::Aggregated, 1),
-            (MarkKind::Aggregated, 2),
-            (MarkKind::GivenUp, 0),
-        ] {
-            own.mark(&Mark { communicator, kind: kind as u32, segment, ..Mark::default() });
         }
     }
 
-    fn scrape(own: &OwnFlows) -> String {
+    /// A communicator with this number comes, and runs a compressed operation that saves five bytes.
+    fn come(own: &mut OwnFlows, communicator: u64, tenant: u64) {
+        own.formed(&formed(communicator, tenant), 1, &[], &mut Vec::new());
+        let (coded, error) = (MarkKind::Coded as u32, 0.25_f64.to_bits());
+        own.mark(&Mark { communicator, kind: coded, bytes: 5, segment: error, ..Mark::default() });
+        for (kind, segment) in [(MarkKind::Aggregated, 0), (MarkKind::Aggregated, 1), (MarkKind::GivenUp, 0)]
+        {
+            own.mark(&Mark { communicator, kind: kind as u32, segment, ..Mark::default() });
+        }
+        for bytes in [1 << 10, 1 << 20, 1 << 30] {
+            own.operation(&operation(communicator, bytes));
+        }
+    }
+
+    /// An AllReduce that took 2 ms.
+    fn operation(communicator: u64, bytes: u64) -> Operation {
+        let rank = RankCall {
+            rank: 0,
+            called_ns: Some(1_000_000),
+            ended_ns: Some(3_000_000),
+            failed: false,
+            bytes,
+            zero_input: None,
+            zero_output: None,
+        };
+        Operation {
+            communicator,
+            operation: OperationId(0),
+            participant: 0,
+            collective: Some(harmonaize_abi::Collective::AllReduce.code().into()),
+            epochs: (1, 1),
+            began_ns: 1_000_000,
+            ended_ns: 3_000_000,
+            ranks: vec![rank],
+            edges: Vec::new(),
+            segments: 1,
+            first_segment_ns: None,
+            coded: None,
+            whole: true,
+        }
+    }
+
+    fn reading(own: &OwnFlows) -> Reading {
         let (communicators, series) = (own.communicators().clone(), own.series());
-        let reading = Reading { communicators, series, ..Reading::default() };
-        text(Arc::new(reading), &Counters::default()).unwrap()
+        Reading { communicators, series, ..Reading::default() }
+    }
+
+    fn scrape(own: &OwnFlows) -> String {
+        text(&reading(own), &Counters::default(), Own::default()).unwrap()
     }
 
     fn series(text: &str, name: &str) -> BTreeMap<String, u64> {
@@ -276,59 +336,78 @@ mod tests {
     }
 
     #[test]
-    fn series_are_few_however_many_communicators_come_and_go() {
+    fn a_thousand_live_by_name_after_ten_thousand_have_passed() {
         let mut own = OwnFlows::default();
-        (0..60).for_each(|number| come(&mut own, number));
-        let told = scrape(&own);
+        (0..1_000).for_each(|number| come(&mut own, number, number % 200));
+        for number in 1_000..11_000 {
+            come(&mut own, number, number % 200);
+            own.ended(number, 2, &[], &mut Vec::new());
+        }
+        let began = Instant::now();
+        let text = scrape(&own);
+        // Printed for the page of metrics; no time is asserted.
+        println!("{} bytes in {:?}", text.len(), began.elapsed());
+        assert!(text.len() < 4_000_000, "{}", text.len());
+        let saved = series(&text, "tensor_saved_bytes_total");
+        assert_eq!(saved.len(), COMMUNICATORS, "all that there is room for");
+        for number in 0..1_000 {
+            let label = format!("tenant=\"tenant-{}\",communicator=\"job__{number}__\"}}", number % 200);
+            assert_eq!(saved.get(&label), Some(&5), "{label}");
+        }
+        assert!(!text.contains("\"other\""));
+    }
+
+    #[test]
+    fn those_beyond_the_room_are_summed_up() {
+        let mut own = OwnFlows::default();
+        let all = COMMUNICATORS as u64 + 10;
+        (0..all).for_each(|number| come(&mut own, number, 1));
+        let text = scrape(&own);
+        let other = "tenant=\"other\",communicator=\"other\"}";
         for (name, sum) in [
-            ("operations_coded_total", 10),
-            ("operations_coded_refused_total", 0),
-            ("tensor_bytes_saved_total", 50),
-            ("operations_aggregated_total", 30),
-            ("operations_fallback_total", 20),
+            ("operations_total", 30),
+            ("operations_compressed_total", 10),
+            ("tensor_saved_bytes_total", 50),
+            ("operations_aggregated_total", 20),
+            ("operations_fallback_total", 10),
             ("aggregation_given_up_total", 10),
         ] {
-            let told = series(&told, name);
-            assert_eq!(told.len(), COMMUNICATORS + 1, "{told:?}");
-            assert_eq!(told["communicator=\"other\"}"], sum, "{name}");
+            assert_eq!(series(&text, name)[other], sum, "{name}");
         }
-        let first = series(&told, "tensor_bytes_saved_total");
-        assert_eq!(first["communicator=\"a/job__7__\"}"], 5, "{first:?}");
-        // The first keep their names, and what they came to; whoever comes later has none.
-        (0..49).for_each(|number| own.ended(number, 2, &[], &mut Vec::new()));
-        (60..1_049).for_each(|number| come(&mut own, number));
-        let told = scrape(&own);
-        let later = series(&told, "tensor_bytes_saved_total");
-        assert_eq!(later.len(), COMMUNICATORS + 1, "{later:?}");
-        assert_eq!(later["communicator=\"other\"}"], 999 * 5, "{later:?}");
-        // Medians are of those that live.
-        assert_eq!(series(&told, "operation_median_nanoseconds").len(), 2);
+        // One that has no series of its own keeps to that, and what it came to stays.
+        own.ended(0, 2, &[], &mut Vec::new());
+        own.ended(all - 1, 2, &[], &mut Vec::new());
+        assert_eq!(series(&scrape(&own), "tensor_saved_bytes_total")[other], 50);
     }
 
     #[test]
-    fn times_to_decisions_are_told_by_classes() {
-        let mut reading = Reading::default();
-        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.latencies.note(lag));
-        let told = text(Arc::new(reading), &Counters::default()).unwrap();
-        let name = "harmonaize_event_decision_nanoseconds";
+    fn operations_are_counted_by_size() {
+        let mut own = OwnFlows::default();
+        come(&mut own, 7, 1);
+        let text = scrape(&own);
         for line in [
-            "_bucket{le=\"20000.0\"} 1",
-            "_bucket{le=\"75000.0\"} 3",
-            "_bucket{le=\"100000000.0\"} 3",
-            "_bucket{le=\"+Inf\"} 4",
-            "_count 4",
+            "operation_seconds_bucket{le=\"0.001\",tenant=\"tenant-1\",size=\"small\"} 0",
+            "operation_seconds_bucket{le=\"0.003\",tenant=\"tenant-1\",size=\"small\"} 1",
+            "operation_seconds_sum{tenant=\"tenant-1\",size=\"large\"} 0.002",
+            // 1 MiB in 2 ms, and a factor of 1.
+            "operation_busbw_bytes_per_second_sum{collective=\"allreduce\",size=\"medium\"} 524288000.0",
+            "operation_busbw_bytes_per_second_bucket{le=\"1000000000.0\",collective=\"allreduce\",size=\"medium\"} 1",
+            "compression_error_ratios{tenant=\"tenant-1\",communicator=\"job__7__\"} 0.25",
         ] {
-            assert!(told.contains(&format!("{name}{line}\n")), "{line} in {told}");
+            assert!(text.contains(&format!("harmonaize_{line}\n")), "{line} in {text}");
         }
     }
 
     #[test]
-    fn what_the_agent_counts_is_told_by_label() {
+    fn what_the_agent_counts_is_shown_by_label() {
         let counters = Counters::default();
         counters.add(Counted::CommunicatorPanic);
         (0..3).for_each(|_| counters.add(Counted::CommandLate));
         counters.add(Counted::LogLine);
-        let told = text(Arc::new(Reading::default()), &counters).unwrap();
+        let mut reading = Reading::default();
+        [10_000, 60_000, 70_000, 1 << 40].into_iter().for_each(|lag| reading.latencies.note(lag));
+        let own = Own { measures: true, certificate_ends: Some(5) };
+        let text = text(&reading, &counters, own).unwrap();
         for line in [
             "panics_total{scope=\"communicator\"} 1",
             "panics_total{scope=\"session\"} 0",
@@ -336,8 +415,12 @@ mod tests {
             "engine_commands_total{what=\"lost\"} 0",
             "quota_refusals_total{quota=\"joins\"} 0",
             "log_lines_left_out_total 1",
+            "telemetry_active 1",
+            "certificate_expiry_timestamp_seconds 5",
+            "event_decision_seconds_count 4",
+            "event_decision_seconds_bucket{le=\"0.1\"} 3",
         ] {
-            assert!(told.contains(&format!("harmonaize_{line}\n")), "{line} in {told}");
+            assert!(text.contains(&format!("harmonaize_{line}\n")), "{line} in {text}");
         }
     }
 
@@ -346,11 +429,11 @@ mod tests {
         let mut own = OwnFlows::default();
         let mut before = BTreeMap::new();
         for round in 0_u64..200 {
-            come(&mut own, round % 120);
+            come(&mut own, round % 120, 1);
             if round % 3 > 0 {
                 own.ended(round * 7 % 120, 2, &[], &mut Vec::new());
             }
-            let now = series(&scrape(&own), "tensor_bytes_saved_total");
+            let now = series(&scrape(&own), "tensor_saved_bytes_total");
             for (label, value) in &before {
                 assert!(now.get(label) >= Some(value), "round {round}: {label} {value}: {now:?}");
             }

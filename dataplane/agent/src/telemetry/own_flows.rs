@@ -1,7 +1,8 @@
 //! Own communicators: which flows carry them, and what their marks add up to.
 
 use crate::telemetry::active_flows::entry;
-use crate::telemetry::series::Series;
+use crate::telemetry::series::{Durations, Named, Series};
+use harmonaize_abi::Collective;
 use harmonaize_analysis::congestion::Path;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::trace::{Label, Owner, Record};
@@ -25,6 +26,8 @@ pub struct EpochLinks {
     pub name: String,
     /// This agent's ranks.
     pub ranks: Vec<u32>,
+    /// How many ranks it has in all.
+    pub size: u32,
     /// The epoch.
     pub epoch: u32,
     /// Which participant this agent is.
@@ -34,7 +37,7 @@ pub struct EpochLinks {
 }
 
 /// What is known of an own communicator. Bytes are those of tensors.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     /// Whose it is.
     pub tenant: String,
@@ -42,6 +45,8 @@ pub struct Traffic {
     pub name: String,
     /// This agent's ranks.
     pub ranks: Vec<u32>,
+    /// How many ranks it has in all.
+    pub size: u32,
     /// The newest epoch.
     pub epoch: u32,
     /// Operations that ended here for all ranks.
@@ -64,8 +69,14 @@ pub struct Traffic {
     pub fallback: u64,
     /// Sessions with an aggregator that this agent gave up.
     pub abandoned_sessions: u64,
+    /// What the last compressed operation lost: vNMSE.
+    pub error: f64,
     /// How long each of the last operations took.
     pub recent_ns: VecDeque<u64>,
+    /// How long all took that ended well.
+    pub(crate) durations: Durations,
+    /// Which series of metrics are its own.
+    pub(crate) named: Named,
 }
 
 impl Traffic {
@@ -127,11 +138,15 @@ impl OwnFlows {
         interfaces: &[u32],
         into: &mut Vec<Record>,
     ) {
-        Arc::make_mut(&mut self.series).begun(&formed.tenant, &formed.name);
-        let traffic = self.communicators.entry(formed.communicator).or_default();
+        let Self { communicators, series, .. } = self;
+        let traffic = communicators.entry(formed.communicator).or_insert_with(|| {
+            let named = Arc::make_mut(series).begun(&formed.tenant, &formed.name);
+            Traffic { named, ..Traffic::default() }
+        });
         traffic.tenant.clone_from(&formed.tenant);
         traffic.name.clone_from(&formed.name);
         traffic.ranks.clone_from(&formed.ranks);
+        traffic.size = formed.size;
         traffic.epoch = traffic.epoch.max(formed.epoch);
         // What the epoch before the last ran on is closed by now.
         let outlived = formed.epoch.saturating_sub(1);
@@ -184,6 +199,7 @@ impl OwnFlows {
                 traffic.coded += 1;
                 traffic.refused += u64::from(mark.channel != 0);
                 traffic.saved_bytes += mark.bytes;
+                traffic.error = f64::from_bits(mark.segment);
             }
             Some(MarkKind::Aggregated) => {
                 traffic.aggregated += 1;
@@ -197,11 +213,22 @@ impl OwnFlows {
     pub(crate) fn operation(&mut self, operation: &Operation) {
         let Some(traffic) = self.communicators.get_mut(&operation.communicator) else { return };
         traffic.operations += 1;
-        traffic.failed += u64::from(operation.ranks.iter().any(|rank| rank.failed));
+        let duration_ns = duration_ns(operation);
+        if operation.ranks.iter().any(|rank| rank.failed) {
+            traffic.failed += 1;
+        } else {
+            let bytes = operation.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0);
+            traffic.durations.observe(bytes, duration_ns);
+            let code = operation.collective.and_then(|code| u8::try_from(code).ok());
+            if let Some(collective) = code.and_then(Collective::from_code) {
+                let series = Arc::make_mut(&mut self.series);
+                series.operation(collective, traffic.size, bytes, duration_ns);
+            }
+        }
         if traffic.recent_ns.len() == RECENT_OPERATIONS {
             traffic.recent_ns.pop_front();
         }
-        traffic.recent_ns.push_back(duration_ns(operation));
+        traffic.recent_ns.push_back(duration_ns);
     }
 
     fn drop_where(
@@ -283,6 +310,7 @@ mod tests {
             tenant: "a".into(),
             name: "world".into(),
             ranks: vec![0, 1],
+            size: 2,
             epoch,
             participant: 1,
             flows: vec![(0, flow)],

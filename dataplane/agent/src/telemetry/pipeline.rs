@@ -8,10 +8,13 @@ use crate::telemetry::latencies::Latencies;
 use crate::telemetry::losses::Losses;
 use crate::telemetry::names::Names;
 use crate::telemetry::own_flows::OwnFlows;
+use crate::telemetry::signals::Signals;
 use crate::telemetry::tap::{Recording, Tap};
+use harmonaize_abi::{CongestionCause, CongestionLevel};
 use harmonaize_analysis::trace::{Observer, Record};
 use harmonaize_engine::MarkReader;
 use harmonaize_events::{Event, Mark};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,6 +22,44 @@ use std::sync::{Arc, Mutex, PoisonError};
 const MARKS: usize = 16384;
 /// The clocks' offset may drift so far before records say so.
 const DRIFT_NS: u64 = 1_000;
+
+/// What was found since telemetry began, how often.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Links and paths that became congested, or more so: by cause and level.
+    pub congestion: BTreeMap<(&'static str, &'static str), u64>,
+    /// Ranks that became stragglers.
+    pub stragglers: u64,
+}
+
+impl Events {
+    fn take(&mut self, found: &Found) {
+        match found {
+            Found::Congestion(found) if found.level > CongestionLevel::None => {
+                *self.congestion.entry((cause(found.cause), level(found.level))).or_default() += 1;
+            }
+            Found::Straggler(late) if late.straggler.ended_ns.is_none() => self.stragglers += 1,
+            _ => {}
+        }
+    }
+}
+
+/// The label of a cause.
+pub(crate) fn cause(cause: CongestionCause) -> &'static str {
+    match cause {
+        CongestionCause::Unknown => "unknown",
+        CongestionCause::Own => "own",
+        CongestionCause::CrossTraffic => "cross_traffic",
+    }
+}
+
+fn level(level: CongestionLevel) -> &'static str {
+    match level {
+        CongestionLevel::None => "none",
+        CongestionLevel::Mild => "mild",
+        CongestionLevel::Severe => "severe",
+    }
+}
 
 /// See the module's documentation.
 pub(crate) struct Pipeline {
@@ -30,6 +71,9 @@ pub(crate) struct Pipeline {
     pub(crate) observer: Observer,
     pub(crate) losses: Losses,
     pub(crate) latencies: Latencies,
+    pub(crate) signals: Signals,
+    /// What was found, how often.
+    pub(crate) found: Events,
     marks: Vec<Mark>,
     /// When analysis was last told the time.
     concluded_ns: u64,
@@ -57,6 +101,8 @@ impl Pipeline {
             observer,
             losses: Losses::default(),
             latencies: Latencies::default(),
+            signals: Signals::default(),
+            found: Events::default(),
             marks: Vec::new(),
             concluded_ns: 0,
             congestion_reports: CongestionReports::default(),
@@ -114,6 +160,7 @@ impl Pipeline {
             if let Record::Link(_) = record {
                 self.names.lock().unwrap_or_else(PoisonError::into_inner).take(record);
             }
+            self.signals.take(record);
             self.analysis.take(record);
             let recording = self.recording.as_mut().map(|recording| &mut recording.tap);
             for tap in recording.into_iter().chain(&mut self.taps) {
@@ -142,6 +189,7 @@ impl Pipeline {
             if let Found::Operation(operation) = &found {
                 own_flows.operation(operation);
             }
+            self.found.take(&found);
             let finding = Finding { time_ns: monotonic_ns(), offset_ns, found };
             (self.decide)(&finding);
             self.findings.publish(finding);

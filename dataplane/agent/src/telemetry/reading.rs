@@ -6,7 +6,9 @@ use crate::telemetry::latencies::Latencies;
 use crate::telemetry::links::MeasuredInterface;
 use crate::telemetry::losses::Losses;
 use crate::telemetry::own_flows::Traffic;
+use crate::telemetry::pipeline::Events;
 use crate::telemetry::series::Series;
+use crate::telemetry::signals::OfInterface;
 use harmonaize_analysis::congestion::Congestion;
 use harmonaize_analysis::marks::Operation;
 use harmonaize_analysis::phases::Job;
@@ -56,6 +58,10 @@ pub struct Reading {
     pub losses: Losses,
     /// How long events took until what follows from them was decided.
     pub latencies: Latencies,
+    /// Signs of congestion, by the interface's index.
+    pub signals: BTreeMap<u32, OfInterface>,
+    /// What was found, how often.
+    pub events: Events,
     /// What the programs cost; none where the kernel does not tell.
     pub cost: Option<Cost>,
     /// What cannot be had here, a sentence each.

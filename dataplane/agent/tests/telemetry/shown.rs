@@ -4,11 +4,12 @@ use crate::made_up::{begin, key, pass};
 use crate::{block, wait};
 use harmonaize_agent::config::Telemetry;
 use harmonaize_agent::counters::Counters;
-use harmonaize_agent::telemetry::Running;
+use harmonaize_agent::telemetry::{Running, Shown};
 use harmonaize_analysis::trace::{Record, replay};
 use harmonaize_api::v1;
 use harmonaize_api::v1::telemetry_client::TelemetryClient;
 use harmonaize_events::{InterfaceTotals, Socket, SocketKey};
+use harmonaize_identity::Protection;
 use harmonaize_loader::fake::Fake;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -39,15 +40,11 @@ fn operators_and_prometheus_see_what_is_measured() {
     let fake = Fake::default();
     fake.scene().interfaces.insert("made0".into(), 7);
     let (handle, thread) = begin(&fake, None);
-    let asked = Telemetry {
-        socket: Some(socket.clone()),
-        metrics: Some("127.0.0.1:0".parse().unwrap()),
-        ..Telemetry::default()
-    };
+    let asked = Telemetry { socket: Some(socket.clone()), ..Telemetry::default() };
     block(async {
-        let mut running = Running::new(handle.clone(), thread);
+        let mut running = Running::new(handle.clone(), thread, true);
         let (control, _said) = mpsc::channel(8);
-        running.serve(&asked, "h0", &control, &Counters::default()).await;
+        running.serve(shown(&asked), &control, &Counters::default()).await;
         assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
         {
             let mut scene = fake.scene();
@@ -77,6 +74,11 @@ fn operators_and_prometheus_see_what_is_measured() {
         running.end().await;
     });
     assert!(!socket.exists());
+}
+
+fn shown(telemetry: &Telemetry) -> Shown<'_> {
+    let metrics = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+    Shown { telemetry: Some(telemetry), metrics, host: "h0", protection: &Protection::InsecureLoopback }
 }
 
 async fn watched(client: &mut TelemetryClient<Channel>, fake: &Fake) {
@@ -142,7 +144,7 @@ async fn scraped(address: SocketAddr) {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     for line in [
         "harmonaize_interface_packets_total{interface=\"made0\",direction=\"egress\"} 3",
-        "harmonaize_link_congestion{interface=\"made0\",direction=\"ingress\"} 0",
+        "harmonaize_link_congestion_level{interface=\"made0\",direction=\"ingress\",cause=\"own\"} 0",
         "harmonaize_telemetry_lost_total{what=\"marks\"} 0",
         "harmonaize_communicators 0",
     ] {
@@ -183,10 +185,10 @@ fn a_socket_that_is_another_process_s_is_left_alone_and_a_stale_one_is_replaced(
     for (path, served) in [(&stale, true), (&file, false), (&taken, false)] {
         let (handle, thread) = begin(&fake, None);
         block(async {
-            let mut running = Running::new(handle, thread);
+            let mut running = Running::new(handle, thread, true);
             let (control, _said) = mpsc::channel(8);
             let asked = Telemetry { socket: Some(path.clone()), ..Telemetry::default() };
-            running.serve(&asked, "h0", &control, &Counters::default()).await;
+            running.serve(shown(&asked), &control, &Counters::default()).await;
             if served {
                 let mut client = connect(path).await;
                 let first = client.watch(v1::WatchRequest::default()).await.unwrap();

@@ -87,6 +87,7 @@ impl Agent {
             connect_timeout: LIMIT,
             verbs: None,
             rdma: None,
+            metrics: "127.0.0.1:0".parse().unwrap(),
             telemetry: None,
             links: Links { protection: LinkProtection::Authenticated, dscp: None },
             congestion: None,

@@ -65,7 +65,9 @@ impl Thread {
             job_of: Arc::new(if flows { jobs_of(analysis, known) } else { HashMap::new() }),
             stragglers: analysis.stragglers().collect(),
             losses: pipeline.losses,
-            latencies: pipeline.latencies,
+            latencies: pipeline.latencies.clone(),
+            signals: pipeline.signals.interfaces().clone(),
+            events: pipeline.found.clone(),
             cost: self.source.cost().ok(),
             missing: self
                 .links

@@ -93,6 +93,7 @@ fn where_operations_run_their_connections_alone_are_looked_at_at_once() {
         tenant: "a".into(),
         name: "job".into(),
         communicator: 3,
+        size: 2,
         epoch: 1,
         ranks: vec![0],
         participant: 0,

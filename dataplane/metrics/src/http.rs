@@ -1,6 +1,5 @@
 //! Scrapes over HTTP: one GET a connection, bounded in bytes, time and number.
 
-use crate::telemetry::failed;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -23,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_CONNECTIONS: usize = 8;
 
 /// Answers scrapes with what `scrape` gives, none once that has ended, until `closed` says so.
-pub(crate) async fn serve<F>(
+pub async fn serve<F>(
     scrape: impl Fn() -> F + Clone + Send + Sync + 'static,
     listener: TcpListener,
     mut closed: watch::Receiver<bool>,
@@ -56,7 +55,7 @@ pub(crate) async fn serve<F>(
                 });
             }
             Err(error) => {
-                failed("taking a scrape", &error);
+                tracing::warn!(%error, "a scrape was not taken");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -1,0 +1,10 @@
+//! What programs show Prometheus: a page of metrics in the text of OpenMetrics, and the listener that answers scrapes with it.
+#![forbid(unsafe_code)]
+
+mod http;
+mod page;
+mod recent;
+
+pub use http::serve;
+pub use page::{Buckets, Family, Labels, Page, label};
+pub use recent::Recent;
