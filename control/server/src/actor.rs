@@ -2,10 +2,12 @@
 
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
+use crate::metrics::Happened;
 use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{FabricSnapshot, FromAgent, StatusReply, ToAgent};
+use harmonaize_metrics::Page;
 use harmonaize_store::{Change, Stored};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Reorder(CommunicatorId, Vec<String>, oneshot::Sender<Result<Epoch, ReorderError>>),
     /// `harmonaize top`.
     Fabric(oneshot::Sender<FabricSnapshot>),
+    /// What Prometheus scrapes.
+    Metrics(oneshot::Sender<Page>),
     /// What an operator looks at.
     Look(Query),
     /// Something that an operator wants changed, and kept. The answer comes once it is, and is in effect.
@@ -97,6 +101,7 @@ pub(crate) struct Actor {
     /// By the keeper's number.
     waiting: BTreeMap<u64, Waiting>,
     plans: Plans,
+    happened: Happened,
 }
 
 /// Plans that are to be written.
@@ -151,6 +156,7 @@ impl Actor {
             acks,
             waiting: BTreeMap::new(),
             plans: Plans::default(),
+            happened: Happened::default(),
         }
     }
 
@@ -316,6 +322,13 @@ impl Actor {
             Command::Fabric(answer) => {
                 let _ = answer.send(self.state.queries(now).fabric(realtime()));
             }
+            Command::Metrics(answer) => {
+                let mut page = Page::default();
+                self.state.queries(now).metrics(&mut page);
+                self.happened.show(&mut page);
+                self.keeper.writes.show(&mut page);
+                let _ = answer.send(page);
+            }
             Command::Look(look) => look(&mut self.state, now),
             Command::Configure(again) => self.state.configure(now, *again),
             Command::Instruct(instruction, answer) => self.instruct(&instruction, answer),
@@ -348,7 +361,10 @@ impl Actor {
                             let _ = answer.send(*reply);
                         }
                     }
-                    Output::Fact(fact) => log(&fact),
+                    Output::Fact(fact) => {
+                        self.happened.take(&fact);
+                        log(&fact);
+                    }
                     Output::Keep(changes) => {
                         let number = self.keeper.keep(changes.clone());
                         self.waiting.insert(number, Waiting { changes, answer: None });

@@ -14,12 +14,15 @@ use harmonaize_store::etcd::Members;
 use harmonaize_units::unchanged_but;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Most ranks of a communicator that agents take.
 const MOST_RANKS: u32 = 1024;
+
+/// Where metrics are by default: on loopback alone.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9476);
 
 /// What the operator decided, and where control listens.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where operators' tools connect; none: where agents do.
     pub listen_operators: Option<SocketAddr>,
+    /// Where Prometheus reads metrics over HTTP.
+    pub metrics: SocketAddr,
     /// How long a silent session lives.
     pub session_timeout: Duration,
     /// Who may do what.
@@ -119,6 +124,7 @@ pub enum ConfigError {
 struct File {
     listen: SocketAddr,
     listen_operators: Option<toml::Spanned<SocketAddr>>,
+    metrics: Option<SocketAddr>,
     topology: PathBuf,
     store: Option<PathBuf>,
     etcd: Option<toml::Spanned<Vec<String>>>,
@@ -212,6 +218,7 @@ impl Config {
     /// ```toml
     /// listen = "10.0.0.1:7000"
     /// listen_operators = "127.0.0.1:7000"  # where operators' tools connect; loopback at the port of `listen` where absent
+    /// metrics = "127.0.0.1:9476"    # where Prometheus reads; this is where it does by default
     /// topology = "topology.toml"
     /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
     /// etcd = ["10.0.0.1:2379"]      # in place of `store`, where several controls share it
@@ -408,6 +415,7 @@ impl File {
         Ok(Config {
             listen: self.listen,
             listen_operators,
+            metrics: self.metrics.unwrap_or(METRICS),
             session_timeout,
             access,
             settings,

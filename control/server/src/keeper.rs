@@ -1,7 +1,9 @@
 //! The thread that writes to the store, so that nobody waits for the disk but who asked for something to be kept.
 
+use crate::metrics::StoreWrites;
 use harmonaize_store::{Change, Store, backup};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 
@@ -26,6 +28,8 @@ pub(crate) struct StoreAck {
 pub(crate) struct Keeper {
     jobs: Sender<Job>,
     numbers: u64,
+    /// What the thread has done.
+    pub writes: StoreWrites,
 }
 
 impl Keeper {
@@ -36,8 +40,11 @@ impl Keeper {
     pub(crate) fn start(store: Box<dyn Store>) -> std::io::Result<(Self, UnboundedReceiver<StoreAck>)> {
         let (jobs, queue) = channel();
         let (answers, kept) = unbounded_channel();
-        std::thread::Builder::new().name("store".to_owned()).spawn(move || keep(store, &queue, &answers))?;
-        Ok((Self { jobs, numbers: 0 }, kept))
+        let writes = StoreWrites::default();
+        let wrote = writes.clone();
+        let run = move || keep(store, &queue, &answers, &wrote);
+        std::thread::Builder::new().name("store".to_owned()).spawn(run)?;
+        Ok((Self { jobs, numbers: 0, writes }, kept))
     }
 
     /// Queues changes; the number that their [`Kept`] will have.
@@ -55,7 +62,12 @@ impl Keeper {
 }
 
 /// Writes what waits as one group: one wait for the disk, however many ask.
-fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSender<StoreAck>) {
+fn keep(
+    mut store: Box<dyn Store>,
+    queue: &Receiver<Job>,
+    answers: &UnboundedSender<StoreAck>,
+    writes: &StoreWrites,
+) {
     while let Ok(first) = queue.recv() {
         let (mut numbers, mut changes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
         for job in std::iter::once(first).chain(queue.try_iter().take(MOST_TOGETHER)) {
@@ -68,7 +80,9 @@ fn keep(mut store: Box<dyn Store>, queue: &Receiver<Job>, answers: &UnboundedSen
             }
         }
         if !numbers.is_empty() {
+            let began = Instant::now();
             let outcome = store.write(&changes).map_err(|error| error.to_string());
+            writes.wrote(began.elapsed(), outcome.is_ok());
             for number in numbers {
                 // Nobody asks any more where control goes down.
                 let _ = answers.send(StoreAck { number, outcome: outcome.clone() });

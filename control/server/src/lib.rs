@@ -9,6 +9,7 @@ mod config;
 mod keeper;
 mod leader;
 mod log;
+mod metrics;
 mod operators;
 mod relay;
 mod reload;

@@ -182,6 +182,20 @@ impl Server {
             background.spawn(follow(source, hangup, Arc::clone(&access), in_force, commands.clone()));
         }
         background.spawn(report_life(commands.clone()));
+        let (metrics, metrics_closed) = watch::channel(false);
+        match TcpListener::bind(self.config.metrics).await {
+            Ok(listener) => {
+                let all = (commands.clone(), access.get().protection.clone());
+                let scrape = move || {
+                    let (commands, protection) = all.clone();
+                    crate::metrics::scrape(commands, protection)
+                };
+                background.spawn(harmonaize_metrics::serve(scrape, listener, metrics_closed));
+            }
+            Err(error) => {
+                tracing::error!(%error, address = %self.config.metrics, "no metrics: cannot listen");
+            }
+        }
         let shared = match &self.kept {
             Kept::Own(..) => None,
             Kept::Shared(election) => Some(Shared { reader: election.reader(), settings: settings.clone() }),
@@ -244,6 +258,7 @@ impl Server {
             ended = &mut serve => return ended.map_err(RunError::Serve),
             ended = lead => ended?,
         }
+        metrics.send_replace(true);
         stop.send_replace(true);
         tokio::time::timeout(GRACE, serve).await.unwrap_or(Ok(())).map_err(RunError::Serve)
     }

@@ -2,6 +2,7 @@
 
 mod dry_run;
 mod fabric;
+mod metrics;
 pub(crate) mod questions;
 mod reply;
 mod status;

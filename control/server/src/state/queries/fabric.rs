@@ -67,7 +67,7 @@ impl Queries<'_> {
     }
 
     /// Control's own verdicts, and those of agents on whom control has none.
-    fn fabric_stragglers(&self) -> Vec<v1::Straggler> {
+    pub(super) fn fabric_stragglers(&self) -> Vec<v1::Straggler> {
         let mut all: Vec<v1::Straggler> = Vec::new();
         for (id, merging) in &self.telemetry.communicators {
             let Some(known) = self.ctx.communicators.get(id) else { continue };

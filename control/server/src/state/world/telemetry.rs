@@ -29,6 +29,8 @@ pub(crate) struct Telemetry {
     pub communicators: BTreeMap<CommunicatorId, Merging>,
     /// Verdicts of control's own.
     pub changes: VecDeque<(Duration, Finding)>,
+    /// How often agents found congestion, by its cause.
+    pub congestion: BTreeMap<v1::CongestionCause, u64>,
 }
 
 /// What one host's agent said in its session.
@@ -148,6 +150,9 @@ impl Telemetry {
         (heard.links, heard.flow_count) = (report.links, report.flow_count);
         (heard.losses, heard.cost) = (report.losses, report.cost);
         for change in report.changes {
+            if change.level() > v1::CongestionLevel::None {
+                *self.congestion.entry(change.cause()).or_default() += 1;
+            }
             remember(&mut heard.changes, now, Finding::Congestion(change));
         }
         heard.stragglers(now, report.stragglers);

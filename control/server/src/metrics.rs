@@ -1,0 +1,115 @@
+//! What control shows Prometheus. It is the operator's: nothing of it goes to tenants.
+
+use crate::actor::Command;
+use crate::leader::Commands;
+use crate::state::Fact;
+use harmonaize_api::v1::FailureKind;
+use harmonaize_identity::Protection;
+use harmonaize_metrics::{Buckets, Page, label};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Tenants of which breaches are counted by name.
+const TENANTS: usize = 1024;
+
+/// Upper bounds of writes to the store, in seconds.
+static STORE_SECONDS: [f64; 10] = [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 5.0];
+
+/// What happened since control began to lead, how often.
+#[derive(Debug, Default)]
+pub(crate) struct Happened {
+    changes: BTreeMap<&'static str, u64>,
+    abandoned: u64,
+    ended: BTreeMap<FailureKind, u64>,
+    closed: u64,
+    breaches: BTreeMap<String, u64>,
+    sessions_refused: u64,
+}
+
+impl Happened {
+    /// Counts a fact.
+    pub(crate) fn take(&mut self, fact: &Fact) {
+        match fact {
+            Fact::EpochCurrent { reason, .. } => *self.changes.entry(reason.code()).or_default() += 1,
+            Fact::EpochAbandoned { .. } => self.abandoned += 1,
+            Fact::Ended { kind, .. } => *self.ended.entry(*kind).or_default() += 1,
+            Fact::Closed { .. } => self.closed += 1,
+            Fact::SessionRefused { .. } => self.sessions_refused += 1,
+            Fact::AgreementBroken { tenant, broken, .. } if !broken.is_empty() => {
+                let room = self.breaches.len() < TENANTS || self.breaches.contains_key(tenant);
+                let tenant = if room { tenant } else { "other" };
+                *self.breaches.entry(tenant.to_owned()).or_default() += 1;
+            }
+            _ => {}
+        }
+    }
+
+    /// Adds the counts to a page.
+    pub(crate) fn show(&self, page: &mut Page) {
+        let help = "Epochs that came to use, by why the plan was changed";
+        let family = page.counter("control_plan_changes", "", help);
+        for (reason, count) in &self.changes {
+            family.count(vec![("reason", (*reason).to_owned())], *count);
+        }
+        page.counter("control_epochs_abandoned", "", "Epochs that were given up")
+            .count(Vec::new(), self.abandoned);
+        let family =
+            page.counter("control_communicators_ended", "", "Communicators that are over, by how they ended");
+        family.count(vec![("kind", "closed".to_owned())], self.closed);
+        for (kind, count) in &self.ended {
+            let name = kind.as_str_name();
+            let name = name.strip_prefix("FAILURE_KIND_").unwrap_or(name).to_lowercase();
+            family.count(vec![("kind", name)], *count);
+        }
+        let family =
+            page.counter("control_agreement_breaches", "", "Times that an agreement began not to be kept");
+        for (tenant, count) in &self.breaches {
+            family.count(vec![("tenant", label(tenant))], *count);
+        }
+        page.counter("control_sessions_refused", "", "Sessions that control refused or ended")
+            .count(Vec::new(), self.sessions_refused);
+    }
+}
+
+/// What the store's thread has done. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreWrites(Arc<Mutex<(Buckets<10>, u64)>>);
+
+impl Default for StoreWrites {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new((Buckets::new(&STORE_SECONDS), 0))))
+    }
+}
+
+impl StoreWrites {
+    /// A group was written, or was not, and that took so long.
+    pub(crate) fn wrote(&self, took: Duration, well: bool) {
+        let mut writes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writes.0.observe(took.as_secs_f64());
+        writes.1 += u64::from(!well);
+    }
+
+    /// Adds them to a page.
+    pub(crate) fn show(&self, page: &mut Page) {
+        let (times, failed) = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        page.histogram("control_store_write", "seconds", "Writes of groups of changes to the store")
+            .buckets(Vec::new(), &times);
+        page.counter("control_store_write_errors", "", "Of those, the ones that failed")
+            .count(Vec::new(), failed);
+    }
+}
+
+/// Returns everything as text; of a control that follows, that it does.
+pub(crate) async fn scrape(commands: Commands, protection: Protection) -> Option<String> {
+    let known = commands.ask(Command::Metrics).await.ok();
+    let leads = known.is_some();
+    let mut page = known.unwrap_or_default();
+    page.build("control", harmonaize_program::version());
+    page.gauge("control_leader", "", "Whether this control leads").count(Vec::new(), leads.into());
+    if let Some(ends) = protection.certificate_ends().ok().flatten() {
+        let help = "When the certificate ends, in seconds since 1970";
+        page.gauge("certificate_expiry_timestamp", "seconds", help).count(Vec::new(), ends);
+    }
+    page.text().ok()
+}
