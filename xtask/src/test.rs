@@ -35,7 +35,9 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    packages::require(&[packages::BUILDING, packages::C, packages::MPI, packages::ETCD].concat(), consent)?;
+    let needed = [packages::BUILDING, packages::C, packages::MPI, packages::ETCD, packages::METRICS].concat();
+    packages::require(&needed, consent)?;
+    packages::require_promtool(consent)?;
     if harmonaize_testkit::fabric::privileged() {
         packages::require(packages::EMULATION, consent)?;
     } else {

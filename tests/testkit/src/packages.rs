@@ -62,6 +62,9 @@ pub const AARCH64: &[&str] = &[
 /// What offload units need beside the machine with SoftRoCE: their emulator.
 pub const DPU: &[&str] = &["qemu-system-arm"];
 
+/// What reads a scrape as Prometheus does not: the reference parser of OpenMetrics. [`promtool`] comes by itself.
+pub const METRICS: &[&str] = &["python3-prometheus-client"];
+
 /// What packing needs, and what makes and boots the Debian on which a package is tested.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "systemd-container"];
 
@@ -148,6 +151,33 @@ pub fn missing<'a>(packages: &[&'a str]) -> Vec<&'a str> {
 fn installed(package: &str) -> bool {
     let query = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
     query.is_ok_and(|output| output.stdout == b"installed")
+}
+
+/// Where promtool is, from the path or unpacked before; none where neither has it.
+pub fn promtool() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path).map(|folder| folder.join("promtool"));
+    on_path.chain([promtool_folder().join("usr/bin/promtool")]).find(|program| program.is_file())
+}
+
+fn promtool_folder() -> PathBuf {
+    workspace::target().join("tools").join("prometheus")
+}
+
+/// Unpacks promtool from Debian's package, where it is missing. The package is not installed: that would start a server.
+pub fn require_promtool(consent: Consent) -> Result<()> {
+    if promtool().is_some() {
+        return Ok(());
+    }
+    consent.obtain("promtool of Debian's package prometheus (unpacked under target)")?;
+    let folder = promtool_folder();
+    std::fs::create_dir_all(&folder)?;
+    workspace::run(Command::new("apt-get").args(["-qq", "download", "prometheus"]).current_dir(&folder))?;
+    let is_package = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "deb");
+    let mut files = std::fs::read_dir(&folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let package = files.find(is_package).context("apt-get downloaded no package")?;
+    workspace::run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&folder))?;
+    std::fs::remove_file(package).context("cannot remove the package")
 }
 
 /// The program of a cargo tool: from the path, from `target/tools`, or installed there after saying so.

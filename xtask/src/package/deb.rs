@@ -70,7 +70,11 @@ impl Package<'_> {
     /// All files but the programs.
     fn lay_out(&self, tree: &Path, programs: &Programs) -> Result<()> {
         let own = workspace::root().join("xtask/package");
-        for (from, to) in [("etc", "etc/harmonaize"), ("systemd", "usr/lib/systemd/system")] {
+        for (from, to) in [
+            ("etc", "etc/harmonaize"),
+            ("systemd", "usr/lib/systemd/system"),
+            ("monitoring", "usr/share/doc/harmonaize/monitoring"),
+        ] {
             for file in files(&own.join(from))? {
                 copy(&file, &tree.join(to).join(name(&file)?), 0o644)?;
             }
