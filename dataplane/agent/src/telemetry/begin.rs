@@ -83,7 +83,9 @@ impl Running {
         if self.measures {
             self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
         }
-        if let Some((config, path)) = telemetry.and_then(|config| Some((config, config.socket.as_ref()?))) {
+        let shown = telemetry.filter(|_| self.measures);
+        let shown = shown.and_then(|config| Some((config, config.socket.as_ref()?)));
+        if let Some((config, path)) = shown {
             match Socket::bind(path, &config.uids) {
                 Ok(socket) => {
                     let serving =
