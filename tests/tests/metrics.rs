@@ -44,7 +44,7 @@ fn rules_pass_promtool_and_each_alert_fires() {
 }
 
 /// What a scrape has: the labels of each metric, `le` included.
-type Known = BTreeMap<String, BTreeSet<String>>;
+type Scrape = BTreeMap<String, BTreeSet<String>>;
 
 fn scrape(namespace: &Namespace, port: u16) -> String {
     let ask = move || -> std::io::Result<String> {
@@ -80,7 +80,7 @@ fn parsed(text: &str) {
     assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
 }
 
-fn take(text: &str, known: &mut Known) {
+fn take(text: &str, metrics: &mut Scrape) {
     for line in text.lines() {
         if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|line| line.split_once(' ')) {
             let endings: &[&str] = match kind {
@@ -89,17 +89,17 @@ fn take(text: &str, known: &mut Known) {
                 _ => &[""],
             };
             for ending in endings {
-                known.entry(format!("{name}{ending}")).or_default();
+                metrics.entry(format!("{name}{ending}")).or_default();
             }
         } else if let Some((name, rest)) = line.split_once('{') {
             let labels = rest.split("\",").filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
-            known.get_mut(name).unwrap_or_else(|| panic!("{name} has no type")).extend(labels);
+            metrics.get_mut(name).unwrap_or_else(|| panic!("{name} has no type")).extend(labels);
         }
     }
 }
 
 /// The metrics of a query, each with the labels that its selector names.
-fn asked(query: &str) -> Vec<(String, Vec<String>)> {
+fn metrics_in(query: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     let mut rest = query;
     while let Some(at) = rest.find("harmonaize_") {
@@ -176,23 +176,23 @@ fn every_query_finds_its_metrics_in_a_scrape() {
     ] {
         assert!(control.lines().any(|one| one == line), "{line} is not in\n{control}");
     }
-    let mut known = Known::new();
+    let mut metrics = Scrape::new();
     for text in [agent, control, scrape(&aggregator, PORTS[2])] {
         assert!(text.ends_with("# EOF\n") && text.contains("harmonaize_build_info{"), "{text}");
         assert!(
             text.contains("harmonaize_certificate_expiry_timestamp_seconds 1") || text.contains("aggregator")
         );
         parsed(&text);
-        take(&text, &mut known);
+        take(&text, &mut metrics);
     }
     let queries = queries();
     assert!(queries.len() > 40, "{}", queries.len());
     for (file, query) in queries {
-        let asked = asked(&query);
+        let found = metrics_in(&query);
         let mut all = BTreeSet::from(["instance".to_owned()]);
         let mut complete = true;
-        for (name, labels) in asked {
-            let has = known.get(&name).unwrap_or_else(|| panic!("{file}: no metric {name}"));
+        for (name, labels) in found {
+            let has = metrics.get(&name).unwrap_or_else(|| panic!("{file}: no metric {name}"));
             complete &= !has.is_empty();
             for label in labels.iter().filter(|label| *label != "instance" && !has.is_empty()) {
                 assert!(has.contains(label), "{file}: {name} has no label {label}, but {has:?}");

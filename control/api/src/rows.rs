@@ -11,7 +11,7 @@ fn any<T: PartialEq>(wanted: &[T], is: impl Fn(&T) -> bool) -> bool {
 
 impl RowFilter {
     /// Whether a flow is wanted.
-    pub fn takes_flow(&self, flow: &Flow) -> bool {
+    pub fn matches_flow(&self, flow: &Flow) -> bool {
         let owner = flow.owner.as_ref();
         let cause = if owner.is_some() { "own" } else { "cross_traffic" };
         let ways = || flow.egress.iter().chain(&flow.ingress);
@@ -27,7 +27,7 @@ impl RowFilter {
     }
 
     /// Whether a finding is wanted. How many were lost is, whatever the filter.
-    pub fn takes_finding(&self, found: &Finding) -> bool {
+    pub fn matches_finding(&self, found: &Finding) -> bool {
         let (communicator, peer, cause, interface) = match &found.finding {
             Some(finding::Finding::Operation(one)) => (Some(one.communicator), None, None, None),
             Some(finding::Finding::Phase(one)) => (None, Some(one.delayed_host.as_str()), None, None),
@@ -104,8 +104,8 @@ mod tests {
             RowFilter { since_ns: 21, ..all() },
             RowFilter { until_ns: 9, ..all() },
         ];
-        assert!(takes.iter().all(|filter| filter.takes_flow(&flow())));
-        assert!(!leaves.iter().any(|filter| filter.takes_flow(&flow())));
+        assert!(takes.iter().all(|filter| filter.matches_flow(&flow())));
+        assert!(!leaves.iter().any(|filter| filter.matches_flow(&flow())));
     }
 
     #[test]
@@ -130,7 +130,7 @@ mod tests {
         ];
         for (filter, first, second) in cases {
             assert_eq!(
-                (filter.takes_finding(&congestion), filter.takes_finding(&operation)),
+                (filter.matches_finding(&congestion), filter.matches_finding(&operation)),
                 (first, second),
                 "{filter:?}"
             );

@@ -148,7 +148,7 @@ impl Replies {
             Self::AgentFindings(agent, stream, filter) => loop {
                 let next = stream.message().await.map_err(|status| agent.failure(&status))?;
                 match next {
-                    Some(finding) if !filter.takes_finding(&finding) => {}
+                    Some(finding) if !filter.matches_finding(&finding) => {}
                     next => {
                         return Ok(
                             next.map(|finding| AskReply { findings: vec![finding], ..AskReply::default() })
@@ -261,7 +261,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
 
 async fn agent_flows(socket: &Socket, filter: RowFilter) -> Result<Replies, Failure> {
     let (time_ns, mut flows) = Agent::connect(socket).await?.flows(filter.interface.clone()).await?;
-    flows.retain(|flow| filter.takes_flow(flow));
+    flows.retain(|flow| filter.matches_flow(flow));
     Ok(Replies::AgentFlows(Some(AskReply { time_ns, flows, ..AskReply::default() })))
 }
 

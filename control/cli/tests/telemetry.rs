@@ -253,7 +253,9 @@ async fn rows_are_as_their_schema_says() {
             let definition = &schema["$defs"][kind];
             same(definition, &row);
             assert_eq!(definition["properties"]["schema"]["const"], row["schema"]);
-            for (field, of) in [("egress", "FlowDirection"), ("owner", "FlowOwner"), ("compression", "CompressedOperation")] {
+            for (field, of) in
+                [("egress", "FlowDirection"), ("owner", "FlowOwner"), ("compression", "CompressedOperation")]
+            {
                 if let Some(value) = row.get(field).filter(|value| !value.is_null()) {
                     same(&schema["$defs"][of], value);
                 }
@@ -264,7 +266,10 @@ async fn rows_are_as_their_schema_says() {
             }
         }
     }
-    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), ["congestion", "flow", "lost", "operation", "phase", "straggler"]);
+    assert_eq!(
+        kinds.iter().map(String::as_str).collect::<Vec<_>>(),
+        ["congestion", "flow", "lost", "operation", "phase", "straggler"]
+    );
 }
 
 #[tokio::test]

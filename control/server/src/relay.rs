@@ -132,7 +132,7 @@ impl Relay {
         let (mut ticks, mut closed) = (interval(ASK_AGAIN), open.closed.subscribe());
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (follow, mut late, mut named) = (open.question.follow, false, false);
-        while open.under_way() {
+        while open.is_running() {
             self.ask_hosts(&open);
             if !follow && open.is_over() {
                 break;
@@ -155,7 +155,7 @@ impl Relay {
             }
         }
         lock(&self.open).remove(&open.question.id);
-        if open.under_way() {
+        if open.is_running() {
             open.name_silent("no end of its answer in time").await;
         }
         // Agents' calls end.
@@ -243,7 +243,7 @@ enum Cut {
 }
 
 impl Open {
-    fn under_way(&self) -> bool {
+    fn is_running(&self) -> bool {
         !*self.closed.borrow() && !self.replies.is_closed()
     }
 

@@ -120,7 +120,7 @@ pub struct Description {
 
 /// What is said between the large messages.
 #[derive(Debug, Serialize, Deserialize)]
-enum Word {
+enum Signal {
     /// The successor has started.
     Started,
     /// The successor has taken everything in.
@@ -218,7 +218,7 @@ impl Peer {
             return Err(HandOverError::Refused(refused));
         }
         self.send(offer, sockets)?;
-        self.word(START)?;
+        self.await_signal(START)?;
         Ok(greeting)
     }
 
@@ -236,7 +236,7 @@ impl Peer {
     /// # Errors
     /// Why there will be no hand-over.
     pub fn take(&self) -> Result<(Description, Vec<EngineImage>, Vec<FrozenSession>), HandOverError> {
-        self.send(&Word::Started, &[])?;
+        self.send(&Signal::Started, &[])?;
         let (mut description, descriptors): (Description, _) = self.receive(2 * PATIENCE)?;
         let mut descriptors = descriptors.into_iter();
         let image = |(state, count): (Vec<u8>, usize)| EngineImage {
@@ -276,8 +276,8 @@ impl Peer {
         };
         let sessions = sessions.into_iter().map(session).collect();
         self.send(&Description { engines, sessions, added, agent, ledger }, &descriptors)?;
-        self.word(PATIENCE)?;
-        self.send(&Word::Yours, &[])
+        self.await_signal(PATIENCE)?;
+        self.send(&Signal::Yours, &[])
     }
 
     /// The successor has taken everything in: returns once it is the agent. Blocks.
@@ -285,8 +285,8 @@ impl Peer {
     /// # Errors
     /// Why it is not.
     pub fn taken(&self) -> Result<(), HandOverError> {
-        self.send(&Word::Taken, &[])?;
-        self.word(PATIENCE)
+        self.send(&Signal::Taken, &[])?;
+        self.await_signal(PATIENCE)
     }
 
     /// Waits for the other process to end, for a moment. Blocks.
@@ -300,8 +300,8 @@ impl Peer {
         let _ = self.write(&Err::<(), &str>(why), &[]);
     }
 
-    fn word(&self, patience: Duration) -> Result<(), HandOverError> {
-        self.receive::<Word>(patience).map(drop)
+    fn await_signal(&self, patience: Duration) -> Result<(), HandOverError> {
+        self.receive::<Signal>(patience).map(drop)
     }
 
     fn send(&self, message: &impl Serialize, descriptors: &[OwnedFd]) -> Result<(), HandOverError> {

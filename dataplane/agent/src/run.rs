@@ -356,11 +356,11 @@ async fn serve(
         agent.flush();
         tokio::select! {
             () = tokio::time::sleep(LATE), if agent.is_late() => {}
-            () = tokio::time::sleep(LATE), if handing.is_under_way() => {
+            () = tokio::time::sleep(LATE), if handing.is_running() => {
                 let idle = control.events.is_empty() && checks.is_empty() && asked.is_empty();
                 handing.step(&mut agent, &mut tenants, &control.pause, (connected, idle)).await;
             }
-            peer = handing.next(), if !handing.is_under_way() && ending.is_none() && waiting.is_none() => {
+            peer = handing.next(), if !handing.is_running() && ending.is_none() && waiting.is_none() => {
                 handing.begin(peer, listening.descriptor(), &mut tenants);
             }
             Some(notice) = heard.recv() => match notice {
@@ -391,10 +391,10 @@ async fn serve(
                     }
                 }
             },
-            Some(()) = reload.recv(), if ending.is_none() && !handing.is_under_way() => {
+            Some(()) = reload.recv(), if ending.is_none() && !handing.is_running() => {
                 tenants.reload().into_iter().for_each(|served| agent.tenants_served(served));
             }
-            _ = poll.tick(), if ending.is_none() && !handing.is_under_way() => {
+            _ = poll.tick(), if ending.is_none() && !handing.is_running() => {
                 tenants.poll().into_iter().for_each(|served| agent.tenants_served(served));
             }
             Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
@@ -414,7 +414,7 @@ async fn serve(
                 }
             }
             () = &mut stop, if ending.is_none() => {
-                if handing.is_under_way() {
+                if handing.is_running() {
                     handing.call_off(&mut agent, &mut tenants, &control.pause, "the agent is going down");
                 }
                 tracing::info!("agent is going down");

@@ -65,7 +65,7 @@ impl Agent {
     }
 
     /// Whether control's session has taken in all that it was told.
-    pub fn is_heard(&self) -> bool {
+    pub fn has_sent_all(&self) -> bool {
         self.unsent.is_empty() && self.control.capacity() == self.control.max_capacity()
     }
 

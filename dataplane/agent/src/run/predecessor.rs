@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 /// How long sessions and the session with control may take to come to rest; tenants' operations go on meanwhile.
-const REST: Duration = Duration::from_secs(5);
+const FREEZE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A hand-over, or that there is none.
 pub(super) struct Handing {
@@ -60,7 +60,7 @@ impl Handing {
     }
 
     /// Whether a hand-over is under way.
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         !matches!(self.stage, Stage::Idle)
     }
 
@@ -153,14 +153,14 @@ impl Handing {
         let text = |error: HandOverError| error.to_string();
         let in_time = |deadline: Instant, what: &str| match Instant::now() < deadline {
             true => Ok(()),
-            false => Err(format!("{what} did not come to rest within {REST:?}")),
+            false => Err(format!("{what} did not come to rest within {FREEZE_TIMEOUT:?}")),
         };
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         Ok(match stage {
             Stage::Starting(starting) if starting.is_finished() => {
                 let peer = starting.await.map_err(|error| error.to_string())?.map_err(text)?;
                 tenants.server().freeze(true);
-                Stage::Sessions { peer, deadline: Instant::now() + REST, sessions: Vec::new() }
+                Stage::Sessions { peer, deadline: Instant::now() + FREEZE_TIMEOUT, sessions: Vec::new() }
             }
             Stage::Sessions { peer, deadline, mut sessions } => {
                 sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
@@ -190,7 +190,7 @@ impl Handing {
                 Stage::Engines { peer, since, sessions, images }
             }
             Stage::Engines { peer, since, sessions, images }
-                if images.iter().all(Option::is_some) && agent.is_heard() =>
+                if images.iter().all(Option::is_some) && agent.has_sent_all() =>
             {
                 let ledger = pause.image().await;
                 let Some(ledger) = ledger else {

@@ -130,7 +130,7 @@ impl Answer<'_> {
             let Some(now) = self.telemetry.read(true).await else { return self.refuse_ended().await };
             let time_ns = realtime_ns(now.time_ns, now.offset_ns);
             let mut flows = view::flows(&now, &filter.interface);
-            flows.retain(|flow| filter.takes_flow(flow));
+            flows.retain(|flow| filter.matches_flow(flow));
             flows.sort_by_key(last_packet_ns);
             if omitted.is_none() {
                 let mut rows = flows.clone();
@@ -165,7 +165,7 @@ impl Answer<'_> {
         let (retained, mut coming) = self.telemetry.findings().listen();
         let mut found: Vec<Finding> =
             retained.iter().map(|finding| to_proto::finding(finding, &names())).collect();
-        found.retain(|finding| filter.takes_finding(finding));
+        found.retain(|finding| filter.matches_finding(finding));
         let omitted = self.last(&mut found);
         if omitted > 0 {
             self.send(AnswerPart { omitted, ..self.first.clone() }).await?;
@@ -182,7 +182,7 @@ impl Answer<'_> {
                 }
                 Err(RecvError::Closed) => return self.refuse_ended().await,
             };
-            if filter.takes_finding(&finding) {
+            if filter.matches_finding(&finding) {
                 self.send(AnswerPart { findings: vec![finding], ..self.first.clone() }).await?;
             }
         }

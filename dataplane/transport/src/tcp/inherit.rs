@@ -43,7 +43,7 @@ pub(super) struct RecordsImage {
     pub(super) next: (u64, u64),
     /// Verified and not given on, then not looked at yet.
     pub(super) opened: Vec<u8>,
-    pub(super) rest: Vec<u8>,
+    pub(super) unopened: Vec<u8>,
 }
 
 impl TcpTransport {
@@ -108,8 +108,7 @@ impl TcpTransport {
                 });
                 let records = records.transpose()?;
                 let Config { queue_frames, read_buffer, .. } = self.config;
-                let mut path =
-                    Path::new(socket, queue_frames, read_buffer, records, self.sender.is_some());
+                let mut path = Path::new(socket, queue_frames, read_buffer, records, self.sender.is_some());
                 path.resume(&image.plain).ok_or("more was read ahead than there is room for")?;
                 path.begin(now);
                 path.freeze(true);

@@ -110,9 +110,9 @@ impl Path {
     pub(super) fn image(&self) -> PathImage {
         let outbox = self.pulse.outbox();
         let records = outbox.sealer().zip(self.inbox.opener()).map(|(sealer, opener)| {
-            let (next, opened, rest) = opener.image();
-            let (opened, rest) = (opened.to_vec(), rest.to_vec());
-            RecordsImage { salt: self.salt.clone(), next: (sealer.next(), next), opened, rest }
+            let (next, opened, unopened) = opener.image();
+            let (opened, unopened) = (opened.to_vec(), unopened.to_vec());
+            RecordsImage { salt: self.salt.clone(), next: (sealer.next(), next), opened, unopened }
         });
         PathImage { plain: self.inbox.ahead().to_vec(), records }
     }

@@ -118,9 +118,9 @@ impl Records {
         records.opener.keys.skip_to(image.next.1)?;
         let opener = &mut records.opener;
         let opened = image.opened.len();
-        let end = opened + image.rest.len();
+        let end = opened + image.unopened.len();
         opener.records.get_mut(..opened)?.copy_from_slice(&image.opened);
-        opener.records.get_mut(opened..end)?.copy_from_slice(&image.rest);
+        opener.records.get_mut(opened..end)?.copy_from_slice(&image.unopened);
         (opener.opened, opener.start, opener.end) = (0..opened, opened, end);
         Some(records)
     }
