@@ -154,8 +154,13 @@ fn an_agent_goes_on_whose_successor_dies_in_between() {
     let host = deployment.hosts()[0].clone();
     let links = format!("authenticated over TCP at {}:7200", host.addresses[0]);
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    // Version 1, a build, the host, one thread, the links.
-    let greeting = [&[0, 1][..], &text("test"), &text("h0"), &[1], &text(&links)].concat();
+    // Version 1, a build, the host, the threads that it has by default, the links.
+    let threads = match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => 1,
+        2..16 => 2,
+        _ => 4,
+    };
+    let greeting = [&[0, 1][..], &text("test"), &text("h0"), &[threads], &text(&links)].concat();
     under_load(&mut deployment, |deployment| {
         // It dies at each point where it may.
         for said in 0..4 {

@@ -135,7 +135,7 @@ enum Json<'a> {
 enum Replies {
     Control(Box<Operate>, Streaming<AskReply>),
     AgentFlows(Option<AskReply>),
-    AgentFindings(Agent, Streaming<Finding>, RowFilter),
+    AgentFindings(Box<Agent>, Streaming<Finding>, Box<RowFilter>),
 }
 
 impl Replies {
@@ -239,7 +239,7 @@ async fn ask(control: &ControlArguments, arguments: RowArguments, kind: RowKind)
                 // A filter is the reader's own here: what it takes is counted behind it.
                 let all = filter == RowFilter::default();
                 let stream = agent.phases(if all { last } else { 0 }, follow).await?;
-                Ok(Replies::AgentFindings(agent, stream, filter))
+                Ok(Replies::AgentFindings(Box::new(agent), stream, Box::new(filter)))
             }
         };
     }

@@ -64,7 +64,8 @@ impl Engines {
 
     /// Gives every thread a command, made for its number; whether all took it.
     pub fn command_all(&mut self, mut command: impl FnMut(usize) -> Command) -> bool {
-        (0..self.threads.len()).fold(true, |all, number| self.command(Thread(number), command(number)) && all)
+        let given = (0..self.threads.len()).map(|number| self.command(Thread(number), command(number)));
+        given.filter(|taken| !taken).count() == 0
     }
 
     /// An attachment of a tenant has ended.

@@ -173,7 +173,10 @@ impl Answer<'_> {
         for findings in batches(found) {
             self.send(AnswerPart { findings, ..self.first.clone() }).await?;
         }
-        while self.question.follow {
+        if !self.question.follow {
+            return Ok(());
+        }
+        loop {
             let finding = match coming.recv().await {
                 Ok(finding) => to_proto::finding(&finding, &names()),
                 Err(RecvError::Lagged(count)) => {
@@ -186,7 +189,6 @@ impl Answer<'_> {
                 self.send(AnswerPart { findings: vec![finding], ..self.first.clone() }).await?;
             }
         }
-        Ok(())
     }
 }
 
