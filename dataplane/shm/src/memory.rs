@@ -509,10 +509,10 @@ mod tests {
     }
 
     #[test]
-    fn a_registered_range_shares_the_files_bytes_and_no_descriptor() {
+    fn a_registered_range_shares_the_files_bytes_and_has_a_descriptor_of_its_own() {
         let fd = memfd(MemfdFlags::empty(), SealFlags::SHRINK);
         let (memory, id) = Memory::register(fd.as_fd(), page(), page()).unwrap();
-        assert!(memory.fd().is_none());
+        assert_eq!((memory.fd().is_some(), memory.offset()), (true, page()));
         memory.write(3, b"seen").unwrap();
         let mut seen = [0; 4];
         rustix::io::pread(&fd, &mut seen, page() + 3).unwrap();

@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use harmonaize_analysis::trace::replay;
     use harmonaize_events::Event;
+    use std::time::{Duration, Instant};
 
     fn event(time_ns: u64) -> Record {
         Record::Event(Event {
@@ -249,13 +250,25 @@ mod tests {
         let mut last = 100_000;
         for name in ["trace", "trace.1"] {
             let file = folder.path().join(name);
+            // The thread of the one before ends by itself.
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let times = loop {
+                let mut times = Vec::new();
+                let whole = replay(&std::fs::read(&file).unwrap(), |record| times.push(record.time_ns()));
+                if whole.is_ok() && times.last() == Some(&(last - 1)) {
+                    break times;
+                }
+                assert!(
+                    Instant::now() < deadline,
+                    "{name} ends at {:?}, the next begins at {last}",
+                    times.last()
+                );
+                std::thread::yield_now();
+            };
             let found = std::fs::metadata(&file).unwrap();
             assert_eq!(found.permissions().mode() & 0o777, 0o600, "{name}");
             // One part may be on its way when it is full.
             assert!(found.len() <= bound / 2 + 2 * PART as u64, "{name}: {}", found.len());
-            let mut times = Vec::new();
-            replay(&std::fs::read(&file).unwrap(), |record| times.push(record.time_ns())).unwrap();
-            assert_eq!(times.last(), Some(&(last - 1)), "{name} ends where the next begins");
             last = times[0];
         }
     }
