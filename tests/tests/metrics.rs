@@ -61,15 +61,18 @@ fn scrape(namespace: &Namespace, port: u16) -> String {
     body.to_owned()
 }
 
+/// Debian's own, which has Debian's packages; another may come before it on the path.
+const PYTHON: &str = "/usr/bin/python3";
+
 /// The reference parser of OpenMetrics takes it.
 fn parsed(text: &str) {
     let program = "import sys\nfrom prometheus_client.openmetrics.parser import text_string_to_metric_families as f\n\
                    assert len(list(f(sys.stdin.read()))) > 5";
-    let probe = Command::new("python3").args(["-c", "import prometheus_client"]).output();
+    let probe = Command::new(PYTHON).args(["-c", "import prometheus_client"]).output();
     if !probe.is_ok_and(|output| output.status.success()) {
         return strict::skip_test("python3-prometheus-client is missing");
     }
-    let mut python = Command::new("python3")
+    let mut python = Command::new(PYTHON)
         .args(["-c", program])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())

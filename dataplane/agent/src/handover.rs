@@ -98,7 +98,7 @@ impl Greeting {
     }
 }
 
-/// The agent's sockets, whose descriptors come along: where other agents connect, then each tenant's.
+/// The agent's sockets, whose descriptors come along: where other agents connect, where successors do, then each tenant's.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Offer {
     /// Tenants' sockets.
@@ -149,9 +149,25 @@ impl Place {
         let before = rustix::process::umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
         let listener = UnixListener::bind(path);
         rustix::process::umask(before);
-        let listener = listener?;
+        Self::inherit(listener?.into())
+    }
+
+    /// The place that was another process's, with whoever waits there. Within a tokio runtime.
+    ///
+    /// # Errors
+    /// If it is no listening Unix socket.
+    pub fn inherit(listener: OwnedFd) -> std::io::Result<Self> {
+        let listener = UnixListener::from(listener);
         listener.set_nonblocking(true)?;
         Ok(Self { listener: tokio::net::UnixListener::from_std(listener)? })
+    }
+
+    /// Another descriptor of its socket.
+    ///
+    /// # Errors
+    /// If this process may have no more.
+    pub fn descriptor(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
     }
 
     /// The next process of this user's or root's that comes.

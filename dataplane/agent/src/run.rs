@@ -27,6 +27,7 @@ use harmonaize_transport::{Transport, Uplink};
 use predecessor::Handing;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -235,14 +236,14 @@ fn greeting(config: &Config) -> Greeting {
     }
 }
 
-/// The place for a successor, where the configuration asks for it.
-fn place(config: &Config) -> Option<Place> {
+/// The place for a successor, where the configuration asks for it; that of the agent before, if there was one.
+fn place(config: &Config, inherited: Option<OwnedFd>) -> Option<Place> {
     let path = config.handover.as_ref()?;
     if config.verbs.is_some() || config.rdma.is_some() {
         tracing::warn!("links and attachments over RDMA cannot be handed over; `handover` has no effect");
         return None;
     }
-    let place = Place::bind(path);
+    let place = inherited.map_or_else(|| Place::bind(path), Place::inherit);
     place.map_err(|error| tracing::error!(path = %path.display(), %error, "no place for a successor")).ok()
 }
 
@@ -281,6 +282,7 @@ async fn serve(
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
     let server = SessionServer::bind(rdma, requests, counters.clone())?;
     let (freeze, standing) = Freeze::new(predecessor.is_some());
+    let inherited = predecessor.as_mut().and_then(|found| found.place.take());
     let sockets = predecessor.as_mut().map_or_else(BTreeMap::new, |found| std::mem::take(&mut found.sockets));
     let server = server.with_freeze(freeze, sockets);
     let (own, at) = (greeting(&config), config.clone());
@@ -340,7 +342,7 @@ async fn serve(
         sessions.into_iter().for_each(|session| tenants.server().resume(session));
         waiting = Some(Instant::now() + DRAIN_TIMEOUT);
     }
-    handing.open(place(&at));
+    handing.open(place(&at, inherited));
     let mut connected = false;
     tokio::pin!(stop);
     let (mut tick, mut poll) = (tokio::time::interval(TICK), tokio::time::interval(POLL_INTERVAL));

@@ -79,8 +79,10 @@ impl Handing {
 
     /// Begins with a successor.
     pub(super) fn begin(&mut self, peer: Peer, agents: std::io::Result<OwnedFd>, tenants: &mut Tenants) {
-        let listeners = agents.and_then(|agents| Ok((agents, tenants.server().listeners()?)));
-        let (agents, listeners) = match listeners {
+        let Some(place) = &self.place else { return };
+        let listeners =
+            agents.and_then(|agents| Ok(([agents, place.descriptor()?], tenants.server().listeners()?)));
+        let (ours, listeners) = match listeners {
             Ok(listeners) => listeners,
             Err(error) => {
                 tracing::error!(%error, "sockets cannot be handed over");
@@ -89,7 +91,7 @@ impl Handing {
         };
         tracing::info!(pid = peer.pid, "a successor asks for this agent's place");
         let (paths, sockets): (Vec<_>, Vec<_>) = listeners.into_iter().unzip();
-        let sockets: Vec<OwnedFd> = std::iter::once(agents).chain(sockets).collect();
+        let sockets: Vec<OwnedFd> = ours.into_iter().chain(sockets).collect();
         let own = self.own.clone();
         self.stage = Stage::Starting(tokio::task::spawn_blocking(move || {
             peer.admit(&own, &Offer { sockets: paths }, &sockets)?;

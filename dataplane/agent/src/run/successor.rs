@@ -19,6 +19,8 @@ pub(super) struct Predecessor {
     peer: Peer,
     /// Where other agents connect.
     pub(super) agents: Option<OwnedFd>,
+    /// Where successors do: who comes next finds this one there.
+    pub(super) place: Option<OwnedFd>,
     /// Where tenants do.
     pub(super) sockets: BTreeMap<PathBuf, OwnedFd>,
 }
@@ -52,8 +54,8 @@ impl Predecessor {
         let Some(peer) = Peer::connect(path).with_context(at)? else { return Ok(None) };
         let (Offer { sockets }, descriptors) = peer.greet(own).with_context(at)?;
         let mut descriptors = descriptors.into_iter();
-        let agents = descriptors.next();
-        Ok(Some(Self { peer, agents, sockets: sockets.into_iter().zip(descriptors).collect() }))
+        let (agents, place) = (descriptors.next(), descriptors.next());
+        Ok(Some(Self { peer, agents, place, sockets: sockets.into_iter().zip(descriptors).collect() }))
     }
 
     /// Takes everything in. Once it returns, the engine goes on, and the other process is gone. Where it cannot, this process ends at once
