@@ -6,7 +6,7 @@ use harmonaize_metrics::{Buckets, Recent};
 use std::collections::BTreeMap;
 
 /// Communicators with series of their own: all that live, up to this number, and those that ended last.
-pub(crate) const COMMUNICATORS: usize = 2048;
+pub(crate) const COMMUNICATORS: usize = 1280;
 /// Tenants, likewise.
 const TENANTS: usize = 512;
 /// The label of those that live beyond.
