@@ -9,20 +9,26 @@ fn any<T: PartialEq>(wanted: &[T], is: impl Fn(&T) -> bool) -> bool {
     wanted.is_empty() || wanted.iter().any(is)
 }
 
+impl Flow {
+    /// When its last packet passed, either way, in nanoseconds since 1970; 0 where none did.
+    pub fn last_packet_ns(&self) -> u64 {
+        self.egress.iter().chain(&self.ingress).map(|way| way.last_ns).max().unwrap_or(0)
+    }
+}
+
 impl RowFilter {
     /// Whether a flow is wanted.
     pub fn matches_flow(&self, flow: &Flow) -> bool {
         let owner = flow.owner.as_ref();
         let cause = if owner.is_some() { "own" } else { "cross_traffic" };
         let ways = || flow.egress.iter().chain(&flow.ingress);
-        let last_ns = ways().map(|way| way.last_ns).max().unwrap_or(0);
         let first_ns = ways().map(|way| way.first_ns).filter(|first| *first > 0).min().unwrap_or(0);
         (self.interface.is_empty() || self.interface == flow.interface)
             && any(&self.tenants, |tenant| owner.is_some_and(|owner| owner.tenant == *tenant))
             && any(&self.communicators, |id| owner.is_some_and(|owner| owner.communicator == *id))
             && any(&self.peers, |peer| flow.remote == *peer)
             && any(&self.causes, |wanted| wanted == cause)
-            && last_ns >= self.since_ns
+            && flow.last_packet_ns() >= self.since_ns
             && (self.until_ns == 0 || first_ns <= self.until_ns)
     }
 

@@ -45,11 +45,6 @@ wire with the link's header, since the programs were loaded; rates bits a second
   end                  null, or whose this side's end is: pid, process_name, device (RoCE), uid, cgroup_id;
                        0 or empty where not known";
 
-/// When the last packet of a flow was seen.
-pub(crate) fn last_packet_ns(flow: &Flow) -> u64 {
-    flow.egress.iter().chain(&flow.ingress).map(|way| way.last_ns).max().unwrap_or(0)
-}
-
 /// Flows as a table, whose head comes once.
 pub(crate) struct FlowTable {
     wide: bool,
@@ -115,7 +110,7 @@ impl FlowTable {
             let end = flow.end.as_ref();
             cells.extend(row([
                 &clock(first.unwrap_or(0)),
-                &clock(last_packet_ns(flow)),
+                &clock(flow.last_packet_ns()),
                 &rtt(out.min_rtt_ns),
                 &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.gaps)).to_string(),
                 &both.iter().fold(0, |sum: u64, way| sum.saturating_add(way.cnps)).to_string(),

@@ -3,7 +3,7 @@
 use crate::Failure;
 use crate::agent::{Agent, Socket};
 use crate::control::{ControlArguments, Target};
-use crate::flows::{self, FlowTable};
+use crate::flows::FlowTable;
 use crate::operate::Operate;
 use crate::phases::finding_text;
 use crate::text::{clean, line};
@@ -311,7 +311,7 @@ impl Rows {
         let (mut flows, mut findings) = (std::mem::take(&mut self.flows), std::mem::take(&mut self.findings));
         findings.sort_by_key(|(_, finding)| finding.time_ns);
         if last > 0 {
-            flows.sort_by_key(|(_, _, flow)| flows::last_packet_ns(flow));
+            flows.sort_by_key(|(_, _, flow)| flow.last_packet_ns());
             flows.drain(..flows.len().saturating_sub(last));
             findings.drain(..findings.len().saturating_sub(last));
         }

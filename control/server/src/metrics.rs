@@ -107,9 +107,6 @@ pub(crate) async fn scrape(commands: Commands, protection: Protection) -> Option
     let mut page = known.unwrap_or_default();
     page.build("control", harmonaize_program::version());
     page.gauge("control_leader", "", "Whether this control leads").count(Vec::new(), leads.into());
-    if let Some(ends) = protection.certificate_ends().ok().flatten() {
-        let help = "When the certificate ends, in seconds since 1970";
-        page.gauge("certificate_expiry_timestamp", "seconds", help).count(Vec::new(), ends);
-    }
+    page.certificate(protection.certificate_ends().ok().flatten());
     page.text().ok()
 }

@@ -183,18 +183,13 @@ impl Server {
         }
         background.spawn(report_life(commands.clone()));
         let (metrics, metrics_closed) = watch::channel(false);
-        match TcpListener::bind(self.config.metrics).await {
-            Ok(listener) => {
-                let all = (commands.clone(), access.get().protection.clone());
-                let scrape = move || {
-                    let (commands, protection) = all.clone();
-                    crate::metrics::scrape(commands, protection)
-                };
-                background.spawn(harmonaize_metrics::serve(scrape, listener, metrics_closed));
-            }
-            Err(error) => {
-                tracing::error!(%error, address = %self.config.metrics, "no metrics: cannot listen");
-            }
+        if let Some(listener) = harmonaize_metrics::listen(self.config.metrics).await {
+            let all = (commands.clone(), access.get().protection.clone());
+            let scrape = move || {
+                let (commands, protection) = all.clone();
+                crate::metrics::scrape(commands, protection)
+            };
+            background.spawn(harmonaize_metrics::serve(scrape, listener, metrics_closed));
         }
         let shared = match &self.kept {
             Kept::Own(..) => None,

@@ -26,7 +26,6 @@ use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDa
 use harmonaize_verbs::Devices;
 use serve::{Endpoints, Server, Thread};
 use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 /// How often control is told what was done.
@@ -96,17 +95,13 @@ pub async fn run_on(
     let settings = Settings::new(config.control, config.protection, config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
     let (closing, closed) = watch::channel(false);
-    let metrics = config.metrics;
-    match TcpListener::bind(metrics).await {
-        Ok(listener) => {
-            let asked = thread.commands();
-            let scrape = move || {
-                let asked = asked.clone();
-                async move { metrics::text(&asked.read().await?).ok() }
-            };
-            tokio::spawn(harmonaize_metrics::serve(scrape, listener, closed));
-        }
-        Err(error) => tracing::error!("no metrics: cannot listen on {metrics}: {error}"),
+    if let Some(listener) = harmonaize_metrics::listen(config.metrics).await {
+        let asked = thread.commands();
+        let scrape = move || {
+            let asked = asked.clone();
+            async move { metrics::text(&asked.read().await?).ok() }
+        };
+        tokio::spawn(harmonaize_metrics::serve(scrape, listener, closed));
     }
     tracing::info!(name = config.name, %address, units, unit, packets_per_second = rate, "aggregator is up");
     harmonaize_program::ready();

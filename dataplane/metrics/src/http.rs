@@ -8,6 +8,7 @@ use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -20,6 +21,12 @@ const MAX_HEAD: usize = 8 << 10;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections at a time; others wait.
 const MAX_CONNECTIONS: usize = 8;
+
+/// Listens for scrapes. Where the address cannot be had, the log says so, and the program goes on without. Within a tokio runtime.
+pub async fn listen(address: SocketAddr) -> Option<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.inspect_err(|error| tracing::error!("no metrics: cannot listen on {address}: {error}")).ok()
+}
 
 /// Answers scrapes with what `scrape` gives, none once that has ended, until `closed` says so.
 pub async fn serve<F>(

@@ -5,6 +5,6 @@ mod http;
 mod page;
 mod recent;
 
-pub use http::serve;
+pub use http::{listen, serve};
 pub use page::{Buckets, Family, Labels, Page, label};
 pub use recent::Recent;

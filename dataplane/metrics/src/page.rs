@@ -167,6 +167,14 @@ impl Page {
         self.gauge("build_info", "", "The program's version, in its labels; always 1").count(labels, 1);
     }
 
+    /// Adds when the program's own certificate ends, in seconds since 1970, where it has one.
+    pub fn certificate(&mut self, ends: Option<u64>) {
+        if let Some(ends) = ends {
+            let help = "When the certificate ends, in seconds since 1970";
+            self.gauge("certificate_expiry_timestamp", "seconds", help).count(Vec::new(), ends);
+        }
+    }
+
     /// Returns the text of OpenMetrics, `# EOF` included.
     ///
     /// # Errors

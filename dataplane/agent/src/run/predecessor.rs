@@ -122,9 +122,8 @@ impl Handing {
         pause: &Pause,
         (connected, idle): (bool, bool),
     ) {
-        match self.advance(agent, tenants, pause, (connected, idle)).await {
-            Ok(stage) => self.stage = stage,
-            Err(why) => self.call_off(agent, tenants, pause, &why),
+        if let Err(why) = self.advance(agent, tenants, pause, (connected, idle)).await {
+            self.call_off(agent, tenants, pause, &why);
         }
     }
 
@@ -151,14 +150,14 @@ impl Handing {
         tenants: &mut Tenants,
         pause: &Pause,
         (connected, idle): (bool, bool),
-    ) -> Result<Stage, String> {
+    ) -> Result<(), String> {
         let text = |error: HandOverError| error.to_string();
         let in_time = |deadline: Instant, what: &str| match Instant::now() < deadline {
             true => Ok(()),
             false => Err(format!("{what} did not come to rest within {FREEZE_TIMEOUT:?}")),
         };
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
-        Ok(match stage {
+        self.stage = match stage {
             Stage::Starting(starting) if starting.is_finished() => {
                 let peer = starting.await.map_err(|error| error.to_string())?.map_err(text)?;
                 tenants.server().freeze(true);
@@ -167,23 +166,16 @@ impl Handing {
             Stage::Sessions { peer, deadline, mut sessions } => {
                 sessions.extend(std::iter::from_fn(|| self.standing.try_recv().ok()));
                 if sessions.len() < tenants.server().connections() {
-                    if let Err(why) = in_time(deadline, "tenants' requests") {
-                        peer.refuse(&why);
-                        return Err(why);
-                    }
-                    Stage::Sessions { peer, deadline, sessions }
-                } else {
-                    pause.set(true);
-                    Stage::Control { peer, deadline, sessions }
+                    self.stage = Stage::Sessions { peer, deadline, sessions };
+                    return in_time(deadline, "tenants' requests");
                 }
+                pause.set(true);
+                Stage::Control { peer, deadline, sessions }
             }
             Stage::Control { peer, deadline, sessions } => {
                 if connected || !idle || !agent.rests() {
-                    if let Err(why) = in_time(deadline, "the session with control") {
-                        peer.refuse(&why);
-                        return Err(why);
-                    }
-                    return Ok(Stage::Control { peer, deadline, sessions });
+                    self.stage = Stage::Control { peer, deadline, sessions };
+                    return in_time(deadline, "the session with control");
                 }
                 let since = Instant::now();
                 let threads = agent.command_all(|thread| Command::HandOver { thread });
@@ -225,7 +217,8 @@ impl Handing {
                 }
             }
             stage => stage,
-        })
+        };
+        Ok(())
     }
 }
 

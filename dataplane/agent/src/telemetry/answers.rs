@@ -131,7 +131,7 @@ impl Answer<'_> {
             let time_ns = realtime_ns(now.time_ns, now.offset_ns);
             let mut flows = view::flows(&now, &filter.interface);
             flows.retain(|flow| filter.matches_flow(flow));
-            flows.sort_by_key(last_packet_ns);
+            flows.sort_by_key(Flow::last_packet_ns);
             if omitted.is_none() {
                 let mut rows = flows.clone();
                 let beyond = self.last(&mut rows);
@@ -190,10 +190,6 @@ impl Answer<'_> {
             }
         }
     }
-}
-
-fn last_packet_ns(flow: &Flow) -> u64 {
-    flow.egress.iter().chain(&flow.ingress).map(|way| way.last_ns).max().unwrap_or(0)
 }
 
 /// Rows in parts of bounded size.

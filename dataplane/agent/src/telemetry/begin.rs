@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -95,21 +94,18 @@ impl Running {
                 Err(error) => tracing::error!("telemetry is not shown at its socket: {error:#}"),
             }
         }
-        match TcpListener::bind(metrics).await {
-            Ok(listener) => {
-                self.metrics = listener.local_addr().ok();
-                let all = (self.handle(), counters.clone(), protection.clone());
-                let measures = self.measures;
-                let scrape = move || {
-                    let (handle, counters, protection) = all.clone();
-                    async move {
-                        let certificate_ends = protection.certificate_ends().ok().flatten();
-                        text(&*handle.read(false).await?, &counters, Own { measures, certificate_ends }).ok()
-                    }
-                };
-                self.servers.spawn(harmonaize_metrics::serve(scrape, listener, self.closing.subscribe()));
-            }
-            Err(error) => tracing::error!("no metrics: cannot listen on {metrics}: {error}"),
+        if let Some(listener) = harmonaize_metrics::listen(metrics).await {
+            self.metrics = listener.local_addr().ok();
+            let all = (self.handle(), counters.clone(), protection.clone());
+            let measures = self.measures;
+            let scrape = move || {
+                let (handle, counters, protection) = all.clone();
+                async move {
+                    let certificate_ends = protection.certificate_ends().ok().flatten();
+                    text(&*handle.read(false).await?, &counters, Own { measures, certificate_ends }).ok()
+                }
+            };
+            self.servers.spawn(harmonaize_metrics::serve(scrape, listener, self.closing.subscribe()));
         }
     }
 

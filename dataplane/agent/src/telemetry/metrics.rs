@@ -25,10 +25,7 @@ pub(crate) fn text(reading: &Reading, counters: &Counters, own: Own) -> Result<S
     page.build("agent", harmonaize_program::version());
     page.gauge("telemetry_active", "", "Whether this host's traffic is measured")
         .count(Vec::new(), own.measures.into());
-    if let Some(ends) = own.certificate_ends {
-        let help = "When the certificate ends, in seconds since 1970";
-        page.gauge("certificate_expiry_timestamp", "seconds", help).count(Vec::new(), ends);
-    }
+    page.certificate(own.certificate_ends);
     links(&mut page, reading);
     signals(&mut page, reading);
     congestion(&mut page, reading);
