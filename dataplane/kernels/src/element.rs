@@ -27,14 +27,19 @@ pub(crate) use binary;
 
 /// A reduction, chosen when a kernel is compiled.
 pub(crate) trait Fold {
+    /// Whether it adds: what most programs wait for. Only sums are divided, and have loops of their own for few views.
+    const ADDS: bool;
+
     fn fold<L: Lane>(left: L, right: L) -> L;
 }
 
 macro_rules! folds {
-    ($($name:ident $method:ident;)*) => {$(
+    ($($name:ident $method:ident $adds:literal;)*) => {$(
         pub(crate) struct $name;
 
         impl Fold for $name {
+            const ADDS: bool = $adds;
+
             #[inline(always)]
             fn fold<L: Lane>(left: L, right: L) -> L {
                 left.$method(right)
@@ -44,10 +49,10 @@ macro_rules! folds {
 }
 
 folds! {
-    Sum sum;
-    Product product;
-    Min minimum;
-    Max maximum;
+    Sum sum true;
+    Product product false;
+    Min minimum false;
+    Max maximum false;
 }
 
 /// The number of ranks that an average divides by, 1 at least, and what stands in for it where no divider is.

@@ -57,8 +57,7 @@ pub const MAX_SOURCES: usize = 8;
 pub const STREAM_FROM: usize = 8 << 20;
 
 /// Reduces `sources` (1 to [`MAX_SOURCES`]) into every one of `destinations` (at least 1) in one pass; `divide: Some(n)`
-/// then divides each element by `n`, which is the last step of an `Average` (that adds like `Sum`), whatever `op` is, unless it is
-/// bitwise. `PremulSum` adds like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of
+/// then divides each element by `n`, which is the last step of an `Average`. `Average` adds like `Sum`, and these two alone are divided. `PremulSum` adds like `Sum` what [`sum_scaled`] has multiplied. All views have the same length, a whole number of
 /// elements; a length of 0 does nothing.
 ///
 /// # Errors
@@ -85,7 +84,10 @@ pub fn reduce_with(
     destinations: &[ViewMut<'_>],
     divide: Option<u32>,
 ) -> Result<(), KernelError> {
-    if !op.takes(dtype) || divide.is_some() && (op.is_bitwise() || !ReduceOp::Average.takes(dtype)) {
+    if !op.takes(dtype)
+        || divide.is_some()
+            && !(matches!(op, ReduceOp::Sum | ReduceOp::Average) && ReduceOp::Average.takes(dtype))
+    {
         return Err(KernelError::Reduction { op, dtype });
     }
     let divisor;

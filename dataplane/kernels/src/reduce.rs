@@ -107,6 +107,8 @@ pub(crate) trait Format {
     type Lanes<S: Simd>: Lane;
     /// As many rows as have 8 registers of lanes.
     type Block<S: Simd>: Block;
+    /// Whether conversion is most of the work, and most of the code: such elements have one loop in vectors, that of sums.
+    const CONVERTS: bool = false;
 
     fn unpack<S: Simd>(simd: S, row: S::Ints) -> Self::Lanes<S>;
 
@@ -465,6 +467,7 @@ macro_rules! float8_formats {
         impl Format for $element {
             type Lanes<S: Simd> = Pair<Pair<F32<S>>>;
             type Block<S: Simd> = Self;
+            const CONVERTS: bool = true;
 
             #[inline(always)]
             fn unpack<S: Simd>(simd: S, row: S::Ints) -> Self::Lanes<S> {
@@ -526,6 +529,9 @@ impl<E: Element + Format> Job for ScaledSum<'_, E> {
     /// Cost: that of [`Reduce`], and a multiplication a source.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        if E::CONVERTS {
+            return self.run_portable();
+        }
         let Self(pass, factors, _) = self;
         let (Some((first, others)), Some((by, factors))) =
             (pass.sources.split_first(), factors.split_first())
@@ -554,6 +560,13 @@ impl<E: Element + Format> Job for ScaledSum<'_, E> {
 /// A pass of elements `E` whose reduction is `O`.
 struct Reduce<'a, E, O>(&'a Pass<'a>, PhantomData<(E, O)>);
 
+impl<E: Format, O: Fold> Reduce<'_, E, O> {
+    /// Whether passes of few views have loops of their own.
+    const FEW: bool = O::ADDS && !E::CONVERTS;
+    /// Whether elements go one at a time.
+    const SINGLY: bool = E::CONVERTS && !O::ADDS;
+}
+
 impl<E: Element + Format, O: Fold> Job for Reduce<'_, E, O> {
     type Output = ();
 
@@ -563,6 +576,9 @@ impl<E: Element + Format, O: Fold> Job for Reduce<'_, E, O> {
     /// one destination that stays in the caches, as a segment's steps and an aggregator's parts are, has none of these branches.
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
+        if Self::SINGLY {
+            return self.run_portable();
+        }
         let pass = self.0;
         let Some((first, others)) = pass.sources.split_first() else { return };
         let first = (first.pointer(), Plainly);
@@ -570,11 +586,11 @@ impl<E: Element + Format, O: Fold> Job for Reduce<'_, E, O> {
         // and brings what streams to a multiple of 64.
         unsafe {
             match (pass.destinations, others, pass.divide, pass.streams) {
-                ([to], [], None, 0) => {
+                ([to], [], None, 0) if Self::FEW => {
                     Views { first, others: empty(), to: once(to.pointer()) }
                         .reduce::<S, E, O>(simd, pass, None, 0);
                 }
-                ([to], [other], None, 0) => {
+                ([to], [other], None, 0) if Self::FEW => {
                     let (others, to) = (once((other.pointer(), Plainly)), once(to.pointer()));
                     Views { first, others, to }.reduce::<S, E, O>(simd, pass, None, 0);
                 }
@@ -617,30 +633,36 @@ where
         divide: Option<&Divisor>,
         streams: u64,
     ) {
-        let (bytes, mut offset) = (pass.bytes, pass.head);
-        // SAFETY: the caller's promise; each step lies between the offset and `bytes`, and is a multiple of 64 bytes until the last.
+        let (bytes, mut offset, mut part) = (pass.bytes, 0, pass.head);
+        // SAFETY: the caller's promise; each step lies between the offset and `bytes`, and is a multiple of 64 bytes but for the
+        // first and the last part.
         unsafe {
-            if offset > 0 {
-                self.part::<S, E, O>(simd, divide, 0, offset);
-            }
-            if streams != 0 {
-                while bytes - offset >= E::Block::<S>::BYTES {
-                    self.block::<S, E::Block<S>, O>(simd, divide, offset, streams);
-                    offset += E::Block::<S>::BYTES;
+            // The head, then what is after it; in a second round the rest. One loop, for the code of a part is long.
+            loop {
+                if part > 0 {
+                    self.part::<S, E, O>(simd, divide, offset, part);
+                    offset += part;
                 }
-                simd.fence();
-            } else {
-                while bytes - offset >= E::Block::<S>::BYTES {
-                    self.block::<S, E::Block<S>, O>(simd, divide, offset, 0);
-                    offset += E::Block::<S>::BYTES;
+                if streams != 0 {
+                    while bytes - offset >= E::Block::<S>::BYTES {
+                        self.block::<S, E::Block<S>, O>(simd, divide, offset, streams);
+                        offset += E::Block::<S>::BYTES;
+                    }
+                    simd.fence();
+                } else {
+                    while bytes - offset >= E::Block::<S>::BYTES {
+                        self.block::<S, E::Block<S>, O>(simd, divide, offset, 0);
+                        offset += E::Block::<S>::BYTES;
+                    }
                 }
-            }
-            while bytes - offset >= E::BYTES {
-                self.block::<S, E, O>(simd, divide, offset, 0);
-                offset += E::BYTES;
-            }
-            if bytes > offset {
-                self.part::<S, E, O>(simd, divide, offset, bytes - offset);
+                while bytes - offset >= E::BYTES {
+                    self.block::<S, E, O>(simd, divide, offset, 0);
+                    offset += E::BYTES;
+                }
+                part = bytes - offset;
+                if part == 0 {
+                    return;
+                }
             }
         }
     }
@@ -664,7 +686,9 @@ where
             for (source, loaded) in self.others.clone() {
                 lanes = O::fold(lanes, loaded.apply(B::load(simd, source.add(offset))));
             }
-            if let Some(divisor) = divide {
+            if O::ADDS
+                && let Some(divisor) = divide
+            {
                 lanes = lanes.divide(divisor);
             }
             let rows = B::pack(simd, lanes);
@@ -695,7 +719,9 @@ where
                 lanes =
                     O::fold(lanes, loaded.apply(E::unpack(simd, simd.load_first(source.add(offset), bytes))));
             }
-            if let Some(divisor) = divide {
+            if O::ADDS
+                && let Some(divisor) = divide
+            {
                 lanes = lanes.divide(divisor);
             }
             let row = E::pack(simd, lanes);

@@ -39,7 +39,7 @@ fn factors(op: ReduceOp, sources: usize, seed: u64) -> Option<Vec<f64>> {
 
 /// What a result is divided by, if it can be.
 fn divisor(op: ReduceOp, dtype: Dtype, divide: Option<u32>) -> Option<u32> {
-    divide.filter(|_| ReduceOp::Average.takes(dtype) && !op.is_bitwise() && op != ReduceOp::PremulSum)
+    divide.filter(|_| ReduceOp::Average.takes(dtype) && matches!(op, ReduceOp::Sum | ReduceOp::Average))
 }
 
 fn check_dtype(dtype: Dtype) {

@@ -36,6 +36,7 @@ fn a_pass_that_cannot_be_is_refused_and_writes_nothing() {
     refused(ReduceOp::BitXor, Dtype::F32, None);
     refused(ReduceOp::BitXor, Dtype::U32, Some(2));
     refused(ReduceOp::Sum, Dtype::Bool, Some(2));
+    refused(ReduceOp::Max, Dtype::F32, Some(2));
     let scaled = |dtype, factors: &[f64]| sum_scaled(dtype, &[source], factors, &[destination]).unwrap_err();
     assert_eq!(scaled(Dtype::F32, &[1.0; 2]), KernelError::Factors { expected: 1, given: 2 });
     let bools = KernelError::Reduction { op: ReduceOp::PremulSum, dtype: Dtype::Bool };
