@@ -89,6 +89,21 @@ struct Config {
     verbs: Option<toml::Table>,
     rdma: Option<toml::Table>,
     telemetry: Option<toml::Table>,
+    #[serde(default)]
+    sandbox: Sandbox,
+}
+
+/// Whether the agent gives up what it does not need.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+struct Sandbox {
+    on: bool,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self { on: true }
+    }
 }
 
 impl Config {

@@ -16,6 +16,7 @@ pub use telemetry::Telemetry;
 pub(crate) use telemetry::check_name;
 pub(crate) use tenant::HANDSHAKE;
 
+use crate::sandbox::Sandbox;
 use crate::session::TenantRules;
 use harmonaize_identity::Protection;
 use harmonaize_units::{Nanos, TextError, parse_toml, unchanged_but};
@@ -70,6 +71,8 @@ pub struct Config {
     pub handover: Option<PathBuf>,
     /// Within which bounds control may have more tenants served; none: it may not.
     pub control_tenants: Option<ControlTenants>,
+    /// What the process gives up at its start.
+    pub sandbox: Sandbox,
     /// Where all this was read, to be read again; none: it never is.
     pub source: Option<Source>,
 }
@@ -156,6 +159,8 @@ struct File {
     #[serde(default)]
     tenant: Vec<tenant::FileTenant>,
     control_tenants: Option<control_tenants::FileControlTenants>,
+    #[serde(default)]
+    sandbox: Sandbox,
 }
 
 impl Config {
@@ -227,6 +232,7 @@ impl Config {
             tenants,
             handover: file.handover,
             control_tenants,
+            sandbox: file.sandbox.beside(path),
             source: Some(source),
         })
     }

@@ -20,6 +20,7 @@ mod questions;
 pub mod recipe;
 mod report;
 pub mod run;
+pub mod sandbox;
 mod served;
 pub mod session;
 pub mod telemetry;

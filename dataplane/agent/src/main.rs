@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use harmonaize_agent::aggregator::{self, AggregatorConfig};
 use harmonaize_agent::config::Config;
 use harmonaize_agent::observe::Observe;
+use harmonaize_agent::sandbox;
 use harmonaize_identity::raise_open_files;
 use std::path::PathBuf;
 
@@ -108,10 +109,13 @@ fn main() -> anyhow::Result<()> {
     let arguments: Arguments = harmonaize_program::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.context("cannot start the control thread")?;
+    // Made once the process is confined, since its threads are what they are begun as.
+    let runtime = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.context("cannot start the control thread")
+    };
     if let Some(Command::Observe(observe)) = arguments.command {
-        return runtime.block_on(async {
+        return runtime()?.block_on(async {
             let stop = harmonaize_agent::run::signalled()?;
             observe.run(&mut std::io::stdout().lock(), stop).await
         });
@@ -123,7 +127,8 @@ fn main() -> anyhow::Result<()> {
             return Ok(());
         }
         raise_open_files();
-        return runtime.block_on(async {
+        sandbox::confine_aggregator(&config);
+        return runtime()?.block_on(async {
             let stop = harmonaize_agent::run::signalled()?;
             aggregator::run(config, stop).await
         });
@@ -133,7 +138,8 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     }
     raise_open_files();
-    runtime.block_on(async {
+    sandbox::confine_agent(&config);
+    runtime()?.block_on(async {
         let stop = harmonaize_agent::run::signalled()?;
         match arguments.take_over {
             true => harmonaize_agent::run::take_over(config, stop).await,

@@ -12,12 +12,13 @@ use crate::counters::Counters;
 use crate::engines::Engines;
 use crate::handover::{Greeting, Place, VERSION};
 use crate::paths::Paths;
+use crate::sandbox::without_privileges;
 use crate::served::Tenants;
 use crate::session::{Freeze, RdmaRules, SessionServer};
 use crate::telemetry;
 use anyhow::Context;
 use harmonaize_api::v1;
-use harmonaize_engine::{Engine, MarkReader, Notice, marks, start};
+use harmonaize_engine::{Engine, Handle as EngineHandle, MarkReader, MarkWriter, Notice, marks, start};
 use harmonaize_libibverbs::host_devices;
 use harmonaize_program::Watchdog;
 use harmonaize_transport::datagram::RdmaPort;
@@ -141,8 +142,26 @@ impl Started {
         notices: &mpsc::UnboundedSender<Notice>,
         counters: &Counters,
     ) -> anyhow::Result<Self> {
-        let mut engines = Vec::new();
-        for _ in 0..config.engine_threads {
+        let (writers, readers): (Vec<_>, Vec<MarkReader>) =
+            (0..config.engine_threads).map(|_| marks(MARKS)).unzip();
+        let telemetry =
+            telemetry::begin(config.telemetry.as_ref(), &config.host, config.listen.ip(), &readers)
+                .context("cannot start the telemetry thread")?;
+        let begin = || Self::engines(config, (acceptor, uplink), (devices, port), notices, writers);
+        let (handles, threads) = without_privileges(config, begin)?;
+        Ok(Self { engines: Engines::new(handles, counters.clone()), threads, telemetry })
+    }
+
+    /// Starts a thread for each writer of marks.
+    fn engines(
+        config: &Config,
+        (acceptor, uplink): (&Acceptor, &Arc<Uplink>),
+        (devices, port): (&Devices, Option<&RdmaPort>),
+        notices: &mpsc::UnboundedSender<Notice>,
+        writers: Vec<MarkWriter>,
+    ) -> anyhow::Result<(Vec<EngineHandle>, Vec<JoinHandle<()>>)> {
+        let mut started = Vec::new();
+        for (number, writer) in writers.into_iter().enumerate() {
             let tcp = TcpConfig { uplink: Some(Arc::clone(uplink)), ..tcp(config) };
             let transport = transport(config, tcp, acceptor, devices).context("cannot reach other agents")?;
             let notices = notices.clone();
@@ -152,18 +171,10 @@ impl Started {
             if let Some(port) = port {
                 engine.set_datagram_port(port.clone());
             }
-            engines.push(engine);
+            engine.set_mark_writer(writer);
+            started.push(start(engine, number, config.spin).context("cannot start the engine's threads")?);
         }
-        let (writers, readers): (Vec<_>, Vec<MarkReader>) = engines.iter().map(|_| marks(MARKS)).unzip();
-        let telemetry =
-            telemetry::begin(config.telemetry.as_ref(), &config.host, config.listen.ip(), &readers)
-                .context("cannot start the telemetry thread")?;
-        engines.iter_mut().zip(writers).for_each(|(engine, writer)| engine.set_mark_writer(writer));
-        let started = (0..).zip(engines).map(|(number, engine)| start(engine, number, config.spin));
-        let started: Vec<_> =
-            started.collect::<Result<_, _>>().context("cannot start the engine's threads")?;
-        let (handles, threads) = started.into_iter().unzip();
-        Ok(Self { engines: Engines::new(handles, counters.clone()), threads, telemetry })
+        Ok(started.into_iter().unzip())
     }
 }
 
@@ -261,10 +272,11 @@ async fn serve(
     mut predecessor: Option<Predecessor>,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
-    let acceptor = match predecessor.as_mut().and_then(|predecessor| predecessor.agents.take()) {
+    let listener = predecessor.as_mut().and_then(|predecessor| predecessor.agents.take());
+    let acceptor = without_privileges(&config, || match listener {
         Some(listener) => Acceptor::inherit(listener, &tcp(&config)),
         None => Acceptor::bind(&tcp(&config)),
-    };
+    });
     let acceptor =
         acceptor.with_context(|| format!("cannot listen on {} for other agents", config.listen))?;
     let listening = acceptor.clone();

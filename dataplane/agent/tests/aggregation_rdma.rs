@@ -52,6 +52,7 @@ fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
         parent: ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) },
         metrics: "127.0.0.1:0".parse().unwrap(),
         verbs: device("agg"),
+        sandbox: Default::default(),
     };
     let devices = fabric.devices();
     background(move |stop| async move {

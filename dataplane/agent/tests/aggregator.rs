@@ -56,6 +56,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         parent: ParentConfig { timeout: Duration::from_millis(100), retry_after: Duration::from_millis(2) },
         metrics,
         verbs: None,
+        sandbox: Default::default(),
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async {

@@ -8,6 +8,8 @@ use std::process::Command;
 
 /// The least kernel for telemetry: BPF's ring buffers, Linux 5.8.
 const TELEMETRY: (u32, u32) = (5, 8);
+/// The least kernel with Landlock.
+const LANDLOCK: (u32, u32) = (5, 13);
 /// Privileges that the agent's unit gives: name and number in `linux/capability.h`.
 const CAPABILITIES: [(&str, u32); 5] =
     [("CAP_CHOWN", 0), ("CAP_FOWNER", 3), ("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13), ("CAP_SYS_NICE", 23)];
@@ -69,6 +71,13 @@ impl Host {
         std::fs::read_to_string(self.root.join(path)).unwrap_or_default().trim().to_owned()
     }
 
+    /// Its kernel's version; zeros where nobody says.
+    fn version(&self) -> (u32, u32) {
+        let release = self.text("proc/sys/kernel/osrelease");
+        let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
     /// The names in a folder, in order.
     fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = std::fs::read_dir(self.root.join(path)).into_iter().flatten().flatten();
@@ -81,7 +90,8 @@ impl Host {
 
 /// Everything but control.
 pub(super) fn check(host: &Host, config: &Config) -> Vec<Finding> {
-    let mut findings = vec![kernel(host, config), privileges(host, config), files(host)];
+    let mut findings =
+        vec![kernel(host, config), privileges(host, config), sandbox(host, config), files(host)];
     findings.extend(interface(host, config));
     if config.uses_rdma() {
         findings.push(device(host, config.listen.ip()));
@@ -94,8 +104,7 @@ pub(super) fn check(host: &Host, config: &Config) -> Vec<Finding> {
 fn kernel(host: &Host, config: &Config) -> Finding {
     const CHECK: &str = "kernel";
     let release = host.text("proc/sys/kernel/osrelease");
-    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let version = host.version();
     if config.telemetry.is_some() && version < TELEMETRY {
         let remedy = "telemetry needs Linux 5.8: install a newer one, or take [telemetry] out";
         return Finding::wrong(CHECK, release, remedy);
@@ -124,6 +133,33 @@ fn privileges(host: &Host, config: &Config) -> Finding {
     }
     let remedy = "a container or an earlier unit takes them away: give them to what starts the agent";
     Finding::wrong(CHECK, format!("out of reach: {}", missing.join(", ")), remedy)
+}
+
+/// Whether the kernel can take from the agent what it does not need.
+fn sandbox(host: &Host, config: &Config) -> Finding {
+    const CHECK: &str = "sandbox";
+    if !config.sandbox.on {
+        let remedy = "who takes the agent over has all that its user has: take `on = false` out of [sandbox]";
+        return Finding::advice(CHECK, "off by the configuration", remedy);
+    }
+    let modules = host.text("sys/kernel/security/lsm");
+    let landlock = match modules.as_str() {
+        // Where securityfs is not mounted, the release is all that there is to see.
+        "" => host.version() >= LANDLOCK,
+        modules => modules.split(',').any(|module| module == "landlock"),
+    };
+    let seccomp = host.text("proc/self/status").lines().any(|line| line.starts_with("Seccomp:"));
+    match (landlock, seccomp) {
+        (true, true) => {
+            Finding::fine(CHECK, "files and system calls that the agent does not need can be refused")
+        }
+        (landlock, _) => {
+            let missing = if landlock { "seccomp" } else { "Landlock" };
+            let remedy = "the agent runs with fewer bounds and says so in its log: Linux 5.13 or newer has both, with \
+                 CONFIG_SECCOMP_FILTER, CONFIG_SECURITY_LANDLOCK and `landlock` in the kernel's option lsm";
+            Finding::advice(CHECK, format!("the kernel has no {missing}"), remedy)
+        }
+    }
 }
 
 /// The hard limit on one thing, by its line in `limits`; none: unlimited, or not known.
@@ -273,11 +309,12 @@ mod tests {
             std::fs::write(path, text).unwrap();
         };
         write("proc/sys/kernel/osrelease", "6.1.0-31-amd64\n");
-        write("proc/self/status", "Name:\tx\nCapBnd:\t000001ffffffffff\n");
+        write("proc/self/status", "Name:\tx\nCapBnd:\t000001ffffffffff\nSeccomp:\t0\n");
         write(
             "proc/self/limits",
             "Max open files            1024                 1048576              files\nMax locked memory         unlimited            unlimited            bytes\n",
         );
+        write("sys/kernel/security/lsm", "lockdown,landlock,yama\n");
         write("sys/kernel/btf/vmlinux", "");
         write("sys/class/net/eth0/speed", "25000\n");
         let port = "sys/class/infiniband/mlx5_0/ports/1";
@@ -321,7 +358,19 @@ mod tests {
     fn a_host_with_everything_is_fine() {
         let findings = found("[verbs]\n[telemetry]\n", |_| {});
         assert!(findings.iter().all(|finding| finding.state == State::Fine), "{findings:?}");
-        assert_eq!(findings.len(), 8);
+        assert_eq!(findings.len(), 9);
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_confine_the_agent_is_found() {
+        let sandbox = |harm: fn(&mut Host)| one("", harm) == ("sandbox", State::Advice);
+        assert!(sandbox(|host| write(host, "sys/kernel/security/lsm", "lockdown,yama")));
+        assert!(sandbox(|host| {
+            write(host, "sys/kernel/security/lsm", "");
+            write(host, "proc/sys/kernel/osrelease", "5.10.0-1-amd64");
+        }));
+        assert!(sandbox(|host| write(host, "proc/self/status", "CapBnd:\t000001ffffffffff\n")));
+        assert_eq!(one("[sandbox]\non = false\n", |_| {}), ("sandbox", State::Advice));
     }
 
     #[test]
@@ -330,7 +379,7 @@ mod tests {
         let release = |host: &mut Host| write(host, "proc/sys/kernel/osrelease", "5.7.19");
         assert_eq!(one(telemetry, release), ("kernel", State::Wrong));
         let bound = |bits: &str| {
-            let line = format!("CapBnd:\t{bits}\n");
+            let line = format!("CapBnd:\t{bits}\nSeccomp:\t0\n");
             move |host: &mut Host| write(host, "proc/self/status", &line)
         };
         assert_eq!(one(telemetry, bound("0000007fffffffff")), ("privileges", State::Wrong));

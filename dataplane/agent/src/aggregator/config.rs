@@ -2,6 +2,7 @@
 
 use super::grant::ParentConfig;
 use crate::config::{ConfigError, Controls, Verbs, control_session};
+use crate::sandbox::Sandbox;
 use harmonaize_aggregator::packet::{HEADER_BYTES, MAX_PAYLOAD};
 use harmonaize_identity::Protection;
 use harmonaize_units::{Bytes, Nanos, parse_toml};
@@ -55,6 +56,8 @@ pub struct AggregatorConfig {
     pub metrics: SocketAddr,
     /// Workers' datagrams come over RDMA too; none: over UDP alone.
     pub verbs: Option<Verbs>,
+    /// What the process gives up at its start.
+    pub sandbox: Sandbox,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +77,8 @@ struct File {
     again: Option<Nanos>,
     metrics: Option<SocketAddr>,
     verbs: Option<Verbs>,
+    #[serde(default)]
+    sandbox: Sandbox,
 }
 
 impl AggregatorConfig {
@@ -131,6 +136,7 @@ impl AggregatorConfig {
             parent: upwards,
             metrics: file.metrics.unwrap_or(METRICS),
             verbs: file.verbs,
+            sandbox: file.sandbox.beside(path),
         })
     }
 

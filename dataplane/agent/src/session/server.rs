@@ -26,6 +26,16 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+/// What else a refusal can come of.
+fn sandbox_hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "; a folder that the configuration did not name at the agent's start goes into `write` of [sandbox]"
+        }
+        _ => "",
+    }
+}
+
 /// Why tenants could not be served.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
@@ -66,7 +76,7 @@ pub enum BindError {
         source: Errno,
     },
     /// The kernel refused.
-    #[error("tenant {tenant}: {call} {}: {source}", path.display())]
+    #[error("tenant {tenant}: {call} {}: {source}{}", path.display(), sandbox_hint(source))]
     System {
         /// Whose socket.
         tenant: String,

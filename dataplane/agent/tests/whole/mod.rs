@@ -93,6 +93,7 @@ impl Agent {
             congestion: None,
             tenants: vec![tenant],
             control_tenants: None,
+            sandbox: Default::default(),
             source: None,
         };
         Self { config, devices: host_devices(), socket: socket.to_owned() }
