@@ -161,6 +161,31 @@ fn both_down(seen: &[Vec<Seen>; 2]) -> bool {
     seen.iter().all(|seen| down(seen).is_some())
 }
 
+/// The traffic classes that queue pairs of a link were connected with, where links over TCP are marked so.
+fn traffic_classes(marked: Option<tcp::Dscp>, own: u8) -> Vec<u64> {
+    let fabric = fabric();
+    let set_up = |device: &str| {
+        let options = PortOptions { traffic_class: own, ..PortOptions::default() };
+        let tcp = tcp::Config { dscp: marked, ..tcp() };
+        Config { devices: vec![device.to_owned()], options, ..Config::new(tcp) }
+    };
+    let (mut a, mut b) = (end(&fabric, set_up("a0")), end(&fabric, set_up("b0")));
+    up(&mut a, &mut b, 2);
+    let calls = fabric.take_calls("a0");
+    let connected = calls.iter().filter(|recorded| recorded.call == Call::ToReadyToReceive);
+    connected.map(|recorded| recorded.count).collect()
+}
+
+#[test]
+fn queue_pairs_carry_the_code_point_of_normal_operations() {
+    let marks = Some(tcp::Dscp([46, 18, 8]));
+    assert_eq!(traffic_classes(None, 0), [0, 0]);
+    assert_eq!(traffic_classes(marks, 0), [18 << 2; 2]);
+    // ECN's bits stay as they are, and a code point of their own goes before.
+    assert_eq!(traffic_classes(marks, 2), [18 << 2 | 2; 2]);
+    assert_eq!(traffic_classes(marks, 26 << 2 | 2), [26 << 2 | 2; 2]);
+}
+
 #[test]
 fn a_failed_completion_ends_the_link_and_says_what_it_was() {
     let fabric = fabric();

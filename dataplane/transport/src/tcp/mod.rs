@@ -142,12 +142,12 @@ impl Config {
 }
 
 /// Code points of differentiated services (RFC 2474), each from 0 to 63, by class as in [`TrafficClass::ALL`]. A link's signs of
-/// life and acknowledgements carry what its frames do.
+/// life and acknowledgements carry what its frames do. Queue pairs carry that of [`TrafficClass::Normal`], whatever goes through them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dscp(pub [u8; TrafficClass::ALL.len()]);
 
 impl Dscp {
-    fn of(&self, class: TrafficClass) -> u8 {
+    pub(crate) fn of(&self, class: TrafficClass) -> u8 {
         self.0.get(class as usize).copied().unwrap_or(0)
     }
 }

@@ -2,8 +2,12 @@
 
 use super::exchange::MAX_RAILS;
 use super::{Config, SetupError};
+use crate::TrafficClass;
 use harmonaize_verbs::{Device, Devices, Domain, Function, Path, PortOptions, Registrations};
 use std::sync::Arc;
+
+/// The bits of a traffic class below its code point.
+const ECN_BITS: u32 = 2;
 
 /// A port of a device, opened.
 #[derive(Debug)]
@@ -30,6 +34,11 @@ impl Rail {
         let wanted = PortOptions { device, ..config.options.clone() };
         let function = Function::open(devices, &wanted, Some(config.tcp.listen.ip()))?;
         let regions = Registrations::new(Domain::create(&function.device)?);
-        Ok(Self { device: function.device, route: function.path, regions })
+        let mut route = function.path;
+        // A queue pair keeps its traffic class once it is connected, and carries operations of every class.
+        if let Some(dscp) = config.tcp.dscp.filter(|_| route.traffic_class >> ECN_BITS == 0) {
+            route.traffic_class |= dscp.of(TrafficClass::Normal) << ECN_BITS;
+        }
+        Ok(Self { device: function.device, route, regions })
     }
 }

@@ -255,7 +255,11 @@ impl Calls for FakeCalls {
     fn modify(&self, pair: &Handle, transition: &Transition<'_>) -> Result<(), Errno> {
         let of = Object::of(pair, Resource::Pair)?;
         let mut world = self.0.lock();
-        let device = world.enter(&of.device, transition.call(), of.number, 0)?;
+        let class = match transition {
+            Transition::ReadyToReceive { path, .. } => path.traffic_class.into(),
+            _ => 0,
+        };
+        let device = world.enter(&of.device, transition.call(), of.number, class)?;
         let pair = device.pairs.get_mut(&of.number).ok_or(Errno::INVAL)?;
         let (from, to) = match transition {
             Transition::Init { .. } => (State::Reset, State::Init),

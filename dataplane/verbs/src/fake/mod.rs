@@ -43,7 +43,7 @@ pub struct Recorded {
     pub call: Call,
     /// Number of the queue pair, or 0.
     pub queue_pair: u32,
-    /// Work requests of a post, bytes of a registration, entries of a completion queue; else 0.
+    /// Work requests of a post, bytes of a registration, entries of a completion queue, traffic class of a connection; else 0.
     pub count: u64,
     /// Whether it succeeded.
     pub succeeded: bool,
