@@ -26,6 +26,7 @@ pub const TARGETS: &[Target] = &[
     },
     Target { name: "records", about: "the records of a protected link", run: agents::records },
     Target { name: "exchange", about: "parameters of queue pairs, and mailboxes", run: agents::exchange },
+    Target { name: "accept", about: "a link over RDMA as it comes up, frames changed", run: agents::accept },
     Target { name: "communicator", about: "messages of a peer to a communicator", run: agents::communicator },
     Target { name: "probe", about: "datagrams of trains, and answers of switches", run: agents::probe },
     Target { name: "chunk", about: "a compressed chunk, on every instruction set", run: agents::chunk },

@@ -32,6 +32,11 @@ pub(super) fn exchange(bytes: &[u8]) {
     harmonaize_transport::verbs::fuzzing::exchange(bytes);
 }
 
+/// A link over RDMA that comes up while somebody changes what its peer says.
+pub(super) fn accept(bytes: &[u8]) {
+    harmonaize_transport::verbs::fuzzing::accept(bytes);
+}
+
 /// Datagrams of trains, and what switches send back.
 pub(super) fn probe(bytes: &[u8]) {
     harmonaize_probe::fuzzing::datagram(bytes);
