@@ -115,6 +115,31 @@ pub enum JoinFailure {
         /// Most that it may have.
         max: usize,
     },
+    /// The tenant has as many communicators as it may, on all hosts together.
+    TooManyCommunicatorsInSum {
+        /// What it has.
+        used: usize,
+        /// Most that it may have.
+        max: usize,
+    },
+    /// The tenant would have more ranks than it may, on all hosts together.
+    TooManyRanksInSum {
+        /// Those that would come.
+        ranks: u64,
+        /// What it has.
+        used: u64,
+        /// Most that it may have.
+        max: u32,
+    },
+    /// The tenant's ranks join more often than they may, on all hosts together.
+    JoinsTooOften {
+        /// In the long run.
+        per_second: u32,
+        /// After a pause.
+        at_once: u32,
+        /// When the next may.
+        after: Duration,
+    },
     /// The rank's place takes no new communicators now.
     Maintenance {
         /// Who is refused.
@@ -209,6 +234,28 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
         JoinFailure::TooManyJobs { max: most } => (
             vec![],
             format!("the tenant has communicators of {most} jobs, the most that the provider allows"),
+        ),
+        JoinFailure::TooManyCommunicatorsInSum { used, max: most } => (
+            vec![],
+            format!(
+                "the tenant has {used} of {most} communicators on all hosts together; end some, or ask the provider for a \
+                 larger `communicators`"
+            ),
+        ),
+        JoinFailure::TooManyRanksInSum { ranks, used, max: most } => (
+            vec![],
+            format!(
+                "the tenant has {used} of {most} ranks on all hosts together, and {ranks} more do not fit; end \
+                 communicators, or ask the provider for a larger `ranks`"
+            ),
+        ),
+        JoinFailure::JoinsTooOften { per_second, at_once, after } => (
+            vec![],
+            format!(
+                "this tenant's ranks join too often: {per_second} a second are possible on all hosts together, and {at_once} \
+                 at once; do so again in {} ms, or ask the provider for a larger `joins`",
+                after.as_millis() + 1
+            ),
         ),
         JoinFailure::Maintenance { rank } => (
             vec![*rank],

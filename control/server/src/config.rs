@@ -174,6 +174,9 @@ struct FileTenant {
     aggregation: bool,
     weight: Option<toml::Spanned<u32>>,
     hosts: Option<Vec<toml::Spanned<String>>>,
+    communicators: Option<toml::Spanned<u32>>,
+    ranks: Option<toml::Spanned<u32>>,
+    joins: Option<toml::Spanned<u32>>,
 }
 
 #[derive(Deserialize)]
@@ -242,6 +245,9 @@ impl Config {
     /// aggregation = true            # whether its large operations may be summed by aggregators on the way
     /// weight = 1                    # where tenants compete for an agent's threads or an aggregator's memory
     /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
+    /// communicators = 100           # the most that it may have, of all its jobs on all hosts; no limit where absent
+    /// ranks = 4096                  # the most that those may have together; no limit where absent
+    /// joins = 100                   # how many of its ranks may join in a second, on all hosts; no limit where absent
     /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
     /// tenant = "a"                  # whose; everybody's who has none of their own where absent
     /// collective = "allreduce"
@@ -351,7 +357,20 @@ impl File {
                 let at = tenant.weight.map_or(at, |weight| weight.span().start);
                 return Err(wrong(at, format!("a weight must be 1 to 1000, not {weight}")));
             }
-            let own = Terms { allowed: tenant.aggregation, weight };
+            let some = |what: &str, most: Option<toml::Spanned<u32>>| match most {
+                Some(most) if *most.get_ref() == 0 => Err(wrong(
+                    most.span().start,
+                    format!("{what} must be at least 1; leave it out for no limit"),
+                )),
+                most => Ok(most.map(toml::Spanned::into_inner)),
+            };
+            let own = Terms {
+                allowed: tenant.aggregation,
+                weight,
+                communicators: some("communicators", tenant.communicators)?.map(|most| most as usize),
+                ranks: some("ranks", tenant.ranks)?,
+                joins: some("joins", tenant.joins)?,
+            };
             terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
             if let Some(hosts) = tenant.hosts {
                 let unknown = hosts.iter().find(|host| topology.host(host.get_ref()).is_none());
@@ -699,7 +718,18 @@ name = "a"
             "control.toml: line 4, column 16: `29999-20000` is not a range",
         );
         let terms = load(&format!("{GOOD}aggregation = false\nweight = 3\n")).unwrap().settings.terms;
-        assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3 }));
+        assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3, ..Terms::default() }));
+        let limits =
+            load(&format!("{GOOD}communicators = 5\nranks = 40\njoins = 7\n")).unwrap().settings.terms;
+        let expected = Terms { communicators: Some(5), ranks: Some(40), joins: Some(7), ..Terms::default() };
+        assert_eq!(limits.get("a"), Some(&expected));
+        for what in ["communicators", "ranks", "joins"] {
+            let column = what.len() + 4;
+            expect(
+                load(&format!("{GOOD}{what} = 0\n")).unwrap_err(),
+                &format!("control.toml: line 8, column {column}: {what} must be at least 1; leave it out"),
+            );
+        }
         expect(
             load(&format!("{GOOD}weight = 0\n")).unwrap_err(),
             "control.toml: line 8, column 10: a weight must be 1 to 1000",

@@ -23,6 +23,7 @@ use crate::state::queries::Queries;
 use crate::state::queries::questions::Questions;
 use crate::state::settings::Settings;
 use crate::state::tenants::agreements::Agreements;
+use crate::state::tenants::budgets::JoinRates;
 use crate::state::tenants::events::{Events, note_maintenance};
 use crate::state::tenants::hints::AllHints;
 use crate::state::tenants::joins::Joins;
@@ -65,6 +66,7 @@ pub struct Controller {
     pub(crate) events: Events,
     pub(crate) turns: AllTurns,
     pub(crate) joins: Joins,
+    pub(crate) join_rates: JoinRates,
     pub(crate) regroups: Regroups,
     pub(crate) splits: Splits,
     // Operators.
@@ -104,6 +106,7 @@ impl Controller {
             events: Events::new(ChaCha20Rng::from_seed(feeds)),
             turns: AllTurns::default(),
             joins: Joins::default(),
+            join_rates: JoinRates::default(),
             regroups: Regroups::default(),
             splits: Splits::default(),
             questions: Questions::default(),

@@ -35,7 +35,7 @@ pub struct Settings {
     pub compression: bool,
     /// How operations of a collective and a range of sizes go; as control decides where none says so.
     pub algorithms: Vec<TenantAlgorithm>,
-    /// What tenants have of aggregators, where that is another than usual.
+    /// What tenants may have, where that is another than usual.
     pub terms: BTreeMap<String, Terms>,
     /// The largest weight that a tenant can have promised.
     pub most_weight: u32,
@@ -71,17 +71,23 @@ impl Settings {
     }
 }
 
-/// What a tenant has of aggregators.
+/// What a tenant may have, by the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Whether its communicators may use them.
+    /// Whether its communicators may use aggregators.
     pub allowed: bool,
     /// Its weight where tenants compete, at least 1.
     pub weight: u32,
+    /// Most communicators on all hosts together; none: no limit.
+    pub communicators: Option<usize>,
+    /// Most ranks of all its communicators together; none: no limit.
+    pub ranks: Option<u32>,
+    /// Most ranks that join in a second, on all hosts together; none: no limit.
+    pub joins: Option<u32>,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { allowed: true, weight: 1 }
+        Self { allowed: true, weight: 1, communicators: None, ranks: None, joins: None }
     }
 }

@@ -165,7 +165,7 @@ fn hosts_sum_without_an_aggregator_and_learn_why() {
         (
             "the tenant has none",
             |settings| {
-                settings.terms.insert("a".to_owned(), Terms { allowed: false, weight: 1 });
+                settings.terms.insert("a".to_owned(), Terms { allowed: false, ..Terms::default() });
             },
             true,
             true,

@@ -4,7 +4,7 @@ use super::world::{SECOND, World, hello, join_of, settings};
 use harmonaize_abi::Epoch;
 use harmonaize_api::v1::{self, FailureKind, JoinRefusedKind, Phase, RefusedKind, from_agent, to_agent};
 use harmonaize_server::state::testing::Testing as _;
-use harmonaize_server::state::{Reason, ReorderError, SessionId};
+use harmonaize_server::state::{Reason, ReorderError, SessionId, Terms};
 use std::time::Duration;
 
 fn world() -> World {
@@ -153,6 +153,90 @@ fn a_tenant_has_only_so_many_communicators() {
     assert_eq!(world.refusal(session).kind(), JoinRefusedKind::Limit);
     world.join_as(session, "b", "one more", 0, 1);
     only!(world.received(session), Form);
+}
+
+/// A world in which tenant `a` has these terms.
+fn world_with(terms: Terms) -> World {
+    let mut settings = settings(4);
+    settings.terms.insert("a".to_owned(), terms);
+    World::new(settings, 1)
+}
+
+/// Joins and says why that was refused.
+fn beyond(world: &mut World, session: SessionId, name: &str, ranks: u32) -> String {
+    world.join(session, name, 0, ranks);
+    let refused = world.refusal(session);
+    assert_eq!(refused.kind(), JoinRefusedKind::Limit, "{}", refused.text);
+    refused.text
+}
+
+#[test]
+fn communicators_are_limited_over_all_jobs_and_hosts() {
+    let mut world = world_with(Terms { communicators: Some(2), ..Terms::default() });
+    let [first, second] = [0, 1].map(|host| world.agent(host));
+    // Each of a job of its own; one waits for its other rank.
+    world.join(first, "one", 0, 1);
+    world.join(second, "two", 0, 2);
+    world.received(first);
+    let text = beyond(&mut world, first, "three", 1);
+    assert!(text.contains("2 of 2 communicators") && text.contains("`communicators`"), "{text}");
+    world.join_as(first, "b", "three", 0, 1);
+    only!(world.received(first), Form);
+    // What was begun is completed, and then there are as many as before.
+    world.join(first, "two", 1, 2);
+    only!(world.received(first), Form);
+    only!(world.received(second), Form);
+    beyond(&mut world, second, "three", 1);
+}
+
+#[test]
+fn ranks_are_limited_over_all_communicators() {
+    let mut world = world_with(Terms { ranks: Some(5), ..Terms::default() });
+    let session = world.agent(0);
+    world.join(session, "one", 0, 1);
+    world.received(session);
+    let text = beyond(&mut world, session, "five", 5);
+    assert!(text.contains("1 of 5 ranks") && text.contains("5 more") && text.contains("`ranks`"), "{text}");
+    world.join(session, "four", 0, 4);
+    beyond(&mut world, session, "more", 1);
+    for rank in 1..4 {
+        world.join(session, "four", rank, 4);
+    }
+    let id = only!(world.received(session), Form).communicator;
+    beyond(&mut world, session, "more", 1);
+    // Four ranks that split would be four more.
+    world.prepare(&[session], id, 1);
+    for rank in 0..4 {
+        let split = Some(v1::Split { communicator: id, rank, color: Some(0), key: 0 });
+        let join = v1::Join { split, ..join_of("a", "four", rank, 0) };
+        world.send(session, from_agent::Message::Join(join));
+    }
+    let refused = every!(world.received(session), JoinRefused);
+    assert_eq!(refused.len(), 4);
+    assert!(refused[0].text.contains("5 of 5 ranks"), "{}", refused[0].text);
+    // Whose communicator is over may have another.
+    world.send(session, from_agent::Message::Closed(v1::Closed { communicator: id }));
+    world.join(session, "again", 0, 4);
+    assert!(world.got.is_empty(), "it waits for the others");
+}
+
+#[test]
+fn joins_are_limited_over_all_hosts() {
+    let mut world = world_with(Terms { joins: Some(2), ..Terms::default() });
+    let [first, second] = [0, 1].map(|host| world.agent(host));
+    // As many at once as a communicator may have ranks.
+    for rank in 0..64 {
+        world.join([first, second][rank as usize % 2], "large", rank, 64);
+    }
+    assert_eq!(every!(world.received(first), Form).len() + every!(world.received(second), Form).len(), 2);
+    let text = beyond(&mut world, second, "next", 2);
+    assert!(text.contains("2 a second") && text.contains("64 at once") && text.contains("`joins`"), "{text}");
+    world.join_as(second, "b", "next", 0, 1);
+    only!(world.received(second), Form);
+    world.wait(SECOND / 2);
+    world.join(first, "next", 0, 1);
+    only!(world.received(first), Form);
+    beyond(&mut world, first, "more", 1);
 }
 
 #[test]

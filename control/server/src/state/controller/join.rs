@@ -27,17 +27,26 @@ impl Controller {
             return Ok(());
         }
         let ctx = &ctx!(self, now);
+        if let Err(failure) = self.join_rates.take(ctx, &join.tenant) {
+            self.outbox.refuse_join(from, join.request, v1::JoinRefusedKind::Limit, &failure);
+            return Ok(());
+        }
         if let Some(asked) = join.regroup.take() {
             self.regroups.regroup(ctx, &mut self.outbox, &self.joins, from, (join, asked));
             return Ok(());
         }
         if let Some(asked) = join.split.take() {
             let of_job = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
-            let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), of_job)?;
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant);
+            let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), (of_job, in_sum))?;
             self.form_all(now, groups);
             return Ok(());
         }
         let room = self.regroups.check_room(ctx, &self.joins, &join.tenant, &join.communicator);
+        let room = room.and_then(|()| {
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant);
+            in_sum.check(&self.settings.terms(&join.tenant), 1, join.ranks.into())
+        });
         if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, room) {
             self.form(now, group);
         }

@@ -11,6 +11,7 @@ use crate::state::effects::{Effects, Note};
 use crate::state::job::communicator::{Communicator, EndCause};
 use crate::state::job::group::Group;
 use crate::state::output::{Fact as Logged, SessionId};
+use crate::state::tenants::budgets::InSum;
 use crate::state::tenants::inherited::InheritedAgreement;
 use crate::state::tenants::joins::Joins;
 use crate::state::tenants::past::{Going, Key, Pasts};
@@ -167,6 +168,12 @@ impl Regroups {
         if anew {
             self.check_room(ctx, joins, tenant, name).map_err(|failure| (Kind::Limit, failure))?;
         }
+        if came.member.is_none() {
+            // Who goes on is counted already.
+            let terms = ctx.settings.terms(tenant);
+            let room = self.in_sum(ctx, joins, tenant).check(&terms, anew.into(), 1);
+            room.map_err(|failure| (Kind::Limit, failure))?;
+        }
         Ok(())
     }
 
@@ -194,6 +201,23 @@ impl Regroups {
             return Err(JoinFailure::TooManyJobs { max: MOST_JOBS });
         }
         Ok(())
+    }
+
+    /// What a tenant has over all hosts. Of ranks that wait under the name of a communicator that runs, newcomers alone are counted.
+    pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str) -> InSum {
+        let mut sum = InSum::default();
+        let live = || ctx.communicators.values().filter(|known| known.tenant == tenant);
+        live().for_each(|known| sum.add(known.ranks.into()));
+        let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
+        waiting.for_each(|(_, waiting)| sum.add(waiting.ranks.into()));
+        for ((_, name), set) in self.sets.iter().filter(|((of, _), _)| of == tenant) {
+            if live().any(|known| known.name == *name) {
+                sum.ranks += set.iter().filter(|came| came.member.is_none()).count() as u64;
+            } else {
+                sum.add(set.len() as u64);
+            }
+        }
+        sum
     }
 
     /// What a tenant's job has of communicators, each once: those that run or form, sets that wait for ranks, and

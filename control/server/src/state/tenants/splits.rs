@@ -7,6 +7,7 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::job::group::Group;
 use crate::state::output::SessionId;
+use crate::state::tenants::budgets::InSum;
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, JoinRefusedKind};
@@ -38,8 +39,8 @@ struct Asked {
 }
 
 impl Splits {
-    /// A rank has called. Returns the groups that are to form, if it was the last. `of_job` counts what its
-    /// job has of communicators.
+    /// A rank has called. Returns the groups that are to form, if it was the last. `had` counts what its
+    /// job has of communicators, and its tenant in sum.
     ///
     /// # Errors
     /// Where an agent speaks for ranks of others.
@@ -49,7 +50,7 @@ impl Splits {
         effects: &mut Effects,
         from: SessionId,
         (join, asked): (v1::Join, v1::Split),
-        of_job: usize,
+        had: (usize, InSum),
     ) -> Result<Vec<Group>, &'static str> {
         let (id, rank, request) = (CommunicatorId(asked.communicator), asked.rank, join.request);
         let Some((parent, index)) = ctx.part(from, id)? else {
@@ -87,7 +88,7 @@ impl Splits {
         if set.ranks.len() < parent.ranks as usize {
             return Ok(Vec::new());
         }
-        Ok(self.complete(ctx, effects, (id, parent), of_job))
+        Ok(self.complete(ctx, effects, (id, parent), had))
     }
 
     /// All ranks have called.
@@ -96,7 +97,7 @@ impl Splits {
         ctx: &Ctx<'_>,
         effects: &mut Effects,
         (id, parent): (CommunicatorId, &Communicator),
-        of_job: usize,
+        (of_job, in_sum): (usize, InSum),
     ) -> Vec<Group> {
         let Some(set) = self.sets.get(&id) else { return Vec::new() };
         let mut colors: BTreeMap<u32, Vec<(u32, u32, Asked)>> = BTreeMap::new();
@@ -106,8 +107,12 @@ impl Splits {
             }
         }
         let most = ctx.settings.most_communicators;
-        if of_job + colors.len() > most {
-            let failure = JoinFailure::TooManyCommunicators { max: most };
+        let ranks = colors.values().map(|ranks| ranks.len() as u64).sum();
+        let room = match of_job + colors.len() > most {
+            true => Err(JoinFailure::TooManyCommunicators { max: most }),
+            false => in_sum.check(&ctx.settings.terms(&parent.tenant), colors.len(), ranks),
+        };
+        if let Err(failure) = room {
             self.fail(effects, id, JoinRefusedKind::Limit, &failure);
             return Vec::new();
         }
