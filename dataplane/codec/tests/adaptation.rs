@@ -17,7 +17,7 @@ const COMPUTING: f64 = 0.05;
 const CONTROL_DELAY: f64 = 0.25;
 const SWITCHED: f64 = 0.15;
 const SECONDS: usize = 600;
-const TRACES: u64 = 60;
+const TRACES: u64 = 30;
 /// Of an operation; a change of codec comes between two.
 const SEGMENTS: u32 = 16;
 

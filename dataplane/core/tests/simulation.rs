@@ -86,14 +86,14 @@ fn clean() {
 
 #[test]
 fn rough() {
-    family("rough", 250, false, |seed| Scenario::new(seed, 1).rough(), well);
+    family("rough", 125, false, |seed| Scenario::new(seed, 1).rough(), well);
 }
 
 #[test]
 fn change() {
     let sum = family(
         "change",
-        250,
+        125,
         false,
         |seed| Scenario::new(seed, 1).changing(),
         |world| {
@@ -108,7 +108,7 @@ fn change() {
 fn carried() {
     let sum = family(
         "carried",
-        400,
+        200,
         false,
         |seed| Scenario::new(seed, 2).changing().carrying(),
         |world| {
@@ -132,7 +132,7 @@ fn p2p() {
     };
     let sum = family(
         "p2p",
-        400,
+        200,
         false,
         |seed| build(seed).messaging(),
         |world| {
@@ -205,7 +205,7 @@ fn p2p_mismatch() {
 fn p2p_never_called() {
     family(
         "p2p_never_called",
-        200,
+        100,
         true,
         |seed| Scenario::of_two_ranks(seed).sometimes_changing().messaging().with_half_a_message(),
         |world| {
@@ -237,7 +237,7 @@ fn coded_change() {
         let scenario = Scenario::new(seed, 2).changing();
         if seed % 2 == 0 { scenario.coding() } else { scenario.carrying().coding() }
     };
-    let sum = family("coded_change", 250, false, build, |world| {
+    let sum = family("coded_change", 125, false, build, |world| {
         well(world);
         agreed(world);
     });
@@ -253,7 +253,7 @@ fn aggregated() {
         2 => Scenario::new(seed, 2).rough().aggregating(true),
         _ => Scenario::new(seed, 2).changing().carrying().aggregating(true),
     };
-    let sum = family("aggregated", 600, false, build, |world| {
+    let sum = family("aggregated", 300, false, build, |world| {
         well(world);
         agreed(world);
     });
@@ -322,7 +322,7 @@ fn turning() {
         3 => Scenario::new(seed, 2).changing().carrying().turning(),
         _ => Scenario::new(seed, 2).rough().aggregating(true).turning(),
     };
-    let sum = family("turning", 500, false, build, |world| {
+    let sum = family("turning", 250, false, build, |world| {
         well(world);
         agreed(world);
         let open = world.nodes.iter().find(|node| node.slot_requests.open.is_some());
@@ -355,7 +355,7 @@ fn direct() {
         1 => Scenario::new(seed, 2).changing().direct(),
         _ => Scenario::new(seed, 2).changing().carrying().direct(),
     };
-    let sum = family("direct", 250, false, build, |world| {
+    let sum = family("direct", 125, false, build, |world| {
         well(world);
         agreed(world);
     });
@@ -383,7 +383,7 @@ fn recursive() {
         1 => Scenario::new(seed, 2).changing().recursive(),
         _ => Scenario::new(seed, 2).changing().carrying().recursive(),
     };
-    let sum = family("recursive", 200, false, build, |world| {
+    let sum = family("recursive", 100, false, build, |world| {
         well(world);
         agreed(world);
     });
@@ -446,7 +446,7 @@ fn parted(world: &World) {
 /// A new link breaks: the plan is given up, or, once it was promised, the link's ends are lost to each other.
 #[test]
 fn cut() {
-    let sum = family("cut", 300, true, cutting, parted);
+    let sum = family("cut", 150, true, cutting, parted);
     assert!(sum.cut > 0 && sum.switches > 0, "nothing was cut, or nothing switched");
 }
 
