@@ -35,7 +35,15 @@ pub struct Count {
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
     let consent = Consent::from_flag(args.yes);
-    let needed = [packages::BUILDING, packages::C, packages::MPI, packages::ETCD, packages::METRICS].concat();
+    let needed = [
+        packages::BUILDING,
+        packages::C,
+        packages::MPI,
+        packages::ETCD,
+        packages::METRICS,
+        packages::BROWSER,
+    ]
+    .concat();
     packages::require(&needed, consent)?;
     packages::require_promtool(consent)?;
     if harmonaize_testkit::fabric::privileged() {

@@ -24,6 +24,9 @@ const MOST_RANKS: u32 = 1024;
 /// Where metrics are by default: on loopback alone.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9476);
 
+/// Where the page is by default: on loopback alone.
+const PAGE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9479);
+
 /// What the operator decided, and where control listens.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -33,6 +36,8 @@ pub struct Config {
     pub listen_operators: Option<SocketAddr>,
     /// Where Prometheus reads metrics over HTTP.
     pub metrics: SocketAddr,
+    /// Where operators' browsers read the page.
+    pub page: SocketAddr,
     /// How long a silent session lives.
     pub session_timeout: Duration,
     /// Who may do what.
@@ -125,6 +130,7 @@ struct File {
     listen: SocketAddr,
     listen_operators: Option<toml::Spanned<SocketAddr>>,
     metrics: Option<SocketAddr>,
+    page: Option<toml::Spanned<SocketAddr>>,
     topology: PathBuf,
     store: Option<PathBuf>,
     etcd: Option<toml::Spanned<Vec<String>>>,
@@ -222,6 +228,7 @@ impl Config {
     /// listen = "10.0.0.1:7000"
     /// listen_operators = "127.0.0.1:7000"  # where operators' tools connect; loopback at the port of `listen` where absent
     /// metrics = "127.0.0.1:9476"    # where Prometheus reads; this is where it does by default
+    /// page = "127.0.0.1:9479"       # where operators' browsers read the page; this is where they do by default
     /// topology = "topology.toml"
     /// store = "control.redb"        # drains, added tenants and plans outlive a restart here; relative to this file
     /// etcd = ["10.0.0.1:2379"]      # in place of `store`, where several controls share it
@@ -329,6 +336,10 @@ impl File {
         let protection = Protection::choose(tls, self.insecure_loopback, &listen);
         let protection = protection.map_err(|message| wrong(0, message))?;
         let listen_operators = listen_operators(text, self.listen, self.listen_operators, &protection)?;
+        let page = match self.page {
+            Some(page) => operators_only(text, page, &protection)?,
+            None => PAGE,
+        };
         let mut access = Access { protection, operators: BTreeMap::new(), hosts: BTreeMap::new() };
         for FileOperator { name, role } in self.operator {
             let (at, name) = (name.span().start, name.into_inner());
@@ -435,6 +446,7 @@ impl File {
             listen: self.listen,
             listen_operators,
             metrics: self.metrics.unwrap_or(METRICS),
+            page,
             session_timeout,
             access,
             settings,
@@ -518,11 +530,22 @@ fn listen_operators(
             _ => Ok(Some(SocketAddr::from((Ipv4Addr::LOCALHOST, listen.port())))),
         };
     };
+    let address = operators_only(text, address, protection)?;
+    Ok((address != listen).then_some(address))
+}
+
+/// An address that operators alone connect to: without certificates one of the loopback.
+fn operators_only(
+    text: &str,
+    address: toml::Spanned<SocketAddr>,
+    protection: &Protection,
+) -> Result<SocketAddr, TextError> {
     let (at, address) = (address.span().start, address.into_inner());
     if *protection == Protection::InsecureLoopback && !address.ip().is_loopback() {
-        return Err(wrong(at, "`insecure_loopback` is for a loopback address alone, which this is not"));
+        let message = "`insecure_loopback` is for a loopback address alone, which this is not".to_owned();
+        return Err(TextError { at: Position::of(text, at), message });
     }
-    Ok((address != listen).then_some(address))
+    Ok(address)
 }
 
 #[cfg(test)]
@@ -588,6 +611,9 @@ name = "a"
         assert!(listen("0.0.0.0:7000", "").unwrap_err().contains("`listen_operators` is missing"));
         let open = load(&format!("listen_operators = \"10.0.0.1:7001\"\n{GOOD}")).unwrap_err();
         assert!(open.starts_with("control.toml: line 1, column 20: `insecure_loopback` is for"), "{open}");
+        let open = load(&format!("page = \"10.0.0.1:9479\"\n{GOOD}")).unwrap_err();
+        assert!(open.starts_with("control.toml: line 1, column 8: `insecure_loopback` is for"), "{open}");
+        assert_eq!(load(GOOD).unwrap().page, PAGE);
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod leader;
 mod log;
 mod metrics;
 mod operators;
+mod page;
 mod relay;
 mod reload;
 mod service;

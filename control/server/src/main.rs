@@ -26,6 +26,7 @@ A configuration:
   listen = \"10.0.0.1:7000\"         # where agents connect; tools at this port of 127.0.0.1, or at listen_operators
   tls = \"tls/control\"             # made by `harmonaize init`; relative to this file, as are the others
   metrics = \"127.0.0.1:9476\"      # where Prometheus reads; this is where it does by default
+  page = \"127.0.0.1:9479\"         # where operators' browsers look; this is where they do by default
   topology = \"topology.toml\"
   store = \"control.redb\"           # may be left out: what outlives a restart; or, for several controls:
   # etcd = [\"10.0.0.1:2379\", \"10.0.0.2:2379\", \"10.0.0.3:2379\"]

@@ -6,6 +6,7 @@ use crate::config::{Config, Place};
 use crate::keeper::Keeper;
 use crate::leader::{Commands, Leader};
 use crate::operators::{Operators, Stored as Shared};
+use crate::page::Feed;
 use crate::relay::Relay;
 use crate::reload::follow;
 use crate::state::{ReorderError, SessionId, Settings};
@@ -73,6 +74,7 @@ pub struct Server {
     address: SocketAddr,
     /// Where operators have a listener of their own.
     operators: Option<(Connections, SocketAddr)>,
+    page: Option<(Connections, SocketAddr)>,
     config: Config,
     kept: Kept,
 }
@@ -154,7 +156,9 @@ impl Server {
             Some(operators) => Some(listen(operators, protection, CONNECTIONS.1).await?),
             None => None,
         };
-        Ok(Self { connections, address, operators, config, kept })
+        let page = listen(config.page, protection, CONNECTIONS.1).await;
+        let page = page.inspect_err(|error| tracing::error!("no page: {error}")).ok();
+        Ok(Self { connections, address, operators, page, config, kept })
     }
 
     /// Where agents and aggregators connect.
@@ -165,6 +169,11 @@ impl Server {
     /// Where operators' tools connect.
     pub fn operators_address(&self) -> SocketAddr {
         self.operators.as_ref().map_or(self.address, |(_, address)| *address)
+    }
+
+    /// Where operators' browsers read the page; none where that address could not be had.
+    pub fn page_address(&self) -> Option<SocketAddr> {
+        self.page.as_ref().map(|(_, address)| *address)
     }
 
     /// Serves until `shutdown`; then agents are told, and streams end. Communicators run on without control. What control decides it
@@ -190,6 +199,11 @@ impl Server {
                 crate::metrics::scrape(commands, protection)
             };
             background.spawn(harmonaize_metrics::serve(scrape, listener, metrics_closed));
+        }
+        if let Some((connections, _)) = self.page {
+            let feed = Feed::new();
+            background.spawn(Arc::clone(&feed).run(commands.clone()));
+            background.spawn(crate::page::serve(connections, Arc::clone(&access), feed));
         }
         let shared = match &self.kept {
             Kept::Own(..) => None,

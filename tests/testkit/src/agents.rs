@@ -1,5 +1,9 @@
 //! Made-up agents: over control's real interface each says what a test or a benchmark has it say.
 
+mod fabric;
+
+pub use fabric::{LeafSpine, Played};
+
 use anyhow::{Context, Result, bail};
 use harmonaize_api::PROTOCOL_VERSION;
 use harmonaize_api::v1::provider_client::ProviderClient;

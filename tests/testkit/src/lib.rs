@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod bystander;
 pub mod c_library;
+pub mod chromium;
 pub mod clock;
 pub mod counters;
 pub mod cross_traffic;

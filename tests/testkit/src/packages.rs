@@ -65,6 +65,9 @@ pub const DPU: &[&str] = &["qemu-system-arm"];
 /// What reads a scrape as Prometheus does not: the reference parser of OpenMetrics. [`promtool`] comes by itself.
 pub const METRICS: &[&str] = &["python3-prometheus-client"];
 
+/// What shows control's page as operators see it, and letters for it.
+pub const BROWSER: &[&str] = &["chromium", "fonts-dejavu-core"];
+
 /// What packing needs, and what makes and boots the Debian on which a package is tested.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "systemd-container"];
 

@@ -1,0 +1,407 @@
+//! What the page shows: operators' replies, entry by entry as JSON under the names that `harmonaize --json` has.
+
+use crate::state::Queries;
+use harmonaize_abi::CommunicatorId;
+use harmonaize_api::communicator_text;
+use harmonaize_api::v1::{self, finding_change::Finding};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many decisions the page shows, the newest.
+const DECISIONS: u32 = 64;
+
+/// Changes by less than this part of a link's capacity are not shown.
+const RATE_STEPS: u64 = 50;
+
+/// Entries as JSON, by section and key.
+pub(super) type Sections = BTreeMap<&'static str, BTreeMap<String, String>>;
+
+/// Some of them.
+pub(super) type Entries<'a> = BTreeMap<&'static str, BTreeMap<&'a str, &'a str>>;
+
+/// Keys of entries that are no more.
+pub(super) type Gone<'a> = BTreeMap<&'static str, BTreeSet<&'a str>>;
+
+/// What operators are answered, all of the same moment.
+#[derive(Debug)]
+pub(super) struct Facts {
+    topology: v1::TopologyReply,
+    tenants: v1::TenantsReply,
+    plans: v1::PlansReply,
+    decisions: v1::ExplainReply,
+    withdrawals: Vec<v1::WithdrawalRecord>,
+    status: v1::StatusReply,
+    fabric: v1::FabricSnapshot,
+}
+
+impl Facts {
+    /// What the state answers now. Agents are not asked.
+    pub(super) fn of(queries: &Queries<'_>) -> Self {
+        // By the state's clock, in which a time that is made of an age stays the same.
+        let decisions = queries.explain(CommunicatorId(0), DECISIONS);
+        Self {
+            topology: queries.topology(),
+            tenants: queries.tenants(),
+            plans: queries.plans(CommunicatorId(0)).unwrap_or_default(),
+            fabric: queries.fabric(decisions.now_ns),
+            decisions,
+            withdrawals: queries.withdrawals(None),
+            status: queries.status(&BTreeMap::new()),
+        }
+    }
+
+    /// The same as entries.
+    pub(super) fn sections(self) -> Sections {
+        let Self { topology, tenants, plans, decisions, withdrawals, status, fabric } = self;
+        let since = |age_ns: u64| decisions.now_ns.saturating_sub(age_ns);
+        let mut all = Sections::new();
+        let control = json!({
+            "build": status.build,
+            "started_ns": since(status.uptime_ns),
+            "errors": status.errors,
+            "plans_made": plans.plans_made,
+            "changes_completed": plans.changes_completed,
+            "changes_abandoned": plans.changes_abandoned,
+            "congestion_reports_verified": decisions.congestion_reports_verified,
+            "congestion_reports_refuted": decisions.congestion_reports_refuted,
+        });
+        add(&mut all, "control", [("control".to_owned(), control)]);
+        add(&mut all, "hosts", in_order(keyed(topology.hosts, |host| host.name.clone())));
+        add(&mut all, "switches", in_order(keyed(topology.switches, |switch| switch.name.clone())));
+        add(&mut all, "links", keyed(topology.links, |link| format!("{}:{}", link.from, link.to)));
+        add(&mut all, "tenants", in_order(keyed(tenants.tenants, |tenant| tenant.name.clone())));
+        let plans = plans.plans.into_iter().map(plan);
+        add(&mut all, "plans", keyed(plans, |plan| communicator_text(plan.communicator)));
+        let key = |decision: &v1::DecisionRecord| decision.number.to_string();
+        add(&mut all, "decisions", keyed(decisions.decisions, key));
+        add(
+            &mut all,
+            "withdrawals",
+            keyed(withdrawals, |one| format!("{} {}", one.target, one.kind().text())),
+        );
+        let communicators = status.communicators.into_iter().map(communicator);
+        add(&mut all, "communicators", keyed(communicators, |one| communicator_text(one.communicator)));
+        let ended = status.recent_errors.into_iter().map(|one| {
+            let mut value = value(&v1::EndedStatus { age_ns: 0, ..one.clone() });
+            insert(&mut value, "at_ns", since(one.age_ns).into());
+            (communicator_text(one.communicator), value)
+        });
+        add(&mut all, "ended", ended);
+        let waiting = status.waiting.into_iter().map(|one| {
+            let mut value = value(&v1::WaitingStatus { age_ns: 0, ..one.clone() });
+            insert(&mut value, "since_ns", since(one.age_ns).into());
+            (format!("{}/{}", one.tenant, one.name), value)
+        });
+        add(&mut all, "waiting", waiting);
+        let measured = fabric.hosts.into_iter().filter(|host| !host.links.is_empty());
+        let measured = measured.map(|host| {
+            let links: Vec<Value> = host.links.into_iter().map(|link| value(&rounded(link))).collect();
+            (host.host, links.into())
+        });
+        add(&mut all, "measured", measured);
+        let stragglers = fabric.stragglers.into_iter().map(|one| {
+            let key = format!("{} {} {}", communicator_text(one.communicator), one.job, one.rank);
+            (key, value(&one))
+        });
+        add(&mut all, "stragglers", stragglers);
+        add(&mut all, "findings", fabric.changes.iter().map(finding));
+        all
+    }
+}
+
+/// Without predictions, of which there are many.
+fn plan(mut status: v1::PlanStatus) -> v1::PlanStatus {
+    status.algorithms.iter_mut().for_each(|algorithm| algorithm.predicted.clear());
+    status
+}
+
+/// Without what plans say already.
+fn communicator(status: v1::CommunicatorStatus) -> v1::CommunicatorStatus {
+    v1::CommunicatorStatus { participants: Vec::new(), order: Vec::new(), tuning: None, ..status }
+}
+
+/// Without counters, which always change, and with rates in steps.
+fn rounded(link: v1::Link) -> v1::Link {
+    let step = (link.capacity_bps / RATE_STEPS).max(1);
+    let round = |bps: u64| bps / step * step;
+    v1::Link {
+        egress_bps: round(link.egress_bps),
+        ingress_bps: round(link.ingress_bps),
+        own_egress_bps: round(link.own_egress_bps),
+        counters: None,
+        ..link
+    }
+}
+
+fn finding(change: &v1::FindingChange) -> (String, Value) {
+    let (kind, what) = match &change.finding {
+        Some(Finding::Congestion(found)) => ("congestion", value(found)),
+        Some(Finding::Straggler(found)) => ("straggler", value(found)),
+        None => ("unknown", Value::Null),
+    };
+    let about = what.get("found_ns").and_then(Value::as_u64).unwrap_or(0);
+    let place =
+        ["interface", "path", "rank"].map(|field| what.get(field).map(Value::to_string).unwrap_or_default());
+    (
+        format!("{about} {} {kind} {}", change.host, place.join(" ")),
+        json!({ "at_ns": change.time_ns, "reported_by": change.host, "kind": kind, kind: what }),
+    )
+}
+
+fn add(all: &mut Sections, name: &'static str, entries: impl IntoIterator<Item = (String, Value)>) {
+    let write = |(key, mut value): (String, Value)| {
+        prune(&mut value);
+        (key, text(&value))
+    };
+    all.insert(name, entries.into_iter().map(write).collect());
+}
+
+fn keyed<T: Serialize>(
+    entries: impl IntoIterator<Item = T>,
+    key: impl Fn(&T) -> String,
+) -> impl Iterator<Item = (String, Value)> {
+    entries.into_iter().map(move |entry| (key(&entry), value(&entry)))
+}
+
+/// The same with each entry's place in the list.
+fn in_order(entries: impl Iterator<Item = (String, Value)>) -> impl Iterator<Item = (String, Value)> {
+    entries.enumerate().map(|(place, (key, mut value))| {
+        insert(&mut value, "place", place.into());
+        (key, value)
+    })
+}
+
+fn value(entry: &impl Serialize) -> Value {
+    serde_json::to_value(entry).unwrap_or_default()
+}
+
+fn insert(value: &mut Value, name: &str, entry: Value) {
+    if let Value::Object(fields) = value {
+        fields.insert(name.to_owned(), entry);
+    }
+}
+
+/// Leaves out fields that have the value that they have by default, as the wire does.
+fn prune(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(prune);
+            fields.retain(|_, field| !is_default(field));
+        }
+        Value::Array(entries) => entries.iter_mut().for_each(prune),
+        _ => {}
+    }
+}
+
+fn is_default(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Number(number) => number.as_u64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(entries) => entries.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Bool(true) => false,
+    }
+}
+
+/// JSON on one line, in which nothing can be taken for HTML by who takes it for that.
+pub(super) fn text(value: &Value) -> String {
+    value.to_string().replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
+}
+
+/// All entries.
+pub(super) fn every(sections: &Sections) -> Entries<'_> {
+    sections
+        .iter()
+        .map(|(name, entries)| {
+            (*name, entries.iter().map(|(key, entry)| (key.as_str(), entry.as_str())).collect())
+        })
+        .collect()
+}
+
+/// Entries that are new or other than before, and those that are no more.
+pub(super) fn difference<'a>(before: &'a Sections, now: &'a Sections) -> (Entries<'a>, Gone<'a>) {
+    let (mut changed, mut gone) = (Entries::new(), Gone::new());
+    for (name, entries) in now {
+        let known = before.get(name);
+        let other =
+            |(key, entry): &(&String, &String)| known.and_then(|known| known.get(*key)) != Some(*entry);
+        let others: BTreeMap<&str, &str> =
+            entries.iter().filter(other).map(|(key, entry)| (key.as_str(), entry.as_str())).collect();
+        if !others.is_empty() {
+            changed.insert(name, others);
+        }
+        let over = known.into_iter().flat_map(BTreeMap::keys).filter(|key| !entries.contains_key(*key));
+        let over: BTreeSet<&str> = over.map(String::as_str).collect();
+        if !over.is_empty() {
+            gone.insert(name, over);
+        }
+    }
+    (changed, gone)
+}
+
+/// A message to browsers: `{"number": n, "sections": {name: {key: entry}}, "gone": {name: [key]}}`.
+pub(super) fn message(number: u64, entries: &Entries<'_>, gone: &Gone<'_>) -> String {
+    let string = |written: &str| text(&Value::from(written));
+    let object = |fields: Vec<String>| format!("{{{}}}", fields.join(","));
+    let sections = entries.iter().map(|(name, entries)| {
+        let fields = entries.iter().map(|(key, entry)| format!("{}:{entry}", string(key)));
+        format!("{}:{}", string(name), object(fields.collect()))
+    });
+    let gone: Map<String, Value> = gone
+        .iter()
+        .map(|(name, keys)| ((*name).to_owned(), keys.iter().copied().collect::<Value>()))
+        .collect();
+    let (sections, gone) = (object(sections.collect()), text(&gone.into()));
+    format!("{{\"number\":{number},\"sections\":{sections},\"gone\":{gone}}}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The most bytes of everything at 1,000 hosts and 500 communicators.
+    const MOST_BYTES: usize = 3 << 20;
+
+    fn empty() -> Facts {
+        Facts {
+            topology: v1::TopologyReply::default(),
+            tenants: v1::TenantsReply::default(),
+            plans: v1::PlansReply::default(),
+            decisions: v1::ExplainReply::default(),
+            withdrawals: Vec::new(),
+            status: v1::StatusReply::default(),
+            fabric: v1::FabricSnapshot::default(),
+        }
+    }
+
+    fn tenant(name: &str, ranks: u32) -> v1::TenantRecord {
+        v1::TenantRecord { name: name.to_owned(), ranks, ..v1::TenantRecord::default() }
+    }
+
+    fn tenants(tenants: &[(&str, u32)]) -> Sections {
+        let tenants = tenants.iter().map(|(name, ranks)| tenant(name, *ranks)).collect();
+        Facts { tenants: v1::TenantsReply { tenants }, ..empty() }.sections()
+    }
+
+    #[test]
+    fn a_change_has_what_differs_and_nothing_else() {
+        let (before, now) =
+            (tenants(&[("a", 1), ("b", 2), ("c", 3)]), tenants(&[("a", 1), ("b", 5), ("</d>", 3)]));
+        let (changed, gone) = difference(&before, &now);
+        let written = message(7, &changed, &gone);
+        assert!(!written.contains(['<', '>', '&', '\n']), "{written}");
+        let read: Value = serde_json::from_str(&written).unwrap();
+        let expected = json!({
+            "number": 7,
+            "sections": { "tenants": {
+                "b": { "name": "b", "ranks": 5, "place": 1 },
+                "</d>": { "name": "</d>", "ranks": 3, "place": 2 },
+            } },
+            "gone": { "tenants": ["c"] },
+        });
+        assert_eq!(read, expected);
+        assert_eq!(difference(&now, &now), Default::default());
+    }
+
+    #[test]
+    fn what_always_changes_is_left_out() {
+        let sections = |egress_bps, seen: u64| {
+            let counters = Some(v1::LinkCounters { egress_bytes: seen, ..v1::LinkCounters::default() });
+            let link = v1::Link { capacity_bps: 1_000_000, egress_bps, counters, ..v1::Link::default() };
+            let host = v1::HostTelemetry { age_ns: seen, links: vec![link], ..v1::HostTelemetry::default() };
+            let status = v1::StatusReply { uptime_ns: seen, ..v1::StatusReply::default() };
+            let fabric = v1::FabricSnapshot { hosts: vec![host], ..v1::FabricSnapshot::default() };
+            let decisions =
+                v1::ExplainReply { now_ns: 1_700_000_000_000_000_000 + seen, ..v1::ExplainReply::default() };
+            Facts { fabric, status, decisions, ..empty() }.sections()
+        };
+        assert_eq!(sections(20_001, 5), sections(39_999, 900_000_000));
+        assert_ne!(sections(20_001, 5), sections(40_000, 5));
+    }
+
+    #[test]
+    fn everything_of_a_large_fabric_is_a_few_megabytes() {
+        let host = |host: usize| format!("host-{host:04}");
+        let switch = |kind: &str, switch: usize| format!("{kind}-{switch:02}");
+        let (racks, spines) = (63, 16);
+        let names = [("leaf", racks), ("spine", spines)];
+        let switches = names.into_iter().flat_map(|(kind, count)| {
+            (0..count).map(move |number| v1::FabricSwitch {
+                name: switch(kind, number),
+                kind: kind.to_owned(),
+                addresses: vec!["10.128.200.200".to_owned()],
+                connections: 100,
+                ..v1::FabricSwitch::default()
+            })
+        });
+        let both = |a: String, b: String| {
+            let link = |from: &String, to: &String| v1::DirectedLinkStatus {
+                from: from.clone(),
+                to: to.clone(),
+                capacity_bps: 400_000_000_000,
+                cross_traffic_bps: 123_456_789_000,
+                state: v1::LinkState::Congested.into(),
+                since_ns: 1_700_000_000_000_000_000,
+                confidence_ppm: 999_999,
+                connections: 100,
+            };
+            [link(&a, &b), link(&b, &a)]
+        };
+        let down = (0..1000).flat_map(|number| both(host(number), switch("leaf", number / 16)));
+        let up = (0..racks).flat_map(|leaf| {
+            (0..spines).flat_map(move |spine| both(switch("leaf", leaf), switch("spine", spine)))
+        });
+        let hosts = (0..1000).map(|number| v1::FabricHost {
+            name: host(number),
+            rack: format!("rack-{}", number / 16),
+            connected: true,
+            communicators: 4,
+            ..v1::FabricHost::default()
+        });
+        let topology = v1::TopologyReply {
+            hosts: hosts.collect(),
+            switches: switches.collect(),
+            links: down.chain(up).collect(),
+            aggregators: Vec::new(),
+        };
+        let ring_edge = |rank: usize| v1::PlannedRingEdge {
+            from: host(rank),
+            to: host(rank + 1),
+            paths: vec![v1::PlannedPath {
+                source_port: 20_000,
+                switches: vec![switch("leaf", 1), switch("spine", 2), switch("leaf", 3)],
+            }],
+            rate_bps: 100_000_000_000,
+        };
+        let algorithm = |step: u64| v1::AlgorithmStatus {
+            collective: "allreduce".to_owned(),
+            from_bytes: step << 20,
+            to_bytes: Some((step + 1) << 20),
+            algorithm: "recursive-halving".to_owned(),
+            at_bytes: step << 20,
+            predicted: vec![v1::PredictedTime { algorithm: "ring".to_owned(), time_ns: 123_456_789 }; 3],
+            overridden: false,
+        };
+        let plan = |communicator| v1::PlanStatus {
+            communicator,
+            tenant: "a-tenant".to_owned(),
+            name: format!("communicator-{communicator}"),
+            epoch: 3,
+            order: (0..16).map(host).collect(),
+            ring_edges: (0..16).map(ring_edge).collect(),
+            predicted_ns: 12_345_678,
+            slowdown_ppm: 1_100_000,
+            share_bps: 100_000_000_000,
+            reason: "the ring's racks lie next to each other".to_owned(),
+            algorithms: (0..12).map(algorithm).collect(),
+            ..v1::PlanStatus::default()
+        };
+        let plans = v1::PlansReply { plans: (0..500).map(plan).collect(), ..v1::PlansReply::default() };
+        let sections = Facts { topology, plans, ..empty() }.sections();
+        let all = message(1, &every(&sections), &Gone::new());
+        println!("{} bytes at 1,000 hosts and 500 communicators of 16 ranks", all.len());
+        assert!(all.len() < MOST_BYTES, "{} bytes", all.len());
+    }
+}
