@@ -41,8 +41,8 @@ pub struct Args {
     /// seed), control (kills of control, one a hundred seeds), leaders (faults of
     /// the leader of three controls, one in ten seeds), stragglers and congestion (verdicts over
     /// hours of simulation, from the round's first seed), late (an operation that waits a minute for a rank), hostile (tenants that harm their
-    /// agent for five minutes), dpu (two hosts with offload units, in virtual machines) or fuzz (every decoder, each
-    /// for a minute)
+    /// agent for five minutes), release (programs of this tree with those of the release before, which it builds), dpu (two
+    /// hosts with offload units, in virtual machines) or fuzz (every decoder, each for a minute)
     #[arg(long)]
     pub suite: Option<String>,
     /// Optimise the tests, and leave debug assertions out
@@ -174,6 +174,15 @@ const SUITES: &[Suite] = &[
         work: Work::Tests {
             package: "harmonaize-tests",
             test: "hostile",
+            long: true,
+            environment: |_| Vec::new(),
+        },
+    },
+    Suite {
+        name: "release",
+        work: Work::Tests {
+            package: "harmonaize-tests",
+            test: "handover",
             long: true,
             environment: |_| Vec::new(),
         },

@@ -408,9 +408,14 @@ impl Deployment {
         &self.fabric
     }
 
-    /// The programs that it was started with.
+    /// The programs that it starts.
     pub fn binaries(&self) -> &Binaries {
         &self.setup.binaries
+    }
+
+    /// What is started from now on is of these programs.
+    pub fn set_binaries(&mut self, binaries: &Binaries) {
+        self.setup.binaries = binaries.clone();
     }
 
     /// The tenants that it was started with.

@@ -26,6 +26,7 @@ pub mod packages;
 pub mod plans;
 pub mod process;
 pub mod python;
+pub mod release;
 pub mod route;
 pub mod served;
 pub mod strict;

@@ -125,6 +125,11 @@ impl Binaries {
         Ok(Self { folder: Self::folder_of(profile) })
     }
 
+    /// Programs that lie in this folder.
+    pub fn at(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
     /// The folder where cargo leaves programs of `profile`.
     pub fn folder_of(profile: Profile) -> PathBuf {
         target().join(if profile == Profile::Release { "release" } else { "debug" })

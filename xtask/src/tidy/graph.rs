@@ -109,6 +109,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         ],
     ),
     ("testkit", &["api", "identity", "plan", "planner"]),
+    ("schemas", &[]),
     ("plot", &[]),
     ("suites", &["testkit", "identity", "plan", "plot"]),
     ("xtask", &["testkit", "identity", "suites", "plot"]),

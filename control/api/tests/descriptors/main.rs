@@ -1,7 +1,7 @@
 //! The interface is committed as descriptors (`descriptors/provider.v1.binpb`, a FileDescriptorSet that tools such as grpcurl
 //! read): who was built against it goes on working. Fields, values and methods may be added, never removed, renumbered, renamed or
 //! given another type. After an addition, `HARMONAIZE_GOLDEN=write cargo test -p harmonaize-api` writes the file anew; what breaks a promise
-//! is refused then too, and needs a package of the next version. Until the first release, remove the file to begin anew.
+//! is refused then too, and needs a package of the next version. The file has all of every release, whose name is in `.release`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 mod promises;
@@ -35,7 +35,12 @@ fn the_interface_keeps_what_it_promised() {
     let known = std::fs::read(file()).unwrap_or_default();
     let before = FileDescriptorSet::decode(known.as_slice()).unwrap();
     let broken = broken(&promises(&before), &promises(&now));
-    assert!(broken.is_empty(), "older agents and tools would break:\n- {}", broken.join("\n- "));
+    assert!(
+        broken.is_empty(),
+        "agents and tools of the release before would break:\n- {}\nLeave these as they are, and add what is new beside them: a field with \
+         a number of its own, whose absence means what was before. Test: cargo test -p harmonaize-api",
+        broken.join("\n- ")
+    );
     if std::env::var_os("HARMONAIZE_GOLDEN").is_some_and(|wish| wish == "write") {
         std::fs::write(file(), now.encode_to_vec()).unwrap();
         return;

@@ -32,6 +32,8 @@ mod path;
 mod poll;
 mod pulse;
 mod records;
+#[cfg(test)]
+mod released;
 mod sender;
 mod shares;
 mod sys;

@@ -1,5 +1,7 @@
-//! An agent's successor takes its place while operations are in flight, and none fails.
+//! An agent's successor takes its place while operations are in flight, and none fails; so do programs of the next release.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+mod releases;
 
 use harmonaize_client::Rank;
 use harmonaize_shm::{receive_with_descriptors, send_with_descriptors};
@@ -69,6 +71,15 @@ fn under_load(
     })
 }
 
+/// Who comes anew finds the agents, and is given the right sums.
+fn sums_go_on(deployment: &Deployment, ranks_each: u32) {
+    for result in
+        run(&sockets(deployment, "a"), "after", ranks_each, |worker| worker.sum(1, 1000, true, STEP))
+    {
+        result.unwrap();
+    }
+}
+
 #[test]
 fn a_host_s_operations_go_on_with_its_next_agent() {
     let Some(mut deployment) = deploy(&star(1, "10Gbit/s"), with_place) else { return };
@@ -81,9 +92,7 @@ fn a_host_s_operations_go_on_with_its_next_agent() {
     println!("{} rounds, the longest operation {longest:?}", ranks[0].0);
     // Who comes anew finds the agent, and control has it.
     deployment.wait_until_ready().unwrap();
-    for result in run(&sockets(&deployment, "a"), "after", 2, |worker| worker.sum(1, 1000, true, STEP)) {
-        result.unwrap();
-    }
+    sums_go_on(&deployment, 2);
 }
 
 #[test]
@@ -97,9 +106,7 @@ fn four_hosts_are_upgraded_in_turn_under_load() {
     let longest = ranks.iter().map(|(_, longest)| *longest).max().unwrap();
     println!("{} rounds, 0 failed operations, the longest operation {longest:?}", ranks[0].0);
     deployment.wait_until_ready().unwrap();
-    for result in run(&sockets(&deployment, "a"), "after", 1, |worker| worker.sum(1, 1000, true, STEP)) {
-        result.unwrap();
-    }
+    sums_go_on(&deployment, 1);
 }
 
 /// A successor by a changed configuration is refused with these words, and the agent goes on.
