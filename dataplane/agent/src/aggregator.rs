@@ -20,18 +20,23 @@ use anyhow::Context;
 use harmonaize_aggregator::{Aggregator, Pool};
 use harmonaize_api::communicator_text;
 use harmonaize_api::v1::{self, from_agent};
+use harmonaize_identity::Watched;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_program::Watchdog;
 use harmonaize_transport::datagram::{DatagramConfig, Datagrams, Endpoint, RdmaDatagrams};
 use harmonaize_verbs::Devices;
 use serve::{Endpoints, Server, Thread};
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
 
 /// How often control is told what was done.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Datagrams that wait to be sent.
 const BATCH: usize = 256;
+/// How often the configuration's file is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// How long the calibration may take.
 const CALIBRATION: Duration = Duration::from_millis(50);
 /// How long the last words to control may take.
@@ -51,9 +56,10 @@ pub async fn run(config: AggregatorConfig, stop: impl Future<Output = ()>) -> an
 /// As of [`run`].
 pub async fn run_on(
     devices: &Devices,
-    config: AggregatorConfig,
+    mut config: AggregatorConfig,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
+    let mut hangup = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let (unit, units) = (config.unit_bytes(), config.units());
     let datagrams = DatagramConfig {
         bytes: unit + harmonaize_aggregator::packet::HEADER_BYTES,
@@ -92,14 +98,18 @@ pub async fn run_on(
         granted: Vec::new(),
         datagrams,
     };
-    let settings = Settings::new(config.control, config.protection, config.name.clone(), address);
+    let (above, protection) = (config.control.clone(), config.protection.clone());
+    let settings = Settings::new(above, protection.clone(), config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
     let (closing, closed) = watch::channel(false);
     if let Some(listener) = harmonaize_metrics::listen(config.metrics).await {
-        let asked = thread.commands();
+        let all = (thread.commands(), protection);
         let scrape = move || {
-            let asked = asked.clone();
-            async move { metrics::text(&asked.read().await?).ok() }
+            let (asked, protection) = all.clone();
+            async move {
+                let certificate_ends = protection.certificate_ends().ok().flatten();
+                metrics::text(&asked.read().await?, certificate_ends).ok()
+            }
         };
         tokio::spawn(harmonaize_metrics::serve(scrape, listener, closed));
     }
@@ -107,6 +117,9 @@ pub async fn run_on(
     harmonaize_program::ready();
     let mut watchdog = Watchdog::new(Instant::now());
     let mut reports = tokio::time::interval(REPORT_INTERVAL);
+    let mut watched = Watched::new(config.source.iter().cloned().collect());
+    let mut poll = tokio::time::interval(POLL_INTERVAL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
     tokio::pin!(stop);
     loop {
         tokio::select! {
@@ -122,6 +135,8 @@ pub async fn run_on(
                     let _ = control.to_control.try_send(from_agent::Message::Aggregator(reading.report()));
                 }
             }
+            Some(()) = hangup.recv() => reload(&mut config),
+            _ = poll.tick() => if watched.changed() { reload(&mut config) },
             () = &mut stop => break,
         }
     }
@@ -132,6 +147,14 @@ pub async fn run_on(
     drop(control.events);
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
     thread.end()
+}
+
+/// Reads the configuration again. One that cannot be used is refused as a whole, and the log says why.
+fn reload(config: &mut AggregatorConfig) {
+    match config.reload() {
+        Ok(()) => tracing::info!("the configuration was read again"),
+        Err(error) => tracing::error!(%error, "the configuration stays as it was"),
+    }
 }
 
 /// Does what control says; the answer, if it wants one.

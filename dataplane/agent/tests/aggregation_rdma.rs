@@ -53,6 +53,7 @@ fn aggregator(control: SocketAddr, fabric: &Fabric) -> oneshot::Sender<()> {
         metrics: "127.0.0.1:0".parse().unwrap(),
         verbs: device("agg"),
         sandbox: Default::default(),
+        source: None,
     };
     let devices = fabric.devices();
     background(move |stop| async move {

@@ -57,6 +57,7 @@ fn aggregator(control: SocketAddr) -> (oneshot::Sender<()>, tokio::task::JoinHan
         metrics,
         verbs: None,
         sandbox: Default::default(),
+        source: None,
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let stopped = async {

@@ -58,6 +58,8 @@ pub struct AggregatorConfig {
     pub verbs: Option<Verbs>,
     /// What the process gives up at its start.
     pub sandbox: Sandbox,
+    /// The file that it was read from, which is read again while the aggregator runs.
+    pub source: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -137,7 +139,27 @@ impl AggregatorConfig {
             metrics: file.metrics.unwrap_or(METRICS),
             verbs: file.verbs,
             sandbox: file.sandbox.beside(path),
+            source: Some(path.to_owned()),
         })
+    }
+
+    /// Reads its file again, and takes over what may change while it runs: how an aggregator above is dealt with, from the next grant on.
+    /// The certificate's files are read by every connection anyhow, and must be usable.
+    ///
+    /// # Errors
+    /// As of [`AggregatorConfig::read`], if another key has changed, or if no certificate could be shown; nothing changes then.
+    pub(super) fn reload(&mut self) -> Result<(), ConfigError> {
+        let Some(path) = &self.source else { return Ok(()) };
+        let again = Self::read(path)?;
+        let value = |message: String| ConfigError::Value { path: path.clone(), message };
+        if (Self { parent: self.parent, ..again.clone() }) != *self {
+            let message = "only `patience` and `again` can change while the aggregator runs; restart it";
+            return Err(value(message.to_owned()));
+        }
+        let shown = again.protection.certificate_ends();
+        shown.map_err(|error| value(format!("no certificate can be shown: {error}")))?;
+        self.parent = again.parent;
+        Ok(())
     }
 
     /// Bytes of payload of the longest datagram, whole elements of any type.
@@ -220,6 +242,32 @@ mod tests {
         let error = parse(&GOOD.replace("10.1.0.9", "0.0.0.0")).unwrap_err();
         assert!(error.contains("`listen` is 0.0.0.0:7400"), "{error}");
         assert!(parse("").unwrap_err().contains("missing field `name`"));
+    }
+
+    #[test]
+    fn a_reload_takes_what_may_change_and_nothing_of_the_rest() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("aggregator.toml");
+        let good =
+            "name = \"agg0\"\ncontrol = \"10.0.0.1:7000\"\ntls = \"tls\"\nlisten = \"10.1.0.9:7400\"\n";
+        let quick = format!("{good}patience = \"50ms\"\n");
+        std::fs::write(&path, good).unwrap();
+        let mut config = AggregatorConfig::read(&path).unwrap();
+        let mut reload = |text: &str, expected: &str| {
+            std::fs::write(&path, text).unwrap();
+            let error = config.reload().err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(expected) && error.is_empty() == expected.is_empty(), "{error}");
+            config.parent.timeout
+        };
+        assert_eq!(reload(&quick, "no certificate can be shown"), PARENT.timeout);
+        let issued = harmonaize_identity::Authority::create().unwrap();
+        let issued = issued.issue("agg0", harmonaize_identity::Use::Session).unwrap();
+        issued.write(&harmonaize_identity::Folder(folder.path().join("tls"))).unwrap();
+        assert_eq!(reload(&quick, ""), Duration::from_millis(50));
+        let refused = "only `patience` and `again` can change";
+        assert_eq!(reload(&format!("{good}mtu = 9000\n"), refused), Duration::from_millis(50));
+        assert_eq!(reload("name = 7", "line 1"), Duration::from_millis(50));
+        assert_eq!(reload(good, ""), PARENT.timeout);
     }
 
     #[test]

@@ -108,10 +108,11 @@ impl Reading {
     }
 }
 
-/// A reading as metrics, in the text format of OpenMetrics.
-pub(super) fn text(reading: &Reading) -> Result<String, std::fmt::Error> {
+/// A reading as metrics, in the text format of OpenMetrics, with when the certificate ends that control is shown.
+pub(super) fn text(reading: &Reading, certificate_ends: Option<u64>) -> Result<String, std::fmt::Error> {
     let mut page = Page::default();
     page.build("aggregator", harmonaize_program::version());
+    page.certificate(certificate_ends);
     type One = (&'static str, &'static str, fn(&Counters) -> u64);
     let counts: [One; 7] = [
         ("aggregator_packets_received", "Packets of workers that were accepted", |done| done.received),
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn what_was_done_is_told_by_tenant_and_the_rest_together() {
-        let text = text(&reading(2)).unwrap();
+        let text = text(&reading(2), Some(5)).unwrap();
         for line in [
             "harmonaize_aggregator_sums_total{tenant=\"t2\"} 2",
             "harmonaize_aggregator_dropped_packets_total{tenant=\"t1\",reason=\"tag\"} 1",
@@ -203,6 +204,7 @@ mod tests {
             "harmonaize_aggregator_packets_up_total{tenant=\"t2\"} 4",
             "harmonaize_aggregator_free_units 60",
             "harmonaize_aggregator_unsent_packets_total 2",
+            "harmonaize_certificate_expiry_timestamp_seconds 5",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
