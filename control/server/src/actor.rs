@@ -3,6 +3,7 @@
 use crate::keeper::{Keeper, StoreAck};
 use crate::log::log;
 use crate::metrics::Happened;
+use crate::requests::{Requests, Sorted};
 use crate::state::touched;
 use crate::state::{Controller, Instruction, InstructionError, Output, ReorderError, SessionId, Settings};
 use harmonaize_abi::{CommunicatorId, Epoch};
@@ -21,6 +22,9 @@ pub(crate) const SESSION_QUEUE: usize = 4096;
 
 /// How long changes of plans are gathered before they are written: a switch is several, and none of it waits for the disk.
 const GATHER: Duration = Duration::from_millis(20);
+
+/// Most commands that are served before a tenant's request that waits.
+const BEFORE_REQUEST: usize = 16;
 
 /// How long after plans could not be written that is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -102,6 +106,7 @@ pub(crate) struct Actor {
     waiting: BTreeMap<u64, Waiting>,
     plans: Plans,
     happened: Happened,
+    requests: Requests,
 }
 
 /// Plans that are to be written.
@@ -157,6 +162,7 @@ impl Actor {
             waiting: BTreeMap::new(),
             plans: Plans::default(),
             happened: Happened::default(),
+            requests: Requests::default(),
         }
     }
 
@@ -180,19 +186,56 @@ impl Actor {
             };
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.command(command),
+                    Some(command) => self.take(command, &mut commands),
                     None => break,
                 },
+                () = std::future::ready(()), if !self.requests.is_empty() => {}
                 Some(ack) = self.acks.recv() => self.on_ack(ack),
                 () = timer => self.expire(),
                 () = &mut shutdown => break,
             }
-            self.execute_outputs();
-            self.state.finished(self.start.elapsed());
+            self.finish();
+            if let Some((session, message)) = self.requests.next() {
+                self.command(Command::Message(session, message));
+                self.finish();
+            }
         }
         self.state.shut_down();
         self.execute_outputs();
         self.flush().await;
+    }
+
+    /// Takes in a command and what waits behind it: tenants' requests into their queues. Of what is served at once some is taken later.
+    fn take(&mut self, first: Command, commands: &mut mpsc::Receiver<Command>) {
+        let (mut taken, mut served) = (0, 0);
+        let mut next = Some(first);
+        while let Some(command) = next.take() {
+            taken += 1;
+            let command = match command {
+                Command::Message(session, message) => match self.requests.sort(session, message) {
+                    Sorted::Now(message) => Some(Command::Message(session, message)),
+                    Sorted::Taken => None,
+                    Sorted::Refused(message) => {
+                        self.send(session, message.into());
+                        None
+                    }
+                },
+                command => Some(command),
+            };
+            if let Some(command) = command {
+                self.command(command);
+                self.finish();
+                served += 1;
+            }
+            if served < BEFORE_REQUEST && taken < commands.max_capacity() {
+                next = commands.try_recv().ok();
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        self.execute_outputs();
+        self.state.finished(self.start.elapsed());
     }
 
     fn expire(&mut self) {

@@ -14,6 +14,7 @@ mod operators;
 mod page;
 mod relay;
 mod reload;
+mod requests;
 mod service;
 pub mod state;
 mod thread;

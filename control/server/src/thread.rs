@@ -58,23 +58,28 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::keeper::Keeper;
-    use crate::state::Controller;
+    use crate::state::{Controller, SessionId};
+    use harmonaize_api::PROTOCOL_VERSION;
+    use harmonaize_api::v1::{self, from_agent, to_agent};
     use harmonaize_store::{Memory, Stored};
     use std::time::Duration;
 
     const LIMIT: Duration = Duration::from_secs(20);
 
     fn start() -> (Running, mpsc::Sender<Command>) {
+        let (commands, queue) = mpsc::channel(8);
+        (Running::start(actor(), queue).unwrap(), commands)
+    }
+
+    fn actor() -> Actor {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("topology.toml"), "[[host]]\nname = \"h0\"\n").unwrap();
         let path = folder.path().join("control.toml");
-        let text = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n";
+        let text = "listen = \"127.0.0.1:0\"\ninsecure_loopback = true\ntopology = \"topology.toml\"\n[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\n";
         std::fs::write(&path, text).unwrap();
         let config = Config::load(&path).unwrap();
         let keeper = Keeper::start(Box::new(Memory::new())).unwrap();
-        let actor = Actor::new(config.settings, [7; 32], Stored::default(), keeper);
-        let (commands, queue) = mpsc::channel(8);
-        (Running::start(actor, queue).unwrap(), commands)
+        Actor::new(config.settings, [7; 32], Stored::default(), keeper)
     }
 
     #[tokio::test]
@@ -92,6 +97,48 @@ mod tests {
         assert!(computed.await.unwrap(), "it was let on while it computed");
         tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
         assert!(commands.is_closed());
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_one_tenant_s_joins_delays_no_other_s() {
+        const FLOOD: u64 = 5000;
+        let session = SessionId(1);
+        let (commands, queue) = mpsc::channel(2 * FLOOD as usize);
+        let (agent, mut answers) = mpsc::channel(2 * FLOOD as usize);
+        let (ended, _ends) = oneshot::channel();
+        let say = async |message: from_agent::Message| {
+            assert!(commands.send(Command::Message(session, Box::new(message.into()))).await.is_ok());
+        };
+        assert!(commands.send(Command::Open { session, agent, ended }).await.is_ok());
+        let hello = v1::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            host: "h0".to_owned(),
+            listen: "192.0.2.1:7200".to_owned(),
+            ..v1::Hello::default()
+        };
+        say(from_agent::Message::Hello(hello)).await;
+        // One host's agent speaks for both; each of these is answered at once, with a refusal.
+        let join = |tenant: &str, request, rank| {
+            let (tenant, communicator) = (tenant.to_owned(), "c".to_owned());
+            let join = v1::Join { request, tenant, communicator, rank, ranks: 1, ..v1::Join::default() };
+            from_agent::Message::Join(join)
+        };
+        for request in 0..FLOOD {
+            say(join("a", request, 9)).await;
+        }
+        say(join("b", FLOOD, 0)).await;
+        let running = Running::start(actor(), queue).unwrap();
+        let mut of_flood = 0;
+        loop {
+            let answer = tokio::time::timeout(LIMIT, answers.recv()).await.unwrap().unwrap().unwrap();
+            match answer.message.unwrap() {
+                to_agent::Message::JoinRefused(refused) if refused.request < FLOOD => of_flood += 1,
+                to_agent::Message::Form(_) => break,
+                _ => {}
+            }
+        }
+        assert!(of_flood <= 1, "{of_flood} of the flood's {FLOOD} joins were answered first");
+        tokio::time::timeout(LIMIT, running.until(async {})).await.unwrap().unwrap();
     }
 
     #[tokio::test]
