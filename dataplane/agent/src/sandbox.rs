@@ -176,11 +176,6 @@ pub fn confine_agent(config: &Config) {
     let mut needs = Needs::new(config.sandbox.clone(), &config.control, &config.protection)
         .with_rdma(config.verbs.is_some() || config.rdma.is_some());
     let Needs { sandbox, capabilities, .. } = &mut needs;
-    let folder = |file: &Path| match file.parent() {
-        Some(folder) if folder.as_os_str().is_empty() => PathBuf::from("."),
-        Some(folder) => folder.to_owned(),
-        None => file.to_owned(),
-    };
     // Editors and tools put a new file in place of the old one, so the folders are what is read.
     sandbox.read.extend(config.source.iter().flat_map(|source| &source.files).map(|file| folder(file)));
     let sockets = config.tenants.iter().filter_map(|tenant| Some(tenant.socket.as_ref()?.path.as_path()));
@@ -215,7 +210,18 @@ pub fn confine_aggregator(config: &AggregatorConfig) {
     let needs = Needs::new(config.sandbox.clone(), &config.control, &config.protection);
     let mut needs = needs.with_rdma(config.verbs.is_some());
     needs.capabilities |= CapabilitySet::NET_BIND_SERVICE;
+    // It is read again while the aggregator runs.
+    needs.sandbox.read.extend(config.source.iter().map(|file| folder(file)));
     confine(&needs);
+}
+
+/// The folder that a file is in.
+fn folder(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(folder) if folder.as_os_str().is_empty() => PathBuf::from("."),
+        Some(folder) => folder.to_owned(),
+        None => file.to_owned(),
+    }
 }
 
 /// Congestion control that is not for everybody takes a privilege.
