@@ -216,7 +216,7 @@ impl Actor {
                     Sorted::Now(message) => Some(Command::Message(session, message)),
                     Sorted::Taken => None,
                     Sorted::Refused(message) => {
-                        self.send(session, message.into());
+                        self.send(session, (*message).into());
                         None
                     }
                 },

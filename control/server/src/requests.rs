@@ -21,7 +21,7 @@ pub(crate) enum Sorted {
     /// It waits for its turn, or has ended one that waited.
     Taken,
     /// It is over the limit; its sender gets this.
-    Refused(to_agent::Message),
+    Refused(Box<to_agent::Message>),
 }
 
 /// The queues.
@@ -75,7 +75,7 @@ impl Requests {
             return message
                 .message
                 .and_then(|message| refusal(message, why))
-                .map_or(Sorted::Taken, Sorted::Refused);
+                .map_or(Sorted::Taken, |answer| Sorted::Refused(Box::new(answer)));
         }
         if let Some(from_agent::Message::Join(join)) = &message.message
             && !self.joins.insert((session, join.request))
@@ -164,6 +164,13 @@ mod tests {
         Box::new(from_agent::Message::Leave(v1::Leave { request, ..v1::Leave::default() }).into())
     }
 
+    fn answer(sorted: Sorted) -> to_agent::Message {
+        match sorted {
+            Sorted::Refused(answer) => *answer,
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
     fn served(requests: &mut Requests) -> Vec<u64> {
         std::iter::from_fn(|| requests.next())
             .filter_map(|(_, message)| match message.message {
@@ -201,8 +208,7 @@ mod tests {
         for request in 0..MAX_WAITING as u64 {
             assert!(matches!(requests.sort(SESSION, join("a", request)), Sorted::Taken));
         }
-        let Sorted::Refused(to_agent::Message::JoinRefused(refused)) =
-            requests.sort(SESSION, join("a", u64::MAX))
+        let to_agent::Message::JoinRefused(refused) = answer(requests.sort(SESSION, join("a", u64::MAX)))
         else {
             panic!("not refused");
         };
@@ -216,8 +222,8 @@ mod tests {
             tenant: "a".to_owned(),
             ..v1::ReadEvents::default()
         });
-        let sorted = requests.sort(SESSION, Box::new(events.into()));
-        let Sorted::Refused(to_agent::Message::EventsRead(refused)) = sorted else { panic!("{sorted:?}") };
+        let answer_to_events = answer(requests.sort(SESSION, Box::new(events.into())));
+        let to_agent::Message::EventsRead(refused) = answer_to_events else { panic!("not refused") };
         assert!(refused.request == 7 && refused.refused.contains("16384"), "{refused:?}");
         assert!(matches!(requests.sort(SESSION, join("b", u64::MAX)), Sorted::Taken));
     }
@@ -228,8 +234,10 @@ mod tests {
         for request in 0..MAX_WAITING_ALL as u64 {
             requests.sort(SESSION, join(&(request % 100).to_string(), request));
         }
-        let sorted = requests.sort(SESSION, join("new", u64::MAX));
-        let Sorted::Refused(to_agent::Message::JoinRefused(refused)) = sorted else { panic!("{sorted:?}") };
+        let to_agent::Message::JoinRefused(refused) = answer(requests.sort(SESSION, join("new", u64::MAX)))
+        else {
+            panic!("not refused");
+        };
         assert!(refused.text.starts_with("131072 requests of all tenants"), "{}", refused.text);
         assert!(!requests.tenants.contains_key("new"), "no queue is made for whom it refuses");
     }
