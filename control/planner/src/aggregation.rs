@@ -7,9 +7,9 @@
 
 use crate::algorithm::MESSAGE_OVERHEAD;
 use crate::conditions::Conditions;
-use crate::path::DirectedLink;
-use crate::topology::{AggregatorId, HostId, Node, Topology};
 use ecmp::EcmpRoutes;
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::{AggregatorId, HostId, Node, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 
@@ -362,7 +362,7 @@ impl AggregatorPath {
 mod tests {
     use super::*;
     use crate::conditions::LinkUse;
-    use crate::topology::tests::{host, link, star_text, switch};
+    use harmonaize_topology::text::{host, link, star_text, switch};
 
     fn star(hosts: usize, delay: &str, aggregator: &str) -> Topology {
         let mut text = star_text(hosts, "1Gbit/s", delay);

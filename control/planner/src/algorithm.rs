@@ -2,10 +2,10 @@
 //! what the fabric carries, and the bytes that a host adds up. Source: Hockney, "The communication challenge for MPP", 1994; Thakur,
 //! Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", 2005.
 
-use crate::path::PathFinder;
-use crate::topology::{HostId, Node, Topology};
 use harmonaize_abi::{Collective, Pattern};
 use harmonaize_plan::{Algorithm, AlgorithmRange, AlgorithmTable};
+use harmonaize_topology::PathFinder;
+use harmonaize_topology::{HostId, Node, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! What a fabric carries where each host of a group sends as much to each other one directly, as coded AllReduces do.
 
 use crate::conditions::{Conditions, LinkUse};
-use crate::path::{DirectedLink, PathFinder};
-use crate::topology::{HostId, Node, Topology};
+use harmonaize_topology::{DirectedLink, PathFinder};
+use harmonaize_topology::{HostId, Node, Topology};
 use harmonaize_units::Rate;
 use std::collections::BTreeMap;
 
@@ -54,8 +54,8 @@ pub fn exchange_rate(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::topology::LinkId;
-    use crate::topology::tests::{host, link, switch};
+    use harmonaize_topology::LinkId;
+    use harmonaize_topology::text::{host, link, switch};
 
     /// Two racks of `per_rack` hosts at 1 Gbit/s, one spine, uplinks at `uplink`.
     pub(crate) fn racks(per_rack: usize, uplink: &str) -> (Topology, Vec<HostId>) {

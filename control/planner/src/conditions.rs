@@ -1,7 +1,7 @@
 //! What a fabric can carry for us now: for each directed link what others leave, and whether it may be used.
 
-use crate::path::{DirectedLink, Path};
-use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
+use harmonaize_topology::{DirectedLink, Path};
+use harmonaize_topology::{HostId, LinkId, Node, SwitchId, Topology};
 use harmonaize_units::Rate;
 use std::collections::BTreeSet;
 

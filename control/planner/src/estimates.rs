@@ -1,9 +1,9 @@
 //! Estimates of links from verdicts on paths: who congests what, how much is left, and when to look again.
 
 use crate::conditions::{Conditions, Drains, LinkUse};
-use crate::path::{DirectedLink, Path};
-use crate::topology::{HostId, LinkId, Node, Topology};
 use harmonaize_abi::{CommunicatorId, CongestionCause, CongestionLevel};
+use harmonaize_topology::{DirectedLink, Path};
+use harmonaize_topology::{HostId, LinkId, Node, Topology};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

@@ -10,8 +10,8 @@
 
 use crate::all_to_all::line_rate;
 use crate::conditions::{Conditions, LinkUse};
-use crate::path::DirectedLink;
-use crate::topology::{HostId, Node, SwitchId, Topology};
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::{HostId, Node, SwitchId, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The least part of a fabric's trees, and of their rate, that counts as there: what is out of use beyond that is out of use for

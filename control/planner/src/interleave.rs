@@ -4,9 +4,9 @@
 use crate::all_to_all::line_rate;
 use crate::conditions::Conditions;
 use crate::iterations::IterationPattern;
-use crate::path::{DirectedLink, PathFinder};
 use crate::plan::{Assignment, Job, hosts_rate, ring_bits, usage};
-use crate::topology::{HostId, Topology};
+use harmonaize_topology::{DirectedLink, PathFinder};
+use harmonaize_topology::{HostId, Topology};
 use harmonaize_units::{Bytes, Nanos};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -13,11 +13,9 @@ mod estimates;
 mod hose;
 mod interleave;
 mod iterations;
-mod path;
 mod plan;
 mod policy;
 mod ring_order;
-mod topology;
 mod tuning;
 
 pub use aggregation::{
@@ -31,11 +29,14 @@ pub use coflow::{
 };
 pub use conditions::{Conditions, Drains, LinkUse};
 pub use estimates::{CongestionReport, Connection, Estimate, Estimates, Probe};
+pub use harmonaize_topology::{
+    Aggregator, AggregatorId, DirectedLink, Host, HostId, Link, LinkId, MAX_PATHS, Node, Path, PathFinder,
+    Switch, SwitchId, SwitchKind, Topology, TopologyError, TraceError,
+};
 pub use harmonaize_units::{Bytes, Nanos, Position, Rate, TextError, UnitError, parse_toml};
 pub use hose::{Guarantee, GuaranteeCapacity, HoseModel};
 pub use interleave::{InterleaveSlot, isolated_time, plan_interleaving};
 pub use iterations::{IterationPattern, Operation};
-pub use path::{DirectedLink, MAX_PATHS, Path, PathFinder, TraceError};
 pub use plan::{
     Assignment, CheckError, Current, Job, Plan, Policy, Request, RingEdge, Routes, Score, Task,
     apply_priorities, check, off_ring_paths, plan,
@@ -47,8 +48,4 @@ pub use policy::codec::{
 pub use policy::codes::{CodeShape, codes_rate};
 pub use policy::rate_limits::{RateLimits, Reservations, Sharer};
 pub use ring_order::{order, ring_crossings};
-pub use topology::{
-    Aggregator, AggregatorId, Host, HostId, Link, LinkId, Node, Switch, SwitchId, SwitchKind, Topology,
-    TopologyError,
-};
 pub use tuning::{Tuning, tuning};

@@ -2,9 +2,9 @@
 
 use crate::conditions::Conditions;
 use crate::iterations::IterationPattern;
-use crate::path::{DirectedLink, Path};
-use crate::topology::{HostId, Topology};
 use harmonaize_abi::CommunicatorId;
+use harmonaize_topology::{DirectedLink, Path};
+use harmonaize_topology::{HostId, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,8 +4,8 @@
 //! is a travelling salesman's tour over places; up to [`MAX_EXACT_PLACES`] it is solved exactly (Held and Karp 1962), beyond
 //! that by a walk round a minimum spanning tree, optimal where distances form a tree as in a fat tree, and 2-opt.
 
-use crate::path::PathFinder;
-use crate::topology::{HostId, Topology};
+use harmonaize_topology::PathFinder;
+use harmonaize_topology::{HostId, Topology};
 use std::collections::BTreeMap;
 
 /// Up to so many places the order is exact.

@@ -1,8 +1,8 @@
 //! Sizes of segments, messages and rings for a group of hosts.
 
-use crate::path::PathFinder;
 use crate::ring_order::order;
-use crate::topology::{HostId, Topology};
+use harmonaize_topology::PathFinder;
+use harmonaize_topology::{HostId, Topology};
 use harmonaize_units::{Bytes, Nanos, Rate};
 use std::cmp::Reverse;
 
@@ -91,7 +91,7 @@ fn previous_power_of_two(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::tests::star_text;
+    use harmonaize_topology::text::star_text;
     use proptest::prelude::*;
 
     fn star(hosts: usize, rate: &str, delay: &str) -> (Topology, Vec<HostId>) {

@@ -1,7 +1,6 @@
 //! The provider's topology as the emulation needs it: nodes, and links with rate and delay.
 
 use anyhow::{Context, Result};
-use harmonaize_planner as planner;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
@@ -154,16 +153,16 @@ impl Topology {
 
     /// Parses the text of a topology file, by control's own reader.
     pub fn parse(text: &str) -> Result<Self> {
-        let read = planner::Topology::parse(text)?;
+        let read = harmonaize_topology::Topology::parse(text)?;
         let hosts = read.hosts().iter().map(|host| Node { name: host.name.clone(), kind: Kind::Host });
         let switches =
             read.switches().iter().map(|switch| Node { name: switch.name.clone(), kind: Kind::Switch });
         let aggregators =
             read.aggregators().iter().map(|node| Node { name: node.name.clone(), kind: Kind::Aggregator });
         let nodes = hosts.chain(switches).chain(aggregators).collect();
-        let index = |node: planner::Node| match node {
-            planner::Node::Host(host) => host.0,
-            planner::Node::Switch(switch) => read.hosts().len() + switch.0,
+        let index = |node: harmonaize_topology::Node| match node {
+            harmonaize_topology::Node::Host(host) => host.0,
+            harmonaize_topology::Node::Switch(switch) => read.hosts().len() + switch.0,
         };
         let links = read.links().iter().map(|link| Link {
             ends: [index(link.from), index(link.to)],

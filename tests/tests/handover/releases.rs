@@ -67,19 +67,6 @@ fn pairings(old: &Binaries) {
 }
 
 #[test]
-fn programs_of_two_releases_work_together_where_built() {
-    let release = Release::before().unwrap();
-    match release.built() {
-        Some(old) => pairings(&old),
-        // Building them takes longer than all other tests of this kind: even a strict run goes without.
-        None => eprintln!(
-            "NOT RUN: release {} is not built here: cargo xtask soak --suite release --minutes 0 builds and runs it",
-            release.version
-        ),
-    }
-}
-
-#[test]
 #[ignore = "builds the programs of the release before: cargo xtask soak --suite release"]
 fn programs_of_two_releases_work_together() {
     pairings(&Release::before().unwrap().build().unwrap());

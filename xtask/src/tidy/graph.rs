@@ -64,7 +64,8 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("analysis", &["abi", "events"]),
     ("api", &["abi"]),
     ("api-tenant", &[]),
-    ("planner", &["abi", "plan", "codec", "aggregator", "units"]),
+    ("topology", &["units"]),
+    ("planner", &["abi", "plan", "codec", "aggregator", "topology", "units"]),
     ("disclose", &["abi", "plan", "planner"]),
     ("identity", &[]),
     ("store", &["abi", "identity", "planner"]),
@@ -108,7 +109,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "analysis",
         ],
     ),
-    ("testkit", &["api", "identity", "plan", "planner"]),
+    ("testkit", &["api", "identity", "plan", "topology"]),
     ("schemas", &[]),
     ("plot", &[]),
     ("suites", &["testkit", "identity", "plan", "plot"]),
@@ -121,7 +122,7 @@ const TENANT_FACING: &[&str] =
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =
-    &["planner", "store", "server", "api", "transport", "engine", "agent", "core", "disclose"];
+    &["topology", "planner", "store", "server", "api", "transport", "engine", "agent", "core", "disclose"];
 
 /// Checks the manifests.
 pub(super) fn check(tree: &Tree) -> Result<Vec<Violation>> {

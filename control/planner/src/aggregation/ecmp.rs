@@ -1,8 +1,8 @@
 //! The shortest ways to a switch, and what they carry.
 
 use crate::conditions::{Conditions, LinkUse};
-use crate::path::DirectedLink;
-use crate::topology::{Node, SwitchId, Topology};
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::{Node, SwitchId, Topology};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The shortest ways of open links to a switch.

@@ -6,8 +6,8 @@
 use super::ecmp::EcmpRoutes;
 use super::{AggregatorOffer, AggregatorPath, HEADER_BYTES, bytes_per_second, seconds};
 use crate::conditions::Conditions;
-use crate::path::DirectedLink;
-use crate::topology::{Aggregator, AggregatorId, HostId, Node, SwitchId, Topology};
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::{Aggregator, AggregatorId, HostId, Node, SwitchId, Topology};
 use std::collections::BTreeMap;
 
 /// Most rates, and most delays, of aggregators below that are told apart.

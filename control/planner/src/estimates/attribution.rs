@@ -1,7 +1,7 @@
 //! Which links explain the verdicts on paths: the fewest, found greedily, as in boolean tomography (Duffield, "Network tomography
 //! of binary network performance characteristics", 2006).
 
-use crate::path::{DirectedLink, Path};
+use harmonaize_topology::{DirectedLink, Path};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A congested path.

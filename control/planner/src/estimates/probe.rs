@@ -1,7 +1,7 @@
 //! What trains of packets tell of the paths that they took.
 
-use crate::path::Path;
-use crate::topology::Topology;
+use harmonaize_topology::Path;
+use harmonaize_topology::Topology;
 use harmonaize_units::Rate;
 
 /// A probe that lost more, of a million packets, is not good.

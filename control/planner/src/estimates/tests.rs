@@ -1,8 +1,8 @@
 //! Verdicts in, estimates out: who is blamed, how much is left, when to look again.
 
 use super::*;
-use crate::topology::Node;
 use harmonaize_abi::CommunicatorId;
+use harmonaize_topology::Node;
 
 const MS: u64 = 1_000_000;
 

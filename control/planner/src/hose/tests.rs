@@ -1,8 +1,8 @@
 //! Hoses of known fabrics, and that nobody's place in a rack changes what is promised.
 
 use super::*;
-use crate::topology::LinkId;
-use crate::topology::tests::{host, link, switch};
+use harmonaize_topology::LinkId;
+use harmonaize_topology::text::{host, link, switch};
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 

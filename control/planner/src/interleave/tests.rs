@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::plan::{Plan, Policy, Request, Routes, plan};
-use crate::topology::tests::{host, link, switch};
 use harmonaize_abi::CommunicatorId;
+use harmonaize_topology::text::{host, link, switch};
 use harmonaize_units::{Bytes, Rate};
 
 /// `pairs` pairs of hosts on two leaves that one link of 1 Gbit/s joins.
@@ -116,7 +116,7 @@ fn cross_traffic_lengthens_busy_parts() {
     let (topology, mut conditions, plan) = planned(&jobs);
     for forward in [true, false] {
         conditions
-            .set_available(DirectedLink { link: crate::topology::LinkId(0), forward }, Rate(500_000_000));
+            .set_available(DirectedLink { link: harmonaize_topology::LinkId(0), forward }, Rate(500_000_000));
     }
     let found = plan_interleaving(&topology, &conditions, &jobs, &plan.assignments, &BTreeSet::new());
     assert_eq!(found.iter().map(|turn| turn.busy).collect::<Vec<_>>(), [Nanos(40 * MS); 2]);

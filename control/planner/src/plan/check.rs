@@ -3,8 +3,8 @@
 use super::model::{is_order, joins};
 use super::{Assignment, CheckError, Job, Plan, Request, Routes};
 use crate::conditions::LinkUse;
-use crate::path::{DirectedLink, Path, PathFinder};
-use crate::topology::HostId;
+use harmonaize_topology::HostId;
+use harmonaize_topology::{DirectedLink, Path, PathFinder};
 use harmonaize_units::Rate;
 use std::collections::BTreeMap;
 

@@ -3,8 +3,8 @@
 use super::{Current, Job, Request, RingEdge, Routes};
 use crate::all_to_all::line_rate;
 use crate::conditions::LinkUse;
-use crate::path::{DirectedLink, Path, PathFinder};
-use crate::topology::{HostId, Node, Topology};
+use harmonaize_topology::{DirectedLink, Path, PathFinder};
+use harmonaize_topology::{HostId, Node, Topology};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 

@@ -4,7 +4,7 @@ use super::Job;
 use super::model::{Candidate, EdgeRoutes, Ring};
 use super::search::Search;
 use crate::conditions::LinkUse;
-use crate::topology::SwitchId;
+use harmonaize_topology::SwitchId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 

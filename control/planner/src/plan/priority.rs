@@ -4,8 +4,8 @@
 use super::shares::{FairFlow, Shares};
 use super::{Assignment, Job};
 use crate::conditions::Conditions;
-use crate::path::{DirectedLink, PathFinder};
-use crate::topology::{HostId, Topology};
+use harmonaize_topology::{DirectedLink, PathFinder};
+use harmonaize_topology::{HostId, Topology};
 use harmonaize_units::{Nanos, Rate};
 use std::collections::{BTreeMap, BTreeSet};
 

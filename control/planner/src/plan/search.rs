@@ -6,7 +6,7 @@ use super::shares::{FairFlow, Shares};
 use super::{Job, Score};
 use crate::conditions::LinkUse;
 use crate::ring_order::{LINK_WEIGHT, UNREACHABLE_DISTANCE, order_by};
-use crate::topology::HostId;
+use harmonaize_topology::HostId;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 

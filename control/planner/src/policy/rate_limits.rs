@@ -1,10 +1,10 @@
 //! What connections are held to: along a ring to what the plan says, and those to other participants so that all of them together leave
 //! others what they are promised, for exchanges use these alike and no plan counts them.
 
-use crate::path::DirectedLink;
 use crate::plan::RingEdge;
-use crate::topology::Topology;
 use harmonaize_abi::CommunicatorId;
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::Topology;
 use harmonaize_units::Rate;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,8 +124,8 @@ impl Reservations {
 mod tests {
     use super::*;
     use crate::all_to_all::exchange_usage;
-    use crate::topology::HostId;
-    use crate::topology::tests::star_text;
+    use harmonaize_topology::HostId;
+    use harmonaize_topology::text::star_text;
 
     const MB: u64 = 1_000_000;
 

@@ -3,9 +3,9 @@
 
 use super::super::*;
 use super::world::*;
-use crate::path::DirectedLink;
-use crate::topology::{Node, Topology};
 use good_lp::{Expression, Solution, SolverModel, Variable, constraint, microlp, variable, variables};
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::{Node, Topology};
 use rand::{Rng, RngExt, SeedableRng, seq::IndexedRandom, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, BTreeSet};
@@ -238,7 +238,7 @@ pub(super) fn case(rng: &mut impl Rng, most_hosts: usize) -> (Topology, Conditio
             let between = matches!((link.from, link.to), (Node::Switch(_), Node::Switch(_)));
             if between && rng.random_bool(0.25) {
                 let left = link.rate.0 / 100 * rng.random_range(20..90);
-                let link = DirectedLink { link: crate::topology::LinkId(index), forward };
+                let link = DirectedLink { link: harmonaize_topology::LinkId(index), forward };
                 conditions.set_available(link, Rate(left));
             }
         }

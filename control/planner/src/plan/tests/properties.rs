@@ -3,7 +3,7 @@
 use super::super::*;
 use super::world::*;
 use crate::conditions::LinkUse;
-use crate::topology::{LinkId, Topology};
+use harmonaize_topology::{LinkId, Topology};
 use rand::{Rng, RngExt, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 

@@ -1,9 +1,9 @@
 //! Fabrics and jobs for tests.
 
 use super::super::*;
-use crate::path::DirectedLink;
-use crate::topology::Topology;
 use harmonaize_abi::CommunicatorId;
+use harmonaize_topology::DirectedLink;
+use harmonaize_topology::Topology;
 
 /// A rate of so many Mbit/s.
 pub(super) fn mbit(rate: u64) -> Rate {
@@ -35,7 +35,7 @@ pub(super) fn leaf_spine(leaves: usize, spines: usize, hosts: usize, access: u64
 pub(super) fn link(topology: &Topology, from: &str, to: &str) -> DirectedLink {
     let name = format!("{from} -> {to}");
     let both = (0..topology.links().len()).flat_map(|link| {
-        [true, false].map(|forward| DirectedLink { link: crate::topology::LinkId(link), forward })
+        [true, false].map(|forward| DirectedLink { link: harmonaize_topology::LinkId(link), forward })
     });
     both.into_iter()
         .find(|link| topology.link_name(*link) == name)

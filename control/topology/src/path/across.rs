@@ -1,7 +1,7 @@
 //! Which hosts' packets can cross a link on the shortest ways.
 
 use super::DirectedLink;
-use crate::topology::{HostId, Node, SwitchId, Topology};
+use crate::{HostId, Node, SwitchId, Topology};
 use std::collections::VecDeque;
 
 /// How many links every host is from a node, by host; none of those that do not reach it.

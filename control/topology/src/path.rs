@@ -1,6 +1,6 @@
 //! Paths: links in the direction in which they are crossed, all equal-cost ways between two hosts, and what a trace tells.
 
-use crate::topology::{HostId, LinkId, Node, SwitchId, Topology};
+use crate::{HostId, LinkId, Node, SwitchId, Topology};
 use core::net::IpAddr;
 use harmonaize_units::{Nanos, Rate};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl DirectedLink {
     }
 
     /// Both directions of all links counted through: twice the link's number, one more for the way back.
-    pub(crate) fn index(self) -> usize {
+    pub fn index(self) -> usize {
         self.link.0 * 2 + usize::from(!self.forward)
     }
 }

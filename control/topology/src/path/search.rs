@@ -1,7 +1,7 @@
 //! All shortest ways between hosts: a search from the target over the switches, remembered for all hosts that hang alike.
 
 use super::{DirectedLink, MAX_PATHS, Path};
-use crate::topology::{HostId, Node, SwitchId, Topology};
+use crate::{HostId, Node, SwitchId, Topology};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -29,7 +29,7 @@ impl<'a> PathFinder<'a> {
     }
 
     /// In the topology without some directed links.
-    pub(crate) fn excluding(topology: &'a Topology, gone: impl Fn(DirectedLink) -> bool + 'a) -> Self {
+    pub fn excluding(topology: &'a Topology, gone: impl Fn(DirectedLink) -> bool + 'a) -> Self {
         Self { topology, excluded: Some(Box::new(gone)), distances: HashMap::new() }
     }
 
@@ -53,7 +53,7 @@ impl<'a> PathFinder<'a> {
     }
 
     /// How many links between switches lie between two hosts; none where there is no way.
-    pub(crate) fn crossings(&mut self, from: HostId, to: HostId) -> Option<u64> {
+    pub fn crossings(&mut self, from: HostId, to: HostId) -> Option<u64> {
         let start = Node::Host(from);
         if from == to || self.outgoing(start).any(|(_, next)| next == Node::Host(to)) {
             return Some(0);

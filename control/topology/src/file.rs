@@ -3,8 +3,7 @@
 use super::MAX_NODES;
 use super::{Aggregator, Host, HostId, Link, Node, Switch, SwitchId, SwitchKind, Topology, TopologyError};
 use core::net::IpAddr;
-use harmonaize_units::{Lines, Position, parse_toml};
-use harmonaize_units::{Nanos, Rate};
+use harmonaize_units::{Lines, Nanos, Position, Rate, parse_toml};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use toml::Spanned;

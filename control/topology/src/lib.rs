@@ -1,13 +1,19 @@
-//! The provider's topology as its file describes it: hosts, switches, links with rate and delay.
+//! The provider's topology as its file describes it: hosts, switches, links with rate and delay, and the paths over them.
+//!
+//! Architecture invariant: no clock, socket or file; a topology comes as text. Whoever reads it needs no planner.
+#![forbid(unsafe_code)]
 
 use core::net::IpAddr;
-use harmonaize_units::{Nanos, Rate};
-use harmonaize_units::{Position, TextError};
+use harmonaize_units::{Nanos, Position, Rate, TextError};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 mod connected;
 mod file;
+mod path;
+pub mod text;
+
+pub use path::{DirectedLink, MAX_PATHS, Path, PathFinder, TraceError};
 
 /// Most hosts, and most switches, that a topology may have.
 const MAX_NODES: usize = 16384;
@@ -337,12 +343,12 @@ impl Topology {
     }
 
     /// Links from a switch to other switches.
-    pub(crate) fn links_between_switches(&self, switch: SwitchId) -> &[LinkId] {
+    pub fn links_between_switches(&self, switch: SwitchId) -> &[LinkId] {
         self.between_switches.get(switch.0).map_or(&[], Vec::as_slice)
     }
 
     /// What a host hangs on, ascending.
-    pub(crate) fn neighbours(&self, host: HostId) -> Vec<Node> {
+    pub fn neighbours(&self, host: HostId) -> Vec<Node> {
         let links = self.links_at(Node::Host(host)).iter().filter_map(|id| self.links.get(id.0));
         let ends = links.map(|link| if link.from == Node::Host(host) { link.to } else { link.from });
         let mut ends: Vec<Node> = ends.collect();
@@ -352,4 +358,4 @@ impl Topology {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -2,7 +2,6 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::fmt::Display;
 
 const GOOD: &str = r#"
 [[host]]
@@ -32,24 +31,6 @@ to = "top"
 rate = "400Mbit/s"
 delay = "1ms"
 "#;
-
-pub(crate) fn switch(name: impl Display) -> String {
-    format!("[[switch]]\nname = \"{name}\"\n")
-}
-
-pub(crate) fn link(from: impl Display, to: impl Display, rate: &str, delay: &str) -> String {
-    format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"{rate}\"\ndelay = \"{delay}\"\n")
-}
-
-/// The host of this number and its link.
-pub(crate) fn host(at: usize, to: impl Display, rate: &str, delay: &str) -> String {
-    format!("[[host]]\nname = \"h{at}\"\n{}", link(format!("h{at}"), to, rate, delay))
-}
-
-/// Hosts at one switch.
-pub(crate) fn star_text(hosts: usize, rate: &str, delay: &str) -> String {
-    switch("s0") + &(0..hosts).map(|at| host(at, "s0", rate, delay)).collect::<String>()
-}
 
 #[test]
 fn reads_a_good_file() {
