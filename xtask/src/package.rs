@@ -1,11 +1,13 @@
-//! `cargo xtask package`: the Debian package with daemons, command line, manual and units; and its test on a fresh Debian.
+//! `cargo xtask package`: packages with daemons, command line, manual and units, all of one list of files; and their tests.
 
+mod contents;
 mod deb;
 mod root;
+mod tar;
 
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain};
 use anyhow::{Context, Result, bail};
-use deb::Package;
+use contents::Contents;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
 use harmonaize_testkit::workspace::{self, Binaries, Profile};
@@ -16,25 +18,44 @@ use std::time::Instant;
 /// What `cargo xtask package` takes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  cargo xtask package --yes                    target/package/harmonaize_VERSION_amd64.deb
+  cargo xtask package --yes                    everything, in target/package
+  cargo xtask package --format deb,tar         the Debian package and the tarball alone
   cargo xtask package --arch arm64             for hosts and offload units with aarch64 cores
-  cargo xtask package --smoke --test           quick to build, and installed, used and purged on a fresh Debian, as CI does")]
+  cargo xtask package --smoke --test           quick to build, compared with each other, and installed, used and purged on a
+                                               fresh Debian, as CI does")]
 pub struct Args {
     /// The architecture of the programs
     #[arg(long, value_enum, default_value_t = Arch::HOST)]
     pub arch: Arch,
+    /// What to make
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Format::ALL)]
+    pub format: Vec<Format>,
     /// Take the programs as they are from this folder, instead of building them
     #[arg(long, value_name = "FOLDER")]
     pub release_dir: Option<PathBuf>,
     /// Programs that are not optimised and bear no build, in a package that is not compressed much
     #[arg(long)]
     pub smoke: bool,
-    /// Install the package on a fresh Debian 12 with systemd, in namespaces of this machine: init, hello, daemons, purge
+    /// Make it again, and install the Debian package on a fresh Debian 12 with systemd, in namespaces of this machine:
+    /// init, hello, daemons, purge
     #[arg(long)]
     pub test: bool,
     /// Install missing packages without asking
     #[arg(long)]
     pub yes: bool,
+}
+
+/// A way to hand the programs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For Debian and what descends from it.
+    Deb,
+    /// For any other system with systemd.
+    Tar,
+}
+
+impl Format {
+    const ALL: [Self; 2] = [Self::Deb, Self::Tar];
 }
 
 /// An architecture as Debian names it.
@@ -83,16 +104,47 @@ pub fn run(args: &Args) -> Result<()> {
     let source = Source::read(args)?;
     let Some(programs) = build(args, consent, &source)? else { return Ok(()) };
     println!("programs and manual are there after {:.0} s", begun.elapsed().as_secs_f64());
+    if args.test && args.arch != Arch::HOST {
+        bail!("the test runs the programs on this machine, which is of another architecture");
+    }
     let package = Package { arch: args.arch, version: &source.package, time: source.time, quick: args.smoke };
-    let file = package.make(&programs)?;
-    println!("{} after {:.0} s", file.display(), begun.elapsed().as_secs_f64());
-    if args.test {
-        if args.arch != Arch::HOST {
-            bail!("the test runs the programs on this machine, which is of another architecture");
+    let contents = Contents::lay_out(args.arch, &programs)?;
+    let (mut deb, mut tar) = (None, None);
+    for format in &args.format {
+        let file = match format {
+            Format::Deb => deb.insert(deb::make(&package, &contents)?),
+            Format::Tar => tar.insert(tar::make(&package, &contents)?),
+        };
+        println!("{} after {:.0} s", file.display(), begun.elapsed().as_secs_f64());
+        match format {
+            Format::Deb => deb::check(file, &contents)?,
+            Format::Tar => tar::check(file, &package, &contents)?,
         }
-        root::test(&file, &source.program, consent)?;
+    }
+    if args.test {
+        tar.map_or(Ok(()), |file| tar::repeat(&file, &package, &contents))?;
+        deb.map_or(Ok(()), |file| root::test(&file, &source.program, consent))?;
     }
     Ok(())
+}
+
+/// What each package says of itself.
+const SUMMARY: &str = "collective communication as a service";
+/// The lines that say more.
+const DESCRIPTION: [&str; 3] = [
+    "The provider's daemons and command line: control, which forms communicators and plans",
+    "their routes; the agent of a host, which runs its tenants' collectives; the same program as",
+    "an aggregator, which sums on the way; and harmonaize, the operators' command line.",
+];
+
+/// A package to be made.
+struct Package<'a> {
+    arch: Arch,
+    version: &'a str,
+    /// Seconds since 1970 that no file in it is newer than.
+    time: u64,
+    /// Whether packing quickly matters more than its size.
+    quick: bool,
 }
 
 /// What the sources are, as versions tell it.

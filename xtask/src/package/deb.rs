@@ -1,11 +1,11 @@
-//! The package itself: its tree, its fields, and Debian's own program that packs both.
+//! The Debian package: its fields and sums, and Debian's own program that packs them with the files.
 
-use super::{Arch, Programs, empty, folder};
-use anyhow::{Context, Result, bail};
+use super::contents::{Contents, Libraries, compare, copy, files, mode, name, rows};
+use super::{Package, folder};
+use anyhow::{Result, bail};
 use harmonaize_testkit::workspace;
 use std::collections::BTreeSet;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -25,186 +25,87 @@ const LIBRARIES: &[(&str, &str)] = &[
 /// What programs and maintainer scripts call beside what every Debian has.
 const CALLED: &[&str] = &["iproute2", "passwd"];
 
-/// Where completions go, by the folder of the manual that has them; and their endings there and here.
-const COMPLETIONS: &[(&str, &str, &str)] = &[
-    ("bash", "usr/share/bash-completion/completions", ".bash"),
-    ("zsh", "usr/share/zsh/vendor-completions", ""),
-    ("fish", "usr/share/fish/vendor_completions.d", ""),
-];
-
-/// A package to be made.
-pub(super) struct Package<'a> {
-    pub arch: Arch,
-    pub version: &'a str,
-    /// Seconds since 1970 that no file in it is newer than.
-    pub time: u64,
-    /// Whether packing quickly matters more than its size.
-    pub quick: bool,
-}
-
-impl Package<'_> {
-    /// Makes it of these programs; its file.
-    pub(super) fn make(&self, programs: &Programs) -> Result<PathBuf> {
-        let tree = folder().join("tree");
-        empty(&tree)?;
-        for (name, program) in &programs.paths {
-            let installed = tree.join("usr/bin").join(name);
-            make_parent(&installed)?;
-            let mut strip = Command::new(format!("{}strip", self.arch.prefix()));
-            workspace::run(strip.arg("--strip-unneeded").arg("-o").arg(&installed).arg(program))?;
-            mode(&installed, 0o755)?;
-        }
-        let mut needs = self.needs(programs)?;
-        needs.extend(CALLED.iter().map(|package| (*package).to_owned()));
-        self.lay_out(&tree, programs)?;
-        self.describe(&tree, &needs.into_iter().collect::<Vec<_>>().join(", "))?;
-        let file = folder().join(format!("harmonaize_{}_{}.deb", self.version, self.arch.name()));
+/// Makes it of these contents; its file.
+pub(super) fn make(package: &Package, contents: &Contents) -> Result<PathBuf> {
+    let mut needs = needs(&contents.libraries)?;
+    needs.extend(CALLED.iter().map(|package| (*package).to_owned()));
+    let needs: Vec<String> = needs.into_iter().collect();
+    let file = folder().join(format!("harmonaize_{}_{}.deb", package.version, package.arch.name()));
+    let control = contents.tree.join("DEBIAN");
+    let packed = describe(package, contents, &control, &needs.join(", ")).and_then(|()| {
         let mut pack = Command::new("dpkg-deb");
-        pack.env("SOURCE_DATE_EPOCH", self.time.to_string()).arg("--root-owner-group");
-        pack.args(if self.quick { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] });
-        pack.arg("--build").arg(&tree).arg(&file).stdout(Stdio::null());
-        workspace::run(&mut pack)?;
-        Ok(file)
-    }
-
-    /// All files but the programs.
-    fn lay_out(&self, tree: &Path, programs: &Programs) -> Result<()> {
-        let own = workspace::root().join("xtask/package");
-        for (from, to) in [
-            ("etc", "etc/harmonaize"),
-            ("systemd", "usr/lib/systemd/system"),
-            ("monitoring", "usr/share/doc/harmonaize/monitoring"),
-        ] {
-            for file in files(&own.join(from))? {
-                copy(&file, &tree.join(to).join(name(&file)?), 0o644)?;
-            }
-        }
-        for page in files(&programs.manual.join("man"))? {
-            packed(&page, &tree.join("usr/share/man/man1").join(format!("{}.gz", name(&page)?)))?;
-        }
-        for (shell, to, ending) in COMPLETIONS {
-            for file in files(&programs.manual.join(shell))? {
-                let name = name(&file)?;
-                copy(&file, &tree.join(to).join(name.strip_suffix(ending).unwrap_or(name)), 0o644)?;
-            }
-        }
-        let documents = tree.join("usr/share/doc/harmonaize");
-        copy(&workspace::root().join("LICENSE"), &documents.join("copyright"), 0o644)?;
-        packed(&workspace::root().join("CHANGELOG.md"), &documents.join("changelog.gz"))
-    }
-
-    /// What dpkg reads: fields, scripts, files that an operator may change, and a sum of each file.
-    fn describe(&self, tree: &Path, needs: &str) -> Result<()> {
-        let control = tree.join("DEBIAN");
-        fs::create_dir(&control)?;
-        let (mut sums, mut changed, mut bytes) = (String::new(), String::new(), 0);
-        let mut open = vec![tree.to_owned()];
-        let mut all = Vec::new();
-        while let Some(folder) = open.pop() {
-            mode(&folder, 0o755)?;
-            for entry in fs::read_dir(&folder)? {
-                let path = entry?.path();
-                if path.is_dir() { open.push(path) } else { all.push(path) }
-            }
-        }
-        all.sort();
-        for path in &all {
-            let inside = path.strip_prefix(tree)?;
-            bytes += path.metadata()?.len();
-            if inside.starts_with("etc") {
-                changed += &format!("/{}\n", inside.display());
-            }
-            let output = Command::new("md5sum").current_dir(tree).arg(inside).output()?;
-            sums += &String::from_utf8(output.stdout)?;
-        }
-        let (version, arch) = (self.version, self.arch.name());
-        let fields = format!(
-            "Package: harmonaize\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
-             Maintainer: The harmonaize project <packages@harmonaize.invalid>\nInstalled-Size: {}\nDepends: {needs}\n\
-             Recommends: ibverbs-providers\nDescription: collective communication as a service\n \
-             The provider's daemons and command line: control, which forms communicators and plans\n \
-             their routes; the agent of a host, which runs its tenants' collectives; the same program as\n \
-             an aggregator, which sums on the way; and harmonaize, the operators' command line.\n",
-            bytes.div_ceil(1024),
-        );
-        for (name, text) in [("control", fields), ("md5sums", sums), ("conffiles", changed)] {
-            fs::write(control.join(name), text)?;
-            mode(&control.join(name), 0o644)?;
-        }
-        for script in files(&workspace::root().join("xtask/package/debian"))? {
-            copy(&script, &control.join(name(&script)?), 0o755)?;
-        }
-        Ok(())
-    }
-
-    /// The packages with the libraries that programs load.
-    fn needs(&self, programs: &Programs) -> Result<BTreeSet<String>> {
-        let mut readelf = Command::new(format!("{}readelf", self.arch.prefix()));
-        readelf.env("LC_ALL", "C").args(["--dynamic", "--version-info", "--wide"]);
-        readelf.args(programs.paths.iter().map(|(_, path)| path));
-        let output = readelf.output().context("cannot start readelf, of Debian's package binutils")?;
-        if !output.status.success() {
-            bail!("`{}` ended with {}", workspace::describe(&readelf), output.status);
-        }
-        needs(&String::from_utf8_lossy(&output.stdout))
-    }
+        pack.env("SOURCE_DATE_EPOCH", package.time.to_string()).arg("--root-owner-group");
+        pack.args(if package.quick { ["-Zgzip", "-z1"] } else { ["-Zxz", "-z6"] });
+        pack.arg("--build").arg(&contents.tree).arg(&file).stdout(Stdio::null());
+        workspace::run(&mut pack)
+    });
+    // Other packages are made of the same tree.
+    fs::remove_dir_all(&control)?;
+    packed.map(|()| file)
 }
 
-/// The packages that have what `readelf` lists, with the least version of the C library.
-fn needs(listed: &str) -> Result<BTreeSet<String>> {
+/// Reads it back: files, and those that an upgrade leaves as the operator has them.
+pub(super) fn check(file: &Path, contents: &Contents) -> Result<()> {
+    let output = |verb: &str, name: Option<&str>| -> Result<String> {
+        let mut read = Command::new("dpkg-deb");
+        Ok(String::from_utf8(read.env("LC_ALL", "C").arg(verb).arg(file).args(name).output()?.stdout)?)
+    };
+    compare("the Debian package", &rows(&output("--contents", None)?, "."), &contents.rows())?;
+    let config: String =
+        contents.files.iter().filter(|file| file.config).map(|file| format!("{}\n", file.path)).collect();
+    let found = output("--info", Some("conffiles"))?;
+    if found != config {
+        bail!("the Debian package would overwrite other configuration than the list says: {found}");
+    }
+    Ok(())
+}
+
+/// What dpkg reads: fields, scripts, files that an operator may change, and a sum of each file.
+fn describe(package: &Package, contents: &Contents, control: &Path, needs: &str) -> Result<()> {
+    fs::create_dir(control)?;
+    mode(control, 0o755)?;
+    let (mut sums, mut changed, mut bytes) = (String::new(), String::new(), 0);
+    for file in &contents.files {
+        let inside = file.path.trim_start_matches('/');
+        bytes += contents.tree.join(inside).metadata()?.len();
+        if file.config {
+            changed += &format!("{}\n", file.path);
+        }
+        let output = Command::new("md5sum").current_dir(&contents.tree).arg(inside).output()?;
+        sums += &String::from_utf8(output.stdout)?;
+    }
+    let (version, arch) = (package.version, package.arch.name());
+    let fields = format!(
+        "Package: harmonaize\nVersion: {version}\nArchitecture: {arch}\nSection: net\nPriority: optional\n\
+         Maintainer: The harmonaize project <packages@harmonaize.invalid>\nInstalled-Size: {}\nDepends: {needs}\n\
+         Recommends: ibverbs-providers\nDescription: {}\n {}\n",
+        bytes.div_ceil(1024),
+        super::SUMMARY,
+        super::DESCRIPTION.join("\n "),
+    );
+    for (name, text) in [("control", fields), ("md5sums", sums), ("conffiles", changed)] {
+        fs::write(control.join(name), text)?;
+        mode(&control.join(name), 0o644)?;
+    }
+    for script in files(&workspace::root().join("xtask/package/debian"))? {
+        copy(&script, &control.join(name(&script)?), 0o755)?;
+    }
+    Ok(())
+}
+
+/// The packages that have these libraries, with the least version of the C library.
+fn needs(libraries: &Libraries) -> Result<BTreeSet<String>> {
     let mut needs = BTreeSet::new();
-    let between = |line: &str, open: &str, close: char| {
-        line.split_once(open).and_then(|(_, rest)| rest.split_once(close)).map(|(word, _)| word.to_owned())
-    };
-    let version = |text: String| {
-        let (major, minor) = text.split_once('.')?;
-        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
-    };
-    let least =
-        listed.lines().filter_map(|line| between(line, "Name: GLIBC_", ' ')).filter_map(version).max();
-    for library in listed.lines().filter_map(|line| between(line, "Shared library: [", ']')) {
-        let Some((_, package)) = LIBRARIES.iter().find(|(known, _)| *known == library) else {
+    for library in &libraries.names {
+        let Some((_, package)) = LIBRARIES.iter().find(|(known, _)| known == library) else {
             bail!("{library} is of no package that is listed in xtask/src/package/deb.rs");
         };
-        needs.insert(match least {
+        needs.insert(match libraries.glibc {
             Some((major, minor)) if *package == "libc6" => format!("libc6 (>= {major}.{minor})"),
             _ => (*package).to_owned(),
         });
     }
     Ok(needs)
-}
-
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    files.sort();
-    Ok(files)
-}
-
-fn name(path: &Path) -> Result<&str> {
-    path.file_name().and_then(|name| name.to_str()).with_context(|| format!("{} has no name", path.display()))
-}
-
-fn make_parent(path: &Path) -> Result<()> {
-    Ok(fs::create_dir_all(path.parent().context("a file in no folder")?)?)
-}
-
-fn mode(path: &Path, mode: u32) -> Result<()> {
-    Ok(fs::set_permissions(path, Permissions::from_mode(mode))?)
-}
-
-fn copy(from: &Path, to: &Path, bits: u32) -> Result<()> {
-    make_parent(to)?;
-    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
-    mode(to, bits)
-}
-
-/// Copies a file compressed by gzip, the same each time.
-fn packed(from: &Path, to: &Path) -> Result<()> {
-    make_parent(to)?;
-    let output = fs::File::create(to)?;
-    workspace::run(Command::new("gzip").args(["-9", "--no-name", "--stdout"]).arg(from).stdout(output))?;
-    mode(to, 0o644)
 }
 
 #[cfg(test)]
@@ -217,9 +118,10 @@ mod tests {
              0x01 (NEEDED)  Shared library: [libm.so.6]\n\
              0x0010:   Name: GLIBC_2.4  Flags: none  Version: 3\n  0x0020:   Name: GLIBC_2.34  Flags: none  Version: 2\n\
              0x0030:   Name: IBVERBS_1.1  Flags: none  Version: 4\n";
-        let found: Vec<String> = needs(listed).unwrap().into_iter().collect();
+        let found: Vec<String> = needs(&Libraries::read(listed)).unwrap().into_iter().collect();
         assert_eq!(found, ["libc6 (>= 2.34)", "libibverbs1"]);
-        let unknown = needs(" (NEEDED) Shared library: [libodd.so.9]\n").unwrap_err().to_string();
+        let unknown =
+            needs(&Libraries::read(" (NEEDED) Shared library: [libodd.so.9]\n")).unwrap_err().to_string();
         assert!(unknown.contains("libodd.so.9"), "{unknown}");
     }
 }
