@@ -3,6 +3,7 @@
 mod contents;
 mod deb;
 mod root;
+mod rpm;
 mod tar;
 
 use crate::aarch64::toolchain::{Prepared, TARGET, Toolchain};
@@ -50,12 +51,14 @@ pub struct Args {
 pub enum Format {
     /// For Debian and what descends from it.
     Deb,
+    /// For Fedora, RHEL, SUSE and what descends from them.
+    Rpm,
     /// For any other system with systemd.
     Tar,
 }
 
 impl Format {
-    const ALL: [Self; 2] = [Self::Deb, Self::Tar];
+    const ALL: [Self; 3] = [Self::Deb, Self::Rpm, Self::Tar];
 }
 
 /// An architecture as Debian names it.
@@ -75,6 +78,14 @@ impl Arch {
         match self {
             Self::Amd64 => "amd64",
             Self::Arm64 => "arm64",
+        }
+    }
+
+    /// As compilers and rpm name it.
+    fn machine(self) -> &'static str {
+        match self {
+            Self::Amd64 => "x86_64",
+            Self::Arm64 => "aarch64",
         }
     }
 
@@ -113,11 +124,13 @@ pub fn run(args: &Args) -> Result<()> {
     for format in &args.format {
         let file = match format {
             Format::Deb => deb.insert(deb::make(&package, &contents)?),
+            Format::Rpm => &mut rpm::make(&package, &contents, consent)?,
             Format::Tar => tar.insert(tar::make(&package, &contents)?),
         };
         println!("{} after {:.0} s", file.display(), begun.elapsed().as_secs_f64());
         match format {
             Format::Deb => deb::check(file, &contents)?,
+            Format::Rpm => rpm::check(file, &contents)?,
             Format::Tar => tar::check(file, &package, &contents)?,
         }
     }
