@@ -256,12 +256,17 @@ fn confine(needs: &Needs) {
 }
 
 /// Runs `work` on a thread without privileges, so that all threads which it starts have none. Where the sandbox is off it is a plain call.
+/// Where there is RDMA they keep the process's: the kernel refuses verbs to a thread whose credentials are not those by which the
+/// device was opened (`ib_safe_file_access`), and to give up a capability is to change them.
 pub(crate) fn without_privileges<T: Send>(config: &Config, work: impl FnOnce() -> T + Send) -> T {
     if !config.sandbox.on {
         return work();
     }
     let confined = || {
-        let gone = keep_capabilities(for_congestion(config)).map_err(anyhow::Error::from);
+        let gone = match config.verbs.is_some() || config.rdma.is_some() {
+            true => Ok(()),
+            false => keep_capabilities(for_congestion(config)).map_err(anyhow::Error::from),
+        };
         if let Err(error) = gone
             .and_then(|()| Ok(filter(&MEASURING, libc::EPERM)?))
             .and_then(|program| Ok(seccompiler::apply_filter(&program)?))
