@@ -90,9 +90,12 @@ fn a_low_memlock_limit_names_the_setting() {
     if !may_break(HOSTS) {
         return;
     }
-    // The privilege leaves this thread's bounding set, and with it the children's: a thread of its own, therefore.
+    // The privileges to pin more and to raise the limit leave this thread's bounding set, and with it the children's: a thread of its
+    // own, therefore.
     let start = || {
-        rustix::thread::remove_capability_from_bounding_set(CapabilitySet::IPC_LOCK).unwrap();
+        for privilege in [CapabilitySet::IPC_LOCK, CapabilitySet::SYS_RESOURCE] {
+            rustix::thread::remove_capability_from_bounding_set(privilege).unwrap();
+        }
         let lines = |_| String::new();
         Provider::start_with(lines, |host| {
             let agent = program("harmonaize-agent");
