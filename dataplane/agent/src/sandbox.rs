@@ -170,11 +170,8 @@ impl Needs {
 
 /// Takes from the process what an agent by this configuration does not need, once it has one thread. Says in the log what it could not.
 pub fn confine_agent(config: &Config) {
-    if !config.sandbox.on {
-        return tracing::warn!("the sandbox is off; whoever takes over this process has all that it has");
-    }
-    let mut needs = Needs::new(config.sandbox.clone(), &config.control, &config.protection)
-        .with_rdma(config.verbs.is_some() || config.rdma.is_some());
+    let mut needs =
+        Needs::new(config.sandbox.clone(), &config.control, &config.protection).with_rdma(has_rdma(config));
     let Needs { sandbox, capabilities, .. } = &mut needs;
     // Editors and tools put a new file in place of the old one, so the folders are what is read.
     sandbox.read.extend(config.source.iter().flat_map(|source| &source.files).map(|file| folder(file)));
@@ -204,9 +201,6 @@ pub fn confine_agent(config: &Config) {
 
 /// The same for an aggregator.
 pub fn confine_aggregator(config: &AggregatorConfig) {
-    if !config.sandbox.on {
-        return tracing::warn!("the sandbox is off; whoever takes over this process has all that it has");
-    }
     let needs = Needs::new(config.sandbox.clone(), &config.control, &config.protection);
     let mut needs = needs.with_rdma(config.verbs.is_some());
     needs.capabilities |= CapabilitySet::NET_BIND_SERVICE;
@@ -224,12 +218,20 @@ fn folder(file: &Path) -> PathBuf {
     }
 }
 
+/// Between agents, or with tenants.
+fn has_rdma(config: &Config) -> bool {
+    config.verbs.is_some() || config.rdma.is_some()
+}
+
 /// Congestion control that is not for everybody takes a privilege.
 fn for_congestion(config: &Config) -> CapabilitySet {
     config.congestion.as_ref().map_or(CapabilitySet::empty(), |_| CapabilitySet::NET_ADMIN)
 }
 
 fn confine(needs: &Needs) {
+    if !needs.sandbox.on {
+        return tracing::warn!("the sandbox is off; whoever takes over this process has all that it has");
+    }
     if needs.rdma {
         // What a device reaches is pinned; the right to pin more than the limit goes with the others.
         let _ = rustix::process::setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None });
@@ -263,7 +265,7 @@ pub(crate) fn without_privileges<T: Send>(config: &Config, work: impl FnOnce() -
         return work();
     }
     let confined = || {
-        let gone = match config.verbs.is_some() || config.rdma.is_some() {
+        let gone = match has_rdma(config) {
             true => Ok(()),
             false => keep_capabilities(for_congestion(config)).map_err(anyhow::Error::from),
         };

@@ -1,5 +1,6 @@
 //! A headless Chromium, told through a pipe of its DevTools what to load, to type and to compute.
 
+use crate::packages::on_path;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -27,8 +28,7 @@ pub struct Chromium {
 impl Chromium {
     /// Where the program is; none where Debian's package `chromium` is not installed.
     pub fn program() -> Option<PathBuf> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|folder| folder.join("chromium")).find(|program| program.is_file())
+        on_path("chromium")
     }
 
     /// Starts one with an empty profile in `folder`, and a page of this size in pixels.

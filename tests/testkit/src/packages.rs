@@ -158,9 +158,14 @@ fn installed(package: &str) -> bool {
 
 /// Where promtool is, from the path or unpacked before; none where neither has it.
 pub fn promtool() -> Option<PathBuf> {
+    let unpacked = promtool_folder().join("usr/bin/promtool");
+    on_path("promtool").or_else(|| unpacked.is_file().then_some(unpacked))
+}
+
+/// Where a program is, from the path; none where it is not.
+pub fn on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&path).map(|folder| folder.join("promtool"));
-    on_path.chain([promtool_folder().join("usr/bin/promtool")]).find(|program| program.is_file())
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
 fn promtool_folder() -> PathBuf {
@@ -186,12 +191,7 @@ pub fn require_promtool(consent: Consent) -> Result<()> {
 /// The program of a cargo tool: from the path, from `target/tools`, or installed there after saying so.
 pub fn tool(tool: Tool, consent: Consent) -> Result<PathBuf> {
     let kept = workspace::target().join("tools").join("bin").join(tool.name);
-    let on_path = std::env::var_os("PATH")
-        .into_iter()
-        .flat_map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
-    let found =
-        on_path.map(|folder| folder.join(tool.name)).chain([kept.clone()]).find(|program| program.is_file());
-    if let Some(program) = found {
+    if let Some(program) = on_path(tool.name).or_else(|| kept.is_file().then(|| kept.clone())) {
         return Ok(program);
     }
     consent.obtain(&format!("{} {} (a minute or two to build)", tool.name, tool.version))?;

@@ -3,6 +3,7 @@
 use super::{Agent, hello_of};
 use anyhow::{Context, Result};
 use harmonaize_api::v1::{self, from_agent, to_agent};
+use harmonaize_topology::text;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -46,31 +47,29 @@ impl LeafSpine {
 
     /// The topology as control's file has it.
     pub fn topology(&self) -> String {
-        let mut text = String::new();
+        let mut all = String::new();
         for (kind, count) in [("leaf", self.racks), ("spine", self.spines)] {
             for switch in 0..count {
                 let address = address(kind, switch);
                 let _ = writeln!(
-                    text,
+                    all,
                     "[[switch]]\nname = \"{kind}{switch}\"\nkind = \"{kind}\"\naddresses = [\"{address}\"]"
                 );
             }
         }
         for host in 0..self.len() {
-            let _ = writeln!(text, "[[host]]\nname = \"h{host}\"\nrack = \"r{}\"", self.rack(host));
+            let _ = writeln!(all, "[[host]]\nname = \"h{host}\"\nrack = \"r{}\"", self.rack(host));
         }
-        let link = |from: &str, to: &str| {
-            format!("[[link]]\nfrom = \"{from}\"\nto = \"{to}\"\nrate = \"100Gbit/s\"\ndelay = \"5us\"\n")
-        };
+        let link = |from: &str, to: &str| text::link(from, to, "100Gbit/s", "5us");
         for host in 0..self.len() {
-            text += &link(&format!("h{host}"), &format!("leaf{}", self.rack(host)));
+            all += &link(&format!("h{host}"), &format!("leaf{}", self.rack(host)));
         }
         for leaf in 0..self.racks {
             for spine in 0..self.spines {
-                text += &link(&format!("leaf{leaf}"), &format!("spine{spine}"));
+                all += &link(&format!("leaf{leaf}"), &format!("spine{spine}"));
             }
         }
-        text
+        all
     }
 
     /// The rack of a host.

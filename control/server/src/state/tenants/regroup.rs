@@ -203,9 +203,13 @@ impl Regroups {
         Ok(())
     }
 
-    /// What a tenant has over all hosts. Of ranks that wait under the name of a communicator that runs, newcomers alone are counted.
+    /// What a tenant has over all hosts; nothing is counted where it has no limit. Of ranks that wait under the name of a communicator that
+    /// runs, newcomers alone are counted.
     pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str) -> InSum {
-        let mut sum = InSum::default();
+        let (terms, mut sum) = (ctx.settings.terms(tenant), InSum::default());
+        if terms.communicators.is_none() && terms.ranks.is_none() {
+            return sum;
+        }
         let live = || ctx.communicators.values().filter(|known| known.tenant == tenant);
         live().for_each(|known| sum.add(known.ranks.into()));
         let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
