@@ -102,6 +102,7 @@ impl Control<'_> {
         command.arg("--topology").arg(self.site.path("topology.toml"));
         if self.tls {
             command.arg("--tls").arg(self.site.path("agents"));
+            command.arg("--records").arg(self.site.path("tls"));
         }
         let log = self.site.path("agents.log");
         let mut agents = [Process::start_here("the made-up agents", &mut command, &log)?];
@@ -119,8 +120,13 @@ impl Control<'_> {
     }
 }
 
-/// Joins, and the reaction to congestion, with TLS and without.
+/// Joins, and the reaction to congestion, with TLS and without; and what TLS alone takes for a join's messages.
 pub(super) fn tls(suite: &Trust) -> Result<Vec<Row>> {
+    #[derive(Deserialize)]
+    struct Records {
+        us_a_join: f64,
+        messages: usize,
+    }
     #[derive(Deserialize)]
     struct Joins {
         joins_per_second: f64,
@@ -152,6 +158,14 @@ pub(super) fn tls(suite: &Trust) -> Result<Vec<Row>> {
         eprintln!("{}: {reaction:.0} us from a report to all proposals", control.name());
         Ok(reaction)
     })?;
+    let [control, _] = &mut controls;
+    let (mut least, mut messages) = (Vec::new(), 0);
+    for _ in 0..suite.rounds() {
+        let records: Records = control.time(suite, "records", joins)?;
+        eprintln!("{} messages opened and sealed in memory: {:.2} us", records.messages, records.us_a_join);
+        least.push(records.us_a_join);
+        messages = records.messages;
+    }
     let ([over, plain], [reaction, plain_reaction]) = (formed.as_slice(), reacted.as_slice()) else {
         bail!("{} contestants of two", formed.len())
     };
@@ -161,7 +175,14 @@ pub(super) fn tls(suite: &Trust) -> Result<Vec<Row>> {
     };
     let [rates, plain_rates] = [over, plain].map(|runs| runs.iter().map(|run| run.0).collect::<Vec<_>>());
     let [times, plain_times] = [over, plain].map(|runs| runs.iter().map(|run| run.1).collect::<Vec<_>>());
+    let added: Vec<_> = times.iter().zip(&plain_times).map(|(over, plain)| over - plain).collect();
+    let reference = format!("its {messages} messages opened and sealed in memory");
+    let added =
+        case("control over TLS: us of processor time that TLS adds to a join", Better::Less, f64::INFINITY)
+            .of(0, site.hosts)
+            .compare(&added, &least, &reference);
     Ok(vec![
+        added,
         row("joins a second, of two hosts each", Better::More, JOINS, &rates, &plain_rates),
         row("us of control's processor time a join", Better::Less, f64::INFINITY, &times, &plain_times),
         row("us from a congestion report to all proposals", Better::Less, REACTION, reaction, plain_reaction),

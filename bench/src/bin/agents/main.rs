@@ -1,12 +1,15 @@
 //! Made-up agents of a topology's hosts on one control: how soon it does what it is told.
 #![forbid(unsafe_code)]
 
+mod tls;
+
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use harmonaize_api::v1::{self, CongestionCause, CongestionLevel, from_agent, to_agent};
 use harmonaize_identity::{CONTROL, Folder, Protection, Remote, raise_open_files};
 use harmonaize_planner::{HostId, Path, SwitchId, Topology};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
+use prost::Message;
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -28,6 +31,8 @@ const REPORTS: usize = 5;
 /// From one join to the next: all of them take several times as long as a silent session lives.
 const BETWEEN: Duration = Duration::from_millis(20);
 const TRACING: Duration = Duration::from_secs(3);
+/// Bytes before a message: HTTP/2's header of a frame (RFC 9113, 4.1), and gRPC's of a message.
+const FRAME: usize = 9 + 5;
 
 /// What is timed.
 #[derive(Clone, Copy, ValueEnum)]
@@ -38,6 +43,8 @@ enum What {
     Reactions,
     /// Communicators of two hosts that form and end one after the other while every host has its session
     Sessions,
+    /// The messages of one such communicator, opened and sealed by control's end of a TLS connection in memory
+    Records,
 }
 
 /// Connects an agent for each host, and prints what was timed as a line of JSON.
@@ -56,6 +63,9 @@ struct Arguments {
     /// How many communicators, or reports
     #[arg(long)]
     count: usize,
+    /// What is timed in memory: the folder with control's certificate
+    #[arg(long)]
+    records: Option<PathBuf>,
     /// Control's process, to see what memory a session takes
     #[arg(long)]
     pid: Option<u32>,
@@ -70,6 +80,7 @@ async fn main() -> Result<()> {
         What::Joins => joins(&arguments, &topology).await?,
         What::Reactions => reactions(&arguments, topology).await?,
         What::Sessions => sessions(&arguments, &topology).await?,
+        What::Records => records(&arguments, &topology).await?,
     };
     println!("{line}");
     Ok(())
@@ -150,6 +161,51 @@ async fn joins(arguments: &Arguments, topology: &Topology) -> Result<Value> {
     }
     let formed: usize = pairs.join_all().await.into_iter().sum::<Result<usize>>()?;
     Ok(json!({ "joins_per_second": formed as f64 / begun.elapsed().as_secs_f64() }))
+}
+
+/// Bytes of the messages by which a communicator of two hosts forms and ends: to control, and from it.
+async fn sizes(arguments: &Arguments, topology: &Topology) -> Result<[Vec<usize>; 2]> {
+    let mut agents = connect_all(arguments, hellos(topology).into_iter().take(2).collect()).await?;
+    let [mut up, mut down] = [Vec::new(), Vec::new()];
+    let mut communicator = 0;
+    for (rank, agent) in agents.iter().enumerate() {
+        let join = v1::FromAgent::from(join_of("sizes", rank, 2)?);
+        up.push(join.encoded_len());
+        agent.up.send(join).await?;
+    }
+    for agent in &mut agents {
+        let recipe = agent.form().await?;
+        communicator = recipe.communicator;
+        down.push(v1::ToAgent::from(to_agent::Message::Form(recipe)).encoded_len());
+        let prepared = from_agent::Message::Prepared(v1::Prepared { communicator, epoch: 1 });
+        let closed = from_agent::Message::Closed(v1::Closed { communicator });
+        up.extend([prepared, closed].map(|message| v1::FromAgent::from(message).encoded_len()));
+        let ready = to_agent::Message::Ready(v1::Ready { communicator, epoch: 1 });
+        down.push(v1::ToAgent::from(ready).encoded_len());
+    }
+    for agent in &agents {
+        agent.send(from_agent::Message::Closed(v1::Closed { communicator })).await?;
+    }
+    Ok([up, down])
+}
+
+/// What control's end of TLS takes for those messages, if nothing else is done: each is a frame, in a record of its own.
+async fn records(arguments: &Arguments, topology: &Topology) -> Result<Value> {
+    let folder = arguments.records.clone().context("give --records")?;
+    let [up, down] = sizes(arguments, topology).await?;
+    let (mut ends, mut took) = (tls::Ends::shake_hands(folder)?, Duration::ZERO);
+    let frames = |sizes: Vec<usize>| sizes.into_iter().map(|size| vec![0; FRAME + size]).collect::<Vec<_>>();
+    let (mut up, mut down) = (frames(up), frames(down));
+    for _ in 0..arguments.count {
+        for frame in &mut up {
+            took += ends.up(frame)?;
+        }
+        for frame in &mut down {
+            took += ends.down(frame)?;
+        }
+    }
+    let us = took.as_secs_f64() * 1e6 / arguments.count as f64;
+    Ok(json!({ "us_a_join": us, "messages": up.len() + down.len() }))
 }
 
 async fn sessions(arguments: &Arguments, topology: &Topology) -> Result<Value> {
