@@ -1,6 +1,6 @@
 //! `cargo xtask ci`: everything that a change must pass, stage by stage, with the time of each.
 
-use crate::{aarch64, ebpf, fuzz, sanitize, test, tidy};
+use crate::{aarch64, ebpf, fuzz, sanitize, site, test, tidy};
 use anyhow::{Context, Result, bail};
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::strict;
@@ -42,13 +42,7 @@ const STAGES: &[(&str, Stage)] = &[
     }),
     ("deny", |args| deny(Consent::from_flag(args.yes))),
     ("machete", |args| machete(Consent::from_flag(args.yes))),
-    ("doc", |_| {
-        let mut doc = workspace::cargo();
-        doc.args(["doc", "--locked", "--quiet", "--no-deps", "--keep-going"]);
-        // Documents for ourselves too: links to private items are welcome.
-        doc.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private-intra-doc-links");
-        workspace::run(&mut doc)
-    }),
+    ("doc", |args| site::run(&site::Args { yes: args.yes })),
     ("test", |args| test::run(&test::Args { yes: args.yes, runner: Vec::new() })),
     ("wheel", |args| task(args, &["wheel"])),
     ("package", |args| task(args, &["package", "--smoke", "--test"])),
@@ -275,6 +269,15 @@ mod tests {
         run.sort_unstable();
         stages.sort_unstable();
         assert_eq!(run, stages);
+    }
+
+    #[test]
+    fn the_job_that_builds_the_site_uploads_it() {
+        let path = workspace::root().join(".github/workflows/ci.yml");
+        let workflow = std::fs::read_to_string(path).unwrap();
+        let (_, step) = workflow.split_once("uses: actions/upload-pages-artifact@").unwrap();
+        assert!(step.contains(&format!("path: target/{}\n", site::FOLDER)), "{step}");
+        assert!(workflow.contains("if: contains(matrix.stages, 'doc')"));
     }
 
     #[test]

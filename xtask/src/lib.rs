@@ -15,6 +15,7 @@ pub mod house;
 mod instrument;
 pub mod package;
 pub mod sanitize;
+pub mod site;
 pub mod soak;
 pub mod softroce;
 pub mod t;

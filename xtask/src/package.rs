@@ -269,7 +269,7 @@ fn compile(mut cargo: Command, args: &Args, source: &Source) -> Result<()> {
 }
 
 /// Makes a folder with nothing in it.
-fn empty(folder: &Path) -> Result<()> {
+pub(crate) fn empty(folder: &Path) -> Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }

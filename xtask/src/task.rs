@@ -53,6 +53,8 @@ enum Task {
     Package(crate::package::Args),
     /// Build the Python wheel and run its tests on an emulated fabric
     Wheel(crate::wheel::Args),
+    /// Build the documents as a book, with the crates' documentation beside it, and check every link
+    Site(crate::site::Args),
     /// Build the programs for the kernel, and check that the committed objects are theirs
     Ebpf(crate::ebpf::Args),
     /// Check the project's invariants by reading the tree
@@ -79,6 +81,7 @@ pub fn main() -> ExitCode {
         Task::Dpu(args) => crate::dpu::run(&args),
         Task::Package(args) => crate::package::run(&args),
         Task::Wheel(args) => crate::wheel::run(&args),
+        Task::Site(args) => crate::site::run(&args),
         Task::Ebpf(args) => crate::ebpf::run(&args),
         Task::Tidy(args) => crate::tidy::run(&args),
         Task::House(args) => crate::house::run(&args),

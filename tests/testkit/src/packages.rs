@@ -71,22 +71,27 @@ pub const BROWSER: &[&str] = &["chromium", "fonts-dejavu-core"];
 /// What packing needs, and what makes and boots the Debian on which a package is tested.
 pub const PACKAGE: &[&str] = &["binutils", "mmdebstrap", "systemd-container"];
 
-/// A cargo tool and the version that the project uses.
+/// A tool that cargo installs, and the version that the project uses.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
-    /// The crate's name, which is the program's too: `cargo-NAME`.
+    /// The crate's name, which is the program's too.
     pub name: &'static str,
     /// The version to install when there is none.
     pub version: &'static str,
+    /// Whether to build it with its default features, or with none.
+    pub default_features: bool,
 }
 
 /// The test runner.
-pub const NEXTEST: Tool = Tool { name: "cargo-nextest", version: "0.9.143" };
+pub const NEXTEST: Tool = Tool { name: "cargo-nextest", version: "0.9.143", default_features: true };
 /// The check of licences, bans and sources of dependencies.
-pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2" };
+pub const DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", default_features: true };
 
 /// The check for dependencies that are listed and not used.
-pub const MACHETE: Tool = Tool { name: "cargo-machete", version: "0.9.2" };
+pub const MACHETE: Tool = Tool { name: "cargo-machete", version: "0.9.2", default_features: true };
+
+/// What makes a book of Markdown. Without its server, its watching of files and its search, which nothing here needs.
+pub const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", default_features: false };
 
 /// Whether to ask before installing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -198,7 +203,11 @@ pub fn tool(tool: Tool, consent: Consent) -> Result<PathBuf> {
     let mut install = workspace::cargo();
     install.args(["install", "--locked", "--quiet", "--version", tool.version, tool.name, "--root"]);
     let folder = workspace::target().join("tools");
-    install.arg(&folder).arg("--target-dir").arg(folder.join("build"));
+    install
+        .arg(&folder)
+        .args((!tool.default_features).then_some("--no-default-features"))
+        .arg("--target-dir")
+        .arg(folder.join("build"));
     // It runs for seconds: what would make it quicker takes minutes to build.
     for (name, value) in [("OPT_LEVEL", "1"), ("LTO", "off"), ("CODEGEN_UNITS", "16")] {
         install.env(format!("CARGO_PROFILE_RELEASE_{name}"), value);

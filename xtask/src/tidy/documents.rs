@@ -57,21 +57,22 @@ fn resolves(tree: &Tree, document: &Path, target: &str) -> bool {
         return true;
     }
     let file = target.split('#').next().unwrap_or_default();
+    path_of(document, file).is_some_and(|path| path.as_os_str().is_empty() || tree.paths.contains(&path))
+}
+
+/// The path in the tree of a document's link to a file; none outside.
+pub(crate) fn path_of(document: &Path, file: &str) -> Option<PathBuf> {
     let folder = document.parent().unwrap_or(Path::new(""));
     let mut path = PathBuf::new();
     for part in folder.join(file).components() {
         match part {
             Component::Normal(name) => path.push(name),
-            Component::ParentDir => {
-                if !path.pop() {
-                    return false;
-                }
-            }
+            Component::ParentDir if path.pop() => {}
             Component::CurDir => {}
-            Component::RootDir | Component::Prefix(_) => return false,
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
         }
     }
-    path.as_os_str().is_empty() || tree.paths.contains(&path)
+    Some(path)
 }
 
 #[cfg(test)]
