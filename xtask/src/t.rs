@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use harmonaize_testkit::packages::{self, Consent};
-use harmonaize_testkit::workspace;
+use harmonaize_testkit::workspace::{self, Package};
 use std::process::Command;
 
 /// What `cargo xtask t` takes.
@@ -30,32 +30,37 @@ pub struct Args {
 
 /// Runs the task.
 pub fn run(args: &Args) -> Result<()> {
-    let package = package_of(&workspace::packages()?, &args.package)?;
+    let packages = workspace::packages()?;
+    let package = package_of(&packages, &args.package)?;
     let mut command = Command::new(packages::tool(packages::NEXTEST, Consent::from_flag(args.yes))?);
-    command.current_dir(workspace::root()).args(["nextest", "run", "--package", &package]);
+    command.current_dir(workspace::root()).args(["nextest", "run", "--package", &package.name]);
     if !args.filters.is_empty() {
-        command.args(["--filterset", &filterset(&args.filters)]);
+        command.args(["--filterset", &filterset(&package.targets, &args.filters)]);
     }
     workspace::run(command.args(&args.runner))
 }
 
-/// The runner's expression for tests whose names, or whose targets' names, contain one of the words.
-fn filterset(words: &[String]) -> String {
-    let either = words.iter().map(|word| format!("test(~{word}) | binary(~{word})"));
-    either.collect::<Vec<_>>().join(" | ")
+/// The runner's expression for tests whose names, or whose targets' names, contain one of the words. The runner refuses a word for
+/// targets that none of them has.
+fn filterset(targets: &[String], words: &[String]) -> String {
+    let of_targets = words.iter().filter(|word| targets.iter().any(|target| target.contains(*word)));
+    let tests = words.iter().map(|word| format!("test(~{word})"));
+    tests.chain(of_targets.map(|word| format!("binary(~{word})"))).collect::<Vec<_>>().join(" | ")
 }
 
-/// The package that a person means, of those with their folders.
-fn package_of(packages: &[(String, String)], asked: &str) -> Result<String> {
+/// The package that a person means.
+fn package_of<'a>(packages: &'a [Package], asked: &str) -> Result<&'a Package> {
     let asked = asked.trim_start_matches("./").trim_end_matches('/');
-    let meant = |(name, folder): &&(String, String)| {
-        [name.as_str(), name.strip_prefix("harmonaize-").unwrap_or(name), folder].contains(&asked)
-    };
-    if let Some((name, _)) = packages.iter().find(meant) {
-        return Ok(name.clone());
+    let short = |package: &'a Package| package.name.strip_prefix("harmonaize-").unwrap_or(&package.name);
+    let meant =
+        |package: &&'a Package| [package.name.as_str(), short(package), &package.folder].contains(&asked);
+    if let Some(package) = packages.iter().find(meant) {
+        return Ok(package);
     }
-    let names = packages.iter().map(|(name, _)| name.strip_prefix("harmonaize-").unwrap_or(name));
-    bail!("there is no crate {asked}; there are {}", names.collect::<Vec<_>>().join(", "))
+    bail!(
+        "there is no crate {asked}; there are {}",
+        packages.iter().map(short).collect::<Vec<_>>().join(", ")
+    )
 }
 
 #[cfg(test)]
@@ -64,20 +69,20 @@ mod tests {
 
     #[test]
     fn a_crate_has_three_names() {
-        let packages = [("harmonaize-core", "dataplane/core"), ("xtask", "xtask")]
-            .map(|(name, folder)| (name.to_owned(), folder.to_owned()));
+        let packages = [("harmonaize-core", "dataplane/core"), ("xtask", "xtask")].map(|(name, folder)| {
+            Package { name: name.to_owned(), folder: folder.to_owned(), targets: Vec::new() }
+        });
         for asked in ["core", "harmonaize-core", "dataplane/core", "./dataplane/core/"] {
-            assert_eq!(package_of(&packages, asked).unwrap(), "harmonaize-core");
+            assert_eq!(package_of(&packages, asked).unwrap().name, "harmonaize-core");
         }
-        assert_eq!(package_of(&packages, "xtask").unwrap(), "xtask");
+        assert_eq!(package_of(&packages, "xtask").unwrap().name, "xtask");
         let error = package_of(&packages, "cure").unwrap_err().to_string();
         assert_eq!(error, "there is no crate cure; there are core, xtask");
     }
 
     #[test]
-    fn words_are_of_tests_or_targets() {
-        let words = ["ring", "shots"].map(str::to_owned);
-        let expected = "test(~ring) | binary(~ring) | test(~shots) | binary(~shots)";
-        assert_eq!(filterset(&words), expected);
+    fn words_are_of_tests_or_of_targets_that_there_are() {
+        let (targets, words) = (["core", "rings"].map(str::to_owned), ["ring", "shots"].map(str::to_owned));
+        assert_eq!(filterset(&targets, &words), "test(~ring) | test(~shots) | binary(~ring)");
     }
 }

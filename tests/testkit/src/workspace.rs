@@ -64,8 +64,19 @@ fn built(messages: &str, targets: &[&str]) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// The workspace's packages: the name of each, and its folder relative to the root.
-pub fn packages() -> Result<Vec<(String, String)>> {
+/// A package of the workspace.
+#[derive(Debug, Clone)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its folder, relative to the root.
+    pub folder: String,
+    /// The names of its library, programs, tests and benchmarks.
+    pub targets: Vec<String>,
+}
+
+/// The workspace's packages.
+pub fn packages() -> Result<Vec<Package>> {
     let mut cargo = cargo();
     cargo.args(["metadata", "--no-deps", "--format-version", "1"]).stderr(Stdio::inherit());
     let output = cargo.output().context("cannot start cargo")?;
@@ -78,7 +89,9 @@ pub fn packages() -> Result<Vec<(String, String)>> {
     let found = packages.into_iter().flatten().filter_map(|package| {
         let manifest = PathBuf::from(text(package, "manifest_path")?);
         let folder = manifest.parent()?.strip_prefix(&root).ok()?;
-        Some((text(package, "name")?, folder.to_string_lossy().into_owned()))
+        let targets = package.get("targets").and_then(serde_json::Value::as_array);
+        let targets = targets.into_iter().flatten().filter_map(|target| text(target, "name")).collect();
+        Some(Package { name: text(package, "name")?, folder: folder.to_string_lossy().into_owned(), targets })
     });
     Ok(found.collect())
 }
