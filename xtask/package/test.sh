@@ -119,11 +119,43 @@ soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
 rm -r /run/systemd/system/harmonaize-control.service.d
 systemctl daemon-reload
 
-say "upgrade to itself"
-control=$(main_pid control) agent=$(main_pid agent)
-dpkg --install /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
-[ "$agent" = "$(main_pid agent)" ] || fail "the upgrade restarted the agent"
-[ "$control" != "$(main_pid control)" ] || fail "the upgrade did not restart control"
+say "upgrades under load"
+# As many operations as take some twenty seconds.
+one_us=$(setpriv --reuid 65534 --clear-groups $perf | awk '$1 == 1048576 { print $6 }')
+operations=$(awk "BEGIN { print int(20e6 / $one_us) }")
+setpriv --reuid 65534 --clear-groups ${perf% -n 5} -n "$operations" > /package/load 2>&1 &
+load=$!
+sleep 1
+for upgrade in 1 2; do
+    control=$(main_pid control) agent=$(main_pid agent)
+    dpkg --install /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+    [ "$agent" != "$(main_pid agent)" ] || fail "upgrade $upgrade: the agent is the one of before"
+    [ ! -e /proc/"$agent" ] || fail "upgrade $upgrade: two agents"
+    [ "$control" != "$(main_pid control)" ] || fail "upgrade $upgrade did not restart control"
+    soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+done
+kill -0 $load || { cat /package/load; fail "the load ended before the upgrades"; }
+wait $load || { cat /package/load; fail "an operation failed"; }
+tail -4 /package/load
+echo "$operations operations"
+harmonaize top --once --agent unix:/run/harmonaize/telemetry.sock | grep -q 'tcp.*127.0.0.1:7000' || fail "the successor shows no flow"
+ss --listening --tcp --numeric | grep -q 127.0.0.1:9477 || fail "the successor shows no metrics"
+[ "$(systemctl show --property NRestarts --value harmonaize-agent)" = 0 ] || fail "systemd restarted the agent"
+tr '\0' '\n' < /proc/"$(main_pid agent)"/environ | grep -q '^WATCHDOG_USEC=30000000' || fail "nobody watches the successor"
+# systemd notices if the successor dies.
+kill -KILL "$(main_pid agent)"
+soon sh -c '[ "$(systemctl show --property NRestarts --value harmonaize-agent)" = 1 ]'
+soon systemctl --quiet is-active harmonaize-agent
+soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
+# A reload without a new program is none of the process.
+agent=$(main_pid agent)
+systemctl reload harmonaize-agent
+[ "$agent" = "$(main_pid agent)" ] || fail "a reload without an upgrade replaced the agent"
+# One that cannot hand over goes on.
+sed -i 's/^handover = /# handover = /' /etc/harmonaize/agent.toml
+dpkg --install --force-confold /package/harmonaize.deb > /package/apt.log 2>&1 || { cat /package/apt.log; exit 1; }
+grep -q "goes on as it was" /package/apt.log || fail "nobody says that the agent was not upgraded"
+[ "$agent" = "$(main_pid agent)" ] || fail "an agent that cannot hand over was replaced"
 soon sh -c 'harmonaize status | grep "1 of 2 agents connected"'
 systemctl enable --quiet harmonaize-agent
 

@@ -18,6 +18,7 @@ pub mod observe;
 pub mod paths;
 mod questions;
 pub mod recipe;
+pub mod reload;
 mod report;
 pub mod run;
 pub mod sandbox;

@@ -84,6 +84,10 @@ struct Arguments {
     /// fails. The other ends. Without one, start as usual. Needs `handover` in the configuration.
     #[arg(long, requires = "config")]
     take_over: bool,
+    /// What a service manager runs to reload the agent that is process PID. Where that is of this program, it reads its files again. Else
+    /// this program takes its place, and this ends once it has; where it cannot, the agent goes on and this fails.
+    #[arg(long, value_name = "PID", requires = "config", conflicts_with_all = ["take_over", "check"])]
+    reload: Option<u32>,
     /// Only check the configuration.
     #[arg(long, requires = "config")]
     check: bool,
@@ -136,6 +140,9 @@ fn main() -> anyhow::Result<()> {
     let config = Config::read(&file)?;
     if arguments.check {
         return Ok(());
+    }
+    if let Some(agent) = arguments.reload {
+        return harmonaize_agent::reload::reload(agent, &file);
     }
     raise_open_files();
     sandbox::confine_agent(&config);

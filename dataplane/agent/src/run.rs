@@ -338,6 +338,7 @@ async fn serve(
         metrics: config.metrics,
         host: &config.host,
         protection: &config.protection,
+        succeeds: parts.is_some(),
     };
     telemetry.serve(shown, &control.to_control, &counters).await;
     let mut agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters);

@@ -14,10 +14,11 @@ use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// Telemetry that has begun.
 #[derive(Debug)]
@@ -41,12 +42,17 @@ pub struct Shown<'a> {
     pub host: &'a str,
     /// Whose certificate the metrics tell of.
     pub protection: &'a Protection,
+    /// Whether an agent whose place this one took is about to end, and may still listen.
+    pub succeeds: bool,
 }
 
 /// How often marks are taken in where nothing is measured.
 const UNMEASURED_INTERVAL: Duration = Duration::from_millis(20);
 /// How long those who are being told something may take when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// How long an agent whose place was taken may need to end, and how often it is looked whether it has.
+const PREDECESSOR: Duration = Duration::from_secs(10);
+const EVERY: Duration = Duration::from_millis(20);
 
 impl Running {
     /// A thread that runs, see [`start`]; and whether it `measures` this host's traffic.
@@ -78,14 +84,14 @@ impl Running {
         control: &mpsc::Sender<from_agent::Message>,
         counters: &Counters,
     ) {
-        let Shown { telemetry, metrics, host, protection } = shown;
+        let Shown { telemetry, metrics, host, protection, succeeds } = shown;
         if self.measures {
             self.servers.spawn(report::run(self.handle.clone(), control.downgrade()));
         }
         let shown = telemetry.filter(|_| self.measures);
         let shown = shown.and_then(|config| Some((config, config.socket.as_ref()?)));
         if let Some((config, path)) = shown {
-            match Socket::bind(path, &config.uids) {
+            match Socket::bind(path, &config.uids, succeeds) {
                 Ok(socket) => {
                     let serving =
                         service::serve(self.handle(), host.to_owned(), socket, self.closing.subscribe());
@@ -94,18 +100,30 @@ impl Running {
                 Err(error) => tracing::error!("telemetry is not shown at its socket: {error:#}"),
             }
         }
-        if let Some(listener) = harmonaize_metrics::listen(metrics).await {
-            self.metrics = listener.local_addr().ok();
-            let all = (self.handle(), counters.clone(), protection.clone());
-            let measures = self.measures;
-            let scrape = move || {
-                let (handle, counters, protection) = all.clone();
-                async move {
-                    let certificate_ends = protection.certificate_ends().ok().flatten();
-                    text(&*handle.read(false).await?, &counters, Own { measures, certificate_ends }).ok()
+        let all = (self.handle(), counters.clone(), protection.clone());
+        let measures = self.measures;
+        let scrape = move || {
+            let (handle, counters, protection) = all.clone();
+            async move {
+                let certificate_ends = protection.certificate_ends().ok().flatten();
+                text(&*handle.read(false).await?, &counters, Own { measures, certificate_ends }).ok()
+            }
+        };
+        let closed = self.closing.subscribe();
+        if succeeds {
+            self.metrics = Some(metrics);
+            self.servers.spawn(async move {
+                let begun = Instant::now();
+                while TcpListener::bind(metrics).await.is_err() && begun.elapsed() < PREDECESSOR {
+                    sleep(EVERY).await;
                 }
-            };
-            self.servers.spawn(harmonaize_metrics::serve(scrape, listener, self.closing.subscribe()));
+                if let Some(listener) = harmonaize_metrics::listen(metrics).await {
+                    harmonaize_metrics::serve(scrape, listener, closed).await;
+                }
+            });
+        } else if let Some(listener) = harmonaize_metrics::listen(metrics).await {
+            self.metrics = listener.local_addr().ok();
+            self.servers.spawn(harmonaize_metrics::serve(scrape, listener, closed));
         }
     }
 

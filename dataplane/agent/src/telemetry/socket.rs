@@ -27,10 +27,10 @@ impl Drop for File {
 }
 
 impl Socket {
-    /// Makes the socket, in place of a stale one that a dead agent left. Only this process's user may connect, and `uids`.
-    /// Within a tokio runtime.
-    pub(crate) fn bind(path: &Path, uids: &[u32]) -> anyhow::Result<Self> {
-        remove_stale(path)?;
+    /// Makes the socket, in place of a stale one that a dead agent left; where this agent `succeeds` another, in place of that one's too, which
+    /// is about to end. Only this process's user may connect, and `uids`. Within a tokio runtime.
+    pub(crate) fn bind(path: &Path, uids: &[u32], succeeds: bool) -> anyhow::Result<Self> {
+        make_room(path, succeeds)?;
         let shown = path.display();
         // Nobody may connect between bind and chmod: a socket takes nobody in before it listens, so it gets another name first.
         let name = path.file_name().with_context(|| format!("{shown} is no file's name"))?.to_string_lossy();
@@ -73,11 +73,15 @@ impl Socket {
     }
 }
 
-fn remove_stale(path: &Path) -> anyhow::Result<()> {
+/// What has the name is a socket that may be replaced, or nothing at all.
+fn make_room(path: &Path, succeeds: bool) -> anyhow::Result<()> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let shown = path.display();
     if !found.file_type().is_socket() {
         bail!("{shown} is there and no socket");
+    }
+    if succeeds {
+        return Ok(());
     }
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         bail!("{shown} is another process's, which still listens");

@@ -78,7 +78,13 @@ fn operators_and_prometheus_see_what_is_measured() {
 
 fn shown(telemetry: &Telemetry) -> Shown<'_> {
     let metrics = (std::net::Ipv4Addr::LOCALHOST, 0).into();
-    Shown { telemetry: Some(telemetry), metrics, host: "h0", protection: &Protection::InsecureLoopback }
+    Shown {
+        telemetry: Some(telemetry),
+        metrics,
+        host: "h0",
+        protection: &Protection::InsecureLoopback,
+        succeeds: false,
+    }
 }
 
 async fn watched(client: &mut TelemetryClient<Channel>, fake: &Fake) {
@@ -200,4 +206,35 @@ fn a_socket_that_is_another_process_s_is_left_alone_and_a_stale_one_is_replaced(
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "kept");
     assert!(taken.exists());
     wait("the socket is gone with its agent", || !stale.exists());
+}
+
+#[test]
+fn a_successor_shows_what_the_agent_before_has_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let before = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let scrapes = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let metrics = scrapes.local_addr().unwrap();
+    let fake = Fake::default();
+    fake.scene().interfaces.insert("made0".into(), 7);
+    let (handle, thread) = begin(&fake, None);
+    block(async {
+        let mut running = Running::new(handle, thread, true);
+        let (control, _said) = mpsc::channel(8);
+        let asked = Telemetry { socket: Some(socket.clone()), ..Telemetry::default() };
+        let shown = Shown { metrics, succeeds: true, ..shown(&asked) };
+        running.serve(shown, &control, &Counters::default()).await;
+        // The agent before still listens.
+        let mut client = connect(&socket).await;
+        assert!(client.watch(v1::WatchRequest::default()).await.is_ok());
+        drop((before, scrapes));
+        let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+        while TcpStream::connect(metrics).await.is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        assert!(ask(metrics, request).await.ends_with("# EOF\n"));
+        drop(client);
+        running.end().await;
+    });
+    assert!(!socket.exists());
 }
