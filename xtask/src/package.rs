@@ -1,7 +1,8 @@
-//! `cargo xtask package`: packages with daemons, command line, manual and units, all of one list of files; and their tests.
+//! `cargo xtask package`: packages with daemons, command line, manual and units, and images, all of one list of files; and their tests.
 
 mod contents;
 mod deb;
+mod oci;
 mod root;
 mod rpm;
 mod tar;
@@ -21,6 +22,7 @@ use std::time::Instant;
 #[command(after_help = "Examples:
   cargo xtask package --yes                    everything, in target/package
   cargo xtask package --format deb,tar         the Debian package and the tarball alone
+  cargo xtask package --format oci             container images, as archives of OCI layouts
   cargo xtask package --arch arm64             for hosts and offload units with aarch64 cores
   cargo xtask package --smoke --test           quick to build, compared with each other, and installed, used and purged on a
                                                fresh Debian, as CI does")]
@@ -55,10 +57,12 @@ pub enum Format {
     Rpm,
     /// For any other system with systemd.
     Tar,
+    /// Container images.
+    Oci,
 }
 
 impl Format {
-    const ALL: [Self; 3] = [Self::Deb, Self::Rpm, Self::Tar];
+    const ALL: [Self; 4] = [Self::Deb, Self::Rpm, Self::Tar, Self::Oci];
 }
 
 /// An architecture as Debian names it.
@@ -122,17 +126,28 @@ pub fn run(args: &Args) -> Result<()> {
     let contents = Contents::lay_out(args.arch, &programs)?;
     let (mut deb, mut tar) = (None, None);
     for format in &args.format {
-        let file = match format {
-            Format::Deb => deb.insert(deb::make(&package, &contents)?),
-            Format::Rpm => &mut rpm::make(&package, &contents, consent)?,
-            Format::Tar => tar.insert(tar::make(&package, &contents)?),
+        let made = match format {
+            Format::Deb => {
+                let file = deb.insert(deb::make(&package, &contents)?);
+                deb::check(file, &contents)?;
+                vec![file.clone()]
+            }
+            Format::Rpm => {
+                let file = rpm::make(&package, &contents, consent)?;
+                rpm::check(&file, &contents)?;
+                vec![file]
+            }
+            Format::Tar => {
+                let file = tar.insert(tar::make(&package, &contents)?);
+                tar::check(file, &package, &contents)?;
+                vec![file.clone()]
+            }
+            Format::Oci => {
+                oci::make(&package, &contents, &oci::System::of(args.arch, programs.toolchain.as_ref())?)?
+            }
         };
-        println!("{} after {:.0} s", file.display(), begun.elapsed().as_secs_f64());
-        match format {
-            Format::Deb => deb::check(file, &contents)?,
-            Format::Rpm => rpm::check(file, &contents)?,
-            Format::Tar => tar::check(file, &package, &contents)?,
-        }
+        let after = begun.elapsed().as_secs_f64();
+        made.iter().for_each(|file| println!("{} after {after:.0} s", file.display()));
     }
     if args.test {
         tar.map_or(Ok(()), |file| tar::repeat(&file, &package, &contents))?;
@@ -199,10 +214,11 @@ fn git(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
-/// Programs, each at its path, and the folder with their manual.
+/// Programs, each at its path, the folder with their manual, and what built them for another architecture.
 struct Programs {
     paths: Vec<(&'static str, PathBuf)>,
     manual: PathBuf,
+    toolchain: Option<Toolchain>,
 }
 
 impl Programs {
@@ -219,7 +235,7 @@ impl Programs {
             workspace::run(start(&path).arg("--manual").arg(&manual))?;
             paths.push((*name, path));
         }
-        Ok(Self { paths, manual })
+        Ok(Self { paths, manual, toolchain: None })
     }
 }
 
@@ -255,7 +271,8 @@ fn build(args: &Args, consent: Consent, source: &Source) -> Result<Option<Progra
     compile(toolchain.cargo(), args, source)?;
     let kind = if args.smoke { "debug" } else { "release" };
     let folder = crate::aarch64::folder().join("build").join(TARGET).join(kind);
-    Programs::take(&folder, |path| toolchain.emulated(path)).map(Some)
+    let programs = Programs::take(&folder, |path| toolchain.emulated(path))?;
+    Ok(Some(Programs { toolchain: Some(toolchain), ..programs }))
 }
 
 /// Has cargo build the programs.

@@ -45,14 +45,20 @@ impl Archive {
         workspace::run(download.current_dir(folder))
     }
 
-    /// Downloads packages and unpacks them in `folder`.
+    /// Downloads packages and unpacks them in `folder`, with the fields of each in `var/lib/dpkg/status.d`.
     pub fn unpack(&self, packages: &[String], folder: &Path) -> Result<()> {
         let downloads = folder.join("downloads");
+        let fields = folder.join("var/lib/dpkg/status.d");
         fs::create_dir_all(&downloads)?;
+        fs::create_dir_all(&fields)?;
         self.download(packages, &downloads)?;
         let mut count = 0;
         for entry in fs::read_dir(&downloads)? {
-            workspace::run(Command::new("dpkg-deb").arg("--extract").arg(entry?.path()).arg(folder))?;
+            let package = entry?.path();
+            workspace::run(Command::new("dpkg-deb").arg("--extract").arg(&package).arg(folder))?;
+            let field =
+                |names: &[&str]| printed(Command::new("dpkg-deb").arg("--field").arg(&package).args(names));
+            fs::write(fields.join(field(&["Package"])?.trim()), field(&[])?)?;
             count += 1;
         }
         if count != packages.len() {

@@ -16,7 +16,7 @@ pub const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where Debian's cross compiler keeps the C library of the target.
 const CROSS: &str = "/usr/aarch64-linux-gnu";
 /// What runs programs of the target.
-const EMULATOR: &str = "qemu-aarch64-static";
+pub(crate) const EMULATOR: &str = "qemu-aarch64-static";
 /// Debian's folder of the target's libraries.
 const LIBRARIES: &str = "aarch64-linux-gnu";
 /// The C libraries that crates link, with what those need and the provider of SoftRoCE; Debian's names, for arm64.
@@ -35,6 +35,18 @@ const LINKED: &[&str] = &[
     "zlib1g-dev",
     "zlib1g",
 ];
+/// What programs load in an image; Debian's names, for arm64.
+const LOADED: &[&str] = &[
+    "libc6",
+    "libgcc-s1",
+    "libibverbs1",
+    "ibverbs-providers",
+    "libnl-3-200",
+    "libnl-route-3-200",
+    "libelf1",
+    "zlib1g",
+];
+
 /// What came of the preparation.
 #[derive(Debug)]
 pub enum Prepared {
@@ -112,6 +124,16 @@ impl Toolchain {
     /// The folder of the target's C library and loader (`lib/` in it).
     pub fn c_library(&self) -> &Path {
         Path::new(CROSS)
+    }
+
+    /// Debian's arm64 libraries that programs load, the C library among them, laid out as in a system's root. Those that a cross compiler
+    /// brings get no security updates.
+    pub(crate) fn loaded(&self) -> Result<PathBuf> {
+        let loaded = LOADED.join(" ");
+        let contents = |_: &Archive, _: &str| Ok(unpacked(LOADED));
+        let tree = Tree { home: folder().join("system"), key: "libc6", request: &loaded, size: 3, contents };
+        let found = tree.find(&mut None)?.context("Debian's package lists do not name libc6")?;
+        Ok(found.1)
     }
 
     /// The folder where cargo leaves programs of the dev profile.

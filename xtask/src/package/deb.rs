@@ -2,14 +2,14 @@
 
 use super::contents::{Contents, Libraries, compare, copy, files, mode, name, rows};
 use super::{Package, folder};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use harmonaize_testkit::workspace;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Libraries that programs may link, by the names that they are loaded by, and the packages that have them.
+/// Libraries that programs may load, by the names that they are loaded by, and the packages that have them.
 const LIBRARIES: &[(&str, &str)] = &[
     ("libc.so.6", "libc6"),
     ("libm.so.6", "libc6"),
@@ -20,6 +20,8 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("librdmacm.so.1", "librdmacm1"),
     ("libelf.so.1", "libelf1"),
     ("libz.so.1", "zlib1g"),
+    ("libnl-3.so.200", "libnl-3-200"),
+    ("libnl-route-3.so.200", "libnl-route-3-200"),
 ];
 
 /// What programs and maintainer scripts call beside what every Debian has.
@@ -97,15 +99,19 @@ fn describe(package: &Package, contents: &Contents, control: &Path, needs: &str)
 fn needs(libraries: &Libraries) -> Result<BTreeSet<String>> {
     let mut needs = BTreeSet::new();
     for library in &libraries.names {
-        let Some((_, package)) = LIBRARIES.iter().find(|(known, _)| known == library) else {
-            bail!("{library} is of no package that is listed in xtask/src/package/deb.rs");
-        };
+        let package = package_of(library)?;
         needs.insert(match libraries.glibc {
-            Some((major, minor)) if *package == "libc6" => format!("libc6 (>= {major}.{minor})"),
-            _ => (*package).to_owned(),
+            Some((major, minor)) if package == "libc6" => format!("libc6 (>= {major}.{minor})"),
+            _ => package.to_owned(),
         });
     }
     Ok(needs)
+}
+
+/// The package that has a library.
+pub(super) fn package_of(library: &str) -> Result<&'static str> {
+    let found = LIBRARIES.iter().find(|(name, _)| *name == library).map(|(_, package)| *package);
+    found.with_context(|| format!("{library} is of no package that is listed in xtask/src/package/deb.rs"))
 }
 
 #[cfg(test)]

@@ -65,18 +65,23 @@ pub(super) fn check(file: &Path, package: &Package, contents: &Contents) -> Resu
     compare("the tarball", &found, &contents.rows())
 }
 
-/// Debian's `tar` that writes a file, of what is then named: the same bytes each time, and all of it root's.
+/// Debian's `tar` that writes a compressed file, of what is then named: the same bytes each time, and all of it root's.
 pub(super) fn archive(package: &Package, file: &Path) -> Command {
-    let mut tar = Command::new("tar");
-    tar.env("LC_ALL", "C").args(["--create", "--format=gnu", "--sort=name"]);
-    tar.args(["--owner=root:0", "--group=root:0", "--numeric-owner", "--mode=u+rw,go-w"]);
-    tar.arg(format!("--mtime=@{}", package.time));
+    let mut tar = plain(package, file);
+    tar.args(["--create", "--owner=root:0", "--group=root:0"]);
     tar.arg(if package.quick {
         "--use-compress-program=gzip --no-name -1"
     } else {
         "--use-compress-program=gzip --no-name -9"
     });
-    tar.arg("--file").arg(file);
+    tar
+}
+
+/// The same, of what is then said as well: whether the file is new, and whose what is in it is.
+pub(super) fn plain(package: &Package, file: &Path) -> Command {
+    let mut tar = Command::new("tar");
+    tar.env("LC_ALL", "C").args(["--format=gnu", "--sort=name", "--numeric-owner", "--mode=u+rw,go-w"]);
+    tar.arg(format!("--mtime=@{}", package.time)).arg("--file").arg(file);
     tar
 }
 
