@@ -1,5 +1,6 @@
 //! `cargo xtask package`: packages with daemons, command line, manual and units, and images, all of one list of files; and their tests.
 
+mod chart;
 mod contents;
 mod deb;
 mod oci;
@@ -23,6 +24,7 @@ use std::time::Instant;
   cargo xtask package --yes                    everything, in target/package
   cargo xtask package --format deb,tar         the Debian package and the tarball alone
   cargo xtask package --format oci             container images, as archives of OCI layouts
+  cargo xtask package --format chart --test    Helm charts, rendered, and read as Kubernetes and the daemons read them
   cargo xtask package --arch arm64             for hosts and offload units with aarch64 cores
   cargo xtask package --smoke --test           quick to build, compared with each other, and installed, used and purged on a
                                                fresh Debian, as CI does")]
@@ -39,8 +41,8 @@ pub struct Args {
     /// Programs that are not optimised and bear no build, in a package that is not compressed much
     #[arg(long)]
     pub smoke: bool,
-    /// Make it again, and install the Debian package on a fresh Debian 12 with systemd, in namespaces of this machine:
-    /// init, hello, daemons, purge
+    /// Make it again, render the charts, and install the Debian package on a fresh Debian 12 with systemd, in namespaces of this
+    /// machine: init, hello, daemons, purge
     #[arg(long)]
     pub test: bool,
     /// Install missing packages without asking
@@ -59,10 +61,12 @@ pub enum Format {
     Tar,
     /// Container images.
     Oci,
+    /// Helm charts.
+    Chart,
 }
 
 impl Format {
-    const ALL: [Self; 4] = [Self::Deb, Self::Rpm, Self::Tar, Self::Oci];
+    const ALL: [Self; 5] = [Self::Deb, Self::Rpm, Self::Tar, Self::Oci, Self::Chart];
 }
 
 /// An architecture as Debian names it.
@@ -145,11 +149,15 @@ pub fn run(args: &Args) -> Result<()> {
             Format::Oci => {
                 oci::make(&package, &contents, &oci::System::of(args.arch, programs.toolchain.as_ref())?)?
             }
+            Format::Chart => chart::make(&package)?,
         };
         let after = begun.elapsed().as_secs_f64();
         made.iter().for_each(|file| println!("{} after {after:.0} s", file.display()));
     }
     if args.test {
+        if args.format.contains(&Format::Chart) {
+            chart::test(&package, &programs, consent)?;
+        }
         tar.map_or(Ok(()), |file| tar::repeat(&file, &package, &contents))?;
         deb.map_or(Ok(()), |file| root::test(&file, &source.program, consent))?;
     }

@@ -49,7 +49,7 @@ enum Task {
     Aarch64(crate::aarch64::Args),
     /// Run the agent on emulated offload units of another architecture, for tenants on their hosts
     Dpu(crate::dpu::Args),
-    /// Build packages and container images of daemons and command line, and test the Debian package on a fresh Debian
+    /// Build packages, container images and charts of daemons and command line, and test them
     Package(crate::package::Args),
     /// Build the Python wheel and run its tests on an emulated fabric
     Wheel(crate::wheel::Args),

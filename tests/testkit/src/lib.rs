@@ -18,6 +18,7 @@ pub mod etcd;
 pub mod fabric;
 pub mod found;
 pub mod job;
+pub mod kubernetes;
 pub mod layout;
 pub mod lines;
 pub mod load;

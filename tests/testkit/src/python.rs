@@ -57,7 +57,7 @@ impl Environment {
     }
 
     /// Whether a line of Python runs there.
-    fn runs(&self, line: &str) -> Result<bool> {
+    pub(crate) fn runs(&self, line: &str) -> Result<bool> {
         if !self.interpreter().is_file() {
             return Ok(false);
         }

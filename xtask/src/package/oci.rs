@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// An image.
-struct Image {
+pub(super) struct Image {
     /// Its name in a registry.
-    name: &'static str,
+    pub name: &'static str,
     /// What it runs, always.
     entry: &'static [&'static str],
     /// The configuration that it runs with, unless something else is asked for.
@@ -26,7 +26,7 @@ struct Image {
     /// Files of the list in it: the program, and configuration. The same files make the same layer.
     files: &'static [&'static str],
     /// The user that it runs as.
-    user: &'static str,
+    pub user: &'static str,
     /// A folder that the user may write to.
     state: Option<&'static str>,
 }
@@ -36,7 +36,7 @@ const AGENT: &[&str] =
     &["/usr/bin/harmonaize-agent", "/etc/harmonaize/agent.toml", "/etc/harmonaize/aggregator.toml"];
 
 /// The images.
-const IMAGES: [Image; 3] = [
+pub(super) const IMAGES: [Image; 3] = [
     Image {
         name: "harmonaize-agent",
         entry: &["/usr/bin/harmonaize-agent"],
@@ -189,7 +189,7 @@ fn write(package: &Package, image: &Image, layer: &Layer, home: &Path) -> Result
 }
 
 /// The tag of a version: a plus may not stand in it.
-fn tag(version: &str) -> String {
+pub(super) fn tag(version: &str) -> String {
     version.replace('+', "_")
 }
 
@@ -208,7 +208,8 @@ fn describe(package: &Package, image: &Image, layer: &str) -> Result<Value> {
         "os": "linux",
         "config": {
             "User": image.user,
-            "Env": ["PATH=/usr/bin"],
+            // Nobody reads its log on a terminal.
+            "Env": ["PATH=/usr/bin", "NO_COLOR=1"],
             "Entrypoint": image.entry,
             "Cmd": ["--config", image.config],
             "StopSignal": "SIGTERM",
