@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn packages_have_folders() {
-        let own = ("harmonaize-testkit".to_owned(), "tests/testkit".to_owned());
-        assert!(packages().unwrap().contains(&own));
+        let own = packages().unwrap().into_iter().find(|package| package.name == "harmonaize-testkit");
+        assert_eq!(own.unwrap().folder, "tests/testkit");
     }
 
     #[test]
