@@ -29,9 +29,9 @@ fn check(deployment: &mut Deployment, what: &str, programs: [&Binaries; 2]) {
     }
 }
 
-/// A host's agent is succeeded by one of this tree under load. A successor whose state has another form is refused, and nothing fails.
-fn upgrade(deployment: &mut Deployment, position: usize, new: &Binaries) {
-    deployment.set_binaries(new);
+/// A host's agent is succeeded by another release's under load. A successor whose state has another form is refused, and nothing fails.
+fn upgrade(deployment: &mut Deployment, position: usize, other: &Binaries) {
+    deployment.set_binaries(other);
     under_load(deployment, |deployment| match deployment.upgrade_agent(position) {
         Err(error) if error.to_string().contains("hands over by version") => {
             println!("{error:#}");
@@ -64,6 +64,10 @@ fn pairings(old: &Binaries) {
     deployment.set_binaries(old);
     deployment.start_control().unwrap();
     check(deployment, "control before, agents now", both);
+    for position in 0..2 {
+        upgrade(deployment, position, old);
+    }
+    check(deployment, "all before again", both);
 }
 
 #[test]
