@@ -171,6 +171,7 @@ impl Analysis {
             rank: rank.rank,
             start_ns: rank.called_ns,
             end_ns: rank.ended_ns,
+            waited_ns: 0,
         });
         let observed = Observed { unit: operation.operation.0, ranks: ranks.collect(), edges: Vec::new() };
         self.stragglers.take(Subject::Communicator(operation.communicator), &observed);

@@ -3,8 +3,8 @@
 const BITMAP_LEN: usize = 16;
 /// Slots that are remembered.
 pub(super) const SLOTS: u64 = 64 * BITMAP_LEN as u64;
-/// The lengths of a slot: one for iterations of milliseconds, one for those of seconds.
-pub(super) const SCALES: [u64; 2] = [4_000_000, 64_000_000];
+/// The lengths of a slot: one for iterations of milliseconds, one for those of seconds, and one between.
+pub(super) const SCALES: [u64; 3] = [4_000_000, 16_000_000, 64_000_000];
 /// Fewer onsets within what is remembered tell nothing.
 const MIN_ONSETS: u32 = 4;
 

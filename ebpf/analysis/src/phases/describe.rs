@@ -4,6 +4,7 @@ use super::finding::{Address, EdgePhase, HostPhase, Late, Phase, RingSteps};
 use super::flow::{Burst, Quality};
 use super::iterations::median;
 use super::job::{Job, PhaseBursts, remember};
+use super::sides::{parts, waits};
 use super::table::{HEAVY_BYTES, Table};
 use std::collections::BTreeMap;
 
@@ -71,7 +72,11 @@ pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phas
     };
     let ring = ring(&busy(MIN_RING_EDGE_PART));
     admit(job, ring.as_deref(), &busy(MIN_EDGE_PART));
-    let late = late(job, &firsts);
+    let groups: Vec<_> =
+        cut.sides.iter().chain([&cut.bursts]).map(|group| parts(group.iter(), table)).collect();
+    let waited = waits(&job.ended, &groups);
+    let none = BTreeMap::new();
+    let late = late(job, &firsts, if cut.sides.is_empty() { &none } else { &waited });
     let place = |host: &Address| job.hosts.iter().position(|known| known == host);
     let told = edges.iter().filter(|(_, edge)| edge.bytes as f64 > MIN_EDGE_PART * most as f64).filter_map(
         |((from, to), edge)| {
@@ -91,7 +96,14 @@ pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phas
         host: *host,
         first_sent_ns: firsts.get(host).copied().unwrap_or(0),
         last_received_ns: received(host),
+        waited_ns: waited.get(host).copied().unwrap_or(0),
     });
+    let hosts: Vec<HostPhase> = hosts.collect();
+    job.ended = hosts
+        .iter()
+        .map(|host| (host.host, host.last_received_ns))
+        .filter(|(_, ended)| *ended != 0)
+        .collect();
     Phase {
         job: job.number,
         iteration: cut.iteration,
@@ -102,7 +114,7 @@ pub(super) fn phase(job: &mut Job, cut: &PhaseBursts, table: &mut Table) -> Phas
         ring: ring.map(|hosts| steps(hosts.len(), most, &cut.bursts)),
         late,
         lossy: cut.lossy,
-        hosts: hosts.collect(),
+        hosts,
         edges: told,
     }
 }
@@ -141,9 +153,11 @@ fn admit(job: &mut Job, ring: Option<&[Address]>, edges: &[(Address, Address)]) 
 }
 
 /// The host that began late, if one did.
-fn late(job: &mut Job, firsts: &BTreeMap<Address, u64>) -> Option<Late> {
+fn late(job: &mut Job, firsts: &BTreeMap<Address, u64>, waited: &BTreeMap<Address, u64>) -> Option<Late> {
+    let start =
+        |host: &Address| Some(firsts.get(host)?.saturating_sub(waited.get(host).copied().unwrap_or(0)));
     let mut starts: Vec<(u64, Address)> =
-        job.hosts.iter().filter_map(|host| Some((*firsts.get(host)?, *host))).collect();
+        job.hosts.iter().filter_map(|host| Some((start(host)?, *host))).collect();
     if starts.len() < 2 {
         return None;
     }

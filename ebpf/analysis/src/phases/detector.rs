@@ -3,6 +3,7 @@
 use super::finding::{Job as Seen, Phase};
 use super::flow::Burst;
 use super::job::Job;
+use super::sides::Hosts;
 use super::table::Table;
 use super::{describe, group};
 use crate::trace::{LostKind, Owner, Record};
@@ -265,7 +266,14 @@ impl Phases {
 
     fn search(&mut self, now_ns: u64) {
         let mut joined = Vec::new();
-        let found = group::search(&mut self.table, now_ns, |job, connection| joined.push((job, connection)));
+        let before = self.jobs.iter().filter(|job| job.iterations > 1).map(|job| group::FoundJob {
+            number: job.number,
+            hosts: Hosts::of(&job.connections, &self.table).all,
+            period_ns: job.period_ns(),
+        });
+        let before: Vec<group::FoundJob> = before.collect();
+        let found =
+            group::search(&mut self.table, &before, now_ns, |job, connection| joined.push((job, connection)));
         for (number, connection) in joined {
             let Some(job) = self.jobs.iter_mut().find(|job| job.number == number) else { continue };
             let Some(joining) = self.table.connection_mut(connection) else { continue };
@@ -287,7 +295,7 @@ impl Phases {
                     watched.history = VecDeque::new();
                 }
             }
-            self.jobs.push(Job::new(number, found.pattern, found.connections, found.bursts, now_ns));
+            self.jobs.push(Job::new(number, found, now_ns));
         }
     }
 
@@ -306,7 +314,7 @@ impl Phases {
             self.table
                 .running(*place, self.limits.timeout_ns, now_ns, |burst, whole| running.push((burst, whole)));
         }
-        while let Some(cut) = job.cut(&self.running, now_ns) {
+        while let Some(cut) = job.cut(&self.running, &self.table, now_ns) {
             self.found.push_back(describe::phase(job, &cut, &mut self.table));
             self.counts.phases += 1;
         }

@@ -42,6 +42,9 @@ pub struct HostPhase {
     pub first_sent_ns: u64,
     /// When the last bytes to it passed.
     pub last_received_ns: u64,
+    /// How long it was held up by others since the last bytes of the phase before: in broadcasts and the like, or waiting for what it
+    /// began with.
+    pub waited_ns: u64,
 }
 
 /// An edge's part in a phase. Times are 0 where there is none.
@@ -116,6 +119,7 @@ impl Phase {
             rank,
             start_ns: known(host.first_sent_ns),
             end_ns: known(host.last_received_ns),
+            waited_ns: host.waited_ns,
         };
         let edge = |edge: &EdgePhase| EdgeTimes {
             from: edge.from,

@@ -7,6 +7,9 @@ const ACK_LENGTHS: [u64; 6] = [54, 66, 74, 86, 62, 82];
 /// More bytes are no acknowledgements alone.
 const MAX_ACK_BYTES: u64 = 1500;
 
+/// More bytes are no words alone.
+const MAX_ANNOUNCEMENT_BYTES: u64 = 1024;
+
 /// Traffic of one direction of a connection without a gap, as one interface saw it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Burst {
@@ -24,6 +27,11 @@ pub(super) struct Burst {
 }
 
 impl Burst {
+    /// Whether it is words alone: some messages of 48 or 64 bytes with their headers and acknowledgements.
+    pub(super) const fn is_announcement(&self) -> bool {
+        self.bytes <= MAX_ANNOUNCEMENT_BYTES
+    }
+
     /// Whether it may be acknowledgements alone.
     pub(super) fn is_ack_only(&self) -> bool {
         self.bytes <= MAX_ACK_BYTES && ACK_LENGTHS.iter().any(|length| self.bytes.is_multiple_of(*length))

@@ -4,8 +4,10 @@ use super::activity::{SCALES, Signature};
 use super::finding::Address;
 use super::flow::Burst;
 use super::iterations::{IterationPattern, Span, find};
+use super::job::SIZE_TOLERANCE;
+use super::sides::{Hosts, Kinds};
 use super::table::{Connection, Table};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Connections that correlate less do not belong together.
 const MIN_CORRELATION: f64 = 0.5;
@@ -26,33 +28,62 @@ struct Candidate {
 
 /// Connections with a rhythm, and their bursts.
 pub(super) struct DetectedJob {
+    pub(super) hosts: BTreeSet<Address>,
+    /// Every host both sends and receives; else it is a part of a job at most.
+    is_job: bool,
     pub(super) connections: Vec<u32>,
     pub(super) pattern: IterationPattern,
+    /// Its side groups are told from its AllReduces.
+    pub(super) has_sides: bool,
+    pub(super) kinds: Kinds,
     pub(super) bursts: Vec<Burst>,
+}
+
+/// Periods that a job is seen for at least where there is traffic between its hosts that may be part of it.
+const CERTAIN_PERIODS: u64 = 14;
+
+impl DetectedJob {
+    fn is_certain(&self) -> bool {
+        let (first, last) = (self.bursts.first(), self.bursts.last());
+        let seen_ns = first.zip(last).map_or(0, |(first, last)| last.ended_ns.saturating_sub(first.began_ns));
+        seen_ns >= self.pattern.period_ns.saturating_mul(CERTAIN_PERIODS)
+    }
+}
+
+/// A job that was found before.
+pub(super) struct FoundJob {
+    pub(super) number: u64,
+    pub(super) hosts: BTreeSet<Address>,
+    pub(super) period_ns: u64,
 }
 
 fn correlate(one: &Candidate, two: &Candidate) -> bool {
     if !one.hosts.iter().any(|host| two.hosts.contains(host)) {
         return false;
     }
-    // The finest scale that tells.
-    let pairs = one.signatures.iter().zip(&two.signatures);
-    let mut telling = pairs.filter(|(one, two)| one.has_evidence() && two.has_evidence());
-    telling.next().is_some_and(|(one, two)| one.correlation(two) >= MIN_CORRELATION)
+    // A tree's levels take turns, so that the finest scale may say nothing.
+    let mut pairs = one.signatures.iter().zip(&two.signatures);
+    pairs
+        .any(|(one, two)| one.has_evidence() && two.has_evidence() && one.correlation(two) >= MIN_CORRELATION)
 }
 
 fn candidate(place: u32, connection: &mut Connection, now_ns: u64) -> Option<Candidate> {
     let hosts = [connection.ends.first.0, connection.ends.second.0];
     let watched = connection.history.as_mut()?;
-    let [fine, coarse] = &mut watched.activity;
-    let [fine_slot, coarse_slot] = SCALES;
-    let signatures = [fine.signature(now_ns / fine_slot), coarse.signature(now_ns / coarse_slot)];
+    let mut slots = SCALES.into_iter();
+    let signatures =
+        watched.activity.each_mut().map(|one| one.signature(now_ns / slots.next().unwrap_or(u64::MAX)));
     let due = watched.retry_ns <= now_ns;
     signatures.iter().any(Signature::has_evidence).then_some(Candidate { place, hosts, signatures, due })
 }
 
 /// Looks for jobs among connections without one. `joins` is told of each that belongs to a job that is known.
-pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, u32)) -> Vec<DetectedJob> {
+pub(super) fn search(
+    table: &mut Table,
+    found_before: &[FoundJob],
+    now_ns: u64,
+    mut joins: impl FnMut(u64, u32),
+) -> Vec<DetectedJob> {
     let (mut free, mut members) = (Vec::new(), Vec::new());
     for (place, connection) in (0..).zip(&mut table.connections) {
         let Some(connection) = connection.as_mut().filter(|one| one.history.is_some() && !one.owned) else {
@@ -76,17 +107,55 @@ pub(super) fn search(table: &mut Table, now_ns: u64, mut joins: impl FnMut(u64, 
         }
         job.is_none()
     });
-    let mut found = Vec::new();
-    for component in components(&free) {
-        if !component.iter().any(|candidate| candidate.due) {
-            continue;
-        }
+    let is_due = |component: &Vec<&Candidate>| component.iter().any(|candidate| candidate.due);
+    let (mut jobs, mut parts, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    let (due, not_due): (Vec<_>, Vec<_>) = components(&free).into_iter().partition(is_due);
+    for component in due {
         match detect_job(table, &component) {
-            Some(job) => found.push(job),
-            None => component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns)),
+            Some(detected) if detected.is_job => jobs.push((detected, component)),
+            Some(detected) => parts.push((detected, component)),
+            None => {
+                component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+                others.push(component);
+            }
         }
     }
-    found
+    if !jobs.is_empty() {
+        for component in not_due {
+            match detect_job(table, &component).filter(|one| !one.is_job) {
+                Some(detected) => parts.push((detected, component)),
+                None => others.push(component),
+            }
+        }
+    }
+    // What may turn out to be part of a job is waited for.
+    jobs.retain(|(job, component)| {
+        let within = |one: &&Candidate| one.hosts.iter().all(|host| job.hosts.contains(host));
+        let waits = !job.is_certain() && others.iter().any(|other| other.iter().all(within));
+        if waits {
+            component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+        }
+        !waits
+    });
+    // Connections that broadcast or gather alone come and go with a job on the same hosts, once in an iteration.
+    for (part, component) in parts {
+        let is_of = |hosts: &BTreeSet<Address>, period_ns: u64| {
+            part.hosts.is_subset(hosts) && part.pattern.has_period(period_ns)
+        };
+        if let Some(job) = found_before.iter().find(|job| is_of(&job.hosts, job.period_ns)) {
+            component.iter().for_each(|candidate| joins(job.number, candidate.place));
+        } else if let Some((_, of)) =
+            jobs.iter_mut().find(|(job, _)| is_of(&job.hosts, job.pattern.period_ns))
+        {
+            of.extend(component);
+        } else {
+            component.iter().for_each(|candidate| back_off(table, candidate.place, now_ns));
+        }
+    }
+    let whole = |(job, all): (DetectedJob, Vec<&Candidate>)| {
+        if job.connections.len() == all.len() { Some(job) } else { detect_job(table, &all).or(Some(job)) }
+    };
+    jobs.into_iter().filter_map(whole).collect()
 }
 
 fn back_off(table: &mut Table, place: u32, now_ns: u64) {
@@ -135,17 +204,32 @@ fn detect_job(table: &Table, component: &[&Candidate]) -> Option<DetectedJob> {
     let two_way = |(sent, received): &(u64, u64)| {
         *sent.min(received) as f64 >= MIN_REVERSE_PART * *sent.max(received) as f64 && *sent > 0
     };
-    if !moved.values().any(two_way) {
-        return None;
-    }
+    let hosts = Hosts::of(&connections, table);
+    let is_job = moved.iter().all(|(host, moved)| two_way(moved) || !hosts.watched.contains(host));
     bursts.sort_unstable_by_key(|burst| (burst.began_ns, burst.connection, burst.reverse));
-    let spans: Vec<Span> = bursts
-        .iter()
-        .map(|burst| Span {
+    let all: Vec<(Burst, bool)> = bursts.iter().map(|burst| (*burst, true)).collect();
+    let spans = |bursts: &[(Burst, bool)]| -> Vec<Span> {
+        let counted = |burst: &Burst| if burst.is_counted { burst.bytes } else { 0 };
+        let span = |(burst, _): &(Burst, bool)| Span {
             began_ns: burst.began_ns,
             ended_ns: burst.ended_ns,
-            bytes: if burst.is_counted { burst.bytes } else { 0 },
-        })
-        .collect();
-    Some(DetectedJob { connections, pattern: find(&spans)?, bursts })
+            bytes: counted(burst),
+        };
+        bursts.iter().map(span).collect()
+    };
+    let all_spans = spans(&all);
+    let whole = find(&all_spans);
+    let (mut main, mut kinds) = (all.clone(), Kinds::default());
+    let sides = hosts.take(&mut main, &mut kinds, table, (u64::MAX, u64::MAX, true));
+    let without = if is_job && !sides.is_empty() { find(&spans(&main)) } else { None };
+    // Where most is beside, nothing is: a server of parameters gathers and broadcasts in turn. Nor is it where the rest is less regular.
+    let bytes = |list: &[Span]| list.iter().map(|span| span.bytes).sum::<u64>();
+    let balances = 2 * hosts.imbalance(&main, table) < hosts.imbalance(&all, table);
+    let most = balances && 2 * bytes(&spans(&main)) > bytes(&all_spans);
+    let regular = |pattern: &IterationPattern| pattern.spread as f64 / pattern.bytes.max(1) as f64;
+    let bar = whole.as_ref().map_or(f64::INFINITY, regular).max(SIZE_TOLERANCE.0);
+    let without = without.filter(|pattern| most && regular(pattern) <= bar);
+    let has_sides = without.is_some();
+    let pattern = without.or(whole)?;
+    Some(DetectedJob { connections, hosts: hosts.all, is_job, pattern, has_sides, kinds, bursts })
 }

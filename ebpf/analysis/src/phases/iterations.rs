@@ -21,8 +21,20 @@ pub(super) struct IterationPattern {
     pub(super) spread: u64,
 }
 
+/// Distances that differ by no more than this part are the same.
+const SAME_PERIOD: f64 = 0.05;
+
+impl IterationPattern {
+    /// Whether it comes once in so many iterations of such a period: what is part of each, or of every second.
+    pub(super) fn has_period(&self, period_ns: u64) -> bool {
+        let many = (self.period_ns as f64 / period_ns.max(1) as f64).round();
+        self.period_ns.abs_diff(period_ns.saturating_mul(many as u64)) as f64
+            <= SAME_PERIOD * period_ns as f64
+    }
+}
+
 /// Silences tried, shortest first: 1 ms, and each half as long again as the one before, to some 30 s.
-const SHORTEST_GAP_NS: u64 = 1_000_000;
+pub(super) const SHORTEST_GAP_NS: u64 = 1_000_000;
 const GAPS: u32 = 26;
 /// A group of less than this part of the usual bytes is chatter.
 pub(super) const CHATTER: f64 = 0.05;

@@ -2,15 +2,18 @@
 
 use super::finding::Address;
 use super::flow::Burst;
+use super::group::DetectedJob;
 use super::iterations::{CHATTER, IterationPattern, Span, median, merge_groups};
-use std::collections::VecDeque;
+use super::sides::{ALIKE, Hosts, Kinds, SIDE_GAP_NS};
+use super::table::Table;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Phases that the period is taken over.
 const PERIOD_OVER: usize = 129;
 /// Phases whose bytes tell what is usual.
 const USUAL_OVER: usize = 15;
 /// A phase lacks no more of the usual bytes than this part, or than so many times what most differ by;
-const SIZE_TOLERANCE: (f64, u64) = (0.01, 3);
+pub(super) const SIZE_TOLERANCE: (f64, u64) = (0.01, 3);
 /// if the next one has come, or none comes, it has this part at least,
 const MIN_PART: f64 = 0.85;
 /// and no more than this,
@@ -33,6 +36,12 @@ pub(super) struct Job {
     pub(super) number: u64,
     pub(super) connections: Vec<u32>,
     pub(super) pattern: IterationPattern,
+    has_sides: bool,
+    /// Hosts that are watched.
+    watched: usize,
+    kinds: Kinds,
+    /// Bytes of phases without what looks like side groups, and whether there was any, while these are not told apart.
+    without: VecDeque<(u64, bool)>,
     /// Bursts behind the last phase.
     pub(super) pending_bursts: Vec<Burst>,
     /// Everything that began until then has been told.
@@ -55,6 +64,8 @@ pub(super) struct Job {
     pub(super) ring: bool,
     /// How far apart hosts usually begin.
     pub(super) spreads: VecDeque<u64>,
+    /// When each host had the last bytes of the last phase.
+    pub(super) ended: BTreeMap<Address, u64>,
     scratch: Vec<(Burst, bool)>,
 }
 
@@ -65,6 +76,8 @@ pub(super) struct PhaseBursts {
     pub(super) ended_ns: u64,
     pub(super) bytes: u64,
     pub(super) bursts: Vec<Burst>,
+    /// Side groups since the phase before.
+    pub(super) sides: Vec<Vec<Burst>>,
     pub(super) lossy: bool,
 }
 
@@ -94,18 +107,17 @@ enum Decision {
 }
 
 impl Job {
-    pub(super) fn new(
-        number: u64,
-        pattern: IterationPattern,
-        connections: Vec<u32>,
-        pending_bursts: Vec<Burst>,
-        now_ns: u64,
-    ) -> Self {
+    pub(super) fn new(number: u64, found: DetectedJob, now_ns: u64) -> Self {
+        let DetectedJob { connections, pattern, has_sides, kinds, bursts: pending_bursts, .. } = found;
         let last_seen_ns = pending_bursts.iter().map(|burst| burst.ended_ns).max().unwrap_or(now_ns);
         Self {
             number,
             connections,
             pattern,
+            has_sides,
+            watched: 0,
+            kinds,
+            without: VecDeque::new(),
             since_ns: pending_bursts.iter().map(|burst| burst.began_ns).min().unwrap_or(now_ns),
             pending_bursts,
             closed_ns: 0,
@@ -121,6 +133,7 @@ impl Job {
             hosts: Vec::new(),
             ring: false,
             spreads: VecDeque::new(),
+            ended: BTreeMap::new(),
             scratch: Vec::new(),
         }
     }
@@ -148,19 +161,37 @@ impl Job {
     }
 
     /// The next phase, if one has ended. `running` are the bursts that have not ended, each with whether all of it is known.
-    pub(super) fn cut(&mut self, running: &[(Burst, bool)], now_ns: u64) -> Option<PhaseBursts> {
+    pub(super) fn cut(
+        &mut self,
+        running: &[(Burst, bool)],
+        table: &Table,
+        now_ns: u64,
+    ) -> Option<PhaseBursts> {
+        let hosts = Hosts::of(&self.connections, table);
+        self.watched = hosts.watched.len();
         let mut bursts = std::mem::take(&mut self.scratch);
         let found = loop {
             bursts.clear();
             bursts.extend(self.pending_bursts.iter().map(|burst| (*burst, true)));
             bursts.extend(running.iter().filter(|(burst, _)| burst.began_ns > self.closed_ns));
-            bursts.sort_unstable_by_key(|(burst, _)| (burst.began_ns, burst.connection, burst.reverse));
-            match self.decide(&bursts, now_ns) {
+            sort(&mut bursts);
+            let gap_ns = self.pattern.gap_ns;
+            let mut sides = hosts.take(&mut bursts, &mut self.kinds, table, (now_ns, gap_ns, self.has_sides));
+            let mut decision = self.decide(&bursts, now_ns);
+            if !sides.is_empty() && !matches!(decision, Decision::Phase(group) if self.is_usual(&group)) {
+                decision = self.restore(&mut bursts, &mut sides, now_ns).unwrap_or(decision);
+            }
+            match decision {
                 Decision::Wait => break None,
                 Decision::Drop(group) => self.close(&group),
                 Decision::Phase(group) => {
                     let part = bursts.get(group.from..group.to).unwrap_or_default();
-                    let cut = self.phase(&group, part.iter().map(|(burst, _)| *burst).collect(), now_ns);
+                    if !self.has_sides {
+                        self.detect_sides(part, &hosts, table);
+                    }
+                    let part = part.iter().map(|(burst, _)| *burst).collect();
+                    sides.retain(|side| side.first().is_some_and(|one| one.began_ns < group.ended_ns));
+                    let cut = self.phase(&group, part, sides, now_ns);
                     self.close(&group);
                     break Some(cut);
                 }
@@ -170,7 +201,56 @@ impl Job {
         found
     }
 
-    fn phase(&mut self, group: &Group, bursts: Vec<Burst>, now_ns: u64) -> PhaseBursts {
+    /// What looks like a side group may be part of a phase that would lack it: the phase that is whole with all of them, or all but one.
+    fn restore(
+        &self,
+        bursts: &mut Vec<(Burst, bool)>,
+        sides: &mut Vec<Vec<Burst>>,
+        now_ns: u64,
+    ) -> Option<Decision> {
+        for but in [None].into_iter().chain((0..sides.len()).map(Some)) {
+            let restored = sides.iter().enumerate().filter(|(at, _)| Some(*at) != but);
+            let mut all = bursts.clone();
+            all.extend(restored.flat_map(|(_, side)| side).map(|burst| (*burst, true)));
+            sort(&mut all);
+            if let Decision::Phase(group) = self.decide(&all, now_ns)
+                && self.is_usual(&group)
+            {
+                *bursts = all;
+                *sides = but.map(|but| sides.swap_remove(but)).into_iter().collect();
+                return Some(Decision::Phase(group));
+            }
+        }
+        None
+    }
+
+    /// Whether phases have side groups, without which they are as alike.
+    fn detect_sides(&mut self, bursts: &[(Burst, bool)], hosts: &Hosts, table: &Table) {
+        let mut main = bursts.to_vec();
+        hosts.take(&mut main, &mut self.kinds, table, (u64::MAX, u64::MAX, true));
+        let some = 2 * hosts.imbalance(&main, table) < hosts.imbalance(bursts, table);
+        let bytes = main.iter().filter(|(burst, _)| burst.is_counted).map(|(burst, _)| burst.bytes).sum();
+        remember(&mut self.without, (bytes, some), USUAL_OVER);
+        let mut sizes: Vec<u64> = self.without.iter().map(|(bytes, _)| *bytes).collect();
+        let with_sides = self.without.iter().filter(|(_, some)| *some).count();
+        let Some(usual) = median(&mut sizes) else { return };
+        let alike = |bytes: &&u64| bytes.abs_diff(usual) as f64 <= SIZE_TOLERANCE.0 * usual as f64;
+        let is_regular =
+            2 * usual > self.pattern.bytes && sizes.iter().filter(alike).count() + 1 >= sizes.len();
+        if with_sides >= ALIKE && is_regular {
+            self.has_sides = true;
+            (self.pattern.bytes, self.pattern.spread) = (usual, 0);
+            self.sizes.clear();
+        }
+    }
+
+    fn phase(
+        &mut self,
+        group: &Group,
+        bursts: Vec<Burst>,
+        sides: Vec<Vec<Burst>>,
+        now_ns: u64,
+    ) -> PhaseBursts {
         let period = self.period_ns().max(1);
         // Only where something was lost may an iteration have been missed; else it was a long one.
         let missed = self.starts.back().filter(|_| self.lossy).map_or(0, |(_, began)| {
@@ -193,7 +273,7 @@ impl Job {
         self.reconsider(group);
         let lossy = std::mem::take(&mut self.lossy);
         let Group { began_ns, ended_ns, bytes, .. } = *group;
-        PhaseBursts { iteration, began_ns, ended_ns, bytes, bursts, lossy }
+        PhaseBursts { iteration, began_ns, ended_ns, bytes, bursts, sides, lossy }
     }
 
     /// Whether what was taken for iterations are parts of them: buckets may be as alike as iterations are.
@@ -219,6 +299,16 @@ impl Job {
         self.pending_bursts.retain(|burst| burst.began_ns > closed);
     }
 
+    /// A phase lacks, or has more than, no more of the usual bytes than this.
+    fn lacks(&self) -> f64 {
+        let (part, times) = SIZE_TOLERANCE;
+        (part * self.pattern.bytes as f64).max(self.pattern.spread.saturating_mul(times) as f64)
+    }
+
+    fn is_usual(&self, group: &Group) -> bool {
+        group.bytes.abs_diff(self.pattern.bytes) as f64 <= self.lacks()
+    }
+
     fn decide(&self, bursts: &[(Burst, bool)], now_ns: u64) -> Decision {
         let mut gap_ns = self.pattern.gap_ns;
         loop {
@@ -232,15 +322,41 @@ impl Job {
                     gap_ns = (gap_ns / 2).max(SHORTEST_GAP_NS);
                 }
                 Decision::Phase(group) if group.bytes as f64 > much => return Decision::Drop(group),
+                Decision::Phase(group) => return Decision::Phase(self.trim(bursts, group)),
                 decision => return decision,
             }
         }
     }
 
+    /// Takes off what belongs to the next iteration: words, and what is more than the usual bytes.
+    fn trim(&self, bursts: &[(Burst, bool)], group: Group) -> Group {
+        let mut best: Option<Group> = None;
+        let mut all: Option<Group> = None;
+        let mut at = group.from;
+        while let Some(next) = group_at(bursts, at, SIDE_GAP_NS).filter(|next| next.to <= group.to) {
+            at = next.to;
+            let sum = all.map_or(next, |before| before.with(&next));
+            all = Some(sum);
+            let bursts = bursts.get(next.from..next.to).unwrap_or_default();
+            let few = bursts.iter().all(|(burst, _)| burst.is_announcement()) && self.is_call(bursts);
+            let off = |one: &Group| one.bytes.abs_diff(self.pattern.bytes);
+            if !few && (!self.has_sides || best.is_none_or(|best| off(&sum) < off(&best))) {
+                best = Some(sum);
+            }
+        }
+        best.filter(|_| at == group.to).unwrap_or(group)
+    }
+
+    /// Whether most hosts say something in bursts.
+    fn is_call(&self, bursts: &[(Burst, bool)]) -> bool {
+        let says = bursts.iter().filter(|(burst, _)| !burst.is_ack_only());
+        let says: BTreeSet<(u32, bool)> = says.map(|(burst, _)| (burst.connection, burst.reverse)).collect();
+        self.watched > 1 && 2 * says.len() > self.hosts.len()
+    }
+
     fn decide_by(&self, bursts: &[(Burst, bool)], gap_ns: u64, now_ns: u64) -> Decision {
         let usual = self.pattern.bytes as f64;
-        let (part, times) = SIZE_TOLERANCE;
-        let lacks = (part * usual).max(self.pattern.spread.saturating_mul(times) as f64);
+        let lacks = self.lacks();
         let most = if self.lossy { MIN_PART_LOSSY } else { MIN_PART } * usual;
         let enough = if self.lossy { most } else { (usual - lacks).max(most) };
         let patience = self.pattern.period_ns.saturating_mul(4).max(1_000_000_000);
@@ -258,7 +374,7 @@ impl Job {
                 None if chatter => {
                     // The first words of ranks that wait for a late one, or nothing of ours.
                     let next = group_at(bursts, at, gap_ns);
-                    let reach = group.ended_ns.saturating_add(self.pattern.period_ns / 2);
+                    let reach = group.ended_ns.saturating_add(patience);
                     match next {
                         _ if !group.has_data => return Decision::Drop(group),
                         None if now_ns <= reach => return Decision::Wait,
@@ -294,6 +410,10 @@ impl Job {
             _ => Decision::Wait,
         }
     }
+}
+
+fn sort(bursts: &mut [(Burst, bool)]) {
+    bursts.sort_unstable_by_key(|(burst, _)| (burst.began_ns, burst.connection, burst.reverse));
 }
 
 /// The group that begins at a place.

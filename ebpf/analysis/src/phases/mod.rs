@@ -7,6 +7,9 @@
 //! where one ends whose rank stalls half way, and gaps tell the rest (`job`). What a phase's bursts say of hosts, edges, rings
 //! and who was late is in `describe`.
 //!
+//! What ranks say beside their AllReduces (broadcasts of buffers, gathers, barriers) is part of an iteration, and of no phase: `sides`
+//! tells it apart, by who is at an end of it and by its bytes. How long it held up each host goes into who is late.
+//!
 //! An acknowledgement is traffic too: a host's own first bytes are told from its ACKs by their size, and by what comes in.
 
 mod activity;
@@ -17,6 +20,7 @@ mod flow;
 mod group;
 mod iterations;
 mod job;
+mod sides;
 mod table;
 
 pub use detector::{Counts, Limits, Phases};

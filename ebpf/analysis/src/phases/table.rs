@@ -1,6 +1,7 @@
 //! All flows and connections that are known, within bounds.
 
 use super::activity::{Activity, SCALES};
+use super::finding::Address;
 use super::flow::{Burst, Ended, Ends, Flow, Quality, Side};
 use foldhash::fast::RandomState;
 use harmonaize_events::{Direction, FlowKey, Protocol};
@@ -33,7 +34,7 @@ pub(super) struct Connection {
 /// What is kept of a connection with heavy traffic.
 #[derive(Debug, Default)]
 pub(super) struct BurstHistory {
-    pub(super) activity: [Activity; 2],
+    pub(super) activity: [Activity; SCALES.len()],
     pub(super) history: VecDeque<Burst>,
     pub(super) heavy_ns: u64,
     /// Heavy bytes, forward and reverse.
@@ -137,6 +138,13 @@ impl Table {
 
     pub(super) fn connection_mut(&mut self, place: u32) -> Option<&mut Connection> {
         self.connections.get_mut(place as usize)?.as_mut()
+    }
+
+    /// The ends of a connection at which a flow of it is watched.
+    pub(super) fn local_ends(&self, connection: &Connection) -> impl Iterator<Item = Address> {
+        let flows = connection.flows.iter().filter_map(|flow| self.flows.get(*flow as usize)?.as_ref());
+        let ends = connection.ends;
+        flows.map(move |flow| if flow.reverse { ends.second.0 } else { ends.first.0 })
     }
 
     /// A reading of flows goes on at this time.

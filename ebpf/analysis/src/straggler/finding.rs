@@ -34,6 +34,8 @@ pub struct RankTimes {
     pub start_ns: Option<u64>,
     /// When it had the result: its call ended (own), or the last bytes reached it (foreign).
     pub end_ns: Option<u64>,
+    /// How long others held it up between its end of the unit before and its start of this one.
+    pub waited_ns: u64,
 }
 
 /// What moved from one rank to another.

@@ -5,7 +5,7 @@
 //!
 //! **Compute.** A rank's time from its end of the unit before to its start of this one lies on one clock, its own, so
 //! clocks of hosts need not agree; and a rank that got its last bytes late, for the network's sake, is not blamed for starting
-//! late. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
+//! late; what others held it up for between (`waited_ns`: a broadcast that it waited in) is taken off. Its lateness is this time less the (lower) median over the ranks. Where ends are not known, or units overlap, it is the
 //! start itself, less the median over the ranks, less what that is usually for this rank (clocks apart by a constant).
 //! Of several operations in an iteration only those count that begin after a long time (at least a third of the 15th of 16).
 //! Of units that overlap, until one begins on every rank after the first one's end there, the first alone counts: a single pause makes
@@ -74,7 +74,7 @@ impl Default for Limits {
             network_part: 0.25,
             deviations: 5.0,
             tails: 3.0,
-            min_rtt_excess_ns: 300_000,
+            min_rtt_excess_ns: 150_000,
             stands_out: 3.0,
             forget: 16,
             max_items: 4096,

@@ -136,16 +136,17 @@ impl SubjectState {
     /// what is usual for the rank.
     fn measure_ranks(&mut self, observed: &Observed) -> bool {
         self.of_ranks.clear();
-        let started = || observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?)));
+        let started =
+            || observed.ranks.iter().filter_map(|rank| Some((rank.rank, rank.start_ns?, rank.waited_ns)));
         if started().count() < 2 {
             return false;
         }
-        for (rank, start_ns) in started() {
+        for (rank, start_ns, waited_ns) in started() {
             let before = self.ranks.get(&rank).and_then(|memory| memory.ended);
             let ended_ns = before.filter(|(unit, _)| Some(*unit) == self.last).map(|(_, ended_ns)| ended_ns);
             let gap = ended_ns.map(|ended_ns| apart(start_ns, ended_ns)).filter(|gap| *gap >= 0);
             let Some(gap) = gap else { break };
-            self.of_ranks.push((rank, gap));
+            self.of_ranks.push((rank, gap.saturating_sub_unsigned(waited_ns)));
         }
         if self.of_ranks.len() == started().count() {
             let middle = self.level();
@@ -154,7 +155,7 @@ impl SubjectState {
         }
         self.of_ranks.clear();
         self.usual_ns = 0;
-        self.of_ranks.extend(started().map(|(rank, start_ns)| (rank, start_ns.cast_signed())));
+        self.of_ranks.extend(started().map(|(rank, start_ns, _)| (rank, start_ns.cast_signed())));
         self.level();
         for (rank, lateness) in &mut self.of_ranks {
             let memory = self.ranks.entry(*rank).or_default();

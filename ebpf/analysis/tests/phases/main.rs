@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, unreachable_pub)] // tests alone
 
 mod hostile;
+mod library;
 mod recorded;
+mod shapes;
 mod training;
 mod world;
 

@@ -147,7 +147,7 @@ impl Training {
         // The connection belongs to its sender.
         let own = self.port + if back { other } else { rank } as u16;
         let (from_port, to_port) = if back { (9000, own) } else { (own, 9000) };
-        packets.push(Packet { time_ns, from, to, from_port, to_port, bytes });
+        packets.push(Packet { time_ns, from, to, from_port, to_port, bytes, rtt_ns: 0 });
     }
 }
 
@@ -164,6 +164,7 @@ pub fn chatter(random: &mut ChaCha8Rng, hosts: u32, from_ns: u64, until_ns: u64,
                 from_port: port,
                 to_port: 29_500,
                 bytes: 120,
+                rtt_ns: 0,
             });
             let back = at + 300_000;
             packets.push(Packet {
@@ -173,6 +174,7 @@ pub fn chatter(random: &mut ChaCha8Rng, hosts: u32, from_ns: u64, until_ns: u64,
                 from_port: 29_500,
                 to_port: port,
                 bytes: 90,
+                rtt_ns: 0,
             });
             at += random.random_range(100_000_000..1_000_000_000);
         }
@@ -199,7 +201,7 @@ pub fn requests(
             [(client, server, port, 80, 0), (server, client, 80, port, 400_000)]
         {
             let bytes = alike.unwrap_or_else(|| size(random));
-            packets.push(Packet { time_ns: at + delay, from, to, from_port, to_port, bytes });
+            packets.push(Packet { time_ns: at + delay, from, to, from_port, to_port, bytes, rtt_ns: 0 });
         }
         let uniform: f64 = random.random::<f64>().max(1e-9);
         at += (-uniform.ln() * mean_ns as f64) as u64 + 1;
@@ -218,7 +220,7 @@ pub fn transfer(
     let from_port = random.random_range(40_000..60_000);
     let mut at = from_ns;
     while at < until_ns {
-        packets.push(Packet { time_ns: at, from, to, from_port, to_port: 22, bytes: 65_000 });
+        packets.push(Packet { time_ns: at, from, to, from_port, to_port: 22, bytes: 65_000, rtt_ns: 0 });
         at += random.random_range(100_000..450_000);
     }
 }

@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 pub const IDLE_GAP_NS: u64 = 500_000;
 
 /// Something on the wire, from one host to another: it leaves at `time_ns` and is there `delay_ns` later.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Packet {
     pub time_ns: u64,
     pub from: u32,
@@ -18,6 +18,8 @@ pub struct Packet {
     pub from_port: u16,
     pub to_port: u16,
     pub bytes: u64,
+    /// How long its acknowledgement takes to come back; 0 where that is not measured.
+    pub rtt_ns: u64,
 }
 
 pub const DELAY_NS: u64 = 30_000;
@@ -51,10 +53,15 @@ struct Flows {
 }
 
 impl Flows {
-    fn packet(&mut self, key: FlowKey, direction: Direction, time_ns: u64, bytes: u64) -> Option<Event> {
+    fn packet(&mut self, key: FlowKey, direction: Direction, packet: &Packet, time_ns: u64) -> Option<Event> {
+        let Packet { bytes, rtt_ns, .. } = *packet;
         let flow = self.flows.entry(key).or_default();
         self.changed.insert(key);
         let counters = if direction == Direction::Egress { &mut flow.egress } else { &mut flow.ingress };
+        if direction == Direction::Egress && rtt_ns > 0 {
+            counters.rtt.count += 1;
+            counters.rtt.sum_ns += rtt_ns;
+        }
         let traffic = &mut counters.traffic;
         let before = *traffic;
         traffic.packets += 1;
@@ -128,7 +135,7 @@ pub fn records(mut packets: Vec<Packet>, watch: &Watch, seed: u64) -> Vec<Record
                 protocol: Protocol::Tcp as u8,
                 ..FlowKey::default()
             };
-            if let Some(event) = flows.packet(key, *direction, *time, packet.bytes) {
+            if let Some(event) = flows.packet(key, *direction, packet, *time) {
                 if random.random::<f64>() < watch.loss {
                     lost += 1;
                 } else {

@@ -172,17 +172,18 @@ fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
     let (mut detector, mut random) = (Detector::new(Limits::default()), ChaCha8Rng::seed_from_u64(5));
     let (mut found, mut now_ns) = (Vec::new(), 1_000_000_000);
     for iteration in 0..40 {
-        let held_ns = if when(iteration) { late_ns } else { 0 };
+        let waited_ns = if when(iteration) { late_ns } else { 0 };
         for operation in 0..3 {
             let begins_ns = now_ns + operation * 2_000_000;
-            let ends_ns = now_ns + held_ns + 10_000_000 + operation * 2_000_000;
+            let ends_ns = now_ns + waited_ns + 10_000_000 + operation * 2_000_000;
             let ranks = (0..4_u32).map(|rank| {
-                let held_ns = if rank == 1 { held_ns } else { 0 };
+                let waited_ns = if rank == 1 { waited_ns } else { 0 };
                 let noise_ns = random.random_range(0..300_000);
                 RankTimes {
                     rank,
-                    start_ns: Some(begins_ns + held_ns + noise_ns),
+                    start_ns: Some(begins_ns + waited_ns + noise_ns),
                     end_ns: Some(ends_ns + noise_ns),
+                    waited_ns: 0,
                 }
             });
             let unit = 3 * iteration + operation;
@@ -190,7 +191,7 @@ fn overlapping(late_ns: u64, when: impl Fn(u64) -> bool) -> Vec<Straggler> {
             detector.take(Subject::Communicator(1), &observed);
             found.extend(std::iter::from_fn(|| detector.poll()));
         }
-        now_ns += held_ns + 40_000_000;
+        now_ns += waited_ns + 40_000_000;
     }
     found
 }

@@ -150,6 +150,7 @@ impl Ring {
             rank: rank as u32,
             start_ns: self.clock(rank, starts[rank]),
             end_ns: self.clock(rank, ends[rank]),
+            waited_ns: 0,
         });
         let edges = pieces.iter().zip(&repeats).enumerate().map(|(rank, (pieces, repeats))| {
             let to = (rank + 1) % self.ranks;

@@ -163,6 +163,7 @@ fn observe(
             rank: one.rank,
             start_ns: known(one.called_ns, index),
             end_ns: known(one.ended_ns, index).filter(|_| !one.failed),
+            waited_ns: 0,
         })
         .collect();
     ranks.sort_unstable_by_key(|one| one.rank);
