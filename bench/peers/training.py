@@ -30,6 +30,7 @@ def arguments():
     parser.add_argument("--width", type=int, default=320, help="of a layer; a bucket has width * (width + 1) f32")
     parser.add_argument("--forward-ms", type=float, default=20.0, help="what an accelerator takes forward")
     parser.add_argument("--backward-ms", type=float, default=6.0, help="and backward, for all buckets together")
+    parser.add_argument("--buffer-bytes", type=int, default=0, help="broadcast from rank 0 before each forward pass")
     parser.add_argument("--slow-from", type=int, default=-1, help="the first iteration that takes longer, if any")
     parser.add_argument("--slow-ms", type=float, default=0.0, help="how much longer it and all later ones take")
     return parser.parse_args()
@@ -46,6 +47,7 @@ class Worker:
             layers += [torch.nn.Linear(options.width, options.width), torch.nn.SiLU()]
         self.model = torch.nn.Sequential(*layers)
         self.velocity = [torch.zeros_like(parameter) for parameter in self.model.parameters()]
+        self.buffers = torch.zeros(options.buffer_bytes // 4)
         self.under_way = []
         self.called_ns = 0
         for layer in self.model[::2]:
@@ -71,6 +73,9 @@ class Worker:
     def iterate(self, number, inputs):
         """One step. Returns when it began, when the first AllReduce was called, and when the last was done."""
         began = time.monotonic_ns()
+        if self.buffers.numel():
+            # As DistributedDataParallel does with a module's buffers.
+            dist.broadcast(self.buffers, 0)
         self.model.zero_grad(set_to_none=True)
         loss = (self.model(inputs) - inputs).square().mean()
         time.sleep(self.options.forward_ms / 1e3)

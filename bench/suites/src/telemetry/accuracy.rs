@@ -92,23 +92,40 @@ pub(super) fn traces(fabric: &Fabric) -> Vec<PathBuf> {
     fabric.hosts().iter().map(|host| host.folder.join("trace")).collect()
 }
 
-/// A training over torch and Gloo of which no agent knows: its phases, as the agents make them out, against its log.
+/// Bytes of a model's buffers: those of ResNet-50, running means and variances of 26,560 channels.
+const BUFFER_BYTES: usize = 212_480;
+
+/// Trainings over torch and Gloo of which no agent knows, without and with buffers to broadcast: their phases, as the agents make them out,
+/// against their logs.
 pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
     let peer = Gloo::prepare(suite.request.consent)?;
     let mut lab = suite.lab(Telemetry::Recorded)?;
     let program = suite.binaries.path("replay")?;
-    let truth = training::gloo(&mut lab, &peer, &Course::clean(suite.budget.iterations))?;
+    let plain = Course::clean(suite.budget.iterations);
+    let with_buffers = Course { buffer_bytes: BUFFER_BYTES, ..plain.clone() };
+    let mut truths = Vec::new();
+    for (name, course) in [("torch + Gloo", plain), ("torch + Gloo, buffers", with_buffers)] {
+        truths.push((name, training::gloo(&mut lab, &peer, &course)?));
+    }
     let fabric = lab.end()?;
-    let found = phases(&replay(&program, &traces(&fabric), window(&truth))?);
-    let agreement = compare(&truth, &found, FIRST);
+    let mut rows = Vec::new();
+    for (name, truth) in truths {
+        let found = phases(&replay(&program, &traces(&fabric), window(&truth))?);
+        rows.extend(phase_rows(name, &truth, &found));
+    }
+    Ok(rows)
+}
+
+fn phase_rows(name: &str, truth: &Truth, found: &[Span]) -> Vec<Row> {
+    let agreement = compare(truth, found, FIRST);
     let count = agreement.logged;
-    eprintln!("phases: of {count} logged {} were found; {} more found", agreement.matched, agreement.extra);
+    eprintln!("{name}: of {count} logged {} were found; {} more found", agreement.matched, agreement.extra);
     eprintln!("  beginnings off by ms {}", summary(&agreement.beginnings_ms));
     eprintln!("  ends off by ms {}", summary(&agreement.ends_ms));
     let missed = 100.0 * (count - agreement.matched) as f64 / count.max(1) as f64;
-    let period = period_error(&truth, &found, FIRST);
-    let what = |what: &str| case(format!("torch + Gloo, {count} iterations: {what}"), HOSTS);
-    Ok(vec![
+    let period = period_error(truth, found, FIRST);
+    let what = |what: &str| case(format!("{name}, {count} iterations: {what}"), HOSTS);
+    vec![
         what("phases not found, %").limit(&[missed], 1.0),
         match period {
             Some(error) => what("period, % off its log").limit(&[error.abs()], PERIOD),
@@ -116,7 +133,7 @@ pub(super) fn phases_of_others(suite: &Suite) -> Result<Vec<Row>> {
         },
         what("phase's beginning, ms off its log").limit(&magnitudes(&agreement.beginnings_ms), BEGINNING_MS),
         what("phase's end, ms off its log").limit(&magnitudes(&agreement.ends_ms), END_MS),
-    ])
+    ]
 }
 
 /// The course of the training with a number: nothing, a slow worker, a slow link, or both, at ranks that go round.

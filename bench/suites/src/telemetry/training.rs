@@ -49,6 +49,8 @@ pub(super) struct Course {
     pub(super) width: usize,
     pub(super) forward_ms: f64,
     pub(super) backward_ms: f64,
+    /// Bytes that rank 0 broadcasts before each forward pass, over Gloo alone.
+    pub(super) buffer_bytes: usize,
     pub(super) slow: Option<Slow>,
     pub(super) narrow: Option<Narrow>,
 }
@@ -62,6 +64,7 @@ impl Course {
             width: 320,
             forward_ms: 20.0,
             backward_ms: 6.0,
+            buffer_bytes: 0,
             slow: None,
             narrow: None,
         }
@@ -95,6 +98,7 @@ pub(super) fn gloo(lab: &mut Lab, gloo: &Gloo, course: &Course) -> Result<Truth>
         command.arg(root().join("bench/peers/training.py")).arg(&store);
         command.args([rank, RANKS].map(|number| number.to_string())).args(course.arguments());
         command.args(["--width", &course.width.to_string()]);
+        command.args(["--buffer-bytes", &course.buffer_bytes.to_string()]);
         if let Some(slow) = course.slow.as_ref().filter(|slow| slow.rank == rank) {
             command.args(Course::slow_arguments(slow));
         }
