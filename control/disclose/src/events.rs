@@ -11,10 +11,14 @@
 //!   worst. Which of its ranks share a link with whom would be told by naming them, and by naming one communicator too: a tenant
 //!   can have one for each two of its ranks. Ranks are named where the tenant must act on them and would see it anyway (failure,
 //!   maintenance).
+//! - Ranks that are late by their own computing are named: their processes are the tenant's. Of those that are late by the network one
+//!   is named at a time, of all communicators of the tenant, and another only once [`Limits::pause`] is over since. All that are late
+//!   at once share a link, so to name two would be to say which. Nothing is said of communicators of two hosts: that
+//!   one is named would say that those two are on different sides of a slow link.
 //! - A tenant has at most so many events a tick; the rest waits, merged, and none is lost.
 
 use harmonaize_abi::session::{Clause, Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
-use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank};
+use harmonaize_abi::{CommunicatorId, CongestionLevel, Rank, StragglerCause};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -26,6 +30,9 @@ const MILD_END: f64 = 0.9;
 const SEVERE: f64 = 0.5;
 /// See [`SEVERE`].
 const SEVERE_END: f64 = 0.6;
+
+/// Fewest hosts of a communicator of which a rank is named that is late by the network.
+const MIN_HOSTS: usize = 3;
 
 /// The level of a share of the expected rate (1 is all of it), after `before`. What is no number changes nothing.
 fn level(before: CongestionLevel, share: f64) -> CongestionLevel {
@@ -85,6 +92,15 @@ pub enum Fact {
         /// Of that agreement.
         clauses: BTreeSet<Clause>,
     },
+    /// These ranks hold its operations up for this cause, and no others: by how much each.
+    Stragglers {
+        /// Why they are late.
+        cause: StragglerCause,
+        /// Of the communicator.
+        ranks: BTreeMap<Rank, Duration>,
+        /// How many hosts the communicator has.
+        hosts: usize,
+    },
     /// The communicator has ended: nothing more is told of it but what ranks were lost, what was not kept, and that no more is promised.
     Ended,
 }
@@ -116,12 +132,14 @@ pub struct Limits {
     pub burst: usize,
     /// Most events that are kept for those who read late.
     pub capacity: usize,
+    /// Since a rank that was named is late by the network no longer, until another may be named.
+    pub pause: Duration,
 }
 
 impl Default for Limits {
-    /// Once in a second, 64 of them, and 4,096 kept.
+    /// Once in a second, 64 of them, and 4,096 kept; one rank in ten minutes that is late by the network.
     fn default() -> Self {
-        Self { tick: Duration::from_secs(1), burst: 64, capacity: 4096 }
+        Self { tick: Duration::from_secs(1), burst: 64, capacity: 4096, pause: Duration::from_mins(10) }
     }
 }
 
@@ -161,6 +179,8 @@ enum Kind {
     Newcomers,
     Agreement,
     AgreementEnded,
+    Compute,
+    Network,
 }
 
 /// Something of a communicator that differs, or may differ, from what has been told of it.
@@ -168,6 +188,7 @@ enum Kind {
 struct Subject {
     /// Its own; what is told is the worst of its kind.
     level: CongestionLevel,
+    /// With times of those that are lost, go, or are late. Of those that are late by the network, what may be told.
     ranks: BTreeMap<Rank, Duration>,
     /// Processes.
     waiting: u32,
@@ -196,6 +217,10 @@ pub struct Feed {
     subjects: BTreeMap<(CommunicatorId, Kind), Subject>,
     /// Of congestion and of capacity: how the communicator is that has it worst.
     worst: BTreeMap<Kind, CongestionLevel>,
+    /// Ranks that are late by the network, by how much.
+    late: BTreeMap<(CommunicatorId, Rank), Duration>,
+    /// The one that was named last, and since when it is late no longer, if it is not.
+    named: Option<((CommunicatorId, Rank), Option<Duration>)>,
     events: VecDeque<Event>,
     /// The next event's number.
     next: u64,
@@ -209,9 +234,19 @@ impl Feed {
     /// An empty feed. `number` must be one that nobody can guess from another feed's, and new whenever a feed begins anew.
     pub fn new(number: u64, limits: Limits) -> Self {
         let tick = limits.tick.max(Duration::from_millis(1));
-        let limits = Limits { tick, burst: limits.burst.max(1), capacity: limits.capacity.max(1) };
-        let (subjects, events) = (BTreeMap::new(), VecDeque::new());
-        Self { limits, number, subjects, worst: BTreeMap::new(), events, next: 0, order: 0, last_tick: 0 }
+        let limits = Limits { tick, burst: limits.burst.max(1), capacity: limits.capacity.max(1), ..limits };
+        Self {
+            limits,
+            number,
+            subjects: BTreeMap::new(),
+            worst: BTreeMap::new(),
+            late: BTreeMap::new(),
+            named: None,
+            events: VecDeque::new(),
+            next: 0,
+            order: 0,
+            last_tick: 0,
+        }
     }
 
     /// Takes a fact of the tenant's communicator `id`, named `name`; at most a tick later an event may follow.
@@ -225,6 +260,8 @@ impl Feed {
             Fact::Newcomers { .. } => Kind::Newcomers,
             Fact::Agreement { .. } => Kind::Agreement,
             Fact::AgreementEnded { .. } => Kind::AgreementEnded,
+            Fact::Stragglers { cause: StragglerCause::Compute, .. } => Kind::Compute,
+            Fact::Stragglers { cause: StragglerCause::Network, .. } => Kind::Network,
             Fact::Ended => {
                 // What ended it, and what was not kept as it did.
                 let lost = |kind: Kind, subject: &Subject| {
@@ -238,6 +275,8 @@ impl Feed {
                 });
                 self.update_level(Kind::Capacity, now);
                 self.update_level(Kind::Congestion, now);
+                self.late.retain(|(of, _), _| *of != id);
+                self.name_late(now);
                 return;
             }
         };
@@ -269,6 +308,18 @@ impl Feed {
                 true
             }
             Fact::Agreement { broken } => std::mem::replace(&mut subject.clauses, broken) != subject.clauses,
+            Fact::Stragglers { cause: StragglerCause::Compute, ranks, .. } => {
+                let same = subject.ranks.keys().eq(ranks.keys());
+                subject.ranks = ranks;
+                !same
+            }
+            Fact::Stragglers { cause: StragglerCause::Network, ranks, hosts } => {
+                self.late.retain(|(of, _), _| *of != id);
+                let ranks = ranks.into_iter().filter(|_| hosts >= MIN_HOSTS);
+                self.late.extend(ranks.map(|(rank, by)| ((id, rank), by)));
+                self.name_late(now);
+                return;
+            }
             Fact::Ended => false,
         };
         if changed {
@@ -305,6 +356,37 @@ impl Feed {
         }
     }
 
+    /// Who is late by the network has changed, or a pause is over: who was named is so as long as it is late, and another, the latest,
+    /// only once the pause after that is over.
+    fn name_late(&mut self, now: Duration) {
+        let pause = self.limits.pause;
+        self.named = match self.named {
+            Some((named, _)) if self.late.contains_key(&named) => Some((named, None)),
+            Some((named, None)) => Some((named, Some(now))),
+            Some((named, Some(over))) if now < over.saturating_add(pause) => Some((named, Some(over))),
+            before => {
+                let latest = self.late.iter().max_by_key(|(_, by)| **by);
+                latest.map(|(named, _)| (*named, None)).or(before)
+            }
+        };
+        let named = self.named.filter(|(_, over)| over.is_none()).map(|(named, _)| named);
+        let mut changed = Vec::new();
+        for ((id, kind), subject) in &mut self.subjects {
+            let ranks = named.filter(|(of, _)| of == id).map(|(_, rank)| (rank, now));
+            if *kind == Kind::Network && subject.ranks.keys().ne(ranks.iter().map(|(rank, _)| rank)) {
+                subject.ranks = ranks.into_iter().collect();
+                changed.push((*id, *kind));
+            }
+        }
+        changed.into_iter().for_each(|key| self.enqueue(key, now));
+    }
+
+    /// When another rank may be named that is late by the network, where one is to be.
+    fn next_name(&self) -> Option<Duration> {
+        let over = self.named?.1.filter(|_| !self.late.is_empty())?;
+        Some(over.saturating_add(self.limits.pause))
+    }
+
     /// Some communicator's operations take another way: whose, and whether one's or all's, is not told.
     fn plan_changed(&mut self, now: Duration) {
         let live = self.subjects.iter().filter(|(_, subject)| !subject.ended);
@@ -320,6 +402,9 @@ impl Feed {
         let tick = now.as_nanos() / self.limits.tick.as_nanos();
         if tick <= self.last_tick {
             return;
+        }
+        if self.next_name().is_some_and(|at| at <= now) {
+            self.name_late(now);
         }
         self.last_tick = tick;
         let mut waiting: Vec<(u64, (CommunicatorId, Kind))> = self
@@ -367,7 +452,8 @@ impl Feed {
     pub fn next_due(&self) -> Option<Duration> {
         let waits = self.subjects.values().any(|subject| subject.waiting_order.is_some());
         let next = u64::try_from((self.last_tick + 1).saturating_mul(self.limits.tick.as_nanos())).ok()?;
-        waits.then(|| Duration::from_nanos(next))
+        let next = Duration::from_nanos(next);
+        waits.then_some(next).into_iter().chain(self.next_name().map(|at| at.max(next))).min()
     }
 
     /// What has been told of a communicator and still holds.
@@ -437,6 +523,8 @@ impl Subject {
             Kind::AgreementEnded => {
                 Some(EventKind::AgreementEnded { clauses: self.clauses.iter().copied().collect() })
             }
+            Kind::Compute => Some(EventKind::Stragglers { cause: StragglerCause::Compute, ranks: ranks() }),
+            Kind::Network => Some(EventKind::Stragglers { cause: StragglerCause::Network, ranks: ranks() }),
         }
     }
 }
@@ -450,6 +538,8 @@ fn baseline_event(kind: Kind) -> Option<EventKind> {
         Kind::Congestion => Some(EventKind::Congestion(CongestionLevel::None)),
         Kind::Newcomers => Some(EventKind::Newcomers { waiting: 0 }),
         Kind::Agreement => Some(EventKind::AgreementBroken { clauses: Vec::new() }),
+        Kind::Compute => Some(EventKind::Stragglers { cause: StragglerCause::Compute, ranks: Vec::new() }),
+        Kind::Network => Some(EventKind::Stragglers { cause: StragglerCause::Network, ranks: Vec::new() }),
     }
 }
 

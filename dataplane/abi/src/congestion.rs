@@ -1,4 +1,4 @@
-//! Congestion: one level and one cause, from what an agent finds of a link to the event that a tenant reads.
+//! Congestion and stragglers: one level and one cause, from what is found of a link or a rank to the event that a tenant reads.
 
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +44,25 @@ impl CongestionCause {
             Self::Unknown => "unknown",
             Self::Own => "own",
             Self::CrossTraffic => "others",
+        }
+    }
+}
+
+/// Why a rank holds the others up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum StragglerCause {
+    /// It calls late: its process is slow.
+    Compute,
+    /// It calls in time, and its bytes move late: it is behind a slow link.
+    Network,
+}
+
+impl StragglerCause {
+    /// Returns its name: `compute` or `network`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Network => "network",
         }
     }
 }

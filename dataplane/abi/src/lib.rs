@@ -22,7 +22,7 @@ pub use collective::{
     AggregatorTask, BlockContent, Blocks, Collective, CollectiveTraits, Dtype, Holders, Pattern, Rank,
     ReduceOp, Signature,
 };
-pub use congestion::{CongestionCause, CongestionLevel};
+pub use congestion::{CongestionCause, CongestionLevel, StragglerCause};
 pub use descriptor::{CODECS, Completion, Region, SEVERAL_CODECS, SHARED_CODEC, Submission, flags};
 pub use element::{Bool, Complex64, Complex128, F8E4M3, F8E5M2};
 pub use ids::{

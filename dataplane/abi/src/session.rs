@@ -27,7 +27,9 @@ pub use constraints::{
     Agreement, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
     MIN_BANDWIDTH_BYTES, Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,
 };
-pub use event::{Event, EventBatch, EventCursor, EventKind, MAX_EVENTS};
+pub use event::{
+    ALL_EVENTS, EncodedBatch, EncodedEvent, Event, EventBatch, EventCursor, EventKind, MAX_EVENTS, released,
+};
 pub use hints::{Expected, Hints, HintsError, MAX_EXPECTED_BYTES, MAX_SEQUENCE, MAX_TASK_PRIORITY, PERIODS};
 pub use knobs::{Checkpoint, Choice, ChoiceReason, Knobs, KnobsError, MAX_ACCUMULATE};
 pub use offer::{Offer, PairEnd, Registered};
@@ -220,7 +222,7 @@ pub enum Request {
     },
     /// The tenant's events. Answered once there is one, or the wait is over; one such request at a time.
     Events {
-        /// Comes back.
+        /// Comes back. With [`ALL_EVENTS`] it is answered by [`Answer::AllEvents`], else by [`Answer::Events`].
         id: u64,
         /// Where the reader stands; what comes from now on if it stands nowhere.
         from: Option<EventCursor>,
@@ -343,12 +345,12 @@ pub enum Answer {
         /// Or so.
         refused: Option<RequestError>,
     },
-    /// Events, or why there are none to be had.
+    /// Events of the kinds of release 0.1.0, or why there are none to be had.
     Events {
         /// Of the request.
         id: u64,
         /// Or not.
-        read: Result<EventBatch, RequestError>,
+        read: Result<released::EventBatch, RequestError>,
     },
     /// What came of a proposal, or what is agreed on.
     Negotiated {
@@ -399,6 +401,13 @@ pub enum Answer {
         /// Why.
         refused: Refused,
     },
+    /// Events, or why there are none to be had.
+    AllEvents {
+        /// Of the request, with [`ALL_EVENTS`].
+        id: u64,
+        /// Or not.
+        read: Result<EncodedBatch, RequestError>,
+    },
 }
 
 impl Answer {
@@ -418,7 +427,8 @@ impl Answer {
             | Self::Grown { id, .. }
             | Self::Registered { id, .. }
             | Self::Unregistered { id, .. }
-            | Self::Detached { id, .. } => *id,
+            | Self::Detached { id, .. }
+            | Self::AllEvents { id, .. } => *id,
         }
     }
 }
@@ -515,9 +525,9 @@ impl Bounded for EventBatch {
         for event in &mut self.events {
             event.communicator.truncate(event.communicator.floor_char_boundary(MAX_NAME));
             match &mut event.kind {
-                EventKind::Failure { ranks, .. } | EventKind::Maintenance { ranks, .. } => {
-                    ranks.truncate(MAX_LISTED);
-                }
+                EventKind::Failure { ranks, .. }
+                | EventKind::Maintenance { ranks, .. }
+                | EventKind::Stragglers { ranks, .. } => ranks.truncate(MAX_LISTED),
                 EventKind::Congestion(_)
                 | EventKind::Capacity(_)
                 | EventKind::PlanChanged
@@ -676,9 +686,29 @@ mod tests {
         let communicator = "ü".repeat(200);
         let event = Event { number: u64::MAX, communicator, kind, since_ns: u64::MAX };
         let cursor = EventCursor { feed: u64::MAX, next: u64::MAX };
-        let read = Ok(EventBatch { missed: u64::MAX, events: vec![event; 50], cursor }.bounded());
-        let answer = Answer::Events { id: u64::MAX, read };
-        assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[4..]).unwrap(), answer);
+        let batch = EventBatch { missed: u64::MAX, events: vec![event; 50], cursor }.bounded();
+        let read = Ok(released::EventBatch::from(batch.clone()));
+        let answers =
+            [Answer::Events { id: 1, read }, Answer::AllEvents { id: u64::MAX, read: Ok(batch.into()) }];
+        for answer in answers {
+            assert_eq!(decode::<Answer>(&encode(&answer).unwrap()[4..]).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn older_processes_get_the_kinds_they_know() {
+        let late = EventKind::Stragglers { cause: crate::StragglerCause::Network, ranks: vec![Rank(3)] };
+        let event = |number, kind| Event { number, communicator: "job".into(), kind, since_ns: 9 };
+        let cursor = EventCursor { feed: 7, next: 5 };
+        let events = vec![event(3, late), event(4, EventKind::PlanChanged)];
+        let batch = EventBatch { missed: 1, events, cursor };
+        let older = EventBatch::from(released::EventBatch::from(batch.clone()));
+        assert_eq!(older, EventBatch { events: batch.events[1..].to_vec(), ..batch.clone() });
+        // What reads all kinds passes over those of a later release.
+        let mut encoded = EncodedBatch::from(batch.clone());
+        assert_eq!(EventBatch::from(encoded.clone()), batch);
+        encoded.events[0].kind = vec![99, 1, 2];
+        assert_eq!(EventBatch::from(encoded), older);
     }
 
     #[test]

@@ -2,9 +2,13 @@
 //! the agents of the next. The structures themselves are in `tests/schemas/released/tenants.txt`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_abi::session::{Access, Answer, Hello, MAGIC, Request, Welcome, encode, encode_first};
+use harmonaize_abi::session::{
+    ALL_EVENTS, Access, Answer, Event, EventBatch, EventCursor, EventKind, Hello, MAGIC, Request, Welcome,
+    encode, encode_first,
+};
 use harmonaize_abi::{
-    ABI_VERSION, Collective, Completion, Direction, Dtype, ReduceOp, Region, Status, Submission,
+    ABI_VERSION, Collective, Completion, Direction, Dtype, Rank, ReduceOp, Region, Status, StragglerCause,
+    Submission,
 };
 use harmonaize_schemas::{Schema, bytes, check};
 use zerocopy::IntoBytes;
@@ -59,6 +63,10 @@ fn examples() -> Vec<String> {
     let welcome = Welcome { arena_bytes: 1 << 20, entries: 64, communicators: 8, operation_timeout_ns: 600 };
     let leave = Request::Leave { id: 300, communicator: 7 };
     let region = Region { offset: 1, bytes: 2 };
+    let kind = EventKind::Stragglers { cause: StragglerCause::Network, ranks: vec![Rank(3)] };
+    let event = Event { number: 1, communicator: "job".to_owned(), kind, since_ns: 9 };
+    let batch = EventBatch { missed: 0, events: vec![event], cursor: EventCursor { feed: 7, next: 2 } };
+    let id = 300 | ALL_EVENTS;
     vec![
         bytes("magic", &MAGIC),
         bytes("Hello", &encode_first(&hello).unwrap()),
@@ -66,6 +74,8 @@ fn examples() -> Vec<String> {
         bytes("Request::Leave", &encode(&leave).unwrap()),
         bytes("Answer::Left", &encode(&Answer::Left { id: 300 }).unwrap()),
         bytes("Region", region.as_bytes()),
+        bytes("Request::Events", &encode(&Request::Events { id, from: None, wait_ns: 5 }).unwrap()),
+        bytes("Answer::AllEvents", &encode(&Answer::AllEvents { id, read: Ok(batch.into()) }).unwrap()),
     ]
 }
 

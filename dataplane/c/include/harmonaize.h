@@ -131,6 +131,12 @@
 // It went on from another, and `clauses` of what was agreed on cannot be had any more.
 #define HARMONAIZE_EVENT_AGREEMENT_ENDED 8
 
+// Of the communicator these `ranks`, and no others, call late and hold its operations up; none: no rank does any more.
+#define HARMONAIZE_EVENT_COMPUTE_STRAGGLERS 9
+
+// This one of `ranks` is behind a slow link and holds the communicator's operations up; none: it does no more.
+#define HARMONAIZE_EVENT_NETWORK_STRAGGLERS 10
+
 // An event that this version has no name for.
 #define HARMONAIZE_EVENT_OTHER 0
 

@@ -4,7 +4,9 @@ use crate::agreement::clause_bits;
 use crate::client::harmonaize_client_t;
 use crate::error::{Failure, call, create, free, given, result};
 use crate::status::{HARMONAIZE_ERROR_IN_USE, harmonaize_status_t};
-use harmonaize_client::{CongestionLevel, Error, Event, EventCursor, EventKind, Events, Rank};
+use harmonaize_client::{
+    CongestionLevel, Error, Event, EventCursor, EventKind, Events, Rank, StragglerCause,
+};
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -27,6 +29,10 @@ pub const HARMONAIZE_EVENT_NEWCOMERS: u32 = 6;
 pub const HARMONAIZE_EVENT_AGREEMENT_BROKEN: u32 = 7;
 /// It went on from another, and `clauses` of what was agreed on cannot be had any more.
 pub const HARMONAIZE_EVENT_AGREEMENT_ENDED: u32 = 8;
+/// Of the communicator these `ranks`, and no others, call late and hold its operations up; none: no rank does any more.
+pub const HARMONAIZE_EVENT_COMPUTE_STRAGGLERS: u32 = 9;
+/// This one of `ranks` is behind a slow link and holds the communicator's operations up; none: it does no more.
+pub const HARMONAIZE_EVENT_NETWORK_STRAGGLERS: u32 = 10;
 /// An event that this version has no name for.
 pub const HARMONAIZE_EVENT_OTHER: u32 = 0;
 
@@ -136,6 +142,13 @@ impl Shown {
             EventKind::AgreementEnded { clauses } => {
                 shown.clauses = clause_bits(&clauses);
                 HARMONAIZE_EVENT_AGREEMENT_ENDED
+            }
+            EventKind::Stragglers { cause, ranks } => {
+                concerned = ranks;
+                match cause {
+                    StragglerCause::Compute => HARMONAIZE_EVENT_COMPUTE_STRAGGLERS,
+                    StragglerCause::Network => HARMONAIZE_EVENT_NETWORK_STRAGGLERS,
+                }
             }
         };
         let ranks: Vec<u32> = concerned.into_iter().map(|rank| rank.0).collect();
@@ -271,5 +284,12 @@ mod tests {
         assert_eq!((broken.clauses, broken.ranks), (1 << 1 | 1 << 8, ptr::null()));
         let slow = shown(EventKind::Congestion(CongestionLevel::Severe)).event;
         assert_eq!((slow.kind, slow.level), (HARMONAIZE_EVENT_CONGESTION, HARMONAIZE_LEVEL_SEVERE));
+        let late = |cause, ranks: &[u32]| {
+            let ranks = ranks.iter().copied().map(Rank).collect();
+            let late = shown(EventKind::Stragglers { cause, ranks }).event;
+            (late.kind, late.rank_count, late.level)
+        };
+        assert_eq!(late(StragglerCause::Compute, &[2, 3]), (HARMONAIZE_EVENT_COMPUTE_STRAGGLERS, 2, 0));
+        assert_eq!(late(StragglerCause::Network, &[]), (HARMONAIZE_EVENT_NETWORK_STRAGGLERS, 0, 0));
     }
 }

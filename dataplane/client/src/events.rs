@@ -3,7 +3,7 @@
 use crate::attach::Client;
 use crate::shared::Shared;
 use crate::{Error, EventBatch, EventCursor};
-use harmonaize_abi::session::{Answer, Request};
+use harmonaize_abi::session::{ALL_EVENTS, Answer, Request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -104,13 +104,16 @@ impl Events {
             return Ok((id, true));
         }
         let (from, wait_ns) = (self.cursor, u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
-        state.request(|id| Request::Events { id, from, wait_ns }).map(|id| (id, false))
+        state.request(|id| Request::Events { id: id | ALL_EVENTS, from, wait_ns }).map(|id| (id, false))
     }
 
     /// Goes on from what the agent answered.
     fn took(&mut self, answer: Answer) -> Result<EventBatch, Error> {
-        let Answer::Events { read, .. } = answer else {
-            return Err(Error::Protocol("the agent answered something else than events".into()));
+        let read: Result<EventBatch, _> = match answer {
+            Answer::AllEvents { read, .. } => read.map(Into::into),
+            // An agent of release 0.1.0.
+            Answer::Events { read, .. } => read.map(Into::into),
+            _ => return Err(Error::Protocol("the agent answered something else than events".into())),
         };
         let batch = read.map_err(|why| Error::from_request_error(why, Error::Events))?;
         self.cursor = Some(batch.cursor);

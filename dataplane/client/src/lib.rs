@@ -72,7 +72,7 @@ pub use harmonaize_abi::session::{
 };
 pub use harmonaize_abi::{
     BlockContent, Bool, Called, Collective, Complex64, Complex128, CongestionLevel, Direction, Dtype, F8E4M3,
-    F8E5M2, OperationId, P2pSignature, Rank, ReduceOp, Signature, Status,
+    F8E5M2, OperationId, P2pSignature, Rank, ReduceOp, Signature, Status, StragglerCause,
 };
 pub use harmonaize_shm::Pin;
 #[cfg(feature = "rdma")]

@@ -369,6 +369,9 @@ pub(crate) fn of_event(event: &Event) -> Value {
         EventKind::AgreementEnded { clauses: ended } => {
             ("agreement_ended", json!({ "clauses": clauses(ended) }))
         }
+        EventKind::Stragglers { cause, ranks: late } => {
+            ("stragglers", json!({ "cause": cause.as_str(), "ranks": ranks(late) }))
+        }
     };
     let mut value = json!({
         "number": event.number,

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use syn::{Attribute, Fields, Item};
 
-/// The encoded structures of some folders, by name.
+/// The encoded structures of some folders, by name. Where several are named alike, `file::Name` is one of them.
 #[derive(Default)]
 pub struct Sources {
-    structures: BTreeMap<String, Vec<Item>>,
+    /// Each with the stem of its file's name.
+    structures: BTreeMap<String, Vec<(String, Item)>>,
 }
 
 impl Sources {
@@ -22,19 +23,30 @@ impl Sources {
             for file in rust_files(&root.join(folder))? {
                 let wrong = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
                 let text = std::fs::read_to_string(&file).map_err(|error| wrong(&error))?;
-                sources.add(&text).map_err(|error| wrong(&error))?;
+                let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+                sources.add(&stem, &text).map_err(|error| wrong(&error))?;
             }
         }
         Ok(sources)
     }
 
-    fn add(&mut self, text: &str) -> syn::Result<()> {
+    fn add(&mut self, file: &str, text: &str) -> syn::Result<()> {
         for item in syn::parse_file(text)?.items {
             if let Some((name, item)) = encoded(item) {
-                self.structures.entry(name).or_default().push(item);
+                self.structures.entry(name).or_default().push((file.to_owned(), item));
             }
         }
         Ok(())
+    }
+
+    /// The same without these, which others than those that are looked for name.
+    #[must_use]
+    pub fn without(mut self, left_out: &[&str]) -> Self {
+        for (name, items) in &mut self.structures {
+            items.retain(|(file, _)| !left_out.contains(&format!("{file}::{name}").as_str()));
+        }
+        self.structures.retain(|_, items| !items.is_empty());
+        self
     }
 
     /// Lines of all of them; those of `open` enums have one a variant.
@@ -56,7 +68,7 @@ impl Sources {
             if !found.insert(name.as_str()) {
                 continue;
             }
-            let text: String = items.iter().map(shown).collect();
+            let text: String = items.iter().map(|(_, item)| shown(item)).collect();
             let named = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
             let known = named.filter_map(|word| self.structures.get_key_value(word));
             open.extend(known.map(|(name, _)| name.as_str()));
@@ -67,9 +79,9 @@ impl Sources {
     fn lines<'a>(&self, names: impl Iterator<Item = &'a str>, open: &[&str]) -> Vec<String> {
         let mut lines = Vec::new();
         for name in names {
-            for item in self.structures.get(name).into_iter().flatten() {
+            for (file, item) in self.structures.get(name).into_iter().flatten() {
                 match item {
-                    Item::Enum(one) if open.contains(&name) => {
+                    Item::Enum(one) if open.contains(&format!("{file}::{name}").as_str()) => {
                         for (number, variant) in one.variants.iter().enumerate() {
                             let mut alone = one.clone();
                             alone.variants = std::iter::once(variant.clone()).collect();
@@ -145,10 +157,22 @@ fn bare_fields(fields: &mut Fields) {
     }
 }
 
-/// One line.
+/// One line. Where a structure lies makes no difference to what is encoded, so names are without modules.
 fn shown(item: &Item) -> String {
     let file = syn::File { shebang: None, attrs: Vec::new(), items: vec![item.clone()] };
-    prettyplease::unparse(&file).split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = prettyplease::unparse(&file).split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut parts = text.split("::");
+    let mut line = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let before = line.trim_end_matches(|letter: char| letter.is_alphanumeric() || letter == '_').len();
+        if line[before..].starts_with(|letter: char| letter.is_lowercase()) {
+            line.truncate(before);
+        } else {
+            line.push_str("::");
+        }
+        line.push_str(part);
+    }
+    line
 }
 
 #[cfg(test)]
@@ -161,7 +185,7 @@ mod tests {
 
     fn sources() -> Sources {
         let mut sources = Sources::default();
-        sources.add(SOURCE).unwrap();
+        sources.add("file", SOURCE).unwrap();
         sources
     }
 
@@ -175,7 +199,15 @@ mod tests {
 
     #[test]
     fn an_open_enum_has_a_line_a_variant() {
-        let lines = sources().all(&["D"]);
+        let lines = sources().all(&["file::D", "other::A"]);
         assert_eq!(lines[2..], ["0: enum D { X, }", "1: enum D { Y { z: u8 }, }"]);
+    }
+
+    #[test]
+    fn what_others_name_is_left_out() {
+        let mut sources = sources();
+        sources.add("other", "#[derive(Serialize)] struct B([one::two::B; C::D]);").unwrap();
+        let lines = sources.without(&["file::B", "other::D"]).reachable(&["A", "D"]).unwrap();
+        assert_eq!(lines[1..], ["struct B([B; C::D]);", "enum D { X, Y { z: u8 }, }"]);
     }
 }

@@ -220,6 +220,12 @@ pub(super) fn batch(batch: &EventBatch) -> String {
             EventKind::AgreementEnded { clauses: lost } => {
                 format!("agreement ENDED with the communicator before this one: {}", clauses(lost))
             }
+            EventKind::Stragglers { cause, ranks } if ranks.is_empty() => {
+                format!("late ({}): none", cause.as_str())
+            }
+            EventKind::Stragglers { cause, ranks } => {
+                format!("late ({}): ranks {:?}", cause.as_str(), numbers(ranks))
+            }
         };
         let _ = writeln!(text, "{} {communicator} {what}", time(*since_ns));
     }
@@ -247,6 +253,9 @@ pub(super) fn batch_json(batch: &EventBatch) -> Value {
                 let lost: Vec<_> = clauses.iter().map(|lost| clause(*lost)).collect();
                 ("agreement_ended", json!({"lost": lost}))
             }
+            EventKind::Stragglers { cause, ranks } => {
+                ("stragglers", json!({"cause": cause.as_str(), "ranks": numbers(ranks)}))
+            }
         };
         if let Some(told) = told.as_object_mut() {
             told.insert("number".to_owned(), json!(event.number));
@@ -266,7 +275,7 @@ pub(super) fn batch_json(batch: &EventBatch) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harmonaize_client::{CongestionLevel, EventCursor};
+    use harmonaize_client::{CongestionLevel, EventCursor, StragglerCause};
 
     #[test]
     fn a_counter_offer_can_be_typed() {
@@ -309,17 +318,25 @@ mod tests {
                 event(5, EventKind::AgreementBroken { clauses: vec![] }),
                 event(6, EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 30_000_000_000 }),
                 event(7, EventKind::AgreementEnded { clauses: vec![Clause::OnFailure] }),
+                event(8, EventKind::Stragglers { cause: StragglerCause::Network, ranks: vec![Rank(2)] }),
+                event(9, EventKind::Stragglers { cause: StragglerCause::Compute, ranks: vec![] }),
             ],
-            cursor: EventCursor { feed: 255, next: 8 },
+            cursor: EventCursor { feed: 255, next: 10 },
         };
         let lines = "2 events were missed\n\
             1970-01-01T00:00:00Z job congestion: severe\n\
             1970-01-01T00:00:00Z job agreement NOT KEPT: p99\n\
             1970-01-01T00:00:00Z job agreement kept again\n\
             1970-01-01T00:00:00Z job lost: ranks [2]; kept for the others until 1970-01-01T00:00:30Z\n\
-            1970-01-01T00:00:00Z job agreement ENDED: its members have not regrouped in time\n";
+            1970-01-01T00:00:00Z job agreement ENDED: its members have not regrouped in time\n\
+            1970-01-01T00:00:00Z job late (network): ranks [2]\n\
+            1970-01-01T00:00:00Z job late (compute): none\n";
         assert_eq!(batch(&batch_of), lines);
         let told = batch_json(&batch_of);
-        assert_eq!((&told["cursor"], &told["events"][0]["level"]), (&json!("ff:8"), &json!("severe")));
+        assert_eq!((&told["cursor"], &told["events"][0]["level"]), (&json!("ff:10"), &json!("severe")));
+        assert_eq!(
+            (&told["events"][5]["cause"], &told["events"][5]["ranks"]),
+            (&json!("network"), &json!([2]))
+        );
     }
 }

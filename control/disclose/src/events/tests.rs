@@ -10,8 +10,12 @@ fn seconds(time: f64) -> Duration {
     Duration::from_secs_f64(time)
 }
 
+fn limits(burst: usize, capacity: usize) -> Limits {
+    Limits { tick: TICK, burst, capacity, pause: TICK * 10 }
+}
+
 fn feed() -> Feed {
-    Feed::new(7, Limits { tick: TICK, burst: 4, capacity: 8 })
+    Feed::new(7, limits(4, 8))
 }
 
 fn all(feed: &Feed) -> Vec<(String, EventKind)> {
@@ -151,7 +155,7 @@ fn ended_communicators_keep_only_lost_ranks() {
 
 #[test]
 fn late_readers_learn_missed_count_wrong_cursors_fail() {
-    let mut feed = Feed::new(7, Limits { tick: TICK, burst: 4, capacity: 12 });
+    let mut feed = Feed::new(7, limits(4, 12));
     let begin = feed.end();
     for tick in 1..=16_u32 {
         feed.note((CommunicatorId(1), "job"), Fact::PlanChanged, TICK * tick);
@@ -168,6 +172,73 @@ fn late_readers_learn_missed_count_wrong_cursors_fail() {
     let error = wrong(EventCursor { feed: 7, next: 17 });
     assert_eq!(error, CursorError::Ahead { next: 16 });
     assert!(error.to_string().contains("beyond event 16"));
+}
+
+/// Ranks that are late by so many milliseconds each.
+fn late(cause: StragglerCause, ranks: &[(u32, u64)], hosts: usize) -> Fact {
+    let ranks = ranks.iter().map(|(rank, by)| (Rank(*rank), Duration::from_millis(*by))).collect();
+    Fact::Stragglers { cause, ranks, hosts }
+}
+
+fn stragglers(name: &str, cause: StragglerCause, ranks: &[u32]) -> (String, EventKind) {
+    let ranks = ranks.iter().copied().map(Rank).collect();
+    (name.to_owned(), EventKind::Stragglers { cause, ranks })
+}
+
+#[test]
+fn late_computing_ranks_are_named_until_in_time() {
+    use StragglerCause::Compute;
+    let mut feed = feed();
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[], 2), seconds(0.1));
+    feed.poll(seconds(1.0));
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[(5, 9), (2, 3)], 2), seconds(1.7));
+    feed.poll(seconds(2.0));
+    // By how much is not told, nor what came and went within a tick.
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[(5, 1), (2, 8)], 2), seconds(2.1));
+    feed.poll(seconds(3.0));
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[(5, 1)], 2), seconds(3.1));
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[(2, 3), (5, 1)], 2), seconds(3.2));
+    feed.poll(seconds(4.0));
+    feed.note((CommunicatorId(1), "job"), late(Compute, &[], 2), seconds(4.9));
+    feed.poll(seconds(5.0));
+    assert_eq!(all(&feed), [stragglers("job", Compute, &[2, 5]), stragglers("job", Compute, &[])]);
+    let since: Vec<u64> = feed.events.iter().map(|event| event.since_ns).collect();
+    assert_eq!((since, feed.next_due()), (vec![1_000_000_000, 4_000_000_000], None));
+}
+
+#[test]
+fn one_rank_behind_slow_links_is_named() {
+    use StragglerCause::Network;
+    let mut feed = feed();
+    // Of two hosts nothing is said, however late they are.
+    feed.note((CommunicatorId(9), "pair"), late(Network, &[(0, 99)], 2), seconds(0.1));
+    feed.note((CommunicatorId(1), "one"), late(Network, &[(3, 5), (4, 7)], 3), seconds(0.2));
+    feed.note((CommunicatorId(2), "two"), late(Network, &[(1, 90)], 6), seconds(0.3));
+    feed.poll(seconds(1.0));
+    // Whoever was named first is, until it is in time. Then nobody is for a while, though others are late still.
+    feed.note((CommunicatorId(1), "one"), late(Network, &[(3, 50), (4, 1)], 3), seconds(1.1));
+    feed.poll(seconds(2.0));
+    let first = all(&feed);
+    let [(_, EventKind::Stragglers { ranks, .. })] = first.as_slice() else { panic!("{first:?}") };
+    let named = ranks[0];
+    let others: Vec<(u32, u64)> =
+        [(3, 50), (4, 1)].into_iter().filter(|(rank, _)| Rank(*rank) != named).collect();
+    feed.note((CommunicatorId(1), "one"), late(Network, &others, 3), seconds(2.5));
+    feed.poll(seconds(3.0));
+    assert_eq!(all(&feed)[1..], [stragglers("one", Network, &[])]);
+    // Of three that are late the latest is named, ten ticks after the first was in time, and told a tick later.
+    assert_eq!(feed.next_due(), Some(seconds(12.5)));
+    feed.poll(seconds(12.4));
+    assert_eq!(feed.events.len(), 2);
+    feed.poll(seconds(13.0));
+    feed.poll(seconds(14.0));
+    assert_eq!(all(&feed)[2..], [stragglers("two", Network, &[1])]);
+    // With its communicator it is over, and that is no news.
+    feed.note((CommunicatorId(2), "two"), Fact::Ended, seconds(14.5));
+    feed.poll(seconds(15.0));
+    assert_eq!((feed.events.len(), feed.next_due()), (3, Some(seconds(24.5))));
+    feed.note((CommunicatorId(1), "one"), late(Network, &[], 3), seconds(16.0));
+    assert_eq!(feed.next_due(), None);
 }
 
 #[derive(Clone, Debug)]
@@ -233,7 +304,7 @@ proptest! {
     /// more events than it may, nor two of one kind and communicator.
     #[test]
     fn last_event_matches_current_state(moves in moves(), burst in 1_usize..5) {
-        let (events, feed) = run(&moves, Limits { tick: TICK, burst, capacity: 64 }, |share| share);
+        let (events, feed) = run(&moves, limits(burst, 64), |share| share);
         prop_assert!(events.iter().enumerate().all(|(at, event)| event.number == at as u64));
         prop_assert_eq!(feed.next_due(), None);
         for ((_, kind), subject) in &feed.subjects {
@@ -272,7 +343,7 @@ proptest! {
             Move::Plan { job } => Move::Plan { job: others(job) },
             one => one,
         }).collect();
-        let limits = Limits { tick: TICK, burst: 64, capacity: 512 };
+        let limits = limits(64, 512);
         prop_assert_eq!(run(&moves, limits, |share| share).0, run(&turned, limits, |share| share).0);
     }
 
@@ -282,7 +353,7 @@ proptest! {
         // All thresholds stand at whole tenths.
         let coarse = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.05 } else { share };
         let fine = |share: f64| if share.is_finite() { (share * 10.0).floor() / 10.0 + 0.01 } else { share };
-        let limits = Limits { tick: TICK, burst: 3, capacity: 64 };
+        let limits = limits(3, 64);
         prop_assert_eq!(run(&moves, limits, coarse).0, run(&moves, limits, fine).0);
     }
 }

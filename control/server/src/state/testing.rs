@@ -340,6 +340,13 @@ pub trait Testing {
         &mut self.controller_mut().events.facts
     }
 
+    /// Takes in who holds communicators up, as a host's agent finds.
+    fn take_stragglers(&mut self, now: Duration, host: HostId, found: Vec<v1::Straggler>) {
+        let control = self.controller_mut();
+        control.telemetry.take_stragglers(&ctx!(control, now), &mut control.outbox, host, found);
+        control.settle(now);
+    }
+
     /// Takes in what an agent reports of an operation.
     fn take_operation(&mut self, now: Duration, from: SessionId, operation: &v1::Operation) {
         let control = self.controller_mut();

@@ -14,14 +14,17 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 /// The ways of being told, each alone.
-const METHODS: [By; 9] = [
+const METHODS: [By; 12] = [
+    By::WithoutStragglers,
     By::Events,
+    By::Stragglers,
     By::Times,
     By::Receipts,
     By::Rates,
     By::Meetings,
     By::Going,
     By::RawEvents,
+    By::RawStragglers,
     By::RawTimes,
     By::RawMeetings,
 ];
@@ -34,15 +37,19 @@ const NOISE: [(&str, f64); 3] = [("weak", 300e-6), ("medium", 150e-6), ("strong"
 enum By {
     Probing,
     Events,
+    Stragglers,
     Times,
     Receipts,
     Rates,
     Meetings,
     Going,
     Told,
-    /// What is known, all of it, and of it what happens, delays, and which communicators meet.
+    /// What is told but for who is late.
+    WithoutStragglers,
+    /// What is known, all of it, and of it what happens, who is late, delays, and which communicators meet.
     Raw,
     RawEvents,
+    RawStragglers,
     RawTimes,
     RawMeetings,
 }
@@ -56,16 +63,18 @@ fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Ve
     match by {
         By::Probing => {}
         By::Events => row.extend(told.events(i, j)),
+        By::Stragglers => row.extend(told.stragglers(i, j)),
         By::Times => row.extend(told.times(i, j)),
         By::Receipts => row.extend(told.receipts(i, j)),
         By::Rates => row.extend(told.rates(i, j)),
         By::Meetings => row.extend(told.meetings(i, j)),
         By::Going => row.extend(told.going(i, j)),
         By::RawEvents => row.extend(seen.raw.events(i, j)),
+        By::RawStragglers => row.extend(seen.raw.stragglers(i, j)),
         By::RawTimes => row.extend(seen.raw.times(i, j)),
         By::RawMeetings => row.extend(seen.raw.meetings(i, j)),
-        By::Told | By::Raw => {
-            let of = if by == By::Told { told } else { &seen.raw };
+        By::Told | By::WithoutStragglers | By::Raw => {
+            let of = if by == By::Raw { &seen.raw } else { told };
             let all = [
                 of.events(i, j),
                 of.times(i, j),
@@ -75,6 +84,9 @@ fn numbers(seen: &Seen, measured: &[Vec<f64>], by: By, i: usize, j: usize) -> Ve
                 of.going(i, j),
             ];
             row.extend(all.concat());
+            if by != By::WithoutStragglers {
+                row.extend(of.stragglers(i, j));
+            }
         }
     }
     row
@@ -186,14 +198,15 @@ fn presence(all: &[Seen]) -> [f64; 2] {
 
 /// What each way of being told adds to probing alone, over fabrics of these strategies together.
 fn report(fabrics: u64, whiles: usize, rounds: usize) -> String {
-    let strategies = [Strategy::Pairs, Strategy::Turns];
+    let strategies = [Strategy::Pairs, Strategy::Threes, Strategy::Turns];
     let seeds: Vec<(Strategy, u64)> =
         strategies.iter().flat_map(|strategy| (0..fabrics).map(|seed| (*strategy, seed))).collect();
     let began = std::time::Instant::now();
     let mut of_pairs = in_parallel(&seeds, |(strategy, seed)| watch(*seed, *strategy, whiles, rounds));
-    let of_turns = of_pairs.split_off(fabrics as usize);
+    let mut of_threes = of_pairs.split_off(fabrics as usize);
+    let of_turns = of_threes.split_off(fabrics as usize);
     println!("  watched: {:?}", began.elapsed());
-    let strategies = strategies.into_iter().zip([of_pairs, of_turns]).collect::<Vec<_>>();
+    let strategies = strategies.into_iter().zip([of_pairs, of_threes, of_turns]).collect::<Vec<_>>();
     let mut probing = Vec::new();
     for (name, noise) in NOISE {
         for (strategy, all) in &strategies {
@@ -256,4 +269,20 @@ fn every_two_ranks_hear_the_same() {
     assert!(whole.iter().any(told), "nothing was ever told");
     let known = |seen: &&Seen| differ(&|i, j| seen.raw.events(i, j)[0]);
     assert!(whole.iter().any(known), "the experiment shows nothing");
+    let late = |seen: &&Seen| differ(&|i, j| seen.raw.stragglers(i, j)[0]);
+    assert!(whole.iter().any(late), "who is late shows nothing");
+}
+
+/// Of ranks behind slow links none is named to who has pairs, and of those that share one no two to who has more.
+#[test]
+fn one_rank_of_a_slow_link_is_named() {
+    let mut named = Vec::new();
+    for (strategy, seed) in [Strategy::Pairs, Strategy::Threes, Strategy::Turns].into_iter().zip(0..) {
+        let seen = watch(seed, strategy, 6, 1);
+        named.push(seen.evidence.named().len());
+        assert!(seen.evidence.named().iter().all(|one| one.len() == 1), "{:?}", seen.evidence.named());
+        let known = seen.raw.named().iter().map(|all| all.len()).max();
+        assert!(strategy == Strategy::Turns || known > Some(1), "the experiment shows nothing");
+    }
+    assert!(named[0] == 0 && named[1] > 0, "{named:?}");
 }

@@ -2,8 +2,8 @@
 
 use super::world::{SECOND, World, hello, settings};
 use harmonaize_api::v1::{
-    self, Congestion, CongestionCause, CongestionLevel, Edge, Operation, Straggler, StragglerCause,
-    TelemetryReport, finding_change, from_agent,
+    self, Congestion, CongestionCause, CongestionLevel, Edge, EventKind, Operation, Straggler,
+    StragglerCause, TelemetryReport, finding_change, from_agent,
 };
 use harmonaize_server::state::{Fact, Output, SessionId};
 
@@ -266,6 +266,20 @@ fn iterate(
     }
 }
 
+/// What tenant a is told from a place in its feed on, and where that ends.
+fn read_events(
+    world: &mut World,
+    session: SessionId,
+    from: Option<v1::EventCursor>,
+) -> (Vec<v1::TenantEvent>, v1::EventCursor) {
+    let read = v1::ReadEvents { request: 9, tenant: "a".to_owned(), from, wait_ns: 0 };
+    world.wait(SECOND * 2);
+    world.received(session);
+    world.send(session, from_agent::Message::ReadEvents(read));
+    let read = only!(world.received(session), EventsRead);
+    (read.events, read.cursor.unwrap())
+}
+
 #[test]
 fn a_late_rank_is_found_over_several_agents() {
     let (mut world, sessions, id) = World::formed::<3>();
@@ -277,7 +291,17 @@ fn a_late_rank_is_found_over_several_agents() {
     assert_eq!((known.operations, known.last_operation_ns), (20, 10 * MILLI + 20_000));
     assert_eq!(known.median_operation_ns, known.last_operation_ns);
 
+    let (told, from) = read_events(&mut world, sessions[0], None);
+    assert_eq!(told, []);
     iterate(&mut world, &sessions, id, 20..30, [0, 0, 8]);
+    // Its tenant hears of it at any agent, by rank and cause; the verdict was made of the third late operation.
+    let [one] = <[_; 1]>::try_from(read_events(&mut world, sessions[1], Some(from)).0).unwrap();
+    assert_eq!(
+        (one.kind(), one.cause(), one.ranks.as_slice()),
+        (EventKind::Stragglers, StragglerCause::Compute, &[2][..])
+    );
+    assert_eq!((one.communicator.as_str(), one.since_ns % SECOND.as_nanos() as u64), ("world", 0));
+    assert!(!format!("{one:?}").contains("h2"), "{one:?}");
     let snapshot = fabric(&world);
     let [found] = snapshot.stragglers.as_slice() else { panic!("{:?}", snapshot.stragglers) };
     assert_eq!((found.communicator, found.rank, found.host.as_str()), (id, 2, "h2"));
@@ -294,6 +318,9 @@ fn a_late_rank_is_found_over_several_agents() {
     let snapshot = fabric(&world);
     assert_eq!((snapshot.stragglers.len(), snapshot.changes.len()), (0, 2));
     assert!(fabric(&world).hosts.iter().all(|host| host.refused == 0 && host.dropped == 0));
+    let (told, _) = read_events(&mut world, sessions[0], Some(from));
+    let told: Vec<_> = told.iter().map(|one| (one.kind(), one.ranks.as_slice())).collect();
+    assert_eq!(told, [(EventKind::Stragglers, &[2][..]), (EventKind::Stragglers, &[])]);
 
     // With the communicator goes what was known of it.
     assert!(world.dissolve(id));
@@ -334,6 +361,14 @@ fn what_agents_find_alone_is_shown_beside() {
         [(0, "h0"), (5, "h0")]
     );
     assert_eq!(fabric(&world).changes.len(), 2);
+    // Its tenant hears of its own rank, and no word of an external job.
+    let (_, begun) = read_events(&mut world, sessions[0], None);
+    let heard = |world: &mut World| -> Vec<Vec<u32>> {
+        let told = read_events(world, sessions[1], Some(v1::EventCursor { next: 0, ..begun })).0;
+        assert!(told.iter().all(|one| one.kind() == EventKind::Stragglers && one.communicator == "world"));
+        told.into_iter().map(|one| one.ranks).collect()
+    };
+    assert_eq!(heard(&mut world), [[0]]);
     // Told again, nothing has changed; over, it has.
     for (sequence, ended_ns, changes) in [(2, 0, 2), (3, REAL, 3)] {
         let stragglers = vec![late(id, "", 0), Straggler { ended_ns, ..late(0, "3", 5) }];
@@ -341,6 +376,13 @@ fn what_agents_find_alone_is_shown_beside() {
         assert_eq!(fabric(&world).changes.len(), changes);
     }
     assert_eq!(fabric(&world).stragglers.len(), 1);
+    assert_eq!(heard(&mut world), [[0]]);
+    send_report(&mut world, sessions[0], TelemetryReport { sequence: 4, ..Default::default() });
+    assert_eq!(heard(&mut world), [vec![0], vec![]]);
+    let stragglers = vec![late(id, "", 0)];
+    send_report(&mut world, sessions[0], TelemetryReport { sequence: 5, stragglers, ..Default::default() });
+    assert_eq!(heard(&mut world).len(), 3);
+    // Of an agent that is gone nothing holds for operators; its tenant hears once there is another.
     world.gone(sessions[0]);
     assert_eq!(fabric(&world).stragglers, []);
 }

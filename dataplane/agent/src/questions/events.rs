@@ -1,7 +1,7 @@
 //! A tenant's events on their way from control to its processes.
 
-use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
+use harmonaize_abi::{Rank, StragglerCause};
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ pub(super) fn batch(answer: v1::EventsRead) -> Result<EventBatch, String> {
 
 fn event(told: v1::TenantEvent) -> Option<Event> {
     let level = told.level().into();
-    let told_kind = told.kind();
+    let (told_kind, cause) = (told.kind(), told.cause());
     let v1::TenantEvent { number, communicator, ranks, at_ns, since_ns, clauses, waiting, .. } = told;
     let ranks = ranks.into_iter().map(Rank).collect();
     let kind = match told_kind {
@@ -49,8 +49,17 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventKind::AgreementEnded => {
             EventKind::AgreementEnded { clauses: harmonaize_api::clauses(&clauses) }
         }
+        v1::EventKind::Stragglers => EventKind::Stragglers { cause: straggler_cause(cause)?, ranks },
     };
     Some(Event { number, communicator, kind, since_ns })
+}
+
+fn straggler_cause(cause: v1::StragglerCause) -> Option<StragglerCause> {
+    match cause {
+        v1::StragglerCause::Compute => Some(StragglerCause::Compute),
+        v1::StragglerCause::Network => Some(StragglerCause::Network),
+        v1::StragglerCause::Unspecified => None,
+    }
 }
 
 #[cfg(test)]
@@ -72,22 +81,30 @@ mod tests {
             since_ns: 4,
             waiting: 0,
             clauses: vec![v1::Clause::Bandwidth.into(), 77],
+            cause: v1::StragglerCause::Network.into(),
         };
         let kinds = [
             v1::EventKind::Maintenance,
             v1::EventKind::Unspecified,
             v1::EventKind::AgreementBroken,
             v1::EventKind::Failure,
+            v1::EventKind::Stragglers,
         ];
-        let events = kinds.into_iter().zip(3..).map(|(kind, number)| event(kind, number)).collect();
-        let cursor = Some(v1::EventCursor { feed: 7, next: 7 });
+        let mut events: Vec<_> =
+            kinds.into_iter().zip(3..).map(|(kind, number)| event(kind, number)).collect();
+        // Of kinds and causes that a later control has, nothing is known here.
+        events.push(v1::TenantEvent { kind: 99, ..event(v1::EventKind::Failure, 8) });
+        events.push(v1::TenantEvent { cause: 99, ..event(v1::EventKind::Stragglers, 9) });
+        let cursor = Some(v1::EventCursor { feed: 7, next: 10 });
         let read = batch(v1::EventsRead { request: 3, events, cursor, ..Default::default() }).unwrap();
         let expected = |number, kind| Event { number, communicator: "job".to_owned(), kind, since_ns: 4 };
         let maintenance = EventKind::Maintenance { ranks: vec![Rank(2)], at_ns: 5 };
         let broken = EventKind::AgreementBroken { clauses: vec![Clause::Bandwidth] };
         let lost = EventKind::Failure { ranks: vec![Rank(2)], regroup_by_ns: 5 };
-        let events = vec![expected(3, maintenance), expected(5, broken), expected(6, lost)];
-        assert_eq!((read.events, read.cursor.next), (events, 7));
+        let late = EventKind::Stragglers { cause: StragglerCause::Network, ranks: vec![Rank(2)] };
+        let events =
+            vec![expected(3, maintenance), expected(5, broken), expected(6, lost), expected(7, late)];
+        assert_eq!((read.events, read.cursor.next), (events, 10));
         let refused = v1::EventsRead { refused: "no".to_owned(), ..Default::default() };
         assert_eq!(batch(refused).unwrap_err(), "no");
     }

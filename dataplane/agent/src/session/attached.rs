@@ -8,9 +8,9 @@ use super::{AttachmentId, Joined, Question, SessionRequest};
 use bytes::{Buf, BytesMut};
 use harmonaize_abi::Rank;
 use harmonaize_abi::session::{
-    AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal, JoinRefused,
-    MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RefusalKind, Refused, RegionRefused, Regrouping,
-    Request, RequestError, decode, encode, full_name, length,
+    ALL_EVENTS, AddedRegion, Answer, Bounded, Budget, Clause, Constraints, FailureDetail, JoinRefusal,
+    JoinRefused, MAX_LISTED, MAX_NAME, MessageError, Negotiated, Reason, RefusalKind, Refused, RegionRefused,
+    Regrouping, Request, RequestError, decode, encode, full_name, length,
 };
 use harmonaize_shm::Memory;
 use std::collections::{HashSet, VecDeque};
@@ -374,7 +374,13 @@ impl AttachedSession {
                 Ok(()),
                 |reply| Question::Events { from, wait: Duration::from_nanos(wait_ns), reply },
                 || Err(AWAY.to_owned()),
-                move |read| Answer::Events { id, read: read.map(Bounded::bounded) },
+                move |read| {
+                    let read = read.map(Bounded::bounded);
+                    match id & ALL_EVENTS {
+                        0 => Answer::Events { id, read: read.map(Into::into) },
+                        _ => Answer::AllEvents { id, read: read.map(Into::into) },
+                    }
+                },
             ),
             Request::Negotiate { id, communicator, propose } => {
                 let senseless = propose.as_ref().map_or_else(Vec::new, senseless);

@@ -183,6 +183,9 @@ class Receipt:
     @property
     def measured_error(self) -> float: ...
 
+# An event has "number", "communicator", "since" and "kind"; by kind also:
+# "congestion", "capacity": "level". "failure": "ranks", "regroup_by". "maintenance": "ranks", "at". "newcomers": "waiting".
+# "agreement_broken", "agreement_ended": "clauses". "stragglers": "cause" ("compute" or "network"), "ranks".
 class Events(Iterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]: ...
     def read(self, wait: float = 0.0) -> list[dict[str, Any]]: ...

@@ -21,7 +21,7 @@ impl Controller {
             operation.complete &= !self.turns.delayed(&operation);
             let (id, number) = (CommunicatorId(operation.communicator), operation.operation);
             let ctx = &ctx!(self, now);
-            if let Some((bytes, took)) = self.telemetry.operation(ctx, from, operation) {
+            if let Some((bytes, took)) = self.telemetry.operation(ctx, &mut self.outbox, from, operation) {
                 // What it waited for its turn is nobody's slowness.
                 let waited = nanos(self.turns.waited(id, number)).0;
                 let took = took.saturating_sub(waited);

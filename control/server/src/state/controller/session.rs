@@ -65,7 +65,7 @@ impl Controller {
         let session = Session { host, listen, build, since: now, abilities, tenants, joins };
         self.sessions.insert(from, session);
         self.hosts.insert(host, from);
-        self.telemetry.forget(host);
+        self.telemetry.forget(&ctx!(self, now), &mut self.outbox, host);
         let interval = u64::try_from(self.settings.telemetry_interval.as_nanos()).unwrap_or(u64::MAX);
         let welcome = v1::Welcome {
             protocol_version: PROTOCOL_VERSION,

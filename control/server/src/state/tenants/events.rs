@@ -9,7 +9,7 @@ use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
 use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
-use harmonaize_abi::{CommunicatorId, Rank};
+use harmonaize_abi::{CommunicatorId, Rank, StragglerCause};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -380,6 +380,7 @@ fn to_proto(event: Event) -> v1::TenantEvent {
     let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(|Rank(rank)| rank).collect();
     let mut waiting = 0;
     let mut clauses = Vec::new();
+    let mut cause = v1::StragglerCause::Unspecified;
     let (kind, level, ranks, at_ns) = match kind {
         EventKind::Congestion(how) => (Told::Congestion, how.into(), Vec::new(), 0),
         EventKind::Capacity(how) => (Told::Capacity, how.into(), Vec::new(), 0),
@@ -402,7 +403,14 @@ fn to_proto(event: Event) -> v1::TenantEvent {
             clauses = harmonaize_api::clause_numbers(&lost);
             (Told::AgreementEnded, v1::CongestionLevel::Unspecified, Vec::new(), 0)
         }
+        EventKind::Stragglers { cause: why, ranks } => {
+            cause = match why {
+                StragglerCause::Compute => v1::StragglerCause::Compute,
+                StragglerCause::Network => v1::StragglerCause::Network,
+            };
+            (Told::Stragglers, v1::CongestionLevel::Unspecified, numbers(ranks), 0)
+        }
     };
-    let (kind, level) = (kind.into(), level.into());
-    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns, clauses, waiting }
+    let (kind, level, cause) = (kind.into(), level.into(), cause.into());
+    v1::TenantEvent { number, communicator, kind, level, ranks, at_ns, since_ns, clauses, waiting, cause }
 }

@@ -8,12 +8,13 @@ use crate::state::effects::Effects;
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::settings::Settings;
-use harmonaize_abi::CommunicatorId;
+use harmonaize_abi::{CommunicatorId, Rank, StragglerCause};
 use harmonaize_api::v1::{self, finding_change::Finding};
+use harmonaize_disclose::Fact;
 use harmonaize_planner::HostId;
 use harmonaize_units::{Gcra, Quota};
 use merge::Merging;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// Most changes of verdicts that are kept for each host, and for control itself.
@@ -90,8 +91,16 @@ fn about(one: &v1::Straggler) -> (u64, &str, u32, i32) {
 }
 
 impl AgentReports {
-    /// Takes the verdicts that hold now, and notes those that are new or over.
-    fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) {
+    /// Takes the verdicts that hold now, and notes those that are new or over. Returns the communicators of which some are, or
+    /// are missing.
+    fn stragglers(&mut self, now: Duration, told: Vec<v1::Straggler>) -> BTreeSet<CommunicatorId> {
+        let subjects = |all: &[v1::Straggler]| -> BTreeSet<_> {
+            all.iter()
+                .filter(|one| one.ended_ns == 0)
+                .map(|one| (one.communicator, one.rank, one.cause))
+                .collect()
+        };
+        let (before, after) = (subjects(&self.stragglers), subjects(&told));
         for one in &told {
             let held = self.stragglers.iter().any(|held| about(held) == about(one));
             if held == (one.ended_ns > 0) {
@@ -99,6 +108,7 @@ impl AgentReports {
             }
         }
         self.stragglers = told.into_iter().filter(|one| one.ended_ns == 0).collect();
+        before.symmetric_difference(&after).map(|(id, ..)| CommunicatorId(*id)).collect()
     }
 }
 
@@ -155,9 +165,22 @@ impl Telemetry {
             }
             remember(&mut heard.changes, now, Finding::Congestion(change));
         }
-        heard.stragglers(now, report.stragglers);
+        self.take_stragglers(ctx, effects, host, report.stragglers);
         self.communicators.retain(|id, _| ctx.communicators.contains_key(id));
         Some(OperationReports { at_ns: report.time_ns, ended: report.operations, open: report.open })
+    }
+
+    /// Takes what an agent finds of ranks alone, which was checked.
+    pub(crate) fn take_stragglers(
+        &mut self,
+        ctx: &Ctx<'_>,
+        effects: &mut Effects,
+        host: HostId,
+        found: Vec<v1::Straggler>,
+    ) {
+        for id in self.hosts.entry(host).or_default().stragglers(ctx.now, found) {
+            self.note_stragglers(ctx, effects, id);
+        }
     }
 
     /// Lays what an agent tells of an operation beside what others do. Returns, once all have told, its bytes
@@ -165,24 +188,57 @@ impl Telemetry {
     pub(crate) fn operation(
         &mut self,
         ctx: &Ctx<'_>,
+        effects: &mut Effects,
         from: SessionId,
         operation: v1::Operation,
     ) -> Option<(u64, u64)> {
         let id = CommunicatorId(operation.communicator);
         let communicator = ctx.communicators.get(&id)?;
         let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));
+        let alone = !merging.judges();
         let (judged, took) = merging.take(operation, from, &communicator.members);
+        let changed = !judged.is_empty() || alone == merging.judges();
         for mut found in judged {
             found.host = host_of(communicator, found.rank, ctx.settings);
             remember(&mut self.changes, ctx.now, Finding::Straggler(found));
         }
+        if changed {
+            self.note_stragglers(ctx, effects, id);
+        }
         took
     }
 
+    /// Notes for its tenant who holds a communicator up: by control's own verdicts, or where it has none by those of agents.
+    fn note_stragglers(&self, ctx: &Ctx<'_>, effects: &mut Effects, id: CommunicatorId) {
+        let Some(communicator) = ctx.communicators.get(&id) else { return };
+        let own = self.communicators.get(&id).filter(|merging| merging.judges());
+        let live = self.hosts.iter().filter(|(host, _)| own.is_none() && ctx.hosts.contains_key(host));
+        let of_agents = live.flat_map(|(_, heard)| &heard.stragglers);
+        let of_agents = of_agents.filter(|one| one.job.is_empty() && one.communicator == id.0);
+        let verdicts = own.into_iter().flat_map(Merging::stragglers).chain(of_agents);
+        let mut late: BTreeMap<StragglerCause, BTreeMap<Rank, Duration>> =
+            [StragglerCause::Compute, StragglerCause::Network].map(|cause| (cause, BTreeMap::new())).into();
+        for one in verdicts.filter(|one| one.rank < communicator.ranks) {
+            let cause = match one.cause() {
+                v1::StragglerCause::Compute => StragglerCause::Compute,
+                v1::StragglerCause::Network => StragglerCause::Network,
+                v1::StragglerCause::Unspecified => continue,
+            };
+            late.entry(cause).or_default().insert(Rank(one.rank), Duration::from_nanos(one.delay_ns));
+        }
+        for (cause, ranks) in late {
+            effects.note(ctx, id, Fact::Stragglers { cause, ranks, hosts: communicator.members.len() });
+        }
+    }
+
     /// A new session of a host begins anew; that measuring did, too, is known by its first report.
-    pub(crate) fn forget(&mut self, host: HostId) {
+    pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, host: HostId) {
         if let Some(heard) = self.hosts.get_mut(&host) {
+            let found = std::mem::take(&mut heard.stragglers);
             *heard = AgentReports { measuring: heard.measuring, ..AgentReports::default() };
+            for id in found.iter().map(|one| CommunicatorId(one.communicator)).collect::<BTreeSet<_>>() {
+                self.note_stragglers(ctx, effects, id);
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::experiment::RANKS;
 use harmonaize_abi::session::{Event, EventKind};
+use harmonaize_abi::{Rank, StragglerCause};
 use harmonaize_disclose::Fact;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +38,12 @@ pub(super) struct Evidence {
     times: Vec<f64>,
     sizes: Vec<[f64; 2]>,
     rates: Vec<Mean>,
+    /// Of this while, by communicator: ranks that were named as behind a slow link.
+    late: BTreeMap<Vec<usize>, BTreeSet<usize>>,
+    /// Both in a communicator of which one was named, in one of which none was, and one of both the named one.
+    late_counts: Vec<[f64; 3]>,
+    /// All that were named in a while.
+    named: Vec<BTreeSet<usize>>,
     /// As one communicator formed beside another: told with one in each, not told; and both in the one that formed.
     met: Vec<[f64; 4]>,
 }
@@ -58,6 +65,9 @@ impl Evidence {
             times: vec![f64::NAN; all],
             sizes: vec![[f64::NAN; 2]; all],
             rates: vec![(0.0, 0.0); all],
+            late: BTreeMap::new(),
+            late_counts: vec![[0.0; 3]; all],
+            named: Vec::new(),
             met: vec![[0.0; 4]; all],
         }
     }
@@ -75,9 +85,20 @@ impl Evidence {
                 self.going.entry(when).or_default().extend(going);
                 return;
             }
+            EventKind::Stragglers { cause: StragglerCause::Network, ranks } => {
+                self.late_in(&group, ranks.iter());
+                return;
+            }
             _ => return,
         };
         self.marks.entry(group).or_default().insert(mark);
+    }
+
+    fn late_in<'a>(&mut self, group: &[usize], named: impl Iterator<Item = &'a Rank>) {
+        let named: Vec<usize> = named.filter_map(|rank| group.get(rank.0 as usize).copied()).collect();
+        if !named.is_empty() {
+            self.late.entry(group.to_vec()).or_default().extend(named);
+        }
     }
 
     /// What the provider knows.
@@ -92,6 +113,10 @@ impl Evidence {
             Fact::Maintenance { ranks } => {
                 let going = ranks.keys().filter_map(|rank| group.get(rank.0 as usize));
                 self.going.entry(when.as_nanos()).or_default().extend(going);
+                return;
+            }
+            Fact::Stragglers { cause: StragglerCause::Network, ranks, .. } => {
+                self.late_in(group, ranks.keys());
                 return;
             }
             _ => return,
@@ -128,8 +153,29 @@ impl Evidence {
         self.met[at(formed[0], formed[1])][2 + quiet] += 1.0;
     }
 
+    /// Who was named of the communicators that there were is counted.
+    fn end_of_late(&mut self, groups: &[Vec<usize>]) {
+        let late = std::mem::take(&mut self.late);
+        for group in groups {
+            let pairs = group.iter().flat_map(|i| group.iter().map(move |j| (*i, *j))).filter(|(i, j)| i < j);
+            for (i, j) in pairs {
+                let [told, quiet, one] = &mut self.late_counts[at(i, j)];
+                match late.get(group) {
+                    None => *quiet += 1.0,
+                    Some(named) => {
+                        *told += 1.0;
+                        *one += f64::from(u8::from(named.contains(&i) != named.contains(&j)));
+                    }
+                }
+            }
+        }
+        self.named
+            .extend(Some(late.into_values().flatten().collect()).filter(|all: &BTreeSet<_>| !all.is_empty()));
+    }
+
     /// What was told of the communicators that there were is counted.
     pub(super) fn end_of_while(&mut self, groups: &[Vec<usize>]) {
+        self.end_of_late(groups);
         let none = BTreeSet::new();
         for group in groups {
             let marks = self.marks.get(group).unwrap_or(&none);
@@ -180,6 +226,19 @@ impl Evidence {
         all.extend([part((both, both_quiet)), part((one, one_quiet)), self.weight[pair]]);
         all.push(mean(self.alike[pair]));
         all
+    }
+
+    /// Ranks behind slow links.
+    pub(super) fn stragglers(&self, i: usize, j: usize) -> Vec<f64> {
+        let [told, quiet, one] = self.late_counts[at(i, j)];
+        let mut all = vec![told, told / (told + quiet), one];
+        all.extend(together(self.named.iter(), i, j));
+        all
+    }
+
+    /// For each while in which somebody was named as behind a slow link, who was.
+    pub(super) fn named(&self) -> &[BTreeSet<usize>] {
+        &self.named
     }
 
     /// Promised times.

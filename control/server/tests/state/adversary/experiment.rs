@@ -7,6 +7,7 @@ use crate::topology::leaf_spine;
 use crate::world::{SECOND, settings_of};
 use harmonaize_abi::session::{Constraints, EventCursor, EventKind, Negotiated};
 use harmonaize_abi::{CommunicatorId, CongestionLevel};
+use harmonaize_api::v1;
 use harmonaize_disclose::{CurrentState, Fact};
 use harmonaize_planner::{HostId, delays};
 use harmonaize_server::state::testing::Testing as _;
@@ -28,6 +29,8 @@ pub(super) const RANKS: usize = 12;
 pub(super) enum Strategy {
     /// Every two ranks, all the time.
     Pairs,
+    /// Three at a time, so that every two are together in some, all the time.
+    Threes,
     /// Half of the ranks, others whenever something may happen.
     Turns,
     /// Two jobs, each of half of the ranks: no adversary, but a tenant at work.
@@ -92,6 +95,8 @@ struct Experiment {
     /// The ranks of each communicator that the adversary has had, by id.
     groups: BTreeMap<u64, Vec<usize>>,
     rng: ChaCha8Rng,
+    /// By how much edges are late: of its own, so that what else happens is the same without.
+    lateness: ChaCha8Rng,
     /// Hosts that are drained and will be taken away.
     going: BTreeSet<usize>,
     /// Facts that were looked at, and what they left of each communicator's rate.
@@ -179,6 +184,7 @@ impl Experiment {
             strategy,
             groups: BTreeMap::new(),
             rng,
+            lateness: ChaCha8Rng::seed_from_u64(seed ^ 0x1a7e),
             going: BTreeSet::new(),
             read: 0,
             shares: BTreeMap::new(),
@@ -268,6 +274,22 @@ impl Experiment {
                             self.form(vec![i, j]);
                         }
                     }
+                }
+            }
+            Strategy::Threes => {
+                let of = |groups: &BTreeMap<u64, Vec<usize>>, i: usize, j: usize| {
+                    groups.values().any(|group| group.contains(&i) && group.contains(&j))
+                };
+                for (i, j) in (0..RANKS).flat_map(|i| (i + 1..RANKS).map(move |j| (i, j))) {
+                    if of(&self.groups, i, j) {
+                        continue;
+                    }
+                    // A third whom neither has met, if there is one.
+                    let third = (0..RANKS).filter(|k| *k != i && *k != j);
+                    let met = |k: &usize| [i, j].into_iter().filter(|a| of(&self.groups, *a, *k)).count();
+                    let mut ranks = vec![i, j, third.min_by_key(met).unwrap()];
+                    ranks.sort_unstable();
+                    self.form(ranks);
                 }
             }
             Strategy::Jobs => {
@@ -376,6 +398,43 @@ impl Experiment {
         }
     }
 
+    /// Agents find whose bytes move late in each communicator's ring while the links of a rack are full, up or down; or that none do.
+    fn find_late(&mut self, full: Option<(usize, bool)>) {
+        let mut found: BTreeMap<usize, Vec<v1::Straggler>> =
+            self.hosts.iter().map(|host| (*host, Vec::new())).collect();
+        for (id, group) in &self.groups {
+            let Some((rack, up)) = full else { continue };
+            let order = self.fabric.recipe_of(self.hosts[group[0]], *id).order;
+            let of = |at: usize| group[order[at % order.len()] as usize];
+            let is_in = |rank: usize| self.racks[self.hosts[rank]] == rack;
+            let mut late: BTreeMap<(usize, usize), u64> = BTreeMap::new();
+            for (from, to) in (0..order.len()).map(|at| (of(at), of(at + 1))) {
+                if is_in(from) != is_in(to) && is_in(from) == up {
+                    late.insert((from, to), self.lateness.random_range(1..20) * 1_000_000);
+                }
+            }
+            let sum = |rank: usize| -> u64 {
+                late.iter().filter(|((from, to), _)| *from == rank || *to == rank).map(|(_, by)| by).sum()
+            };
+            // Whom the analysis would name: the end that has more of it, the sender where that is the same.
+            for ((from, to), by) in &late {
+                let named = if sum(*to) > sum(*from) { *to } else { *from };
+                let rank = group.iter().position(|rank| *rank == named).unwrap() as u32;
+                found.entry(self.hosts[named]).or_default().push(v1::Straggler {
+                    communicator: *id,
+                    rank,
+                    cause: v1::StragglerCause::Network.into(),
+                    delay_ns: *by,
+                    ..v1::Straggler::default()
+                });
+            }
+        }
+        for (host, found) in found {
+            self.fabric.state.take_stragglers(self.fabric.now, HostId(host), found);
+        }
+        self.fabric.run_until_quiet();
+    }
+
     /// Something happens, and is over again.
     fn happen(&mut self, gone: &mut Vec<BTreeSet<usize>>) -> Cause {
         let mut draw = self.rng.random_range(0..MIX.iter().map(|(_, part)| part).sum());
@@ -399,8 +458,11 @@ impl Experiment {
                     self.fabric.cross_traffic.insert(number, CrossTraffic { link, bits });
                 }
                 self.fabric.sample_all();
-                self.pass(SECOND * 15);
+                self.pass(SECOND * 5);
+                self.find_late(Some((rack, up)));
+                self.pass(SECOND * 10);
                 self.fabric.calm();
+                self.find_late(None);
                 self.pass(SECOND * 20);
             }
             Cause::Neighbour => {
