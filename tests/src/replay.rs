@@ -152,7 +152,12 @@ fn observed(unit: u64, parts: &[Operation]) -> Observed {
         .collect();
     let calls = parts.iter().flat_map(|part| &part.ranks);
     let mut ranks: Vec<RankTimes> = calls
-        .map(|call| RankTimes { rank: call.rank, start_ns: call.called_ns, end_ns: call.ended_ns, waited_ns: 0 })
+        .map(|call| RankTimes {
+            rank: call.rank,
+            start_ns: call.called_ns,
+            end_ns: call.ended_ns,
+            waited_ns: 0,
+        })
         .collect();
     ranks.sort_unstable_by_key(|rank| rank.rank);
     let mut edges: BTreeMap<(u32, u32), EdgeTimes> = BTreeMap::new();

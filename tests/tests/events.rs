@@ -2,9 +2,10 @@
 //! of another tenant's.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, Status};
-use harmonaize_tests::job::{deploy, joined, sockets};
+use harmonaize_client::{Client, Error, Event, EventKind, Events, Rank, ReduceOp, Status, StragglerCause};
+use harmonaize_tests::job::{Worker, deploy, joined, sockets};
 use harmonaize_tests::star;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long anything may take: a bound for machines that are busy with other things, and no figure.
@@ -84,6 +85,61 @@ fn an_orderly_agent_stop_is_a_failure() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// Computes and adds up until rank 0 ends it; rank 2 computes ten times as long while it is slow.
+fn train(worker: &Worker, slow: &AtomicBool, over: &AtomicBool) {
+    loop {
+        let late = worker.rank == 2 && slow.load(Ordering::Relaxed);
+        std::thread::sleep(Duration::from_millis(if late { 200 } else { 20 }));
+        let ends = worker.rank == 0 && over.load(Ordering::Relaxed);
+        let tensor = worker.tensor(&[u64::from(ends)]).unwrap();
+        worker.communicator.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(PATIENCE).unwrap();
+        if worker.contents(&tensor).unwrap()[0] > 0 {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_late_rank_is_named_to_its_tenant_alone() {
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let workers = joined(&sockets(&deployment, "a"), "job");
+    let others = joined(&sockets(&deployment, "b"), "job");
+    let (mut events, mut of_others) = (workers[1].client.events(None), others[0].client.events(None));
+    assert_eq!(events.read(Duration::ZERO).unwrap().events, []);
+    assert_eq!(of_others.read(Duration::ZERO).unwrap().events, []);
+    let (slow, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let deadline = Instant::now() + PATIENCE;
+    let mut named = |wanted: &[Rank]| loop {
+        let kind = |event: &Event| match &event.kind {
+            EventKind::Stragglers { cause: StragglerCause::Compute, ranks } => ranks == wanted,
+            _ => false,
+        };
+        let batch = events.read(deadline.saturating_duration_since(Instant::now()));
+        let found = batch.iter().flat_map(|batch| &batch.events).find(|event| kind(event)).cloned();
+        if found.is_some() || batch.is_err() || Instant::now() >= deadline {
+            return found;
+        }
+    };
+    let heard = std::thread::scope(|scope| {
+        for worker in &workers {
+            scope.spawn(|| train(worker, &slow, &over));
+        }
+        // Whatever is heard, the others are to end.
+        std::thread::sleep(Duration::from_secs(1));
+        slow.store(true, Ordering::Relaxed);
+        let late = named(&[Rank(2)]);
+        slow.store(false, Ordering::Relaxed);
+        let in_time = late.as_ref().and_then(|_| named(&[]));
+        over.store(true, Ordering::Relaxed);
+        (late, in_time)
+    });
+    let (Some(late), Some(in_time)) = heard else { panic!("{heard:?}") };
+    assert_eq!((late.communicator.as_str(), late.since_ns % 1_000_000_000), ("job", 0));
+    assert!(in_time.number > late.number);
+    let told = of_others.read(Duration::ZERO).unwrap().events;
+    assert!(told.iter().all(|event| !matches!(event.kind, EventKind::Stragglers { .. })), "{told:?}");
 }
 
 /// What a reader is told once there is an error to tell.

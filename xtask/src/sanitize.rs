@@ -4,7 +4,6 @@ use crate::instrument;
 use anyhow::Result;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::workspace;
-use std::process::Command;
 
 /// What `cargo xtask sanitize` takes.
 #[derive(Debug, Default, clap::Args)]
@@ -40,8 +39,9 @@ const OPTIONS: &str = "detect_leaks=0:detect_stack_use_after_return=1";
 
 /// Runs the task; fails where a test does, or the sanitizer finds something.
 pub fn run(args: &Args) -> Result<()> {
-    let mut command = Command::new(packages::tool(packages::NEXTEST, Consent::from_flag(args.yes))?);
-    command.current_dir(workspace::root()).args(["nextest", "run", "--cargo-quiet", "--lib", "--tests"]);
+    let mut command =
+        workspace::calling_cargo(packages::tool(packages::NEXTEST, Consent::from_flag(args.yes))?);
+    command.args(["nextest", "run", "--cargo-quiet", "--lib", "--tests"]);
     instrument::apply(&mut command, "sanitize", "-Zsanitizer=address")?;
     match args.packages.as_slice() {
         [] => command.args(PACKAGES.iter().flat_map(|package| ["--package", package])),

@@ -3,7 +3,6 @@
 use anyhow::{Result, bail};
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::workspace::{self, Package};
-use std::process::Command;
 
 /// What `cargo xtask t` takes.
 #[derive(Debug, clap::Args)]
@@ -32,8 +31,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let packages = workspace::packages()?;
     let package = package_of(&packages, &args.package)?;
-    let mut command = Command::new(packages::tool(packages::NEXTEST, Consent::from_flag(args.yes))?);
-    command.current_dir(workspace::root()).args(["nextest", "run", "--package", &package.name]);
+    let mut command =
+        workspace::calling_cargo(packages::tool(packages::NEXTEST, Consent::from_flag(args.yes))?);
+    command.args(["nextest", "run", "--package", &package.name]);
     if !args.filters.is_empty() {
         command.args(["--filterset", &filterset(&package.targets, &args.filters)]);
     }

@@ -61,8 +61,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut wrong = Vec::new();
     let mut tests = match packages::tool(packages::NEXTEST, consent) {
         Ok(nextest) => {
-            let mut command = Command::new(nextest);
-            command.current_dir(workspace::root());
+            let mut command = workspace::calling_cargo(nextest);
             command.args(["nextest", "run", "--no-fail-fast"]).args(all);
             command
         }

@@ -51,9 +51,7 @@ impl Environment {
 
     /// A call of its interpreter.
     pub fn python(&self) -> Command {
-        let mut python = Command::new(self.interpreter());
-        python.current_dir(workspace::root());
-        python
+        workspace::calling_cargo(self.interpreter())
     }
 
     /// Whether a line of Python runs there.

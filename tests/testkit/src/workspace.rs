@@ -1,6 +1,7 @@
 //! Where the workspace is, and how cargo is called in it.
 
 use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -20,8 +21,22 @@ pub fn target() -> PathBuf {
 
 /// A cargo call in the workspace's root, by the cargo that runs us.
 pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    calling_cargo(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// A call of a program that calls cargo, in the workspace's root, as if a person called it. A build script that looks at what cargo says of
+/// the package that it runs (ring's does) would run again, and all that depends on it would be compiled again.
+pub fn calling_cargo(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(root());
+    for (name, _) in std::env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|of| name.as_encoded_bytes().starts_with(of.as_bytes()))
+        {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -171,6 +186,17 @@ mod tests {
     fn packages_have_folders() {
         let own = packages().unwrap().into_iter().find(|package| package.name == "harmonaize-testkit");
         assert_eq!(own.unwrap().folder, "tests/testkit");
+    }
+
+    #[test]
+    fn cargo_is_called_as_by_a_person() {
+        // Cargo says it of this test's own package.
+        assert!(
+            std::env::var_os("CARGO_PKG_NAME").is_some() && std::env::var_os("CARGO_MANIFEST_DIR").is_some()
+        );
+        let cargo = cargo();
+        let removed = |name: &str| cargo.get_envs().any(|(one, value)| one == name && value.is_none());
+        assert!(removed("CARGO_PKG_NAME") && removed("CARGO_MANIFEST_DIR") && !removed("PATH"));
     }
 
     #[test]

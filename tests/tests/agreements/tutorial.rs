@@ -53,6 +53,7 @@ fn handle_events(events: &mut harmonaize_client::Events) -> Result<bool, Error> 
             EventKind::Maintenance { ranks, .. } => save |= !ranks.is_empty(),
             EventKind::Congestion(level) => save |= level == CongestionLevel::Severe,
             EventKind::AgreementBroken { clauses } => println!("not kept: {clauses:?}"),
+            EventKind::Stragglers { cause, ranks } => println!("late ({}): {ranks:?}", cause.as_str()),
             _ => {}
         }
     }

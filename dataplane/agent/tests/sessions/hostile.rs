@@ -35,7 +35,7 @@ fn answer(mut stream: &UnixStream) -> Option<Result<Result<Welcome, Refused>, Me
 }
 
 /// What the agent answers to a request.
-fn next_answer(mut stream: &UnixStream) -> Answer {
+pub(crate) fn next_answer(mut stream: &UnixStream) -> Answer {
     let mut prefix = [0; 4];
     stream.read_exact(&mut prefix).unwrap();
     let mut message = vec![0; u32::from_le_bytes(prefix) as usize];

@@ -3,7 +3,7 @@
 use harmonaize_abi::session::{
     Agreement, Event, EventBatch, EventCursor, EventKind, FailureDetail, JoinRefusal, JoinRefused, Negotiated,
 };
-use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, Submission};
+use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, StragglerCause, Submission};
 use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
     AttachmentId, BindError, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
@@ -365,9 +365,15 @@ impl Engine {
                     Some(EventCursor { feed, next }) => {
                         let kind =
                             EventKind::Failure { ranks: (0..5000).map(Rank).collect(), regroup_by_ns: 0 };
-                        let event = Event { number: next, communicator: "job".into(), kind, since_ns: 1 };
-                        let cursor = EventCursor { feed, next: next + 1 };
-                        let _ = reply.send(Ok(EventBatch { missed: 2, events: vec![event], cursor }));
+                        let event =
+                            |number, kind| Event { number, communicator: "job".into(), kind, since_ns: 1 };
+                        let mut events = vec![event(next, kind)];
+                        if feed == 8 {
+                            let (cause, ranks) = (StragglerCause::Network, vec![Rank(3)]);
+                            events.push(event(next + 1, EventKind::Stragglers { cause, ranks }));
+                        }
+                        let cursor = EventCursor { feed, next: next + events.len() as u64 };
+                        let _ = reply.send(Ok(EventBatch { missed: 2, events, cursor }));
                     }
                     None => drop(reply.send(Err("none today".into()))),
                 }

@@ -1,12 +1,15 @@
 //! Processes that keep the rules.
 
+use crate::hostile;
 use crate::stub::{LIMIT, Stub};
+use harmonaize_abi::session::{Answer, Request, encode};
 use harmonaize_agent::counters::Counted;
 use harmonaize_client::{
     Access, AttachOptions, Budget, ChoiceReason, Clause, Client, Collective, Communicator, Constraints,
     Dtype, Error, EventCursor, EventKind, Hints, JoinOptions, JoinRefusal, Knobs, Negotiated, Operation,
-    OperationOptions, Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, Tensor,
+    OperationOptions, Priority, Rank, ReduceOp, RefusalKind, RegroupOptions, Status, StragglerCause, Tensor,
 };
+use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio_stream::StreamExt;
@@ -586,6 +589,20 @@ fn events_are_read_one_batch_after_the_other_and_by_one_reader_at_a_time() {
         assert!(error.to_string().contains("waits for events already"), "{error}");
         assert_eq!(reader.cursor().unwrap().next, 5);
     });
+}
+
+/// A process of release 0.1.0 asks by an id of its own and could not read what it does not know.
+#[test]
+fn older_processes_get_the_events_they_know() {
+    let stub = Stub::start();
+    let from = Some(EventCursor { feed: 8, next: 4 });
+    let batch = hostile::good(&stub).events(from).read(LIMIT).unwrap();
+    let late = EventKind::Stragglers { cause: StragglerCause::Network, ranks: vec![Rank(3)] };
+    assert_eq!((batch.events.len(), &batch.events[1].kind), (2, &late));
+    let (mut stream, _descriptors) = hostile::attach(&stub, Access::Mapped);
+    stream.write_all(&encode(&Request::Events { id: 7, from, wait_ns: 0 }).unwrap()).unwrap();
+    let Answer::Events { id: 7, read: Ok(read) } = hostile::next_answer(&stream) else { panic!("no events") };
+    assert_eq!((read.events.len(), read.events[0].number, read.cursor.next), (1, 4, 6));
 }
 
 #[test]
