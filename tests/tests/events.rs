@@ -103,7 +103,7 @@ fn train(worker: &Worker, slow: &AtomicBool, over: &AtomicBool) {
 
 #[test]
 fn a_late_rank_is_named_to_its_tenant_alone() {
-    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |_| {}) else { return };
+    let Some(deployment) = deploy(&star(3, "1Gbit/s"), |setup| setup.measure("1Gbit/s")) else { return };
     let workers = joined(&sockets(&deployment, "a"), "job");
     let others = joined(&sockets(&deployment, "b"), "job");
     let (mut events, mut of_others) = (workers[1].client.events(None), others[0].client.events(None));

@@ -15,7 +15,7 @@ fn control(folder: &Path, config: &str) -> Command {
 }
 
 const GOOD: &str = "listen = \"127.0.0.1:0\"\ntopology = \"topology.toml\"\n\
-    insecure_loopback = true\n";
+    insecure_loopback = true\npage = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n";
 
 #[test]
 fn errors_name_the_line() {
@@ -24,7 +24,7 @@ fn errors_name_the_line() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8(output.stderr).unwrap();
     let expected = format!(
-        "harmonaize-control: {}/control.toml: line 4, column 1: unknown field `lisen`",
+        "harmonaize-control: {}/control.toml: line 6, column 1: unknown field `lisen`",
         folder.path().display()
     );
     assert!(text.starts_with(&expected), "{text}");
