@@ -205,6 +205,28 @@ fn a_failed_completion_ends_the_link_and_says_what_it_was() {
     up(&mut a, &mut b, 2);
 }
 
+/// As a queue pair does that lost the timer of its retries.
+#[test]
+fn a_device_that_settles_nothing_ends_its_links() {
+    let fabric = fabric();
+    // 268 ms, with what a try may take beyond its time-out.
+    let options = PortOptions { retries: 0, timeout: 14, ..PortOptions::default() };
+    let mut a = end(&fabric, Config { options, ..config(&["a0"]) });
+    let mut b = end(&fabric, config(&["b0"]));
+    let [link, _] = up(&mut a, &mut b, 1);
+    let mut seen = [Vec::new(), Vec::new()];
+    // What is sent and was not asked for does not count, however long ago that was.
+    a.send(link, 0, b"small", None).unwrap();
+    let begun = Instant::now();
+    until([&mut a, &mut b], &mut seen, |_| begun.elapsed() > Duration::from_secs(4));
+    assert!(down(&seen[0]).is_none() && down(&seen[1]).is_none(), "{seen:?}");
+    fabric.hold("a0");
+    a.send(link, 0, b"lost", None).unwrap();
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert!(why.contains("neither sent message") && why.contains("within 268"), "{why}");
+}
+
 #[test]
 fn a_lost_device_ends_its_links_and_lets_no_more_come() {
     let fabric = fabric();

@@ -77,6 +77,13 @@ impl Config {
     }
 }
 
+/// How long a device may take at most to send a message or give up: a try may take four times its time-out (InfiniBand Architecture
+/// Specification, volume 1, 9.7.6.1.3).
+fn settled_within(options: &PortOptions) -> Duration {
+    let once = Duration::from_nanos(4096).saturating_mul(1 << options.timeout.min(31));
+    once.saturating_mul(4 * (u32::from(options.retries) + 1))
+}
+
 /// Why an endpoint could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
@@ -231,6 +238,21 @@ impl VerbsTransport {
                 link.failing.get_or_insert((Instant::now() + GRACE, reason));
                 self.set_timer();
             }
+        }
+    }
+
+    /// Ends links of which a device has lost what was to be sent.
+    fn check_paths(&mut self, now: Instant, sink: &mut dyn FnMut(LinkId, Event<'_>)) {
+        let (limit, mut faults) = (settled_within(&self.config.options), Vec::new());
+        for link in self.links.iter_mut().filter(|link| link.flows()) {
+            for (number, path) in link.paths.iter_mut().enumerate() {
+                if let Err(fault) = path.check(now, limit) {
+                    faults.push((link.id, number, fault));
+                }
+            }
+        }
+        for (id, path, fault) in faults {
+            self.fault(id, path, fault, sink);
         }
     }
 
@@ -411,6 +433,7 @@ impl VerbsTransport {
             if !self.rails.iter().all(|rail| rail.device.check_present()) {
                 self.lost_devices(sink);
             }
+            self.check_paths(now, sink);
         }
         let timeout = self.config.tcp.connect_timeout;
         let mut late = Vec::new();

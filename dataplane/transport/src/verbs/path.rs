@@ -13,6 +13,7 @@ use harmonaize_verbs::{Access, Completion, CompletionQueue, Connected, Depths, E
 use harmonaize_verbs::{QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Completions taken at once.
@@ -90,6 +91,8 @@ pub(super) struct Path {
     awaited: bool,
     /// Messages posted since one whose completion was asked for.
     unsignalled: u32,
+    /// The oldest message under way when that was looked at, and since when it is.
+    oldest: Option<(u32, Instant)>,
     inline_bytes: usize,
     /// Taken from the queue and not looked at yet.
     taken: Vec<Completion>,
@@ -155,6 +158,7 @@ impl Path {
             batched: 0,
             awaited: false,
             unsignalled: 0,
+            oldest: None,
             taken: Vec::with_capacity(POLL),
             next_out: 0,
             next_in: 0,
@@ -288,6 +292,28 @@ impl Path {
         let Pair::Connected(pair) = &mut self.pair else { return Err(gone()) };
         pair.post(&mut self.batch)?;
         Ok(sent as usize)
+    }
+
+    /// Looks whether the device gets on, about once a second. Of a message that is still under way then, and of which no completion was
+    /// asked for, one is: by a message behind it that gives credit alone. A device that settles nothing within `limit` has lost it.
+    pub(super) fn check(&mut self, now: Instant, limit: Duration) -> Result<(), Fault> {
+        let oldest = self.posted.front().map(|posted| posted.number);
+        let Some((number, since)) = self.oldest.filter(|(number, _)| Some(*number) == oldest) else {
+            self.oldest = oldest.map(|number| (number, now));
+            return Ok(());
+        };
+        let under_way = (self.posted.len() as u32).saturating_sub(self.batched);
+        if under_way <= self.unsignalled {
+            self.oldest = Some((number, now));
+            if self.may_post() {
+                self.awaited = true;
+                self.post(Kind::Credit, &[], None)?;
+            }
+        } else if now.saturating_duration_since(since) >= limit {
+            let why = format!("the device has neither sent message {number} nor failed within {limit:?}");
+            return Err(Fault::Network(why));
+        }
+        Ok(())
     }
 
     /// Adds the frames that may go to the batch.
