@@ -225,6 +225,17 @@ fn a_device_that_settles_nothing_ends_its_links() {
     until([&mut a, &mut b], &mut seen, both_down);
     let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
     assert!(why.contains("neither sent message") && why.contains("within 268"), "{why}");
+    // A payload may take as long again.
+    fabric.release("a0");
+    let [link, theirs] = up(&mut a, &mut b, 1);
+    let mut seen = [Vec::new(), Vec::new()];
+    b.attach_ring(theirs, 1, ring(4096, 4)).unwrap();
+    fabric.hold("a0");
+    let landing = Landing { ring: 1, sequence: 0 };
+    a.send(link, 0, b"payload", Some((landing, span(4096), 7))).unwrap();
+    until([&mut a, &mut b], &mut seen, both_down);
+    let Some(DownReason::Network(why)) = down(&seen[0]) else { panic!("{seen:?}") };
+    assert!(why.contains("neither sent message") && why.contains("within 536"), "{why}");
 }
 
 #[test]

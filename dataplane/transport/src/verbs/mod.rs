@@ -77,9 +77,12 @@ impl Config {
     }
 }
 
-/// How long a device may take at most to send a message or give up: a try may take four times its time-out (InfiniBand Architecture
-/// Specification, volume 1, 9.7.6.1.3).
+/// How long a device may take at most to send a message or give up: a try may take four times its time-out, which is endless where it is 0
+/// (InfiniBand Architecture Specification, volume 1, 9.7.6.1.3).
 fn settled_within(options: &PortOptions) -> Duration {
+    if options.timeout == 0 {
+        return Duration::MAX;
+    }
     let once = Duration::from_nanos(4096).saturating_mul(1 << options.timeout.min(31));
     once.saturating_mul(4 * (u32::from(options.retries) + 1))
 }

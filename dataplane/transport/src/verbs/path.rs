@@ -295,7 +295,8 @@ impl Path {
     }
 
     /// Looks whether the device gets on, about once a second. Of a message that is still under way then, and of which no completion was
-    /// asked for, one is: by a message behind it that gives credit alone. A device that settles nothing within `limit` has lost it.
+    /// asked for, one is: by a message behind it that gives credit alone. A device that settles nothing within `limit`, and as long again for
+    /// each payload that is under way, has lost it.
     pub(super) fn check(&mut self, now: Instant, limit: Duration) -> Result<(), Fault> {
         let oldest = self.posted.front().map(|posted| posted.number);
         let Some((number, since)) = self.oldest.filter(|(number, _)| Some(*number) == oldest) else {
@@ -303,6 +304,7 @@ impl Path {
             return Ok(());
         };
         let under_way = (self.posted.len() as u32).saturating_sub(self.batched);
+        let limit = limit.saturating_mul(1 + self.tokens);
         if under_way <= self.unsignalled {
             self.oldest = Some((number, now));
             if self.may_post() {
