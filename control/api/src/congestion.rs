@@ -1,7 +1,7 @@
-//! Level and cause of congestion, between the house's enums and protobuf's.
+//! Level and cause of congestion, and why ranks are late, between the house's enums and protobuf's.
 
 use crate::v1;
-use harmonaize_abi::{CongestionCause, CongestionLevel};
+use harmonaize_abi::{CongestionCause, CongestionLevel, StragglerCause};
 
 /// Converts both ways; what protobuf has in addition becomes the first variant.
 macro_rules! converts {
@@ -32,3 +32,23 @@ converts!(
     Own = Own,
     CrossTraffic = CrossTraffic
 );
+
+impl From<StragglerCause> for v1::StragglerCause {
+    fn from(value: StragglerCause) -> Self {
+        match value {
+            StragglerCause::Compute => Self::Compute,
+            StragglerCause::Network => Self::Network,
+        }
+    }
+}
+
+impl v1::StragglerCause {
+    /// The cause; none where it is unspecified, or of a later release.
+    pub const fn specified(self) -> Option<StragglerCause> {
+        match self {
+            Self::Compute => Some(StragglerCause::Compute),
+            Self::Network => Some(StragglerCause::Network),
+            Self::Unspecified => None,
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Which flows and findings a filter takes.
 
-use crate::v1::{Congestion, CongestionCause, Finding, Flow, RowFilter, Straggler, StragglerCause, finding};
+use crate::v1::{Congestion, CongestionCause, Finding, Flow, RowFilter, Straggler, finding};
+use harmonaize_abi::StragglerCause;
 
 /// The causes that a filter may name.
 pub const CAUSES: &[&str] = &["own", "cross_traffic", "unknown", "compute", "network"];
@@ -63,11 +64,7 @@ fn congestion_cause(one: &Congestion) -> &'static str {
 }
 
 fn straggler_cause(one: &Straggler) -> &'static str {
-    match one.cause() {
-        StragglerCause::Compute => "compute",
-        StragglerCause::Network => "network",
-        StragglerCause::Unspecified => "unknown",
-    }
+    one.cause().specified().map_or("unknown", StragglerCause::as_str)
 }
 
 #[cfg(test)]

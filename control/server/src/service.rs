@@ -192,7 +192,7 @@ impl Server {
         }
         background.spawn(report_life(commands.clone()));
         let (metrics, metrics_closed) = watch::channel(false);
-        if let Some(listener) = harmonaize_metrics::listen(self.config.metrics).await {
+        if let Some(listener) = harmonaize_metrics::listen(self.config.metrics, Duration::ZERO).await {
             let all = (commands.clone(), access.get().protection.clone());
             let scrape = move || {
                 let (commands, protection) = all.clone();

@@ -102,7 +102,7 @@ pub async fn run_on(
     let settings = Settings::new(above, protection.clone(), config.name.clone(), address);
     let mut control = control::connect(Settings { aggregator: Some(told), ..settings });
     let (closing, closed) = watch::channel(false);
-    if let Some(listener) = harmonaize_metrics::listen(config.metrics).await {
+    if let Some(listener) = harmonaize_metrics::listen(config.metrics, Duration::ZERO).await {
         let all = (thread.commands(), protection);
         let scrape = move || {
             let (asked, protection) = all.clone();

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
@@ -19,12 +19,20 @@ use tokio::time::timeout;
 const MAX_HEAD: usize = 8 << 10;
 /// How long a connection may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How soon an address that is taken is tried again.
+const AGAIN: Duration = Duration::from_millis(20);
 /// Connections at a time; others wait.
 const MAX_CONNECTIONS: usize = 8;
 
-/// Listens for scrapes. Where the address cannot be had, the log says so, and the program goes on without. Within a tokio runtime.
-pub async fn listen(address: SocketAddr) -> Option<TcpListener> {
-    let listener = TcpListener::bind(address).await;
+/// Listens for scrapes. Where the address cannot be had within `patience`, the log says so, and the program goes on without. Within a tokio
+/// runtime.
+pub async fn listen(address: SocketAddr, patience: Duration) -> Option<TcpListener> {
+    let begun = Instant::now();
+    let mut listener = TcpListener::bind(address).await;
+    while listener.is_err() && begun.elapsed() < patience {
+        tokio::time::sleep(AGAIN).await;
+        listener = TcpListener::bind(address).await;
+    }
     listener.inspect_err(|error| tracing::error!("no metrics: cannot listen on {address}: {error}")).ok()
 }
 

@@ -14,6 +14,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// An image.
 pub(super) struct Image {
@@ -199,9 +200,8 @@ fn platform(arch: Arch) -> Value {
 
 /// An image's configuration.
 fn describe(package: &Package, image: &Image, layer: &str) -> Result<Value> {
-    let mut date = Command::new("date");
-    date.args(["--utc", "+%Y-%m-%dT%H:%M:%SZ", "--date"]).arg(format!("@{}", package.time));
-    let created = String::from_utf8(date.output()?.stdout)?.trim().to_owned();
+    let created = UNIX_EPOCH + Duration::from_secs(package.time);
+    let created = humantime::format_rfc3339_seconds(created).to_string();
     Ok(json!({
         "created": created,
         "architecture": package.arch.name(),

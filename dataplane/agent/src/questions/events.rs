@@ -1,7 +1,7 @@
 //! A tenant's events on their way from control to its processes.
 
+use harmonaize_abi::Rank;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
-use harmonaize_abi::{Rank, StragglerCause};
 use harmonaize_api::v1;
 use std::time::Duration;
 
@@ -49,22 +49,15 @@ fn event(told: v1::TenantEvent) -> Option<Event> {
         v1::EventKind::AgreementEnded => {
             EventKind::AgreementEnded { clauses: harmonaize_api::clauses(&clauses) }
         }
-        v1::EventKind::Stragglers => EventKind::Stragglers { cause: straggler_cause(cause)?, ranks },
+        v1::EventKind::Stragglers => EventKind::Stragglers { cause: cause.specified()?, ranks },
     };
     Some(Event { number, communicator, kind, since_ns })
-}
-
-fn straggler_cause(cause: v1::StragglerCause) -> Option<StragglerCause> {
-    match cause {
-        v1::StragglerCause::Compute => Some(StragglerCause::Compute),
-        v1::StragglerCause::Network => Some(StragglerCause::Network),
-        v1::StragglerCause::Unspecified => None,
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_abi::StragglerCause;
     use harmonaize_abi::session::Clause;
 
     #[test]

@@ -14,11 +14,10 @@ use harmonaize_loader::{Collector, EndpointOptions, Options, Programs, interface
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
-use tokio::net::TcpListener;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 /// Telemetry that has begun.
 #[derive(Debug)]
@@ -50,9 +49,8 @@ pub struct Shown<'a> {
 const UNMEASURED_INTERVAL: Duration = Duration::from_millis(20);
 /// How long those who are being told something may take when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How long an agent whose place was taken may need to end, and how often it is looked whether it has.
+/// How long an agent whose place was taken may need to end.
 const PREDECESSOR: Duration = Duration::from_secs(10);
-const EVERY: Duration = Duration::from_millis(20);
 
 impl Running {
     /// A thread that runs, see [`start`]; and whether it `measures` this host's traffic.
@@ -113,15 +111,11 @@ impl Running {
         if succeeds {
             self.metrics = Some(metrics);
             self.servers.spawn(async move {
-                let begun = Instant::now();
-                while TcpListener::bind(metrics).await.is_err() && begun.elapsed() < PREDECESSOR {
-                    sleep(EVERY).await;
-                }
-                if let Some(listener) = harmonaize_metrics::listen(metrics).await {
+                if let Some(listener) = harmonaize_metrics::listen(metrics, PREDECESSOR).await {
                     harmonaize_metrics::serve(scrape, listener, closed).await;
                 }
             });
-        } else if let Some(listener) = harmonaize_metrics::listen(metrics).await {
+        } else if let Some(listener) = harmonaize_metrics::listen(metrics, Duration::ZERO).await {
             self.metrics = listener.local_addr().ok();
             self.servers.spawn(harmonaize_metrics::serve(scrape, listener, closed));
         }

@@ -9,7 +9,7 @@ use crate::state::tenants::agreements::Agreements;
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
 use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
-use harmonaize_abi::{CommunicatorId, Rank, StragglerCause};
+use harmonaize_abi::{CommunicatorId, Rank};
 use harmonaize_api::v1::{self, to_agent};
 use harmonaize_disclose::{Fact, Feed, Limits, choose};
 use harmonaize_planner::{HostId, Rate};
@@ -404,10 +404,7 @@ fn to_proto(event: Event) -> v1::TenantEvent {
             (Told::AgreementEnded, v1::CongestionLevel::Unspecified, Vec::new(), 0)
         }
         EventKind::Stragglers { cause: why, ranks } => {
-            cause = match why {
-                StragglerCause::Compute => v1::StragglerCause::Compute,
-                StragglerCause::Network => v1::StragglerCause::Network,
-            };
+            cause = why.into();
             (Told::Stragglers, v1::CongestionLevel::Unspecified, numbers(ranks), 0)
         }
     };

@@ -195,9 +195,9 @@ impl Telemetry {
         let id = CommunicatorId(operation.communicator);
         let communicator = ctx.communicators.get(&id)?;
         let merging = self.communicators.entry(id).or_insert_with(|| Merging::new(id));
-        let alone = !merging.judges();
+        let judged_before = merging.judges();
         let (judged, took) = merging.take(operation, from, &communicator.members);
-        let changed = !judged.is_empty() || alone == merging.judges();
+        let changed = !judged.is_empty() || judged_before != merging.judges();
         for mut found in judged {
             found.host = host_of(communicator, found.rank, ctx.settings);
             remember(&mut self.changes, ctx.now, Finding::Straggler(found));
@@ -219,11 +219,7 @@ impl Telemetry {
         let mut late: BTreeMap<StragglerCause, BTreeMap<Rank, Duration>> =
             [StragglerCause::Compute, StragglerCause::Network].map(|cause| (cause, BTreeMap::new())).into();
         for one in verdicts.filter(|one| one.rank < communicator.ranks) {
-            let cause = match one.cause() {
-                v1::StragglerCause::Compute => StragglerCause::Compute,
-                v1::StragglerCause::Network => StragglerCause::Network,
-                v1::StragglerCause::Unspecified => continue,
-            };
+            let Some(cause) = one.cause().specified() else { continue };
             late.entry(cause).or_default().insert(Rank(one.rank), Duration::from_nanos(one.delay_ns));
         }
         for (cause, ranks) in late {
@@ -234,9 +230,11 @@ impl Telemetry {
     /// A new session of a host begins anew; that measuring did, too, is known by its first report.
     pub(crate) fn forget(&mut self, ctx: &Ctx<'_>, effects: &mut Effects, host: HostId) {
         if let Some(heard) = self.hosts.get_mut(&host) {
-            let found = std::mem::take(&mut heard.stragglers);
-            *heard = AgentReports { measuring: heard.measuring, ..AgentReports::default() };
-            for id in found.iter().map(|one| CommunicatorId(one.communicator)).collect::<BTreeSet<_>>() {
+            let anew = AgentReports { measuring: heard.measuring, ..AgentReports::default() };
+            let before = std::mem::replace(heard, anew);
+            for id in
+                before.stragglers.iter().map(|one| CommunicatorId(one.communicator)).collect::<BTreeSet<_>>()
+            {
                 self.note_stragglers(ctx, effects, id);
             }
         }
