@@ -66,7 +66,7 @@ pub struct Args {
     /// These parts alone; the other suites have none. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
-    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped. Suite sharing: host, links, classes, engine-weights, link-weights.
+    /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped. Suite sharing: host, links, classes, engine-weights, link-weights, hostile.
     /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
@@ -164,7 +164,8 @@ pub fn run(args: &Args) -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop))?;
     }
     eprintln!("Building (minutes, the first time)");
-    let binaries = Binaries::build_with(Profile::Release, &["harmonaize-bench", "harmonaize-perf"])?;
+    let binaries =
+        Binaries::build_with(Profile::Release, &["harmonaize-bench", "harmonaize-perf", "harmonaize-tests"])?;
     let began = Instant::now();
     let outcome = run(request, binaries, stop)?;
     eprintln!("{:.0} s without the build", began.elapsed().as_secs_f64());

@@ -189,6 +189,22 @@ impl Lab {
         spaces.start(&name, hosts, &self.programs.path(program), &arguments, &self.logs)
     }
 
+    /// Starts processes of a tenant, counted from 0, on one host: a label and arguments each.
+    pub(crate) fn processes_of(
+        &self,
+        tenant: usize,
+        host: usize,
+        name: &str,
+        program: &Path,
+        each: &[(&str, Vec<String>)],
+    ) -> Result<Vec<Process>> {
+        let spaces = self.spaces.get(tenant).context("no such tenant")?;
+        let start = |(label, arguments): &(&str, Vec<String>)| {
+            spaces.start_one(name, label, host, program, arguments, &self.logs)
+        };
+        each.iter().map(start).collect()
+    }
+
     /// Runs our collectives, a rank per entry of `hosts`, and returns what rank 0 measured.
     pub fn ours(&mut self, hosts: &[usize], arguments: &[&str]) -> Result<Vec<Measured>> {
         self.ours_of(0, hosts, arguments)

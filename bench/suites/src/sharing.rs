@@ -8,6 +8,7 @@ use crate::suite::Request;
 use anyhow::{Context, Result};
 use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
+use harmonaize_testkit::job::{self, Programs};
 use harmonaize_testkit::workspace::Binaries;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,6 +26,17 @@ const OFF: f64 = 0.05;
 /// How long jobs may take to join, and rates to settle.
 const JOIN: Duration = Duration::from_secs(3);
 const WARM_UP: Duration = Duration::from_millis(500);
+/// Bytes of an operation of the victim's, on the host of the tenant that harms its agent and on another.
+const OF_A_VICTIM: u64 = 64 << 10;
+const WITH_A_VICTIM: &[usize] = &[0, 1];
+/// What the tenant does that harms its agent, each in a process of its own.
+const ATTACKS: [&str; 8] =
+    ["scribble", "doorbell", "silent", "attach", "descriptors", "truncate", "maximal", "unmap"];
+/// Where a tenant's ranks are that behaves: with 4 communicators it has as many processes.
+const BESIDE_A_VICTIM: Place =
+    Place { what: "one host", hosts: 2, ranks: &[0, 0], bar: 2.0, weighed: (LARGE, 1) };
+/// The least of a victim's throughput beside a tenant that behaves that it keeps beside one that harms its agent.
+const THROUGHPUT: f64 = 0.7;
 /// How long a job may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -35,6 +47,7 @@ pub(crate) const PARTS: &[Part<Sharing>] = &[
     ("classes", |suite| suite.within(&ON_A_HOST)),
     ("engine-weights", |suite| suite.weights(&ON_A_HOST)),
     ("link-weights", |suite| suite.weights(&ON_LINKS)),
+    ("hostile", Sharing::hostile),
 ];
 
 /// Where ranks are, and the bar of a small operation's p99 beside large ones over that alone.
@@ -138,6 +151,86 @@ impl Sharing {
             ]
         });
         Ok(rows.collect())
+    }
+
+    /// A tenant's operations beside a tenant that harms its agent in all ways at once, against those beside one that behaves.
+    fn hostile(&self) -> Result<Vec<Row>> {
+        let (place, rounds) = (&BESIDE_A_VICTIM, self.request.rounds());
+        let window = Duration::from_secs(if self.request.smoke { 3 } else { 60 });
+        let program = self.binaries.path("hostile")?;
+        let folder = program.parent().context("no folder")?;
+        let programs = Programs::publish(folder, &["hostile"])?;
+        let mut lab = Lab::build_with(
+            place.hosts,
+            "10Gbit/s",
+            self.binaries.clone(),
+            Arc::clone(&self.stop),
+            |mut setup| {
+                setup.tenants.push(Tenant { name: "b".to_owned(), user: 3002 });
+                // Who attaches without end would keep its own tenant's other processes out.
+                setup.tenant += "\nattaches = 100000\n";
+                setup
+            },
+        )?;
+        let (mut rates, mut tails) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+        for round in 1..=rounds {
+            let until = monotonic_ns()? + nanos(JOIN + window);
+            let jobs = self.endless(&mut lab, 1, place, ATTACKS.len() / 2, (LARGE, 1), until)?;
+            std::thread::sleep(JOIN);
+            let calm = self.victim(&mut lab, until)?;
+            finish(&mut lab, jobs, LIMIT)?;
+            let until = monotonic_ns()? + nanos(JOIN + window);
+            let mut hostile = lab.processes_of(
+                1,
+                0,
+                "hostile",
+                &programs.path("hostile"),
+                &ATTACKS.map(|attack| {
+                    let seconds = (JOIN + window).as_secs();
+                    let arguments =
+                        ["--attack", attack, "--seconds", &seconds.to_string(), "--seed", &round.to_string()];
+                    (attack, arguments.map(str::to_owned).to_vec())
+                }),
+            )?;
+            std::thread::sleep(JOIN);
+            let beside = self.victim(&mut lab, until)?;
+            job::wait(&mut hostile, LIMIT, || lab.check())?;
+            for ((rate, p99), (rates, tails)) in
+                [calm, beside].into_iter().zip(rates.iter_mut().zip(&mut tails))
+            {
+                rates.push(rate);
+                tails.push(p99);
+            }
+            eprintln!(
+                "run {round}/{rounds}: beside one that behaves {:.0} operations a second, p99 {:.0} us; beside one that harms {:.0}, {:.0}",
+                calm.0, calm.1, beside.0, beside.1
+            );
+        }
+        lab.end().context("the lab did not end in order")?;
+        let what =
+            |figure: &str| format!("allreduce f32, 2 hosts, a tenant beside that harms its agent: {figure}");
+        let ([calm_rate, rate], [calm_tail, tail]) = (&rates, &tails);
+        Ok(vec![
+            Case::more("sharing", what("operations a second"), THROUGHPUT)
+                .of(OF_A_VICTIM, WITH_A_VICTIM.len())
+                .compare(rate, calm_rate, "beside one that behaves"),
+            Case::less("sharing", what("p99 us"), place.bar).of(OF_A_VICTIM, WITH_A_VICTIM.len()).compare(
+                tail,
+                calm_tail,
+                "beside one that behaves",
+            ),
+        ])
+    }
+
+    /// A victim's operations until a time of CLOCK_MONOTONIC: how many a second, and the 99th percentile, us.
+    fn victim(&self, lab: &mut Lab, until: u64) -> Result<(f64, f64)> {
+        let arguments = options(&[("--bytes", OF_A_VICTIM), ("--in-flight", 1), ("--until-ns", until)]);
+        let job = lab.start_of(0, "steady", WITH_A_VICTIM, &arguments)?;
+        let steady = finish(lab, vec![job], LIMIT)?.pop().context("no figures")?;
+        let rate = steady.rate(common(std::slice::from_ref(&steady), until, WARM_UP)?) / OF_A_VICTIM as f64;
+        let measured = Measured { bytes: steady.bytes, times_us: steady.took_us, busy: 0.0 };
+        let [_, p99] = percentiles(&[measured])?;
+        Ok((rate, p99))
     }
 
     /// Small operations back to back.
