@@ -9,6 +9,7 @@ use harmonaize_server::{Config, Server};
 use harmonaize_testkit::agents::{Agent, LIMIT, hello_of};
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -132,6 +133,118 @@ async fn a_tenant_joins_where_the_operator_lets_it() {
     agent.send(from_agent::Message::Join(join(9))).await.unwrap();
     let answer = agent.next().await.unwrap();
     assert!(matches!(answer, to_agent::Message::Form(_)), "{answer:?}");
+}
+
+#[tokio::test]
+async fn an_agent_asks_nothing_for_tenants_of_other_hosts() {
+    use from_agent::Message;
+    let provider = Provider::start().await;
+    let (tenant, communicator) = ("a".to_owned(), "c".to_owned());
+    let questions = |request| {
+        let (tenant, communicator) = (tenant.clone(), communicator.clone());
+        [
+            Message::ReadEvents(v1::ReadEvents { request, tenant: tenant.clone(), ..Default::default() }),
+            Message::Negotiate(v1::Negotiate {
+                request,
+                tenant: tenant.clone(),
+                communicator: communicator.clone(),
+                propose: None,
+            }),
+            Message::BeginIteration(v1::BeginIteration {
+                request,
+                tenant: tenant.clone(),
+                communicator: communicator.clone(),
+                accumulate_min: 1,
+                accumulate_max: 1,
+                checkpoint: None,
+            }),
+            Message::Hint(v1::Hint { request, tenant, communicator, hints: None }),
+        ]
+    };
+    let why = |answer: to_agent::Message| match answer {
+        to_agent::Message::EventsRead(v1::EventsRead { request, refused, .. })
+        | to_agent::Message::Negotiated(v1::Negotiated { request, refused, .. })
+        | to_agent::Message::IterationChoice(v1::IterationChoice { request, refused, .. })
+        | to_agent::Message::Hinted(v1::Hinted { request, refused }) => (request, refused),
+        other => panic!("{other:?}"),
+    };
+    for (host, elsewhere) in [("h1", true), ("h0", false)] {
+        let mut agent = provider.welcome(host).await;
+        for question in questions(7) {
+            agent.send(question).await.unwrap();
+            let (answered, refused) = why(agent.next().await.unwrap());
+            assert_eq!((answered, refused.contains("elsewhere")), (7, elsewhere), "{host}: {refused}");
+        }
+    }
+}
+
+/// What is logged while it is the default.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// The lines of the audit so far, which are no longer here then.
+    fn audit(&self) -> Vec<String> {
+        let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
+        text.lines().filter(|line| line.contains(" audit: ")).map(str::to_owned).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_audit_has_who_asked_from_where_for_what_and_what_came_of_it() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _default = tracing::subscriber::set_default(subscriber);
+    let provider = Provider::start().await;
+    let mut clients = Vec::new();
+    for name in ["ada", "otto", "vera", "h0"] {
+        clients.push(OperatorClient::new(provider.connect(name).await));
+    }
+    let [ada, otto, vera, stranger] = clients.try_into().unwrap();
+    let withdraw = || v1::WithdrawRequest { targets: vec!["h1".into()], kind: 1, ..Default::default() };
+    let add = || v1::AddTenantRequest { name: "b".into(), uids: vec![3002], ..Default::default() };
+    let has = |what: &[&str]| {
+        let lines = log.audit();
+        let all =
+            |line: &String| what.iter().all(|what| line.contains(what)) && line.contains("from=127.0.0.1:");
+        assert!(lines.len() == 1 && lines.iter().all(all), "{what:?}: {lines:#?}");
+    };
+    // Who looks leaves no line.
+    vera.clone().topology(v1::TopologyRequest::default()).await.unwrap();
+    assert_eq!(log.audit(), Vec::<String>::new());
+    otto.clone().withdraw(withdraw()).await.unwrap();
+    has(&["INFO", "otto", "done", "h1"]);
+    let nowhere = v1::WithdrawRequest { targets: vec!["h9".into()], ..withdraw() };
+    otto.clone().withdraw(nowhere).await.unwrap_err();
+    has(&["WARN", "otto", "not done", "h9", "why="]);
+    vera.clone().withdraw(withdraw()).await.unwrap_err();
+    has(&["WARN", "vera", "refused", "viewer"]);
+    otto.clone().add_tenant(add()).await.unwrap_err();
+    has(&["WARN", "otto", "refused", "admin"]);
+    ada.clone().add_tenant(add()).await.unwrap();
+    has(&["INFO", "ada", "done", "b"]);
+    stranger.clone().topology(v1::TopologyRequest::default()).await.unwrap_err();
+    has(&["WARN", "h0", "refused", "operator"]);
+    // An agent that says that it is another, and one that speaks for a tenant that is not on its host.
+    provider.hello("h1", "h0").await.next().await.unwrap_err();
+    has(&["WARN", "h1", "session refused"]);
+    let mut agent = provider.welcome("h1").await;
+    let asked = v1::ReadEvents { tenant: "a".into(), ..Default::default() };
+    agent.send(from_agent::Message::ReadEvents(asked)).await.unwrap();
+    agent.next().await.unwrap();
+    has(&["WARN", "h1", "events", "not for this host's agent"]);
 }
 
 /// What calls of each role say: look, change, administer.

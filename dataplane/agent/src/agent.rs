@@ -333,6 +333,7 @@ impl Agent {
                 self.detail(attachment, communicator, reply);
             }
             SessionRequest::Ask { attachment, question } => {
+                self.cancel_abandoned();
                 let Some(attached) = self.attachments.get(&attachment) else { return };
                 if let Some(message) = self.questions.ask(&attached.tenant, question) {
                     self.send_to_control(message);
@@ -425,7 +426,13 @@ impl Agent {
         }
     }
 
+    /// Has control forget the questions of processes that went away.
+    fn cancel_abandoned(&mut self) {
+        self.questions.abandoned().for_each(|message| self.send_to_control(message));
+    }
+
     fn handle_detached(&mut self, attachment: AttachmentId) {
+        self.cancel_abandoned();
         let Some(attached) = self.attachments.remove(&attachment) else { return };
         // The engine sees the end first: with an operation in flight its ranks are lost, not leaving.
         self.try_command(attached.thread, Command::Detach { attachment: engine_id(attachment) });
@@ -499,7 +506,7 @@ impl Agent {
             Event::GrantAggregation(_) | Event::RevokeAggregation { .. } | Event::ServeTenants(_) => {}
             Event::Answered(answer) => self.questions.answer(answer),
             Event::Connected(welcome) => {
-                self.questions.session(true);
+                self.questions.session(true, welcome.cancels_reads);
                 let interval = welcome.telemetry_interval_ns;
                 let interval =
                     (interval > 0).then(|| Duration::from_nanos(interval).max(MIN_REPORT_INTERVAL));
@@ -509,7 +516,7 @@ impl Agent {
                 tracing::info!(build = welcome.build, "session with control is open");
             }
             Event::Disconnected { reason, .. } => {
-                self.questions.session(false);
+                self.questions.session(false, false);
                 // Whoever gives turns next knows nothing of those that were.
                 for id in self.communicators.keys().copied().collect::<Vec<_>>() {
                     let communicator = CommunicatorId(id);

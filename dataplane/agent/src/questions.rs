@@ -17,11 +17,14 @@ pub(crate) struct Questions {
     negotiations: PendingRequests<Negotiated>,
     iterations: PendingRequests<Choice>,
     hints: PendingRequests<()>,
+    /// Whether control takes `CancelRead`.
+    cancels: bool,
 }
 
 impl Questions {
-    /// A session with control has begun, or has ended.
-    pub(crate) fn session(&mut self, open: bool) {
+    /// A session with control has begun, or has ended. `cancels`: whether this control takes `CancelRead`.
+    pub(crate) fn session(&mut self, open: bool, cancels: bool) {
+        self.cancels = cancels;
         self.readers.reset(open);
         self.negotiations.reset(open);
         self.iterations.reset(open);
@@ -51,6 +54,12 @@ impl Questions {
                 from_agent::Message::Hint(v1::Hint { request, tenant, communicator, hints })
             }
         })
+    }
+
+    /// What to say to control of processes that waited for events and went away.
+    pub(crate) fn abandoned(&mut self) -> impl Iterator<Item = from_agent::Message> + use<> {
+        let gone = self.readers.abandoned().into_iter().filter(|_| self.cancels).collect::<Vec<_>>();
+        gone.into_iter().map(|request| from_agent::Message::CancelRead(v1::CancelRead { request }))
     }
 
     /// Control's answer, for who waits for it.

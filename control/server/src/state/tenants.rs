@@ -8,6 +8,7 @@ pub(crate) mod inherited;
 pub(crate) mod joins;
 pub(crate) mod limits;
 pub(crate) mod past;
+mod readers;
 pub(crate) mod regroup;
 pub(crate) mod slowdown;
 pub(crate) mod splits;

@@ -256,7 +256,8 @@ impl Ledger {
             | Message::PathProbed(_)
             | Message::RequestSlot(_)
             | Message::ReleaseSlot(_)
-            | Message::TenantsServed(_) => {}
+            | Message::TenantsServed(_)
+            | Message::CancelRead(_) => {}
         }
         self.disconnected_since.is_none().then_some(message)
     }

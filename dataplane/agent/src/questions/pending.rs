@@ -33,6 +33,12 @@ impl<T> PendingRequests<T> {
         Some(request)
     }
 
+    /// The numbers of questions whose askers went away meanwhile. They wait no longer.
+    pub(super) fn abandoned(&mut self) -> Vec<u64> {
+        let gone = self.waiting.extract_if(.., |_, reply| reply.is_closed());
+        gone.map(|(request, _)| request).collect()
+    }
+
     /// Control's answer.
     pub(super) fn answer(&mut self, request: u64, answer: Result<T, String>) {
         if let Some(reply) = self.waiting.remove(&request) {
@@ -51,6 +57,19 @@ impl<T> PendingRequests<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_went_away_waits_no_longer() {
+        let mut asked = PendingRequests::<u32>::default();
+        asked.reset(true);
+        let ((reply, answer), (other, waits)) = (oneshot::channel(), oneshot::channel());
+        let request = asked.ask(reply).unwrap();
+        asked.ask(other).unwrap();
+        assert!(asked.abandoned().is_empty());
+        drop(answer);
+        assert_eq!((asked.abandoned(), asked.abandoned()), (vec![request], vec![]));
+        drop(waits);
+    }
 
     #[test]
     fn who_asks_is_answered_whatever_becomes_of_control() {

@@ -103,6 +103,7 @@ impl Controller {
             Message::PathProbed(answer) => self.link_state.probed(ctx, &mut self.outbox, from, &answer),
             Message::SetBudget(said) => return self.set_budget(from, &said),
             Message::ReadEvents(asked) => return self.events.read(ctx, &mut self.outbox, from, asked),
+            Message::CancelRead(gone) => self.events.cancel(from, gone.request),
             Message::Negotiate(asked) => {
                 let conditions = view!(self, now).conditions();
                 let room = Room { conditions, set_aside: self.regroups.past.set_aside().collect() };

@@ -75,6 +75,7 @@ impl Controller {
             congestion_reports_per_second: MOST_A_SECOND,
             serve: self.operator.served_at(&hello.host),
             uplink_bits_per_second: self.settings.topology.uplink(host).0,
+            cancels_reads: true,
         };
         self.outbox.send(from, to_agent::Message::Welcome(welcome));
         self.outbox.fact(Fact::AgentConnected { host: hello.host.clone(), listen: listen.to_string() });

@@ -6,6 +6,7 @@ use crate::state::effects::{Effects, Note};
 use crate::state::job::communicator::Communicator;
 use crate::state::output::SessionId;
 use crate::state::tenants::agreements::Agreements;
+use crate::state::tenants::readers::{Reader, Readers};
 use crate::state::tenants::slowdown::{Latest, QUIET, Slowdown};
 use crate::state::world::withdrawals::NOTICE;
 use harmonaize_abi::session::{Event, EventBatch, EventCursor, EventKind};
@@ -18,9 +19,6 @@ use rand_chacha::ChaCha20Rng;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Most readers of one agent that wait at once.
-const MOST_READERS: usize = 4096;
-
 /// Longest wait: then the reader is told that nothing came, and asks again.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -29,7 +27,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(crate) struct Events {
     random: ChaCha20Rng,
     feeds: BTreeMap<String, Feed>,
-    readers: BTreeMap<(SessionId, u64), Reader>,
+    readers: Readers,
     /// By communicator: the least slowdown that it has been planned for, which is what it can expect.
     best: BTreeMap<CommunicatorId, f64>,
     /// What of each tenant's own slows its communicators, as it was when `best` was looked at: which there
@@ -51,13 +49,6 @@ pub(crate) struct Events {
 /// A tenant's communicators, each with its share in quarters and what it is promised.
 type Own = BTreeMap<CommunicatorId, (u32, Rate)>;
 
-#[derive(Debug)]
-struct Reader {
-    tenant: String,
-    from: EventCursor,
-    until: Duration,
-}
-
 impl Reader {
     /// What it is answered, unless it is to wait on.
     fn answer(&self, feeds: &BTreeMap<String, Feed>, now: Duration, request: u64) -> Option<v1::EventsRead> {
@@ -76,7 +67,7 @@ impl Events {
         Self {
             random,
             feeds: BTreeMap::new(),
-            readers: BTreeMap::new(),
+            readers: Readers::default(),
             best: BTreeMap::new(),
             own: BTreeMap::new(),
             slowdowns: BTreeMap::new(),
@@ -97,16 +88,19 @@ impl Events {
         request: v1::ReadEvents,
     ) -> Result<(), &'static str> {
         let v1::ReadEvents { request, tenant, from, wait_ns } = request;
-        if self.readers.contains_key(&(session, request)) {
+        if self.readers.waits(session, request) {
             return Err("a number of ReadEvents twice");
         }
-        let waiting = self.readers.range((session, 0)..=(session, u64::MAX)).count();
         if !ctx.settings.tenants.contains(&tenant) {
             send(effects, session, refused(request, "the provider does not know this tenant"));
             return Ok(());
         }
-        if waiting >= MOST_READERS {
-            send(effects, session, refused(request, "too many processes wait for events; try again"));
+        if !self.readers.has_room(session, &tenant) {
+            send(
+                effects,
+                session,
+                refused(request, "too many processes of this tenant wait for events; try again"),
+            );
             return Ok(());
         }
         // There is one for whoever asks, also with a cursor from before control began.
@@ -117,9 +111,14 @@ impl Events {
         // Its own answer alone: of many who read on after a tick each would else look for all.
         match reader.answer(&self.feeds, ctx.now, request) {
             Some(answer) => send(effects, session, answer),
-            None => drop(self.readers.insert((session, request), reader)),
+            None => self.readers.add(session, request, reader),
         }
         Ok(())
+    }
+
+    /// The process that waited is gone.
+    pub(crate) fn cancel(&mut self, session: SessionId, request: u64) {
+        self.readers.remove(session, request);
     }
 
     /// An iteration of a tenant's job begins: answers which of its choices fits what it has been told.
@@ -286,7 +285,7 @@ impl Events {
     pub(crate) fn next_timeout(&self, ctx: &Ctx<'_>) -> Option<Duration> {
         let began = clock(ctx, Duration::ZERO);
         let due = self.feeds.values().filter_map(Feed::next_due).map(|at| at.saturating_sub(began));
-        due.chain(self.readers.values().map(|reader| reader.until)).min()
+        due.chain(self.readers.next_timeout()).min()
     }
 
     /// Makes the events that are due, and answers who waits for them, or has waited long enough.
@@ -297,15 +296,8 @@ impl Events {
     }
 
     fn answer_readers(&mut self, ctx: &Ctx<'_>, effects: &mut Effects) {
-        let mut answers = Vec::new();
         let Events { feeds, readers, .. } = self;
-        readers.retain(|(session, request), reader| match reader.answer(feeds, ctx.now, *request) {
-            Some(answer) => {
-                answers.push((*session, answer));
-                false
-            }
-            None => true,
-        });
+        let answers = readers.answer(|request, reader| reader.answer(feeds, ctx.now, request));
         for (session, answer) in answers {
             send(effects, session, answer);
         }
@@ -320,7 +312,7 @@ impl Events {
 
     /// A session is over.
     pub(crate) fn forget_readers(&mut self, session: SessionId) {
-        self.readers.retain(|(of, _), _| *of != session);
+        self.readers.forget(session);
     }
 }
 

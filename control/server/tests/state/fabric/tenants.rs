@@ -166,6 +166,11 @@ impl Fabric {
         self.ask(host, from_agent::Message::ReadEvents(asked));
     }
 
+    /// The process on the host that asked so is gone.
+    pub(crate) fn cancel_read(&mut self, host: usize, request: u64) {
+        self.ask(host, from_agent::Message::CancelRead(v1::CancelRead { request }));
+    }
+
     /// A process on host 0 proposes, or asks; what it is answered, if it is.
     pub(crate) fn negotiate(
         &mut self,
