@@ -17,12 +17,13 @@ mod constraints;
 mod event;
 mod hints;
 mod knobs;
+mod list;
 mod offer;
 mod region;
 mod request_error;
 
 pub use auth::{AuthConfirmation, AuthRequest, Challenge, MIN_SECRET, Response, Secret};
-pub use budget::Budget;
+pub use budget::{Budget, MAX_CODECS};
 pub use constraints::{
     Agreement, BUSBW, Clause, Constraints, MAX_COMPLETIONS, MAX_TARGET_BYTES, MAX_WEIGHT,
     MIN_BANDWIDTH_BYTES, Negotiated, OnFailure, Priority, REGROUP, Reason, Record, TARGETS, Target,

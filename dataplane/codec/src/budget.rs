@@ -1,12 +1,9 @@
 //! What a tenant lets be lost.
 
 use crate::Codec;
-use harmonaize_abi::session::Budget as Said;
+use harmonaize_abi::session::{Budget as Said, MAX_CODECS};
 use std::fmt;
 use thiserror::Error;
-
-/// Most codecs that a budget names.
-const MAX_CODECS: usize = 32;
 
 /// What a tenant lets be lost of its tensors.
 #[derive(Clone, Debug, PartialEq)]

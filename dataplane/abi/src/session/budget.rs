@@ -1,5 +1,6 @@
 //! What a tenant lets be lost of its tensors, as it says so.
 
+use super::list::bounded;
 use alloc::borrow::ToOwned;
 use alloc::format;
 use alloc::string::String;
@@ -7,6 +8,9 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 use serde::{Deserialize, Serialize};
+
+/// Most codecs that a budget names.
+pub const MAX_CODECS: usize = 32;
 
 /// What a tenant lets be lost of the tensors of a communicator's operations. All ranks must say the same. Whatever is let be lost,
 /// exact is always within it.
@@ -18,7 +22,7 @@ pub enum Budget {
     /// vNMSE = |error of the sum|^2 / sum over ranks of |x_i|^2 of each operation, at most so much: above 0, at most 1.
     Vnmse(f64),
     /// Whatever the codecs of these names lose, such as "bf16" or "int8".
-    Codecs(Vec<String>),
+    Codecs(#[serde(deserialize_with = "bounded::<MAX_CODECS, _, _>")] Vec<String>),
     /// What sending bfloat16 would lose.
     MatchBf16,
 }

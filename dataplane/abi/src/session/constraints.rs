@@ -1,6 +1,7 @@
 //! Constraints: what a tenant wants of one of its communicators; and agreements: what of it the provider has promised.
 
 use super::Budget;
+use super::list::bounded;
 use crate::Collective;
 use alloc::format;
 use alloc::string::String;
@@ -85,6 +86,7 @@ pub struct Constraints {
     /// What may be lost of its tensors; what its ranks said when they joined, if left out.
     pub budget: Option<Budget>,
     /// Targets for single operations, by collective, and of ascending sizes.
+    #[serde(deserialize_with = "bounded::<MAX_COMPLETIONS, _, _>")]
     pub completions: Vec<Target>,
     /// A target for all operations of one iteration together: their times are added.
     pub iteration: Option<Target>,
@@ -336,9 +338,9 @@ impl Constraints {
             wrong(Clause::Bandwidth, text);
         }
         if self.completions.len() > MAX_COMPLETIONS {
-            let text =
-                format!("{} targets for operations; at most {MAX_COMPLETIONS}", self.completions.len());
-            wrong(Clause::Completion, text);
+            // Of the others nothing is said: there may be any number.
+            wrong(Clause::Completion, format!("more than {MAX_COMPLETIONS} targets for operations"));
+            return Err(reasons);
         }
         let targets = self.completions.iter().map(|target| (Clause::Completion, target));
         for (clause, target) in targets.chain(self.iteration.iter().map(|it| (Clause::Iteration, it))) {

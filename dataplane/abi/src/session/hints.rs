@@ -1,5 +1,6 @@
 //! Hints: what a tenant expects one of its communicators to do. Advice, never trusted.
 
+use super::list::bounded;
 use crate::Collective;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -45,6 +46,7 @@ pub struct Hints {
     /// Of an iteration, if nobody else slows it: from the beginning of its operations to that of the next one's.
     pub period: Option<Duration>,
     /// The operations of an iteration, in order.
+    #[serde(deserialize_with = "bounded::<MAX_SEQUENCE, _, _>")]
     pub sequence: Vec<Expected>,
     /// How much this matters beside other communicators of the same tenant, and of nobody else: 0 (as it is without) to
     /// [`MAX_TASK_PRIORITY`]. Those with less give way where they share a link.
