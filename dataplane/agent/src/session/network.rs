@@ -11,16 +11,18 @@ use harmonaize_abi::session::{
     AuthConfirmation, AuthRequest, Challenge, MessageError, RefusalKind, Refused, Response, Secret, decode,
     decode_first, encode, encode_first,
 };
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
-/// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together.
-const MAX_UNAUTHENTICATED: u32 = 16;
+/// Connections at once that have not proved anything: of each address that is a tenant's, and of all others together. Of one more the
+/// oldest goes: who proves itself at once keeps its place, whoever else comes from its address.
+const MAX_UNAUTHENTICATED: usize = 16;
 
 /// Lines of the log about such connections in a minute.
 const UNAUTHENTICATED_LINES: u32 = 60;
@@ -40,8 +42,8 @@ pub(super) struct Gate {
     limit: Duration,
     /// Of nobody: whoever names no tenant is asked to prove as much as the others.
     decoy: Secret,
-    /// Connections that have not proved anything, by address; `None`: not a tenant's.
-    unauthenticated: Mutex<HashMap<Option<IpAddr>, u32>>,
+    /// Connections that have not proved anything, by address (`None`: not a tenant's), the oldest first.
+    unauthenticated: Mutex<HashMap<Option<IpAddr>, VecDeque<Arc<Notify>>>>,
     /// Lines about those, whoever they are.
     log: LogLimit,
 }
@@ -51,15 +53,17 @@ pub(super) struct Gate {
 struct UnauthenticatedSlot {
     gate: Arc<Gate>,
     from: Option<IpAddr>,
+    /// Called where the place is taken away.
+    evicted: Arc<Notify>,
 }
 
 impl Drop for UnauthenticatedSlot {
     fn drop(&mut self) {
         let mut unproven = self.gate.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = unproven.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                unproven.remove(&self.from);
+        if let Entry::Occupied(mut slots) = unproven.entry(self.from) {
+            slots.get_mut().retain(|slot| !Arc::ptr_eq(slot, &self.evicted));
+            if slots.get().is_empty() {
+                slots.remove();
             }
         }
     }
@@ -108,11 +112,7 @@ impl NetworkServer {
         let own_stop = stop.clone();
         let admit = |(stream, from): (TcpStream, SocketAddr)| {
             let from = from.ip().to_canonical();
-            let slot = gate.admit(from);
-            if slot.is_none() {
-                gate.log(|| tracing::warn!(%from, "closed: too many connections that have proved nothing"));
-            }
-            slot.map(|slot| visit(slot, stream, from, requests.clone(), own_stop.clone()))
+            Some(visit(gate.admit(from), stream, from, requests.clone(), own_stop.clone()))
         };
         serve_connections("over TCP", move |cx| listener.poll_accept(cx), admit, (stop, held)).await;
     }
@@ -134,6 +134,10 @@ async fn visit(
     let proved = tokio::select! {
         proved = visitor.authenticate() => proved,
         _ = stop.wait_for(|stop| *stop) => return,
+        () = place.evicted.notified() => {
+            let why = "closed: too many connections from there have proved nothing, and this was the oldest";
+            return place.gate.log(|| tracing::warn!(%from, "{why}"));
+        }
     };
     match proved {
         Ok((tenant, grant)) => {
@@ -162,17 +166,20 @@ impl Gate {
         tenants.iter().find(|tenant| fits(tenant)).cloned()
     }
 
-    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<UnauthenticatedSlot> {
+    /// A place among the unproven for who comes from there.
+    fn admit(self: &Arc<Self>, from: IpAddr) -> UnauthenticatedSlot {
         let of_tenant =
             |tenant: &Tenant| tenant.rules().network.as_ref().is_some_and(|n| n.addresses.contains(&from));
         let from = self.find(of_tenant).map(|_| from);
         let mut unproven = self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = unproven.entry(from).or_default();
-        if *count >= MAX_UNAUTHENTICATED {
-            return None;
+        let (slots, evicted) = (unproven.entry(from).or_default(), Arc::new(Notify::new()));
+        if slots.len() >= MAX_UNAUTHENTICATED
+            && let Some(oldest) = slots.pop_front()
+        {
+            oldest.notify_one();
         }
-        *count += 1;
-        Some(UnauthenticatedSlot { gate: Arc::clone(self), from })
+        slots.push_back(Arc::clone(&evicted));
+        UnauthenticatedSlot { gate: Arc::clone(self), from, evicted }
     }
 
     /// Whose process it is, and the agent's own proof; else why not, for the operator alone.
