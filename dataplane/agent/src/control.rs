@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -220,6 +221,34 @@ fn begin(settings: Settings, ledger: Ledger, paused: bool) -> Control {
     };
     let pause = Pause { paused, images };
     Control { to_control, events, task: tokio::spawn(session.run()), pause }
+}
+
+/// A thread for the session with control and for nothing else: no tenant's process, however much it asks, holds it up.
+#[derive(Debug)]
+pub struct SessionThread {
+    runtime: Handle,
+    /// The thread ends once this is dropped.
+    _stop: oneshot::Sender<()>,
+}
+
+impl SessionThread {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the process may have no more threads or descriptors.
+    pub fn start() -> std::io::Result<Self> {
+        let own = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (runtime, (stop, stopped)) = (own.handle().clone(), oneshot::channel::<()>());
+        let until = move || drop(own.block_on(stopped));
+        std::thread::Builder::new().name("control".to_owned()).spawn(until)?;
+        Ok(Self { runtime, _stop: stop })
+    }
+
+    /// Has [`connect`] or [`resume`] start the session's task on this thread.
+    pub fn enter<T>(&self, start: impl FnOnce() -> T) -> T {
+        let _entered = self.runtime.enter();
+        start()
+    }
 }
 
 /// Why the task stops trying.

@@ -6,7 +6,7 @@ mod successor;
 use crate::agent::Agent;
 use crate::coding;
 use crate::config::{Config, HANDSHAKE, Rdma};
-use crate::control::{self, Event, Settings};
+use crate::control::{self, Event, SessionThread, Settings};
 use crate::costs;
 use crate::counters::Counters;
 use crate::engines::Engines;
@@ -326,9 +326,13 @@ async fn serve(
         ..settings
     };
     let (ledger, parts) = taken.map(|taken| taken.split()).unzip();
+    let session = SessionThread::start().context("cannot start the thread of the session with control")?;
     let mut control = match ledger {
-        Some(ledger) => control::resume(settings, ledger).context("the agent before had no such session")?,
-        None => control::connect(settings),
+        Some(ledger) => {
+            let resumed = session.enter(|| control::resume(settings, ledger));
+            resumed.context("the agent before had no such session")?
+        }
+        None => session.enter(|| control::connect(settings)),
     };
     paths
         .answer_into(control.to_control.downgrade())
