@@ -145,9 +145,15 @@ fn is_encoded(attributes: &[Attribute]) -> bool {
     })
 }
 
+/// Whether an attribute only bounds how much of a list is taken in: what crosses is the same list.
+fn is_bound(attribute: &Attribute) -> bool {
+    let syn::Meta::List(list) = &attribute.meta else { return false };
+    list.tokens.to_string().starts_with("deserialize_with = \"bounded::<")
+}
+
 /// Leaves what the encoding depends on.
 fn bare(attributes: &mut Vec<Attribute>) {
-    attributes.retain(|one| one.path().is_ident("repr") || one.path().is_ident("serde"));
+    attributes.retain(|one| one.path().is_ident("repr") || (one.path().is_ident("serde") && !is_bound(one)));
 }
 
 fn bare_fields(fields: &mut Fields) {
@@ -181,7 +187,7 @@ mod tests {
 
     const SOURCE: &str = "/// A.\n#[derive(Clone, Serialize)] pub struct A { /// One.\n pub one: u8, #[serde(skip)] two: B }\n\
         #[derive(Clone)] struct C;\n#[derive(zerocopy::IntoBytes)] #[repr(C)] struct B(u16);\n\
-        #[derive(Serialize)] enum D { X, Y { z: u8 } }";
+        #[derive(Serialize)] enum D { X, Y { #[serde(deserialize_with = \"bounded::<2, _, _>\")] z: u8 } }";
 
     fn sources() -> Sources {
         let mut sources = Sources::default();
