@@ -27,6 +27,11 @@ struct Slot {
 }
 
 impl Rings {
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds a ring. Refused: a number twice, no slots, or slots that do not lie in the memory.
     pub(crate) fn attach(&mut self, number: u16, ring: Ring) -> Result<(), DownReason> {
         let need = u64::from(ring.slot_bytes) * u64::from(ring.slots);

@@ -168,6 +168,11 @@ impl Registrations {
         Ok(region)
     }
 
+    /// Whether there are regions, or others use the domain.
+    pub fn is_used(&self) -> bool {
+        !self.regions.is_empty() || Arc::strong_count(&self.domain) > 1
+    }
+
     /// Lets go of the regions of mappings that nobody uses any more.
     pub fn sweep(&mut self) {
         self.regions.retain(|_, region| region.used());

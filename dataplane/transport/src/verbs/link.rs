@@ -24,6 +24,8 @@ pub(super) enum Stage {
 pub(super) struct Link {
     pub(super) id: LinkId,
     pub(super) stage: Stage,
+    /// Whose it is, by the agent's number; none where nobody has said so.
+    pub(super) tenant: Option<u32>,
     /// One per path.
     source_ports: Vec<u16>,
     /// Slots of each of our mailboxes.
@@ -79,10 +81,18 @@ impl Link {
             deadline: None,
             failing: None,
             source_ports,
+            tenant: None,
         };
         let paths = link.source_ports.len() as u16;
         link.queue_control(&Control::Hello { paths, rails: rails as u16, slots });
         link
+    }
+
+    /// Says whose link it is, as long as nothing has been made for it.
+    pub(super) fn set_tenant(&mut self, tenant: u32) {
+        if self.hello.is_none() && self.rings.is_empty() {
+            self.tenant = Some(tenant);
+        }
     }
 
     /// Queues a frame of the exchange.
@@ -184,7 +194,7 @@ impl Link {
     }
 
     /// The peer said what it expects: makes the paths.
-    fn greeted(&mut self, paths: u16, theirs: u16, slots: u32, rails: &[Rail]) -> Result<(), DownReason> {
+    fn greeted(&mut self, paths: u16, theirs: u16, slots: u32, rails: &mut [Rail]) -> Result<(), DownReason> {
         let ours = self.source_ports.len();
         if usize::from(paths) != ours {
             return Err(DownReason::Refused(format!("the peer has {paths} paths, this agent {ours}")));
@@ -195,8 +205,9 @@ impl Link {
         for (number, port) in (0_u16..).zip(&ports) {
             let at = usize::from(number) % spread;
             let label = if *port == 0 { 0 } else { harmonaize_verbs::flow_label(*port) };
-            let rail = rails.get(at).ok_or_else(|| DownReason::Connect("no device".into()))?;
-            let (path, end) = Path::create(rail, at, self.slots, self.queue_frames, label, number)
+            let rail = rails.get_mut(at).ok_or_else(|| DownReason::Connect("no device".into()))?;
+            let made = (self.tenant, self.slots, self.queue_frames);
+            let (path, end) = Path::create(rail, at, made, label, number)
                 .map_err(|error| DownReason::Connect(format!("path {number}: {error}")))?;
             self.paths.push(path);
             self.queue_control(&Control::Path(end));

@@ -18,7 +18,9 @@ mod reaper;
 mod wake;
 
 use crate::tcp::{self, Acceptor, TcpTransport};
-use crate::{DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Ring, SendError, Transport};
+use crate::{
+    DownReason, Event, Flow, Introduction, Landing, LinkId, MAX_PATHS, Owner, Ring, SendError, Transport,
+};
 use exchange::{Control, RemoteMemory, RingEnd};
 use harmonaize_shm::Span;
 use harmonaize_verbs::{Access, VerbsError};
@@ -432,7 +434,7 @@ impl VerbsTransport {
         let now = Instant::now();
         if self.sweep <= now {
             self.sweep = now + SWEEP;
-            self.rails.iter_mut().for_each(|rail| rail.regions.sweep());
+            self.rails.iter_mut().for_each(Rail::sweep);
             if !self.rails.iter().all(|rail| rail.device.check_present()) {
                 self.lost_devices(sink);
             }
@@ -489,6 +491,12 @@ impl Transport for VerbsTransport {
         Ok(id)
     }
 
+    fn set_owner(&mut self, link: LinkId, owner: Owner) {
+        if let Some(link) = self.at(link).and_then(|at| self.links.get_mut(at)) {
+            link.set_tenant(owner.tenant);
+        }
+    }
+
     fn attach_ring(&mut self, link: LinkId, ring: u16, memory: Ring) -> Result<(), DownReason> {
         let at = self.at(link).ok_or(DownReason::Closed)?;
         let Some(link) = self.links.get_mut(at) else { return Err(DownReason::Closed) };
@@ -497,8 +505,8 @@ impl Transport for VerbsTransport {
         // The registrations keep them for as long as the link has the ring.
         for rail in &mut self.rails {
             let region = rail
-                .regions
-                .region(memory.memory.memory(), Access::REMOTE_WRITE)
+                .registrations(link.tenant)
+                .and_then(|regions| regions.region(memory.memory.memory(), Access::REMOTE_WRITE))
                 .map_err(|error| DownReason::Connect(format!("ring {ring}: {error}")))?;
             let address = region.address() + memory.memory.offset() as u64;
             end.places.push(RemoteMemory { address, rkey: region.rkey() });

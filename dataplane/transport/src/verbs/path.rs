@@ -9,7 +9,9 @@ use super::rail::Rail;
 use crate::rings::Rings;
 use crate::{DownReason, Event, Flow, Landing, MAX_HEADER, SendError};
 use harmonaize_shm::{Memory, Span};
-use harmonaize_verbs::{Access, Completion, CompletionQueue, Connected, Depths, Endpoint, Gid, Local, Mtu};
+use harmonaize_verbs::{
+    Access, Completion, CompletionQueue, Connected, Depths, Domain, Endpoint, Gid, Local, Mtu,
+};
 use harmonaize_verbs::{QueuePair, Region, RemoteAddress, Status, Unconnected, VerbsError, Work};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -69,6 +71,8 @@ enum Pair {
 pub(super) struct Path {
     /// Which of the devices.
     pub(super) rail: usize,
+    /// Whose link it is, by the agent's number.
+    tenant: Option<u32>,
     pair: Pair,
     completions: Arc<CompletionQueue>,
     /// Our mailbox, and behind it as many slots for messages under way.
@@ -117,18 +121,19 @@ impl std::fmt::Debug for Path {
 impl Path {
     /// A queue pair with `count` slots of mailbox, and its parameters for the peer.
     pub(super) fn create(
-        rail: &Rail,
+        rail: &mut Rail,
         at: usize,
-        count: u32,
-        queue_frames: usize,
+        (tenant, count, queue_frames): (Option<u32>, u32, usize),
         flow_label: u32,
         number: u16,
     ) -> Result<(Self, PathEnd), VerbsError> {
         // The memory that a peer writes into, and never the tenants'.
         let memory = Memory::private(2 * count as usize * SLOT).map_err(|_| VerbsError::NotRegistered)?;
-        let slots = Region::register(rail.regions.domain(), &memory, Access::REMOTE_WRITE)?;
+        let domain = Arc::clone(rail.registrations(tenant)?.domain());
+        let slots = Region::register(&domain, &memory, Access::REMOTE_WRITE)?;
         let completions = CompletionQueue::create(&rail.device, 2 * count + receives(count))?;
-        let pair = create_pair(rail, &completions, count, flow_label)?;
+        let route = harmonaize_verbs::Path { flow_label, ..rail.route };
+        let pair = create_pair(&domain, &completions, count, route)?;
         let endpoint = pair.endpoint();
         let end = PathEnd {
             number,
@@ -141,6 +146,7 @@ impl Path {
         };
         let path = Self {
             rail: at,
+            tenant,
             inline_bytes: pair.depths().inline_bytes as usize,
             pair: Pair::Unconnected(pair),
             completions,
@@ -331,7 +337,7 @@ impl Path {
                 Some((landing, span, token)) if matches!(kind, Kind::Landed(..)) => {
                     let to = slot_address(outlet.rings, landing, self.rail).ok_or_else(gone)?;
                     let rail = outlet.rails.get_mut(self.rail).ok_or_else(gone)?;
-                    let region = rail.regions.region(span.memory(), Access::SEND)?;
+                    let region = rail.registrations(self.tenant)?.region(span.memory(), Access::SEND)?;
                     self.batch.push(Work::write(Local::new(&region, span)?, to));
                     self.post(kind, header, None)?;
                     self.await_token(token);
@@ -546,15 +552,14 @@ fn receives(count: u32) -> u32 {
 
 /// A queue pair with as much inline data as the device allows. A frame is two work requests at most.
 fn create_pair(
-    rail: &Rail,
+    domain: &Arc<Domain>,
     completions: &Arc<CompletionQueue>,
     count: u32,
-    flow_label: u32,
+    route: harmonaize_verbs::Path,
 ) -> Result<QueuePair<Unconnected>, VerbsError> {
-    let route = harmonaize_verbs::Path { flow_label, ..rail.route };
     let create = |inline_bytes| {
         let depths = Depths { sends: 2 * count, receives: receives(count), inline_bytes };
-        QueuePair::create(rail.regions.domain(), completions, depths, route)
+        QueuePair::create(domain, completions, depths, route)
     };
     create(220).or_else(|first| create(60).or_else(|_| create(0)).map_err(|_| first))
 }
