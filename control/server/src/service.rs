@@ -23,6 +23,7 @@ use harmonaize_identity::{self as identity, Identity, Places, Protection};
 use harmonaize_program::Watchdog;
 use harmonaize_store::etcd::{Election, Role as Elected, Term};
 use harmonaize_store::{Change, Embedded, Fabric, Memory, Store, StoreError, Stored};
+use harmonaize_units::{Gcra, Quota};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -614,6 +615,9 @@ async fn watch(
     }
 }
 
+/// How many messages of one session are read in the long run, and at once. A host has far fewer unless it floods control.
+const MESSAGES: Quota = Quota { interval: Duration::from_micros(50), burst: 40_000 };
+
 /// What an agent may say, and where it is told what it may not.
 struct Admission {
     access: Arc<Current>,
@@ -643,7 +647,7 @@ async fn read(
     mut end: oneshot::Receiver<()>,
     (hello_timeout, relay): (Duration, Arc<Relay>),
 ) {
-    let mut patience = hello_timeout;
+    let (mut patience, mut said, begun) = (hello_timeout, Gcra::default(), Instant::now());
     loop {
         let next = tokio::time::timeout(patience, upstream.message());
         let message = tokio::select! {
@@ -663,6 +667,11 @@ async fn read(
         };
         // Only Hello is waited for with a limit; afterwards the connection's keepalive tells a dead agent.
         patience = Duration::from_secs(u64::from(u32::MAX));
+        // Whoever says more is read slowly, and its connection fills.
+        let now = begun.elapsed();
+        if let Some(wait) = said.charge(now, MESSAGES).checked_sub(now).filter(|wait| !wait.is_zero()) {
+            tokio::time::sleep(wait).await;
+        }
         match admission.admit(&message).await {
             Some(true) => {}
             Some(false) => continue,

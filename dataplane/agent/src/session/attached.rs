@@ -184,7 +184,8 @@ impl AttachedSession {
         let mut writer = JoinSet::new();
         writer.spawn(write_answers(Arc::clone(&stream), unsent, Arc::clone(&self.unsent)));
         let (received, descriptors) = std::mem::take(&mut self.unread);
-        let reader = Reader { stream, received, descriptors };
+        let (tenant, paused_until) = (Arc::clone(&self.tenant), None);
+        let reader = Reader { stream, received, descriptors, tenant, paused_until };
         let ended = Arc::clone(&self.tenant).ended();
         let life = tokio::select! {
             done = self.exchange(reader, answers.clone()) => {
@@ -659,12 +660,19 @@ struct Reader {
     received: BytesMut,
     /// Those of requests that have not been read whole.
     descriptors: VecDeque<OwnedFd>,
+    tenant: Arc<Tenant>,
+    /// Until when nothing is looked at: the tenant's processes have said much of late.
+    paused_until: Option<Instant>,
 }
 
 impl Reader {
     /// The next request, and the descriptor that came with it; `None` when the process is gone.
     async fn next(&mut self) -> Result<Option<(Request, Option<OwnedFd>)>, MessageError> {
         loop {
+            if let Some(until) = self.paused_until {
+                tokio::time::sleep_until(until.into()).await;
+                self.paused_until = None;
+            }
             if let Some(request) = self.parse()? {
                 let takes = matches!(request, Request::Register { .. });
                 let descriptor = if takes { self.descriptors.pop_front() } else { None };
@@ -684,6 +692,7 @@ impl Reader {
         let Some((prefix, rest)) = self.received.split_first_chunk::<4>() else { return Ok(None) };
         let bytes = length(*prefix)?;
         let Some(message) = rest.get(..bytes) else { return Ok(None) };
+        self.paused_until = self.tenant.read(4 + bytes);
         let request = decode(message)?;
         self.received.advance(4 + bytes);
         Ok(Some(request))

@@ -7,12 +7,19 @@ use std::time::{Duration, Instant};
 /// Joins at once by who has long joined nothing: many processes, each in some communicators.
 const JOINS_AT_ONCE: u32 = 600;
 
-/// The attaches and joins of one tenant at this agent. Outlives attachments, so that attaching anew gains nothing.
+/// How fast messages of a tenant's processes are read in the long run, whatever they hold: 20,000 a second of at most 256 bytes, or
+/// 5 MB a second of the longest. As much at once.
+const MESSAGES: Rate = Rate { interval: Duration::from_micros(50), burst: 20_000 };
+/// Each so many bytes of a message count as one more.
+const MESSAGE_UNIT: usize = 256;
+
+/// The attaches, joins and messages of one tenant at this agent. Outlives attachments, so that attaching anew gains nothing.
 #[derive(Debug)]
 pub(super) struct Rates {
     begun: Instant,
     attaches: Gcra,
     joins: Gcra,
+    messages: Gcra,
 }
 
 /// One too many.
@@ -36,7 +43,8 @@ impl TooOften {
 
 impl Default for Rates {
     fn default() -> Self {
-        Self { begun: Instant::now(), attaches: Gcra::default(), joins: Gcra::default() }
+        let (attaches, joins, messages) = Default::default();
+        Self { begun: Instant::now(), attaches, joins, messages }
     }
 }
 
@@ -49,6 +57,13 @@ impl Rates {
     /// Counts a join.
     pub(super) fn join(&mut self, now: Instant, quota: &Quota) -> Result<(), TooOften> {
         take(&mut self.joins, now.saturating_duration_since(self.begun), quota.joins, JOINS_AT_ONCE)
+    }
+
+    /// Counts a message of so many bytes that was read. Returns until when no other is looked at, if it is not now.
+    pub(super) fn message(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
+        let at = now.saturating_duration_since(self.begun);
+        let next = (0..=bytes / MESSAGE_UNIT).map(|_| self.messages.charge(at, MESSAGES)).last()?;
+        (next > at).then(|| now + (next - at))
     }
 }
 
@@ -66,6 +81,24 @@ fn take(rate: &mut Gcra, now: Duration, per_second: u32, least_burst: u32) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use harmonaize_abi::session::MAX_MESSAGE;
+
+    #[test]
+    fn a_flood_of_messages_is_read_at_a_pace() {
+        let begin = Instant::now();
+        let at_once = |bytes| {
+            let mut rates = Rates::default();
+            (1..).find(|_| rates.message(begin, bytes).is_some()).unwrap()
+        };
+        assert_eq!((at_once(40), at_once(MAX_MESSAGE)), (20_000, 20_000 / 257 + 1));
+        let mut rates = Rates::default();
+        let (mut now, mut bytes) = (begin, 0);
+        while now < begin + Duration::from_secs(10) {
+            now = rates.message(now, MAX_MESSAGE).unwrap_or(now);
+            bytes += MAX_MESSAGE;
+        }
+        assert!((50_000_000..60_000_000).contains(&bytes), "{bytes} in ten seconds");
+    }
 
     #[test]
     fn a_burst_passes_and_then_so_many_a_second() {

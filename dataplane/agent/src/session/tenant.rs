@@ -87,6 +87,11 @@ impl Drop for Grant {
 }
 
 impl Tenant {
+    /// Counts a message of so many bytes that one of its processes has sent. Returns until when no other is looked at, if it is not now.
+    pub(super) fn read(&self, bytes: usize) -> Option<Instant> {
+        self.rates.lock().unwrap_or_else(PoisonError::into_inner).message(Instant::now(), bytes)
+    }
+
     pub(super) fn new(
         rules: TenantRules,
         rdma: Option<Arc<Rdma>>,
