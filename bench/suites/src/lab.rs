@@ -196,10 +196,10 @@ impl Lab {
         host: usize,
         name: &str,
         program: &Path,
-        each: &[(&str, Vec<String>)],
+        each: &[(String, Vec<String>)],
     ) -> Result<Vec<Process>> {
         let spaces = self.spaces.get(tenant).context("no such tenant")?;
-        let start = |(label, arguments): &(&str, Vec<String>)| {
+        let start = |(label, arguments): &(String, Vec<String>)| {
             spaces.start_one(name, label, host, program, arguments, &self.logs)
         };
         each.iter().map(start).collect()
