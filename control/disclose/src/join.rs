@@ -131,6 +131,13 @@ pub enum JoinFailure {
         /// Most that it may have.
         max: u32,
     },
+    /// The tenant has more tensor memory than it may, on all hosts together.
+    TooMuchMemoryInSum {
+        /// What it has, in bytes.
+        used: u64,
+        /// Most that it may have, in bytes.
+        max: u64,
+    },
     /// The tenant's ranks join more often than they may, on all hosts together.
     JoinsTooOften {
         /// In the long run.
@@ -247,6 +254,13 @@ pub fn disclose_join(failure: &JoinFailure) -> TenantRefusal {
             format!(
                 "the tenant has {used} of {most} ranks on all hosts together, and {ranks} more do not fit; end \
                  communicators, or ask the provider for a larger `ranks`"
+            ),
+        ),
+        JoinFailure::TooMuchMemoryInSum { used, max: most } => (
+            vec![],
+            format!(
+                "the tenant's processes have {used} bytes of tensor memory on all hosts together, of {most} that it may have; \
+                 detach some, or ask the provider for a larger `arena`"
             ),
         ),
         JoinFailure::JoinsTooOften { per_second, at_once, after } => (

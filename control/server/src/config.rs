@@ -182,6 +182,7 @@ struct FileTenant {
     hosts: Option<Vec<toml::Spanned<String>>>,
     communicators: Option<toml::Spanned<u32>>,
     ranks: Option<toml::Spanned<u32>>,
+    arena: Option<toml::Spanned<Bytes>>,
     joins: Option<toml::Spanned<u32>>,
 }
 
@@ -254,6 +255,7 @@ impl Config {
     /// hosts = ["h0", "h1"]          # where its processes may be; everywhere where absent
     /// communicators = 100           # the most that it may have, of all its jobs on all hosts; no limit where absent
     /// ranks = 4096                  # the most that those may have together; no limit where absent
+    /// arena = "1TiB"                # the most tensor memory of its processes on all hosts; no limit where absent
     /// joins = 100                   # how many of its ranks may join in a second, on all hosts; no limit where absent
     /// [[algorithm]]                  # how operations of these sizes go; control decides where none says so
     /// tenant = "a"                  # whose; everybody's who has none of their own where absent
@@ -380,6 +382,13 @@ impl File {
                 weight,
                 communicators: some("communicators", tenant.communicators)?.map(|most| most as usize),
                 ranks: some("ranks", tenant.ranks)?,
+                arena: match tenant.arena {
+                    Some(most) if most.get_ref().0 == 0 => {
+                        let text = "arena must be more than nothing; leave it out for no limit".to_owned();
+                        return Err(wrong(most.span().start, text));
+                    }
+                    most => most.map(|most| most.into_inner().0),
+                },
                 joins: some("joins", tenant.joins)?,
             };
             terms.extend((own != Terms::default()).then(|| (name.clone(), own)));
@@ -745,9 +754,17 @@ name = "a"
         );
         let terms = load(&format!("{GOOD}aggregation = false\nweight = 3\n")).unwrap().settings.terms;
         assert_eq!(terms.get("a"), Some(&Terms { allowed: false, weight: 3, ..Terms::default() }));
-        let limits =
-            load(&format!("{GOOD}communicators = 5\nranks = 40\njoins = 7\n")).unwrap().settings.terms;
-        let expected = Terms { communicators: Some(5), ranks: Some(40), joins: Some(7), ..Terms::default() };
+        let limits = load(&format!("{GOOD}communicators = 5\nranks = 40\narena = \"2GiB\"\njoins = 7\n"))
+            .unwrap()
+            .settings
+            .terms;
+        let expected = Terms {
+            communicators: Some(5),
+            ranks: Some(40),
+            arena: Some(2 << 30),
+            joins: Some(7),
+            ..Terms::default()
+        };
         assert_eq!(limits.get("a"), Some(&expected));
         for what in ["communicators", "ranks", "joins"] {
             let column = what.len() + 4;

@@ -82,12 +82,14 @@ pub struct Terms {
     pub communicators: Option<usize>,
     /// Most ranks of all its communicators together; none: no limit.
     pub ranks: Option<u32>,
+    /// Most bytes of tensor memory of its processes on the hosts where it has ranks; none: no limit.
+    pub arena: Option<u64>,
     /// Most ranks that join in a second, on all hosts together; none: no limit.
     pub joins: Option<u32>,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { allowed: true, weight: 1, communicators: None, ranks: None, joins: None }
+        Self { allowed: true, weight: 1, communicators: None, ranks: None, arena: None, joins: None }
     }
 }

@@ -221,6 +221,29 @@ fn ranks_are_limited_over_all_communicators() {
 }
 
 #[test]
+fn tensor_memory_is_limited_over_all_hosts() {
+    let mut world = world_with(Terms { arena: Some(100), ..Terms::default() });
+    let sessions = [0, 1].map(|host| world.agent(host));
+    let join = |world: &mut World, at: usize, name: &str, tensor_bytes| {
+        let join = v1::Join { tensor_bytes, ..join_of("a", name, 0, 1) };
+        world.send(sessions[at], from_agent::Message::Join(join));
+    };
+    join(&mut world, 0, "one", 60);
+    let id = only!(world.received(sessions[0]), Form).communicator;
+    join(&mut world, 1, "two", 41);
+    let refused = only!(world.received(sessions[1]), JoinRefused);
+    assert_eq!(refused.kind(), JoinRefusedKind::Limit);
+    let text = refused.text;
+    assert!(text.contains("have 101 bytes") && text.contains("of 100") && text.contains("`arena`"), "{text}");
+    join(&mut world, 1, "two", 40);
+    only!(world.received(sessions[1]), Form);
+    // What a host without ranks of the tenant said before counts no more.
+    world.send(sessions[0], from_agent::Message::Closed(v1::Closed { communicator: id }));
+    join(&mut world, 1, "three", 100);
+    only!(world.received(sessions[1]), Form);
+}
+
+#[test]
 fn joins_are_limited_over_all_hosts() {
     let mut world = world_with(Terms { joins: Some(2), ..Terms::default() });
     let [first, second] = [0, 1].map(|host| world.agent(host));

@@ -364,6 +364,11 @@ impl TenantLimits {
         self.0.log(line);
     }
 
+    /// What the tenant's processes have of tensor memory now, in bytes.
+    pub(crate) fn tensor_bytes(&self) -> u64 {
+        self.0.usage().arena_bytes
+    }
+
     /// What another process of the agent's took for links.
     pub(crate) fn inherit_links(&self, LinkNeeds { descriptors, landing_bytes }: LinkNeeds) -> LinkGrant {
         LinkGrant(self.0.grant(Usage { descriptors, landing_bytes, ..Usage::default() }))

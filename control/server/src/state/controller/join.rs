@@ -26,6 +26,12 @@ impl Controller {
             self.outbox.fact(Fact::TenantElsewhere { host, tenant: join.tenant });
             return Ok(());
         }
+        // Of tenants without such a limit nothing is noted: their names are as many as a session likes.
+        if self.settings.terms(&join.tenant).arena.is_some()
+            && let Some(session) = self.sessions.get_mut(&from)
+        {
+            session.tensors.insert(join.tenant.clone(), join.tensor_bytes);
+        }
         let ctx = &ctx!(self, now);
         if let Err(failure) = self.join_rates.take(ctx, &join.tenant) {
             self.outbox.refuse_join(from, join.request, v1::JoinRefusedKind::Limit, &failure);
@@ -37,14 +43,14 @@ impl Controller {
         }
         if let Some(asked) = join.split.take() {
             let of_job = self.regroups.communicators_of(ctx, &self.joins, &join.tenant, &join.communicator);
-            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant);
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, from);
             let groups = self.splits.split(ctx, &mut self.outbox, from, (join, asked), (of_job, in_sum))?;
             self.form_all(now, groups);
             return Ok(());
         }
         let room = self.regroups.check_room(ctx, &self.joins, &join.tenant, &join.communicator);
         let room = room.and_then(|()| {
-            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant);
+            let in_sum = self.regroups.in_sum(ctx, &self.joins, &join.tenant, from);
             in_sum.check(&self.settings.terms(&join.tenant), 1, join.ranks.into())
         });
         if let Some(group) = self.joins.join(ctx, &mut self.outbox, from, join, room) {

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub(crate) struct InSum {
     pub communicators: usize,
     pub ranks: u64,
+    /// Bytes of tensor memory, as agents of hosts with ranks of the tenant said at the last join there.
+    pub tensors: u64,
 }
 
 impl InSum {
@@ -33,7 +35,11 @@ impl InSum {
         if let Some(max) = terms.ranks.filter(|max| used.saturating_add(ranks) > u64::from(*max)) {
             return Err(JoinFailure::TooManyRanksInSum { ranks, used, max });
         }
-        Ok(())
+        let used = self.tensors;
+        match terms.arena.filter(|max| used > *max) {
+            Some(max) => Err(JoinFailure::TooMuchMemoryInSum { used, max }),
+            None => Ok(()),
+        }
     }
 }
 

@@ -171,7 +171,7 @@ impl Regroups {
         if came.member.is_none() {
             // Who goes on is counted already.
             let terms = ctx.settings.terms(tenant);
-            let room = self.in_sum(ctx, joins, tenant).check(&terms, anew.into(), 1);
+            let room = self.in_sum(ctx, joins, tenant, came.session).check(&terms, anew.into(), 1);
             room.map_err(|failure| (Kind::Limit, failure))?;
         }
         Ok(())
@@ -203,17 +203,27 @@ impl Regroups {
         Ok(())
     }
 
-    /// What a tenant has over all hosts; nothing is counted where it has no limit. Of ranks that wait under the name of a communicator that
+    /// What a tenant has over all hosts, as a rank joins at `from`; nothing is counted where it has no limit. Of ranks that wait under the name of a communicator that
     /// runs, newcomers alone are counted.
-    pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str) -> InSum {
+    pub(crate) fn in_sum(&self, ctx: &Ctx<'_>, joins: &Joins, tenant: &str, from: SessionId) -> InSum {
         let (terms, mut sum) = (ctx.settings.terms(tenant), InSum::default());
-        if terms.communicators.is_none() && terms.ranks.is_none() {
+        if (terms.communicators, terms.ranks, terms.arena) == (None, None, None) {
             return sum;
         }
         let live = || ctx.communicators.values().filter(|known| known.tenant == tenant);
         live().for_each(|known| sum.add(known.ranks.into()));
         let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
         waiting.for_each(|(_, waiting)| sum.add(waiting.ranks.into()));
+        if terms.arena.is_some() {
+            let members = live().flat_map(|known| known.members.iter().filter_map(|member| member.session));
+            let waiting = joins.waiting().iter().filter(|((of, _), _)| of == tenant);
+            let waiting =
+                waiting.flat_map(|(_, waiting)| waiting.joined.values().map(|(session, _)| *session));
+            let sessions: BTreeSet<SessionId> = members.chain(waiting).chain([from]).collect();
+            let tensors =
+                sessions.iter().filter_map(|session| ctx.sessions.get(session)?.tensors.get(tenant));
+            sum.tensors = tensors.fold(0, |all, bytes| all.saturating_add(*bytes));
+        }
         for ((_, name), set) in self.sets.iter().filter(|((of, _), _)| of == tenant) {
             if live().any(|known| known.name == *name) {
                 sum.ranks += set.iter().filter(|came| came.member.is_none()).count() as u64;

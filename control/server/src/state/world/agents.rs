@@ -23,6 +23,8 @@ pub(crate) struct Session {
     pub abilities: Abilities,
     /// Tenants there: where their processes attach, or why they cannot.
     pub tenants: BTreeMap<String, (String, String)>,
+    /// By tenant: what its processes there had of tensor memory at the last join, in bytes.
+    pub tensors: BTreeMap<String, u64>,
     /// Open joins by the agent's number.
     pub joins: BTreeMap<u64, OpenJoin>,
 }
