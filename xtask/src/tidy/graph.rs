@@ -66,6 +66,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("api-tenant", &[]),
     ("topology", &["units"]),
     ("planner", &["abi", "plan", "codec", "aggregator", "topology", "units"]),
+    ("allocator", &[]),
     ("disclose", &["abi", "plan", "planner"]),
     ("identity", &[]),
     ("store", &["abi", "identity", "planner"]),
@@ -122,7 +123,7 @@ const TENANT_FACING: &[&str] =
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
 const PROVIDER: &[&str] =
-    &["topology", "planner", "store", "server", "api", "transport", "engine", "agent", "core", "disclose"];
+    &["topology", "planner", "allocator", "store", "server", "api", "transport", "engine", "agent", "core", "disclose"];
 
 /// Checks the manifests.
 pub(super) fn check(tree: &Tree) -> Result<Vec<Violation>> {

@@ -28,6 +28,7 @@ const PURE: &[&str] = &[
     "dataplane/core",
     "dataplane/aggregator",
     "control/planner",
+    "control/allocator",
     "control/disclose",
     "ebpf/analysis",
 ];

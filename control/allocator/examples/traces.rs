@@ -1,0 +1,141 @@
+//! Runs a policy over workloads in virtual time, and prints a line of JSON for each.
+#![allow(clippy::print_stdout)] // what it is for
+
+use harmonaize_allocator::{
+    Allocation, Artifact, Fifo, Gavel, Inventory, Job, LeastAttained, Model, Outcome, Policy, PolicyError,
+    Round, Settings, Sia, SimulationError, Synthetic, simulate,
+};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::Path;
+use std::time::Instant;
+
+const USAGE: &str = "traces POLICY WORKLOADS [SCALE ROUNDS]
+  POLICY     fifo, las, gavel or sia
+  WORKLOADS  a folder of the artifact's workloads, such as saturn or scale/scale_32x/workload-1, or seed:NUMBER for one of our own
+  SCALE      so many times the hosts, for ROUNDS rounds alone
+The artifact's folder sia-simulator stands in HARMONAIZE_SIA.";
+
+/// The most rounds of a run to the end.
+const ROUNDS: usize = 100_000;
+
+/// How long each decision took, in milliseconds.
+struct Timed {
+    policy: Box<dyn Policy>,
+    times: Vec<f64>,
+}
+
+impl Policy for Timed {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
+        let began = Instant::now();
+        let given = self.policy.allocate(round);
+        self.times.push(began.elapsed().as_secs_f64() * 1e3);
+        given
+    }
+}
+
+/// What a run is of.
+struct World {
+    inventory: Inventory,
+    models: Vec<Model>,
+    workloads: Vec<(String, Vec<Job>)>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let (policy, workloads, scale, rounds) = match arguments.as_slice() {
+        [policy, workloads] => (policy, workloads, 1, ROUNDS),
+        [policy, workloads, scale, rounds] => (policy, workloads, scale.parse()?, rounds.parse()?),
+        _ => return Err(USAGE.into()),
+    };
+    let world = match workloads.strip_prefix("seed:") {
+        Some(seed) => {
+            let made = Synthetic::new(seed.parse()?, 160, 180.0)?;
+            let workloads = vec![(workloads.clone(), made.jobs)];
+            World { inventory: made.inventory, models: made.models, workloads }
+        }
+        None => recorded(workloads)?,
+    };
+    let inventory = world.inventory.scaled(scale)?;
+    for (name, jobs) in &world.workloads {
+        // The round that each policy's authors use.
+        let (policy, round): (Box<dyn Policy>, u32) = match policy.as_str() {
+            "fifo" => (Box::new(Fifo), 360),
+            "las" => (Box::new(LeastAttained), 360),
+            "gavel" => (Box::new(Gavel::default()), 360),
+            "sia" => (Box::new(Sia::default()), 60),
+            _ => return Err(USAGE.into()),
+        };
+        let settings = Settings { round, adapts_batch: policy.name() == "Sia", rounds };
+        let mut timed = Timed { policy, times: Vec::new() };
+        let outcome = match simulate(&inventory, &world.models, jobs, &mut timed, settings) {
+            Ok(outcome) => outcome,
+            // So many rounds are all that was asked for.
+            Err(SimulationError::Endless { rounds, .. }) if rounds < ROUNDS => {
+                Outcome { jobs: Vec::new(), rounds }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        print(name, jobs.len(), &outcome, &mut timed);
+    }
+    Ok(())
+}
+
+fn print(name: &str, jobs: usize, outcome: &Outcome, timed: &mut Timed) {
+    timed.times.sort_by(f64::total_cmp);
+    let at = |part: f64| {
+        let place = (timed.times.len().saturating_sub(1) as f64 * part).round() as usize;
+        timed.times.get(place).copied().unwrap_or(0.0)
+    };
+    println!(
+        "{{\"workload\":\"{name}\",\"policy\":\"{}\",\"jobs\":{jobs},\"rounds\":{},\"completion_hours\":{:.4},\"makespan_hours\":{:.3},\
+         \"restarts\":{:.3},\"accelerator_hours\":{:.3},\"policy_p50_ms\":{:.3},\"policy_p95_ms\":{:.3},\"policy_max_ms\":{:.1}}}",
+        timed.name(),
+        outcome.rounds,
+        outcome.mean_completion_hours(),
+        outcome.makespan_hours(),
+        outcome.mean_restarts(),
+        outcome.mean_accelerator_hours(),
+        at(0.5),
+        at(0.95),
+        at(1.0),
+    );
+}
+
+/// The artifact's workloads whose paths begin so.
+fn recorded(workloads: &str) -> Result<World, Box<dyn Error>> {
+    let folder = std::env::var("HARMONAIZE_SIA").map_err(|_| USAGE)?;
+    let root = Path::new(&folder);
+    let start = format!("workloads/{workloads}");
+    let mut files = BTreeMap::new();
+    read(root, root, &mut files)?;
+    files.retain(|path, _| path.starts_with("traces/") || path.starts_with(&start));
+    let artifact = Artifact::parse(&files)?;
+    let workloads: Vec<(String, Vec<Job>)> = artifact
+        .workloads
+        .into_iter()
+        .map(|(path, jobs)| (path.trim_start_matches("workloads/").trim_end_matches(".csv").to_owned(), jobs))
+        .collect();
+    if workloads.is_empty() {
+        return Err(format!("{folder} has no {start}").into());
+    }
+    Ok(World { inventory: artifact.inventory, models: artifact.models, workloads })
+}
+
+/// All tables below a folder, by path.
+fn read(root: &Path, folder: &Path, files: &mut BTreeMap<String, String>) -> Result<(), Box<dyn Error>> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            read(root, &path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "csv") {
+            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            files.insert(name, std::fs::read_to_string(&path)?);
+        }
+    }
+    Ok(())
+}

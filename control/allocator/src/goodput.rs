@@ -1,0 +1,213 @@
+//! Goodput: how fast a job comes nearer to its end, which is throughput times statistical efficiency (Qiao et al., "Pollux", OSDI
+//! 2021). Throughput follows from seven parameters, and efficiency from the noise of gradients.
+
+/// What a step takes, as parameters. Computation and communication overlap as a norm: with `overlap` 1 they add up, and with a
+/// large one the longer of them is all that is seen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepModel {
+    /// Seconds of computation, whatever the batch.
+    pub compute_base: f64,
+    /// Seconds of computation for each sample of a worker's batch.
+    pub compute_sample: f64,
+    /// Seconds of communication between hosts, with two workers.
+    pub hosts_base: f64,
+    /// The same for each further worker.
+    pub hosts_worker: f64,
+    /// Seconds of communication within one host, with two workers.
+    pub local_base: f64,
+    /// The same for each further worker.
+    pub local_worker: f64,
+    /// The norm's exponent, 1 to 10.
+    pub overlap: f64,
+}
+
+/// The least that a time is taken for, in seconds.
+pub(crate) const LEAST: f64 = 1e-8;
+
+impl StepModel {
+    /// Seconds of one pass over so many samples on each worker.
+    pub(crate) fn compute(&self, batch: f64) -> f64 {
+        self.compute_base + self.compute_sample * batch
+    }
+
+    /// Seconds of communication.
+    pub(crate) fn network(&self, hosts: u32, workers: u32) -> f64 {
+        let further = (f64::from(workers) - 2.0).max(LEAST);
+        match (hosts > 1, workers > 1) {
+            (true, _) => self.hosts_base + self.hosts_worker * further,
+            (false, true) => self.local_base + self.local_worker * further,
+            (false, false) => LEAST + LEAST * further,
+        }
+    }
+
+    /// Seconds of a step whose gradients are exchanged.
+    pub fn step(&self, hosts: u32, workers: u32, batch: f64) -> f64 {
+        overlapped(self.compute(batch), self.network(hosts, workers), self.overlap)
+    }
+
+    /// Samples a second.
+    pub fn throughput(&self, hosts: u32, workers: u32, local: LocalBatch) -> f64 {
+        let batch = f64::from(local.samples);
+        let seconds = f64::from(local.accumulated) * self.compute(batch) + self.step(hosts, workers, batch);
+        f64::from(workers) * local.total() / seconds
+    }
+}
+
+/// The norm of two times.
+fn overlapped(one: f64, other: f64, exponent: f64) -> f64 {
+    let (longer, shorter) = if one > other { (one, other) } else { (other, one) };
+    longer * (1.0 + (shorter / longer).powf(exponent)).powf(1.0 / exponent)
+}
+
+/// What is known of gradients: the squared norm of their mean, and their variance at the initial batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Noise {
+    /// The squared norm of the true gradient.
+    pub square: f64,
+    /// The variance of the gradient of one initial batch.
+    pub variance: f64,
+}
+
+impl Noise {
+    /// How many initial batches one batch of `scale` times as many samples is worth: between 1 and `scale`.
+    pub fn gain(&self, scale: f64) -> f64 {
+        let below = self.variance / scale + self.square;
+        if below > 0.0 { (self.variance + self.square) / below } else { 1.0 }
+    }
+}
+
+/// What each worker computes between two exchanges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalBatch {
+    /// Samples of one pass.
+    pub samples: u32,
+    /// Passes whose gradients are added up before the last one.
+    pub accumulated: u32,
+}
+
+impl LocalBatch {
+    /// Samples of a worker between two exchanges.
+    pub fn total(&self) -> f64 {
+        f64::from(self.samples) * (f64::from(self.accumulated) + 1.0)
+    }
+
+    /// Splits so many samples of a worker into passes of at most `most`. One worker alone with a batch beyond the initial one
+    /// computes at least two, because the noise of a single pass cannot be estimated.
+    pub fn split(samples: f64, most: u32, alone_and_beyond: bool) -> Self {
+        let passes = ceiling(samples / f64::from(most.max(1))).max(1.0);
+        let passes = if alone_and_beyond { passes.max(2.0) } else { passes };
+        Self { samples: ceiling(samples / passes) as u32, accumulated: passes as u32 - 1 }
+    }
+}
+
+/// Rounds up, but for what is off by a rounding error.
+pub(crate) fn ceiling(value: f64) -> f64 {
+    (value - 1e-8).ceil()
+}
+
+/// What a job's batches may be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BatchRange {
+    /// The batch for which progress counts 1: the smallest allowed.
+    pub initial: u32,
+    /// The largest batch over all workers.
+    pub most: u32,
+    /// The fewest samples of a pass.
+    pub local_least: u32,
+    /// The most samples of a pass, by memory.
+    pub local_most: u32,
+}
+
+/// The best batch of an allocation, and its goodput.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Samples a second, each worth as much as one of the initial batch. 0 where no batch fits.
+    pub goodput: f64,
+    /// What each worker computes.
+    pub local: LocalBatch,
+}
+
+/// How many batches are tried, evenly spaced by ratio.
+const CANDIDATES: u32 = 50;
+
+/// The batches that are tried for so many workers, as what each worker computes. Batches that do not fit a pass are left out, so there
+/// may be none.
+pub fn candidates(workers: u32, range: BatchRange) -> impl Iterator<Item = LocalBatch> {
+    let each = f64::from(workers.max(1));
+    let first = f64::from(range.initial).max(f64::from(range.local_least) * each);
+    let last = f64::from(range.most);
+    (0..CANDIDATES)
+        .map(move |place| match place {
+            0 => first,
+            _ if place + 1 == CANDIDATES => last,
+            _ => first * (last / first).powf(f64::from(place) / f64::from(CANDIDATES - 1)),
+        })
+        .map(move |batch| {
+            let samples = batch / each;
+            let beyond = workers == 1 && samples > f64::from(range.initial) + 1e-8;
+            LocalBatch::split(samples, range.local_most, beyond)
+        })
+        .filter(move |local| (range.local_least..=range.local_most).contains(&local.samples))
+}
+
+/// The batch with the largest goodput.
+pub fn best(model: &StepModel, noise: Noise, hosts: u32, workers: u32, range: BatchRange) -> Option<Choice> {
+    let mut best: Option<Choice> = None;
+    for local in candidates(workers, range) {
+        let scale = f64::from(workers) * local.total() / f64::from(range.initial.max(1));
+        let goodput = model.throughput(hosts, workers, local) * noise.gain(scale) / scale;
+        if best.is_none_or(|best| goodput > best.goodput) {
+            best = Some(Choice { goodput, local });
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: StepModel = StepModel {
+        compute_base: 0.1,
+        compute_sample: 0.01,
+        hosts_base: 0.2,
+        hosts_worker: 0.01,
+        local_base: 0.05,
+        local_worker: 0.001,
+        overlap: 1.0,
+    };
+
+    #[test]
+    fn times_add_up_or_hide_each_other() {
+        assert!((MODEL.step(2, 4, 10.0) - 0.42).abs() < 1e-9);
+        let hidden = StepModel { overlap: 10.0, ..MODEL };
+        assert!((0.22..0.24).contains(&hidden.step(2, 4, 10.0)));
+        assert!((MODEL.step(1, 1, 10.0) - 0.2).abs() < 1e-6);
+    }
+
+    #[test]
+    fn larger_batches_gain_what_noise_allows() {
+        let noisy = Noise { square: 0.0, variance: 1.0 };
+        let still = Noise { square: 1.0, variance: 0.0 };
+        assert_eq!((noisy.gain(8.0), still.gain(8.0)), (8.0, 1.0));
+        assert_eq!(Noise { square: 0.0, variance: 0.0 }.gain(8.0), 1.0);
+    }
+
+    #[test]
+    fn the_batch_grows_with_noise() {
+        let range = BatchRange { initial: 32, most: 1024, local_least: 8, local_most: 64 };
+        let choose = |square, variance| best(&MODEL, Noise { square, variance }, 1, 4, range).unwrap();
+        let (small, large) = (choose(1.0, 0.01), choose(0.01, 1.0));
+        assert!(small.local.total() < large.local.total(), "{small:?} {large:?}");
+        assert!(small.local.total() < 16.0 && large.local.total() > 50.0, "{small:?} {large:?}");
+        let narrow = BatchRange { local_most: 4, ..range };
+        assert_eq!(best(&MODEL, Noise { square: 1.0, variance: 1.0 }, 1, 4, narrow), None);
+    }
+
+    #[test]
+    fn one_worker_beyond_the_initial_batch_makes_two_passes() {
+        let local = LocalBatch::split(33.0, 64, true);
+        assert_eq!(local, LocalBatch { samples: 17, accumulated: 1 });
+        assert_eq!(LocalBatch::split(129.0, 64, false), LocalBatch { samples: 43, accumulated: 2 });
+    }
+}

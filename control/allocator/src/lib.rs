@@ -1,0 +1,31 @@
+//! Who runs where, with how many workers: an inventory of accelerators by kind, jobs with ranges, goodput fitted to what was
+//! measured, policies behind one trait, and a simulator in virtual time.
+//!
+//! Architecture invariant: no clock, no socket, no thread, no file; time, profiles and workloads come in as arguments.
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod artifact;
+mod fit;
+mod goodput;
+mod inventory;
+mod job;
+mod model;
+mod policy;
+mod profile;
+mod program;
+mod simulator;
+mod synthetic;
+
+pub use allocation::{Allocation, AllocationError, check};
+pub use artifact::{Artifact, ArtifactError};
+pub use fit::{Measured, fit};
+pub use goodput::{BatchRange, Choice, LocalBatch, Noise, StepModel, best, candidates};
+pub use inventory::{Inventory, InventoryError, Kind, KindId};
+pub use job::{Job, RangeError, Ranges};
+pub use model::{Epoch, Facts, Model, ModelError};
+pub use policy::{Candidate, Fifo, Gavel, LeastAttained, Policy, PolicyError, Round, Sia, SiaSettings};
+pub use profile::{Placement, Profile, ProfileError, Scaling, StepTime};
+pub use program::{Configuration, Program};
+pub use simulator::{JobOutcome, Outcome, Settings, SimulationError, simulate};
+pub use synthetic::Synthetic;

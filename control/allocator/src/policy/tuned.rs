@@ -1,0 +1,57 @@
+//! Jobs with the workers and the batch that they were tuned for: how fast they are on each kind, and keeping them where they are.
+
+use super::Candidate;
+use crate::allocation::{Allocation, Free};
+use crate::goodput::LocalBatch;
+use crate::inventory::{Inventory, Kind, KindId};
+
+/// A kind with what is free of it.
+pub(super) struct Pool<'a> {
+    pub(super) id: KindId,
+    pub(super) kind: &'a Kind,
+    pub(super) free: Free,
+}
+
+impl<'a> Pool<'a> {
+    /// All of an inventory.
+    pub(super) fn all(inventory: &'a Inventory) -> Vec<Self> {
+        inventory.kinds().map(|(id, kind)| Self { id, kind, free: Free::all(kind) }).collect()
+    }
+}
+
+/// Steps a second of a job on a kind, by its profile; 0 where it cannot run there. Control would measure it; a policy that has it
+/// beforehand has an advantage.
+pub(super) fn steps_per_second(candidate: &Candidate<'_>, id: KindId, kind: &Kind) -> f64 {
+    let (job, model) = (candidate.job, candidate.model);
+    if !job.may_use(id) || job.workers > kind.capacity() || job.workers == 0 {
+        return 0.0;
+    }
+    let shape = kind.filled(job.workers);
+    let Some(profile) = model.profile(id) else { return 0.0 };
+    let Some(most) = profile.most_samples(&shape) else { return 0.0 };
+    let mut local = LocalBatch::split(f64::from(job.batch) / f64::from(job.workers), most, job.workers == 1);
+    let passes = job.workers.saturating_mul(local.accumulated + 1);
+    local.samples = local.samples.min(model.batches().1 / passes.max(1));
+    let Ok(time) = profile.step_time(&shape, local.samples) else { return 0.0 };
+    let accumulated = f64::from(local.accumulated) * (time.step - time.exchange);
+    1.0 / ((time.step + accumulated) * model.facts().slowdown)
+}
+
+/// Accelerators for a job: those that it has, where they are free, or else of the fastest kind with room those with the lowest
+/// numbers. Takes them.
+pub(super) fn place(candidate: &Candidate<'_>, pools: &mut [Pool<'_>]) -> Option<Allocation> {
+    if let Some(current) = candidate.current
+        && pools.get_mut(current.kind.0).is_some_and(|pool| pool.free.take(&current.accelerators))
+    {
+        return Some(current.clone());
+    }
+    let workers = candidate.job.workers;
+    let with_room = pools.iter_mut().filter(|pool| pool.free.count() >= workers);
+    let speeds = with_room.map(|pool| (steps_per_second(candidate, pool.id, pool.kind), pool));
+    // Of equal ones the first.
+    let (_, pool) = speeds
+        .filter(|(speed, _)| *speed > 0.0)
+        .reduce(|best, next| if next.0 > best.0 { next } else { best })?;
+    let accelerators = pool.free.take_lowest(workers)?;
+    Some(Allocation { kind: pool.id, accelerators })
+}

@@ -1,0 +1,327 @@
+//! What holds for policies on any workload, in virtual time.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
+
+use harmonaize_allocator::{
+    Allocation, Candidate, Configuration, Fifo, Gavel, Inventory, Job, Kind, KindId, LeastAttained, Model,
+    Outcome, Policy, PolicyError, Program, Round, Settings, Sia, SimulationError, Synthetic, check, simulate,
+};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// A policy's decisions are checked as they are made.
+struct Watched<'a, P> {
+    policy: P,
+    rule: &'a mut dyn FnMut(&Round<'_>, &[Option<Allocation>]),
+}
+
+impl<P: Policy> Policy for Watched<'_, P> {
+    fn name(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    fn allocate(&mut self, round: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
+        let given = self.policy.allocate(round)?;
+        assert_eq!(check(round.inventory, &given), Ok(()));
+        for (candidate, given) in round.jobs.iter().zip(&given) {
+            let workers = given.as_ref().map_or(candidate.job.workers, Allocation::workers);
+            assert!(candidate.job.ranges.workers.contains(&workers), "{} of {}", workers, candidate.job.name);
+        }
+        (self.rule)(round, &given);
+        Ok(given)
+    }
+}
+
+fn settings(adapts_batch: bool) -> Settings {
+    Settings { round: 60, adapts_batch, rounds: 50_000 }
+}
+
+fn run(
+    world: &Synthetic,
+    policy: impl Policy,
+    adapts_batch: bool,
+    rule: &mut dyn FnMut(&Round<'_>, &[Option<Allocation>]),
+) -> Outcome {
+    let mut watched = Watched { policy, rule };
+    simulate(&world.inventory, &world.models, &world.jobs, &mut watched, settings(adapts_batch)).unwrap()
+}
+
+fn small(seed: u64) -> Synthetic {
+    Synthetic::new(seed, 12, 120.0).unwrap()
+}
+
+/// Nothing is asked beyond capacity and ranges.
+fn nothing(_: &Round<'_>, _: &[Option<Allocation>]) {}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(12) })]
+
+    #[test]
+    fn every_policy_ends_all_jobs_within_capacity(seed: u64) {
+        let world = small(seed);
+        let outcomes = [
+            run(&world, Fifo, false, &mut nothing),
+            run(&world, LeastAttained, false, &mut nothing),
+            run(&world, Gavel::default(), false, &mut nothing),
+            run(&world, Sia::default(), true, &mut nothing),
+        ];
+        for outcome in outcomes {
+            prop_assert_eq!(outcome.jobs.len(), world.jobs.len());
+            for (job, ended) in world.jobs.iter().zip(&outcome.jobs) {
+                prop_assert!(ended.started >= job.arrival && ended.ended > ended.started);
+            }
+        }
+    }
+
+    #[test]
+    fn fifo_starts_jobs_by_arrival_and_never_stops_them(seed: u64) {
+        let outcome = run(&small(seed), Fifo, false, &mut |round, given| {
+            for (candidate, given) in round.jobs.iter().zip(given) {
+                prop_assert_or_panic(candidate.current.is_none() || candidate.current == given.as_ref());
+            }
+        });
+        let starts: Vec<f64> = outcome.jobs.iter().map(|job| job.started).collect();
+        prop_assert!(starts.is_sorted(), "{:?}", starts);
+        prop_assert!(outcome.jobs.iter().all(|job| job.restarts == 0));
+    }
+
+    #[test]
+    fn nobody_who_had_less_waits_for_room_of_one_who_had_more(seed: u64) {
+        run(&small(seed), LeastAttained, false, &mut |round, given| {
+            let waits = |place: &usize| given[*place].is_none();
+            for waiting in (0..given.len()).filter(waits) {
+                let job = &round.jobs[waiting];
+                for (kind, facts) in round.inventory.kinds() {
+                    // What those take who had no more.
+                    let before = round.jobs.iter().zip(given).filter(|(other, _)| other.attained <= job.attained);
+                    let on_kind = before.filter_map(|(_, given)| given.as_ref()).filter(|given| given.kind == kind);
+                    let taken: u32 = on_kind.map(Allocation::workers).sum();
+                    assert!(taken + job.job.workers > facts.capacity(), "{} waits", job.job.name);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn sia_is_never_worse_than_a_greedy_choice(seed: u64) {
+        let sia = Sia::default();
+        run(&small(seed), sia, true, &mut |round, _| {
+            let program = sia.program(round).unwrap();
+            let chosen = program.solve().unwrap();
+            let (best, gap) = (program.cost(&chosen), 1e-4 * program.cost(&chosen).abs() + 1e-9);
+            for greedy in [greedy(&program, |it| it.cost), greedy(&program, |it| f64::from(it.workers))] {
+                assert!(best <= program.cost(&greedy) + gap, "{best} {}", program.cost(&greedy));
+            }
+        });
+    }
+
+    #[test]
+    fn the_program_finds_the_least_cost(program in programs()) {
+        let chosen = program.solve().unwrap();
+        let mut used = vec![0; program.capacity.len()];
+        for (job, choice) in program.jobs.iter().zip(&chosen) {
+            let Some(choice) = choice else { continue };
+            prop_assert!(job.contains(choice));
+            used[choice.kind.0] += choice.workers;
+        }
+        prop_assert!(used.iter().zip(&program.capacity).all(|(used, capacity)| used <= capacity));
+        let least = exhaustive(&program, &program.capacity, 0);
+        prop_assert!(program.cost(&chosen) <= least + 1e-4 * least.abs() + 1e-9, "{} {least}", program.cost(&chosen));
+    }
+}
+
+fn prop_assert_or_panic(holds: bool) {
+    assert!(holds, "a running job was moved");
+}
+
+/// Jobs in order, each with the configuration that is best by `by` among those that still fit.
+fn greedy(program: &Program, by: impl Fn(&Configuration) -> f64) -> Vec<Option<Configuration>> {
+    let mut free = program.capacity.clone();
+    for must in program.jobs.iter().flatten().filter(|it| it.cost == f64::MIN) {
+        free[must.kind.0] -= must.workers;
+    }
+    let mut choose = |job: &Vec<Configuration>| {
+        let must = job.iter().find(|it| it.cost == f64::MIN);
+        let fits = job.iter().filter(|it| it.cost < program.idle_cost && it.workers <= free[it.kind.0]);
+        let chosen = must.or_else(|| fits.min_by(|one, other| by(one).total_cmp(&by(other)))).copied();
+        if let Some(chosen) = chosen.filter(|it| it.cost != f64::MIN) {
+            free[chosen.kind.0] -= chosen.workers;
+        }
+        chosen
+    };
+    program.jobs.iter().map(&mut choose).collect()
+}
+
+fn programs() -> impl Strategy<Value = Program> {
+    let configuration = (0..2_usize, 0..4_u32, 1..=110_u32).prop_map(|(kind, power, cost)| Configuration {
+        kind: KindId(kind),
+        workers: 1 << power,
+        cost: f64::from(cost) / 100.0,
+    });
+    let job = prop::collection::vec(configuration, 0..5);
+    let jobs = prop::collection::vec(job, 0..6);
+    (jobs, prop::collection::vec(1..=16_u32, 2)).prop_map(|(jobs, capacity)| Program {
+        capacity,
+        idle_cost: 1.1,
+        jobs,
+    })
+}
+
+/// The least cost of the jobs from one on, by trying all.
+fn exhaustive(program: &Program, free: &[u32], from: usize) -> f64 {
+    let Some(job) = program.jobs.get(from) else { return 0.0 };
+    let idle = program.idle_cost + exhaustive(program, free, from + 1);
+    job.iter().filter(|it| it.workers <= free[it.kind.0]).fold(idle, |least, it| {
+        let mut left = free.to_vec();
+        left[it.kind.0] -= it.workers;
+        least.min(it.cost + exhaustive(program, &left, from + 1))
+    })
+}
+
+/// One model of the synthetic ones on one kind of one host.
+fn lone(accelerators: u32) -> (Inventory, Vec<Model>, Job) {
+    let world = small(1);
+    let kind = Kind { name: "only".to_owned(), hosts: 1, accelerators, job_hosts: 1 };
+    let (name, ranges) = ("lone".to_owned(), ranges(&world.models[0]));
+    let job = Job { name, arrival: 30.0, model: 0, workers: 2, batch: 256, ranges };
+    (Inventory::new(vec![kind]).unwrap(), world.models, job)
+}
+
+#[test]
+fn a_lone_job_takes_its_start_and_its_epochs() {
+    let (inventory, models, job) = lone(4);
+    let outcome = simulate(&inventory, &models, &[job], &mut Fifo, settings(false)).unwrap();
+    let ended = &outcome.jobs[0];
+    // It arrives before the first round's end, is given two accelerators there, and starts for 30 s.
+    assert_eq!((ended.started, ended.restarts), (60.0, 0));
+    assert!(ended.ended > 60.0 + models[0].facts().restart);
+    let rounds = ((ended.ended - 60.0) / 60.0).ceil();
+    assert_eq!(ended.given, [rounds * 120.0]);
+    assert_eq!(outcome.makespan_hours(), ended.completion_time() / 3600.0);
+}
+
+#[test]
+fn who_had_least_preempts_and_a_restart_is_counted() {
+    let (inventory, models, job) = lone(2);
+    let long = Job { model: 2, batch: 64, ranges: ranges(&models[2]), ..job.clone() };
+    let short = Job { name: "short".to_owned(), arrival: 600.0, ..job };
+    let run = |policy: &mut dyn Policy| {
+        let jobs = [long.clone(), short.clone()];
+        simulate(&inventory, &models, &jobs, policy, settings(false)).unwrap()
+    };
+    let (fifo, las) = (run(&mut Fifo), run(&mut LeastAttained));
+    assert!(fifo.jobs[1].started >= fifo.jobs[0].ended);
+    assert!(las.jobs[1].ended < fifo.jobs[1].ended && las.jobs[0].restarts > 0);
+}
+
+fn ranges(model: &Model) -> harmonaize_allocator::Ranges {
+    let (least, most) = model.batches();
+    harmonaize_allocator::Ranges { workers: 1..=64, kinds: Vec::new(), batch: least..=most }
+}
+
+#[test]
+fn a_range_that_nothing_meets_names_the_nearest() {
+    let (inventory, models, job) = lone(4);
+    let refused = |job: Job| {
+        let error = simulate(&inventory, &models, &[job], &mut Fifo, settings(false)).unwrap_err();
+        assert!(matches!(error, SimulationError::Range(_)), "{error}");
+        error.to_string()
+    };
+    let ranged = |workers, kinds: Vec<KindId>, batch| harmonaize_allocator::Ranges { workers, kinds, batch };
+    let batches = models[0].batches();
+    let all = batches.0..=batches.1;
+    let workers = refused(Job { workers: 8, ..job.clone() });
+    assert!(
+        workers.ends_with("needs 8 workers of one kind; the nearest that fits are 4, on only"),
+        "{workers}"
+    );
+    let outside = refused(Job { ranges: ranged(3..=4, Vec::new(), all.clone()), ..job.clone() });
+    assert!(
+        outside.ends_with("workers of 3 to 4 do not hold 2; the nearest that do are 2 to 4"),
+        "{outside}"
+    );
+    #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
+    let empty = refused(Job { ranges: ranged(4..=2, Vec::new(), all.clone()), ..job.clone() });
+    assert!(empty.contains("do not hold 2"), "{empty}");
+    let kinds = refused(Job { ranges: ranged(1..=4, vec![KindId(7)], all.clone()), ..job.clone() });
+    assert!(kinds.ends_with("on no kind of the inventory; only could run it"), "{kinds}");
+    let batch = refused(Job { ranges: ranged(1..=4, Vec::new(), 1..=batches.1), ..job.clone() });
+    assert!(batch.contains(&format!("trained with {} to {}", batches.0, batches.1)), "{batch}");
+    let model = refused(Job { model: 99, ..job.clone() });
+    assert!(model.contains("model number 99, and there are 4"), "{model}");
+    for arrival in [f64::NAN, f64::INFINITY, -1.0] {
+        assert!(refused(Job { arrival, ..job.clone() }).contains("the earliest is 0 s"));
+    }
+}
+
+/// Gives what is not there.
+struct Wrong(Vec<Option<Allocation>>);
+
+impl Policy for Wrong {
+    fn name(&self) -> &'static str {
+        "wrong"
+    }
+
+    fn allocate(&mut self, _: &Round<'_>) -> Result<Vec<Option<Allocation>>, PolicyError> {
+        Ok(self.0.clone())
+    }
+}
+
+#[test]
+fn what_a_policy_gives_must_be_there() {
+    let (inventory, models, job) = lone(4);
+    let refused = |given: Vec<Option<Allocation>>| {
+        simulate(&inventory, &models, std::slice::from_ref(&job), &mut Wrong(given), settings(false))
+            .unwrap_err()
+    };
+    let given = |kind, accelerators| Some(Allocation { kind: KindId(kind), accelerators });
+    assert!(refused(vec![given(0, vec![4])]).to_string().contains("accelerator 4 of only"));
+    assert!(refused(vec![given(3, vec![0])]).to_string().contains("kind number 3"));
+    assert!(refused(Vec::new()).to_string().contains("0 decisions for 1 jobs"));
+    let endless = SimulationError::Endless { unfinished: 1, jobs: 1, rounds: 50_000 };
+    assert_eq!(refused(vec![None]), endless);
+    let no_time = Settings { round: 0, ..settings(false) };
+    assert_eq!(simulate(&inventory, &models, &[job], &mut Fifo, no_time), Err(SimulationError::Round));
+}
+
+#[test]
+fn adapting_jobs_end_sooner_than_tuned_ones() {
+    let world = Synthetic::new(7, 30, 240.0).unwrap();
+    let mut by_name: BTreeMap<&str, f64> = BTreeMap::new();
+    by_name.insert("fifo", run(&world, Fifo, false, &mut nothing).mean_completion_hours());
+    by_name.insert("gavel", run(&world, Gavel::default(), false, &mut nothing).mean_completion_hours());
+    by_name.insert("sia", run(&world, Sia::default(), true, &mut nothing).mean_completion_hours());
+    assert!(by_name["sia"] < by_name["gavel"] && by_name["sia"] < by_name["fifo"], "{by_name:?}");
+}
+
+#[test]
+fn a_goodput_that_is_no_number_is_an_error() {
+    let world = small(3);
+    let job = &world.jobs[0];
+    let nowhere = harmonaize_allocator::StepModel {
+        compute_base: f64::NAN,
+        compute_sample: 0.1,
+        hosts_base: 0.1,
+        hosts_worker: 0.1,
+        local_base: 0.1,
+        local_worker: 0.1,
+        overlap: 1.0,
+    };
+    let fitted = [Some(nowhere), None, None];
+    let candidate = Candidate {
+        number: 0,
+        job,
+        model: &world.models[job.model],
+        age: f64::NAN,
+        restarts: 0,
+        attained: 0.0,
+        is_starting: false,
+        current: None,
+        fitted: &fitted,
+        noise: Some(harmonaize_allocator::Noise { square: 1.0, variance: 1.0 }),
+        most_workers: 1,
+    };
+    let jobs = [candidate];
+    let round = Round { inventory: &world.inventory, seconds: 60.0, jobs: &jobs };
+    // Nothing is known that could be compared, so that the job waits and nothing breaks.
+    assert_eq!(Sia::default().allocate(&round).unwrap(), [None]);
+}
