@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregation;
+mod allocation;
 pub mod cluster;
 pub mod codec;
 pub mod compression;

@@ -6,8 +6,8 @@ use crate::row::Row;
 use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
-    aggregation, codec, compression, control, cooperation, dataplane, rdma, sharing, small, sweep, telemetry,
-    threads, torch, trust,
+    aggregation, allocation, codec, compression, control, cooperation, dataplane, rdma, sharing, small,
+    sweep, telemetry, threads, torch, trust,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -15,12 +15,13 @@ use harmonaize_testkit::workspace::Binaries;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What suites measure: agents and their control; with telemetry too; telemetry; codecs alone; agents without control's choices.
+/// What suites measure: agents and their control; with telemetry too; telemetry; codecs alone; agents without control's choices; policies.
 const AGENTS: &[&str] = &["dataplane", "control/planner", "control/server"];
 const LOOP: &[&str] = &["dataplane", "control", "ebpf"];
 const SENSED: &[&str] = &["dataplane", "ebpf"];
 const CODECS: &[&str] = &["dataplane/codec", "dataplane/kernels"];
 const CARRIED: &[&str] = &["dataplane"];
+const ALLOCATOR: &[&str] = &["control/allocator"];
 
 /// All suites.
 pub const SUITES: &[Suite] = &[
@@ -120,6 +121,15 @@ pub const SUITES: &[Suite] = &[
             AGENTS,
             "What operations bear beside cut management networks and tenants that come and go; what protection costs operations and control",
             Run::Built(|request, binaries, stop| Ok(trust::run(request, binaries, stop))),
+        )
+    },
+    Suite {
+        parts: |_| part::names(allocation::PARTS),
+        ..Suite::whole(
+            "allocation",
+            ALLOCATOR,
+            "Policies over recorded workloads in virtual time, beside what Gavel and Sia print: needs Sia's artifact in HARMONAIZE_SIA",
+            Run::Alone(allocation::run),
         )
     },
     Suite::whole(

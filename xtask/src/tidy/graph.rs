@@ -122,8 +122,19 @@ const TENANT_FACING: &[&str] =
     &["abi", "shm", "verbs", "libibverbs", "client", "staging", "c", "nccl", "mpi", "python", "api-tenant"];
 
 /// Rooms with provider facts: out of reach of those, however many steps away.
-const PROVIDER: &[&str] =
-    &["topology", "planner", "allocator", "store", "server", "api", "transport", "engine", "agent", "core", "disclose"];
+const PROVIDER: &[&str] = &[
+    "topology",
+    "planner",
+    "allocator",
+    "store",
+    "server",
+    "api",
+    "transport",
+    "engine",
+    "agent",
+    "core",
+    "disclose",
+];
 
 /// Checks the manifests.
 pub(super) fn check(tree: &Tree) -> Result<Vec<Violation>> {

@@ -1,0 +1,229 @@
+//! Suite allocation: policies over workloads in virtual time, beside what their papers print.
+
+use crate::part::{self, Outcome, Part};
+use crate::row::{Case, Row};
+use crate::suite::Request;
+use anyhow::{Context, Result};
+use harmonaize_testkit::job::printed;
+use harmonaize_testkit::workspace;
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::process::Command;
+
+const SUITE: &str = "allocation";
+
+/// Names the folder `sia-simulator` of Sia's artifact.
+const VARIABLE: &str = "HARMONAIZE_SIA";
+
+/// The parts.
+pub(crate) const PARTS: &[Part<Traces>] =
+    &[("gavel", gavel), ("sia", sia), ("queues", queues), ("time", time), ("own", own)];
+
+/// What the artifact's own simulator prints of Gavel by workload: hours of completion and of makespan, restarts. It ran as its README says,
+/// see docs/performance/allocation.md.
+const GAVEL: &[(&str, f64, f64, f64)] = &[
+    ("saturn/workload-1", 1.7984, 27.274, 3.719),
+    ("saturn/workload-2", 1.7172, 34.049, 4.394),
+    ("saturn/workload-3", 2.5965, 48.572, 10.356),
+    ("saturn/workload-4", 2.5571, 50.445, 9.137),
+    ("saturn/workload-5", 2.0346, 40.769, 6.994),
+];
+
+/// The same over all ten workloads of Helios, as the artifact's README prints it.
+const GAVEL_ON_HELIOS: (usize, f64, f64, f64) = (10, 2.548, 43.25, 7.408);
+
+/// Sia's mean hours of completion by trace, in its paper, and in how many workloads.
+const SIA: &[(&str, &str, usize, f64)] =
+    &[("philly", "Philly", 8, 0.6), ("saturn", "Helios", 10, 0.7), ("newtrace", "newTrace", 10, 0.7)];
+
+/// The most rounds of the largest inventory that are timed.
+const LARGE_ROUNDS: usize = 60;
+
+/// What a line of `cargo run -p harmonaize-allocator --example traces` says of one workload.
+#[derive(Debug, Clone, Deserialize)]
+struct Ran {
+    workload: String,
+    jobs: usize,
+    completion_hours: f64,
+    makespan_hours: f64,
+    restarts: f64,
+    accelerator_hours: f64,
+    policy_p50_ms: f64,
+    policy_p95_ms: f64,
+}
+
+/// The built program that runs policies.
+#[derive(Debug)]
+pub(crate) struct Traces {
+    program: PathBuf,
+    smoke: bool,
+}
+
+/// Runs the parts that were asked for. Without the artifact only our own workload is run.
+pub(crate) fn run(request: &Request) -> Result<Outcome> {
+    let mut build = workspace::cargo();
+    if request.smoke {
+        // With the features of the whole workspace, whose crates are built already.
+        build.args(["build", "--workspace", "--bins", "--tests", "--example", "traces"]);
+    } else {
+        build.args(["build", "--release", "--package", "harmonaize-allocator", "--example", "traces"]);
+    }
+    let built = workspace::executables(&mut build, &["traces"])?;
+    let (_, program) = built.into_iter().next().context("cargo built no example `traces`")?;
+    let traces = Traces { program, smoke: request.smoke };
+    let mut only = request.only.clone();
+    if only.is_empty() && (request.smoke || std::env::var_os(VARIABLE).is_none()) {
+        eprintln!(
+            "Without {VARIABLE}, the folder sia-simulator of Sia's artifact, only our own workload is run"
+        );
+        only.push("own".to_owned());
+    }
+    Ok(part::run(&traces, PARTS, &only))
+}
+
+impl Traces {
+    fn run(&self, arguments: &[&str]) -> Result<Vec<Ran>> {
+        let text = printed(Command::new(&self.program).args(arguments))?;
+        let lines = text.lines().filter(|line| line.starts_with('{'));
+        lines.map(|line| serde_json::from_str(line).context("not what `traces` prints")).collect()
+    }
+}
+
+/// The mean over all jobs of all workloads.
+fn mean(ran: &[Ran], of: impl Fn(&Ran) -> f64) -> f64 {
+    let jobs: usize = ran.iter().map(|ran| ran.jobs).sum();
+    ran.iter().map(|ran| of(ran) * ran.jobs as f64).sum::<f64>() / jobs.max(1) as f64
+}
+
+/// By how many percent a figure is off, held to so many.
+fn off(case: String, ours: f64, reference: f64, percent: f64) -> Row {
+    let off = 100.0 * (ours / reference - 1.0).abs();
+    Case::less(SUITE, format!("{case}: {ours:.3} for {reference}, off by %"), 1.0).limit(&[off], percent)
+}
+
+/// Whether the simulator is the artifact's: Gavel workload by workload, and over all of Helios where all ten are there.
+fn gavel(traces: &Traces) -> Result<Vec<Row>> {
+    let ran = traces.run(&["gavel", "saturn"])?;
+    let mut rows = Vec::new();
+    for (workload, completion, makespan, restarts) in GAVEL {
+        for one in ran.iter().filter(|ran| ran.workload == *workload) {
+            let case = |what: &str| format!("Gavel, {workload}: {what}");
+            rows.push(off(case("JCT h"), one.completion_hours, *completion, 2.0));
+            rows.push(off(case("makespan h"), one.makespan_hours, *makespan, 2.0));
+            rows.push(off(case("restarts"), one.restarts, *restarts, 2.0));
+        }
+    }
+    let (workloads, completion, makespan, restarts) = GAVEL_ON_HELIOS;
+    let makespans = ran.iter().map(|ran| ran.makespan_hours).sum::<f64>() / ran.len().max(1) as f64;
+    let figures = [
+        ("JCT h", mean(&ran, |ran| ran.completion_hours), completion),
+        ("makespan h", makespans, makespan),
+        ("restarts", mean(&ran, |ran| ran.restarts), restarts),
+    ];
+    for (what, ours, reference) in figures {
+        let case = format!("Gavel, Helios, {} of {workloads} workloads: {what}", ran.len());
+        rows.push(if ran.len() == workloads {
+            off(case, ours, reference, 2.0)
+        } else {
+            Case::less(SUITE, case, 1.0).stated().compare(
+                &[ours],
+                &[reference],
+                "all of them, the artifact's README",
+            )
+        });
+    }
+    Ok(rows)
+}
+
+/// Sia on its three traces.
+fn sia(traces: &Traces) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (folder, trace, workloads, paper) in SIA {
+        let ran = traces.run(&["sia", folder])?;
+        let case = |what: &str| format!("Sia, {trace}, {} of {workloads} workloads: {what}", ran.len());
+        let completion = mean(&ran, |ran| ran.completion_hours);
+        let mut jct = Case::less(SUITE, case("JCT h"), 1.05);
+        if ran.len() != *workloads {
+            // The paper's mean is of other workloads too.
+            jct = jct.stated();
+        }
+        rows.push(jct.compare(&[completion], &[*paper], "the paper, over all, rounded"));
+        rows.push(Case::less(SUITE, case("restarts"), 1.0).state(&[mean(&ran, |ran| ran.restarts)]));
+        let hours = mean(&ran, |ran| ran.accelerator_hours);
+        rows.push(Case::less(SUITE, case("GPU h a job"), 1.0).state(&[hours]));
+        rows.extend(times(&case(""), &ran, 96.0));
+    }
+    Ok(rows)
+}
+
+/// How long decisions took: the median held to a limit, of every workload.
+fn times(case: &str, ran: &[Ran], limit: f64) -> [Row; 2] {
+    let of = |figure: fn(&Ran) -> f64| ran.iter().map(figure).collect::<Vec<f64>>();
+    let medians =
+        Case::less(SUITE, format!("{case}policy p50 ms"), 1.0).limit(&of(|ran| ran.policy_p50_ms), limit);
+    let slow = Case::less(SUITE, format!("{case}policy p95 ms"), 1.0).state(&of(|ran| ran.policy_p95_ms));
+    [medians, slow]
+}
+
+/// First in first out, and least attained service, on Helios.
+fn queues(traces: &Traces) -> Result<Vec<Row>> {
+    let gavel = mean(&traces.run(&["gavel", "saturn"])?, |ran| ran.completion_hours);
+    let mut rows = Vec::new();
+    for (policy, name) in [("fifo", "FIFO"), ("las", "LAS")] {
+        let ran = traces.run(&[policy, "saturn"])?;
+        let ours = mean(&ran, |ran| ran.completion_hours);
+        let case = format!("{name}, Helios, {} workloads: JCT h", ran.len());
+        rows.push(Case::less(SUITE, case, 1.0).stated().compare(&[ours], &[gavel], "Gavel, ours"));
+    }
+    Ok(rows)
+}
+
+/// Sia's decisions with 32 times the accelerators and jobs.
+fn time(traces: &Traces) -> Result<Vec<Row>> {
+    let rounds = LARGE_ROUNDS.to_string();
+    let ran = traces.run(&["sia", "scale/scale_32x/workload-1.csv", "32", &rounds])?;
+    Ok(times("Sia, 2,048 accelerators: ", &ran, 1000.0).to_vec())
+}
+
+/// A workload of our own, where no artifact is needed.
+fn own(traces: &Traces) -> Result<Vec<Row>> {
+    let policies: &[(&str, &str)] = &[("gavel", "Gavel"), ("fifo", "FIFO"), ("las", "LAS"), ("sia", "Sia")];
+    let policies = if traces.smoke { policies.get(..3).unwrap_or_default() } else { policies };
+    let mut rows = Vec::new();
+    for (policy, name) in policies {
+        let ran = traces.run(&[policy, "seed:1"])?;
+        let case = |what: &str| format!("{name}, our own workload: {what}");
+        rows.push(Case::less(SUITE, case("JCT h"), 1.0).state(&[mean(&ran, |ran| ran.completion_hours)]));
+        rows.push(Case::less(SUITE, case("restarts"), 1.0).state(&[mean(&ran, |ran| ran.restarts)]));
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_that_is_off_by_more_misses() {
+        assert!(off("c".to_owned(), 2.50, 2.548, 2.0).passed());
+        assert!(off("c".to_owned(), 2.49, 2.548, 2.0).failed());
+        assert!(off("c".to_owned(), 2.60, 2.548, 2.0).failed());
+        assert!(off("c".to_owned(), f64::NAN, 2.548, 2.0).failed());
+    }
+
+    #[test]
+    fn the_mean_is_over_jobs() {
+        let ran = |jobs, hours| Ran {
+            workload: "w".to_owned(),
+            jobs,
+            completion_hours: hours,
+            makespan_hours: 0.0,
+            restarts: 0.0,
+            accelerator_hours: 0.0,
+            policy_p50_ms: 1.0,
+            policy_p95_ms: 2.0,
+        };
+        assert_eq!(mean(&[ran(1, 4.0), ran(3, 2.0)], |ran| ran.completion_hours), 2.5);
+        assert!(times("", &[ran(1, 1.0)], 96.0)[0].passed());
+    }
+}
