@@ -36,7 +36,8 @@ pub struct Args {
     /// Seeds in a round
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub round: u64,
-    /// This suite alone: core (communicators in virtual time), aggregation (workers and aggregators in virtual time), plan
+    /// This suite alone: core (communicators in virtual time), aggregation (workers and aggregators in virtual time),
+    /// wiring (agents with control in virtual time, one in ten seeds), plan
     /// (damaged programs against the checker), codec (damaged chunks, twenty a seed), store (crashes of control's machine, ten a
     /// seed), control (kills of control, one a hundred seeds), leaders (faults of
     /// the leader of three controls, one in ten seeds), stragglers and congestion (verdicts over
@@ -91,6 +92,19 @@ const SUITES: &[Suite] = &[
             test: "simulation",
             long: false,
             environment: |seeds| vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.end))],
+        },
+    },
+    Suite {
+        name: "wiring",
+        work: Work::Tests {
+            package: "harmonaize-agent",
+            test: "simulation",
+            long: false,
+            // A seed is a process of some tenths of a second.
+            environment: |seeds| {
+                let count = (seeds.end.saturating_sub(seeds.start) / 10).max(1);
+                vec![("HARMONAIZE_SEEDS", format!("{}..{}", seeds.start, seeds.start.saturating_add(count)))]
+            },
         },
     },
     Suite {

@@ -29,7 +29,7 @@ pub use folder::{Folder, Protection};
 pub use limits::{Place, Places, raise_open_files};
 pub use name::Identity;
 #[cfg(feature = "session")]
-pub use remote::Remote;
+pub use remote::{Dial, Remote};
 #[cfg(feature = "session")]
 pub use session::{Connection, Peer, root_cause, serve};
 pub use watched::Watched;

@@ -7,6 +7,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tokio::io::DuplexStream;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -22,7 +23,52 @@ use tonic::transport::{Channel, Endpoint};
 #[derive(Clone, Debug)]
 pub struct Remote {
     endpoint: Endpoint,
-    tls: Option<Tls>,
+    connector: Connector,
+}
+
+/// What makes connections.
+#[derive(Clone, Debug)]
+enum Connector {
+    Tcp,
+    Tls(Tls),
+    Memory(Dial),
+}
+
+type Connecting<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
+
+/// Makes connections within this process, in place of TCP's: for simulations.
+#[derive(Clone)]
+pub struct Dial(Arc<dyn Fn(Uri) -> Connecting<DuplexStream> + Send + Sync>);
+
+impl Dial {
+    /// By this, which is given the address in its argument.
+    pub fn new<F>(dial: impl Fn(Uri) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = io::Result<DuplexStream>> + Send + 'static,
+    {
+        Self(Arc::new(move |address| Box::pin(dial(address))))
+    }
+}
+
+impl std::fmt::Debug for Dial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dial").finish_non_exhaustive()
+    }
+}
+
+impl Service<Uri> for Dial {
+    type Response = TokioIo<DuplexStream>;
+    type Error = io::Error;
+    type Future = Connecting<Self::Response>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, address: Uri) -> Self::Future {
+        let stream = (self.0)(address);
+        Box::pin(async move { stream.await.map(TokioIo::new) })
+    }
 }
 
 impl Remote {
@@ -37,8 +83,8 @@ impl Remote {
         let why = |error: tonic::transport::Error| root_cause(&error);
         let endpoint =
             endpoint.map_err(|error| Error::Address { address: address.to_owned(), why: why(error) })?;
-        let tls = match protection {
-            Protection::InsecureLoopback => None,
+        let connector = match protection {
+            Protection::InsecureLoopback => Connector::Tcp,
             Protection::Mutual(folder) => {
                 let Material { roots, chain, key, revoked } = Material::read(folder)?;
                 let provider = Arc::new(default_provider());
@@ -55,10 +101,16 @@ impl Remote {
                     .map_err(|error| wrong(&folder.certificate(), error))?;
                 config.alpn_protocols = vec![b"h2".to_vec()];
                 let name = ServerName::try_from(name.to_owned()).map_err(|error| wrong(&folder.0, error))?;
-                Some(Tls { connector: TlsConnector::from(Arc::new(config)), name })
+                Connector::Tls(Tls { connector: TlsConnector::from(Arc::new(config)), name })
             }
         };
-        Ok(Self { endpoint, tls })
+        Ok(Self { endpoint, connector })
+    }
+
+    /// The same over connections that somebody else makes.
+    #[must_use]
+    pub fn through(self, dial: Dial) -> Self {
+        Self { connector: Connector::Memory(dial), ..self }
     }
 
     /// The same with other settings of its connections.
@@ -72,17 +124,19 @@ impl Remote {
     /// # Errors
     /// If nobody answers, or who does is not this server.
     pub async fn connect(&self) -> Result<Channel, tonic::transport::Error> {
-        match &self.tls {
-            None => self.endpoint.connect().await,
-            Some(tls) => self.endpoint.connect_with_connector(tls.clone()).await,
+        match &self.connector {
+            Connector::Tcp => self.endpoint.connect().await,
+            Connector::Tls(tls) => self.endpoint.connect_with_connector(tls.clone()).await,
+            Connector::Memory(dial) => self.endpoint.connect_with_connector(dial.clone()).await,
         }
     }
 
     /// A channel that connects at the first call, and again when it has lost its connection.
     pub fn connect_lazy(&self) -> Channel {
-        match &self.tls {
-            None => self.endpoint.connect_lazy(),
-            Some(tls) => self.endpoint.connect_with_connector_lazy(tls.clone()),
+        match &self.connector {
+            Connector::Tcp => self.endpoint.connect_lazy(),
+            Connector::Tls(tls) => self.endpoint.connect_with_connector_lazy(tls.clone()),
+            Connector::Memory(dial) => self.endpoint.connect_with_connector_lazy(dial.clone()),
         }
     }
 }
@@ -103,7 +157,7 @@ impl std::fmt::Debug for Tls {
 impl Service<Uri> for Tls {
     type Response = TokioIo<TlsStream<TcpStream>>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+    type Future = Connecting<Self::Response>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
@@ -104,6 +104,7 @@ impl Shown {
 enum Stream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    Memory(DuplexStream),
 }
 
 impl Connected for Connection {
@@ -123,6 +124,7 @@ impl AsyncRead for Connection {
         match &mut this.stream {
             Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Memory(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -132,6 +134,7 @@ impl AsyncWrite for Connection {
         match &mut self.get_mut().stream {
             Stream::Plain(stream) => Pin::new(stream).poll_write(cx, buf),
             Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Memory(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -139,6 +142,7 @@ impl AsyncWrite for Connection {
         match &mut self.get_mut().stream {
             Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Memory(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -146,6 +150,7 @@ impl AsyncWrite for Connection {
         match &mut self.get_mut().stream {
             Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Memory(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }
@@ -243,6 +248,12 @@ async fn shake_hands(
 }
 
 impl Connection {
+    /// A connection within this process, with somebody of this machine who is said to be at an address: for simulations.
+    pub fn in_memory(stream: DuplexStream, address: SocketAddr) -> Self {
+        let peer = Peer { identity: Identity::Local, address, surplus_of: None };
+        Self { stream: Stream::Memory(stream), peer, place: None, certificate: None }
+    }
+
     /// The same, as one of those that its identity has.
     fn counted(mut self, places: &Places, most: usize) -> io::Result<Self> {
         if self.peer.identity == Identity::Local {

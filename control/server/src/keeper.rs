@@ -2,7 +2,6 @@
 
 use crate::metrics::StoreWrites;
 use harmonaize_store::{Change, Store, backup};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
@@ -26,7 +25,7 @@ pub(crate) struct StoreAck {
 
 /// Hands jobs to the thread. Dropping it ends the thread after what is queued; [`Kept`] then ends too.
 pub(crate) struct Keeper {
-    jobs: Sender<Job>,
+    jobs: UnboundedSender<Job>,
     numbers: u64,
     /// What the thread has done.
     pub writes: StoreWrites,
@@ -38,13 +37,37 @@ impl Keeper {
     /// # Errors
     /// Where the system gives no thread.
     pub(crate) fn start(store: Box<dyn Store>) -> std::io::Result<(Self, UnboundedReceiver<StoreAck>)> {
-        let (jobs, queue) = channel();
+        let (jobs, mut queue) = unbounded_channel();
         let (answers, kept) = unbounded_channel();
         let writes = StoreWrites::default();
-        let wrote = writes.clone();
-        let run = move || keep(store, &queue, &answers, &wrote);
+        let mut disk = Disk { store, answers, writes: writes.clone() };
+        let run = move || {
+            while let Some(first) = queue.blocking_recv() {
+                disk.write(Group::gather(first, &mut queue));
+            }
+        };
         std::thread::Builder::new().name("store".to_owned()).spawn(run)?;
         Ok((Self { jobs, numbers: 0, writes }, kept))
+    }
+
+    /// The same with a task of the caller's in place of the thread, in whose time each group takes as long as `takes` says: for simulations.
+    #[cfg(feature = "testing")]
+    pub(crate) fn simulated(
+        store: Box<dyn Store>,
+        mut takes: Box<dyn FnMut() -> std::time::Duration + Send>,
+    ) -> (Self, UnboundedReceiver<StoreAck>, impl Future<Output = ()> + Send) {
+        let (jobs, mut queue) = unbounded_channel();
+        let (answers, kept) = unbounded_channel();
+        let writes = StoreWrites::default();
+        let mut disk = Disk { store, answers, writes: writes.clone() };
+        let run = async move {
+            while let Some(first) = queue.recv().await {
+                let group = Group::gather(first, &mut queue);
+                tokio::time::sleep(takes()).await;
+                disk.write(group);
+            }
+        };
+        (Self { jobs, numbers: 0, writes }, kept, run)
     }
 
     /// Queues changes; the number that their [`Kept`] will have.
@@ -61,35 +84,52 @@ impl Keeper {
     }
 }
 
-/// Writes what waits as one group: one wait for the disk, however many ask.
-fn keep(
-    mut store: Box<dyn Store>,
-    queue: &Receiver<Job>,
-    answers: &UnboundedSender<StoreAck>,
-    writes: &StoreWrites,
-) {
-    while let Ok(first) = queue.recv() {
-        let (mut numbers, mut changes, mut copies) = (Vec::new(), Vec::new(), Vec::new());
-        for job in std::iter::once(first).chain(queue.try_iter().take(MOST_TOGETHER)) {
+/// What waits, to be written together: one wait for the disk, however many ask.
+#[derive(Default)]
+struct Group {
+    numbers: Vec<u64>,
+    changes: Vec<Change>,
+    copies: Vec<oneshot::Sender<Result<Vec<u8>, String>>>,
+}
+
+impl Group {
+    fn gather(first: Job, queue: &mut UnboundedReceiver<Job>) -> Self {
+        let mut group = Self::default();
+        let more = std::iter::from_fn(|| queue.try_recv().ok()).take(MOST_TOGETHER);
+        for job in std::iter::once(first).chain(more) {
             match job {
                 Job::Keep(number, more) => {
-                    numbers.push(number);
-                    changes.extend(more);
+                    group.numbers.push(number);
+                    group.changes.extend(more);
                 }
-                Job::Backup(answer) => copies.push(answer),
+                Job::Backup(answer) => group.copies.push(answer),
             }
         }
+        group
+    }
+}
+
+/// What writes groups, and answers.
+struct Disk {
+    store: Box<dyn Store>,
+    answers: UnboundedSender<StoreAck>,
+    writes: StoreWrites,
+}
+
+impl Disk {
+    fn write(&mut self, group: Group) {
+        let Group { numbers, changes, copies } = group;
         if !numbers.is_empty() {
             let began = Instant::now();
-            let outcome = store.write(&changes).map_err(|error| error.to_string());
-            writes.wrote(began.elapsed(), outcome.is_ok());
+            let outcome = self.store.write(&changes).map_err(|error| error.to_string());
+            self.writes.wrote(began.elapsed(), outcome.is_ok());
             for number in numbers {
                 // Nobody asks any more where control goes down.
-                let _ = answers.send(StoreAck { number, outcome: outcome.clone() });
+                let _ = self.answers.send(StoreAck { number, outcome: outcome.clone() });
             }
         }
         if !copies.is_empty() {
-            let copy = store.read().and_then(backup).map_err(|error| error.to_string());
+            let copy = self.store.read().and_then(backup).map_err(|error| error.to_string());
             copies.into_iter().for_each(|answer| drop(answer.send(copy.clone())));
         }
     }
@@ -99,6 +139,7 @@ fn keep(
 mod tests {
     use super::*;
     use harmonaize_store::{Memory, StoreError, Stored, Tenant};
+    use std::sync::mpsc::{Receiver, channel};
     use std::sync::{Arc, Mutex};
 
     /// A store that waits to be let on, and fails where it is told.

@@ -21,4 +21,6 @@ mod thread;
 
 pub use access::{Access, Role};
 pub use config::{Config, ConfigError, Place, Source, StoreConfig};
+#[cfg(feature = "testing")]
+pub use service::Simulated;
 pub use service::{RunError, Server, StartError};

@@ -1,5 +1,8 @@
 //! The gRPC layer: streams and calls become commands to the actor.
 
+#[cfg(feature = "testing")]
+mod simulated;
+
 use crate::access::{Caller, Current, Role, Speaker, Verdict, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
 use crate::config::{Config, Place};
@@ -36,6 +39,9 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
+
+#[cfg(feature = "testing")]
+pub use simulated::Simulated;
 
 /// Commands that wait for the actor.
 const COMMAND_QUEUE: usize = 1024;
@@ -225,6 +231,7 @@ impl Server {
             relay,
             hello_timeout: self.config.session_timeout,
             listen: self.address.to_string().into(),
+            queue: SESSION_QUEUE,
         };
         let (stop, stopped) = watch::channel(false);
         let builder = |streams| {
@@ -464,6 +471,8 @@ struct Service {
     hello_timeout: Duration,
     /// Where agents connect.
     listen: Arc<str>,
+    /// Most messages that wait for one agent.
+    queue: usize,
 }
 
 impl Service {
@@ -521,7 +530,7 @@ impl Provider for Service {
         })?;
         let speaker = Speaker::new(peer);
         let session = SessionId(self.sessions.fetch_add(1, Ordering::Relaxed));
-        let (agent, stream) = mpsc::channel(SESSION_QUEUE);
+        let (agent, stream) = mpsc::channel(self.queue);
         let (ended, end) = oneshot::channel();
         let admission = Admission { access: Arc::clone(&self.access), speaker, agent: agent.downgrade() };
         let relay = Arc::clone(&self.relay);

@@ -8,7 +8,7 @@ mod ledger;
 use crate::telemetry::Answers;
 use harmonaize_api::v1::provider_client::ProviderClient;
 use harmonaize_api::v1::{self, RefusedKind, from_agent, to_agent};
-use harmonaize_identity::{CONTROL, Protection, Remote};
+use harmonaize_identity::{CONTROL, Dial, Protection, Remote};
 use ledger::Ledger;
 pub use ledger::LedgerImage;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-/// Messages and events that wait in each direction.
+/// Messages and events that wait in each direction, usually.
 const QUEUE: usize = 1024;
 
 /// Most bytes of a message.
@@ -42,6 +42,10 @@ pub struct Settings {
     pub control: Vec<String>,
     /// How the session is protected.
     pub protection: Protection,
+    /// What makes connections with control; the system's TCP where nothing else does.
+    pub dial: Option<Dial>,
+    /// How many messages and events wait in each direction.
+    pub queue: usize,
     /// Name of this host in control's topology.
     pub host: String,
     /// Where other agents connect to this one.
@@ -70,6 +74,8 @@ impl Settings {
         Self {
             control,
             protection,
+            dial: None,
+            queue: QUEUE,
             host,
             listen,
             retry: (Duration::from_millis(100), Duration::from_secs(if several { 1 } else { 3 })),
@@ -204,8 +210,8 @@ pub fn resume(settings: Settings, image: LedgerImage) -> Result<Control, prost::
 }
 
 fn begin(settings: Settings, ledger: Ledger, paused: bool) -> Control {
-    let (to_control, outgoing) = mpsc::channel(QUEUE);
-    let (sink, events) = mpsc::channel(QUEUE);
+    let (to_control, outgoing) = mpsc::channel(settings.queue);
+    let (sink, events) = mpsc::channel(settings.queue);
     let (images, image_requests) = mpsc::channel(1);
     let (paused, pause) = watch::channel(paused);
     let session = Session {
@@ -347,6 +353,10 @@ impl Session {
         let half = (self.settings.session_timeout / 2).max(Duration::from_millis(50));
         let server = Remote::at(&self.settings.protection, CONTROL, self.control());
         let server = server.map_err(|error| error.to_string())?;
+        let server = match &self.settings.dial {
+            Some(dial) => server.through(dial.clone()),
+            None => server,
+        };
         Ok(server.with(|endpoint| {
             let endpoint = endpoint.tcp_nodelay(true).http2_keep_alive_interval(half);
             endpoint.keep_alive_timeout(half).keep_alive_while_idle(true)
@@ -361,7 +371,8 @@ impl Session {
         // A stream that control no longer reads may still hold its last word.
         let mut up_open = true;
         loop {
-            let (hear, listen) = (self.inbox.len() < QUEUE, self.outbox.len() < QUEUE);
+            let most = self.settings.queue;
+            let (hear, listen) = (self.inbox.len() < most, self.outbox.len() < most);
             let mut pause = self.pause.clone();
             let step = tokio::select! {
                 Ok(_) = pause.wait_for(|paused| *paused) => SessionEvent::Paused,

@@ -25,3 +25,4 @@ pub mod sandbox;
 mod served;
 pub mod session;
 pub mod telemetry;
+pub mod wiring;

@@ -16,6 +16,7 @@ use crate::sandbox::without_privileges;
 use crate::served::Tenants;
 use crate::session::{Freeze, RdmaRules, SessionServer};
 use crate::telemetry;
+use crate::wiring::{Remainder, Wiring};
 use anyhow::Context;
 use harmonaize_api::v1;
 use harmonaize_engine::{Engine, Handle as EngineHandle, MarkReader, MarkWriter, Notice, marks, start};
@@ -35,7 +36,6 @@ use std::time::{Duration, Instant};
 use successor::Predecessor;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 /// Requests of tenants that wait.
@@ -44,10 +44,10 @@ const REQUESTS: usize = 1024;
 const MARKS: usize = 1 << 16;
 /// From how many bytes queued on a connection on a sender writes them: enough work to wake a thread for.
 const SENDER_BYTES: usize = 256 << 10;
-/// How often the agent looks at what is due.
+/// How often it is looked at threads, and at who should not be there.
 const TICK: Duration = Duration::from_millis(100);
-/// How soon what waits for room at the engine or control is tried again.
-const LATE: Duration = Duration::from_millis(1);
+/// How soon a hand-over goes on.
+const HANDING: Duration = Duration::from_millis(1);
 /// How often the operator is told of connections that nobody introduced, and of links on whose way somebody is.
 const INTRUDERS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
@@ -290,7 +290,7 @@ async fn serve(
         Started::start(&config, (&acceptor, &uplink), devices, port, &notices, &counters)?;
     let mut intruders = IntruderWatch { acceptor, rejected: 0, forged: 0, next: Instant::now() };
 
-    let (requests, mut asked) = mpsc::channel(REQUESTS);
+    let (requests, asked) = mpsc::channel(REQUESTS);
     let rdma = config.rdma.as_ref().map(|rdma| rules(rdma, config.listen.ip(), devices));
     let server = SessionServer::bind(rdma, requests, counters.clone())?;
     let (freeze, standing) = Freeze::new(predecessor.is_some());
@@ -327,7 +327,7 @@ async fn serve(
     };
     let (ledger, parts) = taken.map(|taken| taken.split()).unzip();
     let session = SessionThread::start().context("cannot start the thread of the session with control")?;
-    let mut control = match ledger {
+    let control = match ledger {
         Some(ledger) => {
             let resumed = session.enter(|| control::resume(settings, ledger));
             resumed.context("the agent before had no such session")?
@@ -345,12 +345,13 @@ async fn serve(
         succeeds: parts.is_some(),
     };
     telemetry.serve(shown, &control.to_control, &counters).await;
-    let mut agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters);
+    let agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters);
+    let mut wiring = Wiring::new(agent, heard, asked, control.events);
     // Sessions go on once their requests can be passed on.
     let mut waiting = None;
     if let Some((image, sessions, limits, epochs)) = parts {
-        agent.inherit(image, &limits).map_err(|error| anyhow::anyhow!(error))?;
-        agent.report_inherited(&epochs);
+        wiring.agent.inherit(image, &limits).map_err(|error| anyhow::anyhow!(error))?;
+        wiring.agent.report_inherited(&epochs);
         tracing::info!(
             sessions = sessions.len(),
             epochs = epochs.len(),
@@ -368,88 +369,78 @@ async fn serve(
     harmonaize_program::ready();
     let mut watchdog = Watchdog::new(Instant::now());
 
-    let mut checks = JoinSet::new();
     let mut ending: Option<Instant> = None;
     let running = || !threads.iter().all(JoinHandle::is_finished);
     while ending.is_none_or(|ending| ending.elapsed() < DRAIN_TIMEOUT && running()) {
-        agent.flush();
         tokio::select! {
-            () = tokio::time::sleep(LATE), if agent.is_late() => {}
-            () = tokio::time::sleep(LATE), if handing.is_running() => {
-                let idle = control.events.is_empty() && checks.is_empty() && asked.is_empty();
-                handing.step(&mut agent, &mut tenants, &control.pause, (connected, idle)).await;
+            () = tokio::time::sleep(HANDING), if handing.is_running() => {
+                let idle = wiring.is_idle();
+                handing.step(&mut wiring.agent, &mut tenants, &control.pause, (connected, idle)).await;
             }
             peer = handing.next(), if !handing.is_running() && ending.is_none() && waiting.is_none() => {
                 handing.begin(peer, listening.descriptor(), &mut tenants);
             }
-            Some(notice) = heard.recv() => match notice {
-                Notice::HandedOver { thread, image } => {
+            remainder = wiring.next() => match remainder {
+                None => {}
+                Some(Remainder::Notice(Notice::HandedOver { thread, image })) => {
                     if let Err(why) = handing.handed(thread, image) {
-                        handing.call_off(&mut agent, &mut tenants, &control.pause, &why);
+                        handing.call_off(&mut wiring.agent, &mut tenants, &control.pause, &why);
                     }
                 }
-                notice => agent.handle_notice(notice),
-            },
-            Some(request) = asked.recv(), if agent.has_room() => agent.handle_request(request),
-            Some(event) = control.events.recv(), if agent.listens() => match event {
-                Event::ServeTenants(told) if ending.is_none() => agent.tenants_served(tenants.set_added(told)),
-                Event::Connected(mut welcome) if ending.is_none() => {
+                Some(Remainder::Notice(_)) => {}
+                Some(Remainder::Check(check)) => wiring.check_blocking(check),
+                Some(Remainder::Event(Event::ServeTenants(told))) if ending.is_none() => {
+                    wiring.agent.tenants_served(tenants.set_added(told));
+                }
+                Some(Remainder::Event(Event::Connected(mut welcome))) if ending.is_none() => {
                     connected = true;
                     if waiting.take().is_some() {
                         tenants.server().freeze(false);
                     }
                     uplink.set_rate(Some(welcome.uplink_bits_per_second).filter(|rate| *rate > 0));
                     let told = std::mem::take(&mut welcome.serve);
-                    agent.handle_control(Event::Connected(welcome));
-                    agent.tenants_served(tenants.set_added(told));
+                    wiring.handle_control(Event::Connected(welcome));
+                    wiring.agent.tenants_served(tenants.set_added(told));
                 }
-                event => {
+                Some(Remainder::Event(event)) => {
                     connected &= !matches!(event, Event::Disconnected { .. });
-                    if let Some(check) = agent.handle_control(event) {
-                        checks.spawn_blocking(move || check.run());
-                    }
+                    wiring.handle_control(event);
                 }
             },
             Some(()) = reload.recv(), if ending.is_none() && !handing.is_running() => {
-                tenants.reload().into_iter().for_each(|served| agent.tenants_served(served));
+                tenants.reload().into_iter().for_each(|served| wiring.agent.tenants_served(served));
             }
             _ = poll.tick(), if ending.is_none() && !handing.is_running() => {
-                tenants.poll().into_iter().for_each(|served| agent.tenants_served(served));
+                tenants.poll().into_iter().for_each(|served| wiring.agent.tenants_served(served));
             }
-            Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
             _ = tick.tick() => {
                 let now = Instant::now();
                 watchdog.alive(now);
                 if waiting.take_if(|at| now >= *at).is_some() {
                     tenants.server().freeze(false);
                 }
-                agent.handle_timeout(now);
-                intruders.news(now).into_iter().for_each(|news| agent.note(news));
+                intruders.news(now).into_iter().for_each(|news| wiring.agent.note(news));
                 let gone = threads.iter().any(JoinHandle::is_finished) || intruders.acceptor.is_finished();
                 if ending.is_none() && gone {
                     tracing::error!("a thread of the engine, or the one that takes connections, is gone; the agent ends");
-                    agent.stop();
+                    wiring.agent.stop();
                     break;
                 }
             }
             () = &mut stop, if ending.is_none() => {
                 if handing.is_running() {
-                    handing.call_off(&mut agent, &mut tenants, &control.pause, "the agent is going down");
+                    handing.call_off(&mut wiring.agent, &mut tenants, &control.pause, "the agent is going down");
                 }
                 tracing::info!("agent is going down");
                 harmonaize_program::stopping();
                 ending = Some(Instant::now());
-                agent.stop();
+                wiring.agent.stop();
                 tenants.stop();
             }
         }
     }
-    while let Ok(notice) = heard.try_recv() {
-        agent.handle_notice(notice);
-    }
-    agent.flush();
     // Nobody takes requests any more: sessions that wait for room end.
-    drop((agent, asked));
+    let _events = wiring.end();
     tenants.ended().await;
     let _ = tokio::time::timeout(DRAIN_TIMEOUT, control.task).await;
     telemetry.end().await;

@@ -51,5 +51,5 @@ pub use formation::landing_bytes;
 pub use handover::{EngineImage, InheritedEpoch, Leases};
 pub use harmonaize_abi::{CommunicatorId, Epoch, SlotId};
 pub use marks::{MarkReader, MarkWriter, marks};
-pub use run::{Handle, NotTaken, start};
+pub use run::{Handle, NotTaken, Runner, prepare, start};
 pub use transfer::MAX_CHANNELS;

@@ -50,51 +50,85 @@ impl Handle {
     }
 }
 
+/// An engine with its queue of commands: what its thread runs, or who drives it by hand.
+pub struct Runner {
+    engine: Engine,
+    commands: Receiver<Command>,
+    bell: Arc<OwnedFd>,
+}
+
+impl std::fmt::Debug for Runner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runner").field("commands", &self.commands.len()).finish_non_exhaustive()
+    }
+}
+
+/// Gives an engine a queue of so many commands; nothing runs yet.
+///
+/// # Errors
+/// If the kernel grants no descriptor.
+pub fn prepare(engine: Engine, commands: usize) -> std::io::Result<(Handle, Runner)> {
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    crate::wake::watch(engine.wake(), bell.as_fd())?;
+    let (sender, commands) = bounded(commands);
+    Ok((Handle { commands: sender, bell: Arc::clone(&bell) }, Runner { engine, commands, bell }))
+}
+
 /// Starts the thread, `engine-` and its number by name. It ends after [`Command::Stop`]. `spin` is how long it looks for work before it sleeps.
 ///
 /// # Errors
 /// If the kernel grants no descriptor or no thread.
 pub fn start(engine: Engine, number: usize, spin: Duration) -> std::io::Result<(Handle, JoinHandle<()>)> {
-    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    crate::wake::watch(engine.wake(), bell.as_fd())?;
-    let (sender, receiver) = bounded(COMMANDS);
-    let handle = Handle { commands: sender, bell: Arc::clone(&bell) };
-    let thread = std::thread::Builder::new()
-        .name(format!("engine-{number}"))
-        .spawn(move || run_loop(engine, &receiver, &bell, spin))?;
+    let (handle, runner) = prepare(engine, COMMANDS)?;
+    let thread =
+        std::thread::Builder::new().name(format!("engine-{number}")).spawn(move || runner.run(spin))?;
     Ok((handle, thread))
 }
 
-fn run_loop(mut engine: Engine, commands: &Receiver<Command>, bell: &OwnedFd, spin: Duration) {
-    let mut idle_since: Option<Instant> = None;
-    while !engine.stopped() {
+impl Runner {
+    /// One round: all commands that wait, then [`Engine::progress`]. Returns how much was done; none once the engine has stopped.
+    pub fn round(&mut self) -> Option<usize> {
+        if self.engine.stopped() {
+            return None;
+        }
         let mut worked = 0;
-        while let Ok(command) = commands.try_recv() {
-            engine.handle_command(command);
+        while let Ok(command) = self.commands.try_recv() {
+            self.engine.handle_command(command);
             worked += 1;
         }
-        if engine.is_still() {
-            match commands.recv() {
-                Ok(command) => engine.handle_command(command),
-                Err(_) => return,
+        Some(worked + self.engine.progress(BUDGET))
+    }
+
+    /// As [`Engine::sleep_timeout`].
+    pub fn sleep_timeout(&mut self) -> Option<Duration> {
+        self.engine.sleep_timeout()
+    }
+
+    fn run(mut self, spin: Duration) {
+        let mut idle_since: Option<Instant> = None;
+        while let Some(worked) = self.round() {
+            if self.engine.is_still() {
+                match self.commands.recv() {
+                    Ok(command) => self.engine.handle_command(command),
+                    Err(_) => return,
+                }
+                continue;
             }
-            continue;
-        }
-        worked += engine.progress(BUDGET);
-        if worked > 0 {
+            if worked > 0 {
+                idle_since = None;
+                continue;
+            }
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < spin {
+                std::thread::yield_now();
+                continue;
+            }
+            if self.engine.prepare_sleep() && self.commands.is_empty() {
+                sleep(&mut self.engine, &self.bell);
+            }
+            self.engine.cancel_sleep();
             idle_since = None;
-            continue;
         }
-        let since = *idle_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < spin {
-            std::thread::yield_now();
-            continue;
-        }
-        if engine.prepare_sleep() && commands.is_empty() {
-            sleep(&mut engine, bell);
-        }
-        engine.cancel_sleep();
-        idle_since = None;
     }
 }
 

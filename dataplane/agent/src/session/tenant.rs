@@ -318,10 +318,9 @@ impl Tenant {
 #[derive(Clone, Debug)]
 pub struct TenantLimits(pub(super) Arc<Tenant>);
 
-#[cfg(test)]
 impl TenantLimits {
-    /// Those of a tenant that nothing is served for.
-    pub(crate) fn of(quota: super::Quota, counters: &Counters) -> Self {
+    /// Those of a tenant that nothing is served for: for tests of what is beside sessions.
+    pub fn of(quota: super::Quota, counters: &Counters) -> Self {
         let rules = TenantRules {
             tenant: "a".into(),
             socket: None,

@@ -1,0 +1,109 @@
+//! The agent's task between engine, control and tenants' sessions: takes in what each says, in turn, and gives what waits for room there.
+//! Whoever drives it, the daemon or a simulation, does the rest.
+
+use crate::agent::{Agent, Check, Checked};
+use crate::control::Event;
+use crate::session::SessionRequest;
+use harmonaize_engine::Notice;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Interval;
+
+/// How often the agent looks at what is due.
+const TICK: Duration = Duration::from_millis(100);
+/// How soon what waits for room at the engine or control is tried again.
+const LATE: Duration = Duration::from_millis(1);
+
+/// See the module's documentation.
+pub struct Wiring {
+    /// What it is taken in by.
+    pub agent: Agent,
+    notices: mpsc::UnboundedReceiver<Notice>,
+    requests: mpsc::Receiver<SessionRequest>,
+    events: mpsc::Receiver<Event>,
+    checks: JoinSet<Checked>,
+    tick: Interval,
+}
+
+/// What is left to whoever drives the wiring.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, handed on at once")]
+pub enum Remainder {
+    /// Of control's: for more than the agent. It is to be given to [`Wiring::handle_control`].
+    Event(Event),
+    /// Of the engine's: of a hand-over.
+    Notice(Notice),
+    /// A recipe is to be checked, by [`Wiring::check`] somewhere else.
+    Check(Check),
+}
+
+impl Wiring {
+    /// Joins an agent to what the engine's threads say, tenants want and control says. Within a tokio runtime.
+    pub fn new(
+        agent: Agent,
+        notices: mpsc::UnboundedReceiver<Notice>,
+        requests: mpsc::Receiver<SessionRequest>,
+        events: mpsc::Receiver<Event>,
+    ) -> Self {
+        let tick = tokio::time::interval(TICK);
+        Self { agent, notices, requests, events, checks: JoinSet::new(), tick }
+    }
+
+    /// Takes in the next that somebody says, once somebody does. What is not done with it then comes back. If the future is dropped, nothing
+    /// is lost.
+    pub async fn next(&mut self) -> Option<Remainder> {
+        let Self { agent, notices, requests, events, checks, tick } = self;
+        agent.flush();
+        tokio::select! {
+            () = tokio::time::sleep(LATE), if agent.is_late() => {}
+            Some(notice) = notices.recv() => match notice {
+                notice @ (Notice::HandedOver { .. } | Notice::TakenOver { .. }) => {
+                    return Some(Remainder::Notice(notice));
+                }
+                notice => agent.handle_notice(notice),
+            },
+            Some(request) = requests.recv(), if agent.has_room() => agent.handle_request(request),
+            Some(event) = events.recv(), if agent.listens() => match event {
+                Event::ServeTenants(_) | Event::Connected(_) | Event::Disconnected { .. } => {
+                    return Some(Remainder::Event(event));
+                }
+                event => return agent.handle_control(event).map(Remainder::Check),
+            },
+            Some(checked) = checks.join_next() => agent.handle_checked(checked.ok()),
+            _ = tick.tick() => agent.handle_timeout(Instant::now()),
+        }
+        None
+    }
+
+    /// Gives the agent an event that came back from [`Wiring::next`].
+    pub fn handle_control(&mut self, event: Event) {
+        let check = self.agent.handle_control(event);
+        debug_assert!(check.is_none(), "recipes are checked elsewhere");
+    }
+
+    /// Has the outcome of a check taken in, once it is there. Until then what control says waits.
+    pub fn check(&mut self, checked: impl Future<Output = Checked> + Send + 'static) {
+        self.checks.spawn(checked);
+    }
+
+    /// The same of one that takes a thread.
+    pub fn check_blocking(&mut self, check: Check) {
+        self.checks.spawn_blocking(move || check.run());
+    }
+
+    /// Whether neither control nor tenants nor a check have said what was not taken in.
+    pub fn is_idle(&self) -> bool {
+        self.events.is_empty() && self.checks.is_empty() && self.requests.is_empty()
+    }
+
+    /// Takes in what the engine has said, with the last words to control, and drops the agent. What control says is not taken in, but
+    /// its session goes on until the queue that is returned is dropped, or all is said.
+    pub fn end(mut self) -> mpsc::Receiver<Event> {
+        while let Ok(notice) = self.notices.try_recv() {
+            self.agent.handle_notice(notice);
+        }
+        self.agent.flush();
+        self.events
+    }
+}
