@@ -93,6 +93,9 @@ pub trait AgentEnd: Send + std::fmt::Debug {
         Err(EndError::NotMapped)
     }
 
+    /// Mapped: the agent is about to end. The tenant may still read results from pages that would be freed with this end.
+    fn leave(&self) {}
+
     /// Mapped and inherited: the process that had this end before is gone.
     fn own(&self) {}
 

@@ -113,6 +113,10 @@ impl AgentEnd for MappedEnd {
         Ok(InheritedEnd { entries: self.entries, taken, put, regions, descriptors })
     }
 
+    fn leave(&self) {
+        self.regions.all().for_each(|(_, memory)| memory.leave());
+    }
+
     fn own(&self) {
         self.regions.all().for_each(|(_, memory)| memory.own());
     }

@@ -204,6 +204,11 @@ impl Memory {
         Ok(Arc::new(memory))
     }
 
+    /// This process is about to end: from now on the memory's end frees no page that another process may still read.
+    pub fn leave(&self) {
+        self.inherited.store(true, Ordering::Relaxed);
+    }
+
     /// The process that had this memory before is gone.
     pub fn own(&self) {
         self.inherited.store(false, Ordering::Relaxed);

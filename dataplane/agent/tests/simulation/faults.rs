@@ -31,6 +31,8 @@ pub(crate) enum Fault {
     Reorder,
     /// An agent is killed with its tenants' processes; another takes its place.
     AgentKilled { host: usize },
+    /// An agent ends in order, as when its host goes down; another takes its place.
+    AgentStops { host: usize },
     /// A tenant's process is killed.
     ProcessKilled { rank: u32 },
     /// Links between two hosts end.
@@ -61,8 +63,9 @@ impl Fault {
     /// One that ends communicators.
     pub(crate) fn hard(random: &mut ChaCha8Rng, hosts: usize) -> Self {
         let host = random.random_range(0..hosts);
-        match random.random_range(0..4) {
+        match random.random_range(0..5) {
             0 => Self::AgentKilled { host },
+            4 => Self::AgentStops { host },
             1 => Self::ProcessKilled { rank: host as u32 },
             2 => Self::LinksSevered { hosts: (host, (host + 1) % hosts) },
             _ => Self::LeaseOver { host },
@@ -71,7 +74,7 @@ impl Fault {
 
     /// Whether processes on a host end by it.
     pub(crate) fn kills(self, on: usize) -> bool {
-        matches!(self, Self::AgentKilled { host } if host == on)
+        matches!(self, Self::AgentKilled { host } | Self::AgentStops { host } if host == on)
     }
 
     /// Whether messages between agents, or threads, are late by it.
@@ -124,6 +127,12 @@ impl Fault {
             Self::Reorder => drop(world.reorder().await),
             Self::AgentKilled { host } => {
                 world.harmed_by(self);
+                world.replace_host(host);
+            }
+            Self::AgentStops { host } => {
+                world.harmed_by(self);
+                world.host(host).stop.notify_one();
+                sleep(Duration::from_secs(1)).await;
                 world.replace_host(host);
             }
             Self::ProcessKilled { rank } => {

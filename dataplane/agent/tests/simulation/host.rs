@@ -64,6 +64,8 @@ pub(crate) struct Host {
     /// Whether the agent's task goes on, and the engine's thread.
     pub(crate) agent_runs: watch::Sender<bool>,
     pub(crate) engine_runs: watch::Sender<bool>,
+    /// Has the agent end in order.
+    pub(crate) stop: Arc<Notify>,
     tasks: Vec<AbortHandle>,
 }
 
@@ -103,11 +105,18 @@ impl Host {
         let agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters.clone());
         let (requests, asked) = mpsc::channel(sizes.requests);
         let wiring = Wiring::new(agent, heard, asked, control.events);
+        let stop = Arc::new(Notify::new());
         let (agent_runs, engine_runs) = (watch::Sender::new(true), watch::Sender::new(true));
         let take = move || Duration::from_millis(random.random_range(0..=sizes.check));
         let tasks = vec![
             control.task.abort_handle(),
-            spawn_local(agent_task(wiring, Arc::clone(&bell), agent_runs.subscribe(), take)).abort_handle(),
+            spawn_local(agent_task(
+                wiring,
+                (Arc::clone(&bell), Arc::clone(&stop)),
+                agent_runs.subscribe(),
+                take,
+            ))
+            .abort_handle(),
             spawn_local(engine_task(
                 runner,
                 (Arc::clone(&bell), Arc::clone(&done)),
@@ -117,7 +126,7 @@ impl Host {
             .abort_handle(),
         ];
         let limits = TenantLimits::of(Quota::default(), &counters);
-        Self { requests, bell, done, limits, port, counters, agent_runs, engine_runs, tasks }
+        Self { requests, bell, done, limits, port, counters, agent_runs, engine_runs, stop, tasks }
     }
 
     /// Ends all at once, as when its process is killed.
@@ -142,12 +151,19 @@ impl Host {
 /// The agent's task, as the daemon's but for tenants of its configuration, hand-overs and signals.
 async fn agent_task(
     mut wiring: Wiring,
-    bell: Arc<Notify>,
+    (bell, stop): (Arc<Notify>, Arc<Notify>),
     mut runs: watch::Receiver<bool>,
     mut take: impl FnMut() -> Duration,
 ) {
     while runs.wait_for(|runs| *runs).await.is_ok() {
-        match wiring.next().await {
+        let next = tokio::select! {
+            next = wiring.next() => next,
+            () = stop.notified() => {
+                wiring.agent.stop();
+                None
+            }
+        };
+        match next {
             None => {}
             Some(Remainder::Check(check)) => {
                 let takes = take();
@@ -178,7 +194,7 @@ async fn engine_task(
     let mut busy = 0;
     while runs.wait_for(|runs| *runs).await.is_ok() {
         match runner.round() {
-            None => return,
+            None => return drop(ManuallyDrop::into_inner(runner)),
             Some(0) => {
                 let timer = runner.sleep_timeout().unwrap_or(NAP).min(NAP);
                 let next = due.lock().unwrap().map(|due| due.saturating_duration_since(Instant::now()));

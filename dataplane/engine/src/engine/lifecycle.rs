@@ -93,6 +93,8 @@ impl Engine {
             Command::Resume => self.handle_resume(),
             Command::Stop => {
                 self.stopping = true;
+                // Completions that tenants have not taken name results in memory that ends with this process.
+                self.attachments.iter_mut().for_each(|attachment| attachment.end.leave());
                 self.for_each_communicator(Task::Command, |member| member.core.shut_down());
             }
         }
