@@ -28,7 +28,6 @@ pub struct Wiring {
 
 /// What is left to whoever drives the wiring.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one at a time, handed on at once")]
 pub enum Remainder {
     /// Of control's: for more than the agent. It is to be given to [`Wiring::handle_control`].
     Event(Event),

@@ -41,6 +41,9 @@ pub(crate) struct Sum {
     pub(crate) slowest: Duration,
 }
 
+/// A rank's attachment, and what ends its process.
+type Process = (AttachmentId, Option<AbortHandle>);
+
 /// See the module's documentation.
 pub(crate) struct World {
     pub(crate) random: RefCell<ChaCha8Rng>,
@@ -59,8 +62,8 @@ pub(crate) struct World {
     notes: RefCell<Vec<String>>,
     /// How many ranks of a name and generation have joined.
     joined: RefCell<BTreeMap<(&'static str, u32), u32>>,
-    /// Of each rank the attachment, and what ends its process.
-    processes: RefCell<BTreeMap<(&'static str, u32), (AttachmentId, Option<AbortHandle>)>>,
+    /// By name and rank.
+    processes: RefCell<BTreeMap<(&'static str, u32), Process>>,
     /// Whether anything has happened yet; and whether it has held up messages or threads.
     happened: Cell<(bool, bool)>,
 }
