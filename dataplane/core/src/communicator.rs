@@ -196,6 +196,11 @@ impl Communicator {
         self.p2p.in_flight(&self.shared)
     }
 
+    /// Control messages to a participant that wait to be polled, and the most that there may be while the communicator is in force.
+    pub fn queued(&self, to: Participant) -> (usize, usize) {
+        (self.shared.queued_for(to), self.shared.queue_limit())
+    }
+
     /// Operations that have ended here, at all local ranks.
     pub fn operations_ended(&self) -> u64 {
         self.shared.operations.bounds().0.0
@@ -215,6 +220,7 @@ impl Communicator {
         if self.shared.has_failed() || from == self.me() || from.0 >= self.shared.group.participants() {
             return;
         }
+        let queued = self.shared.queued();
         let before = self.shared.acknowledgements.acked_by_all();
         self.shared.acknowledgements.handle_header(from, &header);
         if self.shared.acknowledgements.acked_by_all() > before {
@@ -235,7 +241,8 @@ impl Communicator {
                 Kind::of_p2p(k).is_some_and(|kind| self.handle_p2p(now, (from, link), kind, &header, payload))
             }
         };
-        if !right {
+        // Who asks on and on, and does not read what it is answered, has no more memory of this participant's.
+        if !right || (!self.shared.has_failed() && self.shared.is_crowded(queued)) {
             self.shared.fail_internal(from);
         }
     }

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Most offers from one participant that no receive has matched; more is a breach.
+/// Most offers from one participant that no receive has matched, and most headers to it that wait as it offers again; more is a breach.
 const MAX_OFFERS: usize = 1 << 16;
 /// Most pieces under way at once; a power of two, and at most 1024, for the numbers of their completions.
 const MAX_PARTS: usize = 1 << 10;
@@ -339,6 +339,10 @@ impl P2p {
             }
             self.take_offer(shared, Offer { id, dtype, count: header.segment });
             return true;
+        }
+        let waiting = |note: &&Note| note.to == peer;
+        if self.notes.len() >= MAX_OFFERS && self.notes.iter().filter(waiting).count() >= MAX_OFFERS {
+            return false;
         }
         let matched = self
             .receives

@@ -12,6 +12,13 @@ use harmonaize_plan::{Group, Participant};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
+/// Control messages to one participant that may wait to be polled, beside those about local ranks, before what a peer sends may add to
+/// them. A peer that asks in good faith has a few: it asks ever more rarely.
+const MAX_QUEUED: usize = 256;
+
+/// Messages about each local rank that may wait beside: that it has left, twice on the links of two epochs.
+const QUEUED_PER_RANK: usize = 4;
+
 /// The state that the parts of a communicator share.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Shared {
@@ -137,6 +144,29 @@ impl Shared {
 
     pub(crate) fn broadcast(&mut self, control: &Control) {
         self.peers().for_each(|peer| self.send(peer, control.clone()));
+    }
+
+    /// How many control messages wait.
+    pub(crate) fn queued(&self) -> usize {
+        self.outbox.len()
+    }
+
+    /// How many of them are for this participant.
+    pub(crate) fn queued_for(&self, peer: Participant) -> usize {
+        self.outbox.iter().filter(|(to, ..)| *to == peer).count()
+    }
+
+    /// The most that may be for one participant.
+    pub(crate) fn queue_limit(&self) -> usize {
+        MAX_QUEUED.saturating_add(QUEUED_PER_RANK.saturating_mul(self.operations.ranks().len()))
+    }
+
+    /// Whether more than may wait for somebody, of whom there are more than when `before` messages waited. Looks at the last message's
+    /// receiver: an answer is for one, and what is for all comes to each.
+    pub(crate) fn is_crowded(&self, before: usize) -> bool {
+        let limit = self.queue_limit();
+        self.outbox.len() > before.max(limit)
+            && self.outbox.back().is_some_and(|(to, ..)| self.queued_for(*to) > limit)
     }
 
     /// The next control message.

@@ -31,8 +31,9 @@ mod statistics;
 #[path = "simulation/world.rs"]
 mod world;
 
-use harmonaize_abi::{OperationId, Rank};
-use harmonaize_core::Failure;
+use harmonaize_abi::{Direction, Dtype, Nanos, OperationId, P2pSignature, Rank, Token};
+use harmonaize_core::{Failure, Header, Kind, P2pCall, Payload};
+use harmonaize_plan::Participant;
 use node::Outcome;
 use scenario::{Incident, MILLISECOND, SECOND, Scenario, nanos};
 use seeds::{Seed, seeds};
@@ -790,4 +791,52 @@ fn hostile_peer() {
             }
         },
     );
+}
+
+/// A peer that asks on and on while its link takes nothing costs its communicator, and no memory beyond a bound.
+#[test]
+fn flooding_peer() {
+    let build = |seed| {
+        let scenario = Scenario::new(seed, 2);
+        match seed % 4 {
+            0 => scenario.flooding(),
+            1 => scenario.rough().changing().flooding(),
+            2 => scenario.changing().carrying().flooding(),
+            _ => scenario.aggregating(true).flooding(),
+        }
+    };
+    let sum = family("flooding_peer", 200, true, build, |world| {
+        let incidents = world.scenario.incidents.iter().map(|(at, _)| *at).max().unwrap_or(0);
+        let patience = 2 * (nanos(patience(world)) + nanos(world.scenario.inquiry));
+        let bound = world.active.max(incidents) + patience + 50 * MILLISECOND;
+        for node in &world.nodes {
+            assert!(node.failure.as_ref().is_none_or(|(_, at)| *at <= bound), "an end comes late");
+        }
+    });
+    assert!(sum.crowded > 20, "{} ended for too many questions, {sum}", sum.crowded);
+}
+
+/// Whoever offers the same message again and again, and reads none of the answers, ends its communicator.
+#[test]
+fn offers_without_end_are_a_breach() {
+    let scenario = (0..).map(|seed| Scenario::new(seed, 2)).find(|one| one.group.participants() == 2);
+    let scenario = scenario.unwrap();
+    let (from, me) = (Participant(0), Participant(1));
+    let (sender, receiver) = (scenario.group.local(from)[0], scenario.group.local(me)[0]);
+    let mut core = node::Node::new(&scenario, me).core;
+    let (direction, peer) = (Direction::Receive, Some(sender));
+    let signature = P2pSignature { direction, peer, dtype: Dtype::U8, count: 8 };
+    let call = P2pCall { signature, token: Token(1), timeout: Duration::from_secs(60) };
+    core.handle_p2p_call(Nanos(0), receiver, call).unwrap();
+    let link = scenario.plan.epoch;
+    let mut header = Header::new(Kind::Offer, link);
+    (header.root, header.count, header.dtype, header.segment) =
+        (sender.0, receiver.0.into(), Dtype::U8.code(), 8);
+    let offers = (0..1 << 17).take_while(|_| {
+        core.handle_frame(Nanos(0), from, link, header, None, Payload::default());
+        core.failure().is_none()
+    });
+    assert_eq!(offers.count(), 1 << 16);
+    let ranks = scenario.group.local(from).to_vec();
+    assert_eq!(core.failure(), Some(&Failure::Internal { ranks }));
 }

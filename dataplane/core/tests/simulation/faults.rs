@@ -355,6 +355,19 @@ impl Scenario {
         self
     }
 
+    /// A participant asks on and on, and reads nothing.
+    pub(crate) fn flooding(mut self) -> Self {
+        let mut rng = generator(self.seed, 39);
+        self.impatient();
+        let all = self.group.participants();
+        let from = Participant(rng.random_range(0..all));
+        let to = Participant((from.0 + rng.random_range(1..all)) % all);
+        self.hostile = Some(from);
+        let questions = rng.random_range(1..2000);
+        self.incidents.push((any_time(&mut rng) / 4, Incident::Flood { from, to, questions }));
+        self
+    }
+
     /// A participant sends wrong headers and frames out of nowhere.
     pub(crate) fn hostile(mut self) -> Self {
         let mut rng = generator(self.seed, 10);

@@ -1,9 +1,11 @@
 //! Control messages that no honest participant sends.
 
-use super::world::World;
+use super::scenario::{MICROSECOND, MILLISECOND};
+use super::world::{Event, Input, World};
 use harmonaize_abi::{Collective, Dtype, Epoch, OperationId, Rank, ReduceOp, SegmentId, Signature};
 use harmonaize_aggregator::{Agreement, Summation};
-use harmonaize_core::{Control, Failure};
+use harmonaize_core::{Control, Failure, Header, Kind, MAX_MESSAGE, Message, Payload};
+use harmonaize_plan::Participant;
 use rand::RngExt;
 
 impl World {
@@ -17,6 +19,24 @@ impl World {
 
     fn any_rank(&mut self) -> Rank {
         Rank(self.any_number() as u32)
+    }
+
+    /// Questions, one a microsecond, for whose answers there is no room for a while.
+    pub(crate) fn flood(&mut self, from: Participant, to: Participant, questions: u32) {
+        let until = self.now + self.rng.random_range(0..20 * MILLISECOND);
+        self.nodes[to.0 as usize].stuck_until = until;
+        self.at(until, Event::Poll(to));
+        let link = self.scenario.plan.epoch;
+        for index in 0..questions {
+            let (operation, count) = (OperationId(self.any_number()), Some(index));
+            let control = Some(Box::new(Control::Inquire { operation, count }));
+            let message = Message { header: Header::new(Kind::Control, link), control };
+            let mut buffer = [0; MAX_MESSAGE];
+            let used = message.encode(&mut buffer);
+            let (message, payload) = (buffer[..used].to_vec(), Payload::default());
+            let at = self.now + u64::from(index) * MICROSECOND;
+            self.at(at, Event::Input(to, Input::Frame { from, link, message, payload }));
+        }
     }
 
     pub(crate) fn any_control(&mut self) -> Control {

@@ -32,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) scheduled: bool,
     pub(crate) timer: Option<u64>,
+    /// Until then a link takes no frame, and nothing is polled while the communicator is in force.
+    pub(crate) stuck_until: u64,
     pub(crate) alive: bool,
     pub(crate) closed: bool,
     pub(crate) failure: Option<(Failure, u64)>,
@@ -99,6 +101,7 @@ impl Node {
             inbox: VecDeque::new(),
             scheduled: false,
             timer: None,
+            stuck_until: 0,
             alive: true,
             closed: false,
             failure: None,

@@ -61,6 +61,8 @@ pub(crate) enum Incident {
     Abort(Rank),
     /// A peer sends what it likes.
     Inject(Participant),
+    /// A peer asks so often, and for some time nothing can be sent where it asks.
+    Flood { from: Participant, to: Participant, questions: u32 },
     /// The aggregator dies, or comes back.
     Aggregator { dead: bool },
     /// Somebody gives its sessions with the aggregator up.

@@ -8,6 +8,8 @@ pub(crate) struct Statistics {
     pub(crate) segments: u64,
     pub(crate) switches: u64,
     pub(crate) failures: u64,
+    /// Ends because a peer asked more than it read.
+    pub(crate) crowded: u64,
     pub(crate) frames: u64,
     /// Payloads that went straight to their place.
     pub(crate) posted: u64,
@@ -45,6 +47,7 @@ impl Statistics {
         self.segments += other.segments;
         self.switches += other.switches;
         self.failures += other.failures;
+        self.crowded += other.crowded;
         self.frames += other.frames;
         self.posted += other.posted;
         self.carried += other.carried;

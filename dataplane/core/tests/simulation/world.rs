@@ -309,6 +309,11 @@ impl World {
             Incident::Aggregator { dead } => self.aggregator(dead),
             Incident::Despair => self.despair(),
             Incident::Turns(p, rules) => self.input(p, Input::Turns(rules)),
+            Incident::Flood { from, to, questions } => {
+                if self.nodes[from.0 as usize].alive {
+                    self.flood(from, to, questions);
+                }
+            }
             Incident::Inject(p) => {
                 if self.nodes[p.0 as usize].alive {
                     self.inject(p);
@@ -335,6 +340,13 @@ impl World {
             self.prepare(p, plan);
         }
         self.statistics.core += started.elapsed();
+        let node = &self.nodes[p.0 as usize];
+        if self.now < node.stuck_until && node.core.failure().is_none() {
+            if !node.inbox.is_empty() {
+                self.wake(p);
+            }
+            return self.arm(p);
+        }
         let mut budget = self.rng.random_range(1..100);
         loop {
             let started = Instant::now();
@@ -382,7 +394,11 @@ impl World {
             Input::Call(rank) => self.call(p, rank),
             Input::Message(rank) => self.call_message(p, rank),
             Input::Frame { from, link, message, payload } => match Message::decode(&message) {
-                Some((header, control)) => node.core.handle_frame(now, from, link, header, control, payload),
+                Some((header, control)) => {
+                    node.core.handle_frame(now, from, link, header, control, payload);
+                    let (queued, most) = node.core.queued(from);
+                    assert!(queued <= most || node.core.failure().is_some(), "{queued} messages wait");
+                }
                 None => assert!(self.scenario.hostile.is_some(), "a message that cannot be decoded"),
             },
             Input::Completed { channel, step } => {
@@ -568,6 +584,11 @@ impl World {
                 assert!(self.nodes[index].failure.is_none(), "ended twice");
                 assert!(self.faulty, "{p:?} fails: {failure}\n{}", self.describe());
                 self.statistics.failures += 1;
+                let floods = |(_, incident): &&(u64, Incident)| {
+                    matches!((incident, &failure), (Incident::Flood { from, to, .. }, Failure::Internal { ranks })
+                        if *to == p && ranks.as_slice() == self.scenario.group.local(*from))
+                };
+                self.statistics.crowded += self.scenario.incidents.iter().filter(floods).count() as u64;
                 self.nodes[index].failure = Some((failure, self.now));
                 // Links close before a tenant hears of it.
                 self.nodes[index].posts.clear();
