@@ -244,7 +244,8 @@ fn within(bounds: &ControlTenants, tenant: &v1::AddedTenant) -> Result<TenantRul
     Ok(TenantRules {
         tenant: tenant.name.clone(),
         socket: Some(SocketRules { path, uids: tenant.uids.clone() }),
-        network: None,
+        secret: None,
+        addresses: Vec::new(),
         quota,
         remote: false,
         rdma: false,

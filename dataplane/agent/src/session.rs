@@ -66,8 +66,10 @@ pub struct TenantRules {
     pub tenant: String,
     /// For processes on this host.
     pub socket: Option<SocketRules>,
-    /// For processes that come over TCP.
-    pub network: Option<NetworkRules>,
+    /// What processes that come over TCP must know; none: nobody may come so.
+    pub secret: Option<Secret>,
+    /// Where processes over TCP may come from, and where queue pairs may be beside this host.
+    pub addresses: Vec<IpAddr>,
     /// How much the tenant may have.
     pub quota: Quota,
     /// Whether attachments that map nothing are offered.
@@ -86,15 +88,6 @@ pub struct SocketRules {
     /// Users that may attach. With exactly one, the socket file belongs to it and is closed to all others; with more,
     /// everybody can connect and all but these are refused.
     pub uids: Vec<u32>,
-}
-
-/// What a tenant's process that comes over TCP must be and know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NetworkRules {
-    /// What it knows.
-    pub secret: Secret,
-    /// Addresses that it may come from.
-    pub addresses: Vec<IpAddr>,
 }
 
 /// How attachments over RDMA are served.

@@ -1,7 +1,7 @@
 //! The tables on tenants: where each comes in, and what it proves itself with.
 
 use super::Rdma;
-use crate::session::{ATTACHMENT_DESCRIPTORS, NetworkRules, Quota, SocketRules, TenantRules};
+use crate::session::{ATTACHMENT_DESCRIPTORS, Quota, SocketRules, TenantRules};
 use harmonaize_abi::session::{MIN_SECRET, Secret};
 use harmonaize_api::is_tenant_name;
 use harmonaize_units::{Bytes, Nanos};
@@ -111,17 +111,17 @@ impl FileTenant {
             (Some(path), false) => Some(SocketRules { path: path.clone(), uids: self.uids.clone() }),
             (None, true) => None,
         };
-        let network = match (&self.secret, self.addresses.is_empty()) {
+        let secret = match (&self.secret, self.addresses.is_empty()) {
             (Some(_), true) => {
                 return wrong("`secret` without `addresses`, from which processes may come over TCP");
             }
-            (None, false) => {
+            (_, false) if !self.rdma => {
+                return wrong("`addresses` without `rdma = true`: they are those of RDMA devices");
+            }
+            (None, false) if socket.is_none() => {
                 return wrong("`addresses` without `secret`, the file that those processes prove to know");
             }
-            (None, true) => None,
-            (Some(_), false) if !self.rdma => {
-                return wrong("`addresses` without `rdma = true`, the only way over TCP");
-            }
+            (None, _) => None,
             (Some(_), false) if rdma.is_none_or(|rdma| rdma.listen.is_none()) => {
                 return wrong("`addresses` without `listen` in [rdma], where those processes would connect");
             }
@@ -129,11 +129,10 @@ impl FileTenant {
                 let path = folder.join(file);
                 let secret = read_secret(&path)
                     .map_err(|why| format!("tenant `{}`: `secret`, {}: {why}", self.name, path.display()))?;
-                let addresses = self.addresses.iter().map(IpAddr::to_canonical).collect();
-                Some(NetworkRules { secret, addresses })
+                Some(secret)
             }
         };
-        if socket.is_none() && network.is_none() {
+        if socket.is_none() && secret.is_none() {
             return wrong("neither `socket` nor `addresses`, nobody could attach");
         }
         let budgets = [self.operations, self.descriptors, self.attaches, self.joins, self.log_lines];
@@ -142,7 +141,8 @@ impl FileTenant {
         Ok(TenantRules {
             tenant: self.name,
             socket,
-            network,
+            secret,
+            addresses: self.addresses.iter().map(IpAddr::to_canonical).collect(),
             quota: Quota {
                 attachments: self.attachments.unwrap_or(usual.attachments),
                 arena_bytes: self.arena.map_or(usual.arena_bytes, |bytes| bytes.0),

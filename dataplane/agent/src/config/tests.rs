@@ -195,18 +195,15 @@ fn tenants_come_in_as_the_file_says() {
     let wanted = rdma.port_options();
     assert_eq!((wanted.device.as_deref(), wanted.timeout, wanted.retries), (Some("mlx5_0:1"), 14, 6));
     let [a, b, c] = config.tenants.try_into().unwrap();
-    let network = a.network.unwrap();
-    assert_eq!(
-        network.addresses,
-        ["192.168.7.2", "10.0.0.1"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap())
-    );
-    assert_eq!(
-        Some(network.secret),
-        harmonaize_abi::session::Secret::new(b"0123456789abcdef0123456789abcdef")
-    );
+    assert_eq!(a.addresses, ["192.168.7.2", "10.0.0.1"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap()));
+    assert_eq!(a.secret, harmonaize_abi::session::Secret::new(b"0123456789abcdef0123456789abcdef"));
     assert!(a.socket.is_some() && a.rdma);
-    assert!(b.socket.is_none() && b.network.is_some());
-    assert!(c.socket.is_some() && c.network.is_none() && !c.rdma);
+    assert!(b.socket.is_none() && b.secret.is_some());
+    assert!(c.socket.is_some() && c.secret.is_none() && c.addresses.is_empty() && !c.rdma);
+    // Devices that this host has not, for processes on it.
+    let text = format!("{GOOD}[rdma]\n{SOCKET}rdma = true\naddresses = [\"10.0.0.2\"]\n");
+    let [d] = Config::parse(&path, &text).unwrap().tenants.try_into().unwrap();
+    assert!(d.secret.is_none() && d.addresses.len() == 1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::attached::AttachedSession;
 use super::handover::SessionImage;
 use super::memory::AttachedMemory;
-use super::rdma;
+use super::rdma::{Places, Rdma};
 use super::stream::{ReadError, Stream};
 use super::tenant::{Grant, Tenant};
 use super::{AttachmentId, SessionRequest, TenantLimits};
@@ -41,7 +41,7 @@ enum End {
     /// Whole, with the descriptors that go along with the welcome.
     Local(Box<dyn AgentEnd>, Vec<OwnedFd>),
     /// To be connected.
-    Rdma(Box<AgentOffer>),
+    Rdma(Arc<Rdma>, Box<AgentOffer>),
 }
 
 /// A refusal, or nothing: the process went away.
@@ -133,7 +133,7 @@ impl Connection {
                 self.welcome(&welcome, &descriptors).await.map_err(|_| None)?;
                 (permit, end)
             }
-            End::Rdma(ours) => {
+            End::Rdma(rdma, ours) => {
                 self.welcome(&welcome, &[]).await.map_err(|_| None)?;
                 // Registering an arena takes the process about a second a GiB at worst.
                 let limit = limit.saturating_add(Duration::from_secs(welcome.arena_bytes >> 30));
@@ -142,11 +142,9 @@ impl Connection {
                     tracing::error!("cannot copy a session's descriptor: {error}");
                     Some(failed("the agent has no descriptor left; try again later"))
                 })?;
-                let addresses = match (&self.stream, &rules.network) {
-                    (Stream::Tcp(_), Some(network)) => Some(network.addresses.as_slice()),
-                    _ => None,
-                };
-                let connected = rdma::connect(*ours, offer, welcome.arena_bytes, addresses, life).await;
+                let here = matches!(self.stream, Stream::Unix(_));
+                let places = Places { here, addresses: &rules.addresses };
+                let connected = rdma.connect(*ours, offer, welcome.arena_bytes, places, life).await;
                 let end = connected.map_err(Some)?;
                 let permit = reserve(requests).await?;
                 self.stream.send(&Ok::<(), Refused>(())).await.map_err(|_| None)?;
@@ -201,7 +199,10 @@ impl Connection {
         let refused = |text: &str| Err(Refused { kind: RefusalKind::Access, text: text.into() });
         match (access, &self.stream) {
             (Access::Rdma, _) => match &self.tenant.rdma {
-                Some(rdma) if rules.rdma => Ok(End::Rdma(Box::new(rdma.offer(arena_bytes, entries).await?))),
+                Some(rdma) if rules.rdma => {
+                    let offer = rdma.offer(arena_bytes, entries).await?;
+                    Ok(End::Rdma(Arc::clone(rdma), Box::new(offer)))
+                }
                 _ => refused("attachments over RDMA are not offered here; attach mapped"),
             },
             (_, Stream::Tcp(_)) => refused("over TCP, attachments over RDMA alone are possible"),

@@ -168,8 +168,10 @@ impl Gate {
 
     /// A place among the unproven for who comes from there.
     fn admit(self: &Arc<Self>, from: IpAddr) -> UnauthenticatedSlot {
-        let of_tenant =
-            |tenant: &Tenant| tenant.rules().network.as_ref().is_some_and(|n| n.addresses.contains(&from));
+        let of_tenant = |tenant: &Tenant| {
+            let rules = tenant.rules();
+            rules.secret.is_some() && rules.addresses.contains(&from)
+        };
         let from = self.find(of_tenant).map(|_| from);
         let mut unproven = self.unauthenticated.lock().unwrap_or_else(PoisonError::into_inner);
         let (slots, evicted) = (unproven.entry(from).or_default(), Arc::new(Notify::new()));
@@ -192,8 +194,8 @@ impl Gate {
     ) -> Result<(Arc<Tenant>, AuthConfirmation), AuthError> {
         let named = self.find(|tenant| tenant.name == request.tenant);
         let in_force = named.as_ref().map(|tenant| tenant.rules());
-        let rules = in_force.as_ref().and_then(|rules| rules.network.as_ref());
-        let secret = rules.map_or(&self.decoy, |rules| &rules.secret);
+        let rules = in_force.as_ref().filter(|rules| rules.secret.is_some());
+        let secret = rules.and_then(|rules| rules.secret.as_ref()).unwrap_or(&self.decoy);
         let proven = secret.verify(request, challenge, response);
         match (named, rules, proven) {
             (Some(_), Some(rules), _) if !rules.addresses.contains(&from) => Err(AuthError::Address),

@@ -4,13 +4,22 @@ use super::RdmaRules;
 use harmonaize_abi::session::{Offer, PairEnd, RefusalKind, Refused};
 use harmonaize_shm::AgentEnd;
 use harmonaize_verbs::attachment::AgentOffer;
-use harmonaize_verbs::{Function, Gid, Mtu, VerbsError};
+use harmonaize_verbs::{Function, Gid, Mtu, Port, VerbsError};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Numbers of queue pairs and packets have 24 bits.
 const MOST_NUMBER: u32 = (1 << 24) - 1;
+
+/// Where a process's queue pair may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places<'a> {
+    /// At any device of this host: the process is on it.
+    pub(super) here: bool,
+    /// At these addresses.
+    pub(super) addresses: &'a [IpAddr],
+}
 
 /// The device, opened.
 #[derive(Debug)]
@@ -70,43 +79,76 @@ impl Rdma {
             made => made,
         }
     }
-}
 
-/// Joins the queue pair to the process's, which must be at one of the addresses if any are given. Takes milliseconds, or as
-/// long as its address takes to resolve.
-pub(super) async fn connect(
-    ours: AgentOffer,
-    theirs: Offer,
-    arena_bytes: u64,
-    addresses: Option<&[IpAddr]>,
-    life: OwnedFd,
-) -> Result<Box<dyn AgentEnd>, Refused> {
-    check(&theirs, arena_bytes)?;
-    let gid = Gid(theirs.end.gid);
-    let at = |addresses: &[IpAddr]| gid.ip().is_some_and(|ip| addresses.contains(&ip));
-    if !addresses.is_none_or(at) {
-        let text = format!(
-            "the queue pair that was offered is at {gid}, which is not one of the addresses that the provider has \
-             registered for this tenant; name the device that has one"
-        );
-        return Err(Refused { kind: RefusalKind::User, text });
+    /// Joins the queue pair to the process's, which must be at one of the places. Takes milliseconds, or as long as its address takes to
+    /// resolve.
+    pub(super) async fn connect(
+        self: &Arc<Self>,
+        ours: AgentOffer,
+        theirs: Offer,
+        arena_bytes: u64,
+        places: Places<'_>,
+        life: OwnedFd,
+    ) -> Result<Box<dyn AgentEnd>, Refused> {
+        check(&theirs, arena_bytes)?;
+        self.check_place(Gid(theirs.end.gid), places).await?;
+        let connected = tokio::task::spawn_blocking(move || ours.connect(&theirs, life)).await;
+        match connected {
+            Ok(Ok(end)) => Ok(Box::new(end)),
+            Ok(Err(error @ VerbsError::DeviceLost { .. })) => {
+                tracing::error!("cannot connect an attachment over RDMA: {error}");
+                Err(unable())
+            }
+            Ok(Err(error)) => {
+                tracing::warn!("cannot connect an attachment over RDMA: {error}");
+                let text = "the agent could not connect to the queue pair that was offered; do its GID and MTU fit \
+                            the network that the agent is on?";
+                Err(Refused { kind: RefusalKind::Agent, text: text.into() })
+            }
+            Err(error) => {
+                tracing::error!("connecting an attachment over RDMA failed: {error}");
+                Err(unable())
+            }
+        }
     }
-    let connected = tokio::task::spawn_blocking(move || ours.connect(&theirs, life)).await;
-    match connected {
-        Ok(Ok(end)) => Ok(Box::new(end)),
-        Ok(Err(error @ VerbsError::DeviceLost { .. })) => {
-            tracing::error!("cannot connect an attachment over RDMA: {error}");
-            Err(unable())
+
+    /// Refuses a queue pair where the process cannot be: the agent would send packets to whomever the process names.
+    async fn check_place(self: &Arc<Self>, gid: Gid, places: Places<'_>) -> Result<(), Refused> {
+        if let Some(address) = gid.ip()
+            && (places.addresses.contains(&address) || (places.here && self.has(gid).await?))
+        {
+            return Ok(());
         }
-        Ok(Err(error)) => {
-            tracing::warn!("cannot connect an attachment over RDMA: {error}");
-            let text = "the agent could not connect to the queue pair that was offered; do its GID and MTU fit the \
-                        network that the agent is on?";
-            Err(Refused { kind: RefusalKind::Agent, text: text.into() })
-        }
-        Err(error) => {
-            tracing::error!("connecting an attachment over RDMA failed: {error}");
-            Err(unable())
+        let here = if places.here { "neither an address of an RDMA device of this host nor" } else { "not" };
+        let text = format!(
+            "the queue pair that was offered is at {gid}, which is {here} one of the addresses that the provider has \
+             registered for this tenant; name the device that has one, or have the provider register the address"
+        );
+        Err(Refused { kind: RefusalKind::User, text })
+    }
+
+    /// Whether a device of this host is there. Opens each for a moment; those that cannot be opened or asked are passed over.
+    async fn has(self: &Arc<Self>, gid: Gid) -> Result<bool, Refused> {
+        let this = Arc::clone(self);
+        let found = tokio::task::spawn_blocking(move || {
+            let devices = &this.rules.devices;
+            let ports = |name: &String| devices.open(name).and_then(|device| device.ports());
+            let is_there = |port: &Port| port.gids.iter().any(|entry| entry.gid == gid);
+            let names = devices.names()?;
+            Ok::<_, VerbsError>(
+                names.iter().filter_map(|name| ports(name).ok()).flatten().any(|p| is_there(&p)),
+            )
+        });
+        match found.await {
+            Ok(Ok(found)) => Ok(found),
+            Ok(Err(error)) => {
+                tracing::error!("cannot look for the address of an RDMA device: {error}");
+                Err(unable())
+            }
+            Err(error) => {
+                tracing::error!("looking for the address of an RDMA device failed: {error}");
+                Err(unable())
+            }
         }
     }
 }

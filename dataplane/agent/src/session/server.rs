@@ -232,7 +232,7 @@ impl SessionServer {
         }
         if let Some((_, gate, _)) = &self.network {
             let tenants = self.served.values().map(|served| &served.tenant);
-            gate.admit_only(tenants.filter(|tenant| tenant.rules().network.is_some()).cloned().collect());
+            gate.admit_only(tenants.filter(|tenant| tenant.rules().secret.is_some()).cloned().collect());
         }
         Ok(())
     }

@@ -324,7 +324,8 @@ impl TenantLimits {
         let rules = TenantRules {
             tenant: "a".into(),
             socket: None,
-            network: None,
+            secret: None,
+            addresses: Vec::new(),
             quota,
             remote: false,
             rdma: false,

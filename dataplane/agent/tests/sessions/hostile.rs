@@ -316,7 +316,7 @@ fn the_sockets_file_belongs_to_the_tenant_and_is_replaced_only_if_stale() {
 fn floods_of_questions_stop_at_the_agent() {
     let stub = Stub::setup(|setup| {
         let mut other = setup.tenants[0].clone();
-        (other.tenant, other.network) = ("other".to_owned(), None);
+        (other.tenant, other.secret) = ("other".to_owned(), None);
         other.socket.as_mut().unwrap().path.set_file_name("other.sock");
         setup.tenants.push(other);
     });

@@ -7,7 +7,6 @@ use harmonaize_abi::session::{
     Access, AuthConfirmation, AuthRequest, Challenge, Hello, MAGIC, RefusalKind, Refused, Response, Welcome,
     decode, decode_first, encode, encode_first,
 };
-use harmonaize_agent::session::NetworkRules;
 use harmonaize_client::{AgentAddress, Client, Error};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::io::{Read, Write};
@@ -77,11 +76,11 @@ fn whoever_is_not_let_in_hears_the_same() {
     let stub = Stub::setup(|setup| {
         let other = setup.tenants[0].socket.as_ref().unwrap().path.with_extension("other");
         let mut local = rules(other.clone());
-        (local.tenant, local.network) = ("local".into(), None);
+        (local.tenant, local.secret) = ("local".into(), None);
         let mut distant = rules(other.with_extension("distant"));
-        let addresses = vec![IpAddr::V4(ELSEWHERE)];
         distant.tenant = "distant".into();
-        distant.network = Some(NetworkRules { secret: secret(b'd'), addresses });
+        distant.addresses = vec![IpAddr::V4(ELSEWHERE)];
+        distant.secret = Some(secret(b'd'));
         setup.tenants.extend([local, distant]);
     });
     let here = || connect(stub.network);

@@ -12,7 +12,7 @@ use harmonaize_client::{AttachOptions, Client, Error, RdmaOptions, VerbsError};
 use harmonaize_shm::TenantEnd;
 use harmonaize_verbs::attachment::{RdmaTenant, TenantOffer};
 use harmonaize_verbs::fake::Fault;
-use harmonaize_verbs::{Call, Function, PortOptions};
+use harmonaize_verbs::{Call, Function, Gid, PortOptions};
 use rustix::io::Errno;
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -79,7 +79,6 @@ fn offers_that_are_nonsense_are_refused() {
     let stub = Stub::start();
     let client = good(&stub);
     type Change = fn(Offer) -> Offer;
-    let end = |offer: Offer, end: fn(PairEnd) -> PairEnd| Offer { end: end(offer.end), ..offer };
     let cases: [(&str, Change); 7] = [
         ("queue pair", |o| Offer { end: PairEnd { queue_pair: 1 << 24, ..o.end }, ..o }),
         ("packet number", |o| Offer { end: PairEnd { psn: u32::MAX, ..o.end }, ..o }),
@@ -95,12 +94,6 @@ fn offers_that_are_nonsense_are_refused() {
         assert_eq!(refused.kind, RefusalKind::Malformed, "{}", refused.text);
         assert!(refused.text.contains(what), "{}", refused.text);
         assert_eq!(message(&stream), None);
-    }
-    // A port that is on no network of the agent's.
-    let (_stream, _, _, answer) = offered(&stub, |offer| end(offer, |end| PairEnd { gid: [3; 16], ..end }));
-    if let Err(refused) = answer {
-        assert_eq!(refused.kind, RefusalKind::Agent);
-        assert!(!refused.text.contains("agent port"), "the provider's device is named: {}", refused.text);
     }
     for bytes in [vec![5, 0, 0, 0, 1, 2, 3, 4, 5], vec![0, 0, 0, 0], vec![1, 1, 0, 0]] {
         let (mut stream, _) = welcomed(&stub);
@@ -243,6 +236,33 @@ fn over_tcp_the_queue_pair_is_at_one_of_the_tenants_addresses() {
     let error = Client::attach(over_tcp(stub.network), options.clone()).unwrap_err();
     assert!(matches!(error, Error::Refused { kind: RefusalKind::User, .. }), "{error}");
     works(&Client::attach(&stub.path, options).unwrap());
+}
+
+/// The agent's device sends to no queue pair that another host has, unless the provider says that it is the tenant's.
+#[test]
+fn through_the_socket_the_queue_pair_is_on_this_host_or_registered() {
+    const OTHER_HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 77);
+    let stub = Stub::start();
+    let client = Client::attach(&stub.path, stub.options(Access::Rdma)).unwrap();
+    let at = |stub: &Stub, gid: [u8; 16]| {
+        let (stream, _, _, answer) = offered(stub, |o| Offer { end: PairEnd { gid, ..o.end }, ..o });
+        assert!(answer.is_ok() || message(&stream).is_none(), "a refused session goes on");
+        answer
+    };
+    for gid in [Gid::from(OTHER_HOST).0, [3; 16], [0; 16]] {
+        let refused = at(&stub, gid).unwrap_err();
+        assert_eq!(refused.kind, RefusalKind::User, "{}", refused.text);
+        assert!(refused.text.contains("have the provider register the address"), "{}", refused.text);
+    }
+    // That of another device here is a process's, too.
+    at(&stub, Gid::from(crate::stub::AGENT_DEVICE).0).unwrap();
+    works(&client);
+    let stub = Stub::with(|rules| rules.addresses = vec![OTHER_HOST.into()]);
+    // Nothing is there, which the agent's device finds or does not.
+    if let Err(refused) = at(&stub, Gid::from(OTHER_HOST).0) {
+        assert_eq!(refused.kind, RefusalKind::Agent, "{}", refused.text);
+        assert!(!refused.text.contains("agent port"), "the provider's device is named: {}", refused.text);
+    }
 }
 
 #[test]

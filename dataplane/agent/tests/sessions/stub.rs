@@ -6,8 +6,8 @@ use harmonaize_abi::session::{
 use harmonaize_abi::{ABI_VERSION, Completion, Rank, Region, Status, StragglerCause, Submission};
 use harmonaize_agent::counters::Counters;
 use harmonaize_agent::session::{
-    AttachmentId, BindError, Joined, NetworkRules, Question, Quota, RdmaRules, SessionRequest, SessionServer,
-    SocketRules, TenantRules,
+    AttachmentId, BindError, Joined, Question, Quota, RdmaRules, SessionRequest, SessionServer, SocketRules,
+    TenantRules,
 };
 use harmonaize_client::{Access, AgentAddress, AttachOptions, RdmaOptions, Secret};
 use harmonaize_shm::{AgentEnd, EndError, Memory, Span};
@@ -93,10 +93,8 @@ pub(crate) fn rules(path: PathBuf) -> TenantRules {
     TenantRules {
         tenant: "acme".into(),
         socket: Some(SocketRules { path, uids: vec![rustix::process::getuid().as_raw()] }),
-        network: Some(NetworkRules {
-            secret: secret(b'a'),
-            addresses: [Ipv4Addr::LOCALHOST, TENANT_DEVICE].map(IpAddr::V4).to_vec(),
-        }),
+        secret: Some(secret(b'a')),
+        addresses: [Ipv4Addr::LOCALHOST, TENANT_DEVICE].map(IpAddr::V4).to_vec(),
         quota: Quota::default(),
         remote: true,
         rdma: true,

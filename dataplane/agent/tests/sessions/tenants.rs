@@ -896,7 +896,7 @@ fn tenants_come_change_and_go_while_others_are_served() {
         let own = crate::stub::rules(stub.path.clone());
         let place = stub.path.with_file_name("other.sock");
         let mut other = crate::stub::rules(place.clone());
-        (other.tenant, other.network) = ("other".into(), None);
+        (other.tenant, other.secret) = ("other".into(), None);
         let (client, comm) = attach(&stub, access);
         let tensor = filled(&client, &[1.0; 8]);
         let works = || comm.all_reduce_in_place(&tensor, ReduceOp::Sum).unwrap().wait(LIMIT).unwrap();

@@ -6,7 +6,7 @@ mod settings;
 
 use harmonaize_agent::config::{Config, Links, Rdma};
 use harmonaize_agent::run::run_on;
-use harmonaize_agent::session::{NetworkRules, Quota, SocketRules, TenantRules};
+use harmonaize_agent::session::{Quota, SocketRules, TenantRules};
 use harmonaize_client::Secret;
 use harmonaize_libibverbs::host_devices;
 use harmonaize_server::Server;
@@ -68,7 +68,8 @@ impl Agent {
         let tenant = TenantRules {
             tenant: "a".into(),
             socket: Some(SocketRules { path: socket.to_owned(), uids }),
-            network: None,
+            secret: None,
+            addresses: Vec::new(),
             quota: Quota::default(),
             remote: true,
             rdma: false,
@@ -113,9 +114,9 @@ impl Agent {
         self.config.rdma = Some(Rdma { device, listen, ..Rdma::default() });
         for tenant in &mut self.config.tenants {
             tenant.rdma = true;
-            let addresses =
+            tenant.addresses =
                 ["127.0.0.1", "10.9.0.3", "10.9.0.4"].map(|ip| ip.parse::<IpAddr>().unwrap()).to_vec();
-            tenant.network = Some(NetworkRules { secret: secret.clone(), addresses });
+            tenant.secret = Some(secret.clone());
         }
         self
     }
