@@ -205,7 +205,8 @@ impl Engine {
         let mut due = stopping;
         self.for_each_communicator(Task::Timer, |member| {
             let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
-            due = paths.chain(member.core.poll_timeout()).chain(due).min();
+            let frames = member.backlog.poll_timeout();
+            due = paths.chain(member.core.poll_timeout()).chain(frames).chain(due).min();
         });
         // Who waits for a communicator that has panicked is told in the next round.
         if !self.panicked.is_empty() {
@@ -315,6 +316,9 @@ impl Engine {
         let Some(member) = self.communicators.get_mut(key) else { return (0, false) };
         member.classify_links(self.transport.as_mut());
         let mut worked = member.backlog.flush(self.transport.as_mut());
+        if !member.backlog.is_empty() && member.core.failure().is_some() {
+            member.backlog.expire(now);
+        }
         while let Some(member) = self.communicators.get_mut(key) {
             if !member.backlog.is_empty() {
                 break;

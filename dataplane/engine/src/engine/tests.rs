@@ -3,6 +3,7 @@
 #[allow(dead_code)]
 #[path = "../../tests/engine/common.rs"]
 mod common;
+mod deaf;
 mod gone;
 
 use crate::containment::{Task, fault};
