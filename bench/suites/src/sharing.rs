@@ -1,5 +1,7 @@
 //! What tenants cost each other on agents: small operations beside others' large ones, and shares by weight.
 
+mod idle;
+
 use crate::lab::{Lab, Measured, options};
 use crate::part::{self, Outcome, Part};
 use crate::row::{Case, Row};
@@ -47,6 +49,7 @@ pub(crate) const PARTS: &[Part<Sharing>] = &[
     ("engine-weights", |suite| suite.weights(&ON_A_HOST)),
     ("link-weights", |suite| suite.weights(&ON_LINKS)),
     ("hostile", Sharing::hostile),
+    ("idle", Sharing::idle),
 ];
 
 /// Where ranks are, and the bar of a small operation's p99 beside large ones over that alone.
