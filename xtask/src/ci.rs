@@ -61,7 +61,7 @@ const STAGES: &[(&str, Stage)] = &[
         task(args, &["bench", "small", "--smoke"])?;
         task(args, &["bench", "trust", "--smoke"])
     }),
-    ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: 8, ..fuzz::Args::default() })),
+    ("fuzz", |_| fuzz::run(&fuzz::Args { seconds: fuzz::SECONDS, ..fuzz::Args::default() })),
     ("sanitize", |args| sanitize::run(&sanitize::Args { yes: args.yes, ..sanitize::Args::default() })),
     ("demo", |args| task(args, &["demo", "--steps", "60"])),
 ];

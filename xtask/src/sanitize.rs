@@ -1,9 +1,10 @@
-//! `cargo xtask sanitize`: tests of the rooms with unsafe code under AddressSanitizer.
+//! `cargo xtask sanitize`: tests of the rooms with unsafe code under AddressSanitizer, and under Miri where there is one.
 
 use crate::instrument;
 use anyhow::Result;
 use harmonaize_testkit::packages::{self, Consent};
 use harmonaize_testkit::workspace;
+use std::process::Stdio;
 
 /// What `cargo xtask sanitize` takes.
 #[derive(Debug, Default, clap::Args)]
@@ -26,6 +27,7 @@ pub struct Args {
 const PACKAGES: &[&str] = &[
     "harmonaize-shm",
     "harmonaize-codec",
+    "harmonaize-verbs",
     "harmonaize-transport",
     "harmonaize-staging",
     "harmonaize-engine",
@@ -33,6 +35,9 @@ const PACKAGES: &[&str] = &[
 
 /// Tests of arithmetic alone, whose minutes find nothing.
 const ARITHMETIC: &str = "not binary(adaptation)";
+
+/// Rooms whose unsafe code asks the kernel for nothing, which Miri does not have.
+const INTERPRETED: &[&str] = &["harmonaize-abi", "harmonaize-kernels"];
 
 /// Threads of tests may outlive them, so leaks are not looked for.
 const OPTIONS: &str = "detect_leaks=0:detect_stack_use_after_return=1";
@@ -48,5 +53,20 @@ pub fn run(args: &Args) -> Result<()> {
         packages => command.args(packages.iter().flat_map(|package| ["--package", package])),
     };
     command.args(["-E", ARITHMETIC]);
-    workspace::run(command.env("ASAN_OPTIONS", OPTIONS).args(&args.tests))
+    workspace::run(command.env("ASAN_OPTIONS", OPTIONS).args(&args.tests))?;
+    if args.packages.is_empty() { interpret() } else { Ok(()) }
+}
+
+/// Runs tests under Miri. Only nightly tool chains have it, and none is needed for anything else: that it is skipped is said, and no failure.
+fn interpret() -> Result<()> {
+    let mut version = workspace::cargo();
+    version.args(["miri", "--version"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if !version.status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: {} under Miri: this tool chain has none (`cargo miri`)", INTERPRETED.join(", "));
+        return Ok(());
+    }
+    let mut command = workspace::cargo();
+    command.args(["miri", "test", "--lib"]);
+    command.args(INTERPRETED.iter().flat_map(|package| ["--package", package]));
+    workspace::run(&mut command)
 }
