@@ -11,10 +11,18 @@ mod provider;
 mod training;
 
 use anyhow::Result;
+use harmonaize_abi::session::{
+    Hello, Offer, PairEnd, RefusalKind, Refused, Registered, Welcome, decode, decode_first, encode,
+    encode_first, length,
+};
 use harmonaize_client::{Access, AgentAddress, AttachOptions, Client, Rank, RdmaOptions};
 use harmonaize_tests::job::{Worker, options, run_with, succeeded};
+use harmonaize_verbs::Gid;
 use host::PATIENCE;
 use provider::{ARENA, HOSTS, Provider, tenants};
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -79,6 +87,33 @@ fn every_collective_is_right_over_rdma_attach() {
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     });
     succeeded(results);
+}
+
+/// The agent's device sends to no queue pair of another host for a process that names one.
+#[test]
+fn a_queue_pair_of_another_host_is_refused() {
+    let _alone = alone();
+    let Some(provider) = Provider::start() else { return };
+    let mut session = UnixStream::connect(provider.socket(0)).unwrap();
+    session.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hello = Hello { access: Access::Rdma, arena_bytes: 1 << 16, entries: 4 };
+    session.write_all(&encode_first(&hello).unwrap()).unwrap();
+    let mut message = || {
+        let mut prefix = [0; 4];
+        session.read_exact(&mut prefix).unwrap();
+        let mut message = vec![0; length(prefix).unwrap()];
+        session.read_exact(&mut message).unwrap();
+        message
+    };
+    decode_first::<Result<Welcome, Refused>>(&message()).unwrap().unwrap();
+    let end: PairEnd = decode(&message()).unwrap();
+    let end = PairEnd { gid: Gid::from(Ipv4Addr::new(10, 0, 0, 77)).0, ..end };
+    let arena = Registered { address: 1 << 20, ..end.mailbox };
+    session.write_all(&encode(&Offer { end, arena }).unwrap()).unwrap();
+    let mut refusal = Vec::new();
+    session.read_to_end(&mut refusal).unwrap();
+    let refused = decode::<Result<(), Refused>>(&refusal[4..]).unwrap().unwrap_err();
+    assert_eq!(refused.kind, RefusalKind::User, "{}", refused.text);
 }
 
 #[test]
