@@ -86,14 +86,15 @@ async fn run_fake_agent(control: SocketAddr, host: &str, rank: u32) {
                 }
                 to_agent::Message::ReportRequest(v1::ReportRequest { id }) => {
                     let mut communicators = communicators.clone();
-                    if rank == 0 {
-                        communicators[0].in_flight = vec![v1::OperationReport {
+                    // It may be asked before it has formed.
+                    if let Some(first) = communicators.first_mut().filter(|_| rank == 0) {
+                        first.in_flight = vec![v1::OperationReport {
                             operation: 4,
                             call: "barrier()".to_owned(),
                             waiting_for: vec![],
                             age_ns: 7_000_000_000,
                         }];
-                        communicators[0].messages = vec![v1::MessageReport {
+                        first.messages = vec![v1::MessageReport {
                             rank: 0,
                             call: "send(9 x f32, to rank 1)".to_owned(),
                             waiting_for: vec![1],
