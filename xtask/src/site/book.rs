@@ -23,10 +23,12 @@ const DOORS: &[(&str, &[&str])] = &[
         &[
             "docs/performance/README.md",
             "docs/performance/aggregation.md",
+            "docs/performance/allocation.md",
             "docs/performance/compression.md",
             "docs/performance/control.md",
             "docs/performance/cooperation.md",
             "docs/performance/dataplane.md",
+            "docs/performance/sharing.md",
             "docs/performance/sweep.md",
             "docs/performance/telemetry.md",
             "docs/performance/torch.md",
