@@ -3,7 +3,8 @@
 //! An agent or aggregator speaks for the host that its certificate names. An operator may do what his role says. Whatever
 //! would change something, and whatever is refused, is logged with the target `audit`: who, from where, what, the outcome.
 
-use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
+use crate::state::for_a_tenant;
+use harmonaize_api::v1::{self, from_agent, to_agent};
 use harmonaize_identity::{Identity, Peer, Protection};
 use harmonaize_units::{Gcra, Quota};
 use serde::Deserialize;
@@ -222,56 +223,4 @@ impl Speaker {
             None => Verdict::Pass,
         }
     }
-}
-
-/// What a tenant hears through an agent of a host that the operator does not let it be on.
-const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
-
-/// Of a message that names a tenant: which, what is asked, and the answer where the agent may not speak for it. All other messages
-/// name a communicator, and are for its members alone.
-fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'static str, to_agent::Message)> {
-    use from_agent::Message;
-    let text = ELSEWHERE.to_owned();
-    Some(match message {
-        Message::Join(asked) => {
-            let kind = JoinRefusedKind::UnknownTenant.into();
-            let refused = v1::JoinRefused { request: asked.request, kind, text, ranks: Vec::new() };
-            (&asked.tenant, "join", to_agent::Message::JoinRefused(refused))
-        }
-        Message::ReadEvents(asked) => {
-            let answer = v1::EventsRead { request: asked.request, refused: text, ..Default::default() };
-            (&asked.tenant, "events", to_agent::Message::EventsRead(answer))
-        }
-        Message::Negotiate(asked) => {
-            let answer = v1::Negotiated { request: asked.request, refused: text, ..Default::default() };
-            (&asked.tenant, "negotiate", to_agent::Message::Negotiated(answer))
-        }
-        Message::BeginIteration(asked) => {
-            let answer = v1::IterationChoice::answer(asked.request, Err(text));
-            (&asked.tenant, "begin an iteration", to_agent::Message::IterationChoice(answer))
-        }
-        Message::Hint(asked) => {
-            let answer = v1::Hinted { request: asked.request, refused: text };
-            (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
-        }
-        Message::Hello(_)
-        | Message::Leave(_)
-        | Message::Prepared(_)
-        | Message::PrepareFailed(_)
-        | Message::Switched(_)
-        | Message::Failed(_)
-        | Message::Closed(_)
-        | Message::Report(_)
-        | Message::Telemetry(_)
-        | Message::CongestionReport(_)
-        | Message::PathsTraced(_)
-        | Message::PathProbed(_)
-        | Message::SetBudget(_)
-        | Message::AggregationGranted(_)
-        | Message::Aggregator(_)
-        | Message::RequestSlot(_)
-        | Message::ReleaseSlot(_)
-        | Message::TenantsServed(_)
-        | Message::CancelRead(_) => return None,
-    })
 }

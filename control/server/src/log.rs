@@ -16,8 +16,8 @@ pub(crate) fn log(fact: &Fact) {
         Fact::UnknownHop { host, address } => {
             tracing::warn!(%host, %address, "no switch of the topology has the address of a hop: ways over it stay unknown");
         }
-        Fact::TenantElsewhere { host, tenant } => {
-            tracing::warn!(target: "audit", who = %host, %tenant, "join refused");
+        Fact::TenantElsewhere { host, tenant, what } => {
+            tracing::warn!(target: "audit", who = %host, what, %tenant, "not for this host's agent");
         }
         Fact::SessionRefused { reason } => tracing::warn!(%reason, "session refused"),
         Fact::Formed { communicator, tenant, name, ranks, hosts } => {

@@ -28,5 +28,6 @@ pub use output::{Fact, Output, SessionId};
 pub use queries::{DryRun, Queries};
 pub use reason::{RateChange, Reason, TurnsEnd};
 pub use settings::{Settings, TenantAlgorithm, Terms};
+pub(crate) use tenants::elsewhere::for_a_tenant;
 pub use world::operator::Instruction;
 pub use world::withdrawals::InstructionError;

@@ -47,8 +47,8 @@ pub enum Fact {
     UnknownHop { host: String, address: String },
     /// A session was refused or ended by control.
     SessionRefused { reason: String },
-    /// A host's agent spoke for a tenant that operators want elsewhere; its join was refused.
-    TenantElsewhere { host: String, tenant: String },
+    /// A host's agent asked so for a tenant that operators want elsewhere, and was refused.
+    TenantElsewhere { host: String, tenant: String, what: &'static str },
     /// All ranks have joined.
     Formed { communicator: CommunicatorId, tenant: String, name: String, ranks: u32, hosts: Vec<String> },
     /// An epoch is in use.

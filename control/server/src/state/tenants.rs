@@ -2,6 +2,7 @@
 
 pub(crate) mod agreements;
 pub(crate) mod budgets;
+pub(crate) mod elsewhere;
 pub(crate) mod events;
 pub(crate) mod hints;
 pub(crate) mod inherited;

@@ -345,6 +345,18 @@ fn added_tenants_reach_the_agents_that_shall_serve_them() {
     assert_eq!((told(&mut kept, here), told(&mut kept, there)), (vec![served.clone()], vec![]));
     kept.world.join_as(there, "c", "world", 0, 1);
     assert_eq!(kept.world.refusal(there).kind(), JoinRefusedKind::UnknownTenant);
+    // Nor does the agent there ask anything else for it.
+    for (agent, elsewhere) in [(there, true), (here, false)] {
+        let asked = v1::ReadEvents { tenant: "c".to_owned(), ..Default::default() };
+        kept.world.send(agent, from_agent::Message::ReadEvents(asked));
+        let read = only!(kept.world.received(agent), EventsRead);
+        assert_eq!(read.refused.contains("elsewhere"), elsewhere, "{}", read.refused);
+        let asked =
+            v1::Hint { tenant: "c".to_owned(), communicator: "world".to_owned(), ..Default::default() };
+        kept.world.send(agent, from_agent::Message::Hint(asked));
+        let hinted = only!(kept.world.received(agent), Hinted);
+        assert_eq!(hinted.refused.contains("elsewhere"), elsewhere, "{}", hinted.refused);
+    }
     let serves =
         v1::TenantServed { name: "c".to_owned(), socket: "/c.sock".to_owned(), ..Default::default() };
     kept.world.send(here, from_agent::Message::TenantsServed(v1::TenantsServed { tenants: vec![serves] }));

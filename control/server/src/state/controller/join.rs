@@ -6,7 +6,6 @@ use crate::state::output::{Fact, SessionId};
 use crate::state::world::agents::OpenJoin;
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1;
-use harmonaize_disclose::JoinFailure;
 use std::time::Duration;
 
 impl Controller {
@@ -18,13 +17,6 @@ impl Controller {
     ) -> Result<(), &'static str> {
         if self.sessions.get(&from).is_some_and(|session| session.joins.contains_key(&join.request)) {
             return Err("a join with the number of an open one");
-        }
-        let host = self.sessions.get(&from).map(|session| self.settings.host_name(session.host));
-        if let Some(host) = host.filter(|host| self.operator.is_elsewhere(&join.tenant, host)) {
-            let kind = v1::JoinRefusedKind::UnknownTenant;
-            self.outbox.refuse_join(from, join.request, kind, &JoinFailure::UnknownTenant);
-            self.outbox.fact(Fact::TenantElsewhere { host, tenant: join.tenant });
-            return Ok(());
         }
         // Of tenants without such a limit nothing is noted: their names are as many as a session likes.
         if self.settings.terms(&join.tenant).arena.is_some()

@@ -2,8 +2,9 @@
 
 use super::Controller;
 use crate::state::ctx::ctx;
-use crate::state::output::SessionId;
+use crate::state::output::{Fact, SessionId};
 use crate::state::tenants::agreements::Room;
+use crate::state::tenants::elsewhere::for_a_tenant;
 use crate::state::view::view;
 use harmonaize_abi::{CommunicatorId, Epoch};
 use harmonaize_api::v1::{self, from_agent};
@@ -58,6 +59,15 @@ impl Controller {
         message: from_agent::Message,
     ) -> Result<(), &'static str> {
         use from_agent::Message;
+        if let Some((tenant, what, answer)) = for_a_tenant(&message)
+            && let Some(session) = self.sessions.get(&from)
+            && let host = self.settings.host_name(session.host)
+            && self.operator.is_elsewhere(tenant, &host)
+        {
+            self.outbox.send(from, answer);
+            self.outbox.fact(Fact::TenantElsewhere { host, tenant: tenant.to_owned(), what });
+            return Ok(());
+        }
         let ctx = &ctx!(self, now);
         match message {
             Message::TenantsServed(told) => {

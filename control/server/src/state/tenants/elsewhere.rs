@@ -1,0 +1,55 @@
+//! Messages of agents that name a tenant: whoever does not let a host's agent speak for it, the file or an operator, answers alike.
+
+use harmonaize_api::v1::{self, JoinRefusedKind, from_agent, to_agent};
+
+/// What a tenant hears through an agent of a host that the operator does not let it be on.
+const ELSEWHERE: &str = "the provider serves this tenant elsewhere";
+
+/// Of a message that names a tenant: which, what is asked, and the answer where the agent may not speak for it. All other messages
+/// name a communicator, and are for its members alone.
+pub(crate) fn for_a_tenant(message: &from_agent::Message) -> Option<(&str, &'static str, to_agent::Message)> {
+    use from_agent::Message;
+    let text = ELSEWHERE.to_owned();
+    Some(match message {
+        Message::Join(asked) => {
+            let kind = JoinRefusedKind::UnknownTenant.into();
+            let refused = v1::JoinRefused { request: asked.request, kind, text, ranks: Vec::new() };
+            (&asked.tenant, "join", to_agent::Message::JoinRefused(refused))
+        }
+        Message::ReadEvents(asked) => {
+            let answer = v1::EventsRead { request: asked.request, refused: text, ..Default::default() };
+            (&asked.tenant, "events", to_agent::Message::EventsRead(answer))
+        }
+        Message::Negotiate(asked) => {
+            let answer = v1::Negotiated { request: asked.request, refused: text, ..Default::default() };
+            (&asked.tenant, "negotiate", to_agent::Message::Negotiated(answer))
+        }
+        Message::BeginIteration(asked) => {
+            let answer = v1::IterationChoice::answer(asked.request, Err(text));
+            (&asked.tenant, "begin an iteration", to_agent::Message::IterationChoice(answer))
+        }
+        Message::Hint(asked) => {
+            let answer = v1::Hinted { request: asked.request, refused: text };
+            (&asked.tenant, "hint", to_agent::Message::Hinted(answer))
+        }
+        Message::Hello(_)
+        | Message::Leave(_)
+        | Message::Prepared(_)
+        | Message::PrepareFailed(_)
+        | Message::Switched(_)
+        | Message::Failed(_)
+        | Message::Closed(_)
+        | Message::Report(_)
+        | Message::Telemetry(_)
+        | Message::CongestionReport(_)
+        | Message::PathsTraced(_)
+        | Message::PathProbed(_)
+        | Message::SetBudget(_)
+        | Message::AggregationGranted(_)
+        | Message::Aggregator(_)
+        | Message::RequestSlot(_)
+        | Message::ReleaseSlot(_)
+        | Message::TenantsServed(_)
+        | Message::CancelRead(_) => return None,
+    })
+}
