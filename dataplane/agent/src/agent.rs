@@ -429,7 +429,7 @@ impl Agent {
 
     /// Has control forget the questions of processes that went away.
     fn cancel_abandoned(&mut self) {
-        self.questions.abandoned().for_each(|message| self.send_to_control(message));
+        self.questions.abandoned().into_iter().for_each(|message| self.send_to_control(message));
     }
 
     fn handle_detached(&mut self, attachment: AttachmentId) {

@@ -57,9 +57,10 @@ impl Questions {
     }
 
     /// What to say to control of processes that waited for events and went away.
-    pub(crate) fn abandoned(&mut self) -> impl Iterator<Item = from_agent::Message> + use<> {
-        let gone = self.readers.abandoned().into_iter().filter(|_| self.cancels).collect::<Vec<_>>();
-        gone.into_iter().map(|request| from_agent::Message::CancelRead(v1::CancelRead { request }))
+    pub(crate) fn abandoned(&mut self) -> Vec<from_agent::Message> {
+        let mut gone = self.readers.abandoned();
+        gone.retain(|_| self.cancels);
+        gone.into_iter().map(|request| from_agent::Message::CancelRead(v1::CancelRead { request })).collect()
     }
 
     /// Control's answer, for who waits for it.

@@ -47,7 +47,13 @@ impl Gcra {
 
     /// Takes one, whether it may happen or not. Returns when the next may.
     pub fn charge(&mut self, now: Duration, quota: Quota) -> Duration {
-        self.earned_at = self.earned_at.max(now).saturating_add(quota.interval);
+        self.charge_many(now, quota, 1)
+    }
+
+    /// The same of so many at once.
+    pub fn charge_many(&mut self, now: Duration, quota: Quota, count: u32) -> Duration {
+        let earned = quota.interval.saturating_mul(count);
+        self.earned_at = self.earned_at.max(now).saturating_add(earned);
         self.next(quota)
     }
 

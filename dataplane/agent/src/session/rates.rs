@@ -62,7 +62,8 @@ impl Rates {
     /// Counts a message of so many bytes that was read. Returns until when no other is looked at, if it is not now.
     pub(super) fn message(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let at = now.saturating_duration_since(self.begun);
-        let next = (0..=bytes / MESSAGE_UNIT).map(|_| self.messages.charge(at, MESSAGES)).last()?;
+        let units = u32::try_from(bytes / MESSAGE_UNIT).unwrap_or(u32::MAX).saturating_add(1);
+        let next = self.messages.charge_many(at, MESSAGES, units);
         (next > at).then(|| now + (next - at))
     }
 }
