@@ -47,11 +47,11 @@ impl Gcra {
 
     /// Takes one, whether it may happen or not. Returns when the next may.
     pub fn charge(&mut self, now: Duration, quota: Quota) -> Duration {
-        self.charge_many(now, quota, 1)
+        self.charge_times(now, quota, 1)
     }
 
     /// The same of so many at once.
-    pub fn charge_many(&mut self, now: Duration, quota: Quota, count: u32) -> Duration {
+    pub fn charge_times(&mut self, now: Duration, quota: Quota, count: u32) -> Duration {
         let earned = quota.interval.saturating_mul(count);
         self.earned_at = self.earned_at.max(now).saturating_add(earned);
         self.next(quota)

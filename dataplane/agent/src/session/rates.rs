@@ -63,7 +63,7 @@ impl Rates {
     pub(super) fn message(&mut self, now: Instant, bytes: usize) -> Option<Instant> {
         let at = now.saturating_duration_since(self.begun);
         let units = u32::try_from(bytes / MESSAGE_UNIT).unwrap_or(u32::MAX).saturating_add(1);
-        let next = self.messages.charge_many(at, MESSAGES, units);
+        let next = self.messages.charge_times(at, MESSAGES, units);
         (next > at).then(|| now + (next - at))
     }
 }
