@@ -118,6 +118,12 @@ pub(crate) struct CommunicatorState {
     pub(crate) ended: bool,
     /// By channel: the segment that was last marked as begun.
     begun: Vec<Option<u64>>,
+    /// Whether something has happened to it since it last had nothing to do.
+    #[serde(skip)]
+    pub(crate) pending: bool,
+    /// Set while it rests, which is until something happens to it, or the time has come: it has no turns.
+    #[serde(skip)]
+    pub(crate) resting: Option<Nanos>,
 }
 
 /// The parts that a communicator's state is made from.
@@ -168,7 +174,31 @@ impl CommunicatorState {
             detail: String::new(),
             ended: false,
             begun: vec![None; usize::from(parts.channels)],
+            pending: true,
+            resting: None,
         }
+    }
+
+    /// Something has happened to it: it has turns again. Until when it would have rested, if it did.
+    pub(crate) fn wake(&mut self) -> Option<Nanos> {
+        self.pending = true;
+        self.resting.take()
+    }
+
+    /// A tick has passed. It rests from now on if it has nothing to do, waits for no room on a link, and has no aggregator, whose
+    /// packets it would have to look for: until when, the last of all times if it waits for no time.
+    pub(crate) fn tick(&mut self, now: Nanos) -> Option<Nanos> {
+        let looks = !self.backlog.is_empty() || self.epochs.iter().any(|links| links.aggregator.is_some());
+        if !self.pending && !looks {
+            let due = self.core.poll_timeout().unwrap_or(Nanos(u64::MAX));
+            if due > now {
+                self.resting = Some(due);
+                return Some(due);
+            }
+        }
+        self.core.handle_timeout(now);
+        self.pending = true;
+        None
     }
 
     /// Memory of segments that have begun, by channel.

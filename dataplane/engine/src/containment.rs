@@ -6,6 +6,7 @@
 
 use crate::communicator_state::CommunicatorState;
 use crate::table::{Key, Table};
+use harmonaize_core::Nanos;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -34,6 +35,16 @@ pub(crate) enum Task {
     Timer,
     /// The end of a transfer from or to an attachment.
     Transfer,
+}
+
+impl Task {
+    /// Whether a communicator may have something to do after it: not after a look at it, nor after its turn, which says so itself.
+    fn wakes(self) -> bool {
+        match self {
+            Self::Call | Self::Command | Self::Frame | Self::Links | Self::Transfer => true,
+            Self::Packets | Self::Report | Self::Rings | Self::Step | Self::Turn | Self::Timer => false,
+        }
+    }
 }
 
 /// Whose work panicked, by what the agent counts.
@@ -66,21 +77,45 @@ impl Panicked {
     }
 }
 
-/// Does work for a communicator. Returns none if there is none of this key any more, or if the work has panicked: then there is none either.
+/// What follows of work for communicators; empty between two rounds.
+#[derive(Debug, Default)]
+pub(crate) struct Aftermath {
+    /// To be ended since their work has panicked.
+    pub(crate) panicked: Vec<Panicked>,
+    /// To have turns again, and until when they would have rested.
+    pub(crate) woken: Vec<(Nanos, Key)>,
+}
+
+/// Does work for a communicator, which has turns after that unless it was only to be looked at. Returns none if there is none of this key any more, or if the work has panicked: then there is none either.
 pub(crate) fn contain<R>(
     members: &mut Table<CommunicatorState>,
-    panicked: &mut Vec<Panicked>,
+    aftermath: &mut Aftermath,
     (key, task): (Key, Task),
     work: impl FnOnce(&mut CommunicatorState) -> R,
 ) -> Option<R> {
-    let member = members.get_mut(key)?;
+    let member = note_event(members, aftermath, (key, task))?;
     match guarded(task, || work(member)) {
         Ok(done) => Some(done),
         Err(cause) => {
-            panicked.push(Panicked::new(members, (key, task), &*cause));
+            aftermath.panicked.push(Panicked::new(members, (key, task), &*cause));
             None
         }
     }
+}
+
+/// Has a communicator have turns again, if it may have something to do after this; the communicator.
+pub(crate) fn note_event<'a>(
+    members: &'a mut Table<CommunicatorState>,
+    aftermath: &mut Aftermath,
+    (key, task): (Key, Task),
+) -> Option<&'a mut CommunicatorState> {
+    let member = members.get_mut(key)?;
+    if task.wakes()
+        && let Some(due) = member.wake()
+    {
+        aftermath.woken.push((due, key));
+    }
+    Some(member)
 }
 
 /// Runs work that may panic. What it had in hand must not be used after that.

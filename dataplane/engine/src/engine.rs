@@ -10,7 +10,7 @@ use crate::attachment::{Attachment, Counted};
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
-use crate::containment::{Panicked, Task, contain};
+use crate::containment::{Aftermath, Task, contain, note_event};
 use crate::context::Context;
 use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
@@ -38,7 +38,7 @@ use harmonaize_shm::{EndError, MemoryError, Span};
 use harmonaize_transport::datagram::RdmaPort;
 use harmonaize_transport::{Event, Landing, LinkId, Transport};
 use rustix::event::epoll;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -71,8 +71,9 @@ pub struct Engine {
     /// When links were last closed.
     pub(crate) closed: Nanos,
     pub(crate) broken: Vec<(Key, String)>,
-    /// Communicators to be ended since their work has panicked; empty between two rounds.
-    pub(crate) panicked: Vec<Panicked>,
+    pub(crate) aftermath: Aftermath,
+    /// Communicators that rest until a time, by when.
+    pub(crate) resting: BTreeSet<(Nanos, Key)>,
     pub(crate) reaper: Reaper,
     pub(crate) notify: Box<dyn FnMut(Notice) + Send>,
     /// An epoll set of the transport and every attachment.
@@ -112,7 +113,8 @@ impl Engine {
             pending_transfers: Vec::with_capacity(64),
             closed: Nanos(0),
             broken: Vec::with_capacity(8),
-            panicked: Vec::new(),
+            aftermath: Aftermath::default(),
+            resting: BTreeSet::new(),
             reaper: Reaper::begin()?,
             notify,
             wake,
@@ -161,10 +163,12 @@ impl Engine {
             .filter_map(|attachment| (!attachment.end.prepare_sleep()).then_some(()));
         let attachments = busy.count();
         let mut datagrams = 0;
-        self.for_each_communicator(Task::Packets, |member| {
-            let paths = member.epochs.iter_mut().filter_map(|links| links.aggregator.as_mut());
-            datagrams += paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
-        });
+        for key in self.turns.iter() {
+            contain(&mut self.communicators, &mut self.aftermath, (key, Task::Packets), |member| {
+                let paths = member.epochs.iter_mut().filter_map(|links| links.aggregator.as_mut());
+                datagrams += paths.filter_map(|path| (!path.prepare_sleep()).then_some(())).count();
+            });
+        }
         datagrams == 0 && attachments == 0 && self.transport.prepare_sleep()
     }
 
@@ -182,6 +186,7 @@ impl Engine {
         let now = self.now();
         let mut worked = self.poll_network(now, budget);
         worked += self.poll_tenants(now);
+        self.end_rests(now);
         let mut turns = std::mem::take(&mut self.turns);
         worked += turns.run(now, self);
         self.turns = turns;
@@ -193,7 +198,7 @@ impl Engine {
         worked += self.drop_broken();
         if now >= self.timers.after(TIMER_INTERVAL) {
             self.timers = now;
-            self.for_each_communicator(Task::Timer, |member| member.core.handle_timeout(now));
+            self.tick(now);
         }
         worked += self.end_panicked();
         worked
@@ -202,26 +207,64 @@ impl Engine {
     /// How long the loop may sleep for want of events.
     pub fn sleep_timeout(&mut self) -> Option<Duration> {
         let (now, stopping) = (self.now(), self.stopping.then(|| self.closed.after(DRAIN_TIMEOUT)));
-        let mut due = stopping;
-        self.for_each_communicator(Task::Timer, |member| {
-            let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
-            let frames = member.backlog.poll_timeout();
-            due = paths.chain(member.core.poll_timeout()).chain(frames).chain(due).min();
-        });
+        let mut due = self.resting.first().map(|(due, _)| *due).into_iter().chain(stopping).min();
+        for key in self.turns.iter() {
+            contain(&mut self.communicators, &mut self.aftermath, (key, Task::Timer), |member| {
+                let paths =
+                    member.epochs.iter().filter_map(|links| links.aggregator.as_ref()?.poll_timeout(now));
+                let frames = member.backlog.poll_timeout();
+                due = paths.chain(member.core.poll_timeout()).chain(frames).chain(due).min();
+            });
+        }
         // Who waits for a communicator that has panicked is told in the next round.
-        if !self.panicked.is_empty() {
+        if !self.aftermath.panicked.is_empty() || !self.aftermath.woken.is_empty() {
             due = Some(now);
         }
         Some(due?.since(now).max(Duration::from_millis(1)))
     }
 
+    /// Those to which something has happened, or whose time has come, have turns again.
+    fn end_rests(&mut self, now: Nanos) {
+        let Self { communicators: members, aftermath, resting, turns, .. } = self;
+        while let Some((due, key)) = resting.first().copied()
+            && due <= now
+        {
+            resting.pop_first();
+            contain(members, aftermath, (key, Task::Timer), |member| member.core.handle_timeout(now));
+            note_event(members, aftermath, (key, Task::Command));
+        }
+        for (due, key) in aftermath.woken.drain(..) {
+            resting.remove(&(due, key));
+            if let Some(member) = members.get(key) {
+                turns.wake(member.tenant, key);
+            }
+        }
+    }
+
+    /// Has those rest that have nothing to do, and tells the others that time has passed.
+    fn tick(&mut self, now: Nanos) {
+        let Self { communicators: members, aftermath, resting, turns, .. } = self;
+        turns.retain(|key| {
+            match contain(members, aftermath, (key, Task::Timer), |member| member.tick(now)) {
+                Some(Some(due)) => {
+                    if due != Nanos(u64::MAX) {
+                        resting.insert((due, key));
+                    }
+                    false
+                }
+                Some(None) => true,
+                None => false,
+            }
+        });
+    }
+
     pub(crate) fn poll_network(&mut self, now: Nanos, budget: usize) -> usize {
-        let Self { transport, communicators: members, links, marks, panicked, .. } = self;
+        let Self { transport, communicators: members, links, marks, aftermath, .. } = self;
         let mut ups = Vec::new();
         let mut downs = Vec::new();
         let worked = transport.progress(budget, &mut |link, event| {
             let Some(&(key, epoch, peer)) = links.get(&link) else { return };
-            contain(members, panicked, (key, Task::Frame), |member| match event {
+            contain(members, aftermath, (key, Task::Frame), |member| match event {
                 Event::Up => {
                     if member.link_up(epoch, peer) {
                         ups.push((key, epoch));
@@ -266,7 +309,7 @@ impl Engine {
             pending_transfers: asked,
             transport,
             broken,
-            panicked,
+            aftermath,
             ..
         } = self;
         let Some(attachment) = attachments.get_mut(key) else { return Ok(0) };
@@ -277,7 +320,7 @@ impl Engine {
                 return;
             }
             let (of, channel, step) = untag(token);
-            contain(members, panicked, (of, Task::Transfer), |member| {
+            contain(members, aftermath, (of, Task::Transfer), |member| {
                 asked.extend(handle_transferred(now, member, transport.as_mut(), (of, channel, step)));
             });
         })?;
@@ -297,7 +340,7 @@ impl Engine {
                 },
             };
             worked += 1;
-            match submit(now, attachment, (&mut *members, &mut *panicked), &submission, counts) {
+            match submit(now, attachment, (&mut *members, &mut *aftermath), &submission, counts) {
                 Ok(Submitted::Message) => {}
                 Ok(Submitted::WithoutCounts(region)) => attachment.fetch_counts(key, submission, region)?,
                 Ok(Submitted::Collective(mark, checked)) => {
@@ -584,6 +627,10 @@ impl Work for Engine {
         Self::now(self)
     }
 
+    fn alone(&self) -> bool {
+        self.by_communicator.len() <= 1
+    }
+
     fn urgency(&self, key: Key) -> Option<Urgency> {
         self.communicators.get(key).map(CommunicatorState::urgency)
     }
@@ -595,6 +642,9 @@ impl Work for Engine {
         let before = self.communicators.get(key).map_or((0, 0), moved);
         let ran = self.contain((key, Task::Turn), |engine| engine.run_actions(now, key, until));
         let (worked, unfinished) = ran.unwrap_or((1, false));
+        if let Some(member) = self.communicators.get_mut(key) {
+            member.pending = worked > 0 || unfinished;
+        }
         let after = self.communicators.get(key).map_or(before, moved);
         let (carried, touched) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         Turn { worked, carried, touched, unfinished }
@@ -721,18 +771,18 @@ fn handle_transferred(
 fn submit(
     now: Nanos,
     attachment: &Attachment,
-    (members, panicked): (&mut Table<CommunicatorState>, &mut Vec<Panicked>),
+    (members, aftermath): (&mut Table<CommunicatorState>, &mut Aftermath),
     submission: &Submission,
     fetched: Option<Arc<[u64]>>,
 ) -> Result<Submitted, Code> {
     let (key, rank) = attachment.find(submission.communicator)?;
     // One that is not there has panicked, and is about to be ended.
     let calls = members.get(key).ok_or(Code::Internal)?.calls_in_flight();
-    let submitted = contain(members, panicked, (key, Task::Call), |member| {
+    let submitted = contain(members, aftermath, (key, Task::Call), |member| {
         call(now, attachment, (member, rank), submission, fetched)
     });
     submitted.unwrap_or_else(|| {
-        let remains = panicked.last().and_then(|last| last.remains.as_ref());
+        let remains = aftermath.panicked.last().and_then(|last| last.remains.as_ref());
         // A call that was remembered is ended with the others.
         match remains.is_some_and(|remains| remains.calls_in_flight() > calls) {
             true => Ok(Submitted::Message),

@@ -177,7 +177,7 @@ impl Engine {
     }
 
     fn image(&mut self) -> Result<EngineImage, String> {
-        if self.stopping || !self.panicked.is_empty() || !self.broken.is_empty() {
+        if self.stopping || !self.aftermath.panicked.is_empty() || !self.broken.is_empty() {
             return Err("the engine is ending something; try again".into());
         }
         let mut descriptors = Vec::new();
@@ -293,6 +293,7 @@ impl Engine {
             let Some(key) = self.communicators.key_at(place) else { continue };
             let Some(member) = self.communicators.get_mut(key) else { continue };
             let (id, tenant, weight) = (member.id, member.tenant, member.weight);
+            member.pending = true;
             self.sharing.admit(tenant);
             self.turns.enter(tenant, weight, key);
             self.by_communicator.insert(id, key);

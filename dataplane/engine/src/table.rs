@@ -2,7 +2,7 @@
 //! keys come again.
 
 /// Names an entry: its place and how often the place was reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Key {
     pub(crate) index: u16,
     pub(crate) generation: u16,

@@ -79,10 +79,9 @@ impl Urgency {
 pub(crate) struct Turns {
     scheduler: Scheduler,
     tenants: Vec<Tenant>,
-    communicators: usize,
 }
 
-/// A tenant's communicators here.
+/// A tenant's communicators here that do not rest.
 #[derive(Debug, Default)]
 struct Tenant {
     /// In the order in which equals have turns.
@@ -126,6 +125,8 @@ struct Spent {
 pub(crate) trait Work {
     /// The time, which never goes back.
     fn now(&self) -> Nanos;
+    /// Whether there is a single communicator, whether or not it rests.
+    fn alone(&self) -> bool;
     /// How urgent a communicator is; none if it is gone.
     fn urgency(&self, key: Key) -> Option<Urgency>;
     /// Runs a communicator until it has no more to do, or the time has come; none: after a bounded number of actions.
@@ -144,20 +145,35 @@ impl Turns {
             for (class, weight) in (0..).zip(CLASS_WEIGHTS) {
                 tenant.classes.set_weight(class, weight);
             }
+        }
+        self.wake(tenant, key);
+    }
+
+    /// A communicator that has formed has turns again.
+    pub(crate) fn wake(&mut self, tenant: u32, key: Key) {
+        if let Some(tenant) = self.tenants.get_mut(tenant as usize) {
             tenant.communicators.push(key);
             tenant.order.reserve(tenant.communicators.len());
-            self.communicators += 1;
         }
+    }
+
+    /// Communicators that have turns.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Key> {
+        self.tenants.iter().flat_map(|tenant| tenant.communicators.iter().copied())
+    }
+
+    /// Has those rest for which `goes_on` is false.
+    pub(crate) fn retain(&mut self, mut goes_on: impl FnMut(Key) -> bool) {
+        self.tenants.iter_mut().for_each(|tenant| tenant.communicators.retain(|key| goes_on(*key)));
     }
 
     /// Gives turns until nobody has work, or a slice is used up. Returns how much was done.
     ///
-    /// Cost: beside the work a look at each tenant and communicator and two at the clock for each turn; with a single communicator
+    /// Cost: beside the work a look at each tenant, each communicator that does not rest, and two at the clock for each turn; with a single communicator
     /// there is nothing to choose, and none of that.
     pub(crate) fn run(&mut self, now: Nanos, work: &mut dyn Work) -> usize {
-        if self.communicators <= 1 {
-            let only = self.tenants.iter().flat_map(|tenant| &tenant.communicators).next();
-            return only.map_or(0, |key| work.run(now, *key, None).worked);
+        if work.alone() {
+            return self.iter().next().map_or(0, |key| work.run(now, key, None).worked);
         }
         for (number, tenant) in (0..).zip(&self.tenants) {
             if !tenant.communicators.is_empty() {
@@ -181,7 +197,6 @@ impl Turns {
                 break;
             }
         }
-        self.communicators = self.tenants.iter().map(|tenant| tenant.communicators.len()).sum();
         worked
     }
 }
@@ -290,6 +305,10 @@ mod tests {
     impl Work for Fake {
         fn now(&self) -> Nanos {
             Nanos(self.clock)
+        }
+
+        fn alone(&self) -> bool {
+            self.members.len() <= 1
         }
 
         fn urgency(&self, key: Key) -> Option<Urgency> {
@@ -435,6 +454,6 @@ mod tests {
         let [gone, stays] = [0, 1].map(|tenant| fake.enter(&mut turns, (tenant, 1), (100, 1000)));
         fake.members[gone].gone = true;
         while turns.run(Nanos(fake.clock), &mut fake) > 0 {}
-        assert_eq!((fake.members[gone].done, fake.members[stays].done, turns.communicators), (0, 100, 1));
+        assert_eq!((fake.members[gone].done, fake.members[stays].done, turns.iter().count()), (0, 100, 1));
     }
 }

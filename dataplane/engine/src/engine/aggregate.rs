@@ -78,18 +78,18 @@ impl Engine {
 
     /// Packets of all aggregators.
     ///
-    /// Cost: a look at each communicator to count, and one to work.
+    /// Cost: a look at each communicator that does not rest to count, and one to work.
     pub(super) fn poll_aggregators(&mut self, now: Nanos) -> usize {
-        let busy = self.communicators.iter().flat_map(|member| {
+        let members = self.turns.iter().filter_map(|key| self.communicators.get(key));
+        let busy = members.flat_map(|member| {
             let paths = member.epochs.iter().filter_map(|links| links.aggregator.as_ref());
             paths.filter(|path| path.worker.is_busy()).map(|_| member.tenant)
         });
         self.sharing.count(busy);
         let mut worked = 0;
-        let Self { communicators: members, panicked, sharing, attachments, marks, .. } = self;
-        for place in 0..members.places() {
-            let Some(key) = members.key_at(place) else { continue };
-            let done = contain(members, panicked, (key, Work::Packets), |member| {
+        let Self { communicators: members, aftermath, sharing, attachments, marks, turns, .. } = self;
+        for key in turns.iter() {
+            let done = contain(members, aftermath, (key, Work::Packets), |member| {
                 packets(now, member, sharing.of(member.tenant), attachments, marks)
             });
             worked += done.unwrap_or(1);

@@ -296,7 +296,7 @@ impl Engine {
         let Some(attachment) = self.attachments.remove(key) else { return };
         self.by_attachment.remove(&attachment.id);
         for (key, rank) in attachment.ranks() {
-            contain(&mut self.communicators, &mut self.panicked, (key, Task::Command), |member| {
+            contain(&mut self.communicators, &mut self.aftermath, (key, Task::Command), |member| {
                 member.core.handle_rank_departed(rank);
             });
         }

@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::command::Notice;
 use crate::communicator_state::CommunicatorState;
-use crate::containment::{PanicScope, Panicked, Task, contain, describe, guarded};
+use crate::containment::{PanicScope, Panicked, Task, contain, describe, guarded, note_event};
 use crate::table::Key;
 use harmonaize_abi::{ABI_VERSION, CommunicatorId, Completion, Epoch, Status as Code};
 use harmonaize_core::{Control, Failure, Header, Kind, MAX_MESSAGE, Message};
@@ -21,10 +21,11 @@ impl Engine {
         (key, task): (Key, Task),
         work: impl FnOnce(&mut Self) -> R,
     ) -> Option<R> {
+        note_event(&mut self.communicators, &mut self.aftermath, (key, task));
         match guarded(task, || work(self)) {
             Ok(done) => Some(done),
             Err(cause) => {
-                self.panicked.push(Panicked::new(&mut self.communicators, (key, task), &*cause));
+                self.aftermath.panicked.push(Panicked::new(&mut self.communicators, (key, task), &*cause));
                 None
             }
         }
@@ -34,7 +35,7 @@ impl Engine {
     pub(super) fn for_each_communicator(&mut self, task: Task, mut work: impl FnMut(&mut CommunicatorState)) {
         for place in 0..self.communicators.places() {
             let Some(key) = self.communicators.key_at(place) else { continue };
-            contain(&mut self.communicators, &mut self.panicked, (key, task), &mut work);
+            contain(&mut self.communicators, &mut self.aftermath, (key, task), &mut work);
         }
     }
 
@@ -72,7 +73,7 @@ impl Engine {
     /// Cost: a look at an empty list, where nothing has.
     pub(super) fn end_panicked(&mut self) -> usize {
         let mut count = 0;
-        while let Some(panicked) = self.panicked.pop() {
+        while let Some(panicked) = self.aftermath.panicked.pop() {
             self.end_one(panicked);
             count += 1;
         }
@@ -156,6 +157,6 @@ impl Engine {
         work: impl FnOnce(&mut CommunicatorState) -> R,
     ) -> Option<R> {
         let key = *self.by_communicator.get(&communicator)?;
-        contain(&mut self.communicators, &mut self.panicked, (key, Task::Command), work)
+        contain(&mut self.communicators, &mut self.aftermath, (key, Task::Command), work)
     }
 }

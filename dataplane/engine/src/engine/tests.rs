@@ -91,7 +91,7 @@ fn is_clean(engine: &Engine) -> bool {
     let known = |key| engine.communicators.get(key).is_some();
     engine.links.values().all(|(key, ..)| known(*key))
         && engine.by_communicator.values().all(|key| known(*key))
-        && engine.panicked.is_empty()
+        && engine.aftermath.panicked.is_empty()
         && engine.pending_transfers.is_empty()
 }
 
@@ -241,4 +241,36 @@ fn a_panic_at_an_attachment_s_rings_ends_that_attachment_alone() {
     assert_eq!(world.engines[0].attachments.iter().count(), 1);
     assert_eq!((failures(&world, 0), failures(&world, 1)), (Vec::new(), Vec::new()));
     assert!(is_clean(&world.engines[0]));
+}
+
+/// So that a round costs nothing for communicators that do nothing.
+#[test]
+fn a_communicator_without_operations_rests_until_something_happens_to_it() {
+    let mut world = world(loopback(2), false);
+    let turns = |world: &World| world.engines.iter().map(|engine| engine.turns.iter().count()).sum::<usize>();
+    world.until("rest", |world| turns(world) == 0);
+    submit(&mut world, OTHER);
+    let (mut most, mut done) = (0, vec![]);
+    world.until("its completions", |world| {
+        most = most.max(turns(world));
+        done.extend(world.tenants.iter_mut().filter_map(|tenant| tenant.end.completion().unwrap()));
+        done.len() == 3
+    });
+    assert!(done.iter().all(|completion| completion.status == Status::Ok.code()));
+    assert_eq!(most, 2, "the other communicator rests on");
+    world.until("rest again", |world| turns(world) == 0);
+    // Its time-outs go on while it waits for a rank that does not come.
+    let call = Submission { timeout_ns: 50_000_000, ..reduce(ReduceOp::Sum, COUNT as u64, 0, OUTPUT) };
+    let call = Submission { communicator: VICTIM, cookie: 100, ..call };
+    world.tenants[0].end.submit(&call).unwrap();
+    world.until("rest with a call", |world| {
+        turns(world) == 0 && world.engines[0].communicators.iter().any(|member| member.calls_in_flight() == 1)
+    });
+    assert_eq!(world.engines[0].resting.len(), 1);
+    let mut completion = None;
+    world.until("the time-out", |world| {
+        completion = completion.or_else(|| world.tenants[0].end.completion().unwrap());
+        completion.is_some()
+    });
+    assert_eq!(completion.map(|completion| completion.status), Some(Status::Timeout.code()));
 }
