@@ -19,7 +19,9 @@ fn confined(deployment: &mut Deployment) -> usize {
     let id = deployment.agent(0).unwrap().id();
     let mut without = 0;
     for task in std::fs::read_dir(format!("/proc/{id}/task")).unwrap() {
-        let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        let path = task.unwrap().path();
+        let read = |name: &str| std::fs::read_to_string(path.join(name));
+        let (Ok(status), Ok(stat)) = (read("status"), read("stat")) else { continue };
         let value = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
             line.unwrap_or_else(|| panic!("no {name} in {status}")).trim()
@@ -31,6 +33,10 @@ fn confined(deployment: &mut Deployment) -> usize {
             let bits = u64::from_str_radix(value(set), 16).unwrap();
             assert_eq!(bits & !most, 0, "{set} of {status}");
         }
+        // Whose sessions the first thread serves waits for the others: see proc(5), field 19.
+        let nice = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(16)).unwrap();
+        let first = path.ends_with(id.to_string());
+        assert!(!(nothing || first) || nice == if first { "10" } else { "0" }, "nice {nice} of {status}");
         without += usize::from(nothing);
     }
     without

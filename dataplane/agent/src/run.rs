@@ -52,6 +52,8 @@ const HANDING: Duration = Duration::from_millis(1);
 const INTRUDERS_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the configuration's files are looked at.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How far the thread of the sessions stands behind the engines' (nice): a tenth of a processor's time is its own.
+const SESSIONS_NICE: i32 = 10;
 /// How long communicators may take to end in order when the agent stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -345,6 +347,11 @@ async fn serve(
         succeeds: parts.is_some(),
     };
     telemetry.serve(shown, &control.to_control, &counters).await;
+    // Of this thread, and of those that it starts from now on. What tenants ask for, however much, makes no engine's thread wait for a
+    // processor.
+    if let Err(error) = rustix::process::nice(SESSIONS_NICE) {
+        tracing::warn!(%error, "sessions of tenants compete with the engines for processors");
+    }
     let agent = Agent::new(engines, control.to_control, telemetry.handle(), paths, counters);
     let mut wiring = Wiring::new(agent, heard, asked, control.events);
     // Sessions go on once their requests can be passed on.
