@@ -189,6 +189,12 @@ impl Lab {
         spaces.start(&name, hosts, &self.programs.path(program), &arguments, &self.logs)
     }
 
+    /// From now on processes of a tenant, counted from 0, run only where nobody else's would.
+    pub(crate) fn yield_processors(&mut self, tenant: usize) -> Result<()> {
+        self.spaces.get_mut(tenant).context("no such tenant")?.yield_processors();
+        Ok(())
+    }
+
     /// Starts processes of a tenant, counted from 0, on one host: a label and arguments each.
     pub(crate) fn processes_of(
         &self,

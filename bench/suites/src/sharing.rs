@@ -12,6 +12,7 @@ use harmonaize_testkit::clock::monotonic_ns;
 use harmonaize_testkit::deployment::Tenant;
 use harmonaize_testkit::job::{self, Programs};
 use harmonaize_testkit::workspace::Binaries;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -30,11 +31,14 @@ const JOIN: Duration = Duration::from_secs(3);
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Bytes of an operation of the victim's, on the host of the tenant that harms its agent and on another.
 const OF_A_VICTIM: u64 = 64 << 10;
-const WITH_A_VICTIM: &[usize] = &[0, 1];
+const BESIDE_A_VICTIM: Place =
+    Place { what: "2 hosts, 10 Gbit/s", hosts: 2, ranks: &[0, 1], bar: TAIL, weighed: (LARGE, 1) };
+/// Communicators of a tenant that behaves, each of as many processes as the victim's and with the same operations.
+const BEHAVED: usize = 4;
 /// What the tenant does that harms its agent, each in a process of its own.
 const ATTACKS: [&str; 8] =
     ["scribble", "doorbell", "silent", "attach", "descriptors", "truncate", "maximal", "unmap"];
-/// The least of a victim's throughput beside a tenant that only computes that it keeps beside one that harms its agent.
+/// The least of a victim's throughput beside a tenant that behaves that it keeps beside one that harms its agent.
 const THROUGHPUT: f64 = 0.7;
 /// And the most of its 99th percentile.
 const TAIL: f64 = 2.0;
@@ -155,11 +159,11 @@ impl Sharing {
         Ok(rows.collect())
     }
 
-    /// A tenant's operations beside a tenant that harms its agent in all ways at once, against those beside one that only computes, in as
-    /// many processes on the same processors.
+    /// A victim beside a tenant that behaves, beside one that harms its agent, and beside each attack alone. The other tenant's processes run
+    /// only where nobody else's would, so that what they cost is what agents do for them.
     fn hostile(&self) -> Result<Vec<Row>> {
         let rounds = self.request.rounds();
-        let window = Duration::from_secs(if self.request.smoke { 3 } else { 60 });
+        let (window, of_one) = if self.request.smoke { (3, 1) } else { (60, 10) };
         let program = self.binaries.path("hostile")?;
         let programs = Programs::publish(program.parent().context("no folder")?, &["hostile"])?;
         let program = programs.path("hostile");
@@ -170,51 +174,81 @@ impl Sharing {
                 setup.tenant += "\nattaches = 100000\n";
                 setup
             })?;
-        let (mut rates, mut tails) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
+        lab.yield_processors(1)?;
+        let mut calm = [const { Vec::new() }; 2];
+        let mut harmed = [const { Vec::new() }; 2];
+        let mut of_each = [const { [const { Vec::new() }; 2] }; ATTACKS.len()];
+        let note = |figures: &mut [Vec<f64>; 2], (rate, p99): (f64, f64), beside: &str| {
+            eprintln!("  beside {beside}: {rate:.0} operations a second, p99 {p99:.0} us");
+            figures.iter_mut().zip([rate, p99]).for_each(|(figures, figure)| figures.push(figure));
+        };
         for round in 1..=rounds {
-            eprint!("run {round}/{rounds}:");
-            let kinds = [("computes", ["compute"; ATTACKS.len()]), ("harms", ATTACKS)];
-            for ((what, attacks), (rates, tails)) in kinds.into_iter().zip(rates.iter_mut().zip(&mut tails)) {
-                let until = monotonic_ns()? + nanos(JOIN + window);
-                let seconds = (JOIN + window).as_secs().to_string();
-                let processes: Vec<(String, Vec<String>)> = attacks
-                    .iter()
-                    .enumerate()
-                    .map(|(number, attack)| {
-                        let arguments =
-                            ["--attack", attack, "--seconds", &seconds, "--seed", &round.to_string()];
-                        (format!("{attack}{number}"), arguments.map(str::to_owned).to_vec())
-                    })
-                    .collect();
-                let mut processes = lab.processes_of(1, 0, "hostile", &program, &processes)?;
-                std::thread::sleep(JOIN);
-                let (rate, p99) = self.victim(&mut lab, until)?;
-                job::wait(&mut processes, LIMIT, || lab.check())?;
-                eprint!(" beside one that {what}, {rate:.0} operations a second, p99 {p99:.0} us;");
-                rates.push(rate);
-                tails.push(p99);
+            eprintln!("run {round}/{rounds}:");
+            let until = monotonic_ns()? + nanos(JOIN + Duration::from_secs(window));
+            let jobs = self.endless(&mut lab, 1, &BESIDE_A_VICTIM, BEHAVED, (OF_A_VICTIM, 1), until)?;
+            std::thread::sleep(JOIN);
+            note(&mut calm, self.victim(&mut lab, until)?, "one that behaves");
+            finish(&mut lab, jobs, LIMIT)?;
+            note(
+                &mut harmed,
+                self.beside_attacks(&mut lab, &program, &ATTACKS, window, round)?,
+                "one that harms",
+            );
+            for (attack, figures) in ATTACKS.iter().zip(&mut of_each) {
+                note(figures, self.beside_attacks(&mut lab, &program, &[attack], of_one, round)?, attack);
             }
-            eprintln!();
         }
         lab.end().context("the lab did not end in order")?;
-        let what =
-            |figure: &str| format!("allreduce f32, 2 hosts, beside a tenant that harms its agent: {figure}");
-        let reference = "beside one that computes as much";
-        let ([calm_rates, rates], [calm_tails, tails]) = (&rates, &tails);
-        Ok(vec![
-            Case::more("sharing", what("operations a second"), THROUGHPUT)
-                .of(OF_A_VICTIM, WITH_A_VICTIM.len())
-                .compare(rates, calm_rates, reference),
-            Case::less("sharing", what("p99 us"), TAIL)
-                .of(OF_A_VICTIM, WITH_A_VICTIM.len())
-                .compare(tails, calm_tails, reference),
-        ])
+        let what = |of: &str, figure: &str| format!("allreduce f32, 2 hosts, beside {of}: {figure}");
+        let reference = format!("beside {BEHAVED} communicators as the victim's");
+        let row = |of: &str, [rates, tails]: &[Vec<f64>; 2], barred: bool| {
+            let case = |case: Case| {
+                let case = case.of(OF_A_VICTIM, BESIDE_A_VICTIM.ranks.len());
+                if barred { case } else { case.stated() }
+            };
+            [
+                case(Case::more("sharing", what(of, "operations a second"), THROUGHPUT))
+                    .compare(rates, &calm[0], &reference),
+                case(Case::less("sharing", what(of, "p99 us"), TAIL)).compare(tails, &calm[1], &reference),
+            ]
+        };
+        let mut rows = row("a tenant that harms its agent", &harmed, true).to_vec();
+        for (attack, figures) in ATTACKS.iter().zip(&of_each) {
+            rows.extend(row(&format!("its attack `{attack}` alone"), figures, false));
+        }
+        Ok(rows)
+    }
+
+    /// The victim beside these attacks, each by a process of its own.
+    fn beside_attacks(
+        &self,
+        lab: &mut Lab,
+        program: &Path,
+        attacks: &[&str],
+        window: u64,
+        seed: usize,
+    ) -> Result<(f64, f64)> {
+        let until = monotonic_ns()? + nanos(JOIN + Duration::from_secs(window));
+        let seconds = (JOIN.as_secs() + window).to_string();
+        let processes: Vec<(String, Vec<String>)> = attacks
+            .iter()
+            .enumerate()
+            .map(|(number, attack)| {
+                let arguments = ["--attack", attack, "--seconds", &seconds, "--seed", &seed.to_string()];
+                (format!("{attack}{number}"), arguments.map(str::to_owned).to_vec())
+            })
+            .collect();
+        let mut processes = lab.processes_of(1, 0, "hostile", program, &processes)?;
+        std::thread::sleep(JOIN);
+        let figures = self.victim(lab, until)?;
+        job::wait(&mut processes, LIMIT, || lab.check())?;
+        Ok(figures)
     }
 
     /// A victim's operations until a time of CLOCK_MONOTONIC: how many a second, and the 99th percentile, us.
     fn victim(&self, lab: &mut Lab, until: u64) -> Result<(f64, f64)> {
         let arguments = options(&[("--bytes", OF_A_VICTIM), ("--in-flight", 1), ("--until-ns", until)]);
-        let job = lab.start_of(0, "steady", WITH_A_VICTIM, &arguments)?;
+        let job = lab.start_of(0, "steady", BESIDE_A_VICTIM.ranks, &arguments)?;
         let steady = finish(lab, vec![job], LIMIT)?.pop().context("no figures")?;
         let rate = steady.rate(common(std::slice::from_ref(&steady), until, WARM_UP)?) / OF_A_VICTIM as f64;
         let measured = Measured { bytes: steady.bytes, times_us: steady.took_us, busy: 0.0 };

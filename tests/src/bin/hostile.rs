@@ -57,8 +57,6 @@ enum Attack {
     Maximal,
     /// Takes memory back while operations use it.
     Unmap,
-    /// None: it computes all the time, and asks for nothing. What that costs is the price of processors that are shared.
-    Compute,
 }
 
 /// Numbers from a seed (xorshift).
@@ -90,7 +88,6 @@ fn main() -> Result<()> {
         Attack::Truncate => truncate,
         Attack::Maximal => maximal,
         Attack::Unmap => unmap,
-        Attack::Compute => compute,
     };
     let (mut done, mut refused) = (0, 0_u64);
     // An attachment ends by what it does; then comes the next, as long as there is time. What was done before counts.
@@ -159,13 +156,6 @@ impl Raw {
             other => bail!("not joined: {other:?}"),
         }
     }
-}
-
-fn compute(_socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {
-    while Instant::now() < end {
-        *done += std::hint::black_box(random.next()) & 1;
-    }
-    Ok(())
 }
 
 fn scribble(socket: &Path, random: &mut Random, end: Instant, done: &mut u64) -> Result<()> {

@@ -32,6 +32,11 @@ impl Spaces {
         Ok(Self { tenant: tenant.name.clone(), spaces })
     }
 
+    /// From now on its processes run only where nobody else's would.
+    pub fn yield_processors(&mut self) {
+        self.spaces.iter_mut().for_each(|(space, _)| space.yields = true);
+    }
+
     /// Starts one rank per entry of `hosts`, which names each rank's host by position. A rank gets `--socket`, `--rank`,
     /// `--ranks`, `--name` and then `arguments`; what it prints goes to `TENANT-NAME-RANK.log` in `logs`.
     pub fn start(

@@ -30,6 +30,8 @@ pub struct TenantSpace {
     pub user: u32,
     /// The one folder of the fabric's run folder that they see.
     pub folder: PathBuf,
+    /// Whether its processes run only where nobody else's would: what they cost others is then what others do for them.
+    pub yields: bool,
 }
 
 impl TenantSpace {
@@ -41,12 +43,15 @@ impl TenantSpace {
         if !folder.starts_with(fabric.folder()) || folder == fabric.folder() {
             bail!("{} is not inside {}", folder.display(), fabric.folder().display());
         }
-        Ok(Self { namespace: fabric.isolated(label)?, user, folder: folder.to_path_buf() })
+        Ok(Self { namespace: fabric.isolated(label)?, user, folder: folder.to_path_buf(), yields: false })
     }
 
     /// A command that runs `program` confined; add its arguments, then start it in [`TenantSpace::namespace`].
     pub fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new("unshare");
+        let mut command = Command::new(if self.yields { "chrt" } else { "unshare" });
+        if self.yields {
+            command.args(["--idle", "0", "unshare"]);
+        }
         command.args(["--mount", "--propagation", "private", "sh", "-c", CONFINE, "confine", RUN]);
         command.arg(&self.folder).arg(self.user.to_string()).arg(program);
         command

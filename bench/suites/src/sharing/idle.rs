@@ -22,6 +22,8 @@ const MEMORY: f64 = 256.0;
 const CORE: f64 = 0.01;
 /// How long all may take to join.
 const JOIN: Duration = Duration::from_secs(300);
+/// How often links give signs of life, by the usual time-out of a peer, ms.
+const EVERY: &str = "500";
 /// What was set up is over.
 const QUIET: Duration = Duration::from_secs(3);
 
@@ -32,16 +34,28 @@ fn memory(process: u32) -> Result<f64> {
     Ok(line.split_whitespace().next().context("no figure")?.parse()?)
 }
 
+/// What a process takes of a core.
+fn share_of_a_core(process: u32, window: Duration) -> Result<f64> {
+    let (begun, spent) = (Instant::now(), processor_time(process)?);
+    std::thread::sleep(window);
+    Ok(processor_time(process)?.saturating_sub(spent).as_secs_f64() / begun.elapsed().as_secs_f64())
+}
+
 impl Sharing {
     /// Communicators of many tenants, between two hosts, that have met once and do nothing.
     pub(super) fn idle(&self) -> Result<Vec<Row>> {
         let (tenants, window) = if self.request.smoke { (20, 3) } else { (TENANTS, 20) };
-        let (mut kibibytes, mut cores) = (Vec::new(), Vec::new());
+        let (mut kibibytes, mut cores, mut least) = (Vec::new(), Vec::new(), Vec::new());
         for round in 1..=self.request.rounds() {
-            let (memory, core) = self.of_idle(tenants, Duration::from_secs(window))?;
-            eprintln!("run {round}: {memory:.1} KiB a communicator, {core:.4} of a core");
+            let window = Duration::from_secs(window);
+            let (memory, core) = self.of_idle(tenants, window)?;
+            let alone = self.of_signs(tenants * COMMUNICATORS, window)?;
+            eprintln!(
+                "run {round}: {memory:.1} KiB a communicator, {core:.4} of a core; signs of life alone {alone:.4}"
+            );
             kibibytes.push(memory);
             cores.push(core);
+            least.push(alone);
         }
         let what = |figure: &str| {
             let count = tenants * COMMUNICATORS;
@@ -51,7 +65,32 @@ impl Sharing {
         Ok(vec![
             case("KiB of an agent for each").limit(&kibibytes, MEMORY),
             case("of a core at an agent").limit(&cores, CORE),
+            case("of a core at an agent").stated().compare(
+                &cores,
+                &least,
+                "signs of life on as many connections",
+            ),
         ])
+    }
+
+    /// What it takes of a core to give and read signs of life on so many connections between two hosts, and nothing else.
+    fn of_signs(&self, connections: usize, window: Duration) -> Result<f64> {
+        let fabric = Fabric::build(&Topology::parse(&topology::star(HOSTS, "10Gbit/s"))?)?;
+        let address = |host: &Host| host.addresses.first().map(|address| format!("{address}:7777"));
+        let first = fabric.hosts().first().and_then(address).context("no address")?;
+        let start = |(host, way): (&Host, &str)| -> Result<Process> {
+            let mut command = Command::new(self.binaries.path("beats")?);
+            command.args([way, &first, "--every", EVERY, "--connections", &connections.to_string()]);
+            Process::start(way, &mut command, &host.namespace, &host.folder.join("beats.log"))
+        };
+        let mut ends =
+            fabric.hosts().iter().zip(["--listen", "--to"]).map(start).collect::<Result<Vec<_>>>()?;
+        let deadline = Instant::now() + JOIN;
+        for end in &mut ends {
+            end.line_by(deadline, |line| line.ends_with("connections"))?;
+        }
+        std::thread::sleep(QUIET);
+        share_of_a_core(ends.first().context("no process")?.id(), window)
     }
 
     /// What each takes of the first host's agent in KiB, and what they take of a core together.
@@ -77,10 +116,7 @@ impl Sharing {
         }
         std::thread::sleep(QUIET);
         let each = (memory(agent)? - before) / (tenants * COMMUNICATORS) as f64;
-        let (begun, spent) = (Instant::now(), processor_time(agent)?);
-        std::thread::sleep(window);
-        let core =
-            (processor_time(agent)?.saturating_sub(spent)).as_secs_f64() / begun.elapsed().as_secs_f64();
+        let core = share_of_a_core(agent, window)?;
         deployment.check()?;
         drop(ranks);
         deployment.end().context("the deployment did not end in order")?;
