@@ -361,6 +361,10 @@ impl Communicator {
             outputs: pieces(outputs),
             counts: counts.map(|(own, received, most)| Counts { own, received, most }),
         };
+        if share_bytes(&call.outputs) {
+            let remedy = "give each memory of its own, with clone() for example";
+            return Err(argument(py, &format!("two of the tensors that are written share memory; {remedy}")));
+        }
         let options = OperationOptions { factor, timeout: optional(timeout)?, ..OperationOptions::default() };
         if let Some((inputs, outputs)) = streams {
             let members = self.inner.with(options).map_err(|error| raised(py, &error))?;
@@ -410,4 +414,15 @@ impl Group {
         }
         Ok(false)
     }
+}
+
+/// Whether a byte is of two pieces.
+fn share_bytes(pieces: &[Piece]) -> bool {
+    let mut ends: Vec<(usize, usize)> = pieces
+        .iter()
+        .filter(|piece| piece.bytes > 0)
+        .map(|piece| (piece.address, piece.address.saturating_add(piece.bytes)))
+        .collect();
+    ends.sort_unstable();
+    ends.iter().zip(ends.iter().skip(1)).any(|((_, end), (next, _))| end > next)
 }

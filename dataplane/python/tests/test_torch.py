@@ -528,6 +528,12 @@ def refusals(path):
             dist.all_reduce(torch.ones(4), dist.ReduceOp.BAND)
         with pytest.raises(ValueError, match="move it with"):
             _check(torch.empty(1, device="meta"))
+        one = torch.empty(4)
+        with pytest.raises(dist.DistBackendError, match="share memory; give each memory of its own"):
+            dist.all_gather([one] * ranks, torch.ones(4))
+        ring = torch.empty(4 * ranks - 1)
+        with pytest.raises(dist.DistBackendError, match="share memory"):
+            dist.all_gather([ring[3 * one : 3 * one + 4] for one in range(ranks)], torch.ones(4))
         with pytest.raises((ValueError, RuntimeError)):
             dist.all_gather_into_tensor(torch.empty(3), torch.empty(ranks + 1))
         tensor = torch.ones(4)
@@ -555,6 +561,31 @@ def without_agent(path):
 
 def test_a_missing_agent_is_told_with_its_remedy(pair, store):
     assert all(pair.run(without_agent, store))
+
+
+def versions(path):
+    import harmonaize.torch._backend as backend
+
+    rank, own = int(os.environ["RANK"]), backend._core.__version__
+    if rank == 0:
+        return joins_alone(path)
+    backend._core.__version__ = "9.9.9"
+    try:
+        with pytest.raises(dist.DistBackendError, match=f"rank 0 has harmonaize {own}, and rank {rank} has 9.9.9: install"):
+            group(path).__enter__()
+    finally:
+        backend._core.__version__ = own
+    return not dist.is_initialized()
+
+
+def joins_alone(path):
+    with pytest.raises(dist.DistBackendError):
+        group(path, timeout=timedelta(seconds=2)).__enter__()
+    return not dist.is_initialized()
+
+
+def test_two_versions_in_a_job_are_refused(pair, store):
+    assert all(pair.run(versions, store))
 
 
 def interrupted(path):

@@ -3,7 +3,8 @@
     torch.distributed.init_process_group("harmonaize")     # found by itself once the wheel is installed
 
 makes them the backend of torch.distributed, and :func:`ddp_hook` has DDP reduce gradients by them beside any backend.
-Both attach to the agent of this host, whose socket ``HARMONAIZE_SOCKET`` names. Tensors are those of the host's memory.
+Both attach to the agent of this host, whose socket ``HARMONAIZE_SOCKET`` names. Tensors are of the host's memory, or a
+CUDA device's, which are staged there.
 """
 
 from ._backend import HarmonaizeBackend, client, register

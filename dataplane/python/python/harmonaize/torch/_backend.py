@@ -122,8 +122,13 @@ def join(store, rank, ranks, group, timeout, **options) -> _core.Communicator:
     """Joins the communicator whose name the first rank leaves in the store: so jobs do not meet, whatever they are called."""
     if rank == 0:
         job = _name(os.environ.get("HARMONAIZE_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "torch")
-        store.set("harmonaize", f"{job or 'torch'}/{_name(group) or 'group'}-{secrets.token_hex(6)}")
-    job, name = store.get("harmonaize").decode().split("/")
+        name = f"{_name(group) or 'group'}-{secrets.token_hex(6)}"
+        store.set("harmonaize", f"{job or 'torch'}/{name}/{_core.__version__}")
+    job, name, version = store.get("harmonaize").decode().split("/")
+    if version != _core.__version__:
+        raise ArgumentError(
+            f"rank 0 has harmonaize {version}, and rank {rank} has {_core.__version__}: install one version for the whole job"
+        )
     options.update(job=job, timeout=timeout)
     try:
         joined = client().join(name, rank, ranks, operation_timeout=timeout, **options)
