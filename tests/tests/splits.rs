@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use harmonaize_client::{
     Access, Client, Communicator, Dtype, Error, JoinOptions, JoinRefusal, Operation, Rank, ReduceOp, Tensor,
 };
-use harmonaize_tests::job::{Worker, deploy, options, run, sockets, succeeded};
+use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,31 @@ fn two_colors_and_none_come_of_one_split() {
         None,
     ];
     assert_eq!(found, expected);
+}
+
+/// By 64 splits of 8 ranks, on one host and on two, within the limits that nobody has raised: a job keeps all 65 communicators.
+#[test]
+fn sixty_four_groups_form_within_the_usual_limits() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    const GROUPS: u32 = 64;
+    let work = |worker: &Worker| -> Result<()> {
+        let (client, parent, rank) = (&worker.client, &worker.communicator, worker.rank);
+        let split = |round: u32| -> Result<Communicator> {
+            let child = parent.split(Some(0), (rank + round) % worker.ranks, STEP)?.expect("a color");
+            ensure!((child.ranks(), child.rank().0) == (8, (rank + round) % 8), "another group");
+            Ok(child)
+        };
+        let groups = (0..GROUPS).map(split).collect::<Result<Vec<_>>>()?;
+        for (round, group) in (0..).zip(&groups) {
+            // 1 + 2 + 4 and so on of the eight ranks.
+            ensure!(sum(client, group, (1 + round) << rank)? == (1 + round) * 255, "wrong in group {round}");
+        }
+        ensure!(sum(client, parent, 1)? == 8, "the parent is another");
+        Ok(())
+    };
+    let (one, two) = (sockets(&deployment, "a"), sockets(&deployment, "b"));
+    succeeded(run_with(&one[..1], "job", 8, |_| options(Access::Mapped, 1), work));
+    succeeded(run_with(&two, "job", 4, |_| options(Access::Mapped, 1), work));
 }
 
 #[test]

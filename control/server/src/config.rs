@@ -220,7 +220,7 @@ const fn yes() -> bool {
 }
 
 const fn most_communicators() -> usize {
-    64
+    256
 }
 
 impl Config {
@@ -241,7 +241,7 @@ impl Config {
     /// paths = 1                     # connections between two agents of a communicator
     /// source_ports = "20000-29999"  # that they connect from; any where absent
     /// most_ranks = 1024             # of a communicator
-    /// most_communicators = 64       # of a tenant
+    /// most_communicators = 256      # of a job of a tenant
     /// telemetry_interval = "1s"     # how often agents report what they measure; "0s" for never
     /// replan = true                 # whether control changes plans while communicators run
     /// turns = true                  # whether periodic jobs' operations take turns on links that they share, where both gain

@@ -137,7 +137,7 @@ pub struct Quota {
 }
 
 impl Default for Quota {
-    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 64 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 8 GiB
+    /// 64 attachments, 16 GiB, 1024 regions, 256 entries, 128 communicators, 1024 ranks, 1 h, 16,384 operations, 8,192 descriptors, 8 GiB
     /// for links, 64 attaches and 100 joins a second, 600 lines a minute.
     fn default() -> Self {
         Self {
@@ -145,7 +145,7 @@ impl Default for Quota {
             arena_bytes: 16 << 30,
             regions: 1024,
             entries: 256,
-            communicators: 64,
+            communicators: 128,
             ranks: 1024,
             operation_timeout: Duration::from_secs(3600),
             operations: 64 * 256,

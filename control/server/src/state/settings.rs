@@ -23,7 +23,7 @@ pub struct Settings {
     pub source_ports: Option<(u16, u16)>,
     /// Most ranks of a communicator.
     pub most_ranks: u32,
-    /// Most communicators of a tenant, waiting ones included.
+    /// Most communicators of a job of a tenant, waiting ones included.
     pub most_communicators: usize,
     /// How often agents are asked to report what they measure; zero for never.
     pub telemetry_interval: Duration,
