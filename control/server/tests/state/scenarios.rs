@@ -155,6 +155,41 @@ fn a_tenant_has_only_so_many_communicators() {
     only!(world.received(session), Form);
 }
 
+#[test]
+fn a_full_job_leaves_room_for_others_up_to_64() {
+    let mut world = world();
+    let session = world.agent(0);
+    let form = |world: &mut World, name: &str| {
+        world.join(session, name, 0, 1);
+        only!(world.received(session), Form).communicator
+    };
+    let mut last = 0;
+    for index in 0..6 {
+        last = form(&mut world, &format!("full/c{index}"));
+    }
+    let text = beyond(&mut world, session, "full/c6", 1);
+    assert!(text.contains("the job has 6 communicators"), "{text}");
+    // Beside it 63 more, one of which are the names without a job.
+    let jobs: Vec<u64> = (1..63).map(|job| form(&mut world, &format!("job{job}/c"))).collect();
+    form(&mut world, "c");
+    for name in ["job63/c", "job64/c"] {
+        let text = beyond(&mut world, session, name, 1);
+        assert!(text.contains("communicators of 64 jobs"), "{text}");
+    }
+    // That is no limit of the jobs that there are, nor of another tenant.
+    form(&mut world, "job1/d");
+    form(&mut world, "d");
+    world.join_as(session, "b", "job63/c", 0, 1);
+    only!(world.received(session), Form);
+    // One that is over makes room in its job, and a job whose last is over makes room for another.
+    world.send(session, from_agent::Message::Closed(v1::Closed { communicator: last }));
+    form(&mut world, "full/c6");
+    beyond(&mut world, session, "job63/c", 1);
+    beyond(&mut world, session, "job63/c", 1);
+    world.send(session, from_agent::Message::Closed(v1::Closed { communicator: jobs[1] }));
+    form(&mut world, "job63/c");
+}
+
 /// A world in which tenant `a` has these terms.
 fn world_with(terms: Terms) -> World {
     let mut settings = settings(4);
