@@ -2,14 +2,15 @@
 //! stands there.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use harmonaize_client::{
     Access, AttachOptions, Client, Communicator, Dtype, Error, Rank, ReduceOp, Region, RegionRefused, Tensor,
 };
 use harmonaize_tests::job::{Worker, deploy, options, run, run_with, sockets, succeeded};
 use harmonaize_tests::{STEP, star};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 /// Memory that a program can map, and the agent as well.
@@ -108,6 +109,67 @@ fn operations_take_tensors_from_arena_growth_and_own_memory() {
     };
     let room = |rank| options(access(rank), if rank == 1 { 16 } else { 1 });
     succeeded(run_with(&sockets, "mixed", 1, room, mixed));
+}
+
+/// A tenant makes holes in what it has registered while operations run there, and gives it back too early: what it gets is a typed error
+/// or its own contents, and another tenant on the same agents has right sums meanwhile.
+#[test]
+fn holes_under_an_operation_concern_nobody_else() {
+    let Some(deployment) = deploy(&star(2, "10Gbit/s"), |_| ()) else { return };
+    const BYTES: u64 = 4 << 20;
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let over = AtomicBool::new(false);
+    let bystander = |worker: &Worker| -> Result<u64> {
+        let stop = worker.tensor(&[0])?;
+        for salt in 0.. {
+            worker.sum(salt, 5000, true, STEP)?;
+            stop.write(0, &[u64::from(over.load(SeqCst))])?;
+            worker.communicator.broadcast(&stop, Rank(0))?.wait(STEP)?;
+            if worker.contents(&stop)? == [1] {
+                return Ok(salt);
+            }
+        }
+        unreachable!("the range has no end")
+    };
+    let careless = |worker: &Worker| -> Result<()> {
+        let (job, rank) = (&worker.communicator, worker.rank);
+        let aside = job.split(Some(0), rank, STEP)?.context("a color")?;
+        let memfd = memfd(BYTES)?;
+        let region = worker.client.register(&memfd, 0..BYTES)?;
+        let tensor = region.tensor(Dtype::U64, 0, BYTES / 8)?;
+        for _ in 0..20 {
+            let mut operation = job.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
+            if rank == 0 {
+                rustix::fs::fallocate(&memfd, hole, 0, BYTES)?;
+                let cut = rustix::fs::ftruncate(&memfd, 0);
+                ensure!(cut == Err(rustix::io::Errno::PERM), "cut under an operation: {cut:?}");
+            }
+            operation.wait(STEP)?;
+        }
+        // Rank 1 comes to the last one when rank 0 has tried to take the memory away.
+        if rank == 1 {
+            aside.barrier()?.wait(STEP)?;
+        }
+        let mut last = job.all_reduce_in_place(&tensor, ReduceOp::Sum)?;
+        drop(tensor);
+        if rank == 0 {
+            let refused = region.unregister();
+            ensure!(matches!(refused, Err(Error::Region(RegionRefused::InUse))), "{refused:?}");
+            rustix::fs::fallocate(&memfd, hole, 0, BYTES)?;
+            aside.barrier()?.wait(STEP)?;
+        }
+        last.wait(STEP)?;
+        worker.sum(1, 5000, true, STEP)
+    };
+    std::thread::scope(|scope| {
+        let others = scope.spawn(|| {
+            run_with(&sockets(&deployment, "b"), "bystander", 1, |_| options(Access::Mapped, 8), bystander)
+        });
+        let ended = run_with(&sockets(&deployment, "a"), "job", 1, |_| options(Access::Mapped, 8), careless);
+        over.store(true, SeqCst);
+        succeeded(ended);
+        assert!(succeeded(others.join().unwrap())[0] > 0, "nothing ran beside it");
+    });
 }
 
 #[test]
