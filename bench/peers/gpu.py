@@ -1,6 +1,6 @@
 """AllReduces of CUDA's tensors by several backends of torch.distributed in turn, all ranks on the first GPU.
 
-Usage: cuda.py RANK RANKS PORT BACKEND[,BACKEND...], as many processes at once as there are ranks. HARMONAIZE_SOCKETS names the sockets of
+Usage: gpu.py RANK RANKS PORT BACKEND[,BACKEND...], as many processes at once as there are ranks. HARMONAIZE_SOCKETS names the sockets of
 two agents: the first half of the ranks takes the first, the other half the other. The first rank prints JSON: of each size in bytes, by
 backend, the median, the least and the most of five runs' means, in microseconds. docs/performance/torch.md says more.
 """
