@@ -60,17 +60,17 @@ pub struct Args {
     /// Suite rdma: the file that describes the hosts
     #[arg(long, value_name = "FILE")]
     pub hosts: Option<PathBuf>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
+    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: how many rounds, pairs of runs with telemetry and without, or onsets of congestion
     #[arg(long, value_name = "NUMBER")]
     pub rounds: Option<usize>,
-    /// These parts alone; the other suites have none. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
+    /// These parts alone; the other suites have none. Suite service: added, threads, calls. Suite rdma: stream, latency, allreduce, loss, slow, failure. Suite telemetry: packet, mark, busbw, busbw-shaped, processor,
     /// thread, decision, phases, stragglers, congestion, congestion-busy; with --traces the folders of traces, such as gloo-long. Suite control: onset, order, stagger, drain, cut, planner.
     /// Suite compression: speed, slow, fast, layers, convolutional, transformer. Suite aggregation: core, large, codes, wide, eight, lossy, faults, killed, small, fair, hog, tree.
     /// Suite cooperation: tenant, targets, inference, adversary, subscribers. Suite sweep: host, shaped, unshaped. Suite sharing: host, links, classes, engine-weights, link-weights, hostile, idle.
     /// Suite trust: cut, tenants, protection, tls, sessions. Suite torch: host, links, start. Suite allocation: gavel, sia, queues, time, own
     #[arg(long, value_delimiter = ',', value_name = "PART")]
     pub only: Vec<String>,
-    /// Suites rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: show that all programs run, in a short round; no bar is held against it
+    /// Suites service, rdma, telemetry, control, compression, aggregation, small, sweep, cooperation, codec, sharing, torch and trust: show that all programs run, in a short round; no bar is held against it
     #[arg(long)]
     pub smoke: bool,
     /// Suite codec: time PyTorch's conversions and quantisation too, in each round (1.4 GB from PyPI)
@@ -250,7 +250,7 @@ mod tests {
         for line in lines {
             assert!(wrong(line).contains("has no part"), "{line}");
         }
-        for suite in ["shaped", "service", "small", "codec"] {
+        for suite in ["shaped", "small", "codec"] {
             let expected = format!("the suite {suite} has no parts; leave --only out");
             assert_eq!(wrong(&format!("{suite} --only large")), expected);
         }

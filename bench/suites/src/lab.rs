@@ -89,6 +89,7 @@ impl Lab {
             &[
                 "alltoall",
                 "bursts",
+                "calls",
                 "coded",
                 "collective",
                 "direct",

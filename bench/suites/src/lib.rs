@@ -4,6 +4,7 @@
 
 pub mod aggregation;
 mod allocation;
+mod calls;
 pub mod cluster;
 pub mod codec;
 pub mod compression;

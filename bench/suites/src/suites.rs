@@ -1,13 +1,13 @@
 //! The table of all suites.
 
 use crate::lab::Lab;
-use crate::part::{self, Outcome};
+use crate::part::{self, Outcome, Part};
 use crate::row::Row;
 use crate::suite::{Bench, BenchBudget, Request, Run, Suite};
 use crate::testbed::Testbed;
 use crate::{
-    aggregation, allocation, codec, compression, control, cooperation, dataplane, rdma, sharing, small,
-    sweep, telemetry, threads, torch, trust,
+    aggregation, allocation, calls, codec, compression, control, cooperation, dataplane, rdma, sharing,
+    small, sweep, telemetry, threads, torch, trust,
 };
 use anyhow::{Context, Result};
 use harmonaize_testkit::packages;
@@ -31,12 +31,18 @@ pub const SUITES: &[Suite] = &[
         "Four hosts, links of 1 Gbit/s: AllReduce, AllToAll, AllGather and ReduceScatter against one TCP stream's goodput",
         Run::Built(|request, binaries, stop| on_a_star(4, &request, binaries, stop, dataplane::shaped)),
     ),
-    Suite::whole(
-        "service",
-        AGENTS,
-        "Two ranks on one host: what agent and rings add to the plan alone; two tenants there, with two threads of the engine against one",
-        Run::Built(service),
-    ),
+    Suite {
+        parts: |_| part::names(SERVICE),
+        ..Suite::whole(
+            "service",
+            AGENTS,
+            "Ranks on one host: what agent and rings add to the plan alone, and two threads of the engine against one. On two hosts: groups by split, an abort, a late rank",
+            Run::Built(|request, binaries, stop| {
+                let only = request.only.clone();
+                Ok(part::run(&(request, binaries, stop), SERVICE, &only))
+            }),
+        )
+    },
     Suite {
         name: "sweep",
         rooms: AGENTS,
@@ -157,15 +163,18 @@ fn on_a_star(
     suite(&mut lab, request).map(Outcome::from)
 }
 
-/// What an agent adds, and what a second thread of its engine is worth.
-fn service(request: Request, binaries: Binaries, stop: Arc<AtomicBool>) -> Result<Outcome> {
-    let mut outcome = on_a_star(1, &request, binaries.clone(), Arc::clone(&stop), dataplane::service)?;
-    match threads::scale(&request, &binaries, &stop) {
-        Ok(rows) => outcome.rows.extend(rows),
-        Err(error) => outcome.problems.push(format!("two threads against one: {error:#}")),
-    }
-    Ok(outcome)
-}
+/// What a part of the suite service is given.
+type Service = (Request, Binaries, Arc<AtomicBool>);
+
+/// The parts of the suite service.
+const SERVICE: &[Part<Service>] = &[
+    ("added", |(request, binaries, stop)| {
+        let mut lab = Lab::build(1, "1Gbit/s", binaries.clone(), Arc::clone(stop))?;
+        dataplane::service(&mut lab, request)
+    }),
+    ("threads", |(request, binaries, stop)| threads::scale(request, binaries, stop)),
+    ("calls", |(request, binaries, stop)| calls::measure(request, binaries, stop)),
+];
 
 /// The suite rdma on a testbed's hosts: nothing is emulated, and nothing built where the hosts have the programs.
 fn on_a_testbed(request: &Request) -> Result<Outcome> {

@@ -1,0 +1,178 @@
+//! A rank that times what frameworks call beside collectives: groups that form by split, an abort, and a rank that comes late.
+
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+use harmonaize_bench::tenant::Seat;
+use harmonaize_client::{Client, Communicator, Dtype, Error, Operation, Rank, ReduceOp};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long a call may take beside what is waited for on purpose.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long ranks wait in an operation before it is aborted.
+const UNDISTURBED: Duration = Duration::from_millis(200);
+
+/// Times calls of a job; rank 0 prints the figures.
+#[derive(Parser)]
+struct Arguments {
+    #[command(flatten)]
+    seat: Seat,
+    #[command(subcommand)]
+    call: Call,
+}
+
+#[derive(Subcommand)]
+enum Call {
+    /// Groups of so many ranks form by split, one split after another, and stay
+    Groups {
+        /// Groups in all
+        #[arg(long)]
+        groups: u32,
+        /// Ranks of each
+        #[arg(long)]
+        size: u32,
+    },
+    /// Rank 0 aborts a group in which all others wait
+    Abort,
+    /// The last rank calls so much later than the others
+    Late {
+        /// How much
+        #[arg(long)]
+        seconds: u64,
+    },
+}
+
+/// A rank of the job.
+struct Member {
+    client: Client,
+    job: Communicator,
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Seconds between two readings of that clock.
+fn seconds(from: u64, to: u64) -> f64 {
+    to.saturating_sub(from) as f64 / 1e9
+}
+
+impl Member {
+    /// An AllReduce of one number, to wait for.
+    fn begin(
+        &self,
+        group: &Communicator,
+        value: u64,
+        reduce: ReduceOp,
+    ) -> Result<impl FnOnce() -> Result<u64>> {
+        let tensor = self.client.tensor(Dtype::U64, 1)?;
+        tensor.write(0, &[value])?;
+        let mut operation: Operation = group.all_reduce_in_place(&tensor, reduce)?;
+        Ok(move || {
+            operation.wait(2 * PATIENCE)?;
+            let mut reduced = [0];
+            tensor.read(0, &mut reduced)?;
+            Ok(reduced[0])
+        })
+    }
+
+    fn reduced(&self, group: &Communicator, value: u64, reduce: ReduceOp) -> Result<u64> {
+        self.begin(group, value, reduce)?()
+    }
+
+    fn meet(&self) -> Result<()> {
+        self.job.barrier()?.wait(PATIENCE)?;
+        Ok(())
+    }
+
+    /// Seconds until all groups of all ranks have formed, every sum of which is right then.
+    fn groups(&self, groups: u32, size: u32) -> Result<f64> {
+        let (rank, ranks) = (self.job.rank().0, self.job.ranks());
+        ensure!(size > 0 && ranks.is_multiple_of(size), "{ranks} ranks are no groups of {size}");
+        let colors = ranks / size;
+        ensure!(groups.is_multiple_of(colors), "{groups} groups are not splits into {colors}");
+        self.meet()?;
+        let begun = Instant::now();
+        // Others belong together each time: neighbors, then every second one, and so on.
+        let split = |round: u32| -> Result<Communicator> {
+            let color = if round.is_multiple_of(2) { rank / size } else { rank % colors };
+            self.job.split(Some(color), rank, PATIENCE)?.context("no group")
+        };
+        let formed = (0..groups / colors).map(split).collect::<Result<Vec<_>>>()?;
+        self.meet()?;
+        let took = begun.elapsed().as_secs_f64();
+        for group in &formed {
+            let sum = self.reduced(group, u64::from(group.rank().0) + 1, ReduceOp::Sum)?;
+            let expected = u64::from(size) * u64::from(size + 1) / 2;
+            ensure!(sum == expected, "{}: {sum} in place of {expected}", group.name());
+        }
+        self.meet()?;
+        Ok(took)
+    }
+
+    /// Seconds until the last rank has its error.
+    fn abort(&self) -> Result<f64> {
+        let group = self.job.split(Some(0), self.job.rank().0, PATIENCE)?.context("no group")?;
+        let aborts = group.rank() == Rank(0);
+        let waiting = if aborts { None } else { Some(self.begin(&group, 1, ReduceOp::Sum)?) };
+        self.meet()?;
+        if aborts {
+            std::thread::sleep(UNDISTURBED);
+        }
+        let begun = now_ns();
+        match waiting {
+            None => group.abort(),
+            Some(wait) => {
+                let ended = wait().err().context("an operation without rank 0 succeeded")?;
+                let error = ended.downcast_ref::<Error>();
+                ensure!(matches!(error, Some(Error::Aborted { .. })), "{ended:#}");
+            }
+        }
+        let freed = self.reduced(&self.job, now_ns(), ReduceOp::Max)?;
+        let aborted = self.reduced(&self.job, if aborts { begun } else { 0 }, ReduceOp::Max)?;
+        Ok(seconds(aborted, freed))
+    }
+
+    /// Seconds from when all were there to rank 0's sum, and those from the last rank's call to the last one's sum.
+    fn late(&self, delay: Duration) -> Result<(f64, f64)> {
+        let (rank, ranks) = (self.job.rank().0, self.job.ranks());
+        let late = rank + 1 == ranks;
+        let begun = self.reduced(&self.job, now_ns(), ReduceOp::Max)?;
+        if late {
+            std::thread::sleep(delay);
+        }
+        let called = now_ns();
+        let sum = self.reduced(&self.job, u64::from(rank) + 1, ReduceOp::Sum)?;
+        let done = now_ns();
+        let expected = u64::from(ranks) * u64::from(ranks + 1) / 2;
+        ensure!(sum == expected, "{sum} in place of {expected}");
+        let last = self.reduced(&self.job, done, ReduceOp::Max)?;
+        let called = self.reduced(&self.job, if late { called } else { 0 }, ReduceOp::Max)?;
+        Ok((seconds(begun, done), seconds(called, last)))
+    }
+}
+
+fn main() -> Result<()> {
+    let Arguments { seat, call } = Arguments::parse();
+    let client = seat.attach(1 << 20)?;
+    let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
+    let job = client.join(&seat.name, Rank(rank), ranks, PATIENCE)?;
+    let member = Member { client, job };
+    let figures = match call {
+        Call::Groups { groups, size } => json!({ "seconds": member.groups(groups, size)? }),
+        Call::Abort => json!({ "seconds": member.abort()? }),
+        Call::Late { seconds } => {
+            let (waited, after) = member.late(Duration::from_secs(seconds))?;
+            json!({ "seconds": waited, "after": after })
+        }
+    };
+    if rank == 0 {
+        println!("{figures}");
+    }
+    Ok(())
+}
