@@ -4,7 +4,7 @@ AllReduce and Broadcast are in place, for torch has no other way. Its time is th
 
 Usage: gloo.py STORE RANK RANKS COLLECTIVE BUDGET_US BYTES:ITERATIONS... (STORE: a file that does not exist yet, the same for all ranks;
 COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor, ITERATIONS at most: at least three, and fewer than that where they
-would take longer than the budget)
+would take longer than the budget. COLLECTIVE may be recorded: AllReduces of one iteration, each as BYTES:MICROSECOND of its beginning)
 """
 
 import json
@@ -107,12 +107,42 @@ def measure(collective, rank, ranks, budget_us, size, iterations):
         print(json.dumps({"bytes": size, "p50_us": p50.item(), "wrong": wrong.item()}), flush=True)
 
 
+def recorded(rank, operations):
+    """Three iterations, after one that is not timed: AllReduces at their times, until the last is done."""
+    ranks, iterations = dist.get_world_size(), 3
+    tensors = [torch.full((size // 4,), float(rank + 1)) for size, _ in operations]
+    times = []
+    for _ in range(1 + iterations):
+        dist.barrier()
+        began = time.perf_counter_ns()
+        under_way = []
+        for tensor, (_, at) in zip(tensors, operations):
+            time.sleep(max(at * 1000 + began - time.perf_counter_ns(), 0) / 1e9)
+            under_way.append(dist.all_reduce(tensor, async_op=True))
+        for work in under_way:
+            work.wait()
+        times.append((time.perf_counter_ns() - began) / 1e3)
+    # Sums of sums: each iteration but the first has as many times the one before's as there are ranks.
+    sums = float(ranks * (ranks + 1) // 2 * ranks**iterations)
+    wrong = torch.tensor([sum(int((tensor != sums).sum()) for tensor in tensors)])
+    p50 = torch.tensor([sorted(times[1:])[iterations // 2]], dtype=torch.float64)
+    dist.all_reduce(p50, op=dist.ReduceOp.MAX)
+    dist.all_reduce(wrong)
+    if rank == 0:
+        size = sum(size for size, _ in operations)
+        print(json.dumps({"bytes": size, "p50_us": p50.item(), "wrong": wrong.item()}), flush=True)
+
+
 def main():
     store, rank, ranks, collective, budget_us = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-    for pair in sys.argv[6:]:
-        measure(collective, rank, ranks, budget_us, *map(int, pair.split(":")))
+    pairs = [tuple(map(int, pair.split(":"))) for pair in sys.argv[6:]]
+    if collective == "recorded":
+        recorded(rank, pairs)
+    else:
+        for pair in pairs:
+            measure(collective, rank, ranks, budget_us, *pair)
     dist.barrier()
     dist.destroy_process_group()
 

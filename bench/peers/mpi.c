@@ -1,11 +1,17 @@
 /* One rank of MPI, or with CCL defined (as C++) of oneCCL over it: a collective of f32, out of place, checked and timed over sizes; rank 0
  * prints a line of JSON a size. Its time is the greatest of the ranks' medians of single operations.
  * Usage: mpi COLLECTIVE BUDGET_US BYTES:ITERATIONS... under mpirun. COLLECTIVE as harmonaize-perf names it, BYTES of the larger tensor,
- * ITERATIONS at most: at least three, and fewer than that where they would take longer than the budget. */
+ * ITERATIONS at most: at least three, and fewer than that where they would take longer than the budget. COLLECTIVE may be recorded:
+ * AllReduces of one iteration in place, each as BYTES:MICROSECOND of its beginning. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+#ifdef CCL
+#include <oneapi/ccl.hpp>
+#include <vector>
+#endif
 
 enum kind { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALLTOALL, BROADCAST, ALLTOALLV, SENDRECV, KINDS };
 /* Of ALLTOALLV: rank 0 gets so many times what each other rank gets. */
@@ -32,8 +38,6 @@ static void skew(int count)
 }
 
 #ifdef CCL
-#include <oneapi/ccl.hpp>
-#include <vector>
 static ccl::communicator *communicator;
 
 static void begin(void)
@@ -203,11 +207,81 @@ static void measure(int kind, double budget_us, long bytes, int iterations)
     free(output);
 }
 
+/* Three iterations, after one that is not timed: AllReduces at their times, until the last is done. */
+static void recorded(int count, char **operations)
+{
+    enum { ITERATIONS = 3 };
+    float **tensors = (float **)calloc((size_t)count, sizeof *tensors);
+    long *bytes = (long *)calloc((size_t)count, sizeof *bytes), *at = (long *)calloc((size_t)count, sizeof *at);
+    long all = 0, wrong = 0, all_wrong = 0;
+    double times[ITERATIONS], p50 = 0;
+    if (!tensors || !bytes || !at)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+    for (int i = 0; i < count; i++) {
+        if (sscanf(operations[i], "%ld:%ld", &bytes[i], &at[i]) != 2)
+            MPI_Abort(MPI_COMM_WORLD, 2);
+        all += bytes[i];
+        tensors[i] = room(bytes[i] / 4);
+        for (long j = 0; j < bytes[i] / 4; j++)
+            tensors[i][j] = (float)(rank + 1);
+    }
+#ifdef CCL
+    std::vector<ccl::event> under_way((size_t)count);
+#else
+    MPI_Request *under_way = (MPI_Request *)calloc((size_t)count, sizeof *under_way);
+    if (!under_way)
+        MPI_Abort(MPI_COMM_WORLD, 3);
+#endif
+    for (int iteration = -1; iteration < ITERATIONS; iteration++) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        double began = MPI_Wtime();
+        for (int i = 0; i < count; i++) {
+            double early = (double)at[i] - (MPI_Wtime() - began) * 1e6;
+            if (early >= 1)
+                usleep((useconds_t)early);
+#ifdef CCL
+            under_way[(size_t)i] = ccl::allreduce(tensors[i], tensors[i], (size_t)bytes[i] / 4, ccl::reduction::sum, *communicator);
+#else
+            MPI_Iallreduce(MPI_IN_PLACE, tensors[i], (int)(bytes[i] / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &under_way[i]);
+#endif
+        }
+#ifdef CCL
+        for (auto &operation : under_way)
+            operation.wait();
+#else
+        for (int i = 0; i < count; i++)
+            MPI_Wait(&under_way[i], MPI_STATUS_IGNORE);
+#endif
+        if (iteration >= 0)
+            times[iteration] = (MPI_Wtime() - began) * 1e6;
+    }
+    /* Sums of sums: each iteration but the first has as many times the one before's as there are ranks. */
+    float sums = (float)(ranks * (ranks + 1) / 2);
+    for (int i = 0; i < ITERATIONS; i++)
+        sums *= (float)ranks;
+    for (int i = 0; i < count; i++)
+        for (long j = 0; j < bytes[i] / 4; j++)
+            wrong += tensors[i][j] != sums;
+    qsort(times, ITERATIONS, sizeof *times, order);
+    MPI_Reduce(&times[ITERATIONS / 2], &p50, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+    MPI_Reduce(&wrong, &all_wrong, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
+    if (rank == 0) {
+        printf("{\"bytes\": %ld, \"p50_us\": %.3f, \"wrong\": %ld}\n", all, p50, all_wrong);
+        fflush(stdout);
+    }
+}
+
 int main(int argc, char **argv)
 {
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (argc > 3 && !strcmp(argv[1], "recorded")) {
+        begin();
+        recorded(argc - 3, argv + 3);
+        MPI_Finalize();
+        return 0;
+    }
     int kind = 0;
     while (kind < KINDS && (argc < 4 || strcmp(argv[1], names[kind])))
         kind++;

@@ -1,11 +1,12 @@
-//! A rank that times what frameworks call beside collectives: groups that form by split, an abort, and a rank that comes late.
+//! A rank that times what frameworks call beside collectives: groups that form by split, an abort, a rank that comes
+//! late; and recorded traffic.
 
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use harmonaize_bench::tenant::Seat;
-use harmonaize_client::{Client, Communicator, Dtype, Error, Operation, Rank, ReduceOp};
+use harmonaize_client::{Client, Communicator, Dtype, Error, Operation, Rank, ReduceOp, Tensor};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -43,6 +44,24 @@ enum Call {
         #[arg(long)]
         seconds: u64,
     },
+    /// AllReduces of f32 in place, each at its microsecond of an iteration, as a training has them
+    Recorded {
+        /// BYTES:MICROSECOND of each, in the order of their beginning
+        #[arg(required = true, value_parser = operation)]
+        operations: Vec<(u64, u64)>,
+    },
+}
+
+/// Iterations of recorded traffic that are timed, after one that is not.
+const ITERATIONS: u32 = 3;
+
+/// Reads BYTES:MICROSECOND.
+fn operation(text: &str) -> Result<(u64, u64), String> {
+    let read = || {
+        let (bytes, at) = text.split_once(':')?;
+        Some((bytes.parse().ok().filter(|bytes: &u64| bytes.is_multiple_of(4))?, at.parse().ok()?))
+    };
+    read().ok_or_else(|| format!("{text:?} is no BYTES:MICROSECOND of a tensor of f32"))
 }
 
 /// A rank of the job.
@@ -157,9 +176,53 @@ impl Member {
     }
 }
 
+impl Member {
+    /// Microseconds of an iteration: the greatest of the ranks' medians.
+    fn recorded(&self, operations: &[(u64, u64)]) -> Result<f64> {
+        let own = f32::from(u8::try_from(self.job.rank().0 + 1)?);
+        let room = |(bytes, _): &(u64, u64)| -> Result<Tensor> {
+            let tensor = self.client.tensor(Dtype::F32, bytes / 4)?;
+            tensor.write(0, &vec![own; usize::try_from(bytes / 4)?])?;
+            Ok(tensor)
+        };
+        let tensors = operations.iter().map(room).collect::<Result<Vec<_>>>()?;
+        let mut times = Vec::new();
+        for _ in 0..=ITERATIONS {
+            self.meet()?;
+            let begun = Instant::now();
+            let mut under_way = Vec::new();
+            for (tensor, (_, at)) in tensors.iter().zip(operations) {
+                std::thread::sleep(Duration::from_micros(*at).saturating_sub(begun.elapsed()));
+                under_way.push(self.job.all_reduce_in_place(tensor, ReduceOp::Sum)?);
+            }
+            for mut operation in under_way {
+                operation.wait(PATIENCE)?;
+            }
+            times.push(begun.elapsed().as_nanos() as u64);
+        }
+        // Sums of sums: each iteration but the first has as many times the one before's as there are ranks.
+        let ranks = self.job.ranks();
+        let expected = (ranks * (ranks + 1) / 2 * ranks.pow(ITERATIONS)) as f32;
+        for tensor in &tensors {
+            let mut found = vec![0.0_f32; usize::try_from(tensor.elements())?];
+            tensor.read(0, &mut found)?;
+            let wrong = found.iter().filter(|value| **value != expected).count();
+            ensure!(wrong == 0, "{wrong} elements of {} are not {expected}", found.len());
+        }
+        let timed = times.get_mut(1..).context("nothing was timed")?;
+        timed.sort_unstable();
+        let median = *timed.get(timed.len() / 2).context("nothing was timed")?;
+        Ok(self.reduced(&self.job, median, ReduceOp::Max)? as f64 / 1e3)
+    }
+}
+
 fn main() -> Result<()> {
     let Arguments { seat, call } = Arguments::parse();
-    let client = seat.attach(1 << 20)?;
+    let bytes = match &call {
+        Call::Recorded { operations } => operations.iter().map(|(bytes, _)| bytes).sum(),
+        _ => 0,
+    };
+    let client = seat.attach(bytes + (1 << 20))?;
     let (rank, ranks) = (u32::try_from(seat.rank)?, u32::try_from(seat.ranks)?);
     let job = client.join(&seat.name, Rank(rank), ranks, PATIENCE)?;
     let member = Member { client, job };
@@ -169,6 +232,9 @@ fn main() -> Result<()> {
         Call::Late { seconds } => {
             let (waited, after) = member.late(Duration::from_secs(seconds))?;
             json!({ "seconds": waited, "after": after })
+        }
+        Call::Recorded { operations } => {
+            json!({ "bytes": bytes, "p50_us": member.recorded(&operations)?, "wrong": 0 })
         }
     };
     if rank == 0 {

@@ -32,15 +32,34 @@ pub struct PeerRun<'a> {
     pub collective: &'a str,
     /// How many ranks.
     pub ranks: usize,
-    /// Bytes of a rank's larger tensor, each with its timed operations at most.
+    /// Bytes of a rank's larger tensor, each with its timed operations at most. Of [`RECORDED`] traffic the AllReduces of one iteration, with
+    /// the microseconds of the iteration at which each begins.
     pub sizes: &'a [(u64, u32)],
 }
+
+/// In place of a collective: AllReduces at their times. The figure is that of all of their bytes, from the first one's beginning to the
+/// last one's end.
+pub const RECORDED: &str = "recorded";
 
 impl PeerRun<'_> {
     /// The end of a program's command line.
     pub fn arguments(&self) -> Vec<String> {
-        let sizes = self.sizes.iter().map(|(bytes, iterations)| format!("{bytes}:{iterations}"));
-        [self.collective.to_owned(), BUDGET_US.to_string()].into_iter().chain(sizes).collect()
+        [self.collective.to_owned(), BUDGET_US.to_string()].into_iter().chain(self.operations()).collect()
+    }
+
+    /// The sizes as arguments.
+    pub fn operations(&self) -> Vec<String> {
+        self.sizes.iter().map(|(bytes, number)| format!("{bytes}:{number}")).collect()
+    }
+
+    /// Whether it is recorded traffic.
+    pub fn is_recorded(&self) -> bool {
+        self.collective == RECORDED
+    }
+
+    /// How many figures come of it.
+    pub fn figures(&self) -> usize {
+        if self.is_recorded() { 1 } else { self.sizes.len() }
     }
 }
 

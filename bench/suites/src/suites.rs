@@ -46,7 +46,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "sweep",
         rooms: AGENTS,
-        about: "Sizes swept over each collective, beside Open MPI, MPICH, Intel MPI, oneCCL and Gloo: one host, and four namespaces",
+        about: "Sizes swept over each collective, beside Open MPI, MPICH, Intel MPI, oneCCL and Gloo: one host, and four namespaces; recorded trainings, of HARMONAIZE_MINA",
         parts: |_| sweep::parts(),
         run: Run::Built(|request, binaries, stop| sweep::run(&request, &binaries, &stop)),
     },

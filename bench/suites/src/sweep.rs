@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 mod contestant;
 mod nodes;
 mod page;
+mod recorded;
 
 use contestant::{Contestant, Peers};
 use nodes::Nodes;
@@ -94,7 +95,7 @@ const SITES: [(&str, Site); 3] =
 
 /// The parts' names.
 pub fn parts() -> Vec<&'static str> {
-    SITES.iter().map(|(name, _)| *name).collect()
+    SITES.iter().map(|(name, _)| *name).chain([recorded::PART]).collect()
 }
 
 impl Site {
@@ -215,9 +216,7 @@ impl Setting {
 
     /// The peer with the least median.
     fn best(&self, bytes: u64) -> Option<&Entry> {
-        let peers = self.entries.iter().filter(|entry| entry.is_peer());
-        let timed = peers.filter_map(|entry| Some((entry, entry.median(bytes)?)));
-        timed.min_by(|one, other| one.1.total_cmp(&other.1)).map(|(entry, _)| entry)
+        best(&self.entries, bytes)
     }
 
     /// A row for each size against the best peer, one for each limit that has a bar or is a relay, and one for each contestant that failed.
@@ -245,14 +244,25 @@ impl Setting {
                 }
             }
         }
-        let failed = self.entries.iter().filter_map(|entry| Some((entry, entry.failed.as_ref()?)));
-        rows.extend(failed.map(|(entry, why)| {
-            Case::more("sweep", format!("{}: it runs", self.title()), 1.0)
-                .of(0, self.ranks)
-                .missing(&entry.name, why)
-        }));
+        rows.extend(failures(&self.title(), self.ranks, &self.entries));
         rows
     }
+}
+
+/// The peer with the least median.
+fn best(entries: &[Entry], bytes: u64) -> Option<&Entry> {
+    let timed = entries.iter().filter(|entry| entry.is_peer());
+    let timed = timed.filter_map(|entry| Some((entry, entry.median(bytes)?)));
+    timed.min_by(|one, other| one.1.total_cmp(&other.1)).map(|(entry, _)| entry)
+}
+
+/// A row for each contestant that failed.
+fn failures(title: &str, ranks: usize, entries: &[Entry]) -> Vec<Row> {
+    let failed = entries.iter().filter_map(|entry| Some((entry, entry.failed.as_ref()?)));
+    let row = |(entry, why): (&Entry, &String)| {
+        Case::more("sweep", format!("{title}: it runs"), 1.0).of(0, ranks).missing(&entry.name, why)
+    };
+    failed.map(row).collect()
 }
 
 /// How much is measured.
@@ -299,10 +309,8 @@ pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Re
     let peers = Peers::prepare(request.consent);
     let mut settings = Vec::new();
     let mut outcome = Outcome::default();
-    for (name, site) in SITES {
-        if !request.only.is_empty() && !request.only.iter().any(|only| only == name) {
-            continue;
-        }
+    let wanted = |name: &str| request.only.is_empty() || request.only.iter().any(|only| only == name);
+    for (name, site) in SITES.into_iter().filter(|(name, _)| wanted(name)) {
         let mut sweep = Sweep { budget: &budget, peers: &peers, folder: &folder, settings: &mut settings };
         if let Err(error) = sweep.site(site, binaries, stop) {
             eprintln!("error: {name}: {error:#}");
@@ -313,7 +321,66 @@ pub fn run(request: &Request, binaries: &Binaries, stop: &Arc<AtomicBool>) -> Re
         }
     }
     outcome.rows = settings.iter().flat_map(Setting::rows).collect();
+    if wanted(recorded::PART) && !stop.load(Ordering::Relaxed) {
+        match recorded::measure(request, &peers, binaries, stop) {
+            Ok(rows) => outcome.rows.extend(rows),
+            Err(error) => outcome.problems.push(format!("{}: {error:#}", recorded::PART)),
+        }
+    }
     Ok(outcome)
+}
+
+/// What all contestants of a setting run in turn.
+struct Contest<'a> {
+    collective: &'a Collective,
+    /// The place of each rank.
+    hosts: &'a [usize],
+    /// What [`crate::peers::PeerRun`] has.
+    sizes: &'a [(u64, u32)],
+    rounds: usize,
+}
+
+impl Contest<'_> {
+    /// Runs the contestants in turn; their figures, or why there are none, go into the entries.
+    fn run(
+        &self,
+        contestants: &[Result<Contestant, String>],
+        entries: &mut [Entry],
+        lab: &mut Lab,
+        nodes: &Nodes,
+    ) -> Result<()> {
+        let mut order = Vec::new();
+        interleave(self.rounds, contestants.len(), |which| {
+            order.push(which);
+            Ok(())
+        })?;
+        for which in order {
+            let (Some(contestant), Some(entry)) = (contestants.get(which), entries.get_mut(which)) else {
+                continue;
+            };
+            if entry.failed.is_some() {
+                continue;
+            }
+            let taken = match contestant {
+                Ok(contestant) => contestant.run(self.collective, self.hosts, self.sizes, lab, nodes),
+                Err(why) => Err(anyhow::anyhow!("{why}")),
+            };
+            // An interruption, or an agent that has ended, is nobody else's failure.
+            lab.check()?;
+            match taken {
+                Ok(times) => {
+                    let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
+                    eprintln!("  {}: {} us", entry.name, shown.join(" "));
+                    entry.rounds.push(times);
+                }
+                Err(error) => {
+                    eprintln!("  FAILED: {}: {error:#}", entry.name);
+                    entry.failed = Some(format!("{error:#}"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One run of the suite.
@@ -355,37 +422,8 @@ impl Sweep<'_> {
         let hosts: Vec<usize> = (0..ranks).map(|rank| if site == Site::Host { 0 } else { rank }).collect();
         let efforts: Vec<(u64, u32)> = setting.sizes.iter().map(|size| (*size, iterations(*size))).collect();
         eprintln!("{}", setting.title());
-        let mut order = Vec::new();
-        interleave(self.budget.rounds, contestants.len(), |which| {
-            order.push(which);
-            Ok(())
-        })?;
-        for which in order {
-            let (Some(contestant), Some(entry)) = (contestants.get(which), setting.entries.get_mut(which))
-            else {
-                continue;
-            };
-            if entry.failed.is_some() {
-                continue;
-            }
-            let taken = match contestant {
-                Ok(contestant) => contestant.run(collective, &hosts, &efforts, lab, nodes),
-                Err(why) => Err(anyhow::anyhow!("{why}")),
-            };
-            // An interruption, or an agent that has ended, is nobody else's failure.
-            lab.check()?;
-            match taken {
-                Ok(times) => {
-                    let shown: Vec<String> = times.values().map(|time| format!("{time:.0}")).collect();
-                    eprintln!("  {}: {} us", entry.name, shown.join(" "));
-                    entry.rounds.push(times);
-                }
-                Err(error) => {
-                    eprintln!("  FAILED: {}: {error:#}", entry.name);
-                    entry.failed = Some(format!("{error:#}"));
-                }
-            }
-        }
+        let contest = Contest { collective, hosts: &hosts, sizes: &efforts, rounds: self.budget.rounds };
+        contest.run(&contestants, &mut setting.entries, lab, nodes)?;
         Ok(setting)
     }
 

@@ -108,10 +108,15 @@ impl Contestant {
     ) -> Result<BTreeMap<u64, f64>> {
         let run = PeerRun { collective: collective.name, ranks: hosts.len(), sizes };
         match self {
+            Self::Ours if run.is_recorded() => {
+                let arguments = [&["recorded".to_owned()][..], &run.operations()].concat();
+                let figures: Vec<Figure> = lab.figures("calls", hosts, &arguments, LIMIT)?;
+                Ok(figures.into_iter().map(|figure| (figure.bytes, figure.p50_us)).collect())
+            }
             Self::Ours => ours(&run, hosts, lab),
             Self::Mpi(library, yields) => {
                 let command = library.command(&run, *yields, nodes.apart().as_ref());
-                finish(lab, vec![start(lab, nodes, 0, "peer", &command)?], sizes.len())
+                finish(lab, vec![start(lab, nodes, 0, "peer", &command)?], run.figures())
             }
             Self::Gloo(gloo) => {
                 // A file that all ranks see, wherever they are.
@@ -123,7 +128,7 @@ impl Contestant {
                     start(lab, nodes, *host, &format!("gloo-{rank}"), &command)
                 };
                 let ranks = hosts.iter().enumerate().map(rank).collect::<Result<_>>()?;
-                finish(lab, ranks, sizes.len())
+                finish(lab, ranks, run.figures())
             }
             Self::Relay => {
                 let mut command = Command::new(lab.program("relay"));
