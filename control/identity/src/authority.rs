@@ -4,8 +4,8 @@ use crate::folder::read;
 use crate::{Error, Folder};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
-    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
-    SerialNumber,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData,
+    RevokedCertParams, SanType, SerialNumber,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};
@@ -16,6 +16,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use time::{Duration, OffsetDateTime};
 use webpki::{BorrowedCertRevocationList, EndEntityCert, KeyUsage};
+use x509_parser::parse_x509_certificate;
 
 /// How long an authority is trusted.
 const AUTHORITY_AGE: Duration = Duration::days(3650);
@@ -38,7 +39,9 @@ pub enum Use {
 /// An authority, with its key.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    certificate: String,
+    own: CertificateDer<'static>,
+    /// Who trusts it trusts these: its own, and perhaps those of others.
+    trusted: String,
     key: String,
 }
 
@@ -50,10 +53,12 @@ impl Authority {
     pub fn create() -> Result<Self, Error> {
         let made = || {
             let key = KeyPair::generate()?;
-            let params = authority_params()?;
-            let certificate = params.self_signed(&key)?.pem();
-            let text = key.serialize_pem();
-            Ok(Self { issuer: Issuer::new(params, key), certificate, key: text })
+            // Lists of revoked certificates go by their authority's name, and so each has another.
+            let end = key.der_bytes().last_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+            let params = authority_params(&format!("harmonaize authority {end:016x}"));
+            let certificate = params.self_signed(&key)?;
+            let (own, trusted, text) = (certificate.der().clone(), certificate.pem(), key.serialize_pem());
+            Ok(Self { issuer: Issuer::new(params, key), own, trusted, key: text })
         };
         made().map_err(|error| cannot(Path::new("authority"), &error))
     }
@@ -68,10 +73,12 @@ impl Authority {
             String::from_utf8(bytes).map_err(|_| Error::Content { path, why: "this is no PEM".to_owned() })
         };
         let key = text(folder.join("ca.key"))?;
-        let certificate = text(folder.join("ca.crt"))?;
-        let issuer = KeyPair::from_pem(&key).and_then(|pair| Ok(Issuer::new(authority_params()?, pair)));
-        let issuer = issuer.map_err(|error| cannot(&folder.join("ca.key"), &error))?;
-        Ok(Self { issuer, certificate, key })
+        let trusted = text(folder.join("ca.crt"))?;
+        let pair = KeyPair::from_pem(&key).map_err(|error| cannot(&folder.join("ca.key"), &error))?;
+        let none =
+            || Error::Content { path: folder.join("ca.crt"), why: "no certificate is of ca.key".into() };
+        let (own, name) = own(&trusted, &pair).ok_or_else(none)?;
+        Ok(Self { issuer: Issuer::new(authority_params(&name), pair), own, trusted, key })
     }
 
     /// Writes `ca.crt` and `ca.key` into a folder, which is made.
@@ -80,7 +87,7 @@ impl Authority {
     /// If one cannot be written.
     pub fn save(&self, folder: &Path) -> Result<(), Error> {
         write(&folder.join("ca.key"), &self.key, 0o600)?;
-        write(&folder.join("ca.crt"), &self.certificate, 0o644)
+        write(&folder.join("ca.crt"), &self.trusted, 0o644)
     }
 
     /// Makes a certificate with a DNS name, and its key.
@@ -111,7 +118,7 @@ impl Authority {
             Ok((certificate.pem(), key.serialize_pem()))
         };
         let (certificate, key) = made().map_err(|error| cannot(Path::new(name), &error))?;
-        Ok(Issued { authorities: self.certificate.clone(), certificate, key })
+        Ok(Issued { authorities: self.trusted.clone(), certificate, key })
     }
 }
 
@@ -153,9 +160,9 @@ impl Authority {
         let content = |why: String| Error::Content { path: path.to_owned(), why };
         let parse =
             |bytes: &[u8]| CertificateDer::from_pem_slice(bytes).map_err(|error| content(error.to_string()));
-        let (own, other) = (parse(self.certificate.as_bytes())?, parse(&read(path)?)?);
+        let other = parse(&read(path)?)?;
         let checked = || {
-            let anchor = webpki::anchor_from_trusted_cert(&own)?;
+            let anchor = webpki::anchor_from_trusted_cert(&self.own)?;
             let certificate = EndEntityCert::try_from(&other)?;
             let usage = KeyUsage::client_auth();
             let algorithms = webpki::ALL_VERIFICATION_ALGS;
@@ -231,12 +238,24 @@ impl std::fmt::Debug for Authority {
 }
 
 /// The same at each start, so that what a reopened authority signs names the same signer.
-fn authority_params() -> Result<CertificateParams, rcgen::Error> {
+fn authority_params(name: &str) -> CertificateParams {
     let mut params = dated(AUTHORITY_AGE);
-    params.distinguished_name = named("harmonaize authority");
+    params.distinguished_name = named(name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    Ok(params)
+    params
+}
+
+/// Of the certificates in a PEM text the one of this key, and the name in it.
+fn own(text: &str, key: &KeyPair) -> Option<(CertificateDer<'static>, String)> {
+    let name = |der: &CertificateDer<'_>| {
+        let (_, certificate) = parse_x509_certificate(der).ok()?;
+        let same = *certificate.public_key().subject_public_key.data == *key.der_bytes();
+        let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
+        same.then(|| name.to_owned())
+    };
+    let mut all = CertificateDer::pem_slice_iter(text.as_bytes()).flatten();
+    all.find_map(|der| name(&der).map(|name| (der, name)))
 }
 
 fn dated(age: Duration) -> CertificateParams {

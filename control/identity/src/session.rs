@@ -51,6 +51,8 @@ pub struct Peer {
     pub identity: Identity,
     /// From where.
     pub address: SocketAddr,
+    /// The serial number of its certificate, in hexadecimal digits; empty where it has shown none.
+    pub serial: String,
     /// The most connections that it may have, if this is one too many: whatever is asked through it is to be refused.
     pub surplus_of: Option<usize>,
 }
@@ -224,18 +226,18 @@ async fn shake_hands(
     address: SocketAddr,
 ) -> io::Result<Connection> {
     stream.set_nodelay(true)?;
-    let peer = |identity| Peer { identity, address, surplus_of: None };
+    let peer = |identity, serial| Peer { identity, address, serial, surplus_of: None };
     let Some(acceptor) = acceptor else {
         // Who says nothing has no connection yet.
         stream.peek(&mut [0]).await?;
-        let (stream, peer) = (Stream::Plain(stream), peer(Identity::Local));
+        let (stream, peer) = (Stream::Plain(stream), peer(Identity::Local, String::new()));
         return Ok(Connection { stream, peer, place: None, certificate: None });
     };
     let stream = acceptor.current().accept(stream).await?;
     let (_, session) = stream.get_ref();
     let chain = session.peer_certificates().unwrap_or_default();
     let none = || io::Error::new(io::ErrorKind::InvalidData, "no certificate");
-    let identity = identity(chain.first().ok_or_else(none)?)?;
+    let (identity, serial) = identity(chain.first().ok_or_else(none)?)?;
     // Those serve, and connect with etcd alone.
     if let Some(name) = [CONTROL, ETCD].into_iter().find(|name| identity.may_be_host(name)) {
         let text = format!("the certificate of `{name}` is nobody's who connects here");
@@ -243,14 +245,14 @@ async fn shake_hands(
     }
     let chain = chain.iter().cloned().map(CertificateDer::into_owned).collect();
     let certificate = Some(acceptor.watch(chain));
-    let (stream, peer) = (Stream::Tls(Box::new(stream)), peer(identity));
+    let (stream, peer) = (Stream::Tls(Box::new(stream)), peer(identity, serial));
     Ok(Connection { stream, peer, place: None, certificate })
 }
 
 impl Connection {
     /// A connection within this process, with somebody of this machine who is said to be at an address: for simulations.
     pub fn in_memory(stream: DuplexStream, address: SocketAddr) -> Self {
-        let peer = Peer { identity: Identity::Local, address, surplus_of: None };
+        let peer = Peer { identity: Identity::Local, address, serial: String::new(), surplus_of: None };
         Self { stream: Stream::Memory(stream), peer, place: None, certificate: None }
     }
 
@@ -268,10 +270,12 @@ impl Connection {
     }
 }
 
-fn identity(certificate: &CertificateDer<'_>) -> io::Result<Identity> {
+/// Whose a certificate is, and its serial number.
+fn identity(certificate: &CertificateDer<'_>) -> io::Result<(Identity, String)> {
     let parsed = webpki::EndEntityCert::try_from(certificate);
     let parsed = parsed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    Ok(Identity::new(parsed.valid_dns_names(), parsed.valid_uri_names()))
+    let serial = parsed.serial().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok((Identity::new(parsed.valid_dns_names(), parsed.valid_uri_names()), serial))
 }
 
 /// How each file was when it was read.
@@ -326,8 +330,9 @@ impl Acceptor {
             let Some(shown) = shown.upgrade() else { return false };
             let Some((own, between)) = shown.chain.split_first() else { return false };
             let Err(error) = verifier.verify_client_cert(own, between, now) else { return true };
-            let who = identity(own).map_or_else(|_| "nobody".to_owned(), |identity| identity.to_string());
-            tracing::warn!(target: "audit", who, %error, "a connection ends with its certificate");
+            let (who, serial) =
+                identity(own).map_or_else(|_| Default::default(), |(who, serial)| (who.to_string(), serial));
+            tracing::warn!(target: "audit", who, serial, %error, "a connection ends with its certificate");
             shown.revoke();
             false
         });

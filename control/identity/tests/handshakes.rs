@@ -91,7 +91,10 @@ async fn new_certificates_count_from_the_next_connection() {
     let control = issued(&old, CONTROL, Use::Control, folder.path());
     let (address, mut incoming) = listen(&control).await;
     let host = issued(&old, "h0", Use::Session, folder.path());
-    assert!(seen(&host, address, &mut incoming).await.is_some(), "before");
+    let before = seen(&host, address, &mut incoming).await.expect("before").serial;
+    let host = issued(&old, "h0", Use::Session, folder.path());
+    let renewed = seen(&host, address, &mut incoming).await.expect("another of the same").serial;
+    assert!(!before.is_empty() && renewed != before, "{before} {renewed}");
     // A broken file changes nothing.
     std::fs::write(folder.path().join("control/tls.crt"), "nothing").unwrap();
     assert!(seen(&host, address, &mut incoming).await.is_some(), "by those before");
@@ -99,6 +102,27 @@ async fn new_certificates_count_from_the_next_connection() {
     assert!(seen(&host, address, &mut incoming).await.is_none(), "the old authority is not trusted");
     let host = issued(&new, "h0", Use::Session, folder.path());
     assert!(seen(&host, address, &mut incoming).await.is_some(), "after");
+}
+
+#[tokio::test]
+async fn an_authoritys_list_is_not_anothers() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| Folder(folder.path().join(name));
+    Authority::create().unwrap().save(&at("old").0).unwrap();
+    let (old, new) = (Authority::open(&at("old").0).unwrap(), Authority::create().unwrap());
+    let control = issued(&old, CONTROL, Use::Control, folder.path());
+    let [alice, bob] = ["alice", "bob"].map(|name| issued(&old, name, Use::Session, folder.path()));
+    let carol = issued(&new, "carol", Use::Session, folder.path());
+    let both: String =
+        ["bob", "carol"].map(|name| std::fs::read_to_string(at(name).authorities()).unwrap()).concat();
+    for name in [CONTROL, "alice", "bob", "carol"] {
+        std::fs::write(at(name).authorities(), &both).unwrap();
+    }
+    old.revoke(&at(CONTROL).revoked(), &[at("alice").certificate()]).unwrap();
+    let (address, mut incoming) = listen(&control).await;
+    assert!(seen(&alice, address, &mut incoming).await.is_none(), "revoked");
+    assert!(seen(&bob, address, &mut incoming).await.is_some(), "by the authority that has a list");
+    assert!(seen(&carol, address, &mut incoming).await.is_some(), "by the other one");
 }
 
 #[tokio::test]
@@ -175,6 +199,15 @@ async fn a_reopened_authority_signs_for_the_same() {
     let host = issued(&open(), "h0", Use::Session, folder.path());
     let (address, mut incoming) = listen(&control).await;
     assert!(seen(&host, address, &mut incoming).await.is_some());
+    // Also where another one is trusted beside it.
+    let own = std::fs::read_to_string(folder.path().join("ca.crt")).unwrap();
+    Authority::create().unwrap().save(&folder.path().join("other")).unwrap();
+    let other = std::fs::read_to_string(folder.path().join("other/ca.crt")).unwrap();
+    std::fs::write(folder.path().join("ca.crt"), other.clone() + &own).unwrap();
+    let host = issued(&open(), "h0", Use::Session, folder.path());
+    assert!(seen(&host, address, &mut incoming).await.is_some());
+    std::fs::write(folder.path().join("ca.crt"), other).unwrap();
+    assert!(Authority::open(folder.path()).unwrap_err().to_string().contains("no certificate is of ca.key"));
     std::fs::write(folder.path().join("ca.key"), "no key").unwrap();
     assert!(Authority::open(folder.path()).unwrap_err().to_string().contains("ca.key"));
 }

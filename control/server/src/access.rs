@@ -199,13 +199,16 @@ impl Speaker {
 
     /// Whether an agent may say this.
     pub(crate) fn admit(&mut self, access: &Access, message: &v1::FromAgent) -> Verdict {
-        let Peer { identity, address, .. } = &self.peer;
+        let Peer { identity, address, serial, .. } = &self.peer;
         match &message.message {
             Some(from_agent::Message::Hello(hello)) => {
                 if !identity.may_be_host(&hello.host) {
                     let why = format!("the certificate is of {identity}, and not of {}", hello.host);
                     tracing::warn!(target: "audit", who = %identity, from = %address, host = hello.host, "session refused");
                     return Verdict::End(Status::permission_denied(why));
+                }
+                if !serial.is_empty() {
+                    tracing::info!(who = %identity, from = %address, serial, "session with a certificate");
                 }
                 self.host = Some(hello.host.clone());
                 Verdict::Pass
