@@ -1,13 +1,17 @@
-//! The way to control fails, or control: operations go on, and hosts that die are noticed by their peers all the same.
+//! The way to control fails, or control, or certificates change: operations go on, and hosts that die are noticed by their peers all the
+//! same.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)] // tests alone
 
 use harmonaize_client::{Client, Error, JoinRefusal, Rank, Status};
+use harmonaize_identity::{Authority, write_file};
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_tests::job::{deploy, options, run, sockets};
 use harmonaize_tests::load::{forms_anew, in_phase, noticed_soon, under_load};
 use harmonaize_tests::{STEP, star};
+use std::collections::BTreeSet;
+use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_cut_way_to_control_disturbs_no_operation() {
@@ -68,6 +72,88 @@ fn a_restored_store_disturbs_no_operation() {
         deployment.start_control().unwrap();
         deployment.wait_until_ready().unwrap();
         in_phase(&mut deployment, "running");
+        load.goes_on();
+        forms_anew(&deployment, "new");
+    });
+}
+
+/// Waits until each agent has had sessions with so many certificates, by what control saw of them, and is connected.
+fn sessions_with(deployment: &mut Deployment, certificates: usize) {
+    let log = deployment.control().unwrap().log().to_owned();
+    let count = |host: &str| {
+        let text = fs::read_to_string(&log)?;
+        let opened =
+            text.lines().filter(|line| line.contains(&format!("session with a certificate who={host} ")));
+        let serials = opened.filter_map(|line| line.split("serial=").nth(1)).collect::<BTreeSet<_>>();
+        anyhow::Ok(serials.len())
+    };
+    let wrong = format!("not each agent has shown {certificates} certificates");
+    let all = |this: &Deployment| {
+        let counts: Result<Vec<_>, _> = this.hosts().iter().map(|host| count(&host.name)).collect();
+        Ok(counts?.iter().all(|count| *count == certificates).then_some(()))
+    };
+    deployment.wait_until(&wrong, all).unwrap();
+    deployment.wait_until_ready().unwrap();
+    in_phase(deployment, "running");
+}
+
+/// Everybody gets a new certificate of the same authority, and the one before is revoked; then one of another authority, and the one
+/// before is trusted no more. So whoever has a session afterwards has shown the new one, and control too.
+#[test]
+fn new_certificates_and_authorities_disturb_no_operation() {
+    let Some(mut deployment) = deploy(&star(2, "1Gbit/s"), noticed_soon) else { return };
+    let everybody = deployment.identities();
+    under_load(&sockets(&deployment, "a"), |load| {
+        load.goes_on();
+        sessions_with(&mut deployment, 1);
+        let before = tempfile::tempdir().unwrap();
+        let mut revoked = Vec::new();
+        for (number, folder) in everybody.iter().enumerate() {
+            let copies = ["crt", "key"].map(|kind| before.path().join(format!("{number}.{kind}")));
+            fs::copy(folder.certificate(), &copies[0]).unwrap();
+            fs::copy(folder.key(), &copies[1]).unwrap();
+            revoked.push(copies[0].clone());
+        }
+        deployment.certify(deployment.authority()).unwrap();
+        load.goes_on();
+        for folder in &everybody {
+            deployment.authority().revoke(&folder.revoked(), &revoked).unwrap();
+        }
+        sessions_with(&mut deployment, 2);
+        load.goes_on();
+
+        // An agent with the certificate from before is not let in, until it finds another.
+        let (host, agent) = (deployment.hosts()[1].name.clone(), everybody[3].clone());
+        let files = [(agent.certificate(), "3.crt"), (agent.key(), "3.key")];
+        let good = files.clone().map(|(path, _)| fs::read(path).unwrap());
+        for (path, copy) in &files {
+            write_file(path, &fs::read(before.path().join(copy)).unwrap(), 0o600).unwrap();
+        }
+        deployment.fabric().set_management(&host, false).unwrap();
+        in_phase(&mut deployment, "recovering");
+        deployment.fabric().set_management(&host, true).unwrap();
+        let refused = |this: &str| this.contains("handshake refused") && this.contains("Revoked");
+        deployment.control().unwrap().line_by(Instant::now() + STEP, refused).unwrap();
+        load.goes_on();
+        for ((path, _), good) in files.iter().zip(good) {
+            write_file(path, &good, 0o600).unwrap();
+        }
+        sessions_with(&mut deployment, 2);
+
+        // Another authority: both are trusted, all have its certificates, and then the first one goes.
+        let (next, roots) = (Authority::create().unwrap(), tempfile::tempdir().unwrap());
+        next.save(roots.path()).unwrap();
+        let root = fs::read_to_string(roots.path().join("ca.crt")).unwrap();
+        for folder in &everybody {
+            let both = fs::read_to_string(folder.authorities()).unwrap() + &root;
+            write_file(&folder.authorities(), both.as_bytes(), 0o644).unwrap();
+        }
+        deployment.certify(&next).unwrap();
+        load.goes_on();
+        for folder in &everybody {
+            write_file(&folder.authorities(), root.as_bytes(), 0o644).unwrap();
+        }
+        sessions_with(&mut deployment, 3);
         load.goes_on();
         forms_anew(&deployment, "new");
     });

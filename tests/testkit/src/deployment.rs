@@ -5,7 +5,7 @@ use crate::fabric::{Fabric, Host, make_folder};
 use crate::process::Process;
 use crate::workspace::{self, Binaries};
 use anyhow::{Context, Result, bail, ensure};
-use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use};
+use harmonaize_identity::{Authority, CONTROL, ETCD, Folder, Use, write_file};
 use harmonaize_plan::Algorithm;
 use serde_json::Value;
 use std::io::Write;
@@ -102,6 +102,7 @@ pub struct Deployment {
     control: Option<Process>,
     replicas: Vec<Replica>,
     setup: Setup,
+    authority: Authority,
     fabric: Fabric,
 }
 
@@ -173,13 +174,15 @@ fn stepping_clock() -> Result<PathBuf> {
 impl Deployment {
     /// Starts control and the agents, and waits until control listens and each tenant's socket is there.
     pub fn start(fabric: Fabric, setup: Setup) -> Result<Self> {
-        certify(&fabric, &setup)?;
+        let authority = Authority::create()?;
+        certify(&fabric, &setup, &authority)?;
         let mut deployment = Self {
             agents: Vec::new(),
             aggregators: Vec::new(),
             control: None,
             replicas: Vec::new(),
             setup,
+            authority,
             fabric,
         };
         if deployment.setup.replicated {
@@ -456,6 +459,26 @@ impl Deployment {
         self.controls().into_iter().map(|address| SocketAddr::from((address, port)).to_string()).collect()
     }
 
+    /// Who has signed the certificates that everybody got at the start.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Gives everybody a certificate of this authority in place of the one before; whom anybody trusts stays.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn certify(&self, authority: &Authority) -> Result<()> {
+        certify(&self.fabric, &self.setup, authority)
+    }
+
+    /// Where an operator, control and the agents have their certificates, the agents in the order of their hosts.
+    pub fn identities(&self) -> Vec<Folder> {
+        let [operator, control] = [self.operator(), tls(&control_folder(&self.fabric))];
+        let agents = self.hosts().iter().map(|host| tls(&host.folder));
+        [operator, control].into_iter().chain(agents).map(Folder).collect()
+    }
+
     /// The folder with the certificate of an operator who may do everything.
     pub fn operator(&self) -> PathBuf {
         tls(&control_folder(&self.fabric)).with_file_name(OPERATOR)
@@ -590,20 +613,27 @@ fn tls(folder: &Path) -> PathBuf {
     folder.join("tls")
 }
 
-/// Makes an authority that lives as long as this call, and a certificate for everything that talks to control.
-fn certify(fabric: &Fabric, setup: &Setup) -> Result<()> {
-    let authority = Authority::create()?;
+/// Makes a certificate for everything that talks to control. Who trusts somebody already goes on trusting him alone.
+fn certify(fabric: &Fabric, setup: &Setup, authority: &Authority) -> Result<()> {
+    let give = |name: &str, purpose, folder: PathBuf| -> Result<()> {
+        let folder = Folder(folder);
+        for (path, text, mode) in authority.issue(name, purpose)?.files(&folder) {
+            if path != folder.authorities() || !path.exists() {
+                write_file(&path, text.as_bytes(), mode)?;
+            }
+        }
+        Ok(())
+    };
     let control = tls(&control_folder(fabric));
-    authority.issue(OPERATOR, Use::Session)?.write(&Folder(control.with_file_name(OPERATOR)))?;
-    authority.issue(CONTROL, Use::Control)?.write(&Folder(control))?;
+    give(OPERATOR, Use::Session, control.with_file_name(OPERATOR))?;
+    give(CONTROL, Use::Control, control)?;
     for machine in fabric.hosts().iter().chain(fabric.aggregators()) {
-        authority.issue(&machine.name, Use::Session)?.write(&Folder(tls(&machine.folder)))?;
+        give(&machine.name, Use::Session, tls(&machine.folder))?;
     }
     if setup.replicated {
         for host in fabric.hosts().iter().rev().take(setup.unmanaged_hosts) {
-            authority.issue(CONTROL, Use::Control)?.write(&Folder(tls(&host.folder.join("control"))))?;
-            let etcd = authority.issue(ETCD, Use::Etcd(host.management.into()))?;
-            etcd.write(&Folder(tls(&host.folder.join("etcd"))))?;
+            give(CONTROL, Use::Control, tls(&host.folder.join("control")))?;
+            give(ETCD, Use::Etcd(host.management.into()), tls(&host.folder.join("etcd")))?;
         }
     }
     Ok(())
