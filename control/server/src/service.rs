@@ -2,6 +2,8 @@
 
 #[cfg(feature = "testing")]
 mod simulated;
+#[cfg(test)]
+mod tests;
 
 use crate::access::{Caller, Current, Role, Speaker, Verdict, peer};
 use crate::actor::{Actor, Command, Downstream, SESSION_QUEUE, realtime};
@@ -38,6 +40,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 #[cfg(feature = "testing")]
@@ -649,7 +652,7 @@ impl Admission {
 
 /// Carries a stream's messages to the actor until either of the two ends it.
 async fn read(
-    mut upstream: Streaming<FromAgent>,
+    mut upstream: impl Stream<Item = Result<FromAgent, Status>> + Unpin,
     session: SessionId,
     mut admission: Admission,
     commands: mpsc::Sender<Command>,
@@ -658,12 +661,12 @@ async fn read(
 ) {
     let (mut patience, mut said, begun) = (hello_timeout, Gcra::default(), Instant::now());
     loop {
-        let next = tokio::time::timeout(patience, upstream.message());
+        let next = tokio::time::timeout(patience, upstream.next());
         let message = tokio::select! {
             next = next => match next {
-                Ok(Ok(Some(message))) => message,
-                Ok(Ok(None)) => break,
-                Ok(Err(error)) => {
+                Ok(Some(Ok(message))) => message,
+                Ok(None) => break,
+                Ok(Some(Err(error))) => {
                     tracing::debug!(session = session.0, %error, "stream broke");
                     break;
                 }
