@@ -4,7 +4,7 @@
 
 use harmonaize_testkit::deployment::{Deployment, Setup};
 use harmonaize_testkit::etcd;
-use harmonaize_tests::job::{deploy, sockets};
+use harmonaize_tests::job::{deploy, joined, sockets};
 use harmonaize_tests::load::{forms_anew, in_phase, noticed_soon, under_load};
 use harmonaize_tests::star;
 use rustix::process::Signal;
@@ -195,6 +195,30 @@ fn a_follower_answers_what_is_stored_and_changes_nothing() {
     };
     assert!(asked(&["tenants"]).unwrap().contains('c'));
     assert!(asked(&["topology"]).unwrap().contains("h0"));
+    let ranks = joined(&sockets(&deployment, "a"), "kept");
+    let fields = ["tenant", "name", "epoch", "order", "predicted_ns", "slowdown_ppm", "share_bps", "reason"];
+    let plan = |said: String| {
+        let reply: serde_json::Value = serde_json::from_str(&said).unwrap();
+        let plan = &reply["plans"][0];
+        (plan["name"] == "kept").then(|| fields.map(|field| plan[field].clone()))
+    };
+    // It is written a moment after the leader has it.
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let here = asked(&["plans", "--json"]).unwrap();
+        let [stored, leaders] =
+            [here.clone(), deployment.harmonaize(&["plans", "--json"]).unwrap()].map(plan);
+        if stored.is_some() && stored == leaders {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{here}, and not {leaders:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy");
+    asked(&["backup", copy.to_str().unwrap()]).unwrap();
+    let copy = std::fs::read(copy).unwrap();
+    assert!(copy.windows(4).any(|bytes| bytes == b"kept"), "{} bytes without the communicator", copy.len());
+    drop(ranks);
     let refused = asked(&["tenants", "add", "d"]).unwrap_err().to_string();
     assert!(refused.contains("this control follows the one at"), "{refused}");
     assert_eq!(known(&deployment), ["a", "b", "c"].map(str::to_owned).into());

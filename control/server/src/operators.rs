@@ -4,7 +4,7 @@ use crate::access::{Current, Role};
 use crate::actor::{Command, Refusal, realtime};
 use crate::leader::Commands;
 use crate::relay::{Relay, Replies};
-use crate::state::{Controller, Instruction, InstructionError, Settings};
+use crate::state::{Controller, Instruction, InstructionError, Settings, stored_plan_status};
 use harmonaize_abi::CommunicatorId;
 use harmonaize_api::v1::operator_server::Operator;
 use harmonaize_api::v1::{self, WithdrawalKind};
@@ -67,17 +67,23 @@ impl Operators {
         self.commands.ask(look).await
     }
 
-    /// Returns what `read` finds in what is stored; in the state, which knows more, where this control leads.
+    /// Returns what is stored, and the settings to read it by; none where this control leads, whose state knows more.
+    async fn stored(&self) -> Result<Option<(harmonaize_store::Stored, Settings)>, Status> {
+        let Some(shared) = self.stored.as_ref().filter(|_| self.commands.queue().is_err()) else {
+            return Ok(None);
+        };
+        let stored = shared.reader.read().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(Some((stored, shared.settings.borrow().clone())))
+    }
+
+    /// Returns what `read` finds in what is stored; in the state where this control leads.
     async fn query_stored<T: Send + 'static>(
         &self,
         read: impl FnOnce(&mut Controller, Duration) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let Some(shared) = self.stored.as_ref().filter(|_| self.commands.queue().is_err()) else {
-            return self.query(read).await;
-        };
-        let stored = shared.reader.read().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let Some((stored, settings)) = self.stored().await? else { return self.query(read).await };
         // It forms nothing, and so needs no randomness.
-        let mut state = Controller::new(shared.settings.borrow().clone(), [0; 32]);
+        let mut state = Controller::new(settings, [0; 32]);
         state.restore(stored, realtime());
         Ok(read(&mut state, Duration::ZERO))
     }
@@ -148,6 +154,14 @@ impl Operator for Operators {
     async fn plans(&self, request: Request<v1::PlansRequest>) -> Answer<v1::PlansReply> {
         self.access.caller(&request, Role::Viewer, "plans")?;
         let id = request.into_inner().communicator;
+        if let Some((stored, _)) = self.stored().await? {
+            let asked = |communicator: &CommunicatorId| id == 0 || communicator.0 == id;
+            let plans = stored.plans.iter().filter(|(communicator, _)| asked(communicator));
+            let plans: Vec<_> = plans.map(|(_, plan)| stored_plan_status(plan)).collect();
+            let none = id != 0 && plans.is_empty();
+            let reply = v1::PlansReply { plans, ..v1::PlansReply::default() };
+            return if none { Err(unknown()) } else { Ok(Response::new(reply)) };
+        }
         let reply = self.query(move |state, now| state.queries(now).plans(CommunicatorId(id))).await?;
         reply.map(Response::new).ok_or_else(unknown)
     }
@@ -175,7 +189,14 @@ impl Operator for Operators {
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Answer<Self::BackupStream> {
         let caller = self.access.caller(&request, Role::Admin, "backup")?;
-        let copy = self.commands.ask(Command::Backup).await?;
+        let copy = match self.stored().await? {
+            Some((stored, _)) => {
+                let made = tokio::task::spawn_blocking(|| harmonaize_store::backup(stored)).await;
+                made.map_err(|error| error.to_string())
+                    .and_then(|made| made.map_err(|error| error.to_string()))
+            }
+            None => self.commands.ask(Command::Backup).await?,
+        };
         let copy = copy.map_err(|why| Status::internal(format!("the store cannot be copied: {why}")));
         let copy = caller.log(&"the store", copy)?;
         let chunks: Vec<_> = copy

@@ -89,6 +89,42 @@ fn stored_epoch(settings: &Settings, config: &EpochConfig) -> StoredEpoch {
     }
 }
 
+/// Returns a plan as operators see it where another control leads: of its paths the ports, and nothing that is not stored.
+pub(crate) fn stored_plan_status(plan: &Plan) -> v1::PlanStatus {
+    let current = plan.current.as_ref();
+    let order = current.map_or(&[][..], |current| &current.order);
+    let name = |index: &u32| plan.hosts.get(*index as usize).cloned().unwrap_or_default();
+    let ports = |from: u32, to: u32| {
+        let (low, high) = (from.min(to), from.max(to));
+        let mut links = current.into_iter().flat_map(|current| &current.links);
+        let link = links.find(|link| (link.low, link.high) == (low, high));
+        link.into_iter().flat_map(|link| link.source_ports.iter().copied())
+    };
+    let edge = |(from, to): (&u32, &u32)| v1::PlannedRingEdge {
+        from: name(from),
+        to: name(to),
+        paths: ports(*from, *to)
+            .map(|source_port| v1::PlannedPath { source_port, switches: Vec::new() })
+            .collect(),
+        rate_bps: current.map_or(0, |current| current.pace_bits),
+    };
+    v1::PlanStatus {
+        communicator: plan.communicator,
+        tenant: plan.tenant.clone(),
+        name: plan.name.clone(),
+        epoch: current.map_or(0, |current| current.epoch),
+        next_epoch: plan.pending.as_ref().map_or(0, |pending| pending.epoch),
+        order: order.iter().map(name).collect(),
+        ring_edges: order.iter().zip(order.iter().cycle().skip(1)).map(edge).collect(),
+        predicted_ns: current.map_or(0, |current| current.predicted_ns),
+        slowdown_ppm: current.map_or(0, |current| current.slowdown_ppm),
+        share_bps: current.map_or(0, |current| current.share_bits),
+        reason: current.map_or_else(String::new, |current| current.reason.clone()),
+        pinned: plan.pinned,
+        ..v1::PlanStatus::default()
+    }
+}
+
 /// Gives a communicator that an agent says is running back what was stored of it: its links keep the ways
 /// that are known of them, what codecs lose is known, and no epoch's number is given twice. Returns the ports
 /// that it held, which stay taken.
