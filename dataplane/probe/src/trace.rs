@@ -2,6 +2,8 @@
 
 use crate::packet::{MOST, ProbePacket, Protocol, parse_time_exceeded};
 use crate::{MAX_HOPS, MAX_PAIRS};
+use harmonaize_abi::keyed;
+use hmac::Mac;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -63,16 +65,17 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace whose packets are known again by numbers that nobody can guess who does not know `seed`.
-    pub fn new(question: Question, seed: u64) -> Self {
+    /// A trace whose packets bear tags by this key. Who does not know the key makes up no answer, though he has seen all packets but one.
+    pub fn new(question: Question, key: &[u8; 32]) -> Self {
         let Question { protocol, source, destination, .. } = question;
-        let mut random = seed;
         let mut packets = Vec::new();
+        let mut number = 0;
         let mut probes = HashMap::new();
         for ports in question.pairs.iter().take(MAX_PAIRS) {
             for time_to_live in 1..=question.hops.min(MAX_HOPS) {
                 let token = loop {
-                    let token = scramble(&mut random);
+                    number += 1;
+                    let token = tag(key, number);
                     let doomed = ProbePacket { protocol, source, destination, ports: *ports, token }.sound();
                     if !probes.contains_key(&doomed) {
                         break doomed.token;
@@ -159,13 +162,11 @@ impl Trace {
     }
 }
 
-/// The next number of a sequence (SplitMix64, Steele et al., OOPSLA 2014).
-fn scramble(state: &mut u64) -> u32 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut mixed = *state;
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((mixed ^ (mixed >> 31)) >> 32) as u32
+/// The tag of a packet of a trace: HMAC-SHA256, cut.
+fn tag(key: &[u8; 32], number: u32) -> u32 {
+    let mut mac = keyed(key);
+    mac.update(&number.to_le_bytes());
+    mac.finalize().into_bytes().first_chunk().map_or(0, |first| u32::from_le_bytes(*first))
 }
 
 #[cfg(test)]
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_fabric_that_answers_is_traced_with_one_packet_each() {
-        let (mut trace, now) = (Trace::new(question(64, 3), 1), Instant::now());
+        let (mut trace, now) = (Trace::new(question(64, 3), &[1; 32]), Instant::now());
         let mut sent = 0;
         while let Some(packet) = trace.poll(now) {
             sent += 1;
@@ -218,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_sent_again_and_a_silent_switch_is_left_out() {
-        let (mut trace, mut now) = (Trace::new(question(16, 3), 2), Instant::now());
+        let (mut trace, mut now) = (Trace::new(question(16, 3), &[2; 32]), Instant::now());
         let begun = now;
         let (mut sent, mut flying) = (0, 0);
         while !trace.is_over() {
@@ -243,10 +244,14 @@ mod tests {
 
     #[test]
     fn who_was_not_asked_is_not_believed() {
-        let (mut trace, now) = (Trace::new(question(1, 2), 3), Instant::now());
-        let other = Trace::new(question(1, 2), 4).poll(now).unwrap();
+        let (mut trace, now) = (Trace::new(question(1, 2), &[3; 32]), Instant::now());
         let packet = trace.poll(now).unwrap();
-        assert!(!trace.handle_icmp(&obituary(&other)), "other numbers");
+        for byte in 0..32 {
+            let mut key = [3; 32];
+            key[byte] ^= 1;
+            let other = Trace::new(question(1, 2), &key).poll(now).unwrap();
+            assert!(!trace.handle_icmp(&obituary(&other)), "by a key that differs in byte {byte}");
+        }
         for at in [12, 16, 20, 22, 24, 27] {
             let mut changed = packet.clone();
             changed[at] ^= 1;
@@ -256,11 +261,26 @@ mod tests {
     }
 
     #[test]
+    fn tags_of_other_packets_prove_nothing() {
+        let (mut trace, now) = (Trace::new(question(40, 1), &[5; 32]), Instant::now());
+        let packets: Vec<_> = std::iter::from_fn(|| trace.poll(now)).collect();
+        let sequence = 24..28;
+        for (at, packet) in packets.iter().enumerate() {
+            for other in packets.iter().enumerate().filter(|(other, _)| *other != at) {
+                let mut forged = packet.clone();
+                forged[sequence.clone()].copy_from_slice(&other.1[sequence.clone()]);
+                assert!(!trace.handle_icmp(&obituary(&forged)), "packet {at} by the tag of {}", other.0);
+            }
+        }
+        assert!(packets.iter().all(|packet| trace.handle_icmp(&obituary(packet))));
+    }
+
+    #[test]
     fn more_than_may_be_asked_is_left_out() {
-        let trace = Trace::new(question(1000, 255), 5);
+        let trace = Trace::new(question(1000, 255), &[5; 32]);
         assert_eq!(trace.packets.len(), MAX_PAIRS * usize::from(MAX_HOPS));
-        let mut none = Trace::new(question(3, 0), 6);
+        let mut none = Trace::new(question(3, 0), &[6; 32]);
         assert!(none.is_over() && none.poll(Instant::now()).is_none() && none.poll_timeout().is_none());
-        assert!(none.found().len() == 3 && Trace::new(question(0, 3), 7).is_over());
+        assert!(none.found().len() == 3 && Trace::new(question(0, 3), &[7; 32]).is_over());
     }
 }

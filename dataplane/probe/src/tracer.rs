@@ -40,11 +40,10 @@ impl Tracer {
     /// If packets cannot be sent (no route, no such source address).
     pub fn trace(&mut self, question: Question, patience: Duration) -> io::Result<Vec<TracedRoute>> {
         let deadline = Instant::now() + patience;
-        let mut seed = [0; 32];
-        getrandom::fill(&mut seed).map_err(io::Error::other)?;
-        let seed = seed.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
         let to = SockAddr::from(SocketAddrV4::new(question.destination, 0));
-        let mut trace = Trace::new(question, seed);
+        let mut trace = Trace::new(question, &key);
         loop {
             let now = Instant::now();
             while let Some(packet) = trace.poll(now) {
