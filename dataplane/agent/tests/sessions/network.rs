@@ -109,6 +109,20 @@ fn whoever_is_not_let_in_hears_the_same() {
 }
 
 #[test]
+fn a_new_secret_ends_nothing_and_takes_the_old_ones_place() {
+    let stub = Stub::start();
+    let client = Client::attach(over_tcp(stub.network), stub.options(Access::Rdma)).unwrap();
+    works(&client);
+    let mut renewed = rules(stub.path.clone());
+    renewed.secret = Some(secret(b'b'));
+    stub.apply(vec![renewed]).unwrap();
+    works(&client);
+    introduced(&connect(stub.network), "acme", b'a').unwrap_err();
+    introduced(&connect(stub.network), "acme", b'b').unwrap();
+    works(&client);
+}
+
+#[test]
 fn a_response_is_good_once() {
     let stub = Stub::start();
     let stream = connect(stub.network);
