@@ -624,4 +624,11 @@ def test_every_method_is_of_torchs_interface():
     called_by_torch = {"getBackendName", "perform_nocolor_split", "start_coalescing", "end_coalescing"}
     called_by_torch |= {"reduce_scatter", "_set_default_timeout"}
     assert own - private - called_by_torch <= torchs
+    # What a newer torch adds is to be looked at: it is ours then, or joins these.
+    base = {"Options", "rank", "size", "bound_device_id", "get_error", "alltoall_base", "gather_into_tensor"}
+    hooks = {"register_abort_hook", "unregister_abort_hook", "supports_abort_hooks", "supports_completion_hooks"}
+    memory = {"allocate_tensor", "mem_allocator", "memory_stats", "supports_tensor_alloc", "new_window", "supports_window"}
+    members = {"merge", "shrink", "supports_shrinking", "suspend", "resume", "reconfigure", "supports_reconfigure"}
+    members |= {"get_reconfigure_handle", "setUsePgForSymmMemRendezvous"}
+    assert {name for name in torchs - own if not name.startswith("_")} <= base | hooks | memory | members
     assert harmonaize.torch.HarmonaizeBackend is HarmonaizeBackend
