@@ -118,6 +118,11 @@ fn assert_contained(world: &mut World, what: &str) {
     assert_eq!(statuses(world), [Status::Ok; 3], "{what}: the other communicator");
 }
 
+/// How many communicators have turns, of all engines.
+fn turns(world: &World) -> usize {
+    world.engines.iter().map(|engine| engine.turns.iter().count()).sum()
+}
+
 /// A panic in this work while all ranks run an operation.
 fn in_operation(mut world: World, task: Task, behind: u32) {
     fault::arm(task, behind);
@@ -157,8 +162,13 @@ fn a_panic_at_the_end_of_a_transfer_ends_its_communicator_alone() {
 fn a_panic_in_a_timer_or_in_packets_ends_its_communicator_alone() {
     for task in [Task::Timer, Task::Packets] {
         let mut world = world(loopback(2), false);
+        // Then one alone has turns, and its timers are looked at once a tick.
+        world.until("rest", |world| turns(world) == 0);
         fault::arm(task, 0);
+        submit(&mut world, VICTIM);
         world.until("a panic", |_| !fault::is_armed());
+        // Its operation may have ended before that.
+        statuses(&mut world);
         assert_contained(&mut world, &format!("{task:?}"));
     }
 }
@@ -247,7 +257,6 @@ fn a_panic_at_an_attachment_s_rings_ends_that_attachment_alone() {
 #[test]
 fn a_communicator_without_operations_rests_until_something_happens_to_it() {
     let mut world = world(loopback(2), false);
-    let turns = |world: &World| world.engines.iter().map(|engine| engine.turns.iter().count()).sum::<usize>();
     world.until("rest", |world| turns(world) == 0);
     submit(&mut world, OTHER);
     let (mut most, mut done) = (0, vec![]);
@@ -260,13 +269,16 @@ fn a_communicator_without_operations_rests_until_something_happens_to_it() {
     assert_eq!(most, 2, "the other communicator rests on");
     world.until("rest again", |world| turns(world) == 0);
     // Its time-outs go on while it waits for a rank that does not come.
-    let call = Submission { timeout_ns: 50_000_000, ..reduce(ReduceOp::Sum, COUNT as u64, 0, OUTPUT) };
+    let call = Submission { timeout_ns: 500_000_000, ..reduce(ReduceOp::Sum, COUNT as u64, 0, OUTPUT) };
     let call = Submission { communicator: VICTIM, cookie: 100, ..call };
     world.tenants[0].end.submit(&call).unwrap();
     world.until("rest with a call", |world| {
         turns(world) == 0 && world.engines[0].communicators.iter().any(|member| member.calls_in_flight() == 1)
     });
-    assert_eq!(world.engines[0].resting.len(), 1);
+    let waits = |(_, key): &(_, _)| {
+        world.engines[0].communicators.get(*key).is_some_and(|member| member.calls_in_flight() == 1)
+    };
+    assert!(world.engines[0].resting.iter().any(waits), "its time-out is noted");
     let mut completion = None;
     world.until("the time-out", |world| {
         completion = completion.or_else(|| world.tenants[0].end.completion().unwrap());
