@@ -159,5 +159,32 @@ impl Drop for Process {
         if let Err(error) = self.end() {
             eprintln!("warning: {} may still run: {error:#}", self.name);
         }
+        // The library by which a clock steps removes these as its process ends, and not where that is killed.
+        for name in ["faketime_shm_", "sem.faketime_sem_"] {
+            let _ = std::fs::remove_file(format!("/dev/shm/{name}{}", self.child.id()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_stepping_clock_leaves_of_a_killed_process_goes_with_it() {
+        let log = std::env::temp_dir().join(format!("harmonaize-process-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        let script = "touch /dev/shm/faketime_shm_$$ /dev/shm/sem.faketime_sem_$$; echo made; sleep 60";
+        let mut process = Process::start_here("a sleeper", command.args(["-c", script]), &log).unwrap();
+        process.line_by(Instant::now() + Duration::from_secs(10), |line| line == "made").unwrap();
+        let left = [
+            format!("/dev/shm/faketime_shm_{}", process.id()),
+            format!("/dev/shm/sem.faketime_sem_{}", process.id()),
+        ];
+        assert!(left.iter().all(|path| Path::new(path).exists()));
+        process.signal(Signal::KILL).unwrap();
+        drop(process);
+        std::fs::remove_file(log).unwrap();
+        assert!(left.iter().all(|path| !Path::new(path).exists()));
     }
 }
