@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use rustix::time::{ClockId, clock_gettime};
+use harmonaize_testkit::clock::monotonic_ns;
 use serde_json::json;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -69,7 +69,7 @@ fn send(address: SocketAddr, bursts: u32, bytes: usize, pause: Duration) -> Resu
     let buffer = vec![0x5a; BUFFER];
     for burst in 0..bursts {
         std::thread::sleep(pause);
-        let began_ns = now_ns()?;
+        let began_ns = monotonic_ns()?;
         let mut left = bytes;
         while left > 0 {
             let part = left.min(BUFFER);
@@ -77,13 +77,12 @@ fn send(address: SocketAddr, bursts: u32, bytes: usize, pause: Duration) -> Resu
             left -= part;
         }
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{}", json!({"burst": burst, "began_ns": began_ns, "handed_over_ns": now_ns()?}))?;
+        writeln!(
+            out,
+            "{}",
+            json!({"burst": burst, "began_ns": began_ns, "handed_over_ns": monotonic_ns()?})
+        )?;
         out.flush()?;
     }
     Ok(())
-}
-
-fn now_ns() -> Result<u64> {
-    let now = clock_gettime(ClockId::Monotonic);
-    Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)
 }

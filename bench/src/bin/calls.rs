@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use harmonaize_bench::tenant::Seat;
 use harmonaize_client::{Client, Communicator, Dtype, Error, Operation, Rank, ReduceOp, Tensor};
-use rustix::time::{ClockId, clock_gettime};
+use harmonaize_testkit::clock::monotonic_ns;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -70,13 +70,7 @@ struct Member {
     job: Communicator,
 }
 
-/// CLOCK_MONOTONIC in nanoseconds: one clock for all processes of a machine.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// Seconds between two readings of that clock.
+/// Seconds between two readings of CLOCK_MONOTONIC, which all processes of a machine share.
 fn seconds(from: u64, to: u64) -> f64 {
     to.saturating_sub(from) as f64 / 1e9
 }
@@ -143,7 +137,7 @@ impl Member {
         if aborts {
             std::thread::sleep(UNDISTURBED);
         }
-        let begun = now_ns();
+        let begun = monotonic_ns()?;
         match waiting {
             None => group.abort(),
             Some(wait) => {
@@ -152,7 +146,7 @@ impl Member {
                 ensure!(matches!(error, Some(Error::Aborted { .. })), "{ended:#}");
             }
         }
-        let freed = self.reduced(&self.job, now_ns(), ReduceOp::Max)?;
+        let freed = self.reduced(&self.job, monotonic_ns()?, ReduceOp::Max)?;
         let aborted = self.reduced(&self.job, if aborts { begun } else { 0 }, ReduceOp::Max)?;
         Ok(seconds(aborted, freed))
     }
@@ -161,13 +155,13 @@ impl Member {
     fn late(&self, delay: Duration) -> Result<(f64, f64)> {
         let (rank, ranks) = (self.job.rank().0, self.job.ranks());
         let late = rank + 1 == ranks;
-        let begun = self.reduced(&self.job, now_ns(), ReduceOp::Max)?;
+        let begun = self.reduced(&self.job, monotonic_ns()?, ReduceOp::Max)?;
         if late {
             std::thread::sleep(delay);
         }
-        let called = now_ns();
+        let called = monotonic_ns()?;
         let sum = self.reduced(&self.job, u64::from(rank) + 1, ReduceOp::Sum)?;
-        let done = now_ns();
+        let done = monotonic_ns()?;
         let expected = u64::from(ranks) * u64::from(ranks + 1) / 2;
         ensure!(sum == expected, "{sum} in place of {expected}");
         let last = self.reduced(&self.job, done, ReduceOp::Max)?;

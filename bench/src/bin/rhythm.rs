@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{ReduceOp, Tensor};
-use rustix::time::{ClockId, clock_gettime};
+use harmonaize_testkit::clock::monotonic_ns;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
@@ -70,23 +70,23 @@ fn main() -> Result<()> {
     let zeros = vec![0f32; elements];
     tensors.iter().try_for_each(|tensor| tensor.write(0, &zeros))?;
     member.barrier()?;
-    print_line(&json!({"connected_ns": now_ns()?}))?;
-    std::thread::sleep(Duration::from_nanos(arguments.begins_ns.saturating_sub(now_ns()?)));
+    print_line(&json!({"connected_ns": monotonic_ns()?}))?;
+    std::thread::sleep(Duration::from_nanos(arguments.begins_ns.saturating_sub(monotonic_ns()?)));
     for number in 0..arguments.iterations {
         let window = Window { number, elements, ranks: member.ranks() };
-        let began_ns = now_ns()?;
+        let began_ns = monotonic_ns()?;
         std::thread::sleep(arguments.forward(member.rank(), number)?);
         let (mut called_ns, mut under_way) = (None, Vec::new());
         for tensor in &tensors {
             std::thread::sleep(duration(arguments.backward_ms / f64::from(arguments.buckets))?);
             window.write(tensor, member.rank(), stop.load(Ordering::Relaxed))?;
-            called_ns = Some(called_ns.map_or_else(now_ns, Ok)?);
+            called_ns = Some(called_ns.map_or_else(monotonic_ns, Ok)?);
             under_way.push(member.start_all_reduce(tensor, ReduceOp::Average)?);
         }
         for mut operation in under_way {
             operation.wait(OPERATION)?;
         }
-        let done_ns = now_ns()?;
+        let done_ns = monotonic_ns()?;
         print_line(
             &json!({"iteration": number, "began_ns": began_ns, "called_ns": called_ns, "done_ns": done_ns}),
         )?;
@@ -150,11 +150,6 @@ impl Arguments {
 fn duration(milliseconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(milliseconds / 1e3)
         .with_context(|| format!("{milliseconds} ms cannot be slept"))
-}
-
-fn now_ns() -> Result<u64> {
-    let now = clock_gettime(ClockId::Monotonic);
-    Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)
 }
 
 fn print_line(line: &serde_json::Value) -> Result<()> {

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use harmonaize_bench::tenant::{Participant, Seat};
 use harmonaize_client::{Algorithm, Error, Operation, Receipt, ReduceOp, Tensor};
-use rustix::time::{ClockId, clock_gettime};
+use harmonaize_testkit::clock::monotonic_ns;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -75,7 +75,7 @@ struct Load<'a> {
 impl Load<'_> {
     /// All ranks begin the same operations: the first after which some rank wants to end says how many.
     fn run(&mut self) -> Result<()> {
-        std::thread::sleep(Duration::from_nanos(self.arguments.from_ns.saturating_sub(now_ns()?)));
+        std::thread::sleep(Duration::from_nanos(self.arguments.from_ns.saturating_sub(monotonic_ns()?)));
         let begun = Instant::now();
         let every = Duration::from_micros(self.arguments.every_us);
         let depth = self.tensors.len() as u64;
@@ -115,7 +115,7 @@ impl Load<'_> {
 
     fn begin(&self, number: u64) -> Result<Operation> {
         let tensor = self.tensor(number)?;
-        let wish = now_ns()? >= self.arguments.until_ns;
+        let wish = monotonic_ns()? >= self.arguments.until_ns;
         let own = [value(self.participant.rank(), number), f32::from(u8::from(wish))];
         tensor.write(self.elements as u64 - 2, &own)?;
         self.participant.start_all_reduce(tensor, ReduceOp::Sum)
@@ -129,7 +129,7 @@ impl Load<'_> {
         let expected: f32 = (0..self.participant.ranks()).map(|rank| value(rank, number)).sum();
         ensure!(sum == expected, "operation {number}: an element is {sum}, and not {expected}");
         let aggregated = receipt.algorithm == Algorithm::Aggregated && !receipt.fallback;
-        self.done.push(Done { at_ns: now_ns()?, took, aggregated });
+        self.done.push(Done { at_ns: monotonic_ns()?, took, aggregated });
         Ok(wishes > 0.0)
     }
 }
@@ -137,9 +137,4 @@ impl Load<'_> {
 /// Whole numbers, whose sums are exact.
 fn value(rank: usize, number: u64) -> f32 {
     (rank as u64 * 7 + number % 1021) as f32
-}
-
-fn now_ns() -> Result<u64> {
-    let now = clock_gettime(ClockId::Monotonic);
-    Ok(u64::try_from(now.tv_sec)? * 1_000_000_000 + u64::try_from(now.tv_nsec)?)
 }
