@@ -10,7 +10,7 @@ use crate::attachment::{Attachment, Counted};
 use crate::coded::vnmse;
 use crate::command::{AttachmentId, Notice};
 use crate::communicator_state::{CommunicatorState, Pending, status_of};
-use crate::containment::{Aftermath, Task, contain, note_event};
+use crate::containment::{Aftermath, Task, contain};
 use crate::context::Context;
 use crate::execute::{post, run, scale_fetched, send_all, touched};
 use crate::feedback;
@@ -230,8 +230,12 @@ impl Engine {
             && due <= now
         {
             resting.pop_first();
-            contain(members, aftermath, (key, Task::Timer), |member| member.core.handle_timeout(now));
-            note_event(members, aftermath, (key, Task::Command));
+            if let Some(Some(tenant)) = contain(members, aftermath, (key, Task::Timer), |member| {
+                member.core.handle_timeout(now);
+                member.wake().map(|_| member.tenant)
+            }) {
+                turns.wake(tenant, key);
+            }
         }
         for (due, key) in aftermath.woken.drain(..) {
             resting.remove(&(due, key));
