@@ -6,6 +6,7 @@ use crate::dictionaries::{self, ConstraintsDictionary, HintsDictionary, KnobsDic
 use crate::dtype;
 use crate::errors::{argument, raised};
 use crate::events::Events;
+use crate::region::Region;
 use crate::staged::OpenCalls;
 use crate::tensor::{Shape, Tensor, copied};
 use harmonaize_client as client;
@@ -134,6 +135,12 @@ impl Client {
     /// A tensor in the arena. Its contents are unspecified.
     fn tensor(&self, py: Python<'_>, dtype: &Bound<'_, PyAny>, shape: Shape) -> PyResult<Tensor> {
         Tensor::new(py, &self.inner.client, dtype::parse(dtype)?, shape)
+    }
+
+    /// Has the agent map the process's own memfd, or a part of it: see `Region`.
+    #[pyo3(signature = (memfd, *, offset = 0, nbytes = None))]
+    fn register(&self, memfd: &Bound<'_, PyAny>, offset: u64, nbytes: Option<u64>) -> PyResult<Region> {
+        Region::register(&self.inner.client, memfd, offset, nbytes)
     }
 
     /// A tensor in the arena with the type, shape and contents of an object that has the buffer protocol.

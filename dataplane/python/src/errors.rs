@@ -77,6 +77,8 @@ pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
         | Error::Dtype { .. }
         | Error::Reduction { .. }
         | Error::Shape(_)
+        | Error::Memory(_)
+        | Error::Region(_)
         | Error::Foreign
         | Error::InUse { .. }
         | Error::GroupOpen

@@ -55,10 +55,16 @@ impl Tensor {
         dtype: client::Dtype,
         shape: Shape,
     ) -> PyResult<Self> {
-        let dimensions = shape.dimensions();
-        let elements = elements(&dimensions)?;
         // It may wait for the agent, where the arena grows.
-        let inner = py.detach(|| client.tensor(dtype, elements)).map_err(|error| raised(py, &error))?;
+        Self::on(shape, |elements| {
+            py.detach(|| client.tensor(dtype, elements)).map_err(|error| raised(py, &error))
+        })
+    }
+
+    /// A tensor of this shape, of which `make` has the elements.
+    pub(crate) fn on(shape: Shape, make: impl FnOnce(u64) -> PyResult<client::Tensor>) -> PyResult<Self> {
+        let dimensions = shape.dimensions();
+        let inner = make(elements(&dimensions)?)?;
         Ok(Self::of(inner, &dimensions))
     }
 

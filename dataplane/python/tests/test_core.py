@@ -1,6 +1,8 @@
 """The module `harmonaize`: tensors, collectives, messages, events, agreements, and what goes wrong."""
 
+import fcntl
 import functools
+import mmap
 import os
 import signal
 import socket
@@ -62,6 +64,41 @@ def shares_memory():
 
 def test_arrays_share_a_tensors_memory(pair):
     assert all(pair.run(shares_memory))
+
+
+def registers():
+    rank, count = world().rank, 4096
+    memfd = os.memfd_create("gradients", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(memfd, 4 * count)
+    with pytest.raises(harmonaize.ArgumentError, match="shrink|SHRINK"):
+        client().register(memfd)
+    fcntl.fcntl(memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    own = np.frombuffer(mmap.mmap(memfd, 4 * count), np.float32)
+    own[:] = mine(rank, count, np.float32)
+    region = client().register(memfd)
+    os.close(memfd)
+    assert region.nbytes == 4 * count
+    with pytest.raises(harmonaize.ArgumentError):
+        region.tensor("float32", count, offset=4)
+    with pytest.raises(harmonaize.ArgumentError):
+        region.tensor("float32", 1, offset=2)
+    half = region.tensor("float32", (2, count // 4), offset=2 * count)
+    world().all_reduce(half).wait(WITHIN)
+    every = sum(mine(one, count, np.float32) for one in range(world().ranks))
+    assert np.array_equal(own[: count // 2], mine(rank, count, np.float32)[: count // 2])
+    assert np.array_equal(own[count // 2 :], every[count // 2 :])
+    with pytest.raises(harmonaize.ArgumentError):
+        region.unregister()
+    with pytest.raises(harmonaize.ArgumentError):
+        region.tensor("float32", 1)
+    for nothing in (-1, 10**6):
+        with pytest.raises((harmonaize.ArgumentError, OSError)):
+            client().register(nothing)
+    return True
+
+
+def test_a_memfd_of_ones_own_is_reduced_in_place(pair):
+    assert all(pair.run(registers))
 
 
 def every_type():

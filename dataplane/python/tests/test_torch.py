@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from harmonaize.torch import ddp_hook
-from harmonaize.torch._backend import HarmonaizeBackend, _check
+from harmonaize.torch._backend import HarmonaizeBackend, _check, join
 from torch.nn.parallel import DistributedDataParallel
 
 WITHIN = timedelta(seconds=30)
@@ -312,6 +312,37 @@ def groups(path):
 
 def test_groups_are_torchs(team, store):
     assert all(team.run(groups, store))
+
+
+class AfterBoth:
+    """A store that answers once two groups' first ranks have left their names."""
+
+    def __init__(self, store):
+        self._store = store
+        self.delete_key = store.delete_key
+
+    def set(self, key, value):
+        self._store.set(key, value)
+        self._store.add("first ranks", 1)
+
+    def get(self, key):
+        while self._store.add("first ranks", 0) < 2:
+            time.sleep(0.01)
+        return self._store.get(key)
+
+
+def namesakes(path):
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    halves = [range(ranks // 2), range(ranks // 2, ranks)]
+    members = next(half for half in halves if rank in half)
+    store = AfterBoth(dist.FileStore(str(path), ranks))
+    joined = join(store, members.index(rank), members, "3", WITHIN.total_seconds())
+    return joined.name
+
+
+def test_groups_that_share_a_name_and_no_rank_do_not_meet(team, store):
+    names = team.run(namesakes, store)
+    assert len(set(names)) == 2, names
 
 
 def again(path):

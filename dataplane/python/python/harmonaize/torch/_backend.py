@@ -11,6 +11,7 @@ handle is taught when the first group is made; ``Work.result`` stays empty. Tags
 in their order. Torch's profiler sees each call under gloo's names, such as ``harmonaize:all_reduce``.
 """
 
+import hashlib
 import os
 import re
 import secrets
@@ -118,29 +119,34 @@ def _name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:40].strip("-")
 
 
-def join(store, rank, ranks, group, timeout, **options) -> _core.Communicator:
-    """Joins the communicator whose name the first rank leaves in the store: so jobs do not meet, whatever they are called."""
+def join(store, rank, members, group, timeout, **options) -> _core.Communicator:
+    """Joins the communicator whose name the first rank leaves in the store: so jobs do not meet, whatever they are called.
+
+    ``members`` has the ranks of the job that form the group. The key is theirs alone: torch gives groups that do not share a
+    rank one name, and so one store, where each counts its own.
+    """
+    key = "harmonaize-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:16]
     if rank == 0:
         job = _name(os.environ.get("HARMONAIZE_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "torch")
         name = f"{_name(group) or 'group'}-{secrets.token_hex(6)}"
-        store.set("harmonaize", f"{job or 'torch'}/{name}/{_core.__version__}")
-    job, name, version = store.get("harmonaize").decode().split("/")
+        store.set(key, f"{job or 'torch'}/{name}/{_core.__version__}")
+    job, name, version = store.get(key).decode().split("/")
     if version != _core.__version__:
         raise ArgumentError(
             f"rank 0 has harmonaize {version}, and rank {rank} has {_core.__version__}: install one version for the whole job"
         )
     options.update(job=job, timeout=timeout)
     try:
-        joined = client().join(name, rank, ranks, operation_timeout=timeout, **options)
+        joined = client().join(name, rank, len(members), operation_timeout=timeout, **options)
     except ArgumentError as error:
         longest = getattr(error, "longest", None)
         if longest is None:
             raise
         # The operator allows less than torch's 30 minutes.
-        joined = client().join(name, rank, ranks, operation_timeout=longest, **options)
+        joined = client().join(name, rank, len(members), operation_timeout=longest, **options)
     if rank == 0:
         # All have read it. A group that is made of this store later has a name of its own.
-        store.delete_key("harmonaize")
+        store.delete_key(key)
     return joined
 
 
@@ -361,7 +367,7 @@ class HarmonaizeBackend(_C10dBackend):
         self._sequence = 0
         self._batch = None
         try:
-            self._communicator = join(store, rank, ranks, group, timeout.total_seconds())
+            self._communicator = join(store, rank, global_ranks or range(ranks), group, timeout.total_seconds())
         except Error as error:
             raise self._failed(error) from error
         _live.add(self)

@@ -40,7 +40,7 @@ class _State:
             if repr(one) not in self._communicators:
                 at = dist.PrefixStore(f"{place}/{_count()}", store)
                 self._communicators[repr(one)] = join(
-                    at, group.rank(), group.size(), f"ddp-{place}", timeout, budget=one
+                    at, group.rank(), dist.get_process_group_ranks(group), f"ddp-{place}", timeout, budget=one
                 )
         self._runs = {}
         self.receipts = {}
